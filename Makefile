@@ -1,0 +1,44 @@
+# make demo and make test work on a fresh machine: each makes .venv and installs what it needs, without root.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+DEMO := runs/demo
+
+.PHONY: install demo test test-lab lint bench golden clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,dev]'
+	@touch $@
+
+# Trains twice, clean and with one slow rank, and prints both reports.
+demo: $(STAMP)
+	@rm -rf $(DEMO)
+	@$(BIN)/hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --steps 120 --run-dir $(DEMO)/clean --report
+	@$(BIN)/hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --steps 120 --run-dir $(DEMO)/slow-rank-2 --report \
+	  --inject rank=2,phase=compute,size=30%
+
+# No root, under 5 minutes.
+test: $(STAMP)
+	@$(BIN)/python -m pytest -m 'not root and not slurm and not gpu'
+	@echo "not run: lab and root tests (make test-lab: needs root and Slurm), GPU tests (pytest -m gpu: needs a GPU)"
+
+# Root, and a Slurm that it boots by itself.
+test-lab: $(STAMP)
+	$(BIN)/python -m pytest -m 'root or slurm' tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck sbatch/*.sh .ci/run
+
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,56 @@
+"""The `hpcpace` command: one module per subcommand, loaded when it is called, so that `--help` stays quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from hpcpace import __version__
+from hpcpace.errors import HpcpaceError
+
+COMMANDS = {
+    "train": "Train a reference workload, traced.",
+    "trace": "Run your own training script, traced.",
+    "report": "Show where the steps of a run went.",
+    "dump": "Show what a trace file holds.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are modules of hpcpace.cli, each with an object named `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in the order of a run."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load and return one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"hpcpace.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without loading any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hpcpace")
+def cli() -> None:
+    """Trace and explain distributed training on Slurm clusters.
+
+    Exit codes: 0 fine, 1 warnings or slower, 2 usage or bad input, 3 cannot tell, 4 failed.
+    """
+
+
+def main() -> None:
+    """Run the command line; an error of hpcpace becomes one line on stderr and its exit code."""
+    try:
+        cli.main(prog_name="hpcpace")
+    except HpcpaceError as error:
+        print(f"hpcpace: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

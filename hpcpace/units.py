@@ -1,0 +1,52 @@
+"""Conversions between units, and numbers as people read them. Time is int64 nanoseconds everywhere else."""
+
+from __future__ import annotations
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+NS_PER_US = 1_000
+
+
+def seconds(time_ns: float) -> float:
+    """Return nanoseconds as seconds."""
+    return time_ns / NS_PER_S
+
+
+def nanoseconds(time_s: float) -> int:
+    """Return seconds as whole nanoseconds."""
+    return round(time_s * NS_PER_S)
+
+
+def format_duration(time_ns: float) -> str:
+    """Return a duration with three significant digits: `850 ns`, `12.3 us`, `4.56 ms`, `7.89 s`."""
+    magnitude = abs(time_ns)
+    for scale, unit in ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us")):
+        if magnitude >= scale * 0.9995:
+            return f"{_three_digits(time_ns / scale)} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size with three significant digits in powers of 1000: `512 B`, `1.23 MB`."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(size) < 999.5 or unit == "TB":
+            return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable: TB always returns")
+
+
+def format_count(count: float) -> str:
+    """Return a count with three significant digits: `950`, `12.3k`, `4.56M`."""
+    value = float(count)
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 999.5 or unit == "G":
+            return f"{_three_digits(value)}{unit}" if unit or value % 1 else f"{value:.0f}"
+        value /= 1000
+    raise AssertionError("unreachable: G always returns")
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    decimals = 0 if magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2
+    return f"{value:.{decimals}f}"
