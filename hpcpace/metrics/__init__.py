@@ -1,0 +1,1 @@
+"""What traces mean: pure functions on arrays. Nothing here imports torch or MPI, reads files or prints."""

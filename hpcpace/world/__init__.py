@@ -1,0 +1,1 @@
+"""Who this process is among the ranks of a job, how the ranks reach each other, and what time it is."""

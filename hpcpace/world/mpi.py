@@ -1,0 +1,195 @@
+"""The MPI world of a job, checked against its launcher, and an orderly end for all ranks when one of them fails.
+
+mpi4py is imported only where MPI started the ranks: MPI_Init under torchrun may hang or abort.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TextIO
+
+from hpcpace.errors import EXIT_FAILED, HpcpaceError, UsageError, WorldError
+from hpcpace.world.environment import HostIdentity, RankInfo, locate
+
+_AGREE_TIMEOUT_S = 1.0
+_DIGEST_BYTES = 16
+
+
+def mpi_world(info: RankInfo) -> Any | None:
+    """Return MPI's world communicator, or None where there is one rank or torchrun started the ranks.
+
+    Collective: every rank of the job calls this.
+
+    Raises:
+        WorldError: mpi4py is missing, or MPI sees other ranks than the launcher started.
+    """
+    if info.launcher == "torchrun" or info.world_size == 1:
+        return None
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise WorldError(
+            f"{info.world_size} ranks started by {info.launcher} need mpi4py and an MPI library, and they cannot be "
+            f"loaded ({error}): pip install mpi4py mpich, load the site's MPI module, or start the ranks by torchrun"
+        ) from error
+    comm = MPI.COMM_WORLD
+    check_world(info, comm.Get_rank(), comm.Get_size())
+    return comm
+
+
+def check_world(info: RankInfo, mpi_rank: int, mpi_size: int) -> None:
+    """Refuse an MPI world that is not the one that the launcher started.
+
+    Raises:
+        WorldError: rank or size differ.
+    """
+    if mpi_size == 1 and info.world_size > 1:
+        raise WorldError(f"{info.world_size} ranks each see an MPI world of 1: {_remedy(info)}")
+    for what, variable, value, seen in (
+        ("size", info.size_variable, info.world_size, mpi_size),
+        ("rank", info.rank_variable, info.rank, mpi_rank),
+    ):
+        if value != seen:
+            raise WorldError(
+                f"{variable}={value}, but MPI_COMM_WORLD has {what} {seen}: start the ranks by one launcher only, "
+                "srun or mpiexec"
+            )
+
+
+def locate_ranks(info: RankInfo, comm: Any | None, identity: HostIdentity) -> tuple[RankInfo, list[str]]:
+    """Return this rank's place counted from the hosts that the ranks really run on, and the host_key of every rank.
+
+    Collective: every rank of `comm` calls this. With None it is a world of one.
+    """
+    host_keys = [identity.host_key] if comm is None else comm.allgather(identity.host_key)
+    return locate(info, host_keys), host_keys
+
+
+@contextmanager
+def abort_guard(
+    comm: Any | None, info: RankInfo, *, errors_alike: bool = False, stream: TextIO | None = None
+) -> Iterator[None]:
+    """End all ranks when one of them fails, with one message and the right exit code.
+
+    A UsageError, or an exit with a code, that all ranks raise alike is printed once, as one line, by the first of
+    them. Anything else, or one rank alone, prints its traceback with the rank in front of each line and aborts every
+    rank. Without a communicator the launcher has to end the others.
+
+    Collective: every rank of `comm` enters this.
+
+    Args:
+        comm: all ranks of the job, or None.
+        info: this rank's place.
+        errors_alike: without a communicator, whether a UsageError is the same on all ranks by its nature (options, a
+            broken world), so that only rank 0 speaks.
+        stream: where messages go; standard error when not given.
+
+    Raises:
+        SystemExit: with the exit code of the error.
+    """
+    ending = _Ending(comm, info, errors_alike=errors_alike, stream=stream or sys.stderr)
+    try:
+        yield
+    except SystemExit as error:
+        message, code = ("", error.code) if isinstance(error.code, int | None) else (str(error.code), 1)
+        if not code:
+            raise
+        ending.leave(message, code)
+    except UsageError as error:
+        ending.leave(f"error: {error}", error.exit_code)
+    except KeyboardInterrupt:
+        ending.abort("interrupted", 128 + signal.SIGINT)
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, HpcpaceError) else EXIT_FAILED
+        ending.abort(_traceback(error), code)
+    finally:
+        ending.close()
+
+
+class _Ending:
+    """The ways in which a rank ends before its time."""
+
+    def __init__(self, comm: Any | None, info: RankInfo, *, errors_alike: bool, stream: TextIO) -> None:
+        self._comm = None if comm is None else comm.Dup()
+        self._info = info
+        self._errors_alike = errors_alike
+        self._stream = stream
+
+    def close(self) -> None:
+        if self._comm is not None:
+            self._comm.Free()
+
+    def leave(self, message: str, code: int) -> NoReturn:
+        """End with a message that the other ranks probably have as well."""
+        if self._comm is None:
+            self._leave_alone(message)
+            raise SystemExit(code)
+        first = self._first_alike(f"{code} {message}")
+        if first is None:
+            self.abort(message or f"exit {code}, on this rank alone", code)
+        if first == self._info.rank:
+            self._print(message)
+        raise SystemExit(code)
+
+    def abort(self, message: str, code: int) -> NoReturn:
+        """Print a message of this rank and end every rank."""
+        self._print(message, label=f"[rank {self._info.rank}] " if self._info.world_size > 1 else "")
+        if self._comm is not None:
+            sys.stdout.flush()
+            # The traceback has to be the last thing that is read, and MPI_Abort prints a line of its own.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            self._comm.Abort(code)
+        raise SystemExit(code)
+
+    def _first_alike(self, text: str) -> int | None:
+        """Return the first rank that ends with the same text, or None where not every rank ends now."""
+        assert self._comm is not None
+        digest = hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
+        digests = bytearray(_DIGEST_BYTES * self._info.world_size)
+        request = self._comm.Iallgather(digest, digests)
+        deadline_s = time.monotonic() + _AGREE_TIMEOUT_S
+        while not request.Test():
+            if time.monotonic() > deadline_s:
+                return None
+            time.sleep(0.001)
+        return digests.index(digest) // _DIGEST_BYTES
+
+    def _leave_alone(self, message: str) -> None:
+        if self._info.rank == 0:
+            self._print(message)
+        elif not self._errors_alike:
+            # Where rank 0 fails alike, the launcher ends this process within the second.
+            time.sleep(1.0)
+            self._print(message, label=f"[rank {self._info.rank}] ")
+
+    def _print(self, message: str, label: str = "") -> None:
+        if message:
+            text = "".join(f"{label}{line}\n" for line in message.splitlines())
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def _traceback(error: BaseException) -> str:
+    # The first frame is the guard's own.
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def _remedy(info: RankInfo) -> str:
+    if info.launcher == "slurm":
+        return (
+            "the MPI library of mpi4py does not understand the process management of this srun. Try `srun --mpi=pmi2` "
+            "or `srun --mpi=pmix` (`srun --mpi=list` shows what the site has; HPCPACE_MPI sets it in our sbatch "
+            "scripts), or an mpi4py built with the site's MPI"
+        )
+    return (
+        "the mpiexec that started them belongs to another MPI library than mpi4py's. Use the mpiexec beside this "
+        "Python (`python -m mpi4py --mpi-lib-version` names the library)"
+    )

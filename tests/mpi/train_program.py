@@ -1,0 +1,83 @@
+"""What test_losses.py starts on several ranks: it trains on one mesh after another and prints the losses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpcpace.config import ClockConfig, Config, TraceConfig, TrainConfig
+from hpcpace.train.data import open_text
+from hpcpace.train.loop import build_optimizer, train
+from hpcpace.train.parallel import build_replica
+from hpcpace.train.plan import plan_training
+from hpcpace.world.environment import host_identity, process_environ, rank_info
+from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
+from hpcpace.world.process_group import init_process_group
+
+
+def losses(info, comm, folder, mesh, **settings):
+    config = Config(
+        trace=TraceConfig(enabled=False),
+        clock=ClockConfig(enabled=False),
+        train=TrainConfig(mesh=mesh, steps=20, warmup_steps=0, log_every=7, **settings),
+    )
+    plan = plan_training(config.train, info.world_size)
+    text = open_text(None, plan.seq_len)
+    result = train(plan, config=config, info=info, comm=comm, text=text, run_dir=Path(folder), progress="off")
+    return result.losses
+
+
+def tied_weights(info, comm):
+    """Return the tied weight of first and last stage, and what it was at first, after three steps on two stages."""
+    plan = plan_training(TrainConfig(mesh="pp=2"), 2)
+    with init_process_group(info, comm, device=torch.device("cpu"), timeout_s=60):
+        replica = build_replica(
+            plan.shape,
+            mesh=plan.mesh,
+            rank=info.rank,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            seed=0,
+            num_microbatches=4,
+            sequences_per_replica=8,
+            seq_len=plan.seq_len,
+        )
+        part = replica.model.embedding.wte if info.rank == 0 else replica.model.head.vocabulary
+        first, text = part.weight.detach().clone(), open_text(None, plan.seq_len)
+        optimizer = build_optimizer(replica.model, learning_rate=1e-3)
+        for step in range(3):
+            tokens = torch.from_numpy(text.batch(step, seed=0, batch_size=8, seq_len=plan.seq_len, rows=slice(None)))
+            replica.forward_backward(tokens[:, :-1], tokens[:, 1:])
+            replica.sync_tied_gradients()
+            optimizer.step()
+            optimizer.zero_grad()
+        seen = [None, None]
+        dist.all_gather_object(seen, (first, part.weight.detach()))
+    return seen
+
+
+def main(case, *arguments):
+    info = rank_info(process_environ())
+    comm = mpi_world(info)
+    with abort_guard(comm, info):
+        info, _ = locate_ranks(info, comm, host_identity())
+        if case == "tied":
+            (first, last), (other_first, other_last) = tied_weights(info, comm)
+            result = {
+                "same_at_first": torch.equal(first, other_first),
+                "same_at_last": torch.equal(last, other_last),
+                "moved": float((last - first).abs().max()),
+            }
+        else:
+            folder, dtype, *meshes = arguments
+            result = {mesh: losses(info, comm, folder, mesh, dtype=dtype) for mesh in meshes}
+        if info.rank == 0:
+            print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
