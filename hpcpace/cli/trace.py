@@ -1,0 +1,43 @@
+"""`hpcpace trace`: run somebody's own training script inside a session, with no line added to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hpcpace.config import load_config
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Run directory; runs/JOB-NAME or runs/TIME-NAME.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.option(
+    "--warmup-steps",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="First steps, left out of the report.",
+)
+@click.option("--samples-unit", default="samples", show_default=True, help="What session.step(samples=...) counts.")
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    run_dir: Path | None,
+    config_file: Path | None,
+    warmup_steps: int,
+    samples_unit: str,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run the Python SCRIPT with its ARGUMENTS, traced.
+
+    Inside any launcher: `srun hpcpace trace -- train.py ARGS`, `torchrun --nproc-per-node 8 -m hpcpace trace --
+    train.py ARGS`. The trace begins when the script calls torch.distributed.init_process_group (at once in a world of
+    one), and a step ends with each step of an optimizer.
+    """
+    from hpcpace.observe.script import run_script
+    from hpcpace.world.environment import process_environ
+
+    config = load_config(file=config_file, environ=process_environ())
+    run_script(script, arguments, config=config, run_dir=run_dir, warmup_steps=warmup_steps, samples_unit=samples_unit)

@@ -1,0 +1,287 @@
+"""Observation of collectives: a layer over the c10d operators in torch's dispatcher.
+
+The process group stays what it was. DDP's reducer, DTensor, pipelining and plain calls all pass through the
+dispatcher, also for groups made before. A record opens when an operator is called and closes when its completion is
+seen: by the caller's own wait where it blocks at once, by the work's future otherwise, on GPUs by CUDA events.
+Operations that have not completed stay in `open_collectives` and so reach the journal: a hang shows.
+
+The layer stands at the dispatch key BackendSelect, which torch passes for every device and in inference mode and
+leaves empty for these operators; so no kernel of torch is replaced. From there `redispatch` goes on to the real
+kernel and gives up the GIL meanwhile. A kernel called with the GIL held (`get_kernel(...).call_boxed`) deadlocks:
+gloo's worker holds the group's lock while it waits for the GIL to release a tensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcpace.observe.device_times import DeviceTimes
+from hpcpace.observe.operators import Operator, operators
+from hpcpace.trace.recorder import Recorder
+from hpcpace.trace.schema import ExitKind, Op
+
+_FORGET_AFTER_STEPS = 10
+_KEY = torch._C.DispatchKey.BackendSelect
+_WAIT = "wait"
+_CUDA = torch._C.DispatchKey.CUDA
+
+
+class _Group:
+    """A process group as the trace knows it, with the sequence numbers of its operations."""
+
+    __slots__ = ("group_id", "ranks", "sequences")
+
+    def __init__(self, group_id: int, ranks: list[int]) -> None:
+        self.group_id = group_id
+        self.ranks = ranks
+        self.sequences: dict[object, int] = defaultdict(int)
+
+
+class _Open:
+    """One operation that was entered and is not recorded yet."""
+
+    __slots__ = (
+        "address", "blocked_ns", "enter_ns", "exit_ns", "group", "key", "kind", "op", "peer", "seq", "size_bytes",
+        "step", "waiting", "work",
+    )  # fmt: skip
+
+    def __init__(self, op: Op, group: _Group, peer: int, size_bytes: int, step: int, enter_ns: int) -> None:
+        # Collectives of a group are called in one order on all members; send and recv only between two ranks.
+        channel: object = (op, peer) if op in (Op.SEND, Op.RECV) else None
+        self.op = op
+        self.group = group.group_id
+        self.peer = group.ranks[peer] if peer >= 0 else -1
+        self.seq = group.sequences[channel]
+        group.sequences[channel] += 1
+        self.size_bytes = size_bytes
+        self.step = step
+        self.enter_ns = enter_ns
+        self.exit_ns = 0
+        self.blocked_ns = 0
+        self.kind = ExitKind.COMPLETION
+        self.waiting = False
+        self.work: Any = None
+        self.key = 0
+        self.address = 0
+
+    def row(self) -> tuple[int, ...]:
+        return (
+            self.step, self.group, self.seq, self.op, self.size_bytes, self.peer,
+            self.enter_ns, self.exit_ns, self.blocked_ns, self.kind,
+        )  # fmt: skip
+
+
+class CollectiveObserver:
+    """Records every communication operation of this process while installed.
+
+    Attributes:
+        paused: set while hpcpace itself communicates, so that it does not observe itself.
+        num_failures: operations that could not be recorded; training never notices.
+    """
+
+    def __init__(self, recorder: Recorder, *, warn: Callable[[str], None], device_times: DeviceTimes | None) -> None:
+        self.paused = False
+        self.num_failures = 0
+        self._recorder = recorder
+        self._add = recorder.add_collective
+        self._warn = warn
+        self._device_times = device_times
+        self._groups: dict[str, _Group] = {}
+        self._open: dict[int, _Open] = {}
+        self._by_address: dict[int, _Open] = {}
+        self._libraries: list[torch.library.Library] = []
+        self._original_wait: Any = None
+
+    def install(self) -> None:
+        """Put the observing layer over the operators."""
+        library = torch.library.Library("c10d", "IMPL")
+        functional = torch.library.Library("_c10d_functional", "IMPL")
+        self._libraries = [library, functional]
+        for operator in operators():
+            library.impl(operator.name, self._observed(operator), _KEY.name, with_keyset=True)
+        functional.impl("wait_tensor", self._observed_wait_tensor(), _KEY.name, with_keyset=True)
+        self._original_wait = dist.Work.wait
+        setattr(dist.Work, _WAIT, self._observed_wait())
+
+    def uninstall(self) -> None:
+        """Take the layer away; what is still open is recorded as never completed."""
+        for library in self._libraries:
+            library._destroy()
+        self._libraries = []
+        if self._original_wait is not None:
+            setattr(dist.Work, _WAIT, self._original_wait)
+            self._original_wait = None
+        if self._device_times is not None:
+            self._device_times.resolve(self._add)
+        for opened in self._drain():
+            opened.kind = ExitKind.NEVER
+            self._add(*opened.row())
+
+    @property
+    def has_open(self) -> bool:
+        """Whether an operation is on its way."""
+        return bool(self._open)
+
+    def open_collectives(self) -> list[tuple[int, ...]]:
+        """Return rows of the operations that have not completed; called by the recorder at each flush."""
+        rows = [(*opened.row()[:-1], ExitKind.NEVER) for opened in list(self._open.values()) if not opened.exit_ns]
+        return rows + (self._device_times.open_rows() if self._device_times is not None else [])
+
+    def end_step(self, step: int) -> None:
+        """Record what nobody waits for: device times that are known by now, sends whose work was dropped."""
+        if self._device_times is not None:
+            self._device_times.resolve(self._add)
+        if not self._open:
+            return
+        for opened in list(self._open.values()):
+            if opened.work.is_completed():
+                opened.kind = ExitKind.WAIT
+                self._close(opened, opened.exit_ns or time.monotonic_ns())
+            elif step - opened.step >= _FORGET_AFTER_STEPS:
+                opened.kind = ExitKind.NEVER
+                self._close(opened, 0)
+
+    def _observed(self, operator: Operator) -> Callable[..., Any]:
+        redispatch = operator.overload.redispatch
+        clock = time.monotonic_ns
+        device_times = self._device_times
+
+        def observed(keyset: Any, *args: Any) -> Any:
+            if self.paused:
+                return redispatch(keyset.remove(_KEY), *args)
+            begin = device_times.mark() if device_times is not None and keyset.has(_CUDA) else None
+            enter_ns = clock()
+            result = redispatch(keyset.remove(_KEY), *args)
+            try:
+                opened = self._new(operator, args, enter_ns)
+                if not operator.has_work:
+                    opened.kind, opened.blocked_ns = ExitKind.WAIT, clock() - enter_ns
+                    self._record(opened, enter_ns + opened.blocked_ns)
+                elif device_times is not None and begin is not None:
+                    device_times.follow(opened.row(), begin, _work(result))
+                else:
+                    self._follow(opened, operator, args, _work(result))
+            except Exception as error:  # the boundary between hpcpace and the training job: degrade, never raise
+                self._degrade(operator, error)
+            return result
+
+        return observed
+
+    def _new(self, operator: Operator, args: tuple[Any, ...], enter_ns: int) -> _Open:
+        process_group = dist.ProcessGroup.unbox(args[operator.group])
+        group = self._groups.get(process_group.group_name) or self._new_group(process_group)
+        size_bytes = operator.size_bytes(args, len(group.ranks))
+        return _Open(operator.op, group, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
+
+    def _new_group(self, process_group: Any) -> _Group:
+        name = process_group.group_name
+        try:
+            ranks = dist.get_process_group_ranks(process_group)
+        except (KeyError, ValueError):  # made without torch's registry; its members have no other names
+            ranks = list(range(process_group.size()))
+        group = self._groups[name] = _Group(len(self._groups), ranks)
+        backend = dist.get_backend(process_group) if process_group in dist.distributed_c10d._world.pg_map else "unknown"
+        for rank in ranks:
+            self._recorder.add_group(group.group_id, rank, name.encode()[:64], str(backend).encode()[:16])
+        return group
+
+    def _follow(self, opened: _Open, operator: Operator, args: tuple[Any, ...], work: Any) -> None:
+        opened.work = work
+        opened.key = id(work)  # stays valid because the record holds the object, and torch hands out the same one
+        self._open[opened.key] = opened
+        if operator.op in (Op.SEND, Op.RECV) or operator.is_blocking(args):
+            return  # gloo's point-to-point works have no future; a blocking caller waits at once and closes it
+        opened.address = operator.result_address(args)
+        self._by_address[opened.address] = opened
+
+        def completed(_: Any) -> None:
+            exit_ns = time.monotonic_ns()
+            if opened.waiting:
+                opened.exit_ns = exit_ns
+            else:
+                self._close(opened, exit_ns)
+
+        work.get_future().then(completed)
+
+    def _observed_wait(self) -> Callable[..., Any]:
+        original = self._original_wait
+        opened_works = self._open
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            opened = opened_works.get(id(work))
+            if opened is None:
+                return original(work, *args, **kwargs)
+            return self._blocked(opened, lambda: original(work, *args, **kwargs))
+
+        return wait
+
+    def _observed_wait_tensor(self) -> Callable[..., Any]:
+        redispatch = torch.ops._c10d_functional.wait_tensor.default.redispatch
+        by_address = self._by_address
+
+        def observed(keyset: Any, tensor: torch.Tensor) -> Any:
+            opened = by_address.get(tensor.data_ptr()) if by_address else None
+            if opened is None:
+                return redispatch(keyset.remove(_KEY), tensor)
+            return self._blocked(opened, lambda: redispatch(keyset.remove(_KEY), tensor))
+
+        return observed
+
+    def _blocked(self, opened: _Open, wait: Callable[[], Any]) -> Any:
+        """Call `wait` and credit its time to the operation; one that raises or runs into a timeout stays open."""
+        opened.waiting = True
+        begin_ns = time.monotonic_ns()
+        try:
+            result = wait()
+        except BaseException:
+            opened.waiting = False
+            raise
+        end_ns = time.monotonic_ns()
+        opened.blocked_ns += end_ns - begin_ns
+        if not opened.exit_ns:
+            opened.kind = ExitKind.WAIT
+            if opened.peer < 0 and opened.op == Op.RECV:
+                self._name_source(opened)
+        self._close(opened, opened.exit_ns or end_ns)
+        return result
+
+    def _name_source(self, opened: _Open) -> None:
+        group = next(group for group in self._groups.values() if group.group_id == opened.group)
+        source = opened.work._source_rank()
+        opened.peer = group.ranks[source]
+        opened.seq = group.sequences[Op.RECV, source]
+        group.sequences[Op.RECV, source] += 1
+
+    def _close(self, opened: _Open, exit_ns: int) -> None:
+        # dict.pop is atomic: of the caller's wait and the completion's thread, exactly one records the operation.
+        if self._open.pop(opened.key, None) is None:
+            return
+        if self._by_address.get(opened.address) is opened:
+            del self._by_address[opened.address]
+        opened.work = None
+        self._record(opened, exit_ns)
+
+    def _record(self, opened: _Open, exit_ns: int) -> None:
+        opened.exit_ns = exit_ns
+        self._add(*opened.row())
+
+    def _drain(self) -> list[_Open]:
+        remaining = list(self._open.values())
+        self._open.clear()
+        self._by_address.clear()
+        return remaining
+
+    def _degrade(self, operator: Operator, error: Exception) -> None:
+        self.num_failures += 1
+        if self.num_failures == 1:
+            self._warn(f"cannot record {operator.name}: {type(error).__name__}: {error}; training goes on without it")
+
+
+def _work(result: Any) -> Any:
+    return dist.Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)

@@ -1,0 +1,154 @@
+"""Everything that runs while a rank records: recorder, observers, counters and clock, started and ended in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hpcpace.config import Config
+from hpcpace.errors import ClockSyncError
+from hpcpace.observe.collectives import CollectiveObserver
+from hpcpace.observe.device_times import DeviceTimes
+from hpcpace.observe.host import HostCounters
+from hpcpace.observe.network import NetworkCounters
+from hpcpace.observe.node_local import TerminationTrap, copy_trace
+from hpcpace.observe.phases import PhaseObserver
+from hpcpace.observe.sampling import CounterThread
+from hpcpace.trace.recorder import Recorder
+from hpcpace.trace.schema import TraceHeader
+from hpcpace.world.clock import ClockSync
+
+_FIRST_FLUSH_TIMEOUT_S = 5.0
+
+
+class Recording:
+    """Records one rank's trace.
+
+    Args:
+        path: where the trace belongs in the run.
+        network: the host's interfaces, None on ranks that do not record them.
+        clock_sync: compares clocks with the other ranks, None where that is switched off.
+        on_optimizer_step: called after each step of an optimizer.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        header: TraceHeader,
+        config: Config,
+        clock_sync: ClockSync | None,
+        network: NetworkCounters | None,
+        on_optimizer_step: Callable[[], None] | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._destination = path
+        self._path = config.trace.trace_dir / path.name if config.trace.trace_dir else path
+        self._warn = warn
+        self._clock_sync = clock_sync
+        self._cleanup = ExitStack()
+        self._device_times = _device_times()
+        self.recorder = Recorder(
+            self._path,
+            header,
+            flush_interval_s=config.trace.flush_interval_s,
+            max_rows=config.trace.max_rows,
+            warn=warn,
+            has_enqueue=self._device_times is not None,
+        )
+        self._collectives = CollectiveObserver(self.recorder, warn=warn, device_times=self._device_times)
+        self.recorder.open_collectives = self._collectives.open_collectives
+        self.phases = PhaseObserver(
+            self.recorder,
+            has_open_collectives=lambda: self._collectives.has_open,
+            on_optimizer_step=on_optimizer_step,
+        )
+        self._counters = (
+            CounterThread(self.recorder, HostCounters(gpu_uuid=_gpu_uuid(), warn=warn), network, warn=warn)
+            if config.trace.counters
+            else None
+        )
+
+    def start(self) -> None:
+        """Begin to record. Collective: the clocks are compared for the first time."""
+        self.recorder.start()
+        # The file stands from the first step on, also of a rank that dies within its first second.
+        self.recorder.flush(_FIRST_FLUSH_TIMEOUT_S)
+        if self._path != self._destination:
+            trap = TerminationTrap(self._rescue)
+            if trap.install():
+                self._cleanup.callback(trap.remove)
+        if self._counters is not None:
+            self._counters.start()
+        if self._clock_sync is not None and self._clock_sync.due(0):
+            self._synchronise(0)
+        self.recorder.step = 0
+        self._collectives.install()
+        self.phases.install()
+
+    def end_step(self, step: int, begin_ns: int, end_ns: int, samples: int, flags: int) -> None:
+        """Record a step and make ready for the next. Collective in those steps in which the clocks are compared."""
+        self.recorder.add_step(step, begin_ns, end_ns, samples, flags)
+        self._collectives.end_step(step)
+        self.recorder.step = step + 1
+        if self._clock_sync is not None and self._clock_sync.due(step + 1):
+            self._synchronise(step + 1)
+
+    def close(self, *, in_order: bool) -> None:
+        """End the recording. Collective if `in_order`: the clocks are compared for the last time."""
+        self.phases.uninstall()
+        if in_order:
+            self._synchronise(self.recorder.step)
+        self._collectives.uninstall()
+        if self._counters is not None:
+            self._counters.stop()
+        self.recorder.close()
+        self._cleanup.close()
+        self._copy()
+
+    def _synchronise(self, step: int) -> None:
+        if self._clock_sync is None:
+            return
+        if self._device_times is not None:
+            self._device_times.anchor(self.recorder.add_collective)
+        self._collectives.paused = True
+        try:
+            sample = self._clock_sync.sync(step)
+        except ClockSyncError as error:
+            self._clock_sync = None
+            self._warn(f"clocks are compared no further: {error}; times of different hosts lose precision from here on")
+        else:
+            self.recorder.add_clock(*sample)
+        finally:
+            self._collectives.paused = False
+
+    def _rescue(self) -> None:
+        self.recorder.flush()
+        self._copy()
+
+    def _copy(self) -> None:
+        if self._path == self._destination:
+            return
+        try:
+            copy_trace(self._path, self._destination)
+        except OSError as error:
+            self._warn(f"the trace stays in {self._path}: copying it to {self._destination} failed: {error.strerror}")
+
+
+def _device_times() -> DeviceTimes | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return DeviceTimes(lambda: torch.cuda.Event(enable_timing=True))
+
+
+def _gpu_uuid() -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    uuid: Any = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    return f"GPU-{uuid}"

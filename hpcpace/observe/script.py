@@ -1,0 +1,82 @@
+"""A session around somebody else's script: it begins once the ranks are connected and ends before they part."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from hpcpace.config import Config
+from hpcpace.errors import DataError
+from hpcpace.observe.session import session
+from hpcpace.world.environment import process_environ, rank_info
+
+
+def run_script(
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    config: Config,
+    run_dir: Path | None,
+    warmup_steps: int,
+    samples_unit: str,
+) -> None:
+    """Run a Python script as `python SCRIPT ARGUMENTS` would, traced.
+
+    Raises:
+        DataError: there is no such script.
+        BaseException: whatever the script raises.
+    """
+    if not script.is_file():
+        raise DataError(f"no script at {script}: name the Python file that trains, then its own arguments")
+    world = rank_info(process_environ())
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            stack.enter_context(
+                session(
+                    name=script.stem,
+                    run_dir=run_dir,
+                    config=config,
+                    samples_unit=samples_unit,
+                    warmup_steps=warmup_steps,
+                    world=world,
+                    record={"script": str(script), "arguments": list(arguments)},
+                    step_per_optimizer=True,
+                )
+            )
+
+        if world.world_size == 1:
+            begin()
+        else:
+            _between_init_and_destroy(begin, stack)
+        sys.argv = [str(script), *arguments]
+        sys.path[0] = str(script.parent)
+        runpy.run_path(str(script), run_name="__main__")
+
+
+def _between_init_and_destroy(begin: Any, stack: ExitStack) -> None:
+    initialise, destroy = dist.init_process_group, dist.destroy_process_group
+
+    @wraps(initialise)
+    def traced_initialise(*args: Any, **kwargs: Any) -> Any:
+        result = initialise(*args, **kwargs)
+        dist.init_process_group = initialise
+        begin()
+        return result
+
+    @wraps(destroy)
+    def traced_destroy(group: Any = None) -> Any:
+        if group is None or group == dist.group.WORLD:
+            dist.destroy_process_group = destroy
+            stack.close()
+        return destroy(group)
+
+    dist.init_process_group = traced_initialise
+    dist.destroy_process_group = traced_destroy

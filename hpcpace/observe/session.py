@@ -1,0 +1,281 @@
+"""The public interface: a session observes the training job that runs inside it.
+
+    with hpcpace.session(name="mine") as session:
+        session.watch(model)                  # forward phases
+        for batch in loader:                  # data, backward, grad_sync, optimizer and gc are found by themselves
+            ...
+            session.step(samples=len(batch))  # ends a step
+
+A session in somebody else's job never ends that job: what cannot be recorded is one warning on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hpcpace import __version__
+from hpcpace.config import Config, load_config
+from hpcpace.errors import HpcpaceError
+from hpcpace.observe.coordination import Coordinator, coordinate
+from hpcpace.observe.network import find_network_counters
+from hpcpace.observe.record import run_record
+from hpcpace.observe.recording import Recording
+from hpcpace.rundir import Attempt, RunDirectory, default_run_path, write_json
+from hpcpace.trace.recorder import NullRecorder
+from hpcpace.trace.schema import StepFlag, TraceHeader
+from hpcpace.world.clock import ClockSync
+from hpcpace.world.environment import HostIdentity, RankInfo, host_identity, locate, process_environ, rank_info
+
+
+def session(
+    *,
+    name: str = "train",
+    run_dir: Path | None = None,
+    config: Config | None = None,
+    mesh: Mapping[str, int] | None = None,
+    coords: Mapping[str, int] | None = None,
+    samples_unit: str = "samples",
+    warmup_steps: int = 1,
+    record: Mapping[str, Any] | None = None,
+    world: RankInfo | None = None,
+    comm: Any = None,
+    step_per_optimizer: bool = False,
+) -> Session:
+    """Return a session, to be entered with `with`.
+
+    Collective: every rank of the job enters and leaves it. In a world of several ranks it is entered after
+    `torch.distributed.init_process_group`, or with an MPI communicator as `comm`.
+
+    Args:
+        name: what the run directory is called after.
+        run_dir: the run directory; `runs/JOB-NAME` or `runs/TIME-NAME` when not given.
+        config: settings; merged from the centre's file and the environment when not given.
+        mesh: size of each parallel dimension, like `{"dp": 2, "pp": 2, "tp": 1}`.
+        coords: this rank's place in each dimension.
+        samples_unit: what `step(samples=...)` counts: images, tokens, ...
+        warmup_steps: first steps, which the report leaves out.
+        record: further facts for run.json.
+        world: this rank's place; read from the environment when not given.
+        comm: an mpi4py communicator of all ranks; torch's default group is used when not given.
+        step_per_optimizer: end a step after each step of an optimizer, for scripts that never call `step`.
+
+    Raises:
+        HpcpaceError: settings or environment contradict each other.
+    """
+    environ = process_environ()
+    return Session(
+        environ=environ,
+        config=config or load_config(environ=environ),
+        world=world or rank_info(environ),
+        comm=comm,
+        name=name,
+        run_dir=run_dir,
+        mesh=mesh or {},
+        coords=coords or {},
+        samples_unit=samples_unit,
+        warmup_steps=warmup_steps,
+        record=record or {},
+        step_per_optimizer=step_per_optimizer,
+    )
+
+
+class Session:
+    """Observes a training job between `__enter__` and `__exit__`. Made by `hpcpace.session`.
+
+    Attributes:
+        phase: `with session.phase("data"): ...` marks a stretch of the step; the names are those of
+            `hpcpace.trace.schema.Phase` in lower case.
+        run: the run directory, None where it could not be made.
+        attempt: this start's folder in it.
+    """
+
+    phase: Callable[[str], AbstractContextManager[Any]]
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str],
+        config: Config,
+        world: RankInfo,
+        comm: Any,
+        name: str,
+        run_dir: Path | None,
+        mesh: Mapping[str, int],
+        coords: Mapping[str, int],
+        samples_unit: str,
+        warmup_steps: int,
+        record: Mapping[str, Any],
+        step_per_optimizer: bool,
+    ) -> None:
+        self.run: RunDirectory | None = None
+        self.attempt: Attempt | None = None
+        self.phase = NullRecorder().phase
+        self._environ = environ
+        self._config = config
+        self._world = world
+        self._comm = comm
+        self._name = name
+        self._run_dir = run_dir
+        self._mesh = mesh
+        self._coords = coords
+        self._samples_unit = samples_unit
+        self._warmup_steps = warmup_steps
+        self._record = record
+        self._step_per_optimizer = step_per_optimizer
+        self._coordinator: Coordinator | None = None
+        self._recording: Recording | None = None
+        self._step = 0
+        self._begin_ns = 0
+        self._warned: set[str] = set()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether this rank records a trace."""
+        return self._recording is not None
+
+    def watch(self, model: Any) -> None:
+        """Record the forward phases of a module, or of a stage of `torch.distributed.pipelining`."""
+        if self._recording is not None:
+            self._recording.phases.watch(model)
+
+    def step(self, samples: int = 0, *, flags: StepFlag = StepFlag.NONE) -> None:
+        """End a step.
+
+        Collective in those steps in which clocks are compared: every rank calls this equally often.
+
+        Args:
+            samples: what this rank is credited with, such that the sum over the ranks is the global batch.
+            flags: what marks the step as special; warm-up is added by itself.
+        """
+        if self._recording is None:
+            return
+        end_ns = time.monotonic_ns()
+        if self._step < self._warmup_steps:
+            flags |= StepFlag.WARMUP
+        self._recording.end_step(self._step, self._begin_ns, end_ns, samples, flags)
+        self._step += 1
+        self._begin_ns = time.monotonic_ns()
+
+    def __enter__(self) -> Session:
+        try:
+            self._start()
+        except (HpcpaceError, OSError) as error:
+            self._warn(f"nothing is recorded: {error}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._recording is not None:
+            self._recording.close(in_order=kind is None)
+            self._recording = None
+            self.phase = NullRecorder().phase
+        if self._coordinator is not None and kind is None:
+            self._coordinator.allgather(None)  # rank 0 may read every trace from here on
+            self._coordinator.close()
+
+    def _start(self) -> None:
+        self._coordinator = coordinate(self._world, self._comm)
+        identity = host_identity()
+        host_keys = self._coordinator.allgather(identity.host_key)
+        self._world = locate(self._world, host_keys)
+        self._make_attempt()
+        if not self._config.trace.enabled or self.attempt is None:
+            return
+        recording = Recording(
+            path=self.attempt.trace_file(self._world.rank),
+            header=self._header(identity),
+            config=self._config,
+            clock_sync=self._clock_sync(host_keys),
+            network=find_network_counters() if self._world.local_rank == 0 else None,
+            on_optimizer_step=self.step if self._step_per_optimizer else None,
+            warn=self._warn,
+        )
+        recording.start()
+        self._recording = recording
+        self.phase = recording.recorder.phase
+        self._begin_ns = time.monotonic_ns()
+
+    def _make_attempt(self) -> None:
+        """Let rank 0 make the folder of this start, and tell the others where it is, or why there is none."""
+        assert self._coordinator is not None
+        world = self._world
+        hosts = self._coordinator.allgather({"rank": world.rank, "host": world.host, "node": world.node})
+        made: Attempt | str = ""
+        if world.rank == 0:
+            run = RunDirectory(self._run_dir or default_run_path(self._name, self._environ))
+            try:
+                made = RunDirectory(run.path.absolute()).new_attempt()
+                write_json(made.run_json, self._facts(hosts))
+            except OSError as error:
+                made = f"cannot make the run directory {run.path}: {error.strerror}"
+        made = self._coordinator.allgather(made)[0]
+        if isinstance(made, str):
+            if world.rank == 0:
+                self._warn(f"nothing is recorded: {made}; name another one")
+            return
+        self.attempt = made
+        self.run = RunDirectory(made.path.parent)
+
+    def _facts(self, hosts: list[Mapping[str, Any]]) -> dict[str, Any]:
+        assert self._coordinator is not None
+        facts = {
+            "launcher": self._world.launcher,
+            "world_size": self._world.world_size,
+            "mesh": dict(self._mesh),
+            "samples_unit": self._samples_unit,
+            "coordinated_over": self._coordinator.name,
+            **self._record,
+        }
+        return run_record(name=self._name, config=self._config, environ=self._environ, hosts=hosts, facts=facts)
+
+    def _header(self, identity: HostIdentity) -> TraceHeader:
+        assert self.run is not None and self.attempt is not None
+        world, counters = self._world, find_network_counters()
+        return TraceHeader(
+            run_id=self.run.path.name,
+            attempt=self.attempt.number,
+            rank=world.rank,
+            world_size=world.world_size,
+            local_rank=world.local_rank,
+            local_size=world.local_size,
+            node=world.node,
+            host=identity.host,
+            topology_addr=world.topology_addr,
+            job_id=world.job_id,
+            boot_id=identity.boot_id,
+            host_key=identity.host_key,
+            mesh=",".join(f"{name}={size}" for name, size in self._mesh.items()),
+            dp=self._coords.get("dp", -1),
+            pp=self._coords.get("pp", -1),
+            tp=self._coords.get("tp", -1),
+            samples_unit=self._samples_unit,
+            interfaces=counters.interfaces,
+            created_unix_ns=time.time_ns(),
+            hpcpace_version=__version__,
+        )
+
+    def _clock_sync(self, host_keys: list[str]) -> ClockSync | None:
+        assert self._coordinator is not None
+        settings = self._config.clock
+        if not settings.enabled:
+            return None
+        return ClockSync(
+            self._coordinator.transport(),
+            self._world.rank,
+            host_keys,
+            num_pings=settings.num_pings,
+            interval_s=settings.interval_s,
+            timeout_s=settings.timeout_s,
+        )
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            print(f"hpcpace: rank {self._world.rank}: warning: {message}", file=sys.stderr, flush=True)

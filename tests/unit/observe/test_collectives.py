@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from hpcpace.observe.collectives import CollectiveObserver
+from hpcpace.observe.operators import operators
+from hpcpace.trace.schema import ExitKind, Op
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+@pytest.fixture
+def warnings_given() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def observer(rows: Any, warnings_given: list[str]) -> Iterator[CollectiveObserver]:
+    observer = CollectiveObserver(rows, warn=warnings_given.append, device_times=None)
+    observer.install()
+    yield observer
+    observer.uninstall()
+    assert observer.num_failures == 0
+
+
+def _tensor(num_elements: int = 4) -> torch.Tensor:
+    return torch.ones(num_elements)
+
+
+CALLS: list[tuple[Callable[[], Any], Op, int]] = [
+    (lambda: dist.all_reduce(_tensor()), Op.ALL_REDUCE, 16),
+    (lambda: dist.all_reduce_coalesced([_tensor(), _tensor(2)]), Op.ALL_REDUCE, 24),
+    (lambda: dist.all_gather([_tensor()], _tensor()), Op.ALL_GATHER, 16),
+    (lambda: dist.all_gather_into_tensor(_tensor(), _tensor()), Op.ALL_GATHER, 16),
+    (lambda: dist.reduce_scatter(_tensor(), [_tensor()]), Op.REDUCE_SCATTER, 16),
+    (lambda: dist.reduce_scatter_tensor(_tensor(), _tensor()), Op.REDUCE_SCATTER, 16),
+    (lambda: dist.broadcast(_tensor(), 0), Op.BROADCAST, 16),
+    (lambda: dist.reduce(_tensor(), 0), Op.REDUCE, 16),
+    (lambda: dist.gather(_tensor(), [_tensor()], 0), Op.GATHER, 16),
+    (lambda: dist.scatter(_tensor(), [_tensor()], 0), Op.SCATTER, 16),
+    (lambda: dist.all_to_all_single(_tensor(), _tensor()), Op.ALL_TO_ALL, 16),
+    (lambda: dist.barrier(), Op.BARRIER, 0),
+    (lambda: dist.monitored_barrier(), Op.BARRIER, 0),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*barrier.*:UserWarning")
+@pytest.mark.parametrize(("call", "op", "size_bytes"), CALLS)
+def test_records_kind_and_size_of_every_operation(
+    observer: CollectiveObserver, rows: Any, call: Callable[[], Any], op: Op, size_bytes: int
+) -> None:
+    call()
+    assert [(row["op"], row["bytes"]) for row in rows.collectives] == [(op, size_bytes)]
+
+
+def test_describes_every_operator_that_torch_has_but_the_check_for_nan() -> None:
+    known = {f"c10d::{operator.name}" for operator in operators()}
+    all_names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")}
+    assert all_names - known == {"c10d::check_for_nan"}
+
+
+def test_a_blocking_call_is_blocked_for_its_whole_wait(observer: CollectiveObserver, rows: Any) -> None:
+    dist.all_reduce(_tensor())
+    (row,) = rows.collectives
+    assert row["enter_ns"] < row["exit_ns"]
+    assert 0 < row["blocked_ns"] <= row["exit_ns"] - row["enter_ns"]
+    assert row["exit_kind"] == ExitKind.WAIT
+
+
+def test_an_asynchronous_call_is_recorded_once_whoever_sees_its_end(observer: CollectiveObserver, rows: Any) -> None:
+    for _ in range(50):
+        dist.all_reduce(_tensor(), async_op=True).wait()
+    assert [row["seq"] for row in rows.collectives] == list(range(50))
+
+
+def test_a_call_that_nobody_waits_for_is_recorded_by_its_completion(observer: CollectiveObserver, rows: Any) -> None:
+    work = dist.all_reduce(_tensor(), async_op=True)
+    while not rows.collectives:
+        work.is_completed()
+    assert rows.collectives[0]["exit_kind"] == ExitKind.COMPLETION
+    assert rows.collectives[0]["blocked_ns"] == 0
+
+
+def test_a_functional_collective_is_blocked_by_its_wait(observer: CollectiveObserver, rows: Any) -> None:
+    result = functional.all_reduce(_tensor(), "sum", dist.group.WORLD)
+    assert result.sum().item() == 4
+    assert [row["op"] for row in rows.collectives] == [Op.ALL_REDUCE]
+    assert not observer.has_open
+
+
+def test_names_the_members_of_a_group_made_before_or_after(observer: CollectiveObserver, rows: Any) -> None:
+    dist.all_reduce(_tensor())
+    dist.all_reduce(_tensor(), group=dist.new_group([0]))
+    assert [(row["id"], row["rank"], row["backend"]) for row in rows.groups] == [(0, 0, b"gloo"), (1, 0, b"gloo")]
+    assert [(row["group"], row["seq"]) for row in rows.collectives] == [(0, 0), (1, 0)]
+
+
+def test_records_the_root_and_the_step(observer: CollectiveObserver, rows: Any) -> None:
+    rows.step = 12
+    dist.broadcast(_tensor(), 0)
+    assert (rows.collectives[0]["peer"], rows.collectives[0]["step"]) == (0, 12)
+
+
+def test_observes_nothing_while_paused(observer: CollectiveObserver, rows: Any) -> None:
+    observer.paused = True
+    dist.all_reduce(_tensor())
+    assert rows.collectives == []
+
+
+def test_after_uninstalling_torch_is_as_before(rows: Any) -> None:
+    wait = dist.Work.wait
+    observer = CollectiveObserver(rows, warn=lambda message: None, device_times=None)
+    observer.install()
+    observer.uninstall()
+    dist.all_reduce(_tensor())
+    assert rows.collectives == []
+    assert dist.Work.wait is wait
+
+
+def test_a_recorder_that_fails_costs_one_warning_and_no_collective(rows: Any) -> None:
+    warnings_given: list[str] = []
+    rows.add_group = None
+    observer = CollectiveObserver(rows, warn=warnings_given.append, device_times=None)
+    observer.install()
+    values = [_tensor(), _tensor()]
+    for value in values:
+        dist.all_reduce(value)
+    observer.uninstall()
+    assert len(warnings_given) == 1
+    assert "allreduce_" in warnings_given[0]
+    assert [value.sum().item() for value in values] == [4, 4]

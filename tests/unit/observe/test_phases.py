@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hpcpace.observe.phases import PhaseObserver
+from hpcpace.trace.schema import Phase
+
+
+@pytest.fixture
+def observer(rows: Any) -> Iterator[PhaseObserver]:
+    observer = PhaseObserver(rows, has_open_collectives=lambda: False)
+    observer.install()
+    yield observer
+    observer.uninstall()
+
+
+def _phases(rows: Any) -> list[Phase]:
+    return [Phase(row["phase"]) for row in rows.phases if row["phase"] != Phase.GC]
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    model(batch).sum().backward()
+    optimizer.step()
+
+
+def test_finds_the_phases_of_an_ordinary_loop(observer: PhaseObserver, rows: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    observer.watch(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(torch.ones(4, 3), batch_size=2):
+        _step(model, optimizer, batch)
+    in_order = [Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+    # The loader is asked a third time and says that it is at its end.
+    assert _phases(rows) == [*in_order, *in_order, Phase.DATA]
+    assert all(row["begin_ns"] <= row["end_ns"] for row in rows.phases)
+
+
+def test_gradients_on_their_way_after_the_local_backward_are_grad_sync(rows: Any) -> None:
+    observer = PhaseObserver(rows, has_open_collectives=lambda: True)
+    observer.install()
+    torch.ones(2, requires_grad=True).sum().backward()
+    observer.uninstall()
+    backward, grad_sync = rows.phases
+    assert (backward["phase"], grad_sync["phase"]) == (Phase.BACKWARD, Phase.GRAD_SYNC)
+    assert backward["begin_ns"] < grad_sync["begin_ns"] <= grad_sync["end_ns"] == backward["end_ns"]
+
+
+def test_a_model_that_fails_has_its_forward_recorded_and_its_error_raised(observer: PhaseObserver, rows: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    observer.watch(model)
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(torch.ones(2, 5))
+    assert _phases(rows) == [Phase.FORWARD]
+
+
+def test_a_backward_that_fails_is_recorded_and_raises_its_error(observer: PhaseObserver, rows: Any) -> None:
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.ones(2).sum().backward()
+    assert _phases(rows) == [Phase.BACKWARD]
+
+
+def test_records_collections_that_can_be_felt(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcpace.observe.phases._SHORTEST_GC_NS", 0)
+    observer = PhaseObserver(rows, has_open_collectives=lambda: False)
+    observer.install()
+    gc.collect()
+    observer.uninstall()
+    assert Counter(row["phase"] for row in rows.phases)[Phase.GC] >= 1
+
+
+class Stage:
+    """The two methods of a pipeline stage that a schedule calls."""
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(2, requires_grad=True)
+
+    def forward_one_chunk(self, chunk: int, scale: float) -> torch.Tensor:
+        return self.weight.sum() * scale
+
+    def backward_one_chunk(self, chunk: int, loss: torch.Tensor) -> None:
+        loss.backward()
+
+
+def test_numbers_the_microbatches_of_a_pipeline_stage(observer: PhaseObserver, rows: Any) -> None:
+    stage = Stage()
+    observer.watch(stage)
+    losses = [stage.forward_one_chunk(chunk, scale=2.0) for chunk in range(2)]
+    for chunk, loss in enumerate(losses):
+        stage.backward_one_chunk(chunk, loss)
+    assert [(Phase(row["phase"]), row["microbatch"]) for row in rows.phases if row["phase"] != Phase.GC] == [
+        (Phase.FORWARD, 0),
+        (Phase.FORWARD, 1),
+        (Phase.BACKWARD, 0),
+        (Phase.BACKWARD, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda: torch.autograd.backward,
+        lambda: torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
+        lambda: list(gc.callbacks),
+        lambda: dict(sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks),
+        lambda: dict(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks),
+    ],
+)
+def test_after_uninstalling_torch_is_as_before(rows: Any, place: Callable[[], Any]) -> None:
+    before = place()
+    observer = PhaseObserver(rows, has_open_collectives=lambda: False)
+    observer.install()
+    assert place() != before
+    observer.uninstall()
+    assert place() == before
+
+
+def test_after_uninstalling_models_and_stages_are_as_before(rows: Any) -> None:
+    observer = PhaseObserver(rows, has_open_collectives=lambda: False)
+    model, stage = torch.nn.Linear(3, 1), Stage()
+    observer.watch(model)
+    observer.watch(stage)
+    observer.uninstall()
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert set(vars(stage)) == {"weight"}
+
+
+def test_calls_back_after_each_step_of_an_optimizer(rows: Any) -> None:
+    steps: list[int] = []
+    observer = PhaseObserver(rows, has_open_collectives=lambda: False, on_optimizer_step=lambda: steps.append(1))
+    observer.install()
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        _step(model, optimizer, torch.ones(2, 3))
+    observer.uninstall()
+    assert len(steps) == 3
