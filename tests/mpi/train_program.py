@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.config import ClockConfig, Config, TraceConfig, TrainConfig
-from hpcpace.train.data import open_text
-from hpcpace.train.loop import build_optimizer, train
+from hpcpace.train.data import ByteText, open_text
+from hpcpace.train.loop import TrainJob, build_optimizer, train
 from hpcpace.train.parallel import build_replica
 from hpcpace.train.plan import plan_training
 from hpcpace.world.environment import host_identity, process_environ, rank_info
@@ -19,7 +19,7 @@ from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 from hpcpace.world.process_group import init_process_group
 
 
-def losses(info, comm, folder, mesh, **settings):
+def losses(info, comm, folder, mesh, is_text_shared=True, **settings):
     config = Config(
         trace=TraceConfig(enabled=False),
         clock=ClockConfig(enabled=False),
@@ -27,8 +27,10 @@ def losses(info, comm, folder, mesh, **settings):
     )
     plan = plan_training(config.train, info.world_size)
     text = open_text(None, plan.seq_len)
-    result = train(plan, config=config, info=info, comm=comm, text=text, run_dir=Path(folder), progress="off")
-    return result.losses
+    if not is_text_shared:
+        text = ByteText(source="own", tokens=text.tokens[info.rank :])
+    job = TrainJob(plan=plan, config=config, info=info, comm=comm, text=text, run_dir=Path(folder), progress="off")
+    return train(job).losses
 
 
 def tied_weights(info, comm):
@@ -72,6 +74,8 @@ def main(case, *arguments):
                 "same_at_last": torch.equal(last, other_last),
                 "moved": float((last - first).abs().max()),
             }
+        elif case == "own_text":
+            result = losses(info, comm, arguments[0], "", is_text_shared=False)
         else:
             folder, dtype, *meshes = arguments
             result = {mesh: losses(info, comm, folder, mesh, dtype=dtype) for mesh in meshes}

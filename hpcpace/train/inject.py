@@ -1,0 +1,211 @@
+"""Faults on purpose: a rank or a host that is slower than the others in one phase, by a known amount.
+
+The slowed rank sleeps, within the phase and straight after the work that is measured. It does not spin: where there
+are more ranks than cores, spinning would take a core from the others and slow them as well. A share is taken of the
+wall time of each piece of the phase (each block and the head, none of which waits for another stage or replica), so
+that a rank with 30 % takes 1.3 times as long for it, just as on a slower core. With tensor parallelism a block's time
+has its own all-reduces in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcpace.errors import ConfigError
+from hpcpace.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+PHASES = {"forward": ("forward",), "backward": ("backward",), "compute": ("forward", "backward"), "data": ("data",)}
+KINDS = ("persistent", "random", "periodic")
+GRAMMAR = (
+    "write rank=N or host=NAME, phase=forward|backward|compute|data, size=30% (of the phase) or 20ms (a step), and if "
+    "wanted kind=random,p=0.1 or kind=periodic,period=10, like rank=2,phase=forward,size=30%"
+)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
+_UNITS_NS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One slow-down.
+
+    Attributes:
+        rank, host: who is slowed; exactly one of them is given.
+        phases: the phases that are slowed.
+        share: what is added to the phase's own time, as a share of it; 0 where `pause_ns` is given.
+        pause_ns: what is added once a step, in the first of the phases that comes.
+        kind: persistent (each step), random (a step with `probability`) or periodic (every `period` steps).
+    """
+
+    rank: int | None = None
+    host: str | None = None
+    phases: tuple[str, ...]
+    share: float = 0.0
+    pause_ns: int = 0
+    kind: str = "persistent"
+    probability: float = 0.1
+    period: int = 10
+
+    def concerns(self, rank: int, host: str) -> bool:
+        """Tell whether a rank is slowed by this."""
+        return rank == self.rank if self.host is None else host.split(".")[0] == self.host.split(".")[0]
+
+    def acts(self, step: int, *, seed: int, rank: int) -> bool:
+        """Tell whether a step is slowed; known from the run's settings alone."""
+        if self.kind == "random":
+            return bool(np.random.default_rng([seed, step, rank]).random() < self.probability)
+        return self.kind == "persistent" or step % self.period == self.period - 1
+
+
+def parse_fault(spec: str) -> Fault:
+    """Read a fault like `rank=2,phase=forward,size=30%`.
+
+    Raises:
+        ConfigError: with the grammar.
+    """
+
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(f"fault {spec!r}: {reason}; {GRAMMAR}")
+
+    fields: dict[str, str] = {}
+    for part in spec.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value or key not in ("rank", "host", "phase", "size", "kind", "p", "period"):
+            raise refuse(f"cannot read {part.strip()!r}")
+        if key in fields:
+            raise refuse(f"{key} is given twice")
+        fields[key] = value
+    if ("rank" in fields) == ("host" in fields):
+        raise refuse("exactly one of rank and host is needed")
+    phase, kind = fields.get("phase", "compute"), fields.get("kind", "persistent")
+    if phase not in PHASES:
+        raise refuse(f"there is no phase {phase!r} to slow")
+    if kind not in KINDS:
+        raise refuse(f"there is no kind {kind!r}")
+    if ("p" in fields and kind != "random") or ("period" in fields and kind != "periodic"):
+        raise refuse("p belongs to kind=random and period to kind=periodic")
+    try:
+        share, pause_ns = _size(fields.get("size", ""))
+        rank = int(fields["rank"]) if "rank" in fields else None
+        probability, period = float(fields.get("p", "0.1")), int(fields.get("period", "10"))
+    except ValueError as error:
+        raise refuse(str(error)) from error
+    if not 0 < probability <= 1 or period < 1 or (rank is not None and rank < 0):
+        raise refuse("rank is at least 0, p above 0 and at most 1, period at least 1")
+    return Fault(
+        rank=rank,
+        host=fields.get("host"),
+        phases=PHASES[phase],
+        share=share,
+        pause_ns=pause_ns,
+        kind=kind,
+        probability=probability,
+        period=period,
+    )
+
+
+def _size(text: str) -> tuple[float, int]:
+    if text.endswith("%"):
+        share = float(text[:-1]) / 100
+        if not (share > 0 and math.isfinite(share)):
+            raise ValueError(f"size {text} is no positive share")
+        return share, 0
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"size {text!r} is neither a share like 30% nor a time like 20ms")
+    return 0.0, round(float(match.group(1)) * _UNITS_NS[match.group(2)])
+
+
+class Injector:
+    """Slows this rank as its faults say.
+
+    Args:
+        faults: all faults of the run; those of other ranks are left out.
+        seed: the run's seed.
+        rank: this rank.
+        host: this rank's host name.
+        synchronize: waits for a device's queue, so that what runs there is measured; nothing on a CPU.
+        clock, sleep: replaced in tests.
+    """
+
+    def __init__(
+        self,
+        faults: Iterable[Fault],
+        *,
+        seed: int,
+        rank: int,
+        host: str,
+        synchronize: Callable[[], None] | None = None,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._faults = [fault for fault in faults if fault.concerns(rank, host)]
+        self._seed, self._rank = seed, rank
+        self._synchronize = synchronize
+        self._clock, self._sleep = clock, sleep
+        self._shares: dict[str, float] = {}
+        self._pauses: list[Fault] = []
+        self._debt_ns = 0
+
+    def begin_step(self, step: int) -> None:
+        """Set what is slowed in this step."""
+        acting = [fault for fault in self._faults if fault.acts(step, seed=self._seed, rank=self._rank)]
+        self._shares = {p: sum(f.share for f in acting if p in f.phases) for p in ("forward", "backward", "data")}
+        self._pauses = [fault for fault in acting if fault.pause_ns]
+
+    def attach(self, pieces: Iterable[Any]) -> None:
+        """Slow the forward and backward passes of these torch modules, if this rank is slowed there at all."""
+        phases = {phase for fault in self._faults for phase in fault.phases}
+        for piece in pieces:
+            if "forward" in phases:
+                before, after = self._hooks("forward")
+                piece.register_forward_pre_hook(before)
+                piece.register_forward_hook(after)
+            if "backward" in phases:
+                before, after = self._hooks("backward")
+                piece.register_full_backward_pre_hook(before)
+                piece.register_full_backward_hook(after)
+
+    @contextmanager
+    def slowed(self, phase: str) -> Iterator[None]:
+        """Slow what is done inside."""
+        begin_ns = self._now()
+        yield
+        self._slow(phase, begin_ns)
+
+    def _hooks(self, phase: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        begin_ns = 0
+
+        def before(*_: Any) -> None:
+            nonlocal begin_ns
+            begin_ns = self._now()
+
+        def after(*_: Any) -> None:
+            self._slow(phase, begin_ns)
+
+        return before, after
+
+    def _now(self) -> int:
+        if self._synchronize is not None and self._faults:
+            self._synchronize()
+        return self._clock()
+
+    def _slow(self, phase: str, begin_ns: int) -> None:
+        if not self._shares.get(phase) and not self._pauses:
+            return
+        now_ns = self._now()
+        due = [fault for fault in self._pauses if phase in fault.phases]
+        self._pauses = [fault for fault in self._pauses if fault not in due]
+        self._debt_ns += round(self._shares.get(phase, 0.0) * (now_ns - begin_ns))
+        self._debt_ns += sum(fault.pause_ns for fault in due)
+        # What one sleep takes too long, the next ones take less: over a step the size is met.
+        if self._debt_ns > 0:
+            self._sleep(self._debt_ns / NS_PER_S)
+            self._debt_ns -= self._clock() - now_ns

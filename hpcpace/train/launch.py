@@ -1,0 +1,51 @@
+"""Several ranks on this machine without any launcher: the process becomes `mpiexec` of the MPICH wheel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hpcpace.errors import WorldError
+
+
+def mpiexec_command(num_ranks: int, arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs `hpcpace ARGUMENTS` on several ranks of this host.
+
+    Raises:
+        WorldError: there is no mpiexec.
+    """
+    beside_python = Path(sys.executable).with_name("mpiexec")
+    mpiexec = str(beside_python) if beside_python.exists() else shutil.which("mpiexec")
+    if mpiexec is None:
+        raise WorldError(
+            f"no mpiexec beside {sys.executable} or on PATH, so --ranks {num_ranks} cannot start: "
+            "`pip install mpich`, or start the ranks with srun, mpiexec or torchrun"
+        )
+    # Inside a Slurm allocation MPICH's mpiexec would start its ranks by srun, over all hosts.
+    local = ["-launcher", "fork", "-hosts", "localhost"]
+    return [mpiexec, *local, "-n", str(num_ranks), sys.executable, "-m", "hpcpace", *arguments]
+
+
+def become_mpiexec(num_ranks: int, arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by mpiexec, so that signals and exit codes are those of the job.
+
+    Raises:
+        WorldError: there is no mpiexec.
+    """
+    command = mpiexec_command(num_ranks, arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, dict(environ))
+
+
+def threads_of_rank(local_size: int) -> int:
+    """Return the threads that a rank may use, so that the ranks of a host have a core each where there are enough.
+
+    A launcher that binds ranks to cores has done this already; else the cores are shared out evenly.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min(allowed, (os.cpu_count() or 1) // local_size))

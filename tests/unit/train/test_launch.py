@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcpace.errors import WorldError
+from hpcpace.train import launch
+
+
+def test_ranks_run_this_python_with_the_same_arguments(monkeypatch, tmp_path):
+    (tmp_path / "mpiexec").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert launch.mpiexec_command(4, ["train", "gpt2", "--ranks", "4"]) == [
+        *(str(tmp_path / "mpiexec"), "-launcher", "fork", "-hosts", "localhost", "-n", "4"),
+        *(str(tmp_path / "python"), "-m", "hpcpace", "train", "gpt2", "--ranks", "4"),
+    ]
+
+
+def test_without_mpiexec_the_remedy_is_named(monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(WorldError, match="pip install mpich"):
+        launch.mpiexec_command(4, [])
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_allowed", "local_size", "num_threads"),
+    [
+        (8, 8, 1, 8),
+        (8, 8, 4, 2),
+        (2, 2, 4, 1),
+        (64, 8, 8, 8),  # bound to eight cores each by the launcher
+        (64, 1, 2, 1),
+    ],
+)
+def test_ranks_of_a_host_share_its_cores(monkeypatch, num_cores, num_allowed, local_size, num_threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_allowed)))
+    assert launch.threads_of_rank(local_size) == num_threads

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from hpcpace.config import PRESETS
+from hpcpace.errors import MeshError
+from hpcpace.train.mesh import Mesh
+from hpcpace.train.presets import GPT2_PRESETS
+
+
+def test_every_preset_of_the_settings_has_a_shape() -> None:
+    assert set(GPT2_PRESETS) == set(PRESETS)
+
+
+def test_small_is_gpt2_with_124_million_parameters() -> None:
+    small = GPT2_PRESETS["small"]
+    assert (small.num_layers, small.width, small.num_heads) == (12, 768, 12)
+    assert (small.context, small.vocabulary) == (1024, 50257)
+    assert small.num_parameters == 124_439_808
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 5, 12])
+def test_stages_have_each_layer_once_and_in_order(num_stages: int) -> None:
+    small = GPT2_PRESETS["small"]
+    stages = [small.stage_layers(stage, num_stages) for stage in range(num_stages)]
+    assert [layer for stage in stages for layer in stage] == list(range(12))
+    assert max(map(len, stages)) - min(map(len, stages)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("mesh", "seen"), [(Mesh(pp=5), "layers (4)"), (Mesh(tp=3), "tp of 1, 2, 4"), (Mesh(tp=8), "4 heads")]
+)
+def test_refuses_a_mesh_over_which_the_model_cannot_be_cut(mesh: Mesh, seen: str) -> None:
+    with pytest.raises(MeshError) as caught:
+        GPT2_PRESETS["tiny"].check_mesh(mesh)
+    assert seen in str(caught.value)
