@@ -1,0 +1,93 @@
+"""`hpcpace dump`: what a trace file holds, as tables or as JSON."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table as TextTable
+
+from hpcpace.trace.header import header_values
+from hpcpace.trace.reader import read_trace
+from hpcpace.trace.schema import TABLES
+from hpcpace.trace.tables import RankTrace, Table
+
+_MAX_WIDTH = 100
+
+
+@click.command(name="dump")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--table", type=click.Choice([*TABLES, "open_collectives"]), help="Show only this table.")
+@click.option("--limit", type=click.IntRange(min=0), default=5, show_default=True, help="Rows to show of each table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def command(file: Path, table: str | None, limit: int, as_json: bool) -> None:
+    """Show what the trace FILE of one rank holds: header, tables, first rows, problems.
+
+    FILE is a rank-NNNNN.h5; rows that are still in its journal are shown with the others. Exits with 0, with 1 where
+    something in the file was left out, and with 2 where it cannot be read.
+    """
+    trace = read_trace(file)
+    tables = {**trace.tables, "open_collectives": trace.open_collectives}
+    chosen = {name: rows for name, rows in tables.items() if table in (None, name)}
+    if as_json:
+        click.echo(json.dumps(_content(trace, chosen, limit), indent=2))
+    else:
+        console = Console(highlight=False)
+        console.width = min(console.width, _MAX_WIDTH) if console.is_terminal else _MAX_WIDTH
+        _print(console, trace, chosen, limit)
+    if trace.problems:
+        raise SystemExit(1)
+
+
+def _content(trace: RankTrace, tables: dict[str, Table], limit: int) -> dict[str, Any]:
+    return {
+        "file": str(trace.path),
+        "closed_cleanly": trace.closed_cleanly,
+        "problems": list(trace.problems),
+        "header": header_values(trace.header),
+        "tables": {name: {"num_rows": len(rows), "rows": _rows(name, rows, limit)} for name, rows in tables.items()},
+    }
+
+
+def _rows(name: str, rows: Table, limit: int) -> list[dict[str, Any]]:
+    enums = TABLES["collectives" if name == "open_collectives" else name].enums
+    first = rows.select(slice(limit))
+    columns = {column: [_value(value, enums.get(column)) for value in first[column].tolist()] for column in first}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _value(value: Any, enum: type[IntEnum] | None) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if enum is not None and value in set(enum):
+        return enum(value).name.lower()
+    return value
+
+
+def _print(console: Console, trace: RankTrace, tables: dict[str, Table], limit: int) -> None:
+    state = "closed cleanly" if trace.closed_cleanly else "not closed: killed, or still running"
+    console.print(f"{trace.path}: {state}", markup=False, soft_wrap=True)
+    for problem in trace.problems:
+        console.print(f"problem: {problem}", markup=False, soft_wrap=True)
+    header = TextTable(box=box.SIMPLE_HEAD, show_header=False, padding=(0, 1))
+    for name, value in header_values(trace.header).items():
+        header.add_row(name, str(value))
+    console.print(header)
+    for name, rows in tables.items():
+        console.print(f"{name}: {len(rows)} rows")
+        if len(rows) and limit:
+            console.print(_text_table(_rows(name, rows, limit)))
+
+
+def _text_table(rows: list[dict[str, Any]]) -> TextTable:
+    text = TextTable(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+    for column, value in rows[0].items():
+        text.add_column(column, justify="left" if isinstance(value, str) else "right", overflow="fold")
+    for row in rows:
+        text.add_row(*map(str, row.values()))
+    return text

@@ -1,0 +1,75 @@
+"""The trace header as a mapping of names to values, which is how HDF5 attributes and the journal's JSON carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, fields
+from typing import Any
+
+from hpcpace.errors import TraceError
+from hpcpace.trace.schema import FORMAT, FORMAT_VERSION, TraceHeader
+
+
+class OtherVersion(TraceError):
+    """A file has another major version of the trace format."""
+
+
+def header_values(header: TraceHeader) -> dict[str, Any]:
+    """Return every field of a header by name; `interfaces` as a list."""
+    return {**asdict(header), "interfaces": list(header.interfaces)}
+
+
+def parse_header(values: Mapping[str, Any], place: str) -> TraceHeader:
+    """Return the header that a file carries; names that this version does not know are ignored.
+
+    Args:
+        values: attributes by name, as HDF5 or JSON gave them.
+        place: the file, for error messages.
+
+    Raises:
+        OtherVersion: the file has another major version of the format.
+        TraceError: no trace of hpcpace, or a value is missing or of the wrong type.
+    """
+    if values.get("format") not in (FORMAT, FORMAT.encode()):
+        raise TraceError(f"{place} is no trace of hpcpace: its format is {values.get('format')!r}, not {FORMAT!r}")
+    _check_version(str(values.get("format_version")), place)
+    known: dict[str, Any] = {}
+    for item in fields(TraceHeader):
+        if item.name not in values:
+            if item.default is MISSING:
+                raise TraceError(f"{place}: attribute {item.name} is missing; the file is damaged, leave it out")
+            continue
+        try:
+            known[item.name] = _CONVERT[str(item.type)](values[item.name])
+        except (TypeError, ValueError) as error:
+            message = (
+                f"{place}: attribute {item.name} is {values[item.name]!r} ({error}); the file is damaged, leave it out"
+            )
+            raise TraceError(message) from error
+    return TraceHeader(**known)
+
+
+def _check_version(version: str, place: str) -> None:
+    major, _, minor = version.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise TraceError(f"{place}: format_version is {version!r}, not like {FORMAT_VERSION!r}; the file is damaged")
+    if int(major) != int(FORMAT_VERSION.partition(".")[0]):
+        raise OtherVersion(
+            f"{place} has trace format {version}; this hpcpace reads {FORMAT_VERSION} and later minor versions: "
+            "read it with the hpcpace that wrote it"
+        )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_text(entry) for entry in value)
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {"str": _text, "int": int, "tuple[str, ...]": _texts}

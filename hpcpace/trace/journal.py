@@ -1,0 +1,162 @@
+"""The journal beside a trace file: the rows that do not yet fill a chunk, as plain records of fixed size.
+
+It begins with a header that describes itself, so that it can be read where the HDF5 file cannot. A kill at any moment
+leaves at most the last record torn; its checksum says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.errors import TraceError
+from hpcpace.trace.header import header_values, parse_header
+from hpcpace.trace.schema import TraceHeader
+
+MAGIC = b"HPCPJNL1"
+_PREAMBLE = struct.Struct("<8sII")
+_COLUMN_KIND = re.compile(r"<[iu][248]|\|[iu]1|\|S\d{1,4}")
+_PREFIX = [("check", "<u4"), ("table", "u1"), ("kind", "u1"), ("size", "<u2"), ("row", "<u8")]
+_CHECK_SEED = 0xCBF29CE484222325
+_CHECK_FACTOR = 0x9E3779B97F4A7C15
+
+
+class RecordKind(IntEnum):
+    """What a record holds: a row of a table, or an operation that was entered and not completed."""
+
+    ROW = 0
+    OPEN = 1
+
+
+@dataclass
+class JournalContent:
+    """What a journal holds.
+
+    Attributes:
+        rows: by table, the row numbers (int64, ascending, each once) and the rows.
+        open_rows: operations entered and not completed when they were journalled, as rows of collectives.
+        num_left_bytes: bytes at the end that are no whole, sound record.
+    """
+
+    header: TraceHeader
+    rows: dict[str, tuple[NDArray[np.int64], NDArray[np.void]]] = field(default_factory=dict)
+    open_rows: NDArray[np.void] | None = None
+    num_left_bytes: int = 0
+
+
+def record_dtype(row: np.dtype) -> np.dtype:
+    """Return the dtype of the record around a row, padded to whole 8-byte words."""
+    prefix = np.dtype(_PREFIX)
+    return np.dtype(
+        {
+            "names": [*(prefix.names or ()), "data"],
+            "formats": [*(prefix[name] for name in prefix.names or ()), row],
+            "offsets": [0, 4, 5, 6, 8, prefix.itemsize],
+            "itemsize": -(-(prefix.itemsize + row.itemsize) // 8) * 8,
+        }
+    )
+
+
+def encode_header(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> bytes:
+    """Return the start of a journal: magic, length and CRC-32 of a JSON text, that text, padding to 8 bytes."""
+    tables = [
+        {"name": name, "columns": [[column, dtype[column].str] for column in dtype.names or ()]}
+        for name, dtype in dtypes.items()
+    ]
+    text = json.dumps({"header": header_values(header), "tables": tables}).encode()
+    text += b" " * (-len(text) % 8)
+    return _PREAMBLE.pack(MAGIC, len(text), zlib.crc32(text)) + text
+
+
+def encode_records(table: int, kind: RecordKind, first_row: int, rows: NDArray[np.void]) -> bytes:
+    """Return records of consecutive rows of the table with that number."""
+    records = np.zeros(len(rows), dtype=record_dtype(rows.dtype))
+    records["table"], records["kind"], records["size"] = table, kind, records.dtype.itemsize
+    records["row"] = np.arange(first_row, first_row + len(rows))
+    records["data"] = rows
+    records["check"] = _checks(records)
+    return records.tobytes()
+
+
+def decode(content: bytes, place: str) -> JournalContent:
+    """Return what a journal holds, up to its first torn or damaged record.
+
+    Raises:
+        TraceError: no journal of hpcpace, a damaged header, or another major version.
+    """
+    description, offset = _decode_header(content, place)
+    journal = JournalContent(parse_header(description["header"], place))
+    try:
+        names = [str(table["name"]) for table in description["tables"]]
+        dtypes = [_row_dtype(table["columns"]) for table in description["tables"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{place}: the journal's tables cannot be understood ({error}); leave the file out") from error
+    records: list[list[NDArray[np.void]]] = [[] for _ in names]
+    while (run := _run_of_records(content, offset, dtypes)) is not None:
+        records[int(run["table"][0])].append(run)
+        offset += run.nbytes
+    journal.num_left_bytes = len(content) - offset
+    for name, dtype, runs in zip(names, dtypes, records, strict=True):
+        found = np.concatenate(runs) if runs else np.zeros(0, dtype=record_dtype(dtype))
+        is_row = found["kind"] == RecordKind.ROW
+        numbers, first = np.unique(found["row"][is_row].astype(np.int64), return_index=True)
+        journal.rows[name] = numbers, found["data"][is_row][first]
+        if name == "collectives":
+            journal.open_rows = found["data"][found["kind"] == RecordKind.OPEN]
+    return journal
+
+
+def _decode_header(content: bytes, place: str) -> tuple[dict[str, Any], int]:
+    if len(content) < _PREAMBLE.size or not content.startswith(MAGIC):
+        raise TraceError(f"{place} is no journal of hpcpace: it begins with {content[:8]!r}; leave it out")
+    _, size, check = _PREAMBLE.unpack_from(content)
+    text = content[_PREAMBLE.size : _PREAMBLE.size + size]
+    if len(text) < size or zlib.crc32(text) != check:
+        raise TraceError(f"{place}: the journal's header is damaged or cut off at {len(content)} bytes; leave it out")
+    description = json.loads(text)
+    if not isinstance(description, dict) or not isinstance(description.get("header"), dict):
+        raise TraceError(f"{place}: the journal's header is no description of a trace; leave it out")
+    return description, _PREAMBLE.size + size
+
+
+def _row_dtype(columns: list[list[str]]) -> np.dtype:
+    for _, kind in columns:
+        if not _COLUMN_KIND.fullmatch(kind):
+            raise ValueError(f"column type {kind!r}")
+    return np.dtype([(name, kind) for name, kind in columns])
+
+
+def _run_of_records(content: bytes, offset: int, dtypes: list[np.dtype]) -> NDArray[np.void] | None:
+    """Return the sound records of one table that stand in a row at an offset, or None where there is none."""
+    if len(content) - offset < 16 or content[offset + 4] >= len(dtypes):
+        return None
+    table = content[offset + 4]
+    dtype = record_dtype(dtypes[table])
+    records = np.frombuffer(content, dtype, count=(len(content) - offset) // dtype.itemsize, offset=offset)
+    records = records[: _num_leading(records["table"] == table)]
+    records = records[: _num_leading((records["check"] == _checks(records)) & (records["size"] == dtype.itemsize))]
+    return records if len(records) else None
+
+
+def _num_leading(mask: NDArray[np.bool_]) -> int:
+    return len(mask) if mask.all() else int(mask.argmin())
+
+
+def _checks(records: NDArray[np.void]) -> NDArray[np.uint32]:
+    """Return the checksum of each record: the upper half of h = (h + word) * factor over its words, modulo 2^64."""
+    words = np.ascontiguousarray(records).view("<u8").reshape(len(records), records.dtype.itemsize // 8)
+    check = np.full(len(records), _CHECK_SEED, dtype=np.uint64)
+    for index in range(words.shape[1]):
+        # The first word's lower half is the checksum's own place.
+        check += words[:, index] >> np.uint64(32) if index == 0 else words[:, index]
+        check *= np.uint64(_CHECK_FACTOR)
+    return (check >> np.uint64(32)).astype(np.uint32)

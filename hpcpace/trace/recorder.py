@@ -1,0 +1,289 @@
+"""Recording of rows from a training job: a packed row appended to a list, and a thread that empties the lists.
+
+A row costs the training thread well under a microsecond and never an exception; memory stays bounded also where a write
+never returns. Everything that can fail happens in the flush thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcpace.errors import UsageError
+from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
+from hpcpace.trace.schema import NO_STEP, Phase, TraceHeader
+from hpcpace.trace.writer import TraceWriter
+
+AddRow = Callable[..., None]
+# Beyond this many rows in one buffer the flush thread is woken early.
+_WAKE_ROWS = 65_536
+
+
+class Recorder:
+    """Records the rows of one rank into its trace file, from any thread.
+
+    The methods `add_...` take one row of their table, columns in file order. `phase(name)` returns a context manager
+    that records the block under it as a phase of the current step.
+
+    Attributes:
+        step: the current step; the owner sets it.
+        open_collectives: returns rows of the operations that are entered and not completed; asked at each flush.
+        num_events: rows taken from the buffers so far.
+        num_dropped: rows given up because memory was full or a value did not fit its column.
+        cost_ns: the recorder's own time so far: processor time of the flush thread, and each row at its measured cost.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        header: TraceHeader,
+        *,
+        flush_interval_s: float = 1.0,
+        max_rows: int = 1_000_000,
+        warn: Callable[[str], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+        has_enqueue: bool = False,
+    ) -> None:
+        self.step = NO_STEP
+        self.open_collectives: Callable[[], list[tuple[Any, ...]]] | None = None
+        self.num_events = 0
+        self.num_dropped = 0
+        self.cost_ns = 0
+        self._clock = clock
+        self._warn = warn
+        self._warned: set[object] = set()
+        self._max_rows = max_rows
+        self._flush_interval_s = flush_interval_s
+        # Ranks share a file system: their flushes are spread over the interval by the golden ratio.
+        self._first_flush_s = flush_interval_s * (header.rank * 0.6180339887 % 1)
+        self._dtypes = row_dtypes(has_enqueue=has_enqueue)
+        self._buffers: dict[str, list[bytes]] = {name: [] for name in self._dtypes}
+        self._writer = TraceWriter(Path(path), header, has_enqueue=has_enqueue)
+        self._reported = (0, 0, 0)
+        self._drop_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._progress = threading.Condition()
+        self._num_asked = self._num_flushed = 0
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+        self.add_step = self._adder("steps", self._buffers["steps"])
+        self.add_phase = self._adder("phases", self._buffers["phases"])
+        self.add_collective = self._adder("collectives", self._buffers["collectives"])
+        self.add_group = self._adder("groups", self._buffers["groups"])
+        self.add_clock = self._adder("clock", self._buffers["clock"])
+        self.add_pacing = self._adder("pacing", self._buffers["pacing"])
+        self.add_network = self._adder("network", self._buffers["network"])
+        self.add_host = self._adder("host", self._buffers["host"])
+        self.phase: Callable[[str], AbstractContextManager[None]] = _Regions(
+            {phase.name.lower(): self._region(phase) for phase in Phase}
+        ).__getitem__
+        self._row_cost_ns = self._measured_row_cost_ns()
+
+    def start(self) -> None:
+        """Start the flush thread; the files appear at the first flush."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hpcpace-flush", daemon=True)
+            self._thread.start()
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Flush now; return whether the flush ended in time, whatever came of it."""
+        if self._thread is None or self._process != os.getpid():
+            return False
+        with self._progress:
+            self._num_asked += 1
+            asked = self._num_asked
+            self._wake.set()
+            return self._progress.wait_for(
+                lambda: self._num_flushed >= asked or not self._is_running(), timeout=timeout_s
+            )
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Write everything, close the file and end the flush thread; give up after a time, for a disk may hang."""
+        if self._is_closing or self._process != os.getpid():
+            return
+        self.start()
+        assert self._thread is not None
+        self._is_closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._warn_once("hung", f"{self._writer.path} hangs for {timeout_s:g} s; its last rows may be lost")
+        if self.num_dropped:
+            self._warn_once("dropped", f"{self.num_dropped} rows of {self._writer.path} were dropped")
+
+    def __enter__(self) -> Recorder:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _adder(self, table: str, rows: list[bytes]) -> AddRow:
+        pack, push, size = row_struct(self._dtypes[table]).pack, rows.append, rows.__len__
+        keep_or_drop, drop = self._keep_or_drop, self._drop
+
+        def add(*row: Any) -> None:
+            try:
+                packed = pack(*row)
+            except struct.error as error:
+                drop(f"a row of {table} does not fit its columns ({error}): {row!r}")
+                return
+            if size() < _WAKE_ROWS:
+                push(packed)
+            else:
+                keep_or_drop(rows, packed)
+
+        return add
+
+    def _region(self, phase: Phase) -> AbstractContextManager[None]:
+        """Return the region of a phase, which writes its row itself: one call less than by `add_phase`."""
+        rows = self._buffers["phases"]
+        pack, push, size = row_struct(self._dtypes["phases"]).pack, rows.append, rows.__len__
+        clock, keep_or_drop, code, recorder = self._clock, self._keep_or_drop, int(phase), self
+
+        class Region:
+            __slots__ = ("begins",)
+
+            def __init__(self) -> None:
+                # Linked pairs (begin, outer begins), because a phase may stand inside itself.
+                self.begins: tuple[int, Any] = (0, None)
+
+            def __enter__(self) -> None:
+                self.begins = (clock(), self.begins)
+
+            def __exit__(self, *_: object) -> None:
+                begin_ns, self.begins = self.begins
+                packed = pack(recorder.step, code, begin_ns, clock(), -1)
+                if size() < _WAKE_ROWS:
+                    push(packed)
+                else:
+                    keep_or_drop(rows, packed)
+
+        return Region()
+
+    def _keep_or_drop(self, rows: list[bytes], packed: bytes) -> None:
+        if not self._wake.is_set():
+            self._wake.set()
+        if sum(map(len, self._buffers.values())) + self._writer.num_kept < self._max_rows:
+            rows.append(packed)
+        else:
+            self._drop(None)
+
+    def _drop(self, why: str | None, num_rows: int = 1) -> None:
+        with self._drop_lock:
+            self.num_dropped += num_rows
+        if why is not None:
+            self._warn_once("row", why)
+
+    def _measured_row_cost_ns(self) -> int:
+        num_rows = 200
+        add = self._adder("phases", [])
+        begin_ns = time.perf_counter_ns()
+        for _ in range(num_rows):
+            add(0, 0, 0, 0, 0)
+        return (time.perf_counter_ns() - begin_ns) // num_rows
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        wait_s = self._first_flush_s
+        is_last = False
+        while not is_last:
+            self._wake.wait(wait_s)
+            self._wake.clear()
+            wait_s = self._flush_interval_s
+            asked, is_last = self._num_asked, self._is_closing
+            begin_ns = time.thread_time_ns()
+            self._flush(is_last)
+            self.cost_ns += time.thread_time_ns() - begin_ns
+            with self._progress:
+                self._num_flushed = asked
+                self._progress.notify_all()
+
+    def _flush(self, is_last: bool) -> None:
+        """Flush once. The boundary between tracing and training: every failure becomes one warning and a retry."""
+        try:
+            self._writer.set_open(self._open_rows())
+            self._take_rows()
+            if is_last:
+                self._writer.close()
+            elif self._writer.flush():
+                self._warn_once("removed", f"{self._writer.path} was removed while in use; it was made again")
+        except Exception as error:
+            number = error.errno if isinstance(error, OSError) else None
+            reason = os.strerror(number) if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else str(error)
+            what = "the last rows may be lost" if is_last else f"up to {self._max_rows} rows wait in memory for a retry"
+            self._warn_once("write", f"cannot write {self._writer.path}: {reason}; training goes on, {what}")
+
+    def _take_rows(self) -> None:
+        room = max(self._max_rows - self._writer.num_kept, 0)
+        for name, buffer in self._buffers.items():
+            num_rows = len(buffer)
+            if not num_rows:
+                continue
+            packed = b"".join(buffer[: min(num_rows, room)])
+            del buffer[:num_rows]
+            self._drop(None, max(num_rows - room, 0))
+            rows = np.frombuffer(packed, dtype=self._dtypes[name]).copy()
+            round_times(name, rows)
+            self._writer.add(name, rows)
+            room -= len(rows)
+            self.num_events += len(rows)
+            self.cost_ns += len(rows) * self._row_cost_ns
+        if room:
+            totals = (self.num_events, self.num_dropped, self.cost_ns)
+            since = [total - reported for total, reported in zip(totals, self._reported, strict=True)]
+            row = np.array([(self._clock(), *since)], dtype=self._dtypes["account"])
+            self._writer.add("account", row)
+            self._reported = totals
+
+    def _open_rows(self) -> np.ndarray:
+        rows = [] if self.open_collectives is None else self.open_collectives()
+        packed = np.array([tuple(row) for row in rows], dtype=self._dtypes["collectives"])
+        round_times("collectives", packed)
+        return packed
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._warn(message)
+
+
+class NullRecorder:
+    """What stands in a recorder's place while tracing is off."""
+
+    def __init__(self) -> None:
+        self.step = NO_STEP
+        off = _Off()
+        self.phase: Callable[[str], AbstractContextManager[None]] = _Regions(
+            {phase.name.lower(): off for phase in Phase}
+        ).__getitem__
+
+
+class _Off:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Regions(dict[str, AbstractContextManager[None]]):
+    """The regions by name; looked up by the dictionary's own method, which costs a fifth of one written in Python."""
+
+    def __missing__(self, name: str) -> AbstractContextManager[None]:
+        raise UsageError(f"no phase is called {name!r}: use one of {', '.join(self)}")

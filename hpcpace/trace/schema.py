@@ -1,0 +1,167 @@
+"""The groups and columns of trace format 1, as data: recorder, writer, reader and documents all follow this table.
+
+docs/trace-format.md is the text of the format; tests/golden/trace-1.0.h5 freezes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+
+import numpy as np
+
+FORMAT = "hpcpace-trace"
+FORMAT_VERSION = "1.0"
+CLOCK = "CLOCK_MONOTONIC"
+CHUNK_ROWS = 8192
+NO_STEP = -1
+
+
+class Phase(IntEnum):
+    """What a rank does in a stretch of its step."""
+
+    DATA = 0
+    FORWARD = 1
+    BACKWARD = 2
+    GRAD_SYNC = 3
+    OPTIMIZER = 4
+    PACE = 5
+    CHECKPOINT = 6
+    EVAL = 7
+    GC = 8
+    OTHER = 9
+
+
+class Op(IntEnum):
+    """The kinds of communication operations."""
+
+    ALL_REDUCE = 0
+    ALL_GATHER = 1
+    REDUCE_SCATTER = 2
+    BROADCAST = 3
+    REDUCE = 4
+    GATHER = 5
+    SCATTER = 6
+    ALL_TO_ALL = 7
+    SEND = 8
+    RECV = 9
+    BARRIER = 10
+
+
+class ExitKind(IntEnum):
+    """How the end of an operation became known."""
+
+    COMPLETION = 0
+    WAIT = 1
+    NEVER = 2
+
+
+class PacePolicy(IntEnum):
+    """The pacing policies."""
+
+    OBSERVE = 0
+    PUBLISHED_WINDOW = 1
+    PUBLISHED_SPREAD = 2
+    SLACK = 3
+    COSCHEDULE = 4
+    STAGGER = 5
+    AUTO = 6
+
+
+class PaceArm(IntEnum):
+    """The arm of the pacing trial that a step belongs to."""
+
+    OFF = 0
+    ON = 1
+    AA = 2
+
+
+class StepFlag(IntFlag):
+    """What marks a step as special."""
+
+    NONE = 0
+    WARMUP = 1
+    CHECKPOINT = 2
+    EVAL = 4
+    GC = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSchema:
+    """One group of equally long 1-D columns.
+
+    Attributes:
+        dtype: packed little-endian structured dtype, one field per column, in file order.
+        enums: the enumeration behind a u1 column, by column name.
+        required: whether a file must hold the group; a missing other group means no rows.
+    """
+
+    name: str
+    dtype: np.dtype
+    enums: dict[str, type[IntEnum]] = field(default_factory=dict)
+    required: bool = False
+
+
+def _table(name: str, columns: str, *, required: bool = False, **enums: type[IntEnum]) -> TableSchema:
+    fields = [tuple(column.split(":")) for column in columns.split()]
+    dtype = np.dtype([(column, "<" + kind if kind[0] in "iuf" else kind) for column, kind in fields])
+    return TableSchema(name=name, dtype=dtype, enums=enums, required=required)
+
+
+TABLES: dict[str, TableSchema] = {
+    table.name: table
+    for table in (
+        _table("steps", "step:i4 begin_ns:i8 end_ns:i8 samples:i8 flags:u1", required=True),
+        _table("phases", "step:i4 phase:u1 begin_ns:i8 end_ns:i8 microbatch:i2", phase=Phase),
+        _table(
+            "collectives",
+            "step:i4 group:u2 seq:i8 op:u1 bytes:i8 peer:i4 enter_ns:i8 exit_ns:i8 blocked_ns:i8 exit_kind:u1",
+            required=True,
+            op=Op,
+        ),
+        _table("groups", "id:u2 rank:i4 name:S64 backend:S16", required=True),
+        _table("clock", "ref_rank:i4 local_ns:i8 offset_ns:i8 rtt_ns:i8 halfwidth_ns:i8 count:i4"),
+        _table(
+            "pacing",
+            "step:i4 policy:u1 arm:u1 ready_ns:i8 delay_ns:i8 slack_ns:i8 harm_ns:i8",
+            policy=PacePolicy,
+            arm=PaceArm,
+        ),
+        _table("network", "time_ns:i8 interface:u1 tx_bytes:i8 rx_bytes:i8"),
+        _table(
+            "host",
+            "time_ns:i8 involuntary_switches:i8 major_faults:i8 cpu_throttled_ns:i8 rss_bytes:i8 gpu_memory_bytes:i8 "
+            "gpu_clock_mhz:i4 gpu_throttle_reasons:i8 tcp_retransmits:i8 nic_drops:i8",
+        ),
+        _table("account", "time_ns:i8 events:i8 dropped:i8 cost_ns:i8", required=True),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceHeader:
+    """The root attributes of a trace file; they are written once, before the first row."""
+
+    run_id: str
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    node: int
+    host: str
+    topology_addr: str = ""
+    job_id: str = ""
+    boot_id: str = ""
+    host_key: str = ""
+    mesh: str = ""
+    dp: int = -1
+    pp: int = -1
+    tp: int = -1
+    samples_unit: str = "samples"
+    interfaces: tuple[str, ...] = ()
+    created_unix_ns: int = 0
+    hpcpace_version: str = ""
+    clock: str = CLOCK
+    format: str = FORMAT
+    format_version: str = FORMAT_VERSION

@@ -1,0 +1,30 @@
+"""A header, and one row of every table, for the tests of traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcpace.trace.recorder import Recorder
+from hpcpace.trace.schema import TraceHeader
+
+
+def header(rank: int = 0, **changes: Any) -> TraceHeader:
+    values: dict[str, Any] = {
+        "run_id": "golden", "attempt": 0, "rank": rank, "world_size": 2, "local_rank": rank, "local_size": 2, "node": 0,
+        "host": "n1", "topology_addr": "spine.leaf1.n1", "job_id": "17", "boot_id": "boot", "host_key": "key",
+        "mesh": "dp=2,pp=1,tp=1", "dp": rank, "pp": 0, "tp": 0, "samples_unit": "tokens", "interfaces": ("eth0", "ib0"),
+        "created_unix_ns": 1_700_000_000_000_000_000, "hpcpace_version": "0.1.0", **changes,
+    }  # fmt: skip
+    return TraceHeader(**values)
+
+
+def add_one_of_each(recorder: Recorder) -> None:
+    recorder.add_group(0, 0, b"world", b"gloo")
+    recorder.add_group(0, 1, b"world", b"gloo")
+    recorder.add_step(0, 1_000_000, 9_000_000, 4096, 1)
+    recorder.add_phase(0, 1, 1_100_000, 3_000_001, -1)
+    recorder.add_collective(0, 0, 0, 0, 1 << 20, -1, 3_072_000, 4_096_000, 512_000, 1)
+    recorder.add_clock(0, 900_000, -123_456, 20_000, 9_000, 40)
+    recorder.add_pacing(0, 3, 1, 3_000_000, 50_000, 80_000, -7)
+    recorder.add_network(1_000_000, 1, 1 << 40, 1 << 41)
+    recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0)
