@@ -1,0 +1,81 @@
+"""Ranks compared with those that do the same work: one role is one pipeline stage and tensor slot.
+
+What is measured here is an excess over the role, with its noise. Why a rank has one is not said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+EXCESS_FLOOR = 0.05
+NOISE_LEVEL = 0.001
+_LEAST_STEPS = 10
+_MOST_BLOCKS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excess:
+    """By how much one rank exceeds the others of its role.
+
+    Attributes:
+        share: mean excess over the median of the others, relative to that median; 0.3 is 30 percent more.
+        noise: the largest share that chance explains, at NOISE_LEVEL over all ranks of the run.
+        is_marked: whether the share exceeds both noise and EXCESS_FLOOR.
+    """
+
+    share: float
+    noise: float
+    is_marked: bool
+
+
+def others_median(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for each rank and step the median over the other ranks.
+
+    With two ranks it is the other one: a median that included the rank itself would halve its excess.
+
+    Args:
+        values: (num_ranks, num_steps), at least two ranks.
+    """
+    num_ranks = len(values)
+    order = np.argsort(values, axis=0, kind="stable")
+    place = np.argsort(order, axis=0, kind="stable")
+    ascending = np.take_along_axis(values, order, axis=0)
+    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
+    below = np.take_along_axis(ascending, low + (place <= low), axis=0)
+    above = np.take_along_axis(ascending, high + (place <= high), axis=0)
+    middle: NDArray[np.float64] = (below + above) / 2
+    return middle
+
+
+def excess_over_role(values: NDArray[np.float64], *, num_compared: int) -> list[Excess | None]:
+    """Return the excess of each rank of one role; None where there is no other rank, or too few steps.
+
+    The standard error is that of means of blocks of consecutive steps, because neighbouring steps share their noise.
+
+    Args:
+        values: nanoseconds, (num_ranks, num_steps).
+        num_compared: ranks of the whole run that are compared, for the level of noise (Bonferroni).
+    """
+    num_ranks, num_steps = values.shape
+    if num_ranks < 2 or num_steps < _LEAST_STEPS:
+        return [None] * num_ranks
+    reference = others_median(values)
+    base = reference.mean(axis=1)
+    num_blocks = min(_MOST_BLOCKS, num_steps // 2)
+    length = num_steps // num_blocks
+    difference = values - reference
+    blocks = difference[:, : num_blocks * length].reshape(num_ranks, num_blocks, length).mean(axis=2)
+    error = blocks.std(axis=1, ddof=1) / np.sqrt(num_blocks)
+    factor = float(stdtrit(num_blocks - 1, 1 - NOISE_LEVEL / max(num_compared, 1)))
+    found: list[Excess | None] = []
+    for rank in range(num_ranks):
+        if base[rank] <= 0:
+            found.append(None)
+            continue
+        share, noise = difference[rank].mean() / base[rank], factor * error[rank] / base[rank]
+        found.append(Excess(share=float(share), noise=float(noise), is_marked=bool(share > max(EXCESS_FLOOR, noise))))
+    return found

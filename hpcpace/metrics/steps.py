@@ -1,0 +1,156 @@
+"""The steps of a run: those that all ranks have, how long each took, and which of them a figure uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.trace.schema import StepFlag
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPanel:
+    """The steps that all ranks have, in order of their number.
+
+    Attributes:
+        step: step numbers, int64, (num_steps,).
+        begin_ns: begin on each rank's own clock, int64, (num_ranks, num_steps).
+        end_ns: end on each rank's own clock, int64, (num_ranks, num_steps).
+        samples: samples of the global batch, int64, (num_steps,).
+        flags: marks set by any rank, uint8, (num_steps,).
+        num_seen: steps that at least one rank has.
+    """
+
+    step: NDArray[np.int64]
+    begin_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+    num_seen: int
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def select(self, mask: NDArray[np.bool_]) -> StepPanel:
+        """Return the steps where `mask`, bool, (num_steps,), is true."""
+        return StepPanel(
+            step=self.step[mask],
+            begin_ns=self.begin_ns[:, mask],
+            end_ns=self.end_ns[:, mask],
+            samples=self.samples[mask],
+            flags=self.flags[mask],
+            num_seen=self.num_seen,
+        )
+
+
+def common_steps(tables: Sequence[Mapping[str, NDArray[Any]]]) -> StepPanel:
+    """Return the steps that every rank has.
+
+    Rows that end before they begin are left out; of a step number that a rank has twice, its first row counts.
+
+    Args:
+        tables: the `steps` table of each rank.
+    """
+    numbers, rows = [], []
+    for table in tables:
+        valid = np.flatnonzero(table["end_ns"] >= table["begin_ns"])
+        unique, first = np.unique(np.asarray(table["step"], np.int64)[valid], return_index=True)
+        numbers.append(unique)
+        rows.append(valid[first])
+    empty = np.zeros(0, np.int64)
+    common = reduce(lambda a, b: np.intersect1d(a, b, assume_unique=True), numbers) if numbers else empty
+    picked = [row[np.searchsorted(number, common)] for number, row in zip(numbers, rows, strict=True)]
+
+    def column(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        columns = [np.asarray(table[name], dtype)[row] for table, row in zip(tables, picked, strict=True)]
+        return np.array(columns, dtype).reshape(len(tables), len(common))
+
+    return StepPanel(
+        step=common,
+        begin_ns=column("begin_ns", np.int64),
+        end_ns=column("end_ns", np.int64),
+        samples=column("samples", np.int64).sum(axis=0),
+        flags=np.bitwise_or.reduce(column("flags", np.uint8), axis=0),
+        num_seen=len(np.unique(np.concatenate([empty, *numbers]))),
+    )
+
+
+def step_times(step: NDArray[np.int64], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the wall time of each step, T_i = max_r end_i - max_r end_(i-1), in nanoseconds, (num_steps,).
+
+    Steps so add up to wall time. Where step i-1 is not there, the latest begin of step i stands for its end.
+
+    Args:
+        step: step numbers, ascending, (num_steps,).
+        begin_ns: begin on the common clock, (num_ranks, num_steps).
+        end_ns: end on the common clock, (num_ranks, num_steps).
+    """
+    if not len(step):
+        return np.zeros(0, np.int64)
+    last_end = end_ns.max(axis=0)
+    start = begin_ns.max(axis=0)
+    follows = np.flatnonzero(np.diff(step) == 1) + 1
+    start[follows] = last_end[follows - 1]
+    times_ns: NDArray[np.int64] = np.maximum(last_end - start, 0)
+    return times_ns
+
+
+def used_steps(
+    panel: StepPanel, *, include_warmup: bool, first: int | None = None, stop: int | None = None
+) -> NDArray[np.bool_]:
+    """Return which steps of a panel the figures use, bool, (num_steps,): not the warm-up, `first <= step < stop`."""
+    mask = np.ones(len(panel), np.bool_)
+    if not include_warmup:
+        mask &= (panel.flags & StepFlag.WARMUP) == 0
+    if first is not None:
+        mask &= panel.step >= first
+    if stop is not None:
+        mask &= panel.step < stop
+    return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """How fast a run was.
+
+    Attributes:
+        wall_ns: sum of the step times.
+        samples: samples of all steps.
+        samples_per_s: samples over wall time; None where no samples were credited.
+        mean_ns, p50_ns, p95_ns: of the step time.
+        cv: coefficient of variation of the step time; None for a single step.
+    """
+
+    wall_ns: int
+    samples: int
+    samples_per_s: float | None
+    mean_ns: float
+    p50_ns: float
+    p95_ns: float
+    cv: float | None
+
+
+def throughput(times_ns: NDArray[np.int64], samples: NDArray[np.int64]) -> Throughput:
+    """Return throughput and step time of at least one step.
+
+    Args:
+        times_ns: step times, (num_steps,).
+        samples: samples of the global batch, (num_steps,).
+    """
+    wall_ns, num_samples = int(times_ns.sum()), int(samples.sum())
+    mean_ns = float(times_ns.mean())
+    p50_ns, p95_ns = (float(value) for value in np.percentile(times_ns, (50, 95)))
+    return Throughput(
+        wall_ns=wall_ns,
+        samples=num_samples,
+        samples_per_s=num_samples / wall_ns * 1e9 if num_samples > 0 and wall_ns else None,
+        mean_ns=mean_ns,
+        p50_ns=p50_ns,
+        p95_ns=p95_ns,
+        cv=float(times_ns.std(ddof=1)) / mean_ns if len(times_ns) > 1 and mean_ns else None,
+    )

@@ -1,0 +1,100 @@
+"""The figures of each rank and role: parts of the step, excess over the role, communication."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.communication import rank_totals
+from hpcpace.metrics.phases import BUSY, Part, parts_of_steps
+from hpcpace.metrics.roles import Excess, excess_over_role
+from hpcpace.metrics.steps import StepPanel
+from hpcpace.report.evidence import Evidence
+from hpcpace.report.summary import RankRow, RoleRow
+from hpcpace.trace.reader import RankTrace
+
+
+def step_parts(evidence: Evidence, chosen: StepPanel) -> NDArray[np.float64]:
+    """Return the nanoseconds of each part of each step on each rank, (num_ranks, num_steps, num_parts)."""
+    bounds = np.cumsum([len(table) for table in evidence.collectives])
+    waits_ns = np.split(evidence.waits.wait_ns, bounds[:-1])
+    parts = []
+    for index, (trace, table) in enumerate(zip(evidence.traces, evidence.collectives, strict=True)):
+        phases, wait_ns = trace.tables["phases"], waits_ns[index]
+        parts.append(
+            parts_of_steps(
+                (chosen.begin_ns[index], chosen.end_ns[index]),
+                (phases["phase"], phases["begin_ns"], phases["end_ns"]),
+                (table["enter_ns"], table["exit_ns"], table["blocked_ns"], wait_ns),
+            )
+        )
+    return np.array(parts)
+
+
+def rank_figures(
+    evidence: Evidence, parts: NDArray[np.float64], in_steps: NDArray[np.bool_]
+) -> tuple[tuple[RankRow, ...], tuple[RoleRow, ...]]:
+    """Return a row per rank and per role.
+
+    Args:
+        evidence: the traces.
+        parts: nanoseconds, (num_ranks, num_steps, num_parts).
+        in_steps: which operations belong to these steps, (num_operations,).
+    """
+    traces, num_steps = evidence.traces, parts.shape[1]
+    totals = rank_totals(evidence.operations, evidence.waits, in_steps, evidence.ranks)
+    mean = parts.mean(axis=1)
+    members: dict[str, list[int]] = {}
+    for index, trace in enumerate(traces):
+        members.setdefault(_role(trace), []).append(index)
+    busy = parts[:, :, list(BUSY)].sum(axis=2)
+    num_compared = sum(len(indices) for indices in members.values() if len(indices) > 1)
+    excess: dict[int, Excess | None] = {}
+    for indices in members.values():
+        excess.update(zip(indices, excess_over_role(busy[indices], num_compared=num_compared), strict=True))
+    rows = tuple(
+        RankRow(
+            rank=trace.header.rank,
+            host=trace.header.host,
+            role=_role(trace),
+            step_ns=float(mean[index].sum()),
+            parts_ns=_named(mean[index]),
+            shares=_named(relative(mean[index])),
+            busy_share=float(relative(mean[index])[list(BUSY)].sum()),
+            excess=excess[index],
+            num_operations=float(totals.num_operations[index] / num_steps),
+            size_bytes=float(totals.size_bytes[index] / num_steps),
+            wait_ns=float(totals.wait_ns[index] / num_steps),
+            transfer_ns=float(totals.transfer_ns[index] / num_steps),
+        )
+        for index, trace in enumerate(traces)
+    )
+    roles = []
+    for role, indices in members.items():
+        of_role = mean[indices].mean(axis=0)
+        roles.append(
+            RoleRow(
+                role=role,
+                ranks=tuple(traces[index].header.rank for index in indices),
+                step_ns=float(of_role.sum()),
+                parts_ns=_named(of_role),
+                shares=_named(relative(of_role)),
+                busy_share=float(relative(of_role)[list(BUSY)].sum()),
+            )
+        )
+    return rows, tuple(roles)
+
+
+def _role(trace: RankTrace) -> str:
+    slots = [f"{name}{value}" for name, value in (("pp", trace.header.pp), ("tp", trace.header.tp)) if value >= 0]
+    return " ".join(slots) or "all"
+
+
+def _named(values: NDArray[np.float64]) -> dict[str, float]:
+    return {part.name.lower(): float(values[part]) for part in Part}
+
+
+def relative(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values relative to their sum."""
+    shares: NDArray[np.float64] = values / max(float(values.sum()), 1.0)
+    return shares

@@ -1,0 +1,158 @@
+"""The report on a terminal or in a Slurm log: at most 100 columns, plain where nobody looks in colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+
+from hpcpace.report.layout import line, note, open_line, percent, plural, rank_list, title
+from hpcpace.report.rank_tables import print_kinds, print_rank_communication, print_steps, rows_shown
+from hpcpace.report.summary import Shares, Summary
+from hpcpace.units import format_bytes, format_count, format_duration
+
+MIN_WIDTH, MAX_WIDTH = 80, 100
+_MOST_LINES = 10
+_MOST_HOSTS = 4
+_BAR_WIDTH = 60
+
+
+def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | None = None) -> None:
+    """Print a summary.
+
+    Args:
+        console: where to.
+        summary: what.
+        ranks: the ranks to show; with more than 16 of them, and none asked for, roles and extreme ranks.
+    """
+    shown = rows_shown(summary, ranks)
+    _print_head(console, summary)
+    print_steps(console, summary, shown)
+    if summary.kinds:
+        print_kinds(console, summary)
+        print_rank_communication(console, shown)
+    _print_clocks(console, summary)
+    _print_cut_off(console, summary)
+
+
+def _print_head(console: Console, summary: Summary) -> None:
+    title(console, f"hpcpace report {summary.run}")
+    others = [str(number) for number in summary.attempts if number != summary.attempt]
+    also = f" (also there: {', '.join(others)})" if others else ""
+    line(console, "run", f"{summary.run_id}, attempt {summary.attempt}{also}")
+    line(console, "world", _world(summary))
+    line(console, "steps", _steps(summary))
+    line(console, "speed", _speed(summary))
+    shares = summary.shares
+    line(
+        console,
+        "shares",
+        f"busy {percent(shares.busy)}, exposed wait {percent(shares.exposed_wait)}, "
+        f"transfer {percent(shares.transfer)}, other {percent(shares.other)}",
+    )
+    line(console, "", _bar(console, shares))
+    line(console, "tracing", _tracing(summary))
+
+
+def _world(summary: Summary) -> str:
+    world = summary.world
+    missing = f" ({len(world.missing)} without a trace)" if world.missing else ""
+    hosts = ", ".join(world.hosts[:_MOST_HOSTS]) + (", ..." if len(world.hosts) > _MOST_HOSTS else "")
+    mesh = f", mesh {world.mesh}" if world.mesh else ""
+    return f"{plural(world.world_size, 'rank')}{missing} on {plural(len(world.hosts), 'host')} ({hosts}){mesh}"
+
+
+def _steps(summary: Summary) -> str:
+    steps = summary.steps
+    remarks = (
+        (steps.num_warmup, "warm-up left out"),
+        (steps.num_seen - steps.num_common, "not on all ranks"),
+        (steps.num_checkpoint, "with a checkpoint"),
+        (steps.num_eval, "with an evaluation"),
+    )
+    span = f"{steps.first} to {steps.last}" if steps.num_used > 1 else f"{steps.first}"
+    return "; ".join(
+        [
+            f"{steps.num_used} used ({span}) of {steps.num_seen}",
+            *(f"{count} {what}" for count, what in remarks if count),
+        ]
+    )
+
+
+def _speed(summary: Summary) -> str:
+    speed, unit = summary.throughput, summary.world.samples_unit
+    rate = f"{format_count(speed.samples_per_s)} {unit}/s" if speed.samples_per_s else f"no {unit} credited"
+    cv = f", CV {speed.cv:.3f}" if speed.cv is not None else ""
+    return f"{rate}; step p50 {format_duration(speed.p50_ns)}, p95 {format_duration(speed.p95_ns)}{cv}"
+
+
+def _bar(console: Console, shares: Shares) -> str:
+    symbols = "█▓▒░" if console.encoding.startswith("utf") else "#=-."
+    ends = [0.0, shares.busy, shares.busy + shares.exposed_wait, 1.0 - shares.other, 1.0]
+    cells = [round(_BAR_WIDTH * end) for end in ends]
+    return "".join(s * (stop - start) for s, start, stop in zip(symbols, cells[:-1], cells[1:], strict=True))
+
+
+def _tracing(summary: Summary) -> str:
+    tracing = summary.tracing
+    share = tracing.overhead_share
+    return (
+        f"{'unknown share' if share is None else f'{100 * share:.2g} %'} of the time, "
+        f"{format_bytes(tracing.size_bytes)} on disk, {plural(tracing.num_events, 'event')}, "
+        f"{tracing.num_dropped} dropped"
+    )
+
+
+def _print_clocks(console: Console, summary: Summary) -> None:
+    clocks = summary.clocks
+    if len(summary.world.ranks) < 2:
+        return
+    title(console, "Clock error")
+    if clocks.num_unknown:
+        note(console, f"{plural(clocks.num_unknown, 'rank')} without a usable synchronisation, compared with no other")
+    if clocks.median_halfwidth_ns is not None and clocks.max_halfwidth_ns is not None:
+        median, largest = format_duration(clocks.median_halfwidth_ns), format_duration(clocks.max_halfwidth_ns)
+        line(
+            console,
+            "bound",
+            f"half-width median {median}, max {largest}; {plural(clocks.num_samples, 'sample')} a rank",
+        )
+        residual = "unknown" if clocks.residual_ns is None else format_duration(clocks.residual_ns)
+        drift = "unknown" if clocks.drift_ppm is None else f"{clocks.drift_ppm:.3g} ppm"
+        outside = (
+            f", {percent(clocks.extrapolated_share)} extrapolated" if clocks.extrapolated_share is not None else ""
+        )
+        line(console, "measured", f"leave-one-out residual {residual}, drift {drift}{outside}")
+    exits, checked = plural(clocks.num_negative, "exit"), plural(clocks.num_checked, "synchronising operation")
+    line(console, "causality", f"{exits} before the last enter in {checked}")
+    _limited(
+        console,
+        (
+            f"node {pair.exit_node} left before node {pair.enter_node} came: {pair.num_violations} times, median "
+            f"{format_duration(pair.median_ns)}, max {format_duration(pair.max_ns)}, "
+            f"{pair.num_unexplained} beyond the half-widths"
+            for pair in clocks.pairs
+        ),
+        "pair of nodes",
+    )
+
+
+def _print_cut_off(console: Console, summary: Summary) -> None:
+    cut_off, dropped = summary.cut_off, summary.tracing.num_dropped
+    if not (cut_off.problems or cut_off.not_closed or cut_off.num_open or dropped):
+        return
+    title(console, "Missing or cut off")
+    if cut_off.not_closed:
+        note(console, f"not closed: the trace of {rank_list(cut_off.not_closed)}; killed, crashed, or still running")
+    if dropped:
+        note(console, f"{plural(dropped, 'record')} dropped by the recorder")
+    _limited(console, (open_line(operation) for operation in cut_off.open), "operation that never completed")
+    _limited(console, cut_off.problems, "problem")
+
+
+def _limited(console: Console, lines: Iterable[str], noun: str) -> None:
+    all_lines = list(lines)
+    for content in all_lines[:_MOST_LINES]:
+        note(console, content)
+    if len(all_lines) > _MOST_LINES:
+        note(console, f"{len(all_lines) - _MOST_LINES} more in summary.json ({noun})")

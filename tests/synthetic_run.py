@@ -1,0 +1,132 @@
+"""Runs whose truth is known: every rank works, meets the others in one blocking all_reduce, and updates its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.trace.recorder import Recorder
+from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag, TraceHeader
+
+MS = 1_000_000
+DATA_NS, FORWARD_NS, BACKWARD_NS, TRANSFER_NS, OPTIMIZER_NS = 1 * MS, 10 * MS, 20 * MS, 2 * MS, 3 * MS
+START_NS = 5_000 * MS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticRun:
+    """What to write.
+
+    Attributes:
+        slow: factor on forward and backward, by rank.
+        offsets_ns: each rank's clock minus the reference.
+        noise: standard deviation of forward and backward, relative.
+        missing: ranks without a file.
+        hangs: whether all but rank 0 stay in a last all_reduce that rank 0 never enters, and no file is closed.
+    """
+
+    num_ranks: int = 4
+    num_steps: int = 40
+    num_warmup: int = 2
+    pipeline: int = 1
+    slow: Mapping[int, float] = field(default_factory=dict)
+    offsets_ns: Mapping[int, int] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ("n0",)
+    noise: float = 0.0
+    missing: tuple[int, ...] = ()
+    hangs: bool = False
+    has_clock: bool = True
+    samples_per_step: int = 64
+
+    def write(self, path: Path) -> RunDirectory:
+        """Write the traces of one more attempt and return the run."""
+        run = RunDirectory(path)
+        attempt = run.new_attempt()
+        random = np.random.default_rng(1)
+        work = random.normal(1.0, self.noise, (self.num_ranks, self.num_steps, 2)) if self.noise else None
+        recorders = {rank: self._open(attempt, rank) for rank in range(self.num_ranks) if rank not in self.missing}
+        begin_ns = np.full(self.num_ranks, START_NS)
+        for step in range(self.num_steps):
+            factor = np.array([self.slow.get(rank, 1.0) for rank in range(self.num_ranks)])
+            forward = FORWARD_NS * factor * (work[:, step, 0] if work is not None else 1.0)
+            backward = BACKWARD_NS * factor * (work[:, step, 1] if work is not None else 1.0)
+            forward_ns, backward_ns = forward.astype(np.int64), backward.astype(np.int64)
+            enter_ns = begin_ns + DATA_NS + forward_ns + backward_ns
+            exit_ns = int(enter_ns.max()) + TRANSFER_NS if self.num_ranks > 1 else int(enter_ns[0])
+            for rank, recorder in recorders.items():
+                offset = self.offsets_ns.get(rank, 0)
+                begin, enter, leave = int(begin_ns[rank]) + offset, int(enter_ns[rank]) + offset, exit_ns + offset
+                forward_end = begin + DATA_NS + int(forward_ns[rank])
+                end = leave + OPTIMIZER_NS
+                recorder.add_phase(step, Phase.DATA, begin, begin + DATA_NS, -1)
+                recorder.add_phase(step, Phase.FORWARD, begin + DATA_NS, forward_end, -1)
+                recorder.add_phase(step, Phase.BACKWARD, forward_end, leave, -1)
+                recorder.add_phase(step, Phase.OPTIMIZER, leave, end, -1)
+                if self.num_ranks > 1:
+                    blocked = leave - enter
+                    recorder.add_collective(
+                        step, 0, step, Op.ALL_REDUCE, 4096, -1, enter, leave, blocked, ExitKind.COMPLETION
+                    )
+                flags = StepFlag.WARMUP if step < self.num_warmup else StepFlag.NONE
+                recorder.add_step(step, begin, end, self.samples_per_step // self.num_ranks, flags)
+            begin_ns = np.full(self.num_ranks, exit_ns + OPTIMIZER_NS)
+        self._finish(attempt, recorders, int(begin_ns[0]))
+        return run
+
+    def _open(self, attempt: Attempt, rank: int) -> Recorder:
+        node = rank * len(self.hosts) // self.num_ranks
+        header = TraceHeader(
+            run_id="synthetic",
+            attempt=attempt.number,
+            rank=rank,
+            world_size=self.num_ranks,
+            local_rank=rank,
+            local_size=self.num_ranks,
+            node=node,
+            host=self.hosts[node],
+            host_key=f"key-{node}",
+            mesh=f"dp={self.num_ranks // self.pipeline},pp={self.pipeline},tp=1",
+            dp=rank // self.pipeline,
+            pp=rank % self.pipeline,
+            tp=0,
+            samples_unit="tokens",
+        )
+        end_ns = START_NS + self.num_steps * 100 * MS + self.offsets_ns.get(rank, 0)
+        recorder = Recorder(attempt.trace_file(rank), header, warn=_fail, clock=lambda: end_ns)
+        for member in range(self.num_ranks):
+            recorder.add_group(0, member, b"default", b"gloo")
+        return recorder
+
+    def _finish(self, attempt: Attempt, recorders: Mapping[int, Recorder], end_ns: int) -> None:
+        for rank, recorder in recorders.items():
+            offset = self.offsets_ns.get(rank, 0)
+            if self.has_clock:
+                halfwidth = 0 if rank == 0 else 1000
+                for local_ns in (START_NS + offset, end_ns + offset):
+                    recorder.add_clock(0, local_ns, offset, 2 * halfwidth, halfwidth, 20)
+            if self.hangs:
+                enter = end_ns + offset
+                row = (self.num_steps, 0, self.num_steps, Op.ALL_REDUCE, 4096, -1, enter, 0, 0, ExitKind.NEVER)
+                recorder.open_collectives = partial(list, [row] if rank else [])
+                _kill(recorder, attempt.trace_file(rank))
+            else:
+                recorder.close()
+
+
+def _kill(recorder: Recorder, path: Path) -> None:
+    """Leave the files as a killed process leaves them after its last flush."""
+    recorder.start()
+    recorder.flush()
+    left = {file: file.read_bytes() for file in path.parent.glob(f"{path.stem}.*")}
+    recorder.close()
+    for file, content in left.items():
+        file.write_bytes(content)
+
+
+def _fail(message: str) -> None:
+    raise AssertionError(message)

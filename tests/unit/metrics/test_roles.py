@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcpace.metrics.roles import excess_over_role, others_median
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 8])
+def test_the_median_of_the_others_leaves_the_rank_out(num_ranks):
+    values = np.random.default_rng(num_ranks).normal(size=(num_ranks, 30))
+    expected = [np.median(np.delete(values, rank, axis=0), axis=0) for rank in range(num_ranks)]
+    assert np.allclose(others_median(values), expected)
+
+
+def work(num_ranks=4, num_steps=100, noise=0.05, seed=0):
+    return 100.0 * np.random.default_rng(seed).normal(1.0, noise, (num_ranks, num_steps))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_slow_rank_is_marked_and_no_other_one(num_ranks):
+    values = work(num_ranks)
+    values[1] *= 1.3
+    found = excess_over_role(values, num_compared=num_ranks)
+    assert [excess.is_marked for excess in found] == [rank == 1 for rank in range(num_ranks)]
+    assert found[1].share == pytest.approx(0.3, abs=0.03)
+
+
+def test_equal_ranks_are_not_marked_in_a_hundred_runs():
+    marked = [e.is_marked for seed in range(100) for e in excess_over_role(work(noise=0.2, seed=seed), num_compared=4)]
+    assert not any(marked)
+
+
+def test_a_certain_excess_below_the_floor_is_not_marked():
+    values = work(noise=0.001)
+    values[0] *= 1.03
+    (excess, *_) = excess_over_role(values, num_compared=4)
+    assert excess.share > excess.noise
+    assert not excess.is_marked
+
+
+def test_noise_in_runs_of_steps_counts_as_noise():
+    values = work(2, 100, 0.0)
+    values[0, 40:45] *= 5
+    (excess, _) = excess_over_role(values, num_compared=2)
+    assert excess.share == pytest.approx(0.2)
+    assert not excess.is_marked
+
+
+@pytest.mark.parametrize("shape", [(1, 100), (4, 5)])
+def test_a_single_rank_or_few_steps_are_not_compared(shape):
+    assert excess_over_role(np.ones(shape), num_compared=4) == [None] * shape[0]
+
+
+def test_ranks_that_never_work_are_not_compared():
+    assert excess_over_role(np.zeros((2, 50)), num_compared=2) == [None, None]
