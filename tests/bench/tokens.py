@@ -2,7 +2,7 @@
 
 Both have the same weights, attention kernel (sdpa), loss, optimizer, data, dtype and threads, and no dropout; they
 take turns in one process. That both do the same work is checked first: from the same weights they give the same loss
-and the same gradients. Run it with `python tests/bench/tokens.py`.
+and the same gradients. Run it with `python -m tests.bench.tokens`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hpcpace.train.data import open_text
 from hpcpace.train.gpt2 import GPT2, build_gpt2
 from hpcpace.train.loop import build_optimizer
 from hpcpace.train.presets import GPT2_PRESETS, GPT2Shape
+from tests.bench.pairs import median_interval
 
 Step = Callable[[Tensor, Tensor], Tensor]
 Pair = tuple[nn.Parameter, nn.Parameter, Callable[[Tensor], Tensor]]
@@ -121,13 +122,6 @@ def check_same_work(ours: GPT2, peer: GPT2LMHeadModel, inputs: Tensor, targets: 
     return float(mine.detach())
 
 
-def interval(ratios: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the median."""
-    draws = np.random.default_rng(seed).choice(ratios, size=(10_000, ratios.size))
-    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
-    return float(low), float(high)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20)
@@ -163,7 +157,7 @@ def main() -> None:
                 times[name].append(time.perf_counter() - begin)
         assert abs(losses["hpcpace"] / losses["transformers"] - 1) < (1e-2 if dtype == torch.float32 else 5e-2), losses
     ratios = np.array(times["transformers"]) / np.array(times["hpcpace"])
-    low, high = interval(ratios)
+    ratio, low, high = median_interval(ratios)
     tokens = args.batch_size * args.seq_len
     print(
         f"GPT-2 {args.preset}, {args.dtype}, batch {args.batch_size} x {args.seq_len}, "
@@ -172,7 +166,7 @@ def main() -> None:
     )
     for name, values in times.items():
         print(f"  {name:13} {tokens / float(np.median(values)):8.1f} tokens/s (median of steps)")
-    print(f"  ratio of tokens/s, hpcpace to transformers: {float(np.median(ratios)):.3f} [{low:.3f}, {high:.3f}]")
+    print(f"  ratio of tokens/s, hpcpace to transformers: {ratio:.3f} [{low:.3f}, {high:.3f}]")
 
 
 if __name__ == "__main__":

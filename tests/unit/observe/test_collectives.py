@@ -82,8 +82,9 @@ def test_an_asynchronous_call_is_recorded_once_whoever_sees_its_end(observer: Co
 
 def test_a_call_that_nobody_waits_for_is_recorded_by_its_completion(observer: CollectiveObserver, rows: Any) -> None:
     work = dist.all_reduce(_tensor(), async_op=True)
-    while not rows.collectives:
-        work.is_completed()
+    work.get_future().wait()
+    while observer.has_open:
+        pass
     assert rows.collectives[0]["exit_kind"] == ExitKind.COMPLETION
     assert rows.collectives[0]["blocked_ns"] == 0
 

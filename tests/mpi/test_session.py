@@ -1,0 +1,123 @@
+"""The session around real jobs: under MPI, under torchrun, alone; in order, killed, and with its folder gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+
+from hpcpace.rundir import open_run
+from hpcpace.trace.reader import RankTrace, read_trace
+from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag
+
+Run = Callable[..., CompletedProcess[str]]
+PROGRAM = Path(__file__).with_name("session_program.py")
+OWN_SCRIPT = Path(__file__).with_name("own_script.py")
+
+
+def _traces(run: Path) -> list[RankTrace]:
+    (attempt,) = open_run(run).attempts()
+    return [read_trace(path) for path in attempt.trace_files().values()]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_every_rank_leaves_a_whole_trace(mpiexec: Run, tmp_path: Path, num_ranks: int) -> None:
+    result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", "in order")
+    assert result.returncode == 0, result.stderr
+    assert "warning" not in result.stderr
+    traces = _traces(tmp_path / "run")
+    assert [trace.header.rank for trace in traces] == list(range(num_ranks))
+    for rank, trace in enumerate(traces):
+        steps = trace.tables["steps"]
+        assert trace.closed_cleanly and not trace.problems
+        assert steps["step"].tolist() == list(range(12))
+        assert set(steps["samples"]) == {3 + rank}
+        assert np.flatnonzero(steps["flags"] & StepFlag.WARMUP).tolist() == [0, 1]
+        assert (steps["begin_ns"][1:] >= steps["end_ns"][:-1]).all()
+        collectives = trace.tables["collectives"]
+        assert collectives["op"].tolist() == [Op.ALL_REDUCE] * 12
+        assert collectives["step"].tolist() == list(range(12))
+        assert collectives["bytes"].tolist() == [4000] * 12
+        assert len(trace.tables["clock"]) >= 2
+        assert np.count_nonzero(trace.tables["phases"]["phase"] == Phase.DATA) == 12
+    record = json.loads((tmp_path / "run" / "attempt-0" / "run.json").read_text())
+    assert record["world_size"] == num_ranks and len(record["ranks"]) == num_ranks
+
+
+def test_survivors_and_the_killed_rank_are_read(mpiexec: Run, tmp_path: Path) -> None:
+    result = mpiexec(2, PROGRAM, tmp_path / "run", "kill", HPCPACE_TRACE_FLUSH_INTERVAL_S="0.05")
+    assert result.returncode != 0
+    traces = _traces(tmp_path / "run")
+    assert [trace.header.rank for trace in traces] == [0, 1]
+    assert not any(trace.closed_cleanly and trace.header.rank == 1 for trace in traces)
+
+
+def test_a_removed_folder_costs_a_warning_and_the_job_goes_on(mpiexec: Run, tmp_path: Path) -> None:
+    result = mpiexec(2, PROGRAM, tmp_path / "run", "remove folder")
+    assert result.returncode == 0, result.stderr
+    assert "recorded" in result.stdout
+
+
+def test_a_run_directory_that_cannot_be_made_costs_one_warning(mpiexec: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = mpiexec(2, PROGRAM, tmp_path / "file" / "run", "in order")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "recorded None"
+    assert result.stderr.count("warning") == 1 and "file/run" in result.stderr
+
+
+def test_traces_on_a_local_disk_are_copied_into_the_run(mpiexec: Run, tmp_path: Path) -> None:
+    result = mpiexec(2, PROGRAM, tmp_path / "run", "in order", HPCPACE_TRACE_TRACE_DIR=str(tmp_path / "local"))
+    assert result.returncode == 0, result.stderr
+    assert all(trace.closed_cleanly for trace in _traces(tmp_path / "run"))
+
+
+def test_switched_off_a_session_leaves_its_record_only(mpiexec: Run, tmp_path: Path) -> None:
+    result = mpiexec(2, PROGRAM, tmp_path / "run", "in order", HPCPACE_TRACE_ENABLED="off")
+    assert result.returncode == 0, result.stderr
+    assert _traces(tmp_path / "run") == []
+
+
+def _plain_losses(run: Run, *launcher: object) -> list[str]:
+    result = run(*launcher, OWN_SCRIPT, 5)
+    assert result.returncode == 0, result.stderr
+    return sorted(line for line in result.stdout.splitlines() if line.startswith("loss"))
+
+
+def test_traces_a_script_under_torchrun_without_a_line_added(torchrun: Run, tmp_path: Path) -> None:
+    result = torchrun(2, "-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", "--", OWN_SCRIPT, 5)
+    assert result.returncode == 0, result.stderr
+    losses = sorted(line for line in result.stdout.splitlines() if line.startswith("loss"))
+    assert losses == _plain_losses(torchrun, 2)
+    for trace in _traces(tmp_path / "run"):
+        assert trace.closed_cleanly
+        assert len(trace.tables["steps"]) == 5
+        assert {Phase.BACKWARD, Phase.OPTIMIZER} <= set(trace.tables["phases"]["phase"])
+        reduced = trace.tables["collectives"].select(trace.tables["collectives"]["op"] == Op.ALL_REDUCE)
+        assert len(reduced) >= 5
+        assert ExitKind.NEVER not in reduced["exit_kind"]
+
+
+def test_traces_a_script_alone(python: Run, tmp_path: Path) -> None:
+    result = python("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", OWN_SCRIPT, 5)
+    assert result.returncode == 0, result.stderr
+    (trace,) = _traces(tmp_path / "run")
+    assert len(trace.tables["steps"]) == 5
+
+
+def test_the_error_of_a_traced_script_is_its_own(python: Run, tmp_path: Path) -> None:
+    result = python("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", OWN_SCRIPT, 5, "--fail")
+    assert result.returncode == 1
+    assert result.stderr.rstrip().endswith("ValueError: the script's own error")
+    (trace,) = _traces(tmp_path / "run")
+    assert len(trace.tables["steps"]) == 5
+
+
+def test_a_missing_script_is_one_line_and_exit_2(python: Run, tmp_path: Path) -> None:
+    result = python("-m", "hpcpace", "trace", tmp_path / "nothing.py")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1 and "nothing.py" in result.stderr
