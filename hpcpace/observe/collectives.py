@@ -211,8 +211,8 @@ class CollectiveObserver:
 
         # `contains` walks through the one element of the map, and so appends (opened, time); what it is called with,
         # the future, is what it looks for, and of no interest.
-        note = partial(contains, map(self._completions.append, zip((opened,), self._now, strict=False)))
-        work.get_future().add_done_callback(note)
+        append: Any = map(self._completions.append, zip((opened,), self._now, strict=False))
+        work.get_future().add_done_callback(partial(contains, append))
 
     def _close_completed(self) -> None:
         """Record the operations whose completion was noted; an operation that is being waited for closes after that."""

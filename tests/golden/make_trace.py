@@ -1,6 +1,6 @@
 """Writes tests/golden/trace-1.0.h5, which freezes trace format 1.0. Run it only when the format's version changes.
 
-    python tests/golden/make_trace.py [PATH]
+python tests/golden/make_trace.py [PATH]
 """
 
 from __future__ import annotations
