@@ -1,10 +1,11 @@
 """Faults on purpose: a rank or a host that is slower than the others in one phase, by a known amount.
 
-The slowed rank sleeps, within the phase and straight after the work that is measured. It does not spin: where there
-are more ranks than cores, spinning would take a core from the others and slow them as well. A share is taken of the
-wall time of each piece of the phase (each block and the head, none of which waits for another stage or replica), so
-that a rank with 30 % takes 1.3 times as long for it, just as on a slower core. With tensor parallelism a block's time
-has its own all-reduces in it.
+A share is added to each piece of the phase (each block and the head, none of which waits for another stage or
+replica) straight after it. On a CPU it is a share of the processor time of the piece, and processor time is what is
+spent: the rank then has 1.3 times the work to do, as on a slower core, also where there are more ranks than cores. (A
+sleep would be made good there: the scheduler hands a rank that slept its core back at once.) On a GPU it is a share of
+the time that the device took, and the rank sleeps. A fixed size is a sleep. With tensor parallelism a block has its
+own all-reduces in it.
 """
 
 from __future__ import annotations
@@ -123,6 +124,13 @@ def _size(text: str) -> tuple[float, int]:
     return 0.0, round(float(match.group(1)) * _UNITS_NS[match.group(2)])
 
 
+def spin(duration_s: float) -> None:
+    """Use up processor time of this thread."""
+    end_ns = time.thread_time_ns() + round(duration_s * NS_PER_S)
+    while time.thread_time_ns() < end_ns:
+        pass
+
+
 class Injector:
     """Slows this rank as its faults say.
 
@@ -131,8 +139,9 @@ class Injector:
         seed: the run's seed.
         rank: this rank.
         host: this rank's host name.
-        synchronize: waits for a device's queue, so that what runs there is measured; nothing on a CPU.
-        clock, sleep: replaced in tests.
+        clock: time of the work done so far, nanoseconds; its differences are what shares are taken of.
+        spend: makes `clock` go on by so many seconds.
+        sleep: replaced in tests.
     """
 
     def __init__(
@@ -142,14 +151,13 @@ class Injector:
         seed: int,
         rank: int,
         host: str,
-        synchronize: Callable[[], None] | None = None,
-        clock: Callable[[], int] = time.perf_counter_ns,
+        clock: Callable[[], int] = time.thread_time_ns,
+        spend: Callable[[float], None] = spin,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._faults = [fault for fault in faults if fault.concerns(rank, host)]
         self._seed, self._rank = seed, rank
-        self._synchronize = synchronize
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._spend, self._sleep = clock, spend, sleep
         self._shares: dict[str, float] = {}
         self._pauses: list[Fault] = []
         self._debt_ns = 0
@@ -176,7 +184,7 @@ class Injector:
     @contextmanager
     def slowed(self, phase: str) -> Iterator[None]:
         """Slow what is done inside."""
-        begin_ns = self._now()
+        begin_ns = self._clock()
         yield
         self._slow(phase, begin_ns)
 
@@ -185,27 +193,23 @@ class Injector:
 
         def before(*_: Any) -> None:
             nonlocal begin_ns
-            begin_ns = self._now()
+            begin_ns = self._clock()
 
         def after(*_: Any) -> None:
             self._slow(phase, begin_ns)
 
         return before, after
 
-    def _now(self) -> int:
-        if self._synchronize is not None and self._faults:
-            self._synchronize()
-        return self._clock()
-
     def _slow(self, phase: str, begin_ns: int) -> None:
         if not self._shares.get(phase) and not self._pauses:
             return
-        now_ns = self._now()
+        self._debt_ns += round(self._shares.get(phase, 0.0) * (self._clock() - begin_ns))
+        # What one delay takes too long, the next ones take less: over a step the size is met.
+        if self._debt_ns > 0:
+            before_ns = self._clock()
+            self._spend(self._debt_ns / NS_PER_S)
+            self._debt_ns -= self._clock() - before_ns
         due = [fault for fault in self._pauses if phase in fault.phases]
         self._pauses = [fault for fault in self._pauses if fault not in due]
-        self._debt_ns += round(self._shares.get(phase, 0.0) * (now_ns - begin_ns))
-        self._debt_ns += sum(fault.pause_ns for fault in due)
-        # What one sleep takes too long, the next ones take less: over a step the size is met.
-        if self._debt_ns > 0:
-            self._sleep(self._debt_ns / NS_PER_S)
-            self._debt_ns -= self._clock() - now_ns
+        for fault in due:
+            self._sleep(fault.pause_ns / NS_PER_S)

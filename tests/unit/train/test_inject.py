@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from time import thread_time_ns
 from typing import Any
 
 import pytest
 
 from hpcpace.errors import ConfigError
-from hpcpace.train.inject import Fault, Injector, parse_fault
+from hpcpace.train.inject import Fault, Injector, parse_fault, spin
 from hpcpace.units import NS_PER_MS, NS_PER_S
 
 
@@ -27,7 +28,8 @@ class FakeTime:
 
 
 def _injector(spec: str, time: FakeTime, rank: int = 2) -> Injector:
-    return Injector([parse_fault(spec)], seed=0, rank=rank, host="n3.cluster", clock=time.clock, sleep=time.sleep)
+    fault = parse_fault(spec)
+    return Injector([fault], seed=0, rank=rank, host="n3.cluster", clock=time.clock, spend=time.sleep, sleep=time.sleep)
 
 
 def _work(injector: Injector, time: FakeTime, phase: str, duration_ns: int) -> None:
@@ -93,7 +95,7 @@ def test_a_share_is_added_to_the_phases_own_time() -> None:
     assert time.slept_ns == 3 * NS_PER_MS
 
 
-def test_sleeps_that_take_too_long_even_out() -> None:
+def test_delays_that_take_too_long_even_out() -> None:
     time = FakeTime(overshoot_ns=60_000)
     injector = _injector("rank=2,phase=forward,size=10%", time)
     injector.begin_step(0)
@@ -110,6 +112,12 @@ def test_a_pause_comes_once_a_step() -> None:
         for phase in ("forward", "forward", "backward"):
             _work(injector, time, phase, NS_PER_MS)
     assert time.slept_ns == 60 * NS_PER_MS
+
+
+def test_spinning_uses_processor_time() -> None:
+    before_ns = thread_time_ns()
+    spin(0.002)
+    assert thread_time_ns() - before_ns >= 2 * NS_PER_MS
 
 
 def test_a_periodic_fault_acts_once_a_period() -> None:
