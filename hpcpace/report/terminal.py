@@ -14,6 +14,7 @@ from hpcpace.units import format_bytes, format_count, format_duration
 MIN_WIDTH, MAX_WIDTH = 80, 100
 _MOST_LINES = 10
 _MOST_HOSTS = 4
+_MOST_EXCESS = 2
 _BAR_WIDTH = 60
 
 
@@ -51,6 +52,7 @@ def _print_head(console: Console, summary: Summary) -> None:
         f"transfer {percent(shares.transfer)}, other {percent(shares.other)}",
     )
     line(console, "", _bar(console, shares))
+    line(console, "excess", _excess(summary))
     line(console, "tracing", _tracing(summary))
 
 
@@ -91,6 +93,20 @@ def _bar(console: Console, shares: Shares) -> str:
     ends = [0.0, shares.busy, shares.busy + shares.exposed_wait, 1.0 - shares.other, 1.0]
     cells = [round(_BAR_WIDTH * end) for end in ends]
     return "".join(s * (stop - start) for s, start, stop in zip(symbols, cells[:-1], cells[1:], strict=True))
+
+
+def _excess(summary: Summary) -> str:
+    compared = [(row.rank, row.excess) for row in summary.ranks if row.excess is not None]
+    if not compared:
+        return "no two ranks of one role with steps enough to compare"
+    marked = [
+        f"rank {rank} busy {percent(excess.share)} longer than its role (noise {percent(excess.noise)})"
+        for rank, excess in sorted(compared, key=lambda pair: -pair[1].share)
+        if excess.is_marked
+    ]
+    if not marked:
+        return "no rank busier than the others of its role, beyond noise"
+    return "; ".join(marked[:_MOST_EXCESS]) + (f"; {len(marked) - _MOST_EXCESS} more" if marked[_MOST_EXCESS:] else "")
 
 
 def _tracing(summary: Summary) -> str:
