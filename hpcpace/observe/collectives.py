@@ -34,6 +34,7 @@ from hpcpace.trace.schema import ExitKind, Op
 _FORGET_AFTER_STEPS = 10
 _KEY = torch._C.DispatchKey.BackendSelect
 _WAIT = "wait"
+_EXIT_KIND = 9
 _CUDA = torch._C.DispatchKey.CUDA
 
 
@@ -129,7 +130,7 @@ class CollectiveObserver:
         self._close_completed()
         for opened in self._drain():
             opened.kind = ExitKind.NEVER
-            self._add(*opened.row())
+            self._add(*self._row(opened))
 
     @property
     def has_open(self) -> bool:
@@ -140,7 +141,12 @@ class CollectiveObserver:
     def open_collectives(self) -> list[tuple[int, ...]]:
         """Return rows of the operations that have not completed; called by the recorder at each flush."""
         self._close_completed()
-        rows = [(*opened.row()[:-1], ExitKind.NEVER) for opened in list(self._open.values()) if not opened.exit_ns]
+        rows = []
+        for opened in list(self._open.values()):
+            if not opened.exit_ns:
+                row = list(self._row(opened))
+                row[_EXIT_KIND] = ExitKind.NEVER
+                rows.append(tuple(row))
         return rows + (self._device_times.open_rows() if self._device_times is not None else [])
 
     def end_step(self, step: int) -> None:
@@ -286,7 +292,11 @@ class CollectiveObserver:
 
     def _record(self, opened: _Open, exit_ns: int) -> None:
         opened.exit_ns = exit_ns
-        self._add(*opened.row())
+        self._add(*self._row(opened))
+
+    def _row(self, opened: _Open) -> tuple[int, ...]:
+        # Where there is a device, traces have the column enqueue_ns: operations of the host begin as they are issued.
+        return opened.row() if self._device_times is None else (*opened.row(), opened.enter_ns)
 
     def _drain(self) -> list[_Open]:
         remaining = list(self._open.values())

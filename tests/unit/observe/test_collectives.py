@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from hpcpace.observe.collectives import CollectiveObserver
+from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.operators import operators
 from hpcpace.trace.schema import ExitKind, Op
 
@@ -107,6 +108,18 @@ def test_records_the_root_and_the_step(observer: CollectiveObserver, rows: Any) 
     rows.step = 12
     dist.broadcast(_tensor(), 0)
     assert (rows.collectives[0]["peer"], rows.collectives[0]["step"]) == (0, 12)
+
+
+def test_where_there_is_a_device_operations_of_the_host_have_the_time_of_their_issue(rows: Any) -> None:
+    recorded: list[tuple[int, ...]] = []
+    rows.add_collective = lambda *row: recorded.append(row)
+    device_times = DeviceTimes(lambda: pytest.fail("no event is needed on a CPU"))
+    observer = CollectiveObserver(rows, warn=pytest.fail, device_times=device_times)
+    observer.install()
+    dist.all_reduce(_tensor())
+    observer.uninstall()
+    ((*_, enter_ns, _, _, _, enqueue_ns),) = recorded
+    assert enqueue_ns == enter_ns
 
 
 def test_observes_nothing_while_paused(observer: CollectiveObserver, rows: Any) -> None:
