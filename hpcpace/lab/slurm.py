@@ -23,6 +23,7 @@ from types import TracebackType
 from hpcpace.errors import HpcpaceError, UsageError
 from hpcpace.lab.daemon import Daemon
 from hpcpace.lab.slurm_conf import CGROUP_CONF, ClusterFiles, Node, slurm_conf
+from hpcpace.world.environment import process_environ
 
 PACKAGES = {
     "munged": "munge",
@@ -177,7 +178,7 @@ class OneHostSlurm:
 
     def _boot(self, files: ClusterFiles, cleanup: ExitStack) -> None:
         _write_files(files, num_cpus=self._num_cpus)
-        self.environ = {key: value for key, value in os.environ.items() if not _FOREIGN.match(key)}
+        self.environ = {key: value for key, value in process_environ().items() if not _FOREIGN.match(key)}
         self.environ["PATH"] = _search_path()
         self.environ["SLURM_CONF"] = str(files.slurm_conf)
         self._start(_munged_command(files), files, cleanup)
@@ -220,7 +221,7 @@ def check_requirements() -> None:
 
 def _search_path() -> str:
     # Daemons live in sbin, which is not on everybody's PATH.
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    return os.pathsep.join([process_environ().get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def _munged_command(files: ClusterFiles) -> list[str]:

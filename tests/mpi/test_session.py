@@ -76,6 +76,14 @@ def test_traces_on_a_local_disk_are_copied_into_the_run(mpiexec: Run, tmp_path: 
     assert all(trace.closed_cleanly for trace in _traces(tmp_path / "run"))
 
 
+def test_a_terminated_rank_brings_its_trace_home_from_inside_a_collective(mpiexec: Run, tmp_path: Path) -> None:
+    result = mpiexec(2, PROGRAM, tmp_path / "run", "terminate", HPCPACE_TRACE_TRACE_DIR=str(tmp_path / "local"))
+    assert result.returncode != 0
+    trace = next(trace for trace in _traces(tmp_path / "run") if trace.header.rank == 0)
+    assert len(trace.tables["steps"]) == 6
+    assert trace.open_collectives["op"].tolist() == [Op.ALL_REDUCE]
+
+
 def test_switched_off_a_session_leaves_its_record_only(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(2, PROGRAM, tmp_path / "run", "in order", HPCPACE_TRACE_ENABLED="off")
     assert result.returncode == 0, result.stderr
