@@ -53,7 +53,7 @@ class TraceConfig:
 
     def __post_init__(self) -> None:
         _check_least("trace", "flush_interval_s", self.flush_interval_s, 0.01)
-        _check_least("trace", "max_rows", self.max_rows, 1000)
+        _check_least("trace", "max_rows", self.max_rows, 100_000)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,21 +33,8 @@ from hpcpace.world.clock import ClockSync
 from hpcpace.world.environment import HostIdentity, RankInfo, host_identity, locate, process_environ, rank_info
 
 
-def session(
-    *,
-    name: str = "train",
-    run_dir: Path | None = None,
-    config: Config | None = None,
-    mesh: Mapping[str, int] | None = None,
-    coords: Mapping[str, int] | None = None,
-    samples_unit: str = "samples",
-    warmup_steps: int = 1,
-    record: Mapping[str, Any] | None = None,
-    world: RankInfo | None = None,
-    comm: Any = None,
-    step_per_optimizer: bool = False,
-) -> Session:
-    """Return a session, to be entered with `with`.
+class Session:
+    """Observes a training job between `__enter__` and `__exit__`; `hpcpace.session` is this class.
 
     Collective: every rank of the job enters and leaves it. In a world of several ranks it is entered after
     `torch.distributed.init_process_group`, or with an MPI communicator as `comm`.
@@ -65,34 +52,14 @@ def session(
         comm: an mpi4py communicator of all ranks; torch's default group is used when not given.
         step_per_optimizer: end a step after each step of an optimizer, for scripts that never call `step`.
 
-    Raises:
-        HpcpaceError: settings or environment contradict each other.
-    """
-    environ = process_environ()
-    return Session(
-        environ=environ,
-        config=config or load_config(environ=environ),
-        world=world or rank_info(environ),
-        comm=comm,
-        name=name,
-        run_dir=run_dir,
-        mesh=mesh or {},
-        coords=coords or {},
-        samples_unit=samples_unit,
-        warmup_steps=warmup_steps,
-        record=record or {},
-        step_per_optimizer=step_per_optimizer,
-    )
-
-
-class Session:
-    """Observes a training job between `__enter__` and `__exit__`. Made by `hpcpace.session`.
-
     Attributes:
         phase: `with session.phase("data"): ...` marks a stretch of the step; the names are those of
             `hpcpace.trace.schema.Phase` in lower case.
         run: the run directory, None where it could not be made.
         attempt: this start's folder in it.
+
+    Raises:
+        HpcpaceError: settings or environment contradict each other.
     """
 
     phase: Callable[[str], AbstractContextManager[Any]]
@@ -100,33 +67,32 @@ class Session:
     def __init__(
         self,
         *,
-        environ: Mapping[str, str],
-        config: Config,
-        world: RankInfo,
-        comm: Any,
-        name: str,
-        run_dir: Path | None,
-        mesh: Mapping[str, int],
-        coords: Mapping[str, int],
-        samples_unit: str,
-        warmup_steps: int,
-        record: Mapping[str, Any],
-        step_per_optimizer: bool,
+        name: str = "train",
+        run_dir: Path | None = None,
+        config: Config | None = None,
+        mesh: Mapping[str, int] | None = None,
+        coords: Mapping[str, int] | None = None,
+        samples_unit: str = "samples",
+        warmup_steps: int = 1,
+        record: Mapping[str, Any] | None = None,
+        world: RankInfo | None = None,
+        comm: Any = None,
+        step_per_optimizer: bool = False,
     ) -> None:
         self.run: RunDirectory | None = None
         self.attempt: Attempt | None = None
         self.phase = NullRecorder().phase
-        self._environ = environ
-        self._config = config
-        self._world = world
+        self._environ = process_environ()
+        self._config = config or load_config(environ=self._environ)
+        self._world = world or rank_info(self._environ)
         self._comm = comm
         self._name = name
         self._run_dir = run_dir
-        self._mesh = mesh
-        self._coords = coords
+        self._mesh = mesh or {}
+        self._coords = coords or {}
         self._samples_unit = samples_unit
         self._warmup_steps = warmup_steps
-        self._record = record
+        self._record = record or {}
         self._step_per_optimizer = step_per_optimizer
         self._coordinator: Coordinator | None = None
         self._recording: Recording | None = None
@@ -279,3 +245,6 @@ class Session:
         if message not in self._warned:
             self._warned.add(message)
             print(f"hpcpace: rank {self._world.rank}: warning: {message}", file=sys.stderr, flush=True)
+
+
+session = Session

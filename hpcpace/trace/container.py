@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -12,12 +15,16 @@ from numpy.typing import NDArray
 
 from hpcpace.trace.encoding import DEFLATE_LEVEL, RESOLUTION_NS, compress_chunk
 from hpcpace.trace.header import header_values
-from hpcpace.trace.schema import CHUNK_ROWS, TABLES, TraceHeader
+from hpcpace.trace.schema import TABLES, TraceHeader
 
 # What HDF5 1.10 and later read; SWMR needs at least this.
 _LIBRARY_VERSIONS = ("v110", "v110")
-# Chunk indices and object headers that HDF5 may write beside the chunks of one flush.
+# Object headers that HDF5 may write beside the chunks of one flush, and what the index takes of each chunk.
 _METADATA_BYTES = 65_536
+_INDEX_BYTES = 128
+# Where superblock version 3 says that the file is open for writing (HDF5 file format 3.0, section II.A).
+_SUPERBLOCK_VERSION_OFFSET, _SUPERBLOCK_VERSION = 8, 3
+_CONSISTENCY_FLAGS_OFFSET = 11
 
 
 def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> bytes:
@@ -27,23 +34,25 @@ def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> byte
     """
     values = header_values(header)
     samples_unit, interfaces = values.pop("samples_unit"), values.pop("interfaces")
-    with h5py.File("image", "w", driver="core", backing_store=False, libver=_LIBRARY_VERSIONS) as file:
+    # HDF5 takes two files in memory of one name for the same file, and each recorder has a thread of its own.
+    file_name = f"image-{threading.get_ident()}"
+    with h5py.File(file_name, "w", driver="core", backing_store=False, libver=_LIBRARY_VERSIONS) as file:
         file.attrs.update(values)
         for name, dtype in dtypes.items():
             group = file.create_group(name)
             for column in dtype.names or ():
-                group.create_dataset(
+                dataset = group.create_dataset(
                     column,
                     shape=(0,),
                     maxshape=(None,),
-                    chunks=(CHUNK_ROWS,),
+                    chunks=(TABLES[name].chunk_rows,),
                     dtype=_stored_dtype(name, column, dtype[column]),
                     shuffle=True,
                     compression="gzip",
                     compression_opts=DEFLATE_LEVEL,
                 )
-            if name in RESOLUTION_NS:
-                group.attrs["resolution_ns"] = RESOLUTION_NS[name]
+                if column in RESOLUTION_NS.get(name, {}):
+                    dataset.attrs["resolution_ns"] = RESOLUTION_NS[name][column]
         file["steps"].attrs["samples_unit"] = samples_unit
         file["network"].attrs.create("interfaces", interfaces, shape=(len(interfaces),), dtype=h5py.string_dtype())
         file.flush()
@@ -51,11 +60,24 @@ def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> byte
     return image
 
 
+def is_marked_open(path: Path) -> bool:
+    """Return whether the writer of an HDF5 file has it open still, or was killed.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        start = file.read(_CONSISTENCY_FLAGS_OFFSET + 1)
+    return len(start) > _CONSISTENCY_FLAGS_OFFSET and (
+        start[_SUPERBLOCK_VERSION_OFFSET] == _SUPERBLOCK_VERSION and start[_CONSISTENCY_FLAGS_OFFSET] != 0
+    )
+
+
 class Container:
     """An open trace file that takes whole chunks.
 
     HDF5 cannot be trusted after it met a full disk, so space is reserved through a descriptor of our own first; a file
-    longer than its HDF5 content is valid, and a clean close cuts it.
+    longer than its HDF5 content is valid, and what was not needed is given back.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,8 +88,9 @@ class Container:
         except BaseException:
             os.close(self._descriptor)
             raise
-        self._reserved_bytes = 0
         self._file.swmr_mode = True
+        self._hdf5_descriptor: int | None = self._file.id.get_vfd_handle()
+        os.register_at_fork(after_in_child=partial(_forget_in_child, weakref.ref(self)))
 
     @property
     def is_removed(self) -> bool:
@@ -78,29 +101,31 @@ class Container:
         """Write rows behind those that are there, and flush.
 
         Args:
-            first_rows: the number of rows in the file, by table; a multiple of CHUNK_ROWS.
-            tables: the rows to write, by table. A length that is no multiple of CHUNK_ROWS is for the last call.
+            first_rows: the number of rows in the file, by table; whole chunks.
+            tables: the rows to write, by table. Rows that do not fill a chunk are for the last call.
 
         Raises:
             OSError: the disk is full or broken; calling again with the same rows is safe.
         """
         chunks = {
-            (name, column, start): compress_chunk(column, rows[column][start : start + CHUNK_ROWS])
+            (name, column, start): compress_chunk(rows[column][start : start + chunk_rows], chunk_rows)
             for name, rows in tables.items()
+            for chunk_rows in (TABLES[name].chunk_rows,)
             for column in rows.dtype.names or ()
-            for start in range(0, len(rows), CHUNK_ROWS)
+            for start in range(0, len(rows), chunk_rows)
         }
-        self._reserve(sum(map(len, chunks.values())))
+        self._reserve(sum(_INDEX_BYTES + len(chunk) for chunk in chunks.values()))
         for name, rows in tables.items():
             for column in rows.dtype.names or ():
                 self._file[name][column].resize((first_rows[name] + len(rows),))
         for (name, column, start), chunk in chunks.items():
             self._file[name][column].id.write_direct_chunk((first_rows[name] + start,), chunk)
         self._file.flush()
+        self._release()
 
     def copy_to(self, path: Path) -> None:
         """Close the file and copy what it held to another path, also where its own name is gone."""
-        self._file.close()
+        self._close_file()
         with open(self._descriptor, "rb", closefd=False) as source, open(path, "wb") as target:
             source.seek(0)
             while block := source.read(1 << 20):
@@ -109,15 +134,38 @@ class Container:
     def close(self) -> None:
         """Close the file and leave it as any HDF5 program can open it."""
         try:
-            self._file.close()
+            self._close_file()
         finally:
             os.close(self._descriptor)
 
+    def forget(self) -> None:
+        """Point HDF5 in a forked child at an empty file.
+
+        When the child ends, HDF5 closes what it finds open, and would write its old idea of the file over the parent's.
+        """
+        if self._hdf5_descriptor is not None:
+            empty = os.memfd_create("hpcpace-forked")
+            os.dup2(empty, self._hdf5_descriptor)
+            os.close(empty)
+
+    def _close_file(self) -> None:
+        self._hdf5_descriptor = None
+        self._file.close()
+
     def _reserve(self, size_bytes: int) -> None:
+        begin = os.fstat(self._descriptor).st_size
         end = self._file.id.get_filesize() + size_bytes + _METADATA_BYTES
-        if end > self._reserved_bytes:
-            os.posix_fallocate(self._descriptor, 0, end)
-            self._reserved_bytes = end
+        if end > begin:
+            os.posix_fallocate(self._descriptor, begin, end - begin)
+
+    def _release(self) -> None:
+        os.ftruncate(self._descriptor, self._file.id.get_filesize())
+
+
+def _forget_in_child(reference: weakref.ref[Container]) -> None:
+    container = reference()
+    if container is not None:
+        container.forget()
 
 
 def _stored_dtype(table: str, column: str, dtype: np.dtype) -> np.dtype:

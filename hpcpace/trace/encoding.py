@@ -11,12 +11,14 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.trace.schema import CHUNK_ROWS, TABLES, TableSchema
+from hpcpace.trace.schema import TABLES, TableSchema
 
-DEFLATE_LEVEL = 4
-# Recording an operation from Python takes microseconds and a device event counts in half microseconds, so the low ten
-# bits of a collective's times are noise; at full resolution they would be a third of the file.
-RESOLUTION_NS = {"collectives": 1024}
+DEFLATE_LEVEL = 6
+# To read the clock in Python and record an operation takes some hundreds of nanoseconds, and a device's event counts in
+# half microseconds: finer digits of these columns are noise, which no filter makes smaller (tests/bench/trace_size.py).
+RESOLUTION_NS = {
+    "collectives": {"enter_ns": 256, "exit_ns": 256, "blocked_ns": 1024, "enqueue_ns": 256},
+}
 ENQUEUE_COLUMN = "enqueue_ns"
 
 _STRUCT_CODES = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h", "i4": "i", "i8": "q"}
@@ -41,29 +43,26 @@ def row_struct(dtype: np.dtype) -> struct.Struct:
 
 
 def round_times(table_name: str, rows: NDArray[np.void]) -> None:
-    """Round the times of rows down to the table's resolution, in place."""
-    resolution_ns = RESOLUTION_NS.get(table_name)
-    if resolution_ns is None:
-        return
-    for column in rows.dtype.names or ():
-        if column.endswith("_ns"):
-            rows[column] &= -resolution_ns
+    """Round the times of rows to the nearest multiple of their columns' resolution, a power of two, in place."""
+    for column, resolution_ns in RESOLUTION_NS.get(table_name, {}).items():
+        if column in (rows.dtype.names or ()):
+            rows[column] = (rows[column] + resolution_ns // 2) & -resolution_ns
 
 
-def compress_chunk(column: str, values: NDArray[np.generic]) -> bytes:
+def compress_chunk(values: NDArray[np.generic], chunk_rows: int) -> bytes:
     """Return one chunk of a column after HDF5's shuffle and deflate filters.
 
     Args:
-        column: its name, from which the kind of its values follows.
-        values: at most CHUNK_ROWS values; the rest of the chunk is zeros.
+        values: at most `chunk_rows` values; the rest of the chunk is zeros.
     """
-    chunk = np.zeros(CHUNK_ROWS, dtype=values.dtype)
+    chunk = np.zeros(chunk_rows, dtype=values.dtype)
     chunk[: len(values)] = values
-    planes = np.ascontiguousarray(chunk.view(np.uint8).reshape(CHUNK_ROWS, -1).T)
-    # In shuffled times there is nothing to match but runs: searching for more is slow and finds false friends.
-    strategy = zlib.Z_RLE if column.endswith("_ns") else zlib.Z_DEFAULT_STRATEGY
-    deflate = zlib.compressobj(DEFLATE_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy)
-    return deflate.compress(planes.tobytes()) + deflate.flush()
+    planes = np.ascontiguousarray(chunk.view(np.uint8).reshape(chunk_rows, -1).T)
+    deflate = zlib.compressobj(DEFLATE_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS, 9)
+    # The lowest bytes of times are nearly noise and the highest nearly constant: a block with a Huffman code of its own
+    # for each plane of bytes makes times a tenth smaller than zlib's own division does.
+    blocks = (deflate.compress(plane.data) + deflate.flush(zlib.Z_BLOCK) for plane in planes)
+    return b"".join(blocks) + deflate.flush()
 
 
 def _fields(dtype: np.dtype) -> list[tuple[str, str]]:

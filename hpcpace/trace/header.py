@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from hpcpace.errors import TraceError
 from hpcpace.trace.schema import FORMAT, FORMAT_VERSION, TraceHeader
+
+_VERSION = re.compile(r"([0-9]{1,6})\.[0-9]{1,6}")
 
 
 class OtherVersion(TraceError):
@@ -30,9 +34,10 @@ def parse_header(values: Mapping[str, Any], place: str) -> TraceHeader:
         OtherVersion: the file has another major version of the format.
         TraceError: no trace of hpcpace, or a value is missing or of the wrong type.
     """
-    if values.get("format") not in (FORMAT, FORMAT.encode()):
+    found = {name: _text(value) for name, value in values.items() if isinstance(value, (str, bytes))}
+    if found.get("format") != FORMAT:
         raise TraceError(f"{place} is no trace of hpcpace: its format is {values.get('format')!r}, not {FORMAT!r}")
-    _check_version(str(values.get("format_version")), place)
+    _check_version(found.get("format_version", ""), place)
     known: dict[str, Any] = {}
     for item in fields(TraceHeader):
         if item.name not in values:
@@ -46,14 +51,19 @@ def parse_header(values: Mapping[str, Any], place: str) -> TraceHeader:
                 f"{place}: attribute {item.name} is {values[item.name]!r} ({error}); the file is damaged, leave it out"
             )
             raise TraceError(message) from error
-    return TraceHeader(**known)
+    header = TraceHeader(**known)
+    if not 0 <= header.rank < header.world_size:
+        raise TraceError(
+            f"{place}: rank {header.rank} of {header.world_size} ranks cannot be; the file is damaged, leave it out"
+        )
+    return header
 
 
 def _check_version(version: str, place: str) -> None:
-    major, _, minor = version.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
+    match = _VERSION.fullmatch(version)
+    if match is None:
         raise TraceError(f"{place}: format_version is {version!r}, not like {FORMAT_VERSION!r}; the file is damaged")
-    if int(major) != int(FORMAT_VERSION.partition(".")[0]):
+    if match.group(1) != FORMAT_VERSION.partition(".")[0]:
         raise OtherVersion(
             f"{place} has trace format {version}; this hpcpace reads {FORMAT_VERSION} and later minor versions: "
             "read it with the hpcpace that wrote it"
@@ -62,7 +72,7 @@ def _check_version(version: str, place: str) -> None:
 
 def _text(value: Any) -> str:
     if isinstance(value, bytes):
-        return value.decode("utf-8")
+        return value.decode("utf-8", "surrogateescape")
     if not isinstance(value, str):
         raise TypeError("not a text")
     return value
@@ -72,4 +82,4 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(_text(entry) for entry in value)
 
 
-_CONVERT: dict[str, Callable[[Any], Any]] = {"str": _text, "int": int, "tuple[str, ...]": _texts}
+_CONVERT: dict[str, Callable[[Any], Any]] = {"str": _text, "int": operator.index, "tuple[str, ...]": _texts}

@@ -26,6 +26,8 @@ MAGIC = b"HPCPJNL1"
 _PREAMBLE = struct.Struct("<8sII")
 _COLUMN_KIND = re.compile(r"<[iu][248]|\|[iu]1|\|S\d{1,4}")
 _PREFIX = [("check", "<u4"), ("table", "u1"), ("kind", "u1"), ("size", "<u2"), ("row", "<u8")]
+# Records looked at in one go; of a table with few rows in a row, most would be looked at in vain.
+_MOST_RECORDS = 1024
 _CHECK_SEED = 0xCBF29CE484222325
 _CHECK_FACTOR = 0x9E3779B97F4A7C15
 
@@ -122,7 +124,10 @@ def _decode_header(content: bytes, place: str) -> tuple[dict[str, Any], int]:
     text = content[_PREAMBLE.size : _PREAMBLE.size + size]
     if len(text) < size or zlib.crc32(text) != check:
         raise TraceError(f"{place}: the journal's header is damaged or cut off at {len(content)} bytes; leave it out")
-    description = json.loads(text)
+    try:
+        description = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{place}: the journal's header is no JSON ({error}); leave the file out") from error
     if not isinstance(description, dict) or not isinstance(description.get("header"), dict):
         raise TraceError(f"{place}: the journal's header is no description of a trace; leave it out")
     return description, _PREAMBLE.size + size
@@ -141,7 +146,8 @@ def _run_of_records(content: bytes, offset: int, dtypes: list[np.dtype]) -> NDAr
         return None
     table = content[offset + 4]
     dtype = record_dtype(dtypes[table])
-    records = np.frombuffer(content, dtype, count=(len(content) - offset) // dtype.itemsize, offset=offset)
+    count = min((len(content) - offset) // dtype.itemsize, _MOST_RECORDS)
+    records = np.frombuffer(content, dtype, count=count, offset=offset)
     records = records[: _num_leading(records["table"] == table)]
     records = records[: _num_leading((records["check"] == _checks(records)) & (records["size"] == dtype.itemsize))]
     return records if len(records) else None

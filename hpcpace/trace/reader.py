@@ -5,10 +5,12 @@ Needs neither torch nor MPI. What is damaged is left out and said so; the rest i
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from hpcpace.errors import TraceError
 from hpcpace.rundir import Attempt
 from hpcpace.trace import journal
+from hpcpace.trace.container import is_marked_open
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
 from hpcpace.trace.header import OtherVersion, parse_header
 from hpcpace.trace.schema import TABLES, TableSchema, TraceHeader
@@ -26,6 +29,9 @@ from hpcpace.trace.tables import RankTrace, Table
 
 # What h5py and HDF5 raise on files that are damaged or not theirs.
 _FOREIGN_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
+# Deflate makes nothing smaller than this; a length beyond it is damage, and reading it would fill the memory.
+_MOST_COMPRESSED = 1032
+_MOST_NAMED = 16
 _OPERATION = ["group", "seq", "op", "peer", "enter_ns"]
 
 
@@ -41,40 +47,47 @@ def read_trace(path: str | os.PathLike[str]) -> RankTrace:
     """Read the trace file of a rank together with its journal.
 
     Args:
-        path: the HDF5 file; it may be missing where a journal stands beside it.
+        path: the HDF5 file; it may be missing where a journal stands beside it. The journal's name does as well.
 
     Raises:
         TraceError: neither can be read, or they have another major version of the format.
     """
-    path = Path(path)
+    path = _container_path(path)
     problems: list[str] = []
     # The journal first: rows only move from it into the file, so what is gone from the one is in the other.
     journal_path = path.with_suffix(".journal")
     content = _read_journal(journal_path, problems)
     try:
-        header, stored = _read_container(path, problems)
+        header, stored, is_open = _read_container(path, problems)
     except OtherVersion:
         raise
     except TraceError as error:
         if content is None:
             raise
         problems.append(f"{error} (only its journal is read)")
-        header, stored = content.header, {}
+        header, stored, is_open = content.header, {}, True
+    is_closed = not is_open and not os.path.exists(journal_path)
+    if stored and content is None and not is_closed:
+        problems.append(f"{path} was not closed and its journal cannot be read: its last rows are missing")
     if content is not None and _identity(content.header) != _identity(header):
         problems.append(f"{journal_path} belongs to another run, attempt or rank; it is left out")
         content = None
     tables = {}
     for name, table in TABLES.items():
-        rows = stored.get(name, np.zeros(0, dtype=table.dtype))
-        if content is not None and name in content.rows:
-            rows = _merge(rows, *content.rows[name], f"{path}: table {name}", problems)
+        numbers, journalled = (None, None) if content is None else content.rows.get(name, (None, None))
+        rows = stored.get(name)
+        if rows is None:
+            has_enqueue = journalled is not None and ENQUEUE_COLUMN in (journalled.dtype.names or ())
+            rows = np.zeros(0, dtype=row_dtype(table, has_enqueue=has_enqueue))
+        if numbers is not None and journalled is not None:
+            rows = _merge(rows, numbers, journalled, f"{path}: table {name}", problems)
         tables[name] = Table.from_rows(rows)
     return RankTrace(
         path=path,
         header=header,
         tables=tables,
         problems=tuple(problems),
-        closed_cleanly=bool(stored) and not journal_path.exists(),
+        closed_cleanly=is_closed,
         open_collectives=_still_open(content, tables["collectives"]),
     )
 
@@ -108,15 +121,41 @@ def read_attempt(attempt: Attempt, *, progress: Callable[[int, int], None] | Non
             progress(number, len(files))
     if not traces:
         raise TraceError("; ".join([f"no trace can be read in {attempt.trace_dir}", *problems]))
-    world_size = max(trace.header.world_size for trace in traces.values())
-    missing = sorted(set(range(world_size)) - set(traces))
-    if missing:
-        problems.append(f"{len(missing)} of {world_size} ranks have no readable trace: {_ranks(missing)}")
+    problems += _world_problems(traces)
     return AttemptTraces([traces[rank] for rank in sorted(traces)], tuple(problems))
+
+
+def _world_problems(traces: dict[int, RankTrace]) -> list[str]:
+    """Return what the ranks that were read say about the others: sizes that disagree, ranks that are missing."""
+    problems = []
+    # One damaged size must not make a million ranks missing: the most frequent counts, and of equals the larger.
+    sizes = Counter(trace.header.world_size for trace in traces.values())
+    world_size = max(sizes, key=lambda size: (sizes[size], size))
+    for trace in traces.values():
+        if trace.header.world_size != world_size:
+            problems.append(f"{trace.path} says {trace.header.world_size} ranks, and most others say {world_size}")
+    num_missing = world_size - sum(rank < world_size for rank in traces)
+    if num_missing:
+        missing = (rank for rank in range(world_size) if rank not in traces)
+        names = ", ".join(map(str, itertools.islice(missing, _MOST_NAMED)))
+        more = f", ... and {num_missing - _MOST_NAMED} more" if num_missing > _MOST_NAMED else ""
+        problems.append(f"{num_missing} of {world_size} ranks have no readable trace: {names}{more}")
+    return problems
+
+
+def _container_path(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    if not path.name:
+        raise TraceError(f"{path} is a folder: name a rank-NNNNN.h5 of a run")
+    return path.with_suffix(".h5") if path.suffix == ".journal" else path
 
 
 def _read_journal(path: Path, problems: list[str]) -> journal.JournalContent | None:
     try:
+        if not path.is_file():
+            if os.path.lexists(path):
+                problems.append(f"{path} is no plain file; its rows are left out")
+            return None
         content = journal.decode(path.read_bytes(), str(path))
     except FileNotFoundError:
         return None
@@ -131,19 +170,20 @@ def _read_journal(path: Path, problems: list[str]) -> journal.JournalContent | N
     return content
 
 
-def _read_container(path: Path, problems: list[str]) -> tuple[TraceHeader, dict[str, NDArray[np.void]]]:
-    if not path.is_file():
-        raise TraceError(f"no trace file at {path}: name a rank-NNNNN.h5 of a run")
+def _read_container(path: Path, problems: list[str]) -> tuple[TraceHeader, dict[str, NDArray[np.void]], bool]:
+    """Return the header, the tables that are sound, and whether the writer has not closed the file."""
     try:
+        if not path.is_file():
+            raise TraceError(f"no trace file at {path}: name a rank-NNNNN.h5 of a run")
         with h5py.File(path, "r", swmr=True, locking=False) as file:
-            values = dict(file.attrs)
+            values = {item.name: file.attrs[item.name] for item in fields(TraceHeader) if item.name in file.attrs}
             header = parse_header({**values, **_group_values(file)}, str(path))
             stored = {}
             for name, table in TABLES.items():
                 rows = _read_table(file, table, path, problems)
                 if rows is not None:
                     stored[name] = rows
-            return header, stored
+            return header, stored, is_marked_open(path)
     except _FOREIGN_ERRORS as error:
         raise TraceError(f"{path} cannot be read as HDF5 ({error}); it is damaged or foreign, leave it out") from error
 
@@ -166,10 +206,13 @@ def _read_table(file: h5py.File, table: TableSchema, path: Path, problems: list[
         dtype = row_dtype(table, has_enqueue=ENQUEUE_COLUMN in group)
         columns = {column: group[column] for column in dtype.names or ()}
         num_rows = min(_num_rows(column) for column in columns.values())
-        rows = np.zeros(num_rows, dtype=dtype)
         for name, column in columns.items():
+            if num_rows * column.dtype.itemsize > _MOST_COMPRESSED * column.id.get_storage_size():
+                raise ValueError(f"column {name} claims {num_rows} rows in {column.id.get_storage_size()} bytes")
             if column.dtype.kind not in ("S" if dtype[name].kind == "S" else "iu"):
                 raise ValueError(f"column {name} is of type {column.dtype}, not {dtype[name]}")
+        rows = np.zeros(num_rows, dtype=dtype)
+        for name, column in columns.items():
             rows[name] = column[:num_rows]
     except (*_FOREIGN_ERRORS, zlib.error) as error:
         problems.append(f"{path}: table {table.name} is damaged and left out ({error})")
@@ -189,32 +232,38 @@ def _num_rows(column: h5py.Dataset) -> int:
 def _merge(
     stored: NDArray[np.void], numbers: NDArray[np.int64], journalled: NDArray[np.void], place: str, problems: list[str]
 ) -> NDArray[np.void]:
-    """Return the stored rows with the journal's behind them; where both have a row, the journal's is taken."""
-    if not len(numbers):
+    """Return the stored rows with those behind them that only the journal has.
+
+    The file may be ahead of the journal (killed before the journal was restarted), never behind it in a sound trace.
+    """
+    is_new = numbers >= len(stored)
+    if not is_new.any():
         return stored
-    if set(stored.dtype.names or ()) - set(journalled.dtype.names or ()) and len(stored):
-        problems.append(f"{place}: the journal lacks columns of the file; its rows are left out")
+    lacking = [name for name, kind in _kinds(stored.dtype).items() if _kinds(journalled.dtype).get(name) != kind]
+    if lacking:
+        problems.append(f"{place}: the journal lacks {', '.join(lacking)}; its {is_new.sum()} rows are left out")
         return stored
-    known = {*(stored.dtype.names or ()), ENQUEUE_COLUMN}
-    names = [name for name in journalled.dtype.names or () if name in known]
-    dtype = np.dtype([(name, journalled.dtype[name]) for name in names])
-    first = int(numbers[0])
-    if first > len(stored):
-        problems.append(f"{place}: rows {len(stored)} to {first - 1} are in neither file nor journal")
-    merged = np.zeros(min(first, len(stored)) + len(numbers), dtype=dtype)
-    begin = len(merged) - len(numbers)
-    for name in names:
-        if name in (stored.dtype.names or ()):
-            merged[name][:begin] = stored[name][:begin]
-        merged[name][begin:] = journalled[name]
+    num_lost = int(numbers[-1]) + 1 - len(stored) - int(is_new.sum())
+    if num_lost:
+        problems.append(f"{place}: {num_lost} rows behind row {len(stored) - 1} are in neither file nor journal")
+    merged = np.zeros(len(stored) + int(is_new.sum()), dtype=stored.dtype)
+    merged[: len(stored)] = stored
+    for name in stored.dtype.names or ():
+        merged[name][len(stored) :] = journalled[name][is_new]
     return merged
+
+
+def _kinds(dtype: np.dtype) -> dict[str, np.dtype]:
+    return {name: dtype[name] for name in dtype.names or ()}
 
 
 def _still_open(content: journal.JournalContent | None, collectives: Table) -> Table:
     """Return the journalled open operations that no later row completes."""
     if content is None or content.open_rows is None or not len(content.open_rows):
-        return Table({name: np.zeros(0, dtype=column.dtype) for name, column in collectives.items()})
+        return collectives.select(slice(0))
     rows = content.open_rows
+    if not set(_OPERATION) <= set(rows.dtype.names or ()):
+        return collectives.select(slice(0))
     near = np.isin(collectives["enter_ns"], rows["enter_ns"])
     completed = set(zip(*(collectives[name][near].tolist() for name in _OPERATION), strict=True))
     keys = list(zip(*(rows[name].tolist() for name in _OPERATION), strict=True))
@@ -224,11 +273,6 @@ def _still_open(content: journal.JournalContent | None, collectives: Table) -> T
 
 def _identity(header: TraceHeader) -> tuple[Any, ...]:
     return header.run_id, header.attempt, header.rank
-
-
-def _ranks(ranks: list[int], most: int = 16) -> str:
-    names = ", ".join(map(str, ranks[:most]))
-    return names if len(ranks) <= most else f"{names}, ... and {len(ranks) - most} more"
 
 
 __all__ = ["AttemptTraces", "RankTrace", "Table", "read_attempt", "read_trace"]

@@ -6,7 +6,7 @@ never returns. Everything that can fail happens in the flush thread.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import struct
 import threading
@@ -20,12 +20,12 @@ import numpy as np
 
 from hpcpace.errors import UsageError
 from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
-from hpcpace.trace.schema import NO_STEP, Phase, TraceHeader
+from hpcpace.trace.schema import NO_STEP, TABLES, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
 
 AddRow = Callable[..., None]
-# Beyond this many rows in one buffer the flush thread is woken early.
-_WAKE_ROWS = 65_536
+# Rows that do not fill a chunk stay in memory in any case; a bound below that would drop for ever.
+_LEAST_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
 
 
 class Recorder:
@@ -53,6 +53,8 @@ class Recorder:
         clock: Callable[[], int] = time.monotonic_ns,
         has_enqueue: bool = False,
     ) -> None:
+        if max_rows < _LEAST_MAX_ROWS:
+            raise UsageError(f"max_rows is {max_rows}: use {_LEAST_MAX_ROWS} or more, a chunk of each table")
         self.step = NO_STEP
         self.open_collectives: Callable[[], list[tuple[Any, ...]]] | None = None
         self.num_events = 0
@@ -62,6 +64,8 @@ class Recorder:
         self._warn = warn
         self._warned: set[object] = set()
         self._max_rows = max_rows
+        # A buffer this long wakes the flush thread early; its rows are counted one by one from there.
+        self._wake_rows = max_rows // 4
         self._flush_interval_s = flush_interval_s
         # Ranks share a file system: their flushes are spread over the interval by the golden ratio.
         self._first_flush_s = flush_interval_s * (header.rank * 0.6180339887 % 1)
@@ -92,7 +96,7 @@ class Recorder:
 
     def start(self) -> None:
         """Start the flush thread; the files appear at the first flush."""
-        if self._thread is None:
+        if self._thread is None and self._process == os.getpid():
             self._thread = threading.Thread(target=self._run, name="hpcpace-flush", daemon=True)
             self._thread.start()
 
@@ -130,26 +134,24 @@ class Recorder:
         self.close()
 
     def _adder(self, table: str, rows: list[bytes]) -> AddRow:
-        pack, push, size = row_struct(self._dtypes[table]).pack, rows.append, rows.__len__
+        pack, push, wake_rows = row_struct(self._dtypes[table]).pack, rows.append, self._wake_rows
         keep_or_drop, drop = self._keep_or_drop, self._drop
 
         def add(*row: Any) -> None:
             try:
-                packed = pack(*row)
+                if len(rows) < wake_rows:
+                    push(pack(*row))
+                else:
+                    keep_or_drop(rows, pack(*row))
             except struct.error as error:
                 drop(f"a row of {table} does not fit its columns ({error}): {row!r}")
-                return
-            if size() < _WAKE_ROWS:
-                push(packed)
-            else:
-                keep_or_drop(rows, packed)
 
         return add
 
     def _region(self, phase: Phase) -> AbstractContextManager[None]:
         """Return the region of a phase, which writes its row itself: one call less than by `add_phase`."""
         rows = self._buffers["phases"]
-        pack, push, size = row_struct(self._dtypes["phases"]).pack, rows.append, rows.__len__
+        pack, push, wake_rows = row_struct(self._dtypes["phases"]).pack, rows.append, self._wake_rows
         clock, keep_or_drop, code, recorder = self._clock, self._keep_or_drop, int(phase), self
 
         class Region:
@@ -162,10 +164,10 @@ class Recorder:
             def __enter__(self) -> None:
                 self.begins = (clock(), self.begins)
 
-            def __exit__(self, *_: object) -> None:
+            def __exit__(self, kind: object, error: object, traceback: object) -> None:
                 begin_ns, self.begins = self.begins
                 packed = pack(recorder.step, code, begin_ns, clock(), -1)
-                if size() < _WAKE_ROWS:
+                if len(rows) < wake_rows:
                     push(packed)
                 else:
                     keep_or_drop(rows, packed)
@@ -222,8 +224,7 @@ class Recorder:
             elif self._writer.flush():
                 self._warn_once("removed", f"{self._writer.path} was removed while in use; it was made again")
         except Exception as error:
-            number = error.errno if isinstance(error, OSError) else None
-            reason = os.strerror(number) if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else str(error)
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             what = "the last rows may be lost" if is_last else f"up to {self._max_rows} rows wait in memory for a retry"
             self._warn_once("write", f"cannot write {self._writer.path}: {reason}; training goes on, {what}")
 
@@ -250,15 +251,23 @@ class Recorder:
             self._reported = totals
 
     def _open_rows(self) -> np.ndarray:
-        rows = [] if self.open_collectives is None else self.open_collectives()
-        packed = np.array([tuple(row) for row in rows], dtype=self._dtypes["collectives"])
+        """Return the rows of open operations. A boundary too: an observer that fails must not cost the other rows."""
+        dtype = self._dtypes["collectives"]
+        try:
+            rows = [] if self.open_collectives is None else self.open_collectives()
+            packed = np.array([tuple(row) for row in rows], dtype=dtype)
+        except Exception as error:
+            self._warn_once("open", f"open operations cannot be recorded: {error!r}; everything else is")
+            packed = np.zeros(0, dtype=dtype)
         round_times("collectives", packed)
         return packed
 
     def _warn_once(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            self._warn(message)
+            # Where the warning itself fails, as on a closed stderr, there is nobody left to tell.
+            with contextlib.suppress(Exception):
+                self._warn(message)
 
 
 class NullRecorder:
@@ -274,12 +283,9 @@ class NullRecorder:
 
 class _Off:
     __slots__ = ()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    # Two empty Python functions cost 45 ns more than this builtin, which takes everything and returns the false "".
+    __enter__: Any = "".format
+    __exit__: Any = "".format
 
 
 class _Regions(dict[str, AbstractContextManager[None]]):

@@ -14,6 +14,8 @@ FORMAT = "hpcpace-trace"
 FORMAT_VERSION = "1.0"
 CLOCK = "CLOCK_MONOTONIC"
 CHUNK_ROWS = 8192
+# Of tables that get about one row a second: a chunk of 8,192 rows would leave them in the journal for hours.
+SLOW_CHUNK_ROWS = 1024
 NO_STEP = -1
 
 
@@ -94,18 +96,22 @@ class TableSchema:
         dtype: packed little-endian structured dtype, one field per column, in file order.
         enums: the enumeration behind a u1 column, by column name.
         required: whether a file must hold the group; a missing other group means no rows.
+        chunk_rows: rows of a chunk in the HDF5 file.
     """
 
     name: str
     dtype: np.dtype
     enums: dict[str, type[IntEnum]] = field(default_factory=dict)
     required: bool = False
+    chunk_rows: int = CHUNK_ROWS
 
 
-def _table(name: str, columns: str, *, required: bool = False, **enums: type[IntEnum]) -> TableSchema:
+def _table(
+    name: str, columns: str, *, required: bool = False, chunk_rows: int = CHUNK_ROWS, **enums: type[IntEnum]
+) -> TableSchema:
     fields = [tuple(column.split(":")) for column in columns.split()]
     dtype = np.dtype([(column, "<" + kind if kind[0] in "iuf" else kind) for column, kind in fields])
-    return TableSchema(name=name, dtype=dtype, enums=enums, required=required)
+    return TableSchema(name=name, dtype=dtype, enums=enums, required=required, chunk_rows=chunk_rows)
 
 
 TABLES: dict[str, TableSchema] = {
@@ -120,20 +126,30 @@ TABLES: dict[str, TableSchema] = {
             op=Op,
         ),
         _table("groups", "id:u2 rank:i4 name:S64 backend:S16", required=True),
-        _table("clock", "ref_rank:i4 local_ns:i8 offset_ns:i8 rtt_ns:i8 halfwidth_ns:i8 count:i4"),
+        _table(
+            "clock",
+            "ref_rank:i4 local_ns:i8 offset_ns:i8 rtt_ns:i8 halfwidth_ns:i8 count:i4",
+            chunk_rows=SLOW_CHUNK_ROWS,
+        ),
         _table(
             "pacing",
             "step:i4 policy:u1 arm:u1 ready_ns:i8 delay_ns:i8 slack_ns:i8 harm_ns:i8",
             policy=PacePolicy,
             arm=PaceArm,
         ),
-        _table("network", "time_ns:i8 interface:u1 tx_bytes:i8 rx_bytes:i8"),
+        _table("network", "time_ns:i8 interface:u1 tx_bytes:i8 rx_bytes:i8", chunk_rows=SLOW_CHUNK_ROWS),
         _table(
             "host",
             "time_ns:i8 involuntary_switches:i8 major_faults:i8 cpu_throttled_ns:i8 rss_bytes:i8 gpu_memory_bytes:i8 "
             "gpu_clock_mhz:i4 gpu_throttle_reasons:i8 tcp_retransmits:i8 nic_drops:i8",
+            chunk_rows=SLOW_CHUNK_ROWS,
         ),
-        _table("account", "time_ns:i8 events:i8 dropped:i8 cost_ns:i8", required=True),
+        _table(
+            "account",
+            "time_ns:i8 events:i8 dropped:i8 cost_ns:i8",
+            required=True,
+            chunk_rows=SLOW_CHUNK_ROWS,
+        ),
     )
 }
 

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from hpcpace.trace.container import Container, container_image
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records
-from hpcpace.trace.schema import CHUNK_ROWS, TraceHeader
+from hpcpace.trace.schema import TABLES, TraceHeader
 
 
 class TraceWriter:
-    """Writes the trace file and journal of one rank."""
+    """Writes the trace file and journal of one rank.
+
+    The folder is held open and files are named relative to it: a run that is moved while in use keeps all its rows.
+    """
 
     def __init__(self, path: Path, header: TraceHeader, *, has_enqueue: bool = False) -> None:
         self.path = path
@@ -28,6 +31,7 @@ class TraceWriter:
         self._dtypes = row_dtypes(has_enqueue=has_enqueue)
         self._numbers = {name: number for number, name in enumerate(self._dtypes)}
         self._container: Container | None = None
+        self._folder: int | None = None
         self._journal: int | None = None
         self._journal_end = 0
         self._is_journal_stale = False
@@ -57,13 +61,14 @@ class TraceWriter:
         Raises:
             OSError: a file cannot be made or written. Rows stay in memory, and the next flush tries again.
         """
+        self._open_folder()
         was_removed = self._renew_if_removed()
         if self._journal is None:
             self._start_journal()
-        if self._container is None:
-            self._create_container()
         try:
-            self._store({name: len(tail) // CHUNK_ROWS * CHUNK_ROWS for name, tail in self._tails.items()})
+            if self._container is None:
+                self._create_container()
+            self._store({name: len(tail) - len(tail) % TABLES[name].chunk_rows for name, tail in self._tails.items()})
         finally:
             if self._is_journal_stale:
                 self._start_journal()
@@ -87,12 +92,13 @@ class TraceWriter:
         assert self._container is not None
         self._container.close()
         self._container = None
-        self._close_journal()
-        os.unlink(self.journal_path)
+        os.unlink(self._place(self.journal_path))
+        self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the files as they are; the journal stays, so that a reader misses nothing that is in it."""
+        """Let go of the files as they are; a journal stays, so that a reader misses nothing that is in it."""
         self._close_journal()
+        self._close_folder()
         if self._container is not None:
             self._container.close()
             self._container = None
@@ -116,16 +122,16 @@ class TraceWriter:
 
     def _start_journal(self) -> None:
         """Write a journal of the rows that HDF5 does not hold, and put it in the place of the old one at once."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         content = encode_header(self._header, self._dtypes) + b"".join(self._records(self._open_rows, {}))
         if self._journal is None:
-            _refuse_existing(self.journal_path)
-            _refuse_existing(self.path)
-        temporary = self.journal_path.with_suffix(".journal-new")
+            self._refuse_existing(self.journal_path)
+            self._refuse_existing(self.path)
+        place = self._place(self.journal_path)
+        temporary = place.with_suffix(".journal-new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             self._write_at(descriptor, content, 0)
-            os.replace(temporary, self.journal_path)
+            os.replace(temporary, place)
         except BaseException:
             os.close(descriptor)
             temporary.unlink(missing_ok=True)
@@ -161,38 +167,55 @@ class TraceWriter:
 
     def _create_container(self) -> None:
         image = container_image(self._header, self._dtypes)
-        temporary = self.path.with_suffix(".h5-new")
+        place = self._place(self.path)
+        temporary = place.with_suffix(".h5-new")
         try:
             temporary.write_bytes(image)
-            os.replace(temporary, self.path)
+            os.replace(temporary, place)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        self._container = Container(self.path)
+        self._container = Container(place)
 
     def _renew_if_removed(self) -> bool:
-        """Make folder and files again where somebody removed them, with what the open files still hold."""
+        """Make files again where somebody removed them, with what the open ones still hold."""
         if self._journal is None:
             return False
         is_journal_removed = os.fstat(self._journal).st_nlink == 0
         if self._container is not None and self._container.is_removed:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.path.with_suffix(".h5-new")
+            place = self._place(self.path)
+            temporary = place.with_suffix(".h5-new")
             self._container.copy_to(temporary)
-            os.replace(temporary, self.path)
-            renewed = Container(self.path)
+            os.replace(temporary, place)
+            renewed = Container(place)
             self._container.close()
             self._container, self._is_journal_stale = renewed, True
             return True
         self._is_journal_stale |= is_journal_removed
         return is_journal_removed
 
+    def _open_folder(self) -> None:
+        """Make and open the folder where it is not open yet, or was removed."""
+        if self._folder is not None and os.fstat(self._folder).st_nlink:
+            return
+        self._close_folder()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _place(self, path: Path) -> Path:
+        """Return a path that names a file of the open folder, wherever that was moved to."""
+        return Path(f"/proc/self/fd/{self._folder}", path.name)
+
+    def _refuse_existing(self, path: Path) -> None:
+        if self._place(path).exists():
+            raise FileExistsError(f"{path} exists already; a run never overwrites another one's trace")
+
+    def _close_folder(self) -> None:
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
+
     def _close_journal(self) -> None:
         if self._journal is not None:
             os.close(self._journal)
             self._journal = None
-
-
-def _refuse_existing(path: Path) -> None:
-    if path.exists():
-        raise FileExistsError(f"{path} exists already; a run never overwrites another one's trace")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TraceHeader
+from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.trace.tables import Table
 
 
 def header(rank: int = 0, **changes: Any) -> TraceHeader:
@@ -28,3 +32,50 @@ def add_one_of_each(recorder: Recorder) -> None:
     recorder.add_pacing(0, 3, 1, 3_000_000, 50_000, 80_000, -7)
     recorder.add_network(1_000_000, 1, 1 << 40, 1 << 41)
     recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0)
+
+
+ADDERS = {
+    "steps": "add_step",
+    "phases": "add_phase",
+    "collectives": "add_collective",
+    "groups": "add_group",
+    "clock": "add_clock",
+    "pacing": "add_pacing",
+    "network": "add_network",
+    "host": "add_host",
+}
+
+
+def random_rows(table: str, num_rows: int, *, has_enqueue: bool = False) -> np.ndarray:
+    """Rows over the whole range of every column; the first two hold the least and the largest values."""
+    dtype = row_dtypes(has_enqueue=has_enqueue)[table]
+    choose = np.random.default_rng(num_rows)
+    rows = np.zeros(num_rows, dtype=dtype)
+    for name in dtype.names or ():
+        kind = dtype[name]
+        if kind.kind == "S":
+            rows[name] = [b"name-%d" % number for number in range(num_rows)]
+            rows[name][:2] = [b"", b"x" * kind.itemsize]
+            continue
+        enum, bounds = TABLES[table].enums.get(name), np.iinfo(kind)
+        least, largest = (min(enum), max(enum)) if enum else (bounds.min, bounds.max)
+        rows[name] = choose.integers(least, largest, size=num_rows, dtype=kind, endpoint=True)
+        rows[name][:2] = [least, largest]
+    return rows
+
+
+def record(recorder: Recorder, table: str, rows: np.ndarray) -> np.ndarray:
+    """Record rows of a table, and return them as they must be read."""
+    add = getattr(recorder, ADDERS[table])
+    for row in rows.tolist():
+        add(*row)
+    rounded = rows.copy()
+    round_times(table, rounded)
+    return rounded
+
+
+def assert_table(found: Table, expected: np.ndarray) -> None:
+    assert list(found) == list(expected.dtype.names or ())
+    for name in found:
+        assert found[name].dtype == expected.dtype[name], name
+        assert np.array_equal(found[name], expected[name]), name
