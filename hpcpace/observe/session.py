@@ -143,8 +143,7 @@ class Session:
             self._recording = None
             self.phase = NullRecorder().phase
         if self._coordinator is not None and kind is None:
-            self._coordinator.allgather(None)  # rank 0 may read every trace from here on
-            self._coordinator.close()
+            self._leave_together(self._coordinator)
 
     def _start(self) -> None:
         self._coordinator = coordinate(self._world, self._comm)
@@ -167,6 +166,14 @@ class Session:
         self._recording = recording
         self.phase = recording.recorder.phase
         self._begin_ns = time.monotonic_ns()
+
+    def _leave_together(self, coordinator: Coordinator) -> None:
+        """Wait for the other ranks, so that rank 0 may read every trace from here on."""
+        try:
+            coordinator.allgather(None)
+            coordinator.close()
+        except Exception as error:  # the job may have ended torch's process group already: no reason to fail it
+            self._warn(f"the ranks did not leave the session together: {error}")
 
     def _make_attempt(self) -> None:
         """Let rank 0 make the folder of this start, and tell the others where it is, or why there is none."""

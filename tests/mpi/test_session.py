@@ -110,6 +110,14 @@ def test_traces_a_script_under_torchrun_without_a_line_added(torchrun: Run, tmp_
         assert ExitKind.NEVER not in reduced["exit_kind"]
 
 
+def test_a_job_that_ends_its_group_before_its_session_does_not_fail(torchrun: Run, tmp_path: Path) -> None:
+    result = torchrun(2, OWN_SCRIPT, 5, "--session", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    for trace in _traces(tmp_path / "run"):
+        assert trace.closed_cleanly
+        assert trace.tables["steps"]["samples"].tolist() == [4] * 5
+
+
 def test_traces_a_script_alone(python: Run, tmp_path: Path) -> None:
     result = python("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", OWN_SCRIPT, 5)
     assert result.returncode == 0, result.stderr
