@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
@@ -22,6 +23,8 @@ _LIBRARY_VERSIONS = ("v110", "v110")
 # Object headers that HDF5 may write beside the chunks of one flush, and what the index takes of each chunk.
 _METADATA_BYTES = 65_536
 _INDEX_BYTES = 128
+# A live writer needs microseconds to end a write; the pauses between so many attempts are some in all.
+_READ_ATTEMPTS = 16
 # Where superblock version 3 says that the file is open for writing (HDF5 file format 3.0, section II.A).
 _SUPERBLOCK_VERSION_OFFSET, _SUPERBLOCK_VERSION = 8, 3
 _CONSISTENCY_FLAGS_OFFSET = 11
@@ -58,6 +61,21 @@ def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> byte
         file.flush()
         image: bytes = file.id.get_file_image()
     return image
+
+
+def open_for_reading(path: Path) -> h5py.File:
+    """Open a trace file that is closed, still written, or left by a killed rank.
+
+    Raises:
+        OSError: no file, or not one of HDF5.
+    """
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_file_locking(False, True)
+    # A reader of a live file tries again where a checksum is wrong, 100 times with pauses that double each time: on a
+    # damaged file that is for ever. h5py does not wrap the setting; its library has it (HDF5 1.10, H5Pset...).
+    set_attempts = ctypes.CDLL(h5py.h5p.__file__).H5Pset_metadata_read_attempts
+    set_attempts(ctypes.c_int64(access.id), ctypes.c_uint(_READ_ATTEMPTS))
+    return h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY | h5py.h5f.ACC_SWMR_READ, access))
 
 
 def is_marked_open(path: Path) -> bool:
@@ -107,6 +125,8 @@ class Container:
         Raises:
             OSError: the disk is full or broken; calling again with the same rows is safe.
         """
+        # On a disk that stays full, the work of compressing is not done again at every flush.
+        self._reserve(0)
         chunks = {
             (name, column, start): compress_chunk(rows[column][start : start + chunk_rows], chunk_rows)
             for name, rows in tables.items()

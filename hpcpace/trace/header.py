@@ -19,8 +19,9 @@ class OtherVersion(TraceError):
 
 
 def header_values(header: TraceHeader) -> dict[str, Any]:
-    """Return every field of a header by name; `interfaces` as a list."""
-    return {**asdict(header), "interfaces": list(header.interfaces)}
+    """Return every field of a header by name; `interfaces` as a list, and bytes that are no UTF-8 as escapes."""
+    values = {**asdict(header), "interfaces": list(header.interfaces)}
+    return {name: _encodable(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def parse_header(values: Mapping[str, Any], place: str) -> TraceHeader:
@@ -68,6 +69,11 @@ def _check_version(version: str, place: str) -> None:
             f"{place} has trace format {version}; this hpcpace reads {FORMAT_VERSION} and later minor versions: "
             "read it with the hpcpace that wrote it"
         )
+
+
+def _encodable(text: str) -> str:
+    # A path or environment variable with such bytes comes as surrogates, which HDF5 does not take.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _text(value: Any) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hpcpace.errors import TraceError
 from hpcpace.rundir import Attempt
 from hpcpace.trace import journal
-from hpcpace.trace.container import is_marked_open
+from hpcpace.trace.container import is_marked_open, open_for_reading
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
 from hpcpace.trace.header import OtherVersion, parse_header
 from hpcpace.trace.schema import TABLES, TableSchema, TraceHeader
@@ -175,15 +175,16 @@ def _read_container(path: Path, problems: list[str]) -> tuple[TraceHeader, dict[
     try:
         if not path.is_file():
             raise TraceError(f"no trace file at {path}: name a rank-NNNNN.h5 of a run")
-        with h5py.File(path, "r", swmr=True, locking=False) as file:
+        with open_for_reading(path) as file:
             values = {item.name: file.attrs[item.name] for item in fields(TraceHeader) if item.name in file.attrs}
             header = parse_header({**values, **_group_values(file)}, str(path))
+            is_open = is_marked_open(path)
             stored = {}
             for name, table in TABLES.items():
-                rows = _read_table(file, table, path, problems)
+                rows = _read_table(file, table, path, problems, is_open=is_open)
                 if rows is not None:
                     stored[name] = rows
-            return header, stored, is_marked_open(path)
+            return header, stored, is_open
     except _FOREIGN_ERRORS as error:
         raise TraceError(f"{path} cannot be read as HDF5 ({error}); it is damaged or foreign, leave it out") from error
 
@@ -196,7 +197,9 @@ def _group_values(file: h5py.File) -> dict[str, Any]:
     return values
 
 
-def _read_table(file: h5py.File, table: TableSchema, path: Path, problems: list[str]) -> NDArray[np.void] | None:
+def _read_table(
+    file: h5py.File, table: TableSchema, path: Path, problems: list[str], *, is_open: bool
+) -> NDArray[np.void] | None:
     if table.name not in file:
         if table.required:
             problems.append(f"{path}: table {table.name} is missing")
@@ -205,7 +208,13 @@ def _read_table(file: h5py.File, table: TableSchema, path: Path, problems: list[
         group = file[table.name]
         dtype = row_dtype(table, has_enqueue=ENQUEUE_COLUMN in group)
         columns = {column: group[column] for column in dtype.names or ()}
-        num_rows = min(_num_rows(column) for column in columns.values())
+        lengths = [_num_rows(column) for column in columns.values()]
+        num_rows = min(lengths)
+        # In a file that is written, the columns grow one after the other.
+        if num_rows < max(lengths) and not is_open:
+            problems.append(
+                f"{path}: columns of {table.name} hold {num_rows} to {max(lengths)} rows; {num_rows} are read"
+            )
         for name, column in columns.items():
             if num_rows * column.dtype.itemsize > _MOST_COMPRESSED * column.id.get_storage_size():
                 raise ValueError(f"column {name} claims {num_rows} rows in {column.id.get_storage_size()} bytes")

@@ -18,6 +18,7 @@ from hpcpace.trace.recorder import Recorder  # noqa: E402
 
 def write(path: Path) -> None:
     """Write one row of every table, and a full chunk of phases."""
+    path.unlink(missing_ok=True)
     with Recorder(path, header(), warn=print, clock=lambda: 5_000_000_000) as recorder:
         add_one_of_each(recorder)
         for step in range(1, 9000):
