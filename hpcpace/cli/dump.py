@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table as TextTable
+from rich.text import Text
 
 from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
@@ -71,23 +73,47 @@ def _value(value: Any, enum: type[IntEnum] | None) -> Any:
 
 def _print(console: Console, trace: RankTrace, tables: dict[str, Table], limit: int) -> None:
     state = "closed cleanly" if trace.closed_cleanly else "not closed: killed, or still running"
-    console.print(f"{trace.path}: {state}", markup=False, soft_wrap=True)
+    console.print(_printable(f"{trace.path}: {state}"), markup=False, soft_wrap=True)
     for problem in trace.problems:
-        console.print(f"problem: {problem}", markup=False, soft_wrap=True)
+        console.print(_printable(f"problem: {problem}"), markup=False, soft_wrap=True)
     header = TextTable(box=box.SIMPLE_HEAD, show_header=False, padding=(0, 1))
     for name, value in header_values(trace.header).items():
-        header.add_row(name, str(value))
+        header.add_row(name, Text(_printable(str(value))))
     console.print(header)
     for name, rows in tables.items():
         console.print(f"{name}: {len(rows)} rows")
         if len(rows) and limit:
-            console.print(_text_table(_rows(name, rows, limit)))
+            for block in _blocks(_rows(name, rows, limit), console.width):
+                console.print(block)
 
 
-def _text_table(rows: list[dict[str, Any]]) -> TextTable:
+def _blocks(rows: list[dict[str, Any]], width: int) -> Iterator[TextTable]:
+    """Yield a table as blocks of as many columns as fit side by side, each with the row numbers in front."""
+    numbers = [str(number) for number in range(len(rows))]
+    columns: list[tuple[str, list[str]]] = []
+    for name in rows[0]:
+        column = (name, [_printable(str(row[name])) for row in rows])
+        if columns and sum(map(_width, [("", numbers), *columns, column])) > width:
+            yield _text_table([("", numbers), *columns])
+            columns = []
+        columns.append(column)
+    yield _text_table([("", numbers), *columns])
+
+
+def _text_table(columns: list[tuple[str, list[str]]]) -> TextTable:
     text = TextTable(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
-    for column, value in rows[0].items():
-        text.add_column(column, justify="left" if isinstance(value, str) else "right", overflow="fold")
-    for row in rows:
-        text.add_row(*map(str, row.values()))
+    for name, _ in columns:
+        text.add_column(name, justify="right", overflow="fold")
+    for row in zip(*(values for _, values in columns), strict=True):
+        text.add_row(*map(Text, row))
     return text
+
+
+def _width(column: tuple[str, list[str]]) -> int:
+    name, values = column
+    return max(map(len, [name, *values])) + 1
+
+
+def _printable(text: str) -> str:
+    """Return a text with what would steer a terminal, or cannot be written, as escapes: files are not to be trusted."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

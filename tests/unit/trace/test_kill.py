@@ -43,3 +43,23 @@ def test_every_row_of_completed_flushes_survives_sigkill(tmp_path: Path, seed: i
             assert np.array_equal(numbers, np.arange(len(numbers)))
         assert np.array_equal(trace.tables["phases"]["begin_ns"], np.arange(len(trace.tables["phases"])))
         assert np.array_equal(trace.tables["collectives"]["enter_ns"], 1024 * trace.tables["collectives"]["seq"])
+
+
+def test_a_running_ranks_trace_is_read_whole_at_any_moment(tmp_path: Path) -> None:
+    path, log = tmp_path / "rank-00000.h5", tmp_path / "log"
+    with subprocess.Popen([sys.executable, str(_CHILD), str(path), str(log)]) as child:
+        try:
+            while not log.exists() or not log.read_bytes():
+                assert child.poll() is None
+                time.sleep(0.001)
+            for _ in range(4):
+                # The last line may be half written.
+                num_rows = int(log.read_bytes().rpartition(b"\n")[0].split()[-1])
+                trace = read_trace(path)
+                assert all("torn" in problem for problem in trace.problems)
+                for table, column in (("collectives", "seq"), ("phases", "step")):
+                    numbers = trace.tables[table][column]
+                    assert len(numbers) >= num_rows
+                    assert np.array_equal(numbers, np.arange(len(numbers)))
+        finally:
+            child.send_signal(signal.SIGKILL)
