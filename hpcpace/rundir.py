@@ -1,8 +1,8 @@
 """Every file name of a run, as properties of one class, so that no other module spells one.
 
-    RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs
-    RUN/attempt-0/snapshot/HOST.json   RUN/attempt-0/run.json   RUN/attempt-0/trial.json
-    RUN/report.html   RUN/summary.json
+RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs
+RUN/attempt-0/snapshot/HOST.json   RUN/attempt-0/run.json   RUN/attempt-0/trial.json
+RUN/report.html   RUN/summary.json
 """
 
 from __future__ import annotations
