@@ -36,7 +36,8 @@ def main(run_dir: Path, what: str) -> None:
                 if what == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if what == "terminate":
-                    os.kill(pids[0], signal.SIGTERM)  # while rank 0 waits for this one inside torch
+                    time.sleep(2)  # until rank 0 waits for this one inside torch
+                    os.kill(pids[0], signal.SIGTERM)
                     time.sleep(60)
                 if what == "remove folder":
                     shutil.rmtree(run_dir)
