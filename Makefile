@@ -37,7 +37,7 @@ lint: $(STAMP)
 	$(BIN)/shellcheck sbatch/*.sh .ci/run
 
 bench: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,dev,bench]'
 	$(BIN)/python -m tests.bench
 
 clean:

@@ -8,6 +8,7 @@ are written into run.json.
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 import types
 import typing
@@ -32,8 +33,8 @@ def _check_choice(section: str, name: str, value: str, choices: tuple[str, ...])
 
 
 def _check_least(section: str, name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ConfigError(f"{section}.{name} is {value}: it must be at least {least:g}")
+    if not value >= least or math.isinf(value):
+        raise ConfigError(f"{section}.{name} is {value}: it must be a number of at least {least:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,14 +229,16 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, types.UnionType):
         kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
     if typing.get_origin(kind) is tuple:
-        return tuple(value.split()) if isinstance(value, str) else tuple(str(item) for item in value)
+        if not isinstance(value, (str, list, tuple)):
+            raise ConfigError(f"{where} is {value!r}: expected a list of texts")
+        return tuple(value.split() if isinstance(value, str) else map(str, value))
     if kind is bool:
         return _coerce_bool(value, where)
     if isinstance(value, bool):
         raise ConfigError(f"{where} is {value}: expected a {kind.__name__}")
     try:
         converted = kind(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{where} is {value!r}: expected a {kind.__name__}") from error
     if kind is int and isinstance(value, float) and converted != value:
         raise ConfigError(f"{where} is {value!r}: expected a whole number")

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from hpcpace.errors import TraceError, UsageError
+from hpcpace.errors import EXIT_WARNING, TraceError, UsageError
 from hpcpace.report.analysis import Selection, summarize
 from hpcpace.report.layout import printable
 from hpcpace.report.summary import Summary
@@ -68,7 +68,8 @@ def command(
 ) -> None:
     """Show where the steps of RUN went, and write RUN/summary.json.
 
-    Exit codes: 0 fine, 2 bad input, 3 when no step is left to tell from.
+    Exit codes: 0 fine, 1 when traces are missing or something was cut off, 2 bad input, 3 when no step is left to
+    tell from.
     """
     directory = open_run(run)
     attempt = _attempt(directory, attempt_number)
@@ -83,10 +84,12 @@ def command(
     is_written = _write(directory, summary)
     if as_json:
         click.echo(json.dumps(summary.to_json(), indent=2, sort_keys=True))
-        return
-    print_report(_console(), summary, ranks=shown)
-    if is_written:
-        click.echo(f"\nwritten: {printable(str(directory.summary_json))}")
+    else:
+        print_report(_console(), summary, ranks=shown)
+        if is_written:
+            click.echo(f"\nwritten: {printable(str(directory.summary_json))}")
+    if not summary.is_whole:
+        raise SystemExit(EXIT_WARNING)
 
 
 def _write(directory: RunDirectory, summary: Summary) -> bool:

@@ -36,6 +36,7 @@ class Operations:
         peer: rank of the peer or root, -1 where there is none.
         enter_ns, exit_ns: on the common clock.
         blocked_ns: time in which the caller was blocked on it.
+        exit_kind: how its end became known, `hpcpace.trace.schema.ExitKind`.
     """
 
     groups: tuple[Group, ...]
@@ -49,6 +50,7 @@ class Operations:
     enter_ns: NDArray[np.int64]
     exit_ns: NDArray[np.int64]
     blocked_ns: NDArray[np.int64]
+    exit_kind: NDArray[np.uint8]
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -124,6 +126,7 @@ def gather_operations(parts: Sequence[RankOperations]) -> Operations:
         enter_ns=joined([part.enter_ns for part in parts], np.int64),
         exit_ns=joined([part.exit_ns for part in parts], np.int64),
         blocked_ns=column("blocked_ns"),
+        exit_kind=column("exit_kind", np.uint8),
     )
 
 

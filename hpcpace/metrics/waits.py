@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.collectives import Matching, Operations
-from hpcpace.trace.schema import Op
+from hpcpace.trace.schema import ExitKind, Op
 
 _FROM_ROOT = (Op.BROADCAST, Op.SCATTER)
 _TO_ROOT = (Op.REDUCE, Op.GATHER)
@@ -45,7 +45,8 @@ def waits(operations: Operations, matching: Matching) -> Waits:
 
     wait = clip(release - enter, 0, exit - enter), where release is the last enter of those on whom the rank depends:
     all members of an NxN operation, the root of a broadcast, the others of a reduce (for its root only), the partner of
-    a message. A sender waits only where its exit shows a rendezvous, which is no earlier than the receiver's enter.
+    a message. A sender waits only where its completion was seen and shows a rendezvous, no earlier than the receiver's
+    enter; where its end was seen by a wait only (gloo), nothing is known of when the message left.
     transfer = exit - max(enter, release, exit of the rank's previous operation in the group).
     """
     op, enter, exit_ = operations.op, operations.enter_ns, operations.exit_ns
@@ -58,7 +59,8 @@ def waits(operations: Operations, matching: Matching) -> Waits:
     if len(enter):
         last = np.maximum.reduceat(np.where(releases, enter, _NEVER_NS)[matching.order], matching.starts)
         release = np.where(depends, last[matching.instance], _NEVER_NS)
-    release = np.where((op == Op.SEND) & (exit_ < release), _NEVER_NS, release)
+    is_rendezvous = (exit_ >= release) & (operations.exit_kind == ExitKind.COMPLETION)
+    release = np.where((op == Op.SEND) & ~is_rendezvous, _NEVER_NS, release)
 
     wait_ns = np.minimum(np.maximum(release, enter), exit_) - enter
     start = np.maximum(np.maximum(release, enter), _previous_exit(operations))

@@ -33,6 +33,7 @@ from hpcpace.trace.schema import ExitKind, Op
 
 _FORGET_AFTER_STEPS = 10
 _KEY = torch._C.DispatchKey.BackendSelect
+_MESSAGES = (Op.SEND, Op.RECV)
 _WAIT = "wait"
 _EXIT_KIND = 9
 _CUDA = torch._C.DispatchKey.CUDA
@@ -59,7 +60,7 @@ class _Open:
 
     def __init__(self, op: Op, group: _Group, peer: int, size_bytes: int, step: int, enter_ns: int) -> None:
         # Collectives of a group are called in one order on all members; send and recv only between two ranks.
-        channel: object = (op, peer) if op in (Op.SEND, Op.RECV) else None
+        channel: object = (op, peer) if op in _MESSAGES else None
         self.op = op
         self.group = group.group_id
         self.peer = group.ranks[peer] if peer >= 0 else -1
@@ -136,7 +137,7 @@ class CollectiveObserver:
     def has_open(self) -> bool:
         """Whether an operation is on its way."""
         self._close_completed()
-        return bool(self._open)
+        return bool(self._open) or (self._device_times is not None and self._device_times.has_pending)
 
     def open_collectives(self) -> list[tuple[int, ...]]:
         """Return rows of the operations that have not completed; called by the recorder at each flush."""
@@ -155,10 +156,13 @@ class CollectiveObserver:
             self._device_times.resolve(self._add)
         self._close_completed()
         for opened in list(self._open.values()):
-            if opened.work.is_completed():
+            work = opened.work
+            if work is None:  # the flush thread has just recorded it
+                continue
+            if work.is_completed():
                 opened.kind = ExitKind.WAIT
                 self._close(opened, opened.exit_ns or time.monotonic_ns())
-            elif step - opened.step >= _FORGET_AFTER_STEPS:
+            elif opened.op in _MESSAGES and step - opened.step >= _FORGET_AFTER_STEPS:
                 opened.kind = ExitKind.NEVER
                 self._close(opened, 0)
 
@@ -175,8 +179,9 @@ class CollectiveObserver:
             result = redispatch(keyset.remove(_KEY), *args)
             try:
                 opened = self._new(operator, args, enter_ns)
+                opened.blocked_ns = clock() - enter_ns  # gloo may do part of the work before it returns
                 if not operator.has_work:
-                    opened.kind, opened.blocked_ns = ExitKind.WAIT, clock() - enter_ns
+                    opened.kind = ExitKind.WAIT
                     self._record(opened, enter_ns + opened.blocked_ns)
                 elif device_times is not None and begin is not None:
                     device_times.follow(opened.row(), begin, _work(result))
@@ -210,7 +215,7 @@ class CollectiveObserver:
         opened.work = work
         opened.key = id(work)  # stays valid because the record holds the object, and torch hands out the same one
         self._open[opened.key] = opened
-        if operator.op in (Op.SEND, Op.RECV) or operator.is_blocking(args):
+        if operator.op in _MESSAGES or operator.is_blocking(args):
             return  # gloo's point-to-point works have no future; a blocking caller waits at once and closes it
         opened.address = operator.result_address(args)
         self._by_address[opened.address] = opened
@@ -292,6 +297,8 @@ class CollectiveObserver:
 
     def _record(self, opened: _Open, exit_ns: int) -> None:
         opened.exit_ns = exit_ns
+        if exit_ns:
+            opened.blocked_ns = min(opened.blocked_ns, exit_ns - opened.enter_ns)
         self._add(*self._row(opened))
 
     def _row(self, opened: _Open) -> tuple[int, ...]:

@@ -63,6 +63,11 @@ class DeviceTimes:
         self.resolve(add)
         self._anchor, self._anchor_ns = event, now_ns
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether an operation is not known to be complete."""
+        return bool(self._pending)
+
     def mark(self) -> Event:
         """Return an event at the current point of the caller's stream."""
         event = self._new_event()

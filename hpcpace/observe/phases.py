@@ -43,7 +43,7 @@ class PhaseObserver:
         self._on_optimizer_step = on_optimizer_step
         self._cleanup = ExitStack()
         self._microbatch = -1
-        self._optimizer_begin_ns = 0
+        self._optimizer_begins_ns: list[int] = []  # a stack: ZeroRedundancyOptimizer steps an optimizer inside its own
         self._gc_begin_ns = 0
 
     def install(self) -> None:
@@ -167,11 +167,11 @@ class PhaseObserver:
         return numbered
 
     def _optimizer_begins(self, *_: Any) -> None:
-        self._optimizer_begin_ns = time.monotonic_ns()
+        self._optimizer_begins_ns.append(time.monotonic_ns())
 
     def _optimizer_ends(self, *_: Any) -> None:
-        self._add(Phase.OPTIMIZER, self._optimizer_begin_ns)
-        if self._on_optimizer_step is not None:
+        self._add(Phase.OPTIMIZER, self._optimizer_begins_ns.pop())
+        if self._on_optimizer_step is not None and not self._optimizer_begins_ns:
             self._on_optimizer_step()
 
     def _collected(self, moment: str, _: dict[str, int]) -> None:

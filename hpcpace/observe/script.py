@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcpace.config import Config
-from hpcpace.errors import DataError
+from hpcpace.errors import DataError, WorldError
 from hpcpace.observe.session import session
 from hpcpace.world.environment import process_environ, rank_info
 
@@ -35,7 +35,10 @@ def run_script(
     """
     if not script.is_file():
         raise DataError(f"no script at {script}: name the Python file that trains, then its own arguments")
-    world = rank_info(process_environ())
+    try:
+        connects = rank_info(process_environ()).world_size > 1
+    except WorldError:
+        connects = False  # the session says why it cannot record, and the script runs
     with ExitStack() as stack:
 
         def begin() -> None:
@@ -46,16 +49,15 @@ def run_script(
                     config=config,
                     samples_unit=samples_unit,
                     warmup_steps=warmup_steps,
-                    world=world,
                     record={"script": str(script), "arguments": list(arguments)},
                     step_per_optimizer=True,
                 )
             )
 
-        if world.world_size == 1:
-            begin()
-        else:
+        if connects:
             _between_init_and_destroy(begin, stack)
+        else:
+            begin()
         sys.argv = [str(script), *arguments]
         sys.path[0] = str(script.parent)
         runpy.run_path(str(script), run_name="__main__")

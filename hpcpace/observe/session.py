@@ -21,7 +21,6 @@ from typing import Any
 
 from hpcpace import __version__
 from hpcpace.config import Config, load_config
-from hpcpace.errors import HpcpaceError
 from hpcpace.observe.coordination import Coordinator, coordinate
 from hpcpace.observe.network import find_network_counters
 from hpcpace.observe.record import run_record
@@ -58,11 +57,13 @@ class Session:
         run: the run directory, None where it could not be made.
         attempt: this start's folder in it.
 
-    Raises:
-        HpcpaceError: settings or environment contradict each other.
+    Nothing here ends the job: where settings or environment contradict each other, nothing is recorded, with one
+    warning.
     """
 
     phase: Callable[[str], AbstractContextManager[Any]]
+    _config: Config
+    _world: RankInfo
 
     def __init__(
         self,
@@ -83,8 +84,8 @@ class Session:
         self.attempt: Attempt | None = None
         self.phase = NullRecorder().phase
         self._environ = process_environ()
-        self._config = config or load_config(environ=self._environ)
-        self._world = world or rank_info(self._environ)
+        self._given_config = config
+        self._given_world = world
         self._comm = comm
         self._name = name
         self._run_dir = run_dir
@@ -99,6 +100,7 @@ class Session:
         self._step = 0
         self._begin_ns = 0
         self._warned: set[str] = set()
+        self._who = ""
 
     @property
     def is_recording(self) -> bool:
@@ -124,28 +126,33 @@ class Session:
         end_ns = time.monotonic_ns()
         if self._step < self._warmup_steps:
             flags |= StepFlag.WARMUP
-        self._recording.end_step(self._step, self._begin_ns, end_ns, samples, flags)
+        try:
+            self._recording.end_step(self._step, self._begin_ns, end_ns, samples, flags)
+        except Exception as error:  # the boundary to somebody else's job
+            self._warn(f"recording ends at step {self._step}: {error or type(error).__name__}")
+            self._stop(in_order=False)
         self._step += 1
         self._begin_ns = time.monotonic_ns()
 
     def __enter__(self) -> Session:
         try:
             self._start()
-        except (HpcpaceError, OSError) as error:
-            self._warn(f"nothing is recorded: {error}")
+        except Exception as error:  # the boundary to somebody else's job, which goes on without us
+            self._warn(f"nothing is recorded: {error or type(error).__name__}")
+            self._stop(in_order=False)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._recording is not None:
-            self._recording.close(in_order=kind is None)
-            self._recording = None
-            self.phase = NullRecorder().phase
+        self._stop(in_order=kind is None)
         if self._coordinator is not None and kind is None:
             self._leave_together(self._coordinator)
 
     def _start(self) -> None:
+        self._config = self._given_config or load_config(environ=self._environ)
+        self._world = self._given_world or rank_info(self._environ)
+        self._who = f"rank {self._world.rank}: "
         self._coordinator = coordinate(self._world, self._comm)
         identity = host_identity()
         host_keys = self._coordinator.allgather(identity.host_key)
@@ -162,10 +169,20 @@ class Session:
             on_optimizer_step=self.step if self._step_per_optimizer else None,
             warn=self._warn,
         )
-        recording.start()
         self._recording = recording
+        recording.start()
         self.phase = recording.recorder.phase
         self._begin_ns = time.monotonic_ns()
+
+    def _stop(self, *, in_order: bool) -> None:
+        recording, self._recording = self._recording, None
+        self.phase = NullRecorder().phase
+        if recording is None:
+            return
+        try:
+            recording.close(in_order=in_order)
+        except Exception as error:  # the boundary to somebody else's job
+            self._warn(f"the trace may lack its end: {error or type(error).__name__}")
 
     def _leave_together(self, coordinator: Coordinator) -> None:
         """Wait for the other ranks, so that rank 0 may read every trace from here on."""
@@ -186,8 +203,9 @@ class Session:
             try:
                 made = RunDirectory(run.path.absolute()).new_attempt()
                 write_json(made.run_json, self._facts(hosts))
-            except OSError as error:
-                made = f"cannot make the run directory {run.path}: {error.strerror}"
+            except Exception as error:  # whatever it is, the other ranks wait for an answer
+                reason = error.strerror if isinstance(error, OSError) else error
+                made = f"cannot make the run directory {run.path}: {reason}"
         made = self._coordinator.allgather(made)[0]
         if isinstance(made, str):
             if world.rank == 0:
@@ -251,7 +269,7 @@ class Session:
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            print(f"hpcpace: rank {self._world.rank}: warning: {message}", file=sys.stderr, flush=True)
+            print(f"hpcpace: {self._who}warning: {message}", file=sys.stderr, flush=True)
 
 
 session = Session

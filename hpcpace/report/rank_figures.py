@@ -12,6 +12,7 @@ from hpcpace.metrics.steps import StepPanel
 from hpcpace.report.evidence import Evidence
 from hpcpace.report.summary import RankRow, RoleRow
 from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.schema import Op
 
 
 def step_parts(evidence: Evidence, chosen: StepPanel) -> NDArray[np.float64]:
@@ -50,8 +51,11 @@ def rank_figures(
     busy = parts[:, :, list(BUSY)].sum(axis=2)
     num_compared = sum(len(indices) for indices in members.values() if len(indices) > 1)
     excess: dict[int, Excess | None] = {}
+    # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
+    is_told = not (np.isin(evidence.operations.op, (Op.SEND, Op.RECV)).any() and traces[0].header.pp < 0)
     for indices in members.values():
-        excess.update(zip(indices, excess_over_role(busy[indices], num_compared=num_compared), strict=True))
+        found = excess_over_role(busy[indices], num_compared=num_compared) if is_told else [None] * len(indices)
+        excess.update(zip(indices, found, strict=True))
     rows = tuple(
         RankRow(
             rank=trace.header.rank,

@@ -164,6 +164,12 @@ class Summary:
     clocks: Clocks
     cut_off: CutOff
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank's trace was there, closed, readable and without drops."""
+        cut = self.cut_off
+        return not (self.world.missing or cut.problems or cut.not_closed or cut.num_open or self.tracing.num_dropped)
+
     def to_json(self) -> dict[str, Any]:
         """Return the content of summary.json; times are nanoseconds, shares fractions of 1."""
         return {"schema": SCHEMA, "hpcpace_version": __version__, **asdict(self)}

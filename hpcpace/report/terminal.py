@@ -51,6 +51,8 @@ def _print_head(console: Console, summary: Summary) -> None:
         f"busy {percent(shares.busy)}, exposed wait {percent(shares.exposed_wait)}, "
         f"transfer {percent(shares.transfer)}, other {percent(shares.other)}",
     )
+    if summary.world.missing:
+        line(console, "", "waits for ranks without a trace count as transfer")
     line(console, "", _bar(console, shares))
     line(console, "excess", _excess(summary))
     line(console, "tracing", _tracing(summary))
@@ -85,6 +87,8 @@ def _speed(summary: Summary) -> str:
     speed, unit = summary.throughput, summary.world.samples_unit
     rate = f"{format_count(speed.samples_per_s)} {unit}/s" if speed.samples_per_s else f"no {unit} credited"
     cv = f", CV {speed.cv:.3f}" if speed.cv is not None else ""
+    if summary.world.missing:  # what the missing ranks were credited with is not known
+        rate += f" of the {plural(len(summary.world.ranks), 'rank')} read, more of all"
     return f"{rate}; step p50 {format_duration(speed.p50_ns)}, p95 {format_duration(speed.p95_ns)}{cv}"
 
 
@@ -98,7 +102,7 @@ def _bar(console: Console, shares: Shares) -> str:
 def _excess(summary: Summary) -> str:
     compared = [(row.rank, row.excess) for row in summary.ranks if row.excess is not None]
     if not compared:
-        return "no two ranks of one role with steps enough to compare"
+        return "no two ranks that are known to do the same work, with steps enough to compare"
     marked = [
         f"rank {rank} busy {percent(excess.share)} longer than its role (noise {percent(excess.noise)})"
         for rank, excess in sorted(compared, key=lambda pair: -pair[1].share)

@@ -78,6 +78,8 @@ def init_process_group(
     import torch.distributed as dist
 
     chosen = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
+    if chosen == "nccl" and device.type != "cuda":
+        raise WorldError("backend is nccl and there is no GPU: take gloo, or ask for GPUs")
     dist.init_process_group(
         chosen,
         store=_open_store(info, comm, interface, timedelta(seconds=timeout_s)),

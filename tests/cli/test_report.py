@@ -97,7 +97,7 @@ def test_bad_input_is_said_and_has_its_exit_code(report, run, arguments, code, m
 def test_a_damaged_file_is_left_out_and_said(report, run, content):
     (run / "attempt-0/trace/rank-00001.h5").write_bytes(content)
     code, out, _ = report(run)
-    assert code == 0
+    assert code == 1
     assert "1 of 4 ranks have no readable trace: 1" in out
     assert "rank-00001.h5" in out.replace("\n", "").replace("  ", "")
 
@@ -118,7 +118,7 @@ def test_an_attempt_without_traces_is_bad_input(report, tmp_path):
 def test_a_killed_run_is_reported_with_its_hang(report, tmp_path):
     run = SyntheticRun(hangs=True, missing=(3,)).write(tmp_path / "run").path
     code, out, _ = report(run)
-    assert code == 0
+    assert code == 1
     assert "never completed: ranks 1-2 inside" in out
     assert "not closed: the trace of ranks 0-2" in out
 

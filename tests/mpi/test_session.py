@@ -133,6 +133,28 @@ def test_the_error_of_a_traced_script_is_its_own(python: Run, tmp_path: Path) ->
     assert len(trace.tables["steps"]) == 5
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [{"RANK": "1"}, {"SLURM_PROCID": "3"}, {"HPCPACE_CLOCK_INTERVAL_S": "inf"}],
+    ids=lambda v: next(iter(v)),
+)
+def test_an_environment_that_contradicts_itself_leaves_the_job_untraced(
+    python: Run, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    code = "import hpcpace\nwith hpcpace.session() as s:\n  s.step()\n  print('trained', s.is_recording)"
+    result = python("-c", code, **variables)
+    assert (result.returncode, result.stdout) == (0, "trained False\n"), result.stderr
+    assert result.stderr.count("\n") == 1 and "nothing is recorded" in result.stderr
+
+
+def test_a_script_is_run_untraced_where_its_world_is_unclear(python: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('trained')")
+    result = python("-m", "hpcpace", "trace", script, SLURM_PROCID="3")
+    assert (result.returncode, result.stdout) == (0, "trained\n"), result.stderr
+    assert result.stderr.count("warning") == 1 and "SLURM_PROCID" in result.stderr
+
+
 def test_a_missing_script_is_one_line_and_exit_2(python: Run, tmp_path: Path) -> None:
     result = python("-m", "hpcpace", "trace", tmp_path / "nothing.py")
     assert (result.returncode, result.stdout) == (2, "")

@@ -87,7 +87,8 @@ def test_a_call_that_nobody_waits_for_is_recorded_by_its_completion(observer: Co
     while observer.has_open:
         pass
     assert rows.collectives[0]["exit_kind"] == ExitKind.COMPLETION
-    assert rows.collectives[0]["blocked_ns"] == 0
+    (row,) = rows.collectives
+    assert 0 < row["blocked_ns"] <= row["exit_ns"] - row["enter_ns"]
 
 
 def test_a_functional_collective_is_blocked_by_its_wait(observer: CollectiveObserver, rows: Any) -> None:

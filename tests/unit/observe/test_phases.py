@@ -132,6 +132,29 @@ def test_after_uninstalling_models_and_stages_are_as_before(rows: Any) -> None:
     assert set(vars(stage)) == {"weight"}
 
 
+class OptimizerInside(torch.optim.SGD):
+    """Steps another optimizer in its own step, as ZeroRedundancyOptimizer does."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+def test_an_optimizer_inside_an_optimizer_is_one_step(rows: Any) -> None:
+    steps: list[int] = []
+    observer = PhaseObserver(rows, has_open_collectives=lambda: False, on_optimizer_step=lambda: steps.append(1))
+    observer.install()
+    model = torch.nn.Linear(3, 1)
+    _step(model, OptimizerInside(model), torch.ones(2, 3))
+    observer.uninstall()
+    assert steps == [1]
+    inner, outer = (row for row in rows.phases if row["phase"] == Phase.OPTIMIZER)
+    assert outer["begin_ns"] <= inner["begin_ns"] <= inner["end_ns"] <= outer["end_ns"]
+
+
 def test_calls_back_after_each_step_of_an_optimizer(rows: Any) -> None:
     steps: list[int] = []
     observer = PhaseObserver(rows, has_open_collectives=lambda: False, on_optimizer_step=lambda: steps.append(1))
