@@ -72,9 +72,11 @@ def measure(args: argparse.Namespace) -> None:
         rows = text.batch(0, seed=0, batch_size=args.batch_size, seq_len=plan.seq_len, rows=plan.rows(place))
         tokens = torch.from_numpy(rows)
 
+        processor_s: dict[bool, list[float]] = {True: [], False: []}
+
         def block(session: Any) -> float:
             comm.Barrier()
-            begin = time.perf_counter()
+            begin, begin_cpu = time.perf_counter(), time.process_time()
             for _ in range(args.block_steps):
                 with session.phase("data") if session is not None else nullcontext():
                     batch = tokens.clone()
@@ -83,15 +85,18 @@ def measure(args: argparse.Namespace) -> None:
                 optimizer.zero_grad()
                 if session is not None:
                     session.step(samples=1)
+            processor_s[session is not None].append(time.process_time() - begin_cpu)
             return time.perf_counter() - begin
 
-        compare(args, comm, block, replica.watched, Config(train=settings))
+        compare(args, comm, block, replica.watched, Config(train=settings), processor_s)
 
 
-def compare(args: argparse.Namespace, comm: Any, block: Any, watched: Any, config: Any) -> None:
+def compare(
+    args: argparse.Namespace, comm: Any, block: Any, watched: Any, config: Any, processor_s: dict[bool, list[float]]
+) -> None:
     import hpcpace
     from hpcpace.trace.reader import read_trace
-    from tests.bench.pairs import alternate
+    from tests.bench.pairs import Pairs, alternate
 
     config = dataclasses.replace(config, clock=dataclasses.replace(config.clock, interval_s=1.0))
     folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))
@@ -106,17 +111,22 @@ def compare(args: argparse.Namespace, comm: Any, block: Any, watched: Any, confi
             accounted.append(account["cost_ns"].sum() / 1e9 / duration_s)
         return duration_s
 
-    pairs = alternate(traced, lambda: block(None), num_pairs=args.pairs, num_warmups=2)
+    num_warmups = 2
+    pairs = alternate(traced, lambda: block(None), num_pairs=args.pairs, num_warmups=num_warmups)
+    processor = Pairs(np.array(processor_s[True][num_warmups:]), np.array(processor_s[False][num_warmups:]))
     if comm.rank == 0:
         shutil.rmtree(folder)
-        median, low, high = pairs.ratio()
         step_ms = float(np.median(pairs.b)) / args.block_steps * 1e3
         print(
             f"tracing on against off, GPT-2 {args.preset}, dp=2, {args.pairs} pairs of {args.block_steps} steps of "
-            f"{step_ms:.0f} ms: {(median - 1) * 100:+.2f} % of step time "
-            f"[{(low - 1) * 100:+.2f}, {(high - 1) * 100:+.2f}]; the recorder's own account: "
-            f"{float(np.median(accounted)) * 100:.2f} %"
+            f"{step_ms:.0f} ms: {_percent(pairs)} of step time, {_percent(processor)} of processor time with all "
+            f"threads; the recorder's own account: {float(np.median(accounted)) * 100:.2f} %"
         )
+
+
+def _percent(pairs: Any) -> str:
+    median, low, high = pairs.ratio()
+    return f"{(median - 1) * 100:+.2f} % [{(low - 1) * 100:+.2f}, {(high - 1) * 100:+.2f}]"
 
 
 if __name__ == "__main__":
