@@ -53,7 +53,8 @@ class Session:
 
     Attributes:
         phase: `with session.phase("data"): ...` marks a stretch of the step; the names are those of
-            `hpcpace.trace.schema.Phase` in lower case.
+            `hpcpace.trace.schema.Phase` in lower case. For the thread that trains: two threads at once in one phase
+            would mix up their begins.
         run: the run directory, None where it could not be made.
         attempt: this start's folder in it.
 
