@@ -73,7 +73,7 @@ class OverTorch:
     def __init__(self) -> None:
         import torch.distributed as dist
 
-        self._group = dist.new_group(backend="gloo", group_desc="hpcpace")
+        self._group: Any = dist.new_group(backend="gloo", group_desc="hpcpace")
 
     def allgather(self, value: Any) -> list[Any]:
         """Return the value of every rank, in order of rank."""
@@ -88,7 +88,14 @@ class OverTorch:
         return GlooTransport()
 
     def close(self) -> None:
-        """Leave the group to torch, which ends it with the default group."""
+        """End the group, and with it gloo's threads.
+
+        A thread of gloo that frees a tensor while Python shuts down ends the process with SIGABRT.
+        """
+        import torch.distributed as dist
+
+        group, self._group = self._group, None
+        dist.destroy_process_group(group)
 
 
 def coordinate(world: RankInfo, comm: Any) -> Coordinator:

@@ -107,6 +107,9 @@ class Recording:
         self.recorder.close()
         self._cleanup.close()
         self._copy()
+        clock_sync, self._clock_sync = self._clock_sync, None
+        if in_order and clock_sync is not None:
+            clock_sync.close()
 
     def _synchronise(self, step: int) -> None:
         if self._clock_sync is None:

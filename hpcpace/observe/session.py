@@ -190,6 +190,7 @@ class Session:
         try:
             coordinator.allgather(None)
             coordinator.close()
+            self._coordinator = None
         except Exception as error:  # the job may have ended torch's process group already: no reason to fail it
             self._warn(f"the ranks did not leave the session together: {error}")
 

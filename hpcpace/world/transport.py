@@ -105,8 +105,8 @@ class GlooTransport:
         import torch
         import torch.distributed as dist
 
-        group = dist.new_group(backend="gloo", group_desc="hpcpace_clock")
-        self._gloo: Any = group._get_backend(torch.device("cpu"))
+        self._group: Any = dist.new_group(backend="gloo", group_desc="hpcpace_clock")
+        self._gloo: Any = self._group._get_backend(torch.device("cpu"))
         self._out = torch.zeros(NUM_VALUES, dtype=torch.int64)
         self._in = torch.zeros(NUM_VALUES, dtype=torch.int64)
         # A view without a copy: reading an element of a tensor takes microseconds.
@@ -123,7 +123,12 @@ class GlooTransport:
         return tuple(self._in_values.tolist())
 
     def close(self) -> None:
-        """Leave the group to torch, which ends it with the default group."""
+        """End the group, and with it gloo's threads, before Python shuts down."""
+        import torch.distributed as dist
+
+        group, self._group, self._gloo = self._group, None, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
 
     def _wait(self, start: Any, tensor: Any, peer: int, timeout_s: float) -> None:
         try:
