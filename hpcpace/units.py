@@ -7,11 +7,6 @@ NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 
 
-def seconds(time_ns: float) -> float:
-    """Return nanoseconds as seconds."""
-    return time_ns / NS_PER_S
-
-
 def nanoseconds(time_s: float) -> int:
     """Return seconds as whole nanoseconds."""
     return round(time_s * NS_PER_S)
