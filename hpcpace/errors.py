@@ -7,7 +7,10 @@
     |   +-- MeshError       2  mesh, model, batch and world do not fit together
     |   +-- DataError       2  training data
     |   +-- TraceError      2  a trace file or run directory cannot be read
+    |   +-- SnapshotError   2  a snapshot of the audit cannot be read
     +-- CannotTell          3  the data do not carry an answer
+    +-- ReportError         4  hpcpace itself failed at a report
+    +-- TrainingFailed      4  too little memory, or no checkpoint where one was needed
     +-- ClockSyncError      4  a clock synchronisation was given up (a session degrades, it never ends on this)
 
 Every message says what was wrong, the value seen, and what to do.
@@ -54,10 +57,22 @@ class TraceError(UsageError):
     """A trace file or a run directory cannot be read."""
 
 
+class SnapshotError(UsageError):
+    """A snapshot of the audit cannot be read."""
+
+
 class CannotTell(HpcpaceError):
     """The data do not carry an answer."""
 
     exit_code = EXIT_CANNOT_TELL
+
+
+class ReportError(HpcpaceError):
+    """A report was ended by an error of hpcpace's own."""
+
+
+class TrainingFailed(HpcpaceError):
+    """A training cannot go on, for a reason that its message says whole: no traceback is printed with it."""
 
 
 class ClockSyncError(HpcpaceError):

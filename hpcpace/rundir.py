@@ -2,7 +2,7 @@
 
 RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs
 RUN/attempt-0/snapshot/HOST.json   RUN/attempt-0/run.json   RUN/attempt-0/trial.json
-RUN/report.html   RUN/summary.json
+RUN/report.html   RUN/summary.json   RUN/checkpoints/step-00000100
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Attempt:
 
     @property
     def result_json(self) -> Path:
-        """What a reference workload came to: losses and throughput."""
+        """What a reference workload came to: losses, throughput and memory, or that it had too little memory."""
         return self.path / "result.json"
 
     @property
@@ -85,6 +85,17 @@ class RunDirectory:
         """The report for programs."""
         return self.path / "summary.json"
 
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The folder of the checkpoints of all attempts, as hpcpace.train.checkpoint writes them."""
+        return self.path / "checkpoints"
+
+    @property
+    def next_attempt_number(self) -> int:
+        """The number that the next attempt will have."""
+        existing = self.attempts()
+        return existing[-1].number + 1 if existing else 0
+
     def attempt(self, number: int) -> Attempt:
         """Return an attempt, whether it exists or not."""
         return Attempt(self.path / f"attempt-{number}")
@@ -102,8 +113,7 @@ class RunDirectory:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         while True:
-            existing = self.attempts()
-            attempt = self.attempt(existing[-1].number + 1 if existing else 0)
+            attempt = self.attempt(self.next_attempt_number)
             try:
                 attempt.path.mkdir()
             except FileExistsError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
@@ -39,6 +41,39 @@ def format_count(count: float) -> str:
             return f"{_three_digits(value)}{unit}" if unit or value % 1 else f"{value:.0f}"
         value /= 1000
     raise AssertionError("unreachable: G always returns")
+
+
+def parse_rate(text: str) -> int:
+    """Return a rate in bits per second from what `tc` takes, too: `500mbit`, `1gbit`, `10Gbit`.
+
+    Raises:
+        ValueError: the text is no positive rate.
+    """
+    return _parse(text, {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}, "a rate like 500mbit or 1gbit")
+
+
+def parse_size(text: str) -> int:
+    """Return a size in bytes from text: `512`, `64kB`, `256MiB`, `1GB`.
+
+    Raises:
+        ValueError: the text is no positive size.
+    """
+    decimal = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    binary = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+    return _parse(text, decimal | binary, "a size like 64kB or 256MiB")
+
+
+def format_rate(rate_bps: float) -> str:
+    """Return a rate with three significant digits: `500 Mb/s`, `1.00 Gb/s`."""
+    return f"{format_bytes(rate_bps)[:-1]}b/s"
+
+
+def _parse(text: str, units: dict[str, int], what: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    value = round(float(found[1]) * units[found[2]]) if found and found[2] in units else 0
+    if value <= 0:
+        raise ValueError(f"{text!r} is not {what}")
+    return value
 
 
 def _three_digits(value: float) -> str:

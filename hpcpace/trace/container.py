@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Mapping
@@ -28,6 +29,10 @@ _READ_ATTEMPTS = 16
 # Where superblock version 3 says that the file is open for writing (HDF5 file format 3.0, section II.A).
 _SUPERBLOCK_VERSION_OFFSET, _SUPERBLOCK_VERSION = 8, 3
 _CONSISTENCY_FLAGS_OFFSET = 11
+
+_HEAPS_BYTES = 1 << 17
+_HEAP_SIGNATURE = b"GCOL\x01\x00\x00\x00"
+_HEAP_HEADER = struct.Struct("<HHIQ")
 
 
 def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> bytes:
@@ -67,8 +72,9 @@ def open_for_reading(path: Path) -> h5py.File:
     """Open a trace file that is closed, still written, or left by a killed rank.
 
     Raises:
-        OSError: no file, or not one of HDF5.
+        OSError: no file, not one of HDF5, or one on which HDF5 would hang.
     """
+    _check_heaps(path)
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_file_locking(False, True)
     # A reader of a live file tries again where a checksum is wrong, 100 times with pauses that double each time: on a
@@ -76,6 +82,28 @@ def open_for_reading(path: Path) -> h5py.File:
     set_attempts = ctypes.CDLL(h5py.h5p.__file__).H5Pset_metadata_read_attempts
     set_attempts(ctypes.c_int64(access.id), ctypes.c_uint(_READ_ATTEMPTS))
     return h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY | h5py.h5f.ACC_SWMR_READ, access))
+
+
+def _check_heaps(path: Path) -> None:
+    """Refuse a file whose texts HDF5 would look for without end: those of variable length stand in a global heap.
+
+    Where the length of an object of the heap is damaged so that the next one begins where this one does, HDF5 1.14 goes
+    round in circles. Heaps of a trace are written when it is made (HDF5 file format 3.0, section III.E).
+    """
+    with open(path, "rb") as file:
+        content = file.read(_HEAPS_BYTES)
+    begin = content.find(_HEAP_SIGNATURE)
+    while begin >= 0:
+        end = min(begin + int.from_bytes(content[begin + 8 : begin + 16], "little"), len(content))
+        place = begin + _HEAP_HEADER.size
+        while place + _HEAP_HEADER.size <= end:
+            number, _, _, size = _HEAP_HEADER.unpack_from(content, place)
+            # The object of number 0 is the space that is left, with its header.
+            length = size if number == 0 else (_HEAP_HEADER.size + -(-size // 8) * 8) % (1 << 64)
+            if length < _HEAP_HEADER.size:
+                raise OSError(f"object {number} of the global heap at byte {begin} cannot have {size} bytes")
+            place += length
+        begin = content.find(_HEAP_SIGNATURE, begin + 1)
 
 
 def is_marked_open(path: Path) -> bool:

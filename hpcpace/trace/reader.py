@@ -6,11 +6,14 @@ Needs neither torch nor MPI. What is damaged is left out and said so; the rest i
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,28 @@ from numpy.typing import NDArray
 from hpcpace.errors import TraceError
 from hpcpace.rundir import Attempt
 from hpcpace.trace import journal
+from hpcpace.trace.chunks import ForeignChunks, TableChunks, index_chunks, read_chunks, split_all, split_last
 from hpcpace.trace.container import is_marked_open, open_for_reading
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
 from hpcpace.trace.header import OtherVersion, parse_header
+from hpcpace.trace.plausible import without_implausible
 from hpcpace.trace.schema import TABLES, TableSchema, TraceHeader
+from hpcpace.trace.stream import MOST_ROWS, StoredTable, TraceStream
 from hpcpace.trace.tables import RankTrace, Table
+from hpcpace.trace.threads import map_processes, map_threads
 
 # What h5py and HDF5 raise on files that are damaged or not theirs.
 _FOREIGN_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
 # Deflate makes nothing smaller than this; a length beyond it is damage, and reading it would fill the memory.
 _MOST_COMPRESSED = 1032
 _MOST_NAMED = 16
+_LEAST_FOR_PROCESSES = 32
+# A writer keeps a million rows in memory at most, and the journal holds no others.
+_MOST_JOURNAL_BYTES = 1 << 28
+_HEADER_NAMES = frozenset(item.name for item in fields(TraceHeader))
 _OPERATION = ["group", "seq", "op", "peer", "enter_ns"]
+# HDF5 is not made for threads, and h5py's own lock does not cover what `open_for_reading` sets past it.
+_HDF5 = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -52,20 +65,37 @@ def read_trace(path: str | os.PathLike[str]) -> RankTrace:
     Raises:
         TraceError: neither can be read, or they have another major version of the format.
     """
-    path = _container_path(path)
+    return _read(_container_path(path), most_rows=math.inf).trace
+
+
+def stream_trace(path: str | os.PathLike[str]) -> TraceStream:
+    """Read the trace file of a rank but for its collectives, which the stream reads on demand.
+
+    Args:
+        path: as of `read_trace`.
+
+    Raises:
+        TraceError: as of `read_trace`.
+    """
+    return _read(_container_path(path), most_rows=-1)
+
+
+def _read(path: Path, *, most_rows: float, names: Collection[str] = TABLES) -> TraceStream:
     problems: list[str] = []
     # The journal first: rows only move from it into the file, so what is gone from the one is in the other.
     journal_path = path.with_suffix(".journal")
     content = _read_journal(journal_path, problems)
     try:
-        header, stored, is_open = _read_container(path, problems)
+        header, stored, is_open, left = _read_container(
+            path, problems, most_rows=most_rows, names=names, has_journal=content is not None
+        )
     except OtherVersion:
         raise
     except TraceError as error:
         if content is None:
             raise
         problems.append(f"{error} (only its journal is read)")
-        header, stored, is_open = content.header, {}, True
+        header, stored, is_open, left = content.header, {}, True, None
     is_closed = not is_open and not os.path.exists(journal_path)
     if stored and content is None and not is_closed:
         problems.append(f"{path} was not closed and its journal cannot be read: its last rows are missing")
@@ -78,11 +108,12 @@ def read_trace(path: str | os.PathLike[str]) -> RankTrace:
         rows = stored.get(name)
         if rows is None:
             has_enqueue = journalled is not None and ENQUEUE_COLUMN in (journalled.dtype.names or ())
-            rows = np.zeros(0, dtype=row_dtype(table, has_enqueue=has_enqueue))
+            rows = Table.from_rows(np.zeros(0, dtype=row_dtype(table, has_enqueue=has_enqueue)))
         if numbers is not None and journalled is not None:
-            rows = _merge(rows, numbers, journalled, f"{path}: table {name}", problems)
-        tables[name] = Table.from_rows(rows)
-    return RankTrace(
+            num_left = left.num_rows if left is not None and name == "collectives" else 0
+            rows = _merge(rows, numbers - num_left, journalled, f"{path}: table {name}", problems)
+        tables[name] = rows
+    trace = RankTrace(
         path=path,
         header=header,
         tables=tables,
@@ -90,14 +121,23 @@ def read_trace(path: str | os.PathLike[str]) -> RankTrace:
         closed_cleanly=is_closed,
         open_collectives=_still_open(content, tables["collectives"]),
     )
+    return TraceStream(trace=trace, chunks=left)
 
 
-def read_attempt(attempt: Attempt, *, progress: Callable[[int, int], None] | None = None) -> AttemptTraces:
+def read_attempt(
+    attempt: Attempt,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    most_rows: int = MOST_ROWS,
+    tables: Collection[str] = TABLES,
+) -> AttemptTraces:
     """Read the traces of all ranks of an attempt.
 
     Args:
         attempt: names the files.
         progress: called with the number of files read and the number of files, after each.
+        most_rows: with more collectives than this, they stay on disk (`hpcpace.trace.stream.StoredTable`).
+        tables: the ones to read, by name; the others then have no rows.
 
     Raises:
         TraceError: no trace can be read.
@@ -105,32 +145,70 @@ def read_attempt(attempt: Attempt, *, progress: Callable[[int, int], None] | Non
     files = attempt.trace_files()
     traces: dict[int, RankTrace] = {}
     problems: list[str] = []
-    for number, path in enumerate(files.values(), start=1):
-        try:
-            trace = read_trace(path)
-        except TraceError as error:
-            problems.append(str(error))
+    misnamed: list[RankTrace] = []
+    read = partial(_trace_or_error, most_rows=most_rows // max(len(files), 1), names=tables)
+    # Of many small files most time goes into opening them, which HDF5 does on one core for all threads of a process.
+    found_of = map_processes if len(files) >= _LEAST_FOR_PROCESSES else map_threads
+    for number, (rank, trace) in enumerate(zip(files, found_of(read, list(files.values())), strict=True), start=1):
+        if isinstance(trace, TraceError):
+            problems.append(str(trace))
+        elif trace.header.rank != rank:
+            misnamed.append(trace)
         else:
-            rank = trace.header.rank
-            if rank in traces:
-                problems.append(f"{path} says that it is rank {rank}, and so does {traces[rank].path}; it is left out")
-            else:
-                traces[rank] = trace
-                problems += trace.problems
+            traces[rank] = trace
+            problems += trace.problems
         if progress is not None:
             progress(number, len(files))
+    for trace in misnamed:
+        says = f"{trace.path} says that it is rank {trace.header.rank}"
+        if trace.header.rank in traces:
+            problems.append(f"{says}, and so does {traces[trace.header.rank].path}; it is left out")
+        else:
+            problems += [says, *trace.problems]
+            traces[trace.header.rank] = trace
     if not traces:
         raise TraceError("; ".join([f"no trace can be read in {attempt.trace_dir}", *problems]))
     problems += _world_problems(traces)
-    return AttemptTraces([traces[rank] for rank in sorted(traces)], tuple(problems))
+    found = [traces[rank] for rank in sorted(traces)]
+    if sum(len(trace.tables["collectives"]) for trace in found) <= most_rows:
+        found = [_in_memory(trace) for trace in found]
+    return AttemptTraces(found, tuple(problems))
+
+
+def _trace_or_error(path: Path, most_rows: int, names: Collection[str]) -> RankTrace | TraceError:
+    try:
+        stream = _read(path, most_rows=most_rows, names=names)
+        trace = without_implausible(stream.trace)
+    except TraceError as error:
+        return error
+    if stream.chunks is None or not stream.chunks.num_rows:
+        return trace
+    stored = StoredTable(TraceStream(trace=trace, chunks=stream.chunks))
+    return replace(trace, tables={**trace.tables, "collectives": stored})
+
+
+def _in_memory(trace: RankTrace) -> RankTrace:
+    """Return a trace with all rows; some ranks have more collectives than others."""
+    table = trace.tables["collectives"]
+    if not isinstance(table, StoredTable):
+        return trace
+    rows = Table({name: table[name] for name in table})
+    return without_implausible(replace(trace, tables={**trace.tables, "collectives": rows}))
+
+
+def world_size_of(traces: Iterable[RankTrace]) -> int:
+    """Return the number of ranks that most traces say, of equals the larger.
+
+    One damaged size must not make a million ranks missing.
+    """
+    sizes = Counter(trace.header.world_size for trace in traces)
+    return max(sizes, key=lambda size: (sizes[size], size))
 
 
 def _world_problems(traces: dict[int, RankTrace]) -> list[str]:
     """Return what the ranks that were read say about the others: sizes that disagree, ranks that are missing."""
     problems = []
-    # One damaged size must not make a million ranks missing: the most frequent counts, and of equals the larger.
-    sizes = Counter(trace.header.world_size for trace in traces.values())
-    world_size = max(sizes, key=lambda size: (sizes[size], size))
+    world_size = world_size_of(traces.values())
     for trace in traces.values():
         if trace.header.world_size != world_size:
             problems.append(f"{trace.path} says {trace.header.world_size} ranks, and most others say {world_size}")
@@ -156,6 +234,9 @@ def _read_journal(path: Path, problems: list[str]) -> journal.JournalContent | N
             if os.path.lexists(path):
                 problems.append(f"{path} is no plain file; its rows are left out")
             return None
+        if path.stat().st_size > _MOST_JOURNAL_BYTES:
+            problems.append(f"{path} has {path.stat().st_size} bytes, more than any journal; its rows are left out")
+            return None
         content = journal.decode(path.read_bytes(), str(path))
     except FileNotFoundError:
         return None
@@ -170,23 +251,60 @@ def _read_journal(path: Path, problems: list[str]) -> journal.JournalContent | N
     return content
 
 
-def _read_container(path: Path, problems: list[str]) -> tuple[TraceHeader, dict[str, NDArray[np.void]], bool]:
-    """Return the header, the tables that are sound, and whether the writer has not closed the file."""
+def _read_container(
+    path: Path, problems: list[str], *, most_rows: float, names: Collection[str], has_journal: bool
+) -> tuple[TraceHeader, dict[str, Table], bool, TableChunks | None]:
+    """Return the header, the sound tables, whether the writer has not closed the file, and the chunks left unread.
+
+    Of more collectives than `most_rows` only the last chunk is read, with which a journal may overlap, if there is one.
+    """
+    stored: dict[str, Table] = {}
+    chunks: dict[str, TableChunks] = {}
     try:
         if not path.is_file():
             raise TraceError(f"no trace file at {path}: name a rank-NNNNN.h5 of a run")
-        with open_for_reading(path) as file:
-            values = {item.name: file.attrs[item.name] for item in fields(TraceHeader) if item.name in file.attrs}
+        with _HDF5, open_for_reading(path) as file:
+            attributes = file.attrs  # each access to it opens the root group
+            values = {name: attributes[name] for name in attributes if name in _HEADER_NAMES}
             header = parse_header({**values, **_group_values(file)}, str(path))
             is_open = is_marked_open(path)
-            stored = {}
             for name, table in TABLES.items():
-                rows = _read_table(file, table, path, problems, is_open=is_open)
-                if rows is not None:
+                if name not in names:
+                    continue
+                found = index_chunks(file, table)
+                if found is not None:
+                    chunks[name] = found
+                elif (rows := _read_table(file, table, path, problems, is_open=is_open)) is not None:
                     stored[name] = rows
-            return header, stored, is_open
+            descriptor = os.dup(file.id.get_vfd_handle())
+        left = None
+        if "collectives" in chunks and chunks["collectives"].num_rows > most_rows:
+            split = split_last if has_journal else split_all
+            left, chunks["collectives"] = split(chunks["collectives"])
+        try:
+            damaged = _read_chunked(descriptor, chunks, stored)
+        finally:
+            os.close(descriptor)
+        if damaged:
+            with _HDF5, open_for_reading(path) as file:
+                for name in damaged:
+                    left = left if name != "collectives" else None
+                    if (rows := _read_table(file, TABLES[name], path, problems, is_open=is_open)) is not None:
+                        stored[name] = rows
     except _FOREIGN_ERRORS as error:
         raise TraceError(f"{path} cannot be read as HDF5 ({error}); it is damaged or foreign, leave it out") from error
+    return header, stored, is_open, left
+
+
+def _read_chunked(descriptor: int, chunks: Mapping[str, TableChunks], stored: dict[str, Table]) -> Sequence[str]:
+    """Read tables past HDF5 into `stored`; return those that it has to look at."""
+    damaged = []
+    for name, places in chunks.items():
+        try:
+            stored[name] = read_chunks(descriptor, places)
+        except ForeignChunks:
+            damaged.append(name)
+    return damaged
 
 
 def _group_values(file: h5py.File) -> dict[str, Any]:
@@ -197,9 +315,7 @@ def _group_values(file: h5py.File) -> dict[str, Any]:
     return values
 
 
-def _read_table(
-    file: h5py.File, table: TableSchema, path: Path, problems: list[str], *, is_open: bool
-) -> NDArray[np.void] | None:
+def _read_table(file: h5py.File, table: TableSchema, path: Path, problems: list[str], *, is_open: bool) -> Table | None:
     if table.name not in file:
         if table.required:
             problems.append(f"{path}: table {table.name} is missing")
@@ -226,7 +342,7 @@ def _read_table(
     except (*_FOREIGN_ERRORS, zlib.error) as error:
         problems.append(f"{path}: table {table.name} is damaged and left out ({error})")
         return None
-    return rows
+    return Table.from_rows(rows)
 
 
 def _num_rows(column: h5py.Dataset) -> int:
@@ -239,8 +355,8 @@ def _num_rows(column: h5py.Dataset) -> int:
 
 
 def _merge(
-    stored: NDArray[np.void], numbers: NDArray[np.int64], journalled: NDArray[np.void], place: str, problems: list[str]
-) -> NDArray[np.void]:
+    stored: Table, numbers: NDArray[np.int64], journalled: NDArray[np.void], place: str, problems: list[str]
+) -> Table:
     """Return the stored rows with those behind them that only the journal has.
 
     The file may be ahead of the journal (killed before the journal was restarted), never behind it in a sound trace.
@@ -248,18 +364,15 @@ def _merge(
     is_new = numbers >= len(stored)
     if not is_new.any():
         return stored
-    lacking = [name for name, kind in _kinds(stored.dtype).items() if _kinds(journalled.dtype).get(name) != kind]
+    kinds = _kinds(journalled.dtype)
+    lacking = [name for name, column in stored.items() if kinds.get(name) != column.dtype]
     if lacking:
         problems.append(f"{place}: the journal lacks {', '.join(lacking)}; its {is_new.sum()} rows are left out")
         return stored
     num_lost = int(numbers[-1]) + 1 - len(stored) - int(is_new.sum())
     if num_lost:
         problems.append(f"{place}: {num_lost} rows behind row {len(stored) - 1} are in neither file nor journal")
-    merged = np.zeros(len(stored) + int(is_new.sum()), dtype=stored.dtype)
-    merged[: len(stored)] = stored
-    for name in stored.dtype.names or ():
-        merged[name][len(stored) :] = journalled[name][is_new]
-    return merged
+    return Table({name: np.concatenate([column, journalled[name][is_new]]) for name, column in stored.items()})
 
 
 def _kinds(dtype: np.dtype) -> dict[str, np.dtype]:
@@ -284,4 +397,4 @@ def _identity(header: TraceHeader) -> tuple[Any, ...]:
     return header.run_id, header.attempt, header.rank
 
 
-__all__ = ["AttemptTraces", "RankTrace", "Table", "read_attempt", "read_trace"]
+__all__ = ["AttemptTraces", "RankTrace", "Table", "TraceStream", "read_attempt", "read_trace", "stream_trace"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,14 @@ class Table(Mapping[str, NDArray[Any]]):
     def select(self, mask: NDArray[np.bool_] | NDArray[np.integer[Any]] | slice) -> Table:
         """Return the rows under a mask, of these numbers, or of a slice."""
         return Table({name: column[mask] for name, column in self._columns.items()})
+
+
+def join_tables(tables: Sequence[Table]) -> Table:
+    """Return the rows of all tables, at least one, that have the same columns."""
+    tables = [table for table in tables if len(table)] or tables[:1]
+    if len(tables) == 1:
+        return tables[0]
+    return Table({name: np.concatenate([table[name] for table in tables]) for name in tables[0]})
 
 
 @dataclass(frozen=True)

@@ -236,3 +236,16 @@ def test_a_file_that_may_not_be_read_is_named(killed, monkeypatch, suffix):
             read_trace(killed)
     else:
         assert any(str(victim) in problem and "Permission denied" in problem for problem in read_trace(killed).problems)
+
+
+def test_a_heap_on_which_hdf5_would_hang_is_refused(closed):
+    content = closed.read_bytes()
+    # Behind the texts stands the space that is left, under the number 0 and with its size.
+    begin = content.index(b"GCOL") + 16
+    while content[begin : begin + 2] != bytes(2):
+        begin += 16 + -(-int.from_bytes(content[begin + 8 : begin + 16], "little") // 8) * 8
+    closed.write_bytes(content[: begin + 8] + bytes(8) + content[begin + 16 :])
+    with pytest.raises(
+        TraceError, match=r"rank-00000\.h5.*object 0 of the global heap at byte \d+ cannot have 0 bytes"
+    ):
+        read_trace(closed)

@@ -1,0 +1,90 @@
+"""Rows of a trace whose values cannot be: they are left out before figures are made of them, and said so.
+
+A damaged value near the limits of int64 would overflow in every difference and sum that it comes into. What lies
+within these bounds can be wrong as well, but only its own rank is the worse for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.trace.schema import ExitKind
+from hpcpace.trace.tables import RankTrace, Table
+
+MOST_NS = 1 << 60
+"""36 years; clocks of hosts count from their boot, and a difference of clocks is not larger."""
+MOST_SIZE = 1 << 42
+"""4 TiB in one operation, as many samples in one step."""
+_TIME, _DURATION, _COUNT = (-MOST_NS, MOST_NS), (0, MOST_NS), (0, MOST_NS)
+_BOUNDS: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "steps": {"step": (0, 2**31 - 2), "begin_ns": _TIME, "end_ns": _TIME, "samples": (0, MOST_SIZE)},
+    "phases": {"begin_ns": _TIME, "end_ns": _TIME},
+    "collectives": {
+        "bytes": (0, MOST_SIZE),
+        "seq": (-1, 2**62),
+        "enter_ns": _TIME,
+        "exit_ns": _TIME,
+        "blocked_ns": _DURATION,
+        "enqueue_ns": _TIME,
+    },
+    "clock": {
+        "local_ns": _TIME,
+        "offset_ns": _TIME,
+        "rtt_ns": _DURATION,
+        "halfwidth_ns": _DURATION,
+    },
+    "account": {"time_ns": _TIME, "events": _COUNT, "dropped": _COUNT, "cost_ns": _DURATION},
+}
+
+
+def without_implausible(trace: RankTrace) -> RankTrace:
+    """Return a trace without the rows whose values cannot be, and with a problem for each table that had some.
+
+    Values that mean nothing, the end of an operation that never completed, may be anything.
+    """
+    tables, problems = dict(trace.tables), list(trace.problems)
+    for name in _BOUNDS:
+        tables[name] = plausible_rows(tables[name], name, str(trace.path), problems)
+    opened = plausible_rows(trace.open_collectives, "collectives", str(trace.path), problems)
+    if len(problems) == len(trace.problems):
+        return trace
+    return dataclasses.replace(trace, tables=tables, problems=tuple(problems), open_collectives=opened)
+
+
+def plausible_rows(table: Table, name: str, place: str, problems: list[str]) -> Table:
+    """Return the rows of a table whose values can be; where some cannot, a problem is added.
+
+    Args:
+        table: the rows.
+        name: the name of the table.
+        place: what the problem calls the file.
+        problems: where to add it.
+    """
+    found = {column: _outside(table, column, bounds) for column, bounds in _BOUNDS[name].items()}
+    outside = {column: rows for column, rows in found.items() if rows.any()}
+    if not outside:
+        return table
+    bad = np.logical_or.reduce(list(outside.values()))
+    first = int(np.flatnonzero(bad)[0])
+    column = next(column for column, rows in outside.items() if rows[first])
+    problems.append(
+        f"{place}: {bad.sum()} of {len(table)} rows of {name} have values that cannot be, "
+        f"such as {column} {table[column][first]}; they are left out"
+    )
+    return table.select(~bad)
+
+
+def _outside(table: Table, column: str, bounds: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return which rows are out of bounds, bool, (num_rows,), or nothing, (0,), where none is."""
+    values = table[column] if column in table else np.zeros(0, np.int64)
+    # Two reductions are all that a sound table costs.
+    if not len(values) or (values.min() >= bounds[0] and values.max() <= bounds[1]):
+        return np.zeros(0, np.bool_)
+    outside: NDArray[np.bool_] = (values < bounds[0]) | (values > bounds[1])
+    if column == "exit_ns":
+        outside &= table["exit_kind"] != ExitKind.NEVER
+    return outside
