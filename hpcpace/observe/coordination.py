@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from typing import Any, Protocol
 
 from hpcpace.errors import WorldError
 from hpcpace.world.environment import RankInfo
 from hpcpace.world.transport import GlooTransport, MpiTransport, Transport
+
+_POLL_INTERVAL_S = 0.001
 
 
 class Coordinator(Protocol):
@@ -18,6 +22,13 @@ class Coordinator(Protocol):
 
     def allgather(self, value: Any) -> list[Any]:
         """Return the value of every rank, in order of rank."""
+
+    def meet(self, timeout_s: float) -> None:
+        """Wait until every rank is here; afterwards only `close` may be called.
+
+        Raises:
+            WorldError: not every rank came in time.
+        """
 
     def transport(self) -> Transport | None:
         """Return a new way for the messages of clock synchronisations, None in a world of one."""
@@ -35,6 +46,9 @@ class Alone:
         """Return the only value."""
         return [value]
 
+    def meet(self, timeout_s: float) -> None:
+        """Return at once."""
+
     def transport(self) -> Transport | None:
         """Return nothing, since there is nobody to talk to."""
         return None
@@ -50,19 +64,33 @@ class OverMpi:
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm.Dup()
+        self._abandoned: Any = None
 
     def allgather(self, value: Any) -> list[Any]:
         """Return the value of every rank, in order of rank."""
         gathered: list[Any] = self._comm.allgather(value)
         return gathered
 
+    def meet(self, timeout_s: float) -> None:
+        """Wait until every rank is here; see Coordinator."""
+        # MPI's own Barrier waits for ever for a rank that has died.
+        request = self._comm.Ibarrier()
+        deadline_s = time.monotonic() + timeout_s
+        while not request.Test():
+            if time.monotonic() > deadline_s:
+                # MPI cannot take a collective back.
+                self._abandoned = request
+                raise _not_all_came(timeout_s)
+            time.sleep(_POLL_INTERVAL_S)
+
     def transport(self) -> Transport | None:
         """Return messages over MPI."""
         return MpiTransport(self._comm)
 
     def close(self) -> None:
-        """Free the duplicate."""
-        self._comm.Free()
+        """Free the duplicate; where a rank did not come to meet it is left to MPI, because freeing needs all ranks."""
+        if self._abandoned is None:
+            self._comm.Free()
 
 
 class OverTorch:
@@ -83,6 +111,18 @@ class OverTorch:
         dist.all_gather_object(gathered, value, group=self._group)
         return gathered
 
+    def meet(self, timeout_s: float) -> None:
+        """Wait until every rank is here; see Coordinator."""
+        import torch.distributed as dist
+
+        options = dist.BarrierOptions()
+        options.timeout = timedelta(seconds=timeout_s)
+        try:
+            # torch's monitored_barrier keeps the time on rank 0 only: a rank that came after rank 0 had gone would hang.
+            self._group.barrier(options).wait()
+        except RuntimeError as error:
+            raise _not_all_came(timeout_s) from error
+
     def transport(self) -> Transport | None:
         """Return messages over a further gloo group."""
         return GlooTransport()
@@ -95,7 +135,12 @@ class OverTorch:
         import torch.distributed as dist
 
         group, self._group = self._group, None
-        dist.destroy_process_group(group)
+        if dist.is_initialized():
+            dist.destroy_process_group(group)
+
+
+def _not_all_came(timeout_s: float) -> WorldError:
+    return WorldError(f"not every rank came within {timeout_s:g} s: one has died, or is very late")
 
 
 def coordinate(world: RankInfo, comm: Any) -> Coordinator:

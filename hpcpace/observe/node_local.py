@@ -1,14 +1,25 @@
-"""Traces on node-local disk: they are copied into the run at the end, and when the job is told to end."""
+"""What a rank brings to safety before it ends: its trace from node-local disk, and what is in memory at SIGTERM.
+
+Slurm sends SIGTERM to every rank at scancel and at the time limit, and SIGKILL after KillWait seconds.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+
+_ENDS_WITHIN_S = 5.0
 
 
 def copy_trace(source: Path, destination: Path) -> None:
@@ -25,45 +36,115 @@ def copy_trace(source: Path, destination: Path) -> None:
             os.replace(temporary, target)
 
 
+def remove_trace(path: Path) -> None:
+    """Remove a trace that was copied, and its folder once no other rank's trace is in it."""
+    with contextlib.suppress(OSError):  # what stays costs space, and nothing else
+        for suffix in (".journal", ".h5"):
+            path.with_suffix(suffix).unlink(missing_ok=True)
+        path.parent.rmdir()
+
+
 class TerminationTrap:
-    """Calls `rescue` when SIGTERM arrives, also while the main thread is blocked inside torch, and then ends as before.
+    """Calls `rescue` when SIGTERM arrives, also while the main thread is blocked inside torch, and then ends by it.
 
     Python runs signal handlers in the main thread between two bytecodes, which a rank that waits inside a collective
     never reaches. The C-level handler, though, writes to a descriptor at once, and a thread of ours reads it. A
-    handler that the job has set itself is left alone.
+    handler of the job, set before or after ours, is left alone and decides what SIGTERM means: with one set after
+    ours, SIGTERM calls `rescue` and ends nothing. Forked children are as if there were no trap.
     """
 
-    def __init__(self, rescue: Callable[[], None]) -> None:
+    def __init__(self, rescue: Callable[[], object]) -> None:
         self._rescue = rescue
-        self._reader, self._writer = socket.socketpair()
-        self._installed = False
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
 
     def install(self) -> bool:
         """Set the trap and return whether it could be set."""
-        free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if not free or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread() or not _is_free(signal.SIGTERM):
             return False
-        self._writer.setblocking(False)
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
-        threading.Thread(target=self._watch, name="hpcpace-sigterm", daemon=True).start()
-        self._installed = True
+        reader, writer = self._sockets = socket.socketpair()
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._tell)
+        # Else the signal fails system calls under torch and MPI, whose errors would come before the end.
+        signal.siginterrupt(signal.SIGTERM, False)
+        threading.Thread(target=self._watch, args=[reader], name="hpcpace-sigterm", daemon=True).start()
+        _hook_forks(weakref.ref(self))
         return True
 
     def remove(self) -> None:
-        """Take the trap away."""
-        if self._installed:
-            signal.set_wakeup_fd(-1)
+        """Take the trap away; where another thread than the main one asks, which Python forbids, it stays."""
+        if self._sockets is None or threading.current_thread() is not threading.main_thread():
+            return
+        (_, writer), self._sockets = self._sockets, None
+        if signal.getsignal(signal.SIGTERM) == self._tell:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._writer.close()
+        current = signal.set_wakeup_fd(-1)
+        if current != writer.fileno():  # an event loop of the job's has taken its place
+            signal.set_wakeup_fd(current)
+        writer.close()
 
-    def _watch(self) -> None:
-        while True:
-            numbers = self._reader.recv(16)
-            if not numbers:
-                self._reader.close()
-                return
-            if signal.SIGTERM in numbers:
-                self._rescue()
-                # 128 + the signal's number is how shells and Slurm report such an end.
-                os._exit(128 + signal.SIGTERM)
+    def _tell(self, number: int, frame: FrameType | None) -> None:
+        # Once more, for an event loop of the job's may have taken the descriptor's place. A handler of the job's that
+        # was set on top of ours may call this long after the trap is gone.
+        if self._sockets is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._sockets[1].send(bytes([number]))
+
+    def _watch(self, reader: socket.socket) -> None:
+        with reader:
+            while numbers := reader.recv(16):
+                if signal.SIGTERM in numbers:
+                    self._answer()
+
+    def _answer(self) -> None:
+        # The default: the trap was removed since the signal came.
+        is_ours = signal.getsignal(signal.SIGTERM) in (self._tell, signal.SIG_DFL)
+        try:
+            self._rescue()
+        finally:
+            if is_ours:
+                _end_by_default(signal.SIGTERM)
+
+
+def _end_by_default(number: signal.Signals) -> None:
+    """End this process by a signal's default action, from any thread; signal.signal is for the main thread only."""
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    set_handler(number, int(signal.SIG_DFL))
+    os.kill(os.getpid(), number)
+    # Here it ends, whichever threads block the signal; only process 1 of a container goes on, as without a trap.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    # Where the same signal is on its way to another thread already, the kernel takes both for one: it ends with that.
+    time.sleep(_ENDS_WITHIN_S)
+
+
+def _is_free(number: signal.Signals) -> bool:
+    """Return whether nobody handles a signal, and no event loop listens for signals."""
+    listener = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(listener)
+    # Handlers set in C, such as those of faulthandler, are unknown to Python.
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
+    is_caught = int(caught, 16) >> (number - 1) & 1
+    return signal.getsignal(number) is signal.SIG_DFL and not is_caught and listener == -1
+
+
+def _hook_forks(reference: weakref.ref[TerminationTrap]) -> None:
+    """Take the trap away in every forked child, before SIGTERM can reach it there.
+
+    A child writes to the same descriptor: its SIGTERM would end the parent.
+    """
+    before = threading.local()
+
+    def hold() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def remove() -> None:
+        trap = reference()
+        if trap is not None:
+            trap.remove()
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=remove)

@@ -54,6 +54,9 @@ def _versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None:  # loading it here would start MPI
+        found["mpi"] = mpi.Get_library_version().splitlines()[0].rstrip("\0")
     return found
 
 

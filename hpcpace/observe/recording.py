@@ -13,7 +13,7 @@ from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.host import HostCounters
 from hpcpace.observe.network import NetworkCounters
-from hpcpace.observe.node_local import TerminationTrap, copy_trace
+from hpcpace.observe.node_local import TerminationTrap, copy_trace, remove_trace
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.sampling import CounterThread
 from hpcpace.trace.recorder import Recorder
@@ -21,6 +21,8 @@ from hpcpace.trace.schema import TraceHeader
 from hpcpace.world.clock import ClockSync
 
 _FIRST_FLUSH_TIMEOUT_S = 5.0
+# A disk that hangs must not cost the seconds that Slurm leaves between SIGTERM and SIGKILL (KillWait, 30 by default).
+_RESCUE_TIMEOUT_S = 3.0
 
 
 class Recording:
@@ -45,7 +47,7 @@ class Recording:
         warn: Callable[[str], None],
     ) -> None:
         self._destination = path
-        self._path = config.trace.trace_dir / path.name if config.trace.trace_dir else path
+        self._path = _local_path(config.trace.trace_dir, path, header) if config.trace.trace_dir else path
         self._warn = warn
         self._clock_sync = clock_sync
         self._cleanup = ExitStack()
@@ -71,20 +73,19 @@ class Recording:
             else None
         )
 
-    def start(self) -> None:
+    def start(self, first_step: int = 0) -> None:
         """Begin to record. Collective: the clocks are compared for the first time."""
         self.recorder.start()
         # The file stands from the first step on, also of a rank that dies within its first second.
         self.recorder.flush(_FIRST_FLUSH_TIMEOUT_S)
-        if self._path != self._destination:
-            trap = TerminationTrap(self._rescue)
-            if trap.install():
-                self._cleanup.callback(trap.remove)
+        trap = TerminationTrap(self._rescue)
+        if trap.install():
+            self._cleanup.callback(trap.remove)
         if self._counters is not None:
             self._counters.start()
-        if self._clock_sync is not None and self._clock_sync.due(0):
-            self._synchronise(0)
-        self.recorder.step = 0
+        if self._clock_sync is not None and self._clock_sync.due(first_step):
+            self._synchronise(first_step)
+        self.recorder.step = first_step
         self._collectives.install()
         self.phases.install()
 
@@ -106,7 +107,8 @@ class Recording:
             self._counters.stop()
         self.recorder.close()
         self._cleanup.close()
-        self._copy()
+        if self._copy():
+            remove_trace(self._path)
         clock_sync, self._clock_sync = self._clock_sync, None
         if in_order and clock_sync is not None:
             clock_sync.close()
@@ -128,16 +130,24 @@ class Recording:
             self._collectives.paused = False
 
     def _rescue(self) -> None:
-        self.recorder.flush()
+        self.recorder.flush(_RESCUE_TIMEOUT_S)
         self._copy()
 
-    def _copy(self) -> None:
+    def _copy(self) -> bool:
+        """Bring the trace home from a node-local disk, and return whether that was needed and worked."""
         if self._path == self._destination:
-            return
+            return False
         try:
             copy_trace(self._path, self._destination)
         except OSError as error:
             self._warn(f"the trace stays in {self._path}: copying it to {self._destination} failed: {error.strerror}")
+            return False
+        return True
+
+
+def _local_path(trace_dir: Path, path: Path, header: TraceHeader) -> Path:
+    """Return where a rank writes on node-local disk, apart from what earlier jobs have left there."""
+    return trace_dir / f"{header.run_id}-attempt-{header.attempt}-{header.created_unix_ns}" / path.name
 
 
 def _device_times() -> DeviceTimes | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -46,6 +46,7 @@ class Session:
         coords: this rank's place in each dimension.
         samples_unit: what `step(samples=...)` counts: images, tokens, ...
         warmup_steps: first steps, which the report leaves out.
+        first_step: number of the first step, where a training goes on from a checkpoint.
         record: further facts for run.json.
         world: this rank's place; read from the environment when not given.
         comm: an mpi4py communicator of all ranks; torch's default group is used when not given.
@@ -59,7 +60,7 @@ class Session:
         attempt: this start's folder in it.
 
     Nothing here ends the job: where settings or environment contradict each other, nothing is recorded, with one
-    warning.
+    warning. Where the job leaves SIGTERM its default action, what is in memory is written before that action.
     """
 
     phase: Callable[[str], AbstractContextManager[Any]]
@@ -76,6 +77,7 @@ class Session:
         coords: Mapping[str, int] | None = None,
         samples_unit: str = "samples",
         warmup_steps: int = 1,
+        first_step: int = 0,
         record: Mapping[str, Any] | None = None,
         world: RankInfo | None = None,
         comm: Any = None,
@@ -93,12 +95,13 @@ class Session:
         self._mesh = mesh or {}
         self._coords = coords or {}
         self._samples_unit = samples_unit
+        self._first_step = first_step
         self._warmup_steps = warmup_steps
         self._record = record or {}
         self._step_per_optimizer = step_per_optimizer
         self._coordinator: Coordinator | None = None
         self._recording: Recording | None = None
-        self._step = 0
+        self._step = first_step
         self._begin_ns = 0
         self._warned: set[str] = set()
         self._who = ""
@@ -125,7 +128,7 @@ class Session:
         if self._recording is None:
             return
         end_ns = time.monotonic_ns()
-        if self._step < self._warmup_steps:
+        if self._step < self._first_step + self._warmup_steps:
             flags |= StepFlag.WARMUP
         try:
             self._recording.end_step(self._step, self._begin_ns, end_ns, samples, flags)
@@ -171,7 +174,7 @@ class Session:
             warn=self._warn,
         )
         self._recording = recording
-        recording.start()
+        recording.start(self._first_step)
         self.phase = recording.recorder.phase
         self._begin_ns = time.monotonic_ns()
 
@@ -186,13 +189,13 @@ class Session:
             self._warn(f"the trace may lack its end: {error or type(error).__name__}")
 
     def _leave_together(self, coordinator: Coordinator) -> None:
-        """Wait for the other ranks, so that rank 0 may read every trace from here on."""
+        """Wait for the other ranks, though not for ever, so that rank 0 may read every trace from here on."""
         try:
-            coordinator.allgather(None)
-            coordinator.close()
+            with closing(coordinator):
+                coordinator.meet(self._config.clock.timeout_s)
             self._coordinator = None
         except Exception as error:  # the job may have ended torch's process group already: no reason to fail it
-            self._warn(f"the ranks did not leave the session together: {error}")
+            self._warn(f"the ranks did not leave the session together, and traces may lack their end: {error}")
 
     def _make_attempt(self) -> None:
         """Let rank 0 make the folder of this start, and tell the others where it is, or why there is none."""

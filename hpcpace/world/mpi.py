@@ -5,6 +5,7 @@ mpi4py is imported only where MPI started the ranks: MPI_Init under torchrun may
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import os
 import signal
@@ -15,17 +16,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
-from hpcpace.errors import EXIT_FAILED, HpcpaceError, UsageError, WorldError
+from hpcpace.errors import EXIT_FAILED, HpcpaceError, TrainingFailed, UsageError, WorldError
 from hpcpace.world.environment import HostIdentity, RankInfo, locate
 
 _AGREE_TIMEOUT_S = 1.0
 _DIGEST_BYTES = 16
+_LONGEST_TIMEOUT_S = 1e6  # faulthandler takes no end of seconds
+_DUMP_S = 0.3
+# How much later than another rank rank 0 may come up on a busy host.
+_SPEAK_TIMEOUT_S = 5.0
 
 
-def mpi_world(info: RankInfo) -> Any | None:
+def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
     """Return MPI's world communicator, or None where there is one rank or torchrun started the ranks.
 
     Collective: every rank of the job calls this.
+
+    Args:
+        info: this rank's place.
+        timeout_s: seconds after which a start of MPI that does not end, as where a message of its process management
+            was lost, ends this process by SIGALRM, after a traceback.
 
     Raises:
         WorldError: mpi4py is missing, or MPI sees other ranks than the launcher started.
@@ -33,7 +43,8 @@ def mpi_world(info: RankInfo) -> Any | None:
     if info.launcher == "torchrun" or info.world_size == 1:
         return None
     try:
-        from mpi4py import MPI
+        with _ended_after(timeout_s):
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise WorldError(
             f"{info.world_size} ranks started by {info.launcher} need mpi4py and an MPI library, and they cannot be "
@@ -42,6 +53,22 @@ def mpi_world(info: RankInfo) -> Any | None:
     comm = MPI.COMM_WORLD
     check_world(info, comm.Get_rank(), comm.Get_size())
     return comm
+
+
+@contextmanager
+def _ended_after(timeout_s: float) -> Iterator[None]:
+    # MPI_Init holds Python's threads and handlers up, so both are C's: a thread that dumps, and a signal that ends. By
+    # the signal the batch scripts know that no training was lost, and that the ranks may be started once more.
+    timeout_s = min(timeout_s, _LONGEST_TIMEOUT_S)
+    handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.dump_traceback_later(timeout_s, file=sys.__stderr__ or sys.stderr)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s + _DUMP_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, handler)
 
 
 def check_world(info: RankInfo, mpi_rank: int, mpi_size: int) -> None:
@@ -104,6 +131,8 @@ def abort_guard(
         ending.leave(message, code)
     except UsageError as error:
         ending.leave(f"error: {error}", error.exit_code)
+    except TrainingFailed as error:
+        ending.abort(f"error: {error}", error.exit_code)
     except KeyboardInterrupt:
         ending.abort("interrupted", 128 + signal.SIGINT)
     except BaseException as error:
@@ -111,6 +140,15 @@ def abort_guard(
         ending.abort(_traceback(error), code)
     finally:
         ending.close()
+
+
+def let_rank_zero_speak(info: RankInfo) -> None:
+    """Wait, on another rank than 0, before an exit whose reason rank 0 alone prints.
+
+    `srun --kill-on-bad-exit` ends all ranks with the first one, which must not be one that does not speak.
+    """
+    if info.rank > 0 and info.launcher == "slurm":
+        time.sleep(_SPEAK_TIMEOUT_S)
 
 
 class _Ending:
@@ -164,7 +202,9 @@ class _Ending:
     def _leave_alone(self, message: str) -> None:
         if self._info.rank == 0:
             self._print(message)
-        elif not self._errors_alike:
+        elif self._errors_alike:
+            let_rank_zero_speak(self._info)
+        else:
             # Where rank 0 fails alike, the launcher ends this process within the second.
             time.sleep(1.0)
             self._print(message, label=f"[rank {self._info.rank}] ")

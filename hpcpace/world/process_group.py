@@ -7,6 +7,7 @@ is used. One host talks over its loopback; several over an interface whose subne
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +19,10 @@ from hpcpace.world.interfaces import HostAddresses, Route, choose_route, host_ad
 
 if TYPE_CHECKING:
     import torch
+
+# A worker of gloo releases Python objects of an operation after it has ended. Where Python ends before that, torch
+# aborts the process (2.13: pytorch/pytorch#179291); while this thread sleeps the worker gets the interpreter's lock.
+_WORKERS_END_S = 0.05
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
@@ -96,6 +101,8 @@ def init_process_group(
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+    if "gloo" in chosen:
+        time.sleep(_WORKERS_END_S)
 
 
 def _open_store(info: RankInfo, comm: Any | None, interface: str | None, timeout: timedelta) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -35,5 +36,8 @@ if "--fail" in sys.argv:
     raise ValueError("the script's own error")
 if connected:
     dist.destroy_process_group()
+# gloo's worker releases Python objects of the last all-reduce after it has ended; where Python ends first,
+# torch aborts the process (2.13: pytorch/pytorch#179291). Sleeping gives the worker the interpreter's lock.
+time.sleep(0.2)
 if session is not None:
     session.__exit__(None, None, None)  # after the group is gone, as careless scripts do

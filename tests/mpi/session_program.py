@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -48,5 +49,41 @@ def main(run_dir: Path, what: str) -> None:
         print("recorded", session.run.path if session.run else None)
 
 
+def leave_without_the_last(run_dir: Path, how: str) -> None:
+    """Let the last rank swallow an error, with which it falls out of the session and never meets the others there."""
+    comm = MPI.COMM_WORLD
+    with (
+        init_process_group(rank_info(process_environ()), comm, device=torch.device("cpu"), timeout_s=60),
+        contextlib.suppress(KeyError),
+        hpcpace.session(run_dir=run_dir, comm=comm if how == "mpi" else None) as session,
+    ):
+        session.step()
+        if comm.rank == comm.size - 1:
+            raise KeyError("swallowed")
+    print("went on", flush=True)
+
+
+def wait_for_sigterm(run_dir: Path, what: str) -> None:
+    """Get SIGTERM on rank 0 within the flush interval of the last step, inside a collective."""
+    comm = MPI.COMM_WORLD
+    pids = comm.allgather(os.getpid())
+    if what == "own handler":
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
+    with (
+        init_process_group(rank_info(process_environ()), comm, device=torch.device("cpu"), timeout_s=60),
+        hpcpace.session(run_dir=run_dir, comm=comm) as session,
+    ):
+        for _ in range(NUM_STEPS):
+            session.step()
+        comm.Barrier()
+        if comm.rank == 1:
+            os.kill(pids[0], signal.SIGTERM)
+            time.sleep(60)
+        while what == "own handler":
+            time.sleep(0.01)
+        dist.barrier()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    programs = {"leave": leave_without_the_last, "sigterm": wait_for_sigterm}
+    programs.get(sys.argv[3] if len(sys.argv) > 3 else "", main)(Path(sys.argv[1]), sys.argv[2])

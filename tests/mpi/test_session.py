@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -70,10 +71,25 @@ def test_a_run_directory_that_cannot_be_made_costs_one_warning(mpiexec: Run, tmp
     assert result.stderr.count("warning") == 1 and "file/run" in result.stderr
 
 
-def test_traces_on_a_local_disk_are_copied_into_the_run(mpiexec: Run, tmp_path: Path) -> None:
+def test_traces_on_a_local_disk_are_moved_into_the_run(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(2, PROGRAM, tmp_path / "run", "in order", HPCPACE_TRACE_TRACE_DIR=str(tmp_path / "local"))
     assert result.returncode == 0, result.stderr
     assert all(trace.closed_cleanly for trace in _traces(tmp_path / "run"))
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_two_jobs_with_one_local_disk_keep_their_traces_apart(mpiexec: Run, tmp_path: Path) -> None:
+    def start(name: str) -> str:
+        local = str(tmp_path / "local")
+        return mpiexec(2, PROGRAM, tmp_path / name, "in order", HPCPACE_TRACE_TRACE_DIR=local).stderr
+
+    with ThreadPoolExecutor() as pool:
+        messages = list(pool.map(start, ["first", "second"]))
+    assert [message for message in messages if "warning" in message] == []
+    for name in ("first", "second"):
+        traces = _traces(tmp_path / name)
+        assert {trace.header.run_id for trace in traces} == {name}
+        assert all(trace.closed_cleanly for trace in traces)
 
 
 def test_a_terminated_rank_brings_its_trace_home_from_inside_a_collective(mpiexec: Run, tmp_path: Path) -> None:
@@ -82,6 +98,29 @@ def test_a_terminated_rank_brings_its_trace_home_from_inside_a_collective(mpiexe
     trace = next(trace for trace in _traces(tmp_path / "run") if trace.header.rank == 0)
     assert len(trace.tables["steps"]) == 6
     assert trace.open_collectives["op"].tolist() == [Op.ALL_REDUCE]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("how", ["mpi", "torch"])
+def test_ranks_go_on_when_one_never_leaves_the_session(mpiexec: Run, tmp_path: Path, how: str, num_ranks: int) -> None:
+    result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", how, "leave", HPCPACE_CLOCK_TIMEOUT_S="0.3", timeout_s=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("went on") == num_ranks
+    warning = "the ranks did not leave the session together, and traces may lack their end: not every rank came within"
+    assert result.stderr.count(warning) == num_ranks - 1
+    assert f"rank {num_ranks - 1}: warning" not in result.stderr
+    assert [trace.closed_cleanly for trace in _traces(tmp_path / "run")] == [True] * num_ranks
+
+
+def test_a_rank_that_is_terminated_writes_what_it_has_in_memory(mpiexec: Run, tmp_path: Path) -> None:
+    result = mpiexec(2, PROGRAM, tmp_path / "run", "default", "sigterm", HPCPACE_TRACE_FLUSH_INTERVAL_S="600")
+    assert "EXIT CODE: 15" in result.stdout + result.stderr
+    assert len(_traces(tmp_path / "run")[0].tables["steps"]) == 12
+
+
+def test_a_handler_of_the_jobs_own_decides_what_sigterm_means(mpiexec: Run, tmp_path: Path) -> None:
+    result = mpiexec(2, PROGRAM, tmp_path / "run", "own handler", "sigterm")
+    assert result.returncode == 7, result.stderr
 
 
 def test_switched_off_a_session_leaves_its_record_only(mpiexec: Run, tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 import io
+import os
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -76,6 +80,16 @@ def test_only_rank_0_speaks_of_an_error_that_all_ranks_have():
     assert stream.getvalue() == ""
 
 
+@pytest.mark.parametrize(("launcher", "rank", "waits"), [("slurm", 1, True), ("slurm", 0, False), ("pmi", 1, False)])
+def test_under_srun_rank_0_gets_the_time_to_speak(monkeypatch, launcher, rank, waits):
+    slept: list[float] = []
+    monkeypatch.setattr("hpcpace.world.mpi.time.sleep", slept.append)
+    info = dataclasses.replace(TORCHRUN, launcher=launcher, rank=rank)
+    with pytest.raises(SystemExit), abort_guard(None, info, errors_alike=True, stream=io.StringIO()):
+        raise MeshError("dp=3 does not fit")
+    assert bool(slept) == waits
+
+
 def test_a_traceback_carries_the_rank_and_begins_at_the_job():
     stream = io.StringIO()
     with pytest.raises(SystemExit), abort_guard(None, TORCHRUN, stream=stream):
@@ -83,3 +97,25 @@ def test_a_traceback_carries_the_rank_and_begins_at_the_job():
     lines = stream.getvalue().splitlines()
     assert all(line.startswith("[rank 1] ") for line in lines)
     assert "test_mpi.py" in lines[1]
+
+
+def test_a_start_of_mpi_that_does_not_end_is_ended(tmp_path):
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("")
+    (tmp_path / "mpi4py" / "MPI.py").write_text("import threading\nthreading.Event().wait()")
+    program = """
+from hpcpace.world.environment import RankInfo
+from hpcpace.world.mpi import mpi_world
+info = RankInfo(rank=0, world_size=2, local_rank=0, local_size=2, node=0, num_nodes=1, launcher="pmi")
+mpi_world(info, timeout_s=0.2)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGALRM
+    assert done.stderr.startswith("Timeout (0:00:00.2")
+    assert "in mpi_world" in done.stderr
