@@ -2,87 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from hpcpace.lab.files import LabFiles
+from hpcpace.lab.plan import CONTROLLER, CONTROLLER_ADDRESS, SPINE, LabPlan
 
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
+NODE_TIMEOUT_S = 30
+KILL_WAIT_S = 15
+"""Seconds from SIGTERM to SIGKILL; it must be long enough for a report."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A compute node as slurm.conf describes it."""
-
-    name: str
-    """Name in Slurm."""
-    host_name: str
-    """What `hostname` says there."""
-    port: int
-    """Port of its slurmd."""
-    address: str = "127.0.0.1"
-    """Address of its slurmd."""
-    num_cpus: int = 8
-    """CPUs that it claims; may be more than the machine has."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterFiles:
-    """Every file of a lab's Slurm, in one folder."""
-
-    folder: Path
-
-    @property
-    def slurm_conf(self) -> Path:
-        """What SLURM_CONF names."""
-        return self.folder / "slurm.conf"
-
-    @property
-    def cgroup_conf(self) -> Path:
-        """Read by slurmd from beside slurm.conf."""
-        return self.folder / "cgroup.conf"
-
-    @property
-    def munge_key(self) -> Path:
-        """Secret of this cluster."""
-        return self.folder / "munge.key"
-
-    @property
-    def munge_socket(self) -> Path:
-        """Where clients and daemons reach munged."""
-        return self.folder / "munge.socket"
-
-    @property
-    def state_dir(self) -> Path:
-        """State of slurmctld."""
-        return self.folder / "state"
-
-    @property
-    def finished_jobs(self) -> Path:
-        """One line per finished job."""
-        return self.folder / "jobs.txt"
-
-    def spool_dir(self, node: str) -> Path:
-        """Return the spool folder of a node."""
-        return self.folder / f"spool-{node}"
-
-    def log(self, daemon: str) -> Path:
-        """Return the log of a daemon."""
-        return self.folder / f"{daemon}.log"
-
-
-def slurm_conf(files: ClusterFiles, *, controller: str, controller_port: int, nodes: Sequence[Node]) -> str:
+def slurm_conf(plan: LabPlan, files: LabFiles, *, first_job_id: int = 1) -> str:
     """Return slurm.conf for a cluster with one partition.
 
     Args:
-        files: where everything lies.
-        controller: host name of the machine that runs slurmctld; it is reached by the loopback address.
-        controller_port: port of slurmctld.
-        nodes: the compute nodes.
+        plan: of the lab.
+        files: of the lab.
+        first_job_id: where jobs begin to count.
     """
     settings = {
         "ClusterName": "lab",
-        "SlurmctldHost": f"{controller}(127.0.0.1)",
-        "SlurmctldPort": controller_port,
+        "SlurmctldHost": f"{CONTROLLER}({CONTROLLER_ADDRESS})",
+        "FirstJobId": first_job_id,
         "SlurmUser": "root",
         "SlurmdUser": "root",
         "AuthType": "auth/munge",
@@ -91,7 +31,7 @@ def slurm_conf(files: ClusterFiles, *, controller: str, controller_port: int, no
         "CredType": "cred/munge",
         "StateSaveLocation": files.state_dir,
         "SlurmdSpoolDir": files.spool_dir("%n"),
-        "SlurmctldPidFile": files.folder / "slurmctld.pid",
+        "SlurmctldPidFile": files.daemon_pid("slurmctld"),
         "SlurmdPidFile": files.folder / "slurmd-%n.pid",
         "ProctrackType": "proctrack/linuxproc",
         # task/affinity refuses more tasks on a node than the machine has cores.
@@ -100,6 +40,12 @@ def slurm_conf(files: ClusterFiles, *, controller: str, controller_port: int, no
         "SelectTypeParameters": "CR_Core",
         # Take the number of CPUs from this file, whatever the machine has.
         "SlurmdParameters": "config_overrides",
+        # Tells jobs where their nodes are in the network: SLURM_TOPOLOGY_ADDR.
+        "TopologyPlugin": "topology/tree",
+        # The controller talks to every node itself, so that a dead one keeps no other from hearing.
+        "TreeWidth": 256,
+        # A dead node is noticed after this, and not after the usual 300 s.
+        "SlurmdTimeout": NODE_TIMEOUT_S,
         # Refuse a job that can never start; else it would wait for ever.
         "EnforcePartLimits": "ALL",
         "ReturnToService": 2,
@@ -110,13 +56,22 @@ def slurm_conf(files: ClusterFiles, *, controller: str, controller_port: int, no
         # What the MPICH wheel speaks.
         "MpiDefault": "pmi2",
         "SwitchType": "switch/none",
-        "KillWait": 5,
+        "KillWait": KILL_WAIT_S,
     }
     lines = [f"{key}={value}" for key, value in settings.items()]
     lines += [
-        f"NodeName={node.name} NodeHostname={node.host_name} NodeAddr={node.address} Port={node.port} "
-        f"CPUs={node.num_cpus} State=UNKNOWN"
-        for node in nodes
+        f"NodeName={host.name} NodeAddr={host.address} CPUs={plan.config.cpus_per_host} State=UNKNOWN"
+        for host in plan.hosts
     ]
     lines.append("PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+    return "\n".join(lines) + "\n"
+
+
+def topology_conf(plan: LabPlan) -> str:
+    """Return topology.conf: which nodes hang on which leaf."""
+    lines = [
+        f"SwitchName={leaf} Nodes={','.join(host.name for host in plan.hosts if host.leaf == leaf)}"
+        for leaf in plan.leaves
+    ]
+    lines.append(f"SwitchName={SPINE} Switches={','.join(plan.leaves)}")
     return "\n".join(lines) + "\n"

@@ -1,16 +1,18 @@
-"""One Slurm for all lab tests. What they need must be there in CI; elsewhere they are skipped, with the reason."""
+"""One lab of four hosts for all lab tests. What they need must be there in CI; elsewhere they are skipped."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpcpace.config import LabConfig
 from hpcpace.errors import UsageError
-from hpcpace.lab.slurm import OneHostSlurm, check_requirements
+from hpcpace.lab.environment import check_requirements
+from hpcpace.lab.jobs import JobQueue
+from hpcpace.lab.lab import Lab
 
 HERE = Path(__file__).parent
 
@@ -29,15 +31,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"lab: {error}"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_start_of_mpi() -> Iterator[None]:
+    """Let a start of MPI that hangs, as one in a hundred of MPICH under pmi2 does, be repeated within a test's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPCPACE_WORLD_START_TIMEOUT_S", "30")
+        yield
+
+
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[OneHostSlurm]:
-    with OneHostSlurm() as cluster:
-        # Jobs find the Python, and the hpcpace, of these tests.
-        cluster.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), cluster.environ["PATH"]])
-        yield cluster
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Hosts n1 and n2 on leaf1, n3 and n4 on leaf2; they see the temporary folders of the tests."""
+    config = LabConfig(name="tests", share=(str(tmp_path_factory.getbasetemp()),))
+    with Lab.up(config) as lab:
+        yield lab
 
 
-@pytest.fixture(autouse=True)
-def _no_job_left_over(slurm: OneHostSlurm) -> Iterator[None]:
-    yield
-    slurm.run("scancel", "--user=root")
+@pytest.fixture
+def queue(lab: Lab) -> Iterator[JobQueue]:
+    """The lab's Slurm; no job outlives the test."""
+    queue = JobQueue(lab)
+    yield queue
+    queue.cancel_all()

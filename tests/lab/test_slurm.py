@@ -1,15 +1,14 @@
-"""The one-host Slurm itself: it runs MPI and torch jobs, tells how they ended, and leaves nothing behind."""
+"""Slurm in the lab: it runs MPI and torch jobs over all hosts, and tells how they ended."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hpcpace.errors import HpcpaceError
-from hpcpace.lab.slurm import OneHostSlurm
+from hpcpace.lab.jobs import JobQueue
 
 SUM_OVER_MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.size, w.allreduce(w.rank))"
 SUM_OVER_GLOO = """
@@ -26,63 +25,45 @@ dist.destroy_process_group()
 """
 
 
-def test_mpi_ranks_form_one_world(slurm: OneHostSlurm) -> None:
-    done = slurm.run("srun", "--mpi=pmi2", "-n", "4", sys.executable, "-c", SUM_OVER_MPI)
-    assert done.stdout.splitlines() == ["4 6"] * 4, done.stderr
+@pytest.mark.parametrize(
+    ("mpi", "environ"), [("pmi2", {}), ("pmix", {"MPI4PY_MPIABI": "openmpi"})], ids=["MPICH", "Open MPI"]
+)
+def test_mpi_ranks_of_all_hosts_form_one_world(queue: JobQueue, mpi: str, environ: dict[str, str]) -> None:
+    command = ("srun", f"--mpi={mpi}", "-N4", "--ntasks-per-node=2", sys.executable, "-c", SUM_OVER_MPI)
+    # One start of MPICH in a hundred hangs under pmi2: docs/slurm.md.
+    for _ in range(2):
+        done = queue.run("timeout", "--signal=KILL", "25", *command, environ=environ)
+        if done.returncode != 137:
+            break
+        queue.cancel_all()
+    assert done.stdout.splitlines() == ["8 28"] * 8, done.stderr
 
 
-def test_without_pmi_each_task_is_a_world_of_its_own(slurm: OneHostSlurm) -> None:
-    done = slurm.run("srun", "--mpi=none", "-n", "2", sys.executable, "-c", SUM_OVER_MPI)
+def test_without_pmi_each_task_is_a_world_of_its_own(queue: JobQueue) -> None:
+    done = queue.run("srun", "--mpi=none", "-n", "2", sys.executable, "-c", SUM_OVER_MPI)
     assert done.stdout.splitlines() == ["1 0"] * 2, done.stderr
 
 
-def test_torch_reduces_over_gloo(slurm: OneHostSlurm, tmp_path: Path) -> None:
+def test_torch_reduces_over_gloo(queue: JobQueue, tmp_path: Path) -> None:
     environ = {"OMP_NUM_THREADS": "1", "STORE": str(tmp_path / "store")}
-    done = slurm.run("srun", "-n", "2", sys.executable, "-c", SUM_OVER_GLOO, environ=environ)
+    done = queue.run("srun", "-n", "2", sys.executable, "-c", SUM_OVER_GLOO, environ=environ)
     assert done.stdout.splitlines() == ["1", "1"], done.stderr
 
 
 @pytest.mark.parametrize(("status", "state"), [(0, "COMPLETED"), (3, "FAILED")])
-def test_tells_how_a_job_ended(slurm: OneHostSlurm, tmp_path: Path, status: int, state: str) -> None:
-    job_id = slurm.submit("--wrap", f"echo ready; exit {status}", cwd=tmp_path)
-    job = slurm.wait_for_job(job_id, timeout_s=30)
+def test_tells_how_a_job_ended(queue: JobQueue, tmp_path: Path, status: int, state: str) -> None:
+    job_id = queue.submit("--wrap", f"echo ready; exit {status}", cwd=tmp_path)
+    job = queue.wait(job_id, timeout_s=30)
     assert (job.state, job.exit_code, job.output.read_text()) == (state, status, "ready\n")
 
 
-def test_shows_the_log_of_a_job_that_takes_too_long(slurm: OneHostSlurm, tmp_path: Path) -> None:
-    job_id = slurm.submit("--wrap", "sleep 600", cwd=tmp_path)
+def test_shows_the_log_of_a_job_that_takes_too_long(queue: JobQueue, tmp_path: Path) -> None:
+    job_id = queue.submit("--wrap", "sleep 600", cwd=tmp_path)
     with pytest.raises(HpcpaceError, match=f"job {job_id} is still .* after 0.5 s; its log:"):
-        slurm.wait_for_job(job_id, timeout_s=0.5)
-    slurm.run("scancel", str(job_id))
+        queue.wait(job_id, timeout_s=0.5)
+    queue.run("scancel", str(job_id))
 
 
-def test_says_why_a_job_was_refused(slurm: OneHostSlurm, tmp_path: Path) -> None:
+def test_says_why_a_job_was_refused(queue: JobQueue, tmp_path: Path) -> None:
     with pytest.raises(HpcpaceError, match=r"sbatch refused the job: .*More processors requested than permitted"):
-        slurm.submit("-N", "1", "-n", "100", "--wrap", "true", cwd=tmp_path)
-
-
-def test_two_clusters_run_side_by_side_and_leave_nothing_behind(slurm: OneHostSlurm, tmp_path: Path) -> None:
-    mounts, processes = Path("/proc/mounts").read_text(), _descendants()
-    with OneHostSlurm() as other:
-        folder = Path(other.environ["SLURM_CONF"]).parent
-        other.submit("--job-name=other", "--wrap", "sleep 3599", cwd=tmp_path)
-        other.run("srun", "true")
-        started = _descendants() - processes
-        assert "other" not in slurm.run("squeue", "-h", "-o", "%j").stdout.split()
-    assert not folder.exists()
-    assert len(started) > 3
-    assert [pid for pid in started if psutil.pid_exists(pid)] == []
-    assert Path("/proc/mounts").read_text() == mounts
-
-
-def test_says_which_daemon_ended_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.lab.slurm.NODE_NAME", "n1 Nonsense=1")
-    with (
-        pytest.raises(HpcpaceError, match=r"(?s)slurmctld ended with status 1; its log ends with.*Nonsense"),
-        OneHostSlurm(),
-    ):
-        pass
-
-
-def _descendants() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+        queue.submit("-N", "1", "-n", "100", "--wrap", "true", cwd=tmp_path)

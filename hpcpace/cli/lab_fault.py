@@ -1,0 +1,166 @@
+"""`hpcpace lab fault`: make something go wrong in a lab, at a known time, and make it good again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from hpcpace.cli.lab_inside import attach_inside, name_option
+from hpcpace.lab.fault_kinds import (
+    ChangeMtu,
+    Fault,
+    FillDisk,
+    FlapLink,
+    KillHost,
+    KillRank,
+    PauseHost,
+    Site,
+    SlowHost,
+    SlowLink,
+    Traffic,
+)
+from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
+from hpcpace.lab.status_table import fault_words, print_faults, table_console
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def fault() -> None:
+    """Inject a fault, list faults, undo one. Begin and end of each stand in the log of truth."""
+
+
+def _timed(function: Decorated) -> Decorated:
+    """Add the options of faults that last."""
+    for option in (
+        click.option("--duration", type=click.FloatRange(0, min_open=True), help="Undo it after this many seconds."),
+        _start,
+        name_option,
+    ):
+        function = option(function)
+    return function
+
+
+_start = click.option("--start", type=click.FloatRange(0), default=0.0, help="Begin after this many seconds.")
+
+
+def _inject(name: str, what: Fault, start: float, duration: float | None = None) -> None:
+    lab = attach_inside(name)
+    record = start_fault(Site(lab.plan, lab.files), what, start_s=start, duration_s=duration)
+    _say(record)
+
+
+def _say(record: FaultRecord) -> None:
+    click.echo(" ".join(filter(None, fault_words(record))))
+
+
+@fault.command("slow-host")
+@click.argument("host")
+@click.option("--cores", type=float, default=0.25, show_default=True, help="Cores' worth of processor time it keeps.")
+@_timed
+def slow_host(name: str, host: str, cores: float, start: float, duration: float | None) -> None:
+    """Limit the processor time of HOST."""
+    _inject(name, SlowHost(host=host, cores=cores), start, duration)
+
+
+@fault.command("slow-link")
+@click.argument("link")
+@click.option("--rate", required=True, metavar="RATE", help="Rate that is left, like 100mbit.")
+@_timed
+def slow_link(name: str, link: str, rate: str, start: float, duration: float | None) -> None:
+    """Lower the rate of LINK: a host's (n3) or a leaf's uplink (leaf1)."""
+    _inject(name, SlowLink(link=link, rate=rate), start, duration)
+
+
+@fault.command("flap-link")
+@click.argument("link")
+@click.option("--period", type=float, default=4.0, show_default=True, help="Seconds from one loss to the next.")
+@click.option("--down", type=float, default=1.0, show_default=True, help="Seconds of each period without the link.")
+@_timed
+def flap_link(name: str, link: str, period: float, down: float, start: float, duration: float | None) -> None:
+    """Take LINK down for a part of each period."""
+    _inject(name, FlapLink(link=link, period_s=period, down_s=down), start, duration)
+
+
+@fault.command()
+@click.argument("source")
+@click.argument("destination")
+@click.option("--rate", metavar="RATE", help="Rate to send at; as much as goes by default.")
+@click.option("--streams", type=click.IntRange(1, 64), default=1, show_default=True, help="TCP connections.")
+@_timed
+def traffic(
+    name: str, source: str, destination: str, rate: str | None, streams: int, start: float, duration: float | None
+) -> None:
+    """Send background traffic over TCP from host SOURCE to host DESTINATION."""
+    _inject(name, Traffic(source=source, destination=destination, rate=rate, streams=streams), start, duration)
+
+
+@fault.command("pause-host")
+@click.argument("host")
+@_timed
+def pause_host(name: str, host: str, start: float, duration: float | None) -> None:
+    """Freeze every process of HOST."""
+    _inject(name, PauseHost(host=host), start, duration)
+
+
+@fault.command("kill-host")
+@click.argument("host")
+@_timed
+def kill_host(name: str, host: str, start: float, duration: float | None) -> None:
+    """End everything on HOST at once, as a power cut does; undone, it boots again."""
+    _inject(name, KillHost(host=host), start, duration)
+
+
+@fault.command("kill-rank")
+@click.argument("job", type=int)
+@click.argument("rank", type=int)
+@click.option("--signal", "signal_name", default="KILL", show_default=True, help="Signal to send.")
+@_start
+@name_option
+def kill_rank(name: str, job: int, rank: int, signal_name: str, start: float) -> None:
+    """Send a signal to RANK of the running JOB."""
+    _inject(name, KillRank(job=job, rank=rank, signal=signal_name), start)
+
+
+@fault.command("fill-disk")
+@click.argument("host")
+@click.option("--left", type=click.IntRange(0), default=0, show_default=True, help="Bytes to leave free.")
+@_timed
+def fill_disk(name: str, host: str, left: int, start: float, duration: float | None) -> None:
+    """Fill the /tmp of HOST."""
+    _inject(name, FillDisk(host=host, left_bytes=left), start, duration)
+
+
+@fault.command()
+@click.argument("host")
+@click.option("--size", type=click.IntRange(68, 65535), required=True, help="MTU of its eth0 in bytes.")
+@_timed
+def mtu(name: str, host: str, size: int, start: float, duration: float | None) -> None:
+    """Give HOST another MTU than the rest of the network has."""
+    _inject(name, ChangeMtu(host=host, mtu=size), start, duration)
+
+
+@fault.command("list")
+@name_option
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def list_faults(name: str, as_json: bool) -> None:
+    """Show all faults of the lab, the oldest first."""
+    records = fault_records(attach_inside(name).files)
+    if as_json:
+        click.echo(json.dumps([record.to_json() for record in records], indent=2))
+    elif records:
+        print_faults(table_console(), records)
+    else:
+        click.echo("no faults were injected")
+
+
+@fault.command()
+@click.argument("fault_id", metavar="FAULT")
+@name_option
+def undo(name: str, fault_id: str) -> None:
+    """Undo FAULT, like f2, or call it off before its start."""
+    lab = attach_inside(name)
+    _say(undo_fault(Site(lab.plan, lab.files), fault_id))

@@ -1,0 +1,32 @@
+"""How a command gets into a lab: it replaces itself by itself, started in the lab's namespaces."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from hpcpace.config import LabConfig
+from hpcpace.errors import UsageError
+from hpcpace.lab.environment import NAME_VARIABLE
+from hpcpace.lab.lab import Lab
+
+name_option = click.option(
+    "--name", envvar=NAME_VARIABLE, default=LabConfig().name, show_default=True, help="Which lab."
+)
+
+
+def attach_inside(name: str) -> Lab:
+    """Return the lab of this name, seen from inside: a command that is outside starts anew in there.
+
+    Raises:
+        UsageError: no root rights, or no such lab is up.
+    """
+    if os.geteuid() != 0:
+        raise UsageError(f"the lab needs root; this is user {os.geteuid()}: start it with sudo")
+    lab = Lab.attach(name)
+    if not lab.is_here:
+        again = lab.command([sys.executable, "-m", "hpcpace", *sys.argv[1:]])
+        os.execvpe(again[0], again, lab.environ())
+    return lab

@@ -1,0 +1,157 @@
+"""Boots a lab from inside its namespaces: switches, munged, slurmctld, hosts, until every node takes jobs.
+
+`hpcpace lab up` runs this as a program of its own in the lab's namespaces; it prints one line of JSON for each bit of
+progress, and what went wrong, if anything, on standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcpace.errors import HpcpaceError
+from hpcpace.lab.environment import lab_environ
+from hpcpace.lab.fabric import build_switches
+from hpcpace.lab.files import LabFiles
+from hpcpace.lab.hosts import host_pid, start_hosts
+from hpcpace.lab.plan import CONTROLLER, CONTROLLER_ADDRESS, LabPlan
+from hpcpace.lab.settings import read_config
+from hpcpace.lab.slurm_conf import CGROUP_CONF, slurm_conf, topology_conf
+
+Progress = Callable[[str, int, int], None]
+
+_READY_TIMEOUT_S = 60.0
+_READY_TIMEOUT_PER_HOST_S = 3.0
+_POLL_INTERVAL_S = 0.1
+_NUM_LOG_LINES = 15
+
+
+def boot(plan: LabPlan, files: LabFiles, progress: Progress) -> None:
+    """Bring a lab up and wait until every node takes jobs.
+
+    Raises:
+        HpcpaceError: a daemon ended, or a node did not become ready in time; with the end of the log.
+    """
+    environ = lab_environ(files)
+    num_hosts = len(plan.hosts)
+    write_files(plan, files)
+    subprocess.run(["mount", "--bind", str(files.hosts_file), "/etc/hosts"], check=True)
+    subprocess.run(["hostname", CONTROLLER], check=True)
+    build_switches(plan)
+    munged = _Daemon(_munged_command(files), files, environ)
+    _wait_until("munged answers", files.munge_socket.is_socket, [munged], files)
+    slurmctld = _Daemon(["slurmctld", "-D", "-c", "-f", str(files.slurm_conf)], files, environ)
+    start_hosts(plan, files, plan.hosts, environ, lambda done: progress("hosts", done, num_hosts))
+
+    def all_idle() -> bool:
+        done = subprocess.run(["sinfo", "-h", "-N", "-o", "%T"], env=environ, capture_output=True, text=True)
+        num_idle = done.stdout.split().count("idle")
+        progress("nodes that take jobs", num_idle, num_hosts)
+        return num_idle == num_hosts
+
+    _wait_until("every node is idle", all_idle, [munged, slurmctld], files, plan)
+
+
+def write_files(plan: LabPlan, files: LabFiles) -> None:
+    """Write all that the daemons read."""
+    for folder in (files.state_dir, files.pids_dir, files.faults_dir, files.mounts_dir):
+        folder.mkdir()
+    files.munge_key.write_bytes(secrets.token_bytes(128))
+    files.munge_key.chmod(0o400)
+    files.cgroup_conf.write_text(CGROUP_CONF)
+    files.slurm_conf.write_text(slurm_conf(plan, files, first_job_id=_first_job_id(time.time())))
+    files.topology_conf.write_text(topology_conf(plan))
+    names = [("127.0.0.1", "localhost"), (CONTROLLER_ADDRESS, CONTROLLER)]
+    names += [(host.address, host.name) for host in plan.hosts]
+    # torch asks for the name of an IPv4 address in its IPv6 form, too.
+    lines = [f"{address} {name}\n::ffff:{address} {name}\n" for address, name in names]
+    files.hosts_file.write_text("".join(lines))
+
+
+def _first_job_id(time_s: float) -> int:
+    """Return a number that labs before and beside this one have not come to: logs and runs are named after jobs.
+
+    Ten a second, below the most that Slurm knows (MAX_JOB_ID, 0x03FFFFFF).
+    """
+    return 1 + int(time_s * 10) % 60_000_000
+
+
+def _munged_command(files: LabFiles) -> list[str]:
+    # --force: munged otherwise refuses to run as root, or below a folder that others may write to.
+    options = {
+        "--socket": files.munge_socket,
+        "--key-file": files.munge_key,
+        "--pid-file": files.daemon_pid("munged"),
+        "--seed-file": files.folder / "munged.seed",
+        "--log-file": files.folder / "munged-own.log",
+    }
+    return ["munged", "--foreground", "--force", *(f"{name}={value}" for name, value in options.items())]
+
+
+class _Daemon:
+    """A daemon that stays in the foreground of a session of its own, with a log; it ends with the lab."""
+
+    def __init__(self, command: list[str], files: LabFiles, environ: dict[str, str]) -> None:
+        self.name = command[0]
+        self.log = files.log(self.name)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
+            )
+
+    def check(self) -> None:
+        """Refuse to go on without it, with the end of its log."""
+        status = self._process.poll()
+        if status is not None:
+            raise HpcpaceError(f"{self.name} ended with status {status}; its log ends with\n{_log_tail(self.log)}")
+
+
+def _wait_until(
+    what: str,
+    happened: Callable[[], bool],
+    daemons: list[_Daemon],
+    files: LabFiles,
+    plan: LabPlan | None = None,
+) -> None:
+    hosts = plan.hosts if plan else ()
+    timeout_s = _READY_TIMEOUT_S + _READY_TIMEOUT_PER_HOST_S * len(hosts)
+    deadline_s = time.monotonic() + timeout_s
+    while not happened():
+        for daemon in daemons:
+            daemon.check()
+        for host in hosts:
+            if host_pid(files, host) is None:
+                raise HpcpaceError(f"slurmd on {host.name} ended; its log ends with\n{_log_tail(files.log(host.name))}")
+        if time.monotonic() > deadline_s:
+            raise HpcpaceError(f"not within {timeout_s:g} s: {what}; the logs are in {files.folder}")
+        time.sleep(_POLL_INTERVAL_S)
+
+
+def _log_tail(path: Path) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-_NUM_LOG_LINES:])
+
+
+def _print_progress(what: str, done: int, total: int) -> None:
+    print(json.dumps([what, done, total]), flush=True)
+
+
+def main(name: str) -> int:
+    """Boot the lab of this name; return an exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command outside hears it, too, and ends the whole lab
+    files = LabFiles.of(name)
+    try:
+        boot(LabPlan(read_config(files)), files, _print_progress)
+    except HpcpaceError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

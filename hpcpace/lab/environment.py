@@ -1,0 +1,77 @@
+"""The environment of a lab's processes, and what a machine must have to run one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from hpcpace.errors import UsageError
+from hpcpace.lab.files import LabFiles
+from hpcpace.lab.plan import LabPlan
+from hpcpace.lab.settings import read_config
+from hpcpace.world.environment import process_environ
+
+PACKAGES = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+    "setsid": "util-linux",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "ip": "iproute2",
+    "tc": "iproute2",
+}
+"""The Debian package of each program that the lab calls."""
+
+NAME_VARIABLE = "HPCPACE_LAB_NAME"
+"""Tells commands in a lab which lab they are in."""
+
+EMULATION_VARIABLE = "HPCPACE_LAB_EMULATION"
+"""Goes with a run into its record, and from there into its report."""
+
+# Set by whoever runs us inside another cluster's job; none of it may reach this one.
+_FOREIGN = re.compile(r"SLURM|SRUN|SBATCH|SALLOC|PMI")
+
+
+def lab_environ(files: LabFiles) -> dict[str, str]:
+    """Return the environment for processes of a lab: this one, with the lab's Slurm, and this Python first on PATH."""
+    environ = {key: value for key, value in process_environ().items() if not _FOREIGN.match(key)}
+    environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), search_path()])
+    environ["SLURM_CONF"] = str(files.slurm_conf)
+    environ[NAME_VARIABLE] = files.name
+    environ[EMULATION_VARIABLE] = LabPlan(read_config(files)).emulation
+    return environ
+
+
+def search_path() -> str:
+    """Return PATH with the folders where daemons live, which are not on everybody's."""
+    return os.pathsep.join([process_environ().get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+def check_requirements() -> None:
+    """Refuse a machine that cannot run the lab.
+
+    Raises:
+        UsageError: no root rights, or programs are missing; the message names their packages.
+    """
+    if os.geteuid() != 0:
+        raise UsageError(
+            f"the lab needs root, for namespaces and mounts; this is user {os.geteuid()}: start it with sudo"
+        )
+    check_programs(PACKAGES, also=["slurm-wlm-basic-plugins"])
+
+
+def check_programs(packages: dict[str, str], *, also: list[str] | None = None) -> None:
+    """Refuse to go on without programs, given with the Debian package of each.
+
+    Raises:
+        UsageError: some are missing; the message has the line that installs them, with the packages of `also`.
+    """
+    missing = [program for program in packages if shutil.which(program, path=search_path()) is None]
+    if missing:
+        wanted = " ".join(sorted({packages[program] for program in missing} | set(also or [])))
+        raise UsageError(f"the lab needs {', '.join(missing)}: `apt-get install --no-install-recommends {wanted}`")

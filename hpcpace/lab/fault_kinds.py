@@ -1,0 +1,406 @@
+"""What each kind of fault does to a host, a link or a rank, and how it is undone. Called from inside the lab."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+
+from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.lab.cgroups import HostCgroup
+from hpcpace.lab.environment import check_programs, lab_environ
+from hpcpace.lab.fabric import set_mtu, set_rate, set_up
+from hpcpace.lab.files import LabFiles
+from hpcpace.lab.hosts import command_on, host_pid, kill_host, living_pid, start_hosts
+from hpcpace.lab.plan import LabPlan
+from hpcpace.units import format_rate, parse_rate
+
+FILLER = ".hpcpace-lab-filler"
+
+Wait = Callable[[float | None], bool]
+"""Wait this many seconds, or without end, and return whether the fault is to be undone at once."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The lab that a fault happens in."""
+
+    plan: LabPlan
+    files: LabFiles
+
+    def pid(self, host: str) -> int:
+        """Return the first process of a host that lives."""
+        return living_pid(self.files, self.plan.host(host))
+
+    def cgroup(self, host: str) -> HostCgroup:
+        """Return the control group of a host."""
+        return HostCgroup(self.files.name, self.plan.host(host).name)
+
+
+class Fault(ABC):
+    """One kind of fault: a frozen dataclass of its settings."""
+
+    kind: ClassVar[str]
+    is_instant: ClassVar[bool] = False
+    """Whether it is over as soon as it has happened, and cannot be undone."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return its settings as plain values."""
+        return dict(vars(self))
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """What it happens to; of one kind a target can have one fault at a time."""
+
+    @abstractmethod
+    def check(self, site: Site) -> None:
+        """Refuse settings that do not fit the lab, with a UsageError."""
+
+    @abstractmethod
+    def apply(self, site: Site) -> None:
+        """Let it happen."""
+
+    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
+        """Keep it up until `wait` says that it is to be undone; `note` writes further events into the log of truth."""
+        wait(None)
+
+    @abstractmethod
+    def undo(self, site: Site) -> None:
+        """Make good what can be made good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFault(Fault):
+    """A fault of one host."""
+
+    host: str
+
+    @property
+    def target(self) -> str:
+        """The host."""
+        return self.host
+
+    def check(self, site: Site) -> None:
+        """Refuse an unknown host."""
+        site.plan.host(self.host)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFault(Fault):
+    """A fault of one link."""
+
+    link: str
+
+    @property
+    def target(self) -> str:
+        """The link."""
+        return self.link
+
+    def check(self, site: Site) -> None:
+        """Refuse an unknown link."""
+        site.plan.link(self.link)
+
+    def _host_pid(self, site: Site) -> int | None:
+        """Return the first process of the host at the lower end, None for an uplink."""
+        return None if self.link in site.plan.leaves else site.pid(self.link)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowHost(HostFault):
+    """Limits the processor time of a host to some cores' worth."""
+
+    kind = "slow-host"
+    cores: float
+
+    def check(self, site: Site) -> None:
+        """Refuse an unknown host, or no processor time."""
+        super().check(site)
+        most = site.plan.config.cpu_quota or float(os.cpu_count() or 1)
+        if not 0 < self.cores < most:
+            raise UsageError(f"--cores is {self.cores:g}: it must be more than 0 and less than the {most:g} it has now")
+
+    def apply(self, site: Site) -> None:
+        """Set the quota."""
+        site.pid(self.host)
+        site.cgroup(self.host).limit_cpu(self.cores)
+
+    def undo(self, site: Site) -> None:
+        """Set the quota that the lab was started with."""
+        site.cgroup(self.host).limit_cpu(site.plan.config.cpu_quota)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLink(LinkFault):
+    """Lowers the rate of a link in both directions."""
+
+    kind = "slow-link"
+    rate: str
+
+    def check(self, site: Site) -> None:
+        """Refuse an unknown link, or no rate."""
+        super().check(site)
+        try:
+            rate_bps = parse_rate(self.rate)
+        except ValueError as error:
+            raise UsageError(f"--rate: {error}") from error
+        if rate_bps >= (own_bps := site.plan.link(self.link).rate_bps):
+            raise UsageError(f"--rate {self.rate} does not slow {self.link}, which has {format_rate(own_bps)}")
+
+    def apply(self, site: Site) -> None:
+        """Shape both ends to the rate."""
+        self._set(site, parse_rate(self.rate))
+
+    def undo(self, site: Site) -> None:
+        """Shape both ends as the lab was started."""
+        self._set(site, site.plan.link(self.link).rate_bps)
+
+    def _set(self, site: Site, rate_bps: int) -> None:
+        set_rate(site.plan.link(self.link), rate_bps, host_pid=self._host_pid(site))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlapLink(LinkFault):
+    """Takes a link down for a part of each period."""
+
+    kind = "flap-link"
+    period_s: float
+    down_s: float
+
+    def check(self, site: Site) -> None:
+        """Refuse an unknown link, or times that do not fit."""
+        super().check(site)
+        if not 0 < self.down_s < self.period_s:
+            raise UsageError(
+                f"--down is {self.down_s:g} s of every {self.period_s:g} s: it must be shorter than --period"
+            )
+
+    def apply(self, site: Site) -> None:
+        """See that the link is there."""
+        self._host_pid(site)
+
+    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
+        """Let it go and come."""
+        link, is_over = site.plan.link(self.link), False
+        while not is_over:
+            set_up(link, False)
+            note("link-down")
+            is_over = wait(self.down_s)
+            set_up(link, True)
+            note("link-up")
+            is_over = is_over or wait(self.period_s - self.down_s)
+
+    def undo(self, site: Site) -> None:
+        """Leave it up."""
+        set_up(site.plan.link(self.link), True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic(Fault):
+    """Sends data from one host to another, by iperf3 over TCP, with nobody reading the figures."""
+
+    kind = "traffic"
+    source: str
+    destination: str
+    rate: str | None
+    streams: int
+
+    @property
+    def target(self) -> str:
+        """Both hosts."""
+        return f"{self.source}->{self.destination}"
+
+    def check(self, site: Site) -> None:
+        """Refuse unknown hosts, one host twice, and a machine without iperf3."""
+        if site.plan.host(self.source) == site.plan.host(self.destination):
+            raise UsageError(f"traffic from {self.source} to itself crosses no link: name two hosts")
+        if self.rate is not None:
+            try:
+                parse_rate(self.rate)
+            except ValueError as error:
+                raise UsageError(f"--rate: {error}") from error
+        check_programs({"iperf3": "iperf3"})
+
+    def apply(self, site: Site) -> None:
+        """See that both hosts live."""
+        site.pid(self.source)
+        site.pid(self.destination)
+
+    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
+        """Run a server and a client until the end."""
+        port = str(20000 + os.getpid() % 10000)
+        limit = [] if self.rate is None else ["--bitrate", str(parse_rate(self.rate) // self.streams)]
+        server = ["iperf3", "--server", "--one-off", "--port", port]
+        client = ["iperf3", "--client", site.plan.host(self.destination).address, "--port", port, "--time", "0"]
+        client += ["--connect-timeout", "5000", "--parallel", str(self.streams), *limit]
+        with self._running(site, self.destination, server), self._running(site, self.source, client) as sending:
+            while not wait(0.5):
+                if sending.poll() is not None:
+                    raise HpcpaceError(f"iperf3 on {self.source} ended with status {sending.returncode}")
+
+    def undo(self, site: Site) -> None:
+        """Nothing is left to do: sending has ended."""
+
+    def _running(self, site: Site, host: str, command: list[str]) -> _Running:
+        # The server may be a moment late: a client that is refused is started again by the shell.
+        again = f"for _ in 1 2 3 4 5 6 7 8; do {' '.join(command)} && break; sleep 0.5; done"
+        words = ["sh", "-c", again] if "--client" in command else command
+        return _Running(command_on(site.files, site.plan.host(host), words), lab_environ(site.files))
+
+
+class _Running:
+    """A process group that ends with the `with` statement."""
+
+    def __init__(self, command: list[str], environ: dict[str, str]) -> None:
+        self._command, self._environ = command, environ
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        null = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            self._command, stdin=null, stdout=null, stderr=null, env=self._environ, start_new_session=True
+        )
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PauseHost(HostFault):
+    """Stops every process of a host, as a host that swaps or a hypervisor that has better things to do."""
+
+    kind = "pause-host"
+
+    def apply(self, site: Site) -> None:
+        """Freeze it."""
+        site.pid(self.host)
+        site.cgroup(self.host).freeze(True)
+
+    def undo(self, site: Site) -> None:
+        """Let it go on."""
+        site.cgroup(self.host).freeze(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillHost(HostFault):
+    """Ends everything on a host at once and takes its network away, without a word, as a power cut does."""
+
+    kind = "kill-host"
+
+    def apply(self, site: Site) -> None:
+        """Kill its first process; a host that has died by itself only loses its link."""
+        kill_host(site.plan, site.files, site.plan.host(self.host))
+
+    def undo(self, site: Site) -> None:
+        """Boot it again: with an empty /tmp, the same clock offset, and no processes but slurmd."""
+        host = site.plan.host(self.host)
+        if host_pid(site.files, host) is None:
+            start_hosts(site.plan, site.files, [host], lab_environ(site.files))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillRank(Fault):
+    """Sends a signal to one rank of a running job, SIGKILL as a rule."""
+
+    kind = "kill-rank"
+    is_instant = True
+    job: int
+    rank: int
+    signal: str
+
+    @property
+    def target(self) -> str:
+        """The rank."""
+        return f"{self.job}/{self.rank}"
+
+    def check(self, site: Site) -> None:
+        """Refuse an unknown signal."""
+        if f"SIG{self.signal}" not in signal.Signals.__members__:
+            raise UsageError(f"--signal {self.signal}: no such signal, name one like KILL, TERM or STOP")
+
+    def apply(self, site: Site) -> None:
+        """Find the process and signal it."""
+        rank_process(self.job, self.rank).send_signal(signal.Signals[f"SIG{self.signal}"])
+
+    def undo(self, site: Site) -> None:
+        """A dead rank stays dead."""
+
+
+def rank_process(job: int, rank: int) -> psutil.Process:
+    """Return the process of a rank of the job's last step: the first one of those that srun's task started.
+
+    Raises:
+        UsageError: no such rank runs.
+    """
+    wanted = {"SLURM_JOB_ID": str(job), "SLURM_PROCID": str(rank)}
+    found: list[tuple[int, float, psutil.Process]] = []
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+            step = environ.get("SLURM_STEP_ID", "")
+            if wanted.items() <= environ.items() and step.isdigit() and int(step) < 1 << 31:
+                found.append((-int(step), process.create_time(), process))
+        except psutil.Error:
+            continue
+    if not found:
+        raise UsageError(f"no rank {rank} of job {job} runs: `hpcpace lab status` lists the jobs")
+    return min(found, key=lambda entry: entry[:2])[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillDisk(HostFault):
+    """Fills the /tmp of a host."""
+
+    kind = "fill-disk"
+    left_bytes: int
+
+    def apply(self, site: Site) -> None:
+        """Allocate a file of what is free, again and again while others free some more."""
+        tmp = self._tmp(site)
+        size = 0
+        for _ in range(3):
+            state = os.statvfs(tmp)
+            free = state.f_bavail * state.f_frsize - self.left_bytes
+            if free <= 0:
+                return
+            size += free
+            with (tmp / FILLER).open("ab") as filler:
+                os.posix_fallocate(filler.fileno(), 0, size)
+
+    def undo(self, site: Site) -> None:
+        """Remove the file."""
+        (self._tmp(site) / FILLER).unlink(missing_ok=True)
+
+    def _tmp(self, site: Site) -> Path:
+        return Path(f"/proc/{site.pid(self.host)}/root/tmp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeMtu(HostFault):
+    """Gives the eth0 of a host another MTU than the rest of the network has."""
+
+    kind = "mtu"
+    mtu: int
+
+    def apply(self, site: Site) -> None:
+        """Set it."""
+        set_mtu(site.pid(self.host), self.mtu)
+
+    def undo(self, site: Site) -> None:
+        """Set that of the lab."""
+        set_mtu(site.pid(self.host), site.plan.config.mtu)
+
+
+KINDS: dict[str, Callable[..., Fault]] = {
+    kind.kind: kind
+    for kind in (SlowHost, SlowLink, FlapLink, Traffic, PauseHost, KillHost, KillRank, FillDisk, ChangeMtu)
+}

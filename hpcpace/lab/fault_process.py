@@ -1,0 +1,89 @@
+"""The process that holds a fault: it waits for the start, lets it happen, and undoes it at its end or on SIGTERM.
+
+It writes begin and end, and what happens in between, with their times into the lab's log of truth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from hpcpace.errors import HpcpaceError
+from hpcpace.lab.fault_kinds import KillHost, Site, Wait
+from hpcpace.lab.faults import FaultRecord, end_faults_of, fault_records
+from hpcpace.lab.files import LabFiles
+from hpcpace.lab.plan import LabPlan
+from hpcpace.lab.settings import read_config
+from hpcpace.lab.truth import TruthLog
+
+
+def hold(site: Site, record: FaultRecord, undone: threading.Event) -> FaultRecord:
+    """Let a fault happen from its start to its end and return what has become of it.
+
+    Args:
+        site: the lab.
+        record: the fault.
+        undone: set when it is to be undone at once.
+    """
+    fault, log = record.fault, TruthLog(site.files.truth)
+    asked = {"fault_id": record.fault_id, "kind": record.kind, "target": fault.target, "settings": record.settings}
+
+    def note(event: str, **facts: Any) -> None:
+        log.write(event, **asked, **facts)
+
+    if undone.wait(record.start_s):
+        note("fault-called-off")
+        return dataclasses.replace(record, state="over", message="called off before its start")
+    if isinstance(fault, KillHost):
+        end_faults_of(site, fault.host)
+    asked_ns = time.monotonic_ns()
+    fault.apply(site)
+    note("fault-begin", applied_in_ns=time.monotonic_ns() - asked_ns, duration_s=record.duration_s)
+    if fault.is_instant:
+        return dataclasses.replace(record, state="over")
+    dataclasses.replace(record, state="active").write(site.files)
+    try:
+        fault.hold(site, _until(undone, record.duration_s), note)
+    finally:
+        asked_ns = time.monotonic_ns()
+        fault.undo(site)
+        note("fault-end", applied_in_ns=time.monotonic_ns() - asked_ns)
+    return dataclasses.replace(record, state="over")
+
+
+def _until(undone: threading.Event, duration_s: float | None) -> Wait:
+    end_s = None if duration_s is None else time.monotonic() + duration_s
+
+    def wait(time_s: float | None) -> bool:
+        left_s = None if end_s is None else max(end_s - time.monotonic(), 0.0)
+        limits = [limit for limit in (time_s, left_s) if limit is not None]
+        return undone.wait(min(limits, default=None)) or (end_s is not None and time.monotonic() >= end_s)
+
+    return wait
+
+
+def main(name: str, fault_id: str) -> int:
+    """Hold a fault of a lab; return an exit status."""
+    files = LabFiles.of(name)
+    site = Site(LabPlan(read_config(files)), files)
+    undone = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: undone.set())
+    record = next(record for record in fault_records(files) if record.fault_id == fault_id)
+    record = dataclasses.replace(record, pid=os.getpid())
+    record.write(files)
+    try:
+        record = hold(site, record, undone)
+    except (HpcpaceError, OSError) as error:
+        record = dataclasses.replace(record, state="failed", message=str(error))
+        TruthLog(files.truth).write("fault-failed", fault_id=fault_id, kind=record.kind, message=str(error))
+    record.write(files)
+    return 0 if record.state == "over" else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

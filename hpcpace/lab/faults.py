@@ -1,0 +1,183 @@
+"""The faults of a lab: the record of each, how one is started, and how it is undone. Called from inside the lab.
+
+A fault is data (`FaultRecord`, a file in the lab's folder) and, while it is scheduled or active, a process that holds
+it (`hpcpace.lab.fault_process`): there is no server, and ending that process undoes the fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.lab.environment import lab_environ
+from hpcpace.lab.fault_kinds import KINDS, Fault, KillHost, Site
+from hpcpace.lab.files import LabFiles
+from hpcpace.rundir import write_json
+
+UNFINISHED = ("scheduled", "active")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultRecord:
+    """A fault as it was asked for, and what has become of it.
+
+    Attributes:
+        fault_id: f1, f2, ...
+        kind: name of a kind in KINDS.
+        settings: of the kind.
+        start_s: seconds from the request to its begin.
+        duration_s: seconds from its begin to its undoing; None until somebody undoes it.
+        state: scheduled, active, over, failed, or lost where its process has died.
+        pid: the process that holds it, by its number in the lab; 0 before it runs.
+        message: why it failed.
+    """
+
+    fault_id: str
+    kind: str
+    settings: dict[str, Any]
+    start_s: float
+    duration_s: float | None
+    state: str = "scheduled"
+    pid: int = 0
+    message: str = ""
+
+    @property
+    def fault(self) -> Fault:
+        """The fault itself."""
+        return KINDS[self.kind](**self.settings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return dataclasses.asdict(self)
+
+    def write(self, files: LabFiles) -> None:
+        """Keep it in the lab's folder."""
+        write_json(files.fault_json(self.fault_id), self.to_json())
+
+
+def fault_records(files: LabFiles) -> list[FaultRecord]:
+    """Return all faults of a lab, the oldest first."""
+    records = [FaultRecord(**json.loads(path.read_text())) for path in files.faults_dir.glob("f*.json")]
+    found = [record if _is_held(record) else dataclasses.replace(record, state="lost") for record in records]
+    return sorted(found, key=lambda record: int(record.fault_id[1:]))
+
+
+def _is_held(record: FaultRecord) -> bool:
+    if record.state not in UNFINISHED or not record.pid:
+        return True
+    try:
+        return record.fault_id in psutil.Process(record.pid).cmdline()
+    except psutil.Error:
+        return False
+
+
+def start_fault(site: Site, fault: Fault, *, start_s: float = 0.0, duration_s: float | None = None) -> FaultRecord:
+    """Start a fault and return its record: once it is active, or at once where it is to start later.
+
+    Raises:
+        UsageError: it does not fit the lab, or its target has one of this kind already.
+        HpcpaceError: it did not work.
+    """
+    fault.check(site)
+    for option, value in (("--start", start_s), ("--duration", duration_s)):
+        if value is not None and not 0 <= value < math.inf:
+            raise UsageError(f"{option} is {value:g}: it must be a number of seconds")
+    records = fault_records(site.files)
+    for other in records:
+        if other.state in (*UNFINISHED, "lost") and (other.kind, other.fault.target) == (fault.kind, fault.target):
+            raise UsageError(
+                f"{fault.target} has a fault of this kind already, {other.fault_id}: undo it first, by "
+                f"`hpcpace lab fault undo {other.fault_id}`"
+            )
+    record = FaultRecord(
+        fault_id=_new_id(site.files, len(records) + 1),
+        kind=fault.kind,
+        settings=fault.settings(),
+        start_s=start_s,
+        duration_s=duration_s,
+    )
+    record.write(site.files)
+    _spawn_holder(site.files, record.fault_id)
+    states = ("scheduled",) if start_s == 0 else ()
+    return _wait_while(site.files, record.fault_id, states=states)
+
+
+def _new_id(files: LabFiles, first: int) -> str:
+    """Return the first free id from a number on, which no other command that starts a fault at the same time gets."""
+    for number in itertools.count(first):
+        with suppress(FileExistsError):
+            (files.faults_dir / f"f{number}").touch(exist_ok=False)
+            break
+    return f"f{number}"
+
+
+def undo_fault(site: Site, fault_id: str) -> FaultRecord:
+    """Undo a fault, or call off one that has not begun, and return its record.
+
+    Raises:
+        UsageError: there is no such fault, or it is over.
+        HpcpaceError: it could not be undone.
+    """
+    record = next((record for record in fault_records(site.files) if record.fault_id == fault_id), None)
+    if record is None:
+        raise UsageError(f"no fault {fault_id!r}: `hpcpace lab fault list` shows them")
+    if record.state == "lost":
+        record.fault.undo(site)
+        record = dataclasses.replace(record, state="over", message="its process had died")
+        record.write(site.files)
+        return record
+    if record.state not in UNFINISHED:
+        raise UsageError(f"fault {fault_id} is {record.state} already")
+    os.kill(record.pid, signal.SIGTERM)
+    return _wait_while(site.files, fault_id, states=UNFINISHED)
+
+
+def end_faults_of(site: Site, host: str) -> None:
+    """Undo the faults that a host, or its link, has now: they do not outlive it, and the log of truth must say so.
+
+    Raises:
+        HpcpaceError: one could not be undone.
+    """
+    for record in fault_records(site.files):
+        if record.state in ("active", "lost") and record.kind != KillHost.kind and record.fault.target == host:
+            undo_fault(site, record.fault_id)
+
+
+def _spawn_holder(files: LabFiles, fault_id: str) -> None:
+    """Start the process that holds a fault, on its own."""
+    with files.log(fault_id).open("wb") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "hpcpace.lab.fault_process", files.name, fault_id],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=lab_environ(files),
+            start_new_session=True,
+        )
+
+
+def _wait_while(files: LabFiles, fault_id: str, *, states: tuple[str, ...]) -> FaultRecord:
+    deadline_s = time.monotonic() + 30.0
+    while True:
+        record = next(record for record in fault_records(files) if record.fault_id == fault_id)
+        if record.state == "failed":
+            raise HpcpaceError(f"fault {fault_id} failed: {record.message}")
+        if record.pid and record.state not in states:
+            return record
+        if time.monotonic() > deadline_s:
+            raise HpcpaceError(f"fault {fault_id} is still {record.state}; its log is {files.log(fault_id)}")
+        time.sleep(0.02)

@@ -1,0 +1,111 @@
+"""Slurm's commands against a lab: submit a job, look at it, wait for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcpace.errors import HpcpaceError
+from hpcpace.lab.lab import Lab
+
+_POLL_INTERVAL_S = 0.1
+_UNFINISHED = {
+    "PENDING",
+    "CONFIGURING",
+    "RUNNING",
+    "COMPLETING",
+    "SUSPENDED",
+    "REQUEUED",
+    "RESIZING",
+    "SIGNALING",
+    "STAGE_OUT",
+    "STOPPED",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What Slurm knows of a job."""
+
+    job_id: int
+    state: str
+    """Slurm's word, such as COMPLETED or FAILED."""
+    exit_code: int
+    """Exit status of the batch script."""
+    output: Path
+    """The job's log."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has come to its end, good or bad."""
+        return self.state not in _UNFINISHED
+
+
+class JobQueue:
+    """The jobs of a lab's Slurm.
+
+    Attributes:
+        run: runs a command in the lab, such as srun; see `Lab.run`.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self.run = lab.run
+
+    def submit(self, *arguments: str | os.PathLike[str], cwd: Path, environ: Mapping[str, str] | None = None) -> int:
+        """Submit a batch job and return its id.
+
+        Args:
+            arguments: of sbatch: options, the script, and the script's own arguments.
+            cwd: folder to submit from, which becomes the job's.
+            environ: variables to add for sbatch and the job.
+
+        Raises:
+            HpcpaceError: sbatch refused the job.
+        """
+        done = self.run("sbatch", "--parsable", *arguments, cwd=cwd, environ=environ)
+        if done.returncode:
+            raise HpcpaceError(f"sbatch refused the job: {done.stderr.strip()}")
+        return int(done.stdout)
+
+    def job(self, job_id: int) -> Job:
+        """Return what Slurm knows of a job.
+
+        Raises:
+            HpcpaceError: Slurm does not know the job.
+        """
+        done = self.run("scontrol", "--oneliner", "show", "job", str(job_id))
+        if done.returncode:
+            raise HpcpaceError(f"no job {job_id} in the lab's Slurm: {done.stderr.strip()}")
+        fields = dict(re.findall(r"(?:^| )(JobState|ExitCode|StdOut)=(\S+)", done.stdout))
+        return Job(
+            job_id=job_id,
+            state=fields["JobState"],
+            exit_code=int(fields["ExitCode"].partition(":")[0]),
+            output=Path(fields["StdOut"]),
+        )
+
+    def wait(self, job_id: int, *, timeout_s: float) -> Job:
+        """Wait until a job has finished and return it.
+
+        Raises:
+            HpcpaceError: it has not after `timeout_s`; the message has the log so far.
+        """
+        job = self.job(job_id)
+        deadline_s = time.monotonic() + timeout_s
+        while not job.finished:
+            if time.monotonic() > deadline_s:
+                log = job.output.read_text(errors="replace") if job.output.exists() else "(no log)"
+                raise HpcpaceError(f"job {job_id} is still {job.state} after {timeout_s:g} s; its log:\n{log}")
+            time.sleep(_POLL_INTERVAL_S)
+            job = self.job(job_id)
+        return job
+
+    def cancel_all(self) -> None:
+        """End every job, and wait until none is left."""
+        self.run("scancel", "--user=root")
+        while self.run("squeue", "-h", "-o", "%i").stdout:
+            time.sleep(_POLL_INTERVAL_S)

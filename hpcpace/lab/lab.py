@@ -1,0 +1,285 @@
+"""A lab as a handle: bring one up, find one that is up, run commands in it, bring it down."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from hpcpace.config import LabConfig
+from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.lab.cgroups import remove_cgroups, thaw_all
+from hpcpace.lab.environment import check_requirements, lab_environ
+from hpcpace.lab.files import BASE, LabFiles
+from hpcpace.lab.hosts import is_lab_host
+from hpcpace.lab.namespaces import Anchor, lab_command, start_anchor
+from hpcpace.lab.plan import LabPlan
+from hpcpace.lab.settings import read_config, write_config
+from hpcpace.lab.truth import TruthLog
+from hpcpace.rundir import write_json
+
+Progress = Callable[[str, int, int], None]
+_TMP = Path("/tmp")
+
+
+class Lab:
+    """A lab that is up. Get one by `up` or `attach`; in a `with` statement it is brought down at the end."""
+
+    def __init__(self, files: LabFiles, plan: LabPlan, anchor: Anchor) -> None:
+        self.files = files
+        self.plan = plan
+        self._anchor = anchor
+
+    @classmethod
+    def up(cls, config: LabConfig, progress: Progress = lambda *_: None) -> Lab:
+        """Boot a lab and return it when every host takes jobs.
+
+        What an earlier lab of this name has left behind, after a crash or half made, is removed first.
+
+        Args:
+            config: its settings.
+            progress: called with what is counted, how many there are, and how many there will be.
+
+        Raises:
+            UsageError: no root rights, programs are missing, or a lab of this name is up.
+            HpcpaceError: it did not come up; nothing is left of it then.
+        """
+        check_requirements()
+        _refuse_inside()
+        config = dataclasses.replace(config, share=_shared_folders(config.share))
+        files, plan = LabFiles.of(config.name), LabPlan(config)
+        with _locked(files):
+            anchor = read_anchor(files)
+            if anchor and anchor.is_alive and files.ready_json.exists():
+                raise UsageError(
+                    f"lab {config.name!r} is up already: `hpcpace lab down{_name_option(config.name)}` ends it, "
+                    "`hpcpace lab up --name OTHER` makes another beside it"
+                )
+            _remove(files, anchor)
+            try:
+                return cls._boot(files, plan, progress)
+            except BaseException:
+                _remove(files, read_anchor(files))
+                raise
+
+    @classmethod
+    def _boot(cls, files: LabFiles, plan: LabPlan, progress: Progress) -> Lab:
+        begin_s = time.monotonic()
+        files.folder.mkdir(mode=0o755)
+        write_config(files, plan.config)
+        anchor = start_anchor(files.log("anchor"), lab_environ(files))
+        write_json(files.anchor_json, dataclasses.asdict(anchor))
+        program = [sys.executable, "-m", "hpcpace.lab.boot", files.name]
+        command = lab_command(anchor, program, folder=Path("/"))
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=lab_environ(files)) as booting:
+            assert booting.stdout is not None and booting.stderr is not None
+            for line in booting.stdout:
+                progress(*json.loads(line))
+            reason = booting.stderr.read().strip()
+        if booting.returncode:
+            raise HpcpaceError(f"lab {files.name!r} did not come up: {reason}")
+        TruthLog(files.truth).write_lab(plan)
+        write_json(files.ready_json, {"boot_s": round(time.monotonic() - begin_s, 3)})
+        return cls(files, plan, anchor)
+
+    @classmethod
+    def attach(cls, name: str) -> Lab:
+        """Return the lab of this name.
+
+        Raises:
+            UsageError: it is not up; the message says what to do.
+        """
+        files = LabFiles.of(name)
+        anchor = read_anchor(files)
+        if anchor and anchor.is_here:
+            return cls(files, LabPlan(read_config(files)), anchor)
+        if is_lab_host():
+            raise UsageError("this is a host of a lab: `hpcpace lab` works outside, and where `hpcpace lab run` starts")
+        if not files.folder.exists():
+            others = ", ".join(labs()) or "none"
+            raise UsageError(
+                f"no lab {name!r} is up (labs here: {others}): `hpcpace lab up{_name_option(name)}` boots one"
+            )
+        if anchor is None or not files.ready_json.exists():
+            raise UsageError(
+                f"lab {name!r} is still coming up, or was left half made: `hpcpace lab up{_name_option(name)}` boots "
+                f"it anew, `hpcpace lab down{_name_option(name)}` removes it"
+            )
+        if not anchor.is_alive:
+            raise UsageError(
+                f"lab {name!r} has died (process {anchor.pid} is gone): `hpcpace lab down{_name_option(name)}` removes "
+                f"what is left of it, `hpcpace lab up{_name_option(name)}` boots it anew"
+            )
+        return cls(files, LabPlan(read_config(files)), anchor)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process is in the lab."""
+        return self._anchor.is_here
+
+    def __enter__(self) -> Lab:
+        """Return the lab itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Bring the lab down."""
+        bring_down(self.files.name)
+
+    def command(self, command: Sequence[str | os.PathLike[str]], *, folder: Path | None = None) -> list[str]:
+        """Return the command line that runs a command in the lab, in `folder` or the caller's own."""
+        words = [os.fspath(word) for word in command]
+        return words if self.is_here else lab_command(self._anchor, words, folder=folder or Path.cwd())
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment for commands in the lab."""
+        return lab_environ(self.files)
+
+    def run(
+        self,
+        *command: str | os.PathLike[str],
+        cwd: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the lab, such as srun, and return its outcome.
+
+        Args:
+            command: the program and its arguments.
+            cwd: folder to run it in.
+            environ: variables to add to those of the lab.
+            timeout_s: seconds that it may take.
+
+        Raises:
+            subprocess.TimeoutExpired: it took longer.
+        """
+        return subprocess.run(
+            self.command(command, folder=cwd),
+            env={**self.environ(), **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+
+def labs() -> list[str]:
+    """Return the names of all labs of this machine that came up, also of those that have died since."""
+    return sorted(path.name for path in BASE.glob("*") if LabFiles(path).ready_json.exists())
+
+
+def read_anchor(files: LabFiles) -> Anchor | None:
+    """Return the first process of a lab as it was written down, None where there is no record."""
+    try:
+        return Anchor(**json.loads(files.anchor_json.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def bring_down(name: str, *, truth: Path | None = None) -> bool:
+    """End every process of a lab and remove all that was made for it, also of one that died or was half made.
+
+    Args:
+        name: of the lab.
+        truth: where to keep its log of truth, which is removed otherwise.
+
+    Returns:
+        Whether there was anything.
+
+    Raises:
+        UsageError: the log of truth cannot be kept there, and the lab is left alone; or called from inside of it.
+        HpcpaceError: something does not end or cannot be removed.
+    """
+    files = LabFiles.of(name)
+    if not BASE.is_dir():
+        return False
+    _refuse_inside()
+    with _locked(files):
+        anchor = read_anchor(files)
+        if truth is not None and files.truth.exists():
+            try:
+                shutil.copyfile(files.truth, truth)
+            except OSError as error:
+                raise UsageError(f"cannot keep the log of truth at {truth}: {error.strerror}") from error
+        return _remove(files, anchor)
+
+
+def _remove(files: LabFiles, anchor: Anchor | None) -> bool:
+    thaw_all(files.name)
+    if anchor is not None:
+        anchor.kill()
+    remove_cgroups(files.name)
+    if not files.folder.exists():
+        return False
+    shutil.rmtree(files.folder)
+    return True
+
+
+@contextmanager
+def _locked(files: LabFiles) -> Iterator[None]:
+    lock = _open_lock(files.lock)
+    while lock is None:
+        lock = _open_lock(files.lock)
+    with lock:
+        try:
+            yield
+        finally:
+            files.lock.unlink(missing_ok=True)
+            with suppress(OSError):  # another lab is there
+                files.lock.parent.rmdir()
+
+
+def _open_lock(path: Path) -> IO[str] | None:
+    """Return the lock file, held, or None where another command has just removed it."""
+    try:
+        path.parent.mkdir(mode=0o755, exist_ok=True)
+        lock = path.open("w")
+    except (FileNotFoundError, FileExistsError):
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_current = os.fstat(lock.fileno()).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        is_current = False
+    except BlockingIOError:
+        lock.close()
+        raise UsageError(f"lab {path.stem!r} is being brought up or down by another command: wait for it") from None
+    if is_current:
+        return lock
+    lock.close()
+    return None
+
+
+def _refuse_inside() -> None:
+    inside = next(
+        (anchor for path in BASE.glob("*") if (anchor := read_anchor(LabFiles(path))) and anchor.is_here), None
+    )
+    if inside is not None or is_lab_host():
+        raise UsageError("this shell is in a lab: leave it first, labs are brought up and down from outside")
+
+
+def _shared_folders(asked: Sequence[str]) -> tuple[str, ...]:
+    # Without them a Python environment or a working folder below /tmp is missing on the hosts.
+    missing = [text for text in asked if not Path(text).is_dir()]
+    if missing:
+        raise UsageError(f"lab.share: no folder {', '.join(missing)}")
+    own = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2], Path.cwd()]
+    below = {path for path in (Path(text).resolve() for text in (*asked, *map(str, own))) if _TMP in path.parents}
+    # A folder within another one is there already.
+    return tuple(sorted(str(path) for path in below if not below & set(path.parents)))
+
+
+def _name_option(name: str) -> str:
+    return "" if name == LabConfig().name else f" --name {name}"

@@ -1,0 +1,148 @@
+"""The namespaces of a lab, and how to get into them: one set for its network and controller, one more for each host.
+
+A lab is what lives below one process, its anchor. The lab's switches are in the anchor's network namespace, its
+processes in the anchor's PID namespace, so that ending the anchor ends them all, and nothing in here can reach a
+process or an interface of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from hpcpace.errors import HpcpaceError
+from hpcpace.lab import anchor as anchor_program
+
+# util-linux's nsenter lands in the root folder, so that a shell goes back to where the caller was.
+_IN_FOLDER = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh"]
+_LAB_NAMESPACES = ["--net", "--mount", "--uts", "--ipc", "--pid"]
+_HOST_NAMESPACES = [*_LAB_NAMESPACES, "--time"]
+_START_TIMEOUT_S = 10.0
+_ENDED = ("Z", "X")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchor:
+    """The process that holds the namespaces of a lab; its number alone may have gone to another one.
+
+    Attributes:
+        pid: its number on the machine.
+        started: when it started, in clock ticks since the machine's start (field 22 of /proc/PID/stat): unlike a time
+            of day, it does not change when the machine's clock is set.
+        pid_namespace: what /proc/PID/ns/pid links to.
+    """
+
+    pid: int
+    started: int
+    pid_namespace: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        state, started = _state(self.pid)
+        return started == self.started and state not in _ENDED
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling process lives in the lab."""
+        return os.readlink("/proc/self/ns/pid") == self.pid_namespace
+
+    def kill(self) -> None:
+        """End the lab's first process, and with it, by the kernel, every process of the lab.
+
+        Raises:
+            HpcpaceError: it does not end.
+        """
+        if not self.is_alive:
+            return
+        os.kill(self.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while self.is_alive:
+            if time.monotonic() > deadline_s:
+                raise HpcpaceError(
+                    f"process {self.pid}, the lab's first one, does not end within {_START_TIMEOUT_S:g} s"
+                )
+            time.sleep(0.01)
+
+
+def start_anchor(log: Path, environ: Mapping[str, str]) -> Anchor:
+    """Start the first process of a lab, in namespaces of its own.
+
+    Args:
+        log: file that takes what goes wrong.
+        environ: environment of the process.
+
+    Raises:
+        HpcpaceError: the kernel does not allow it.
+    """
+    token = secrets.token_hex(8)
+    unshare = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+    python = [sys.executable, "-I", "-S", str(Path(anchor_program.__file__)), token]
+    with log.open("wb") as errors:
+        # setsid lets go of it at once: the lab does not belong to the command that started it.
+        subprocess.run(
+            ["setsid", "--fork", *unshare, *python],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            env=environ,
+        )
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline_s and not log.stat().st_size:
+        found = _first_process(token)
+        if found is not None:
+            return found
+        time.sleep(0.01)
+    reason = log.read_text(errors="replace").strip() or "no answer"
+    raise HpcpaceError(f"cannot make namespaces ({reason}): the lab needs CAP_SYS_ADMIN, as in a privileged container")
+
+
+def _state(pid: int) -> tuple[str, int]:
+    """Return the state of a process, as /proc/PID/stat has it, and when it started; dead where there is none."""
+    try:
+        # The name before may hold blanks and brackets.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return "X", -1
+
+
+def _first_process(token: str) -> Anchor | None:
+    for process in psutil.process_iter():
+        try:
+            # unshare has the same words behind its own; once it has started Python, its work is done, /proc included.
+            if process.cmdline()[-1:] == [token] and process.cmdline()[0] == sys.executable:
+                namespace = os.readlink(f"/proc/{process.pid}/ns/pid")
+                return Anchor(pid=process.pid, started=_state(process.pid)[1], pid_namespace=namespace)
+        except (psutil.Error, OSError):
+            continue
+    return None
+
+
+def lab_command(anchor: Anchor, command: Sequence[str], *, folder: Path) -> list[str]:
+    """Return the command line that runs a command in a lab, in the given folder; called from outside."""
+    return ["nsenter", "--target", str(anchor.pid), *_LAB_NAMESPACES, "--", *_IN_FOLDER, str(folder), *command]
+
+
+def host_command(pid: int, command: Sequence[str], *, folder: Path, cgroups: Sequence[Path]) -> list[str]:
+    """Return the command line that runs a command on a host; called from inside the lab.
+
+    Args:
+        pid: the host's first process.
+        command: the program and its arguments.
+        folder: where it runs.
+        cgroups: the host's control groups, which the command joins.
+    """
+    join = "".join(f"echo 0 >{group}/cgroup.procs; " for group in cgroups) + 'exec "$@"'
+    enter = ["nsenter", "--target", str(pid), *_HOST_NAMESPACES, "--", *_IN_FOLDER, str(folder)]
+    return ["sh", "-ec", join, "sh", *enter, *command]

@@ -1,0 +1,142 @@
+"""A lab as its settings describe it: hosts, switches, links, and the offsets of clocks, which are the truth of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hpcpace.config import LabConfig
+from hpcpace.errors import UsageError
+from hpcpace.units import parse_rate, parse_size
+
+SPINE = "spine"
+CONTROLLER = "login"
+"""Host name of the place where slurmctld runs and where `hpcpace lab run` runs commands."""
+CONTROLLER_ADDRESS = "10.77.255.1"
+PREFIX_LENGTH = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A compute node.
+
+    Attributes:
+        name: in Slurm, and what `hostname` says there.
+        address: of its eth0.
+        leaf: the switch that it hangs on.
+        clock_offset_s: its CLOCK_MONOTONIC minus the machine's.
+    """
+
+    name: str
+    address: str
+    leaf: str
+    clock_offset_s: int
+
+    @property
+    def hardware_address(self) -> str:
+        """Of its eth0; a host that boots again keeps it, for others remember it for minutes."""
+        return "02:00:" + ":".join(f"{int(part):02x}" for part in self.address.split("."))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link, named after what hangs below it: `n3` for a host's, `leaf1` for the uplink of a leaf.
+
+    Attributes:
+        upper: network device at the switch above.
+        lower: network device at the lower end; that of a host is in the host's own network namespace.
+        rate_bps: bits per second in each direction.
+    """
+
+    name: str
+    upper: str
+    lower: str
+    rate_bps: int
+
+
+@dataclass(frozen=True)
+class LabPlan:
+    """All that follows from the settings of a lab."""
+
+    config: LabConfig
+
+    @cached_property
+    def leaves(self) -> tuple[str, ...]:
+        """Names of the leaf switches."""
+        return tuple(f"leaf{number}" for number in range(1, self.config.leaves + 1))
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts, dealt out to the leaves in blocks whose sizes differ by one at most."""
+        config = self.config
+        return tuple(
+            Host(
+                name=f"n{index + 1}",
+                address=f"10.77.0.{index + 1}",
+                leaf=self.leaves[index * config.leaves // config.hosts],
+                clock_offset_s=config.clock_step_s * (index + 1),
+            )
+            for index in range(config.hosts)
+        )
+
+    @cached_property
+    def links(self) -> dict[str, Link]:
+        """The links by name: those of the hosts, then the uplinks."""
+        host_bps, uplink_bps = parse_rate(self.config.link), parse_rate(self.config.uplink)
+        links = [Link(name=h.name, upper=h.name, lower="eth0", rate_bps=host_bps) for h in self.hosts]
+        links += [
+            Link(name=leaf, upper=f"{SPINE}-{leaf}", lower=f"{leaf}-up", rate_bps=uplink_bps) for leaf in self.leaves
+        ]
+        return {link.name: link for link in links}
+
+    @property
+    def tmp_size_bytes(self) -> int:
+        """Size of each host's own /tmp."""
+        return parse_size(self.config.tmp_size)
+
+    @property
+    def num_cpus(self) -> int:
+        """CPUs that all hosts together claim."""
+        return self.config.hosts * self.config.cpus_per_host
+
+    @property
+    def emulation(self) -> str:
+        """Say in what way the speed of computation is not real; empty where each claimed CPU is a core."""
+        cores = os.cpu_count() or 1
+        if self.num_cpus <= cores:
+            return ""
+        return (
+            f"{self.num_cpus} CPUs are claimed and this machine has {cores}: ranks share cores, so computation is "
+            "emulated and its speed means nothing"
+        )
+
+    def hosts_see(self, folder: Path) -> bool:
+        """Return whether the hosts see a folder of the machine: all but those below /tmp that are not shared."""
+        above = {folder, *folder.parents}
+        return Path("/tmp") not in above or bool(above & set(map(Path, self.config.share)))
+
+    def host(self, name: str) -> Host:
+        """Return a host by name.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        found = next((host for host in self.hosts if host.name == name), None)
+        if found is None:
+            raise UsageError(f"no host {name!r} in this lab: it has {self.hosts[0].name} to {self.hosts[-1].name}")
+        return found
+
+    def link(self, name: str) -> Link:
+        """Return a link by name.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        if name not in self.links:
+            raise UsageError(
+                f"no link {name!r} in this lab: a host's link has the name of the host ({self.hosts[0].name} to "
+                f"{self.hosts[-1].name}), an uplink that of its leaf ({', '.join(self.leaves)})"
+            )
+        return self.links[name]

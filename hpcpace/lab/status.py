@@ -1,0 +1,151 @@
+"""The state of a lab: its hosts as the kernel and as Slurm see them, its links with what went over them, its faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpcpace.errors import HpcpaceError
+from hpcpace.lab.environment import lab_environ
+from hpcpace.lab.fabric import LinkCounters, read_counters
+from hpcpace.lab.faults import FaultRecord, fault_records
+from hpcpace.lab.files import LabFiles
+from hpcpace.lab.hosts import host_pid
+from hpcpace.lab.lab import Lab
+from hpcpace.lab.plan import LabPlan
+
+_WELL = ("idle", "mixed", "allocated", "completing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostStatus:
+    """One host.
+
+    Attributes:
+        name, address, leaf, clock_offset_s: as in the lab's plan.
+        is_alive: whether its first process runs.
+        slurm_state: Slurm's word for the node, such as idle, mixed or down.
+        num_cpus_used: CPUs that jobs have there.
+    """
+
+    name: str
+    address: str
+    leaf: str
+    clock_offset_s: int
+    is_alive: bool
+    slurm_state: str
+    num_cpus_used: int
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it lives and takes jobs."""
+        return self.is_alive and self.slurm_state in _WELL
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabStatus:
+    """A lab at one moment.
+
+    Attributes:
+        name: of the lab.
+        emulation: in what way the speed of computation is not real; empty where it is.
+        num_cpus_per_host: CPUs that each host claims.
+        hosts: in order of their number.
+        links: hosts' links, then uplinks.
+        problems: daemons that have ended.
+        jobs: lines of squeue.
+        faults: all that were injected, the oldest first.
+    """
+
+    name: str
+    emulation: str
+    num_cpus_per_host: int
+    hosts: tuple[HostStatus, ...]
+    links: tuple[LinkCounters, ...]
+    problems: tuple[str, ...]
+    jobs: tuple[str, ...]
+    faults: tuple[FaultRecord, ...]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the daemons run, every host takes jobs and every link carries."""
+        return not self.problems and all(host.is_well for host in self.hosts) and all(link.is_up for link in self.links)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return dataclasses.asdict(self)
+
+
+def read_status(plan: LabPlan, files: LabFiles) -> LabStatus:
+    """Return the state of the lab that the caller is in.
+
+    Raises:
+        HpcpaceError: links cannot be read.
+    """
+    pids = {host.name: pid for host in plan.hosts if (pid := host_pid(files, host)) is not None}
+    problems = tuple(_ended_daemons(files))
+    # Slurm's commands wait long for a slurmctld that is not there.
+    ask = (lambda *_: []) if problems else _slurm
+    nodes = {line.split()[0]: line.split()[1:] for line in ask(files, "sinfo", "-h", "-N", "-o", "%n %T %C")}
+    hosts = []
+    for host in plan.hosts:
+        state, cpus = nodes.get(host.name, ["unknown", "0/0/0/0"])
+        hosts.append(
+            HostStatus(
+                **dataclasses.asdict(host),
+                is_alive=host.name in pids,
+                slurm_state=state,
+                num_cpus_used=int(cpus.split("/")[0]),
+            )
+        )
+    return LabStatus(
+        name=files.name,
+        emulation=plan.emulation,
+        num_cpus_per_host=plan.config.cpus_per_host,
+        hosts=tuple(hosts),
+        links=tuple(read_counters(plan, pids).values()),
+        problems=problems,
+        jobs=tuple(ask(files, "squeue", "-h", "-o", "%i %j %T %M %R")),
+        faults=tuple(fault_records(files)),
+    )
+
+
+def status_of(lab: Lab) -> LabStatus:
+    """Return the state of a lab, called from outside of it.
+
+    Raises:
+        HpcpaceError: it cannot be read.
+    """
+    done = lab.run(sys.executable, "-m", "hpcpace", "lab", "status", "--json")
+    if not done.stdout:
+        raise HpcpaceError(f"cannot read the state of lab {lab.files.name}: {done.stderr.strip()}")
+    values = json.loads(done.stdout)
+    return LabStatus(
+        **{
+            **values,
+            "hosts": tuple(HostStatus(**host) for host in values["hosts"]),
+            "links": tuple(LinkCounters(**link) for link in values["links"]),
+            "problems": tuple(values["problems"]),
+            "jobs": tuple(values["jobs"]),
+            "faults": tuple(FaultRecord(**fault) for fault in values["faults"]),
+        }
+    )
+
+
+def _ended_daemons(files: LabFiles) -> Iterator[str]:
+    for name in ("munged", "slurmctld"):
+        try:
+            os.kill(int(files.daemon_pid(name).read_text()), 0)
+        except (OSError, ValueError):
+            yield f"{name} has ended: its log is {files.log(name)}; `hpcpace lab down` and `up` start anew"
+
+
+def _slurm(files: LabFiles, *command: str) -> list[str]:
+    done = subprocess.run(command, env=lab_environ(files), capture_output=True, text=True)
+    return done.stdout.splitlines() if done.returncode == 0 else []

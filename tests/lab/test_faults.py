@@ -1,0 +1,251 @@
+"""Each fault happens to the real thing, is undone, and stands with its times in the log of truth."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcpace.lab.lab import Lab
+from hpcpace.lab.status import LabStatus, status_of
+from hpcpace.lab.truth import TruthLog
+
+Inject = Callable[..., str]
+WAIT_S = 30
+
+
+def fault(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hpcpace", "lab", "fault", *arguments, "--name", lab.files.name]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def inject(lab: Lab, *arguments: str) -> str:
+    """Inject a fault and return its id."""
+    done = fault(lab, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[0]
+
+
+def undo(lab: Lab, fault_id: str) -> None:
+    done = fault(lab, "undo", fault_id)
+    assert done.returncode == 0, done.stderr
+
+
+def on(lab: Lab, host: str, *command: str) -> str:
+    done = lab.run(sys.executable, "-m", "hpcpace", "lab", "run", "--on", host, "--", *command)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def events(lab: Lab, fault_id: str) -> list[str]:
+    return [entry["event"] for entry in TruthLog(lab.files.truth).read() if entry.get("fault_id") == fault_id]
+
+
+def until(lab: Lab, holds: Callable[[LabStatus], bool]) -> LabStatus:
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds(status := status_of(lab)):
+        assert time.monotonic() < deadline_s, status
+        time.sleep(0.1)
+    return status
+
+
+def state_of(status: LabStatus, fault_id: str) -> str:
+    return next(record.state for record in status.faults if record.fault_id == fault_id)
+
+
+def rate_bps(lab: Lab, link: str) -> int:
+    return next(each.rate_bps for each in status_of(lab).links if each.name == link)
+
+
+@pytest.mark.parametrize(("link", "rate"), [("n3", 1_000_000_000), ("leaf1", 500_000_000)])
+def test_slow_link_shapes_both_ends(lab: Lab, link: str, rate: int) -> None:
+    fault_id = inject(lab, "slow-link", link, "--rate", "100mbit")
+    assert rate_bps(lab, link) == 100_000_000
+    undo(lab, fault_id)
+    assert rate_bps(lab, link) == rate
+    assert events(lab, fault_id) == ["fault-begin", "fault-end"]
+
+
+def test_slow_host_gets_its_processor_time_and_no_more(lab: Lab) -> None:
+    # Processor time against real time on the host itself, whatever the machine does beside it.
+    burn = "import time; c = time.process_time; t = time.monotonic; b = t(), c()\nwhile c() - b[1] < 0.3: pass\n"
+    burn += "print((c() - b[1]) / (t() - b[0]))"
+    fault_id = inject(lab, "slow-host", "n2", "--cores", "0.2")
+    share = float(on(lab, "n2", sys.executable, "-c", burn))
+    undo(lab, fault_id)
+    assert share < 0.25
+
+
+def test_paused_host_stands_still_until_the_duration_is_over(lab: Lab) -> None:
+    begin_s = time.monotonic()
+    fault_id = inject(lab, "pause-host", "n2", "--duration", "2")
+    on(lab, "n1", "true")
+    on(lab, "n2", "true")
+    assert time.monotonic() - begin_s > 1.9
+    until(lab, lambda status: state_of(status, fault_id) == "over")
+    assert events(lab, fault_id) == ["fault-begin", "fault-end"]
+
+
+def test_killed_host_is_gone_and_boots_again(lab: Lab) -> None:
+    on(lab, "n4", "touch", "/tmp/before")
+    fault_id = inject(lab, "kill-host", "n4")
+    status = status_of(lab)
+    assert [host.name for host in status.hosts if not host.is_alive] == ["n4"]
+    assert [link.name for link in status.links if not link.is_up] == ["n4"]
+    assert fault(lab, "mtu", "n4", "--size", "1400").returncode == 4
+    undo(lab, fault_id)
+    until(lab, lambda status: status.is_well)
+    assert on(lab, "n4", "sh", "-c", "hostname; ls /tmp/before 2>/dev/null || echo gone") == "n4\ngone\n"
+    assert lab.run("srun", "-N4", "true").returncode == 0
+
+
+def test_full_disk_takes_nothing_until_it_is_freed(lab: Lab) -> None:
+    write = "head -c 100000 /dev/zero >/tmp/probe 2>/dev/null && echo written || echo full; rm -f /tmp/probe"
+    fault_id = inject(lab, "fill-disk", "n1")
+    assert on(lab, "n1", "sh", "-c", write) == "full\n"
+    assert on(lab, "n2", "sh", "-c", write) == "written\n"
+    undo(lab, fault_id)
+    assert on(lab, "n1", "sh", "-c", write) == "written\n"
+
+
+def test_mtu_differs_until_undone(lab: Lab) -> None:
+    fault_id = inject(lab, "mtu", "n1", "--size", "1400")
+    assert on(lab, "n1", "cat", "/sys/class/net/eth0/mtu") == "1400\n"
+    undo(lab, fault_id)
+    assert on(lab, "n1", "cat", "/sys/class/net/eth0/mtu") == "1500\n"
+
+
+def test_flapping_link_comes_and_goes(lab: Lab) -> None:
+    fault_id = inject(lab, "flap-link", "leaf2", "--period", "0.6", "--down", "0.3", "--duration", "1.7")
+    until(lab, lambda status: state_of(status, fault_id) == "over")
+    assert events(lab, fault_id) == ["fault-begin", *["link-down", "link-up"] * 3, "fault-end"]
+    assert status_of(lab).is_well
+
+
+def test_background_traffic_crosses_the_links_between_its_hosts(lab: Lab) -> None:
+    before = {link.name: link.tx_bytes for link in status_of(lab).links}
+    fault_id = inject(lab, "traffic", "n2", "n3", "--rate", "200mbit")
+    until(lab, lambda status: {k.name: k.tx_bytes for k in status.links}["leaf1"] > before["leaf1"] + 5_000_000)
+    undo(lab, fault_id)
+    after = {link.name: link.tx_bytes for link in status_of(lab).links}
+    assert after["n2"] - before["n2"] > 5_000_000
+    assert "iperf3" not in lab.run("ps", "-eo", "comm").stdout
+
+
+def test_background_traffic_needs_two_hosts(lab: Lab) -> None:
+    done = fault(lab, "traffic", "n2", "n2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "traffic from n2 to itself crosses no link" in done.stderr
+
+
+def test_rank_is_killed_at_a_known_time(lab: Lab, tmp_path: Path) -> None:
+    job_id = lab.run("sbatch", "--parsable", "-N2", "--wrap", "srun -K0 sleep 600", cwd=tmp_path).stdout.strip()
+    deadline_s = time.monotonic() + WAIT_S
+    while fault(lab, "kill-rank", job_id, "1").returncode and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    assert "kill-rank" in json.dumps(TruthLog(lab.files.truth).read()[-1])
+    assert TruthLog(lab.files.truth).read()[-1]["event"] == "fault-begin"
+    lab.run("scancel", job_id)
+
+
+def test_fault_can_start_later_and_be_called_off(lab: Lab) -> None:
+    fault_id = inject(lab, "slow-link", "n1", "--rate", "10mbit", "--start", "600")
+    assert rate_bps(lab, "n1") == 1_000_000_000
+    undo(lab, fault_id)
+    assert events(lab, fault_id) == ["fault-called-off"]
+
+
+def test_a_target_has_one_fault_of_a_kind_at_a_time(lab: Lab) -> None:
+    fault_id = inject(lab, "slow-link", "n1", "--rate", "10mbit")
+    again = fault(lab, "slow-link", "n1", "--rate", "20mbit")
+    undo(lab, fault_id)
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"hpcpace: n1 has a fault of this kind already, {fault_id}: undo it first, by "
+        f"`hpcpace lab fault undo {fault_id}`\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("slow-host", "n9"), "no host 'n9' in this lab: it has n1 to n4"),
+        (("slow-link", "leaf9", "--rate", "1gbit"), "an uplink that of its leaf (leaf1, leaf2)"),
+        (("slow-link", "n1", "--rate", "fast"), "--rate: 'fast' is not a rate like 500mbit or 1gbit"),
+        (("slow-link", "leaf1", "--rate", "10gbit"), "--rate 10gbit does not slow leaf1, which has 500 Mb/s"),
+        (("flap-link", "n1", "--period", "1", "--down", "2"), "it must be shorter than --period"),
+        (("pause-host", "n1", "--duration", "inf"), "--duration is inf: it must be a number of seconds"),
+        (("pause-host", "n1", "--start", "nan"), "--start is nan: it must be a number of seconds"),
+        (("undo", "f999"), "no fault 'f999': `hpcpace lab fault list` shows them"),
+    ],
+)
+def test_refuses_what_does_not_fit_the_lab(lab: Lab, arguments: tuple[str, ...], message: str) -> None:
+    done = fault(lab, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_killed_host_takes_no_leave_of_its_peers(lab: Lab) -> None:
+    listen = "import socket, time; s = socket.create_server(('', 7778)); c = s.accept(); time.sleep(600)"
+    connect = """
+import socket, time
+while True:
+    try:
+        peer = socket.create_connection(("n4", 7778))
+        break
+    except OSError:
+        time.sleep(0.1)
+print("connected", flush=True)
+peer.settimeout(3)
+try:
+    print("end" if peer.recv(1) == b"" else "data")
+except TimeoutError:
+    print("silence")
+except OSError as error:
+    print(error)
+"""
+    hpcpace = [sys.executable, "-m", "hpcpace", "lab", "run", "--name", lab.files.name, "--on"]
+    with (
+        subprocess.Popen([*hpcpace, "n4", "--", sys.executable, "-c", listen]),
+        subprocess.Popen(
+            [*hpcpace, "n1", "--", sys.executable, "-c", connect], stdout=subprocess.PIPE, text=True
+        ) as connected,
+    ):
+        assert connected.stdout is not None
+        assert connected.stdout.readline() == "connected\n"
+        fault_id = inject(lab, "kill-host", "n4")
+        assert connected.stdout.readline() == "silence\n"
+    undo(lab, fault_id)
+    until(lab, lambda status: status.is_well)
+
+
+def test_faults_of_a_host_end_with_it(lab: Lab) -> None:
+    mtu, slow = inject(lab, "mtu", "n4", "--size", "1400"), inject(lab, "slow-host", "n4", "--cores", "0.5")
+    killed = inject(lab, "kill-host", "n4")
+    status = status_of(lab)
+    assert [state_of(status, fault_id) for fault_id in (mtu, slow, killed)] == ["over", "over", "active"]
+    assert events(lab, mtu) == ["fault-begin", "fault-end"]
+    undo(lab, killed)
+    until(lab, lambda status: status.is_well)
+
+
+def test_host_that_died_by_itself_is_booted_again(lab: Lab) -> None:
+    lab.run("pkill", "-KILL", "-f", "slurmd -D -N n4")
+    until(lab, lambda status: [host.name for host in status.hosts if not host.is_alive] == ["n4"])
+    assert "let `hpcpace lab fault kill-host n4` and its undo boot it again" in fault(lab, "pause-host", "n4").stderr
+    undo(lab, inject(lab, "kill-host", "n4"))
+    until(lab, lambda status: status.is_well)
+
+
+def test_lost_fault_keeps_its_target_until_it_is_undone(lab: Lab) -> None:
+    lost = inject(lab, "slow-link", "n1", "--rate", "10mbit")
+    lab.run("pkill", "-KILL", "-f", f"hpcpace.lab.fault_process tests {lost}")
+    until(lab, lambda status: state_of(status, lost) == "lost")
+    assert fault(lab, "slow-link", "n1", "--rate", "20mbit").returncode == 2
+    undo(lab, lost)
+    assert rate_bps(lab, "n1") == 1_000_000_000

@@ -1,0 +1,180 @@
+"""What each kind of fault refuses before anything happens, and which process is a rank."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+
+import psutil
+import pytest
+
+from hpcpace.errors import UsageError
+from hpcpace.lab.fault_kinds import (
+    KINDS,
+    ChangeMtu,
+    FillDisk,
+    FlapLink,
+    KillHost,
+    KillRank,
+    PauseHost,
+    SlowHost,
+    SlowLink,
+    Traffic,
+    rank_process,
+)
+
+_NO_HOST = "no host 'n9' in this lab: it has n1 to n4"
+_NO_RATE = "--rate: '1tbit' is not a rate like 500mbit or 1gbit"
+
+
+def traffic(source: str = "n1", destination: str = "n3", rate: str | None = None) -> Traffic:
+    return Traffic(source=source, destination=destination, rate=rate, streams=1)
+
+
+def flap(link: str = "n1", period_s: float = 4.0, down_s: float = 1.0) -> FlapLink:
+    return FlapLink(link=link, period_s=period_s, down_s=down_s)
+
+
+@pytest.fixture(autouse=True)
+def _has_iperf3(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name, path: name)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        SlowHost(host="n1", cores=0.25),
+        SlowLink(link="n4", rate="100mbit"),
+        SlowLink(link="leaf2", rate="100mbit"),
+        flap("leaf1"),
+        traffic(rate="10mbit"),
+        traffic(),
+        PauseHost(host="n2"),
+        KillHost(host="n2"),
+        KillRank(job=1, rank=0, signal="STOP"),
+        FillDisk(host="n1", left_bytes=0),
+        ChangeMtu(host="n1", mtu=9000),
+    ],
+    ids=lambda fault: fault.kind,
+)
+def test_accepts_what_fits_the_lab(site, fault):
+    fault.check(site)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (SlowHost(host="n9", cores=1.0), _NO_HOST),
+        (SlowLink(link="n1", rate="1tbit"), _NO_RATE),
+        (flap(period_s=1.0, down_s=1.0), "--down is 1 s of every 1 s: it must be shorter than --period"),
+        (flap(period_s=1.0, down_s=2.0), "--down is 2 s of every 1 s: it must be shorter than --period"),
+        (flap(down_s=0.0), "--down is 0 s of every 4 s: it must be shorter than --period"),
+        (traffic("n9", "n1"), _NO_HOST),
+        (traffic("n1", "n9"), _NO_HOST),
+        (traffic("n1", "n1"), "traffic from n1 to itself crosses no link: name two hosts"),
+        (traffic(rate="1tbit"), _NO_RATE),
+        (PauseHost(host="n9"), _NO_HOST),
+        (KillHost(host="n9"), _NO_HOST),
+        (
+            KillRank(job=1, rank=0, signal="NOTHING"),
+            "--signal NOTHING: no such signal, name one like KILL, TERM or STOP",
+        ),
+        (FillDisk(host="n9", left_bytes=0), _NO_HOST),
+        (ChangeMtu(host="n9", mtu=1500), _NO_HOST),
+    ],
+)
+def test_refuses_what_does_not_fit_the_lab(site, fault, message):
+    with pytest.raises(UsageError) as caught:
+        fault.check(site)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("cores", [0.0, -1.0, math.nan, math.inf, 2.0, 3.0])
+def test_refuses_a_limit_that_is_none(monkeypatch, site, cores):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(UsageError) as caught:
+        SlowHost(host="n1", cores=cores).check(site)
+    assert str(caught.value) == f"--cores is {cores:g}: it must be more than 0 and less than the 2 it has now"
+
+
+@pytest.mark.parametrize(("link", "rate"), [("n1", "1gbit"), ("leaf1", "2gbit")])
+def test_refuses_a_rate_that_slows_nothing(site, link, rate):
+    with pytest.raises(UsageError, match=f"--rate {rate} does not slow {link}, which has "):
+        SlowLink(link=link, rate=rate).check(site)
+
+
+@pytest.mark.parametrize("fault", [SlowLink(link="leaf9", rate="1mbit"), flap("leaf9")], ids=lambda fault: fault.kind)
+def test_refuses_a_link_that_is_not_there(site, fault):
+    with pytest.raises(UsageError, match="no link 'leaf9' in this lab: a host's link has the name of the host"):
+        fault.check(site)
+
+
+def test_traffic_needs_a_program_that_the_lab_does_not(monkeypatch, site):
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
+    with pytest.raises(UsageError) as caught:
+        traffic().check(site)
+    assert str(caught.value) == "the lab needs iperf3: `apt-get install --no-install-recommends iperf3`"
+
+
+@pytest.mark.parametrize(
+    ("fault", "target"),
+    [
+        (SlowHost(host="n1", cores=0.5), "n1"),
+        (SlowLink(link="leaf1", rate="1mbit"), "leaf1"),
+        (flap("n2"), "n2"),
+        (traffic("n1", "n3"), "n1->n3"),
+        (KillRank(job=12, rank=3, signal="KILL"), "12/3"),
+    ],
+)
+def test_says_what_it_happens_to(fault, target):
+    assert fault.target == target
+
+
+def test_every_kind_is_known_by_its_own_name():
+    assert all(kind.kind == name for name, kind in KINDS.items())
+    assert len(KINDS) == 9
+
+
+class _Process:
+    """A process as psutil shows it; without variables it is another user's, or gone."""
+
+    def __init__(self, name: str, started: float, step: str, rank: int, job: int = 7) -> None:
+        self.name = name
+        self._started = started
+        self._environ = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": step, "SLURM_PROCID": str(rank)} if step else None
+
+    def environ(self) -> dict[str, str]:
+        if self._environ is None:
+            raise psutil.AccessDenied
+        return self._environ
+
+    def create_time(self) -> float:
+        return self._started
+
+
+@pytest.fixture
+def _processes(monkeypatch):
+    found = [
+        _Process("not ours", 0.0, "", 0),
+        _Process("batch script", 1.0, str((1 << 32) - 5), 0),
+        _Process("a step that is nearly over", 2.0, "0", 1),
+        _Process("child of rank 1", 5.0, "1", 1),
+        _Process("rank 1", 4.0, "1", 1),
+        _Process("rank 0", 4.5, "1", 0),
+        _Process("rank 1 of another job", 1.0, "1", 1, job=8),
+    ]
+    monkeypatch.setattr(psutil, "process_iter", lambda: iter(found))
+
+
+@pytest.mark.parametrize(("job", "rank", "name"), [(7, 1, "rank 1"), (7, 0, "rank 0"), (8, 1, "rank 1 of another job")])
+@pytest.mark.usefixtures("_processes")
+def test_a_rank_is_the_first_process_of_the_last_step(job, rank, name):
+    assert rank_process(job, rank).name == name
+
+
+@pytest.mark.parametrize(("job", "rank"), [(7, 2), (9, 0)])
+@pytest.mark.usefixtures("_processes")
+def test_refuses_a_rank_that_does_not_run(job, rank):
+    with pytest.raises(UsageError, match=f"no rank {rank} of job {job} runs: `hpcpace lab status` lists the jobs"):
+        rank_process(job, rank)
