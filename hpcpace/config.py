@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 import types
 import typing
@@ -17,14 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcpace.audit.settings import AuditConfig
 from hpcpace.errors import ConfigError
+from hpcpace.units import parse_rate, parse_size
 
 SITE_FILE = Path("/etc/hpcpace.toml")
 
-PRESETS = ("tiny", "small")
+MODELS = ("gpt2", "resnet18")
+PRESETS = ("tiny", "small", "medium", "large", "xl")
 DTYPES = ("float32", "bfloat16", "float64")
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl")
+ZERO_STAGES = (0, 1, 3)
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+COMPRESSIONS = ("none", "fp16", "bf16", "int8", "powersgd")
 
 
 def _check_choice(section: str, name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -86,12 +93,15 @@ class WorldConfig:
     """auto takes nccl on GPUs and gloo on CPUs."""
     interface: str | None = None
     """Network interface of the collectives; chosen from the hosts' addresses when not given."""
+    start_timeout_s: float = 120.0
+    """Seconds after which a start of MPI that does not come to its end, ends the job."""
     timeout_s: float = 600.0
     """Seconds after which a collective that does not complete ends the job."""
 
     def __post_init__(self) -> None:
         _check_choice("world", "device", self.device, DEVICES)
         _check_choice("world", "backend", self.backend, BACKENDS)
+        _check_least("world", "start_timeout_s", self.start_timeout_s, 1)
         _check_least("world", "timeout_s", self.timeout_s, 1)
 
 
@@ -99,12 +109,14 @@ class WorldConfig:
 class TrainConfig:
     """A reference workload."""
 
+    model: str = "gpt2"
+    """What is trained; the command says it."""
     preset: str = "tiny"
-    """Size of the model: tiny (for laptops and tests) or small (GPT-2, 124M parameters)."""
+    """Size of gpt2: tiny (for laptops and tests), or those of GPT-2 from small (124M parameters) to xl (1558M)."""
     mesh: str = ""
     """How ranks are laid out, like dp=2,pp=2,tp=1; all in data parallelism when not given."""
     batch_size: int = 8
-    """Sequences per step over all ranks."""
+    """Sequences or images per step over all ranks."""
     microbatches: int = 4
     """Pieces that a replica's batch is cut into when there is a pipeline."""
     seq_len: int | None = None
@@ -120,18 +132,52 @@ class TrainConfig:
     learning_rate: float = 3e-4
     """Step size of AdamW."""
     data: Path | None = None
-    """Text file to train on; the sources of Python's own library when not given."""
+    """What to train on. gpt2: a text file or Wikitext's folder; the sources of Python's own library when not given.
+    resnet18: the folder of CIFAR-10's binary version; synthetic images when not given."""
+    vocabulary: Path | None = None
+    """Folder of GPT-2's vocab.json and merges.txt; every byte of a text is a token when not given."""
+    eval_every: int = 0
+    """Steps between two evaluations on held-out data; 0: none."""
+    eval_batches: int = 8
+    """Global batches of an evaluation, at most as many as the held-out data fill."""
+    checkpoint_every: int = 0
+    """Steps between two checkpoints; 0: only where a signal tells the job to end."""
+    resume: str = "auto"
+    """auto goes on from the last checkpoint of the run directory, never begins anew; or the path of a checkpoint or of
+    another run, to begin from."""
     inject: tuple[str, ...] = ()
     """Faults to inject, see docs/cli.md."""
     log_every: int = 10
     """Steps between two progress lines where the output is no terminal."""
+    zero: int = 0
+    """What replicas share out (ZeRO): 0 nothing, 1 the optimizer's state, 3 also gradients and parameters."""
+    schedule: str = "1f1b"
+    """Order of microbatches in a pipeline."""
+    compress: str = "none"
+    """How gradients are made smaller for their way between replicas."""
+    sync_every: int = 1
+    """Steps between two averagings of the replicas' parameters (local SGD); 1: gradients are averaged, every step."""
+    bucket_mb: float | None = None
+    """Size of the gradient buckets of DDP in MiB; the first of 1 and further ones of 25 when not given."""
+    overlap: bool = True
+    """Whether gradients travel while backward goes on; otherwise in one piece at its end."""
+    compile: bool = False
+    """Whether blocks and head are compiled by torch.compile."""
 
     def __post_init__(self) -> None:
+        _check_choice("train", "model", self.model, MODELS)
         _check_choice("train", "preset", self.preset, PRESETS)
         _check_choice("train", "dtype", self.dtype, DTYPES)
-        for name in ("batch_size", "microbatches", "steps", "log_every"):
+        _check_choice("train", "schedule", self.schedule, SCHEDULES)
+        _check_choice("train", "compress", self.compress, COMPRESSIONS)
+        if self.zero not in ZERO_STAGES:
+            raise ConfigError(f"train.zero is {self.zero!r}: choose one of {', '.join(map(str, ZERO_STAGES))}")
+        if self.bucket_mb is not None:
+            _check_least("train", "bucket_mb", self.bucket_mb, 0.001)
+        for name in ("batch_size", "microbatches", "steps", "log_every", "sync_every", "eval_batches"):
             _check_least("train", name, getattr(self, name), 1)
-        _check_least("train", "warmup_steps", self.warmup_steps, 0)
+        for name in ("warmup_steps", "eval_every", "checkpoint_every"):
+            _check_least("train", name, getattr(self, name), 0)
         _check_least("train", "seed", self.seed, 0)
         _check_least("train", "learning_rate", self.learning_rate, 0)
         if self.seq_len is not None:
@@ -141,21 +187,135 @@ class TrainConfig:
                 f"train.warmup_steps is {self.warmup_steps} and train.steps {self.steps}: no step is left to report"
             )
 
+    @property
+    def has_one_bucket(self) -> bool:
+        """Whether all gradients of a module travel together.
+
+        The hooks of int8 and PowerSGD send again when they have received, from a thread of gloo. With several buckets,
+        ranks would issue these messages in different orders, and the two threads of gloo would wait for each other.
+        """
+        return not self.overlap or self.compress in ("int8", "powersgd")
+
+
+# Below, Slurm's own messages time out; above, the kernel's token bucket is no limit any more.
+_LEAST_RATE_BPS, _MOST_RATE_BPS = 64_000, 400_000_000_000
+
+
+def check_lab_name(name: str) -> None:
+    """Refuse a name that cannot be that of a lab, which becomes a folder's.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", name):
+        raise ConfigError(f"lab.name is {name!r}: use up to 20 of a-z, 0-9 and '-', a letter first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabConfig:
+    """A cluster that `hpcpace lab up` boots on this machine."""
+
+    name: str = "lab"
+    """What tells labs on one machine apart."""
+    hosts: int = 4
+    """Hosts n1, n2, ..."""
+    leaves: int = 2
+    """Leaf switches; hosts are dealt out to them in blocks."""
+    link: str = "1gbit"
+    """Rate of each host's link to its leaf, in each direction."""
+    uplink: str = "500mbit"
+    """Rate of each leaf's link to the spine, in each direction."""
+    mtu: int = 1500
+    """Largest packet of all links, in bytes."""
+    cpus_per_host: int = 4
+    """CPUs that each host claims in Slurm, whatever the machine has."""
+    cpu_quota: float | None = None
+    """Cores' worth of processor time that each host gets at most; unlimited when not given."""
+    tmp_size: str = "256MiB"
+    """Size of each host's own /tmp, which is in memory."""
+    clock_step_s: int = 1000
+    """The clock of host n1 is ahead of the machine's by this, that of n2 by twice this, and so on."""
+    share: tuple[str, ...] = ()
+    """Folders below /tmp that all hosts see nevertheless."""
+
+    def __post_init__(self) -> None:
+        check_lab_name(self.name)
+        for key, least, most in (
+            ("hosts", 1, 250),
+            ("leaves", 1, self.hosts),
+            ("cpus_per_host", 1, 1024),
+            ("mtu", 576, 65535),
+            ("clock_step_s", 0, 1_000_000),
+        ):
+            value = getattr(self, key)
+            if not least <= value <= most:
+                raise ConfigError(f"lab.{key} is {value}: it must be from {least} to {most}")
+        if self.cpu_quota is not None:
+            _check_least("lab", "cpu_quota", self.cpu_quota, 0.05)
+        for key, parse in (("link", parse_rate), ("uplink", parse_rate), ("tmp_size", parse_size)):
+            try:
+                parse(getattr(self, key))
+            except ValueError as error:
+                raise ConfigError(f"lab.{key}: {error}") from error
+        for key in ("link", "uplink"):
+            if not _LEAST_RATE_BPS <= parse_rate(getattr(self, key)) <= _MOST_RATE_BPS:
+                raise ConfigError(f"lab.{key} is {getattr(self, key)}: it must be from 64kbit to 400gbit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnosisConfig:
+    """From where on a report says that something is wrong; docs/diagnosis.md explains each."""
+
+    least_steps: int = 20
+    """Steps below which a report cannot tell."""
+    level: float = 0.005
+    """Probability of naming somebody by chance, over all ranks of a run together."""
+    straggler_share: float = 0.03
+    """Excess of a rank's or node's own work over others of its role, relative to it, that makes a straggler."""
+    imbalance_share: float = 0.025
+    """The same of a pipeline stage over the other stages."""
+    jitter_share: float = 0.06
+    """Share of the step lost because every step takes as long as its slowest rank."""
+    contention_share: float = 0.02
+    """Share of the time spent in transfers that took much longer than they usually do."""
+    link_share: float = 0.2
+    """Excess of the transfers that pass a link, or that cross switches, over those that do not, relative to them."""
+    communication_share: float = 0.15
+    """Share of exposed transfer in the time without waits that makes a job communication-bound."""
+    input_share: float = 0.1
+    """Share of waiting for data that makes a job input-bound."""
+    runtime_share: float = 0.02
+    """Share of the time lost to events that come back, or to garbage collection."""
+    hang_s: float = 5.0
+    """Seconds, and twenty usual steps at least, that an operation lasts before it counts as hanging."""
+
+    def __post_init__(self) -> None:
+        _check_least("diagnosis", "least_steps", self.least_steps, 4)
+        for item in dataclasses.fields(self):
+            if item.name != "least_steps":
+                _check_least("diagnosis", item.name, getattr(self, item.name), 1e-9)
+            if item.name.endswith(("_share", "level")) and getattr(self, item.name) > 1:
+                raise ConfigError(f"diagnosis.{item.name} is {getattr(self, item.name)}: it must be at most 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings of a run, one section a table of the TOML file."""
+    """All settings, one section a table of the TOML file."""
 
     trace: TraceConfig = field(default_factory=TraceConfig)
     clock: ClockConfig = field(default_factory=ClockConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    lab: LabConfig = field(default_factory=LabConfig)
+    diagnosis: DiagnosisConfig = field(default_factory=DiagnosisConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """Return the settings as plain values for run.json."""
+        """Return the settings of a run, without those of lab, reports and audits, as plain values for run.json."""
         return {
             section: {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
             for section, values in dataclasses.asdict(self).items()
+            if section not in ("lab", "diagnosis", "audit")
         }
 
 
@@ -225,6 +385,9 @@ def _merge(merged: dict[str, dict[str, Any]], values: Mapping[str, Any], source:
             merged[section][key] = _coerce(value, hints[key], f"{source}: {section}.{key}")
 
 
+_KINDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+
+
 def _coerce(value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, types.UnionType):
         kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
@@ -235,11 +398,11 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
     if kind is bool:
         return _coerce_bool(value, where)
     if isinstance(value, bool):
-        raise ConfigError(f"{where} is {value}: expected a {kind.__name__}")
+        raise ConfigError(f"{where} is {value}: expected {_KINDS.get(kind, kind.__name__)}")
     try:
         converted = kind(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{where} is {value!r}: expected a {kind.__name__}") from error
+        raise ConfigError(f"{where} is {value!r}: expected {_KINDS.get(kind, kind.__name__)}") from error
     if kind is int and isinstance(value, float) and converted != value:
         raise ConfigError(f"{where} is {value!r}: expected a whole number")
     return converted

@@ -1,4 +1,4 @@
-"""From a rank's own clock to the common one, after the run, and the proof by causality that it is right.
+"""From a rank's own clock to the common one, after the run.
 
 The recorded times stay as they were taken; here they are mapped to the clock of the reference rank by
 piecewise-linear interpolation between synchronisations, with a half-width in which the truth lies. Differences are
@@ -24,6 +24,7 @@ DRIFT_PPM = 200.0
 """How far two clocks may run apart where no second synchronisation tells: crystal plus NTP's slewing in practice."""
 WANDER_PPM = 1.0
 """How much the rate of a clock may change between two synchronisations, at least: temperature of a crystal."""
+_MOST_NS = 1 << 60
 
 
 class ReferenceTimes(NamedTuple):
@@ -125,8 +126,9 @@ class CommonClock:
         if self.num_samples < 3:
             return np.zeros(0, dtype=np.int64)
         span_ns = self.local_ns[2:] - self.local_ns[:-2]
-        part = (self.local_ns[1:-1] - self.local_ns[:-2]) / span_ns
-        line_ns = self.offset_ns[:-2] + np.rint((self.offset_ns[2:] - self.offset_ns[:-2]) * part).astype(np.int64)
+        part: FloatArray = (self.local_ns[1:-1] - self.local_ns[:-2]) / span_ns
+        change_ns = (self.offset_ns[2:] - self.offset_ns[:-2]) * part
+        line_ns = self.offset_ns[:-2] + whole_ns(change_ns)
         return np.asarray(self.offset_ns[1:-1] - line_ns)
 
     def _outside(self, times: Int64Array) -> BoolArray:
@@ -139,7 +141,7 @@ class CommonClock:
         segment = np.clip(np.searchsorted(self.local_ns, times, side="right") - 1, 0, self.num_samples - 2)
         since_ns = times - self.local_ns[segment]
         until_ns = self.local_ns[segment + 1] - times
-        offset_ns = self.offset_ns[segment] + np.rint(since_ns * rates[segment]).astype(np.int64)
+        offset_ns = self.offset_ns[segment] + whole_ns(since_ns * rates[segment])
 
         before, after = self.halfwidth_ns[segment], self.halfwidth_ns[segment + 1]
         part = np.clip(since_ns / length_ns[segment], 0.0, 1.0)
@@ -156,104 +158,6 @@ class CommonClock:
         return np.asarray(np.maximum(around, self.wander_ppm * 1e-6))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairViolations:
-    """Ranks of one node that left a collective before a rank of another node had entered it.
-
-    Attributes:
-        exit_node: node of the ranks that left too early.
-        enter_node: node of the rank that entered last.
-        num_violations: exits before the last entry.
-        median_ns: median size.
-        max_ns: largest size.
-        num_unexplained: those larger than both half-widths together: the clock is wrong there.
-    """
-
-    exit_node: int
-    enter_node: int
-    num_violations: int
-    median_ns: int
-    max_ns: int
-    num_unexplained: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalityCheck:
-    """How often the common clock contradicts causality.
-
-    Attributes:
-        num_ops: collectives that could be checked: present on two ranks or more.
-        num_ops_violated: those with at least one violation.
-        pairs: by node pair, those with most unexplained violations first.
-    """
-
-    num_ops: int
-    num_ops_violated: int
-    pairs: tuple[PairViolations, ...]
-
-    @property
-    def num_violations(self) -> int:
-        """Exits before the last entry."""
-        return sum(pair.num_violations for pair in self.pairs)
-
-    @property
-    def num_unexplained(self) -> int:
-        """Violations that the half-widths do not explain."""
-        return sum(pair.num_unexplained for pair in self.pairs)
-
-    @property
-    def max_ns(self) -> int:
-        """Size of the largest violation, 0 if there is none."""
-        return max((pair.max_ns for pair in self.pairs), default=0)
-
-
-def check_causality(
-    enter_ns: Int64Array,
-    exit_ns: Int64Array,
-    halfwidth_ns: ArrayLike,
-    nodes: ArrayLike,
-    present: BoolArray | None = None,
-) -> CausalityCheck:
-    """Check that of a synchronising collective no rank exits before the last one enters.
-
-    Args:
-        enter_ns: int64, (num_ops, num_ranks), reference time.
-        exit_ns: int64, (num_ops, num_ranks), reference time.
-        halfwidth_ns: broadcasts to (num_ops, num_ranks); ranks of one node share a clock, so among them it is 0.
-        nodes: int, (num_ranks,), node index of each rank.
-        present: bool, (num_ops, num_ranks), which ranks took part; all when not given.
-    """
-    if present is None:
-        present = np.ones(enter_ns.shape, dtype=bool)
-    widths_ns = np.broadcast_to(np.asarray(halfwidth_ns, dtype=np.float64), enter_ns.shape)
-    checked = present.sum(axis=1) >= 2
-    enter_ns, exit_ns, widths_ns, present = (array[checked] for array in (enter_ns, exit_ns, widths_ns, present))
-    if not len(enter_ns):
-        return CausalityCheck(num_ops=0, num_ops_violated=0, pairs=())
-
-    last = np.where(present, enter_ns, np.iinfo(np.int64).min).argmax(axis=1)
-    rows = np.arange(len(last))
-    size_ns = enter_ns[rows, last][:, None] - exit_ns
-    violated = present & (size_ns > 0)
-    op, rank = np.nonzero(violated)
-    node = np.asarray(nodes)
-    exit_node, enter_node = node[rank], node[last[op]]
-    allowed_ns = np.where(exit_node == enter_node, 0.0, widths_ns[op, rank] + widths_ns[op, last[op]])
-    pairs = [
-        _pair(int(a), int(b), size_ns[op, rank][chosen], allowed_ns[chosen])
-        for a, b in np.unique(np.stack([exit_node, enter_node], axis=1), axis=0)
-        for chosen in [(exit_node == a) & (enter_node == b)]
-    ]
-    pairs.sort(key=lambda pair: (-pair.num_unexplained, -pair.num_violations, pair.exit_node, pair.enter_node))
-    return CausalityCheck(num_ops=len(rows), num_ops_violated=int(violated.any(axis=1).sum()), pairs=tuple(pairs))
-
-
-def _pair(exit_node: int, enter_node: int, sizes_ns: Int64Array, allowed_ns: FloatArray) -> PairViolations:
-    return PairViolations(
-        exit_node=exit_node,
-        enter_node=enter_node,
-        num_violations=len(sizes_ns),
-        median_ns=int(np.median(sizes_ns)),
-        max_ns=int(sizes_ns.max()),
-        num_unexplained=int((sizes_ns > allowed_ns).sum()),
-    )
+def whole_ns(values_ns: NDArray[Any]) -> Int64Array:
+    """Round to nanoseconds; what damaged samples extend beyond 36 years stays there, where differences still fit."""
+    return np.asarray(np.rint(np.clip(values_ns, -_MOST_NS, _MOST_NS)), np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,11 @@ from numpy.typing import NDArray
 from hpcpace.metrics.collectives import Matching, Operations
 from hpcpace.metrics.waits import Waits
 from hpcpace.trace.schema import Op
+from hpcpace.trace.threads import exhaust, map_threads
+
+_BLOCK_ROWS = 1 << 18
+
+_MOST_TOTAL = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,28 +56,66 @@ def kinds(operations: Operations, matching: Matching, waits: Waits, mask: NDArra
         waits: their waits and transfers.
         mask: the rows to use, bool, (num_operations,).
     """
-    kind = operations.op.astype(np.int64) << 32 | operations.group_size
-    duration = operations.exit_ns - operations.enter_ns
-    rows = np.flatnonzero(mask)
-    rows = rows[np.argsort(kind[rows], kind="stable")]
-    found = []
-    for of_kind in np.split(rows, np.flatnonzero(np.diff(kind[rows])) + 1) if len(rows) else []:
-        matched = of_kind[matching.is_matched[of_kind]]
-        median_ns, p95_ns = np.percentile(duration[of_kind], (50, 95))
-        result = Kind(
-            op=op_name(int(operations.op[of_kind[0]])),
-            group_size=int(kind[of_kind[0]] & 0xFFFFFFFF),
-            num_rows=len(of_kind),
-            size_bytes=int(operations.size_bytes[of_kind].sum()),
-            median_ns=float(median_ns),
-            p95_ns=float(p95_ns),
-            mean_wait_ns=float(waits.wait_ns[matched].mean()) if len(matched) else 0.0,
-            mean_transfer_ns=_mean_transfer_ns(matching.instance[matched], waits.transfer_ns[matched]),
-            num_unmatched=len(of_kind) - len(matched),
-            ranks_unmatched=tuple(np.unique(operations.rank[of_kind[~matching.is_matched[of_kind]]]).tolist()),
-        )
-        found.append((float(duration[of_kind].sum()), result))
+    group_sizes, kind, num_rows = kind_numbers(operations, mask)
+
+    def figures(number: int) -> tuple[float, Kind]:
+        is_of_kind = kind == number
+        is_of_kind &= mask
+        return _kind(operations, matching, waits, np.flatnonzero(is_of_kind), int(group_sizes[number >> 8]))
+
+    found = list(map_threads(figures, np.flatnonzero(num_rows).tolist()))
     return [result for _, result in sorted(found, key=lambda pair: -pair[0])]
+
+
+def kind_numbers(
+    operations: Operations, mask: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+    """Return the sizes of groups, ascending, the kind of each row, and how many rows under the mask each kind has.
+
+    A kind is (index of the size) << 8 | operation.
+
+    Args:
+        operations: rows of all ranks.
+        mask: the rows to count, bool, (num_operations,).
+    """
+    group_sizes, size_index = np.unique([0, *(len(group.ranks) for group in operations.groups)], return_inverse=True)
+    # One small number for operation and size; the last of `group` is the unknown one, -1.
+    of_group = np.append(size_index[1:], size_index[0])
+    kind: NDArray[Any] = np.empty(len(operations), np.uint16 if len(group_sizes) <= 1 << 8 else np.uint32)
+
+    def number_of(rows: slice) -> NDArray[np.int64]:
+        kind[rows] = of_group[operations.group[rows]] << 8 | operations.op[rows]
+        return np.bincount(kind[rows][mask[rows]], minlength=len(group_sizes) << 8)
+
+    num_rows = np.zeros(len(group_sizes) << 8, np.int64)
+    for of_block in map_threads(number_of, _blocks(len(operations))):
+        num_rows += of_block
+    return group_sizes, kind, num_rows
+
+
+def _kind(
+    operations: Operations, matching: Matching, waits: Waits, rows: NDArray[np.int64], group_size: int
+) -> tuple[float, Kind]:
+    """Return the time of all rows of one kind, and their figures."""
+    duration = operations.exit_ns[rows]
+    duration -= operations.enter_ns[rows]
+    total_ns = float(duration.sum())
+    is_matched = matching.is_matched[rows]
+    matched = rows if is_matched.all() else rows[is_matched]
+    median_ns, p95_ns = np.percentile(duration, (50, 95), overwrite_input=True)
+    result = Kind(
+        op=op_name(int(operations.op[rows[0]])),
+        group_size=group_size,
+        num_rows=len(rows),
+        size_bytes=int(operations.size_bytes[rows].sum()),
+        median_ns=float(median_ns),
+        p95_ns=float(p95_ns),
+        mean_wait_ns=float(waits.wait_ns[matched].mean()) if len(matched) else 0.0,
+        mean_transfer_ns=_mean_transfer_ns(matching.instance[matched], waits.transfer_ns[matched]),
+        num_unmatched=len(rows) - len(matched),
+        ranks_unmatched=tuple(np.unique(operations.rank[rows[~is_matched]]).tolist()),
+    )
+    return total_ns, result
 
 
 def op_name(op: int) -> str:
@@ -82,9 +126,9 @@ def op_name(op: int) -> str:
 def _mean_transfer_ns(instance: NDArray[np.int64], transfer_ns: NDArray[np.int64]) -> float:
     if not len(instance):
         return 0.0
-    order = np.argsort(instance, kind="stable")
-    starts = np.flatnonzero(np.diff(instance[order], prepend=-1))
-    return float(np.maximum.reduceat(transfer_ns[order], starts).mean())
+    largest_ns = np.full(int(instance.max()) + 1, -1)
+    np.maximum.at(largest_ns, instance, transfer_ns)
+    return float(largest_ns[largest_ns >= 0].mean())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +149,24 @@ class RankTotals:
 
 
 def rank_totals(operations: Operations, waits: Waits, mask: NDArray[np.bool_], ranks: Sequence[int]) -> RankTotals:
-    """Return the sums of each of `ranks`, ascending, over the rows where `mask` is true."""
-    slot = np.searchsorted(np.asarray(ranks, np.int64), operations.rank[mask])
+    """Return the sums of each of `ranks` over the rows where `mask` is true; rows are ordered by rank."""
+    slot = {rank: index for index, rank in enumerate(ranks)}
+    totals = np.zeros((len(ranks), 4))
 
-    def total(values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.bincount(slot, weights=values[mask], minlength=len(ranks)).astype(np.int64)
+    def of_rank(rows: slice) -> None:
+        used, own = mask[rows], slot.get(int(operations.rank[rows.start]))
+        if own is None:
+            return
+        columns = (operations.size_bytes, waits.wait_ns, waits.transfer_ns)
+        sums = ((values[rows] if used.all() else values[rows][used]).sum(dtype=np.float64) for values in columns)
+        totals[own] += [np.count_nonzero(used), *sums]
 
-    return RankTotals(
-        num_operations=np.bincount(slot, minlength=len(ranks)),
-        size_bytes=total(operations.size_bytes),
-        wait_ns=total(waits.wait_ns),
-        transfer_ns=total(waits.transfer_ns),
-    )
+    exhaust(map_threads(of_rank, operations.slices or []))
+    # What damaged times add up to may not fit; it stays at the bound then.
+    whole = np.clip(totals, -_MOST_TOTAL, _MOST_TOTAL).astype(np.int64)
+    return RankTotals(num_operations=whole[:, 0], size_bytes=whole[:, 1], wait_ns=whole[:, 2], transfer_ns=whole[:, 3])
+
+
+def _blocks(num_rows: int) -> list[slice]:
+    """Return slices of rows that fit into a core's cache."""
+    return [slice(first, min(first + _BLOCK_ROWS, num_rows)) for first in range(0, num_rows, _BLOCK_ROWS)]

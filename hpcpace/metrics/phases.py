@@ -1,7 +1,8 @@
 """Where one rank's step went: every nanosecond of a step goes to exactly one part, so that parts add up to the step.
 
 Phases nest and overlap (garbage collection inside backward, gradient synchronisation inside backward): the innermost
-one, which is the one that began last, gets the time. Blocked communication is taken out of the phase around it.
+one, which is the one that began last, gets the time, except that what is done for an evaluation or a checkpoint is
+part of it as a whole. Blocked communication is taken out of the phase around it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ def _parts() -> NDArray[np.int64]:
     return table
 
 
+_PARTS = _parts()
+
+
 def innermost(begin_ns: Times, end_ns: Times, edges_ns: Times) -> NDArray[np.int64]:
     """Return for each segment between two edges the interval that began last of those that cover it, or -1.
 
@@ -75,7 +79,9 @@ def innermost(begin_ns: Times, end_ns: Times, edges_ns: Times) -> NDArray[np.int
         Indices of intervals, (num_segments,).
     """
     cover = np.full(max(len(edges_ns) - 1, 0), -1, np.int64)
-    order = np.lexsort((-end_ns, begin_ns))
+    order = np.argsort(begin_ns, kind="stable")
+    if (np.diff(begin_ns[order]) == 0).any():
+        order = np.lexsort((-end_ns, begin_ns))
     order = order[end_ns[order] > begin_ns[order]]
     if not len(order):
         return cover
@@ -121,32 +127,133 @@ def parts_of_steps(
     """
     step_begin, step_end = steps
     phase, phase_begin, phase_end = phases
-    enter, exit_, blocked, wait = operations
-    block_begin = np.maximum(enter, exit_ - blocked)
-    wait_end = np.clip(enter + wait, block_begin, np.maximum(exit_, block_begin))
-    comm_begin, comm_end = np.concatenate([block_begin, wait_end]), np.concatenate([wait_end, exit_])
-    all_wait_end = np.maximum(enter + wait, enter)
-    edges = _edges(step_begin, step_end, phase_begin, phase_end, comm_begin, comm_end, enter, all_wait_end)
-    length = np.diff(edges).astype(np.float64)
-
+    edges = _edges(step_begin, step_end, phase_begin, phase_end)
     num_steps = len(step_begin)
+    if not num_steps:
+        return np.zeros((0, len(Part)))
     order = np.argsort(step_begin, kind="stable")
-    slot = np.searchsorted(step_begin[order], edges[:-1], side="right") - 1
-    step = order[np.maximum(slot, 0)] if num_steps else np.zeros(len(length), np.int64)
-    inside = (slot >= 0) & (edges[:-1] < step_end[step]) if num_steps else np.zeros(len(length), np.bool_)
-
-    of_phase = innermost(phase_begin, phase_end, edges)
+    slot = np.cumsum(np.bincount(np.searchsorted(edges, step_begin), minlength=len(edges)))[:-1] - 1
+    step = order[np.maximum(slot, 0)]
+    step[(slot < 0) | (edges[:-1] >= step_end[step])] = num_steps  # outside of all
     known = np.append(np.where(phase < _NO_PHASE, phase, _NO_PHASE).astype(np.int64), _NO_PHASE)
-    segment_phase = known[of_phase]
-    of_comm = innermost(comm_begin, comm_end, edges)
-    state = np.where(of_comm < 0, _FREE, np.where(of_comm < len(enter), _WAITS, _TRANSFERS))
-    in_torch = (state == _FREE) & (segment_phase == Phase.GRAD_SYNC)
-    state[in_torch & covered(enter, all_wait_end, edges)] = _WAITS
+    whole = _inside_a_whole(phase, phase_begin, phase_end)
+    # Records without a length cover nothing.
+    segment_phase = known[innermost(phase_begin, np.where(whole, phase_begin, phase_end), edges)]
 
-    cell = step * len(Part) + _parts()[segment_phase, state]
-    total = np.zeros(num_steps * len(Part))
-    total += np.bincount(cell[inside], weights=length[inside], minlength=len(total))
-    return total.reshape(num_steps, len(Part))
+    state_ns = _states(operations, edges, segment_phase == Phase.GRAD_SYNC)
+    part = _PARTS[segment_phase]
+    total = np.zeros((num_steps + 1) * len(Part))
+    for state in range(3):
+        total += np.bincount(step * len(Part) + part[:, state], weights=state_ns[state], minlength=len(total))
+    return total.reshape(num_steps + 1, len(Part))[:num_steps]
+
+
+def _inside_a_whole(phase: NDArray[np.uint8], begin_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
+    """Return which phase records lie inside an evaluation or a checkpoint, bool, (num_phases,)."""
+    is_whole = np.isin(phase, (Phase.EVAL, Phase.CHECKPOINT))
+    if not is_whole.any():
+        return is_whole
+    order = np.flatnonzero(is_whole)[np.argsort(begin_ns[is_whole], kind="stable")]
+    last = np.searchsorted(begin_ns[order], begin_ns, side="right") - 1
+    inside: NDArray[np.bool_] = ~is_whole & (last >= 0) & (end_ns <= end_ns[order[np.maximum(last, 0)]])
+    return inside
+
+
+def _states(
+    operations: tuple[Times, Times, Times, Times], edges_ns: Times, in_torch: NDArray[np.bool_]
+) -> tuple[Times, Times, Times]:
+    """Return how long each segment between two edges was free, waited and transferred, each (num_segments,).
+
+    Args:
+        operations: as of `parts_of_steps`.
+        edges_ns: ascending and unique, (num_segments + 1,).
+        in_torch: the segments in which any wait counts, whether it blocks the caller or not, (num_segments,).
+    """
+    enter, exit_, blocked, wait = operations
+    rows = np.flatnonzero((blocked > 0) & (exit_ > enter))
+    end = exit_[rows]
+    begin = np.maximum(enter[rows], end - blocked[rows])
+    middle = np.minimum(np.maximum(enter[rows] + wait[rows], begin), end)
+    if (begin[1:] < end[:-1]).any():
+        begin, middle, end = _disjoint(begin, middle, end)
+    wait_ns, transfer_ns = (np.diff(until_ns) for until_ns in _measures_until(begin, middle, end, edges_ns))
+    if in_torch.any():
+        low, high = edges_ns[:-1][in_torch], edges_ns[1:][in_torch]
+        near = _may_touch(enter, np.maximum(enter + wait, exit_), low, high)
+        enter, exit_, blocked, wait = (times[near] for times in operations)
+        # Time in which something waits and nothing blocks: of both together, without the blocks.
+        block_begin = np.maximum(enter, exit_ - blocked)
+        begin, end = _union(np.concatenate([enter, block_begin]), np.concatenate([enter + wait, exit_]))
+        until_low, until_high = (_measures_until(begin, end, end, times)[0] for times in (low, high))
+        wait_ns[in_torch] = until_high - until_low - transfer_ns[in_torch]
+    return np.diff(edges_ns) - wait_ns - transfer_ns, wait_ns, transfer_ns
+
+
+def _disjoint(begin_ns: Times, wait_end_ns: Times, end_ns: Times) -> tuple[Times, Times, Times]:
+    """Return blocked calls without overlaps, ascending: begin, end of the wait and begin of the transfer, end.
+
+    Where calls of several threads overlap, the wait or transfer that began last counts, as with phases.
+
+    Args:
+        begin_ns: begins of the calls, (num_calls,).
+        wait_end_ns: ends of their waits and begins of their transfers.
+        end_ns: ends of the calls.
+    """
+    # Of a wait and a transfer over the same time, the transfer counts: it stands behind.
+    begin, end = np.concatenate([begin_ns, wait_end_ns]), np.concatenate([wait_end_ns, end_ns])
+    edges = _edges(begin, end)
+    of_piece = innermost(begin, end, edges)
+    taken = of_piece >= 0
+    low, high = edges[:-1][taken], edges[1:][taken]
+    return low, np.where(of_piece[taken] < len(begin_ns), high, low), high
+
+
+def _may_touch(begin_ns: Times, end_ns: Times, low_ns: Times, high_ns: Times) -> NDArray[np.int64]:
+    """Return the numbers of all intervals that touch a stretch, and of some others that stand between them.
+
+    Args:
+        begin_ns: begins, nearly in order, (num_intervals,).
+        end_ns: ends.
+        low_ns: begins of the stretches, (num_stretches,).
+        high_ns: their ends.
+    """
+    if (end_ns[1:] < end_ns[:-1]).any():
+        end_ns = np.maximum.accumulate(end_ns)
+    first = np.searchsorted(end_ns, low_ns, side="right")
+    stop = np.searchsorted(np.minimum.accumulate(begin_ns[::-1])[::-1], high_ns, side="left")
+    some = stop > first
+    opened = np.bincount(first[some], minlength=len(begin_ns) + 1)
+    closed = np.bincount(stop[some], minlength=len(begin_ns) + 1)
+    return np.flatnonzero(np.cumsum(opened - closed)[:-1] > 0)
+
+
+def _union(begin_ns: Times, end_ns: Times) -> tuple[Times, Times]:
+    """Return begins and ends, ascending and disjoint, of the time that any interval covers."""
+    order = np.argsort(begin_ns, kind="stable")
+    begin, end = begin_ns[order], np.maximum.accumulate(np.maximum(begin_ns, end_ns)[order])
+    begin[1:] = np.maximum(begin[1:], end[:-1])
+    return begin, end
+
+
+def _measures_until(begin_ns: Times, middle_ns: Times, end_ns: Times, edges_ns: Times) -> tuple[Times, Times]:
+    """Return how much of intervals lies before each edge, of their first and their second part, each (num_edges,).
+
+    Args:
+        begin_ns: begins of the intervals, which are disjoint and ascend, (num_intervals,).
+        middle_ns: where their second parts begin.
+        end_ns: their ends.
+        edges_ns: ascending, (num_edges,).
+    """
+    if not len(begin_ns):
+        return np.zeros(len(edges_ns), np.int64), np.zeros(len(edges_ns), np.int64)
+    begun = np.searchsorted(begin_ns, edges_ns, side="right")
+    last = np.maximum(begun - 1, 0)
+    is_begun = begun > 0
+    first, second = (np.append(0, np.cumsum(length)) for length in (middle_ns - begin_ns, end_ns - middle_ns))
+    middle, end = middle_ns[last], end_ns[last]
+    first_ns = first[begun] - np.where(is_begun, np.maximum(middle - edges_ns, 0), 0)
+    second_ns = second[begun] - np.where(is_begun, np.maximum(end - np.maximum(edges_ns, middle), 0), 0)
+    return first_ns, second_ns
 
 
 def _edges(*times_ns: Times) -> Times:

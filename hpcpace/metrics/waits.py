@@ -5,18 +5,24 @@ The states are those of Scalasca (wait at NxN, late broadcast, early reduce, lat
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.collectives import Matching, Operations
+from hpcpace.metrics.collectives import Matching, Operations, shares
 from hpcpace.trace.schema import ExitKind, Op
+from hpcpace.trace.threads import exhaust, map_threads
+
+Times = NDArray[np.int64]
 
 _FROM_ROOT = (Op.BROADCAST, Op.SCATTER)
 _TO_ROOT = (Op.REDUCE, Op.GATHER)
 _MESSAGES = (Op.SEND, Op.RECV)
 _NEVER_NS = np.iinfo(np.int64).min
+_MOST_COMPARED = 1 << 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +34,19 @@ class Waits:
         transfer_ns: time after that, and after the rank's previous operation in the group, int64, (num_operations,).
         negative_ns: for synchronising operations, by how much the exit lies before the last enter: an error of the
             clocks; 0 elsewhere, int64, (num_operations,).
+        may_contradict: whether some rank, but for the sender of a message, left an operation before another had entered
+            it: only these can contradict causality, bool, (num_instances,).
     """
 
     wait_ns: NDArray[np.int64]
     transfer_ns: NDArray[np.int64]
     negative_ns: NDArray[np.int64]
+    may_contradict: NDArray[np.bool_]
 
 
 def is_synchronising(operations: Operations) -> NDArray[np.bool_]:
     """Return which rows are operations that no rank leaves before all have entered, bool, (num_operations,)."""
-    return ~np.isin(operations.op, (*_FROM_ROOT, *_TO_ROOT, *_MESSAGES))
+    return synchronises(operations.op)
 
 
 def waits(operations: Operations, matching: Matching) -> Waits:
@@ -49,37 +58,105 @@ def waits(operations: Operations, matching: Matching) -> Waits:
     enter; where its end was seen by a wait only (gloo), nothing is known of when the message left.
     transfer = exit - max(enter, release, exit of the rank's previous operation in the group).
     """
-    op, enter, exit_ = operations.op, operations.enter_ns, operations.exit_ns
-    is_root = operations.rank == operations.peer
-    to_root = np.isin(op, _TO_ROOT)
-    releases = np.where(np.isin(op, _FROM_ROOT), is_root, ~(to_root & is_root))
-    depends = matching.is_matched & (~to_root | is_root)
+    slices = operations.slices or [slice(0, len(operations))]
+    lasts = map_threads(partial(_last_enters, operations, matching), shares(slices))
+    last_ns = np.maximum.reduce([np.full(len(matching.num_rows), _NEVER_NS), *lasts])
+    wait_ns, transfer_ns = (np.empty(len(operations), np.int64) for _ in range(2))
+    negative_ns = np.zeros(len(operations), np.int64)
+    may_contradict = np.zeros(len(matching.num_rows), np.bool_)
 
-    release = np.full(len(enter), _NEVER_NS)
-    if len(enter):
-        last = np.maximum.reduceat(np.where(releases, enter, _NEVER_NS)[matching.order], matching.starts)
-        release = np.where(depends, last[matching.instance], _NEVER_NS)
-    is_rendezvous = (exit_ >= release) & (operations.exit_kind == ExitKind.COMPLETION)
-    release = np.where((op == Op.SEND) & ~is_rendezvous, _NEVER_NS, release)
+    def fill(share: Sequence[slice]) -> None:
+        for rows in share:
+            last_of_rows_ns, is_matched = last_ns[matching.instance[rows]], matching.is_matched[rows]
+            wait_ns[rows], transfer_ns[rows] = _waits_of(operations, rows, is_matched, last_of_rows_ns)
+            early = np.flatnonzero(operations.exit_ns[rows] < last_of_rows_ns)
+            op = operations.op[rows][early]
+            may_contradict[matching.instance[rows][early[op != Op.SEND]]] = True
+            early = early[synchronises(op) & is_matched[early]]
+            negative_ns[rows][early] = last_of_rows_ns[early] - operations.exit_ns[rows][early]
 
-    wait_ns = np.minimum(np.maximum(release, enter), exit_) - enter
-    start = np.maximum(np.maximum(release, enter), _previous_exit(operations))
-    synchronises = is_synchronising(operations) & matching.is_matched
-    return Waits(
-        wait_ns=wait_ns,
-        transfer_ns=np.where(matching.is_matched, np.maximum(exit_ - start, 0), 0),
-        negative_ns=np.where(synchronises, np.maximum(np.where(synchronises, release, exit_) - exit_, 0), 0),
-    )
+    exhaust(map_threads(fill, shares(slices)))
+    return Waits(wait_ns=wait_ns, transfer_ns=transfer_ns, negative_ns=negative_ns, may_contradict=may_contradict)
 
 
-def _previous_exit(operations: Operations) -> NDArray[np.int64]:
+def _last_enters(operations: Operations, matching: Matching, share: Sequence[slice]) -> Times:
+    """Return the last enter of those on whom others depend, int64, (num_instances,)."""
+    last_ns = np.full(len(matching.num_rows), _NEVER_NS)
+    for rows in share:
+        op, enter, instance = operations.op[rows], operations.enter_ns[rows], matching.instance[rows]
+        from_root, to_root = is_one_of(op, _FROM_ROOT), is_one_of(op, _TO_ROOT)
+        if from_root.any() or to_root.any():
+            is_root = operations.rank[rows] == operations.peer[rows]
+            releases = np.where(from_root, is_root, ~(to_root & is_root))
+            enter = np.where(releases, enter, _NEVER_NS)
+        np.maximum.at(last_ns, instance, enter)
+    return last_ns
+
+
+def _waits_of(
+    operations: Operations, rows: slice, is_matched: NDArray[np.bool_], last_ns: Times
+) -> tuple[Times, Times]:
+    """Return wait and transfer of some rows, as in `waits`."""
+    op, enter, exit_ = operations.op[rows], operations.enter_ns[rows], operations.exit_ns[rows]
+    to_root, is_send = is_one_of(op, _TO_ROOT), op == Op.SEND
+    depends = is_matched
+    if to_root.any():
+        depends = is_matched & (~to_root | (operations.rank[rows] == operations.peer[rows]))
+    release = last_ns if depends.all() else np.where(depends, last_ns, _NEVER_NS)
+    if is_send.any():
+        is_rendezvous = (exit_ >= release) & (operations.exit_kind[rows] == ExitKind.COMPLETION)
+        release = np.where(is_send & ~is_rendezvous, _NEVER_NS, release)
+    released = np.maximum(release, enter)
+    wait_ns = np.minimum(released, exit_) - enter
+    transfer_ns = np.maximum(exit_ - np.maximum(released, _previous_exit(operations, rows)), 0)
+    if not is_matched.all():
+        transfer_ns[~is_matched] = 0
+    return wait_ns, transfer_ns
+
+
+def _previous_exit(operations: Operations, rows: slice) -> Times:
     """Return when the previous operation of the same rank and group ended: one group's operations share a queue."""
-    order = np.lexsort((operations.enter_ns, operations.group, operations.rank))
-    previous = np.full(len(order), _NEVER_NS)
-    if len(order) > 1:
-        before, after = order[:-1], order[1:]
-        same = (operations.rank[before] == operations.rank[after]) & (
-            operations.group[before] == operations.group[after]
-        )
-        previous[after[same]] = operations.exit_ns[before[same]]
+    rank, queue = operations.rank[rows], operations.group[rows] + 1
+    enter, exit_ = operations.enter_ns[rows], operations.exit_ns[rows]
+    previous = np.full(len(enter), _NEVER_NS)
+    if (rank[1:] != rank[:-1]).any():
+        queue = np.unique(np.stack([rank, queue]), axis=1, return_inverse=True)[1].reshape(-1)
+    for own in _rows_of_each(queue):
+        ordered = enter[own]
+        if (ordered[1:] < ordered[:-1]).any():
+            own = own[np.argsort(ordered, kind="stable")]
+        previous[own[1:]] = exit_[own[:-1]]
     return previous
+
+
+def _rows_of_each(number: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield the positions of each number, no less than 0, that occurs; ascending, (num_positions,)."""
+    count = np.bincount(number)
+    found = np.flatnonzero(count)
+    if len(count) > _MOST_COMPARED:
+        yield from np.split(np.argsort(number, kind="stable"), np.cumsum(count[found])[:-1])
+        return
+    # Of few numbers, to compare bytes is several times faster than to sort.
+    narrow = number.astype(np.uint8)
+    for value in found.tolist():
+        yield np.flatnonzero(narrow == value)
+
+
+def is_one_of(op: NDArray[np.uint8], ops: Sequence[Op]) -> NDArray[np.bool_]:
+    """Return which operations are one of some, bool, (num_operations,).
+
+    Comparisons of bytes, ten times faster than a lookup or np.isin.
+
+    Args:
+        op: operations, (num_operations,).
+        ops: the ones to find, at least one.
+    """
+    found: NDArray[np.bool_] = op == ops[0]
+    for other in ops[1:]:
+        found |= op == other
+    return found
+
+
+def synchronises(op: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which operations no rank leaves before all have entered, bool, (num_operations,)."""
+    return ~is_one_of(op, (*_FROM_ROOT, *_TO_ROOT, *_MESSAGES))

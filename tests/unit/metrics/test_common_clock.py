@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from hpcpace.errors import TraceError
-from hpcpace.metrics.clock import CommonClock, check_causality
+from hpcpace.metrics.causality import check_causality
+from hpcpace.metrics.clock import CommonClock
 from hpcpace.units import NS_PER_S
 
 HOUR_NS = 3600 * NS_PER_S
@@ -146,3 +147,10 @@ def test_absent_ranks_do_not_count():
     present = np.array([[True, True, True, False], [True, False, False, False]])
     check = check_causality(enter_ns, exit_ns, 0, [0, 1, 2, 3], present)
     assert (check.num_ops, check.num_violations) == (1, 0)
+
+
+def test_what_rounding_explains_is_explained_on_one_node_too():
+    enter_ns, exit_ns = collectives(num_ops=1)
+    enter_ns[0, 3] += 20
+    check = check_causality(enter_ns, exit_ns, 10, [0, 0, 1, 1], resolution_ns=15)
+    assert (check.num_violations, check.num_unexplained) == (4, 0)

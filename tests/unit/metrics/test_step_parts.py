@@ -64,6 +64,16 @@ def test_in_grad_sync_time_is_wait_while_an_operation_waits():
     assert parts(phases=phases, operations=operations) == [{"BACKWARD": 40, "SYNC_WAIT": 35, "SYNC_TRANSFER": 25}]
 
 
+@pytest.mark.parametrize("whole", [Phase.EVAL, Phase.CHECKPOINT])
+def test_what_is_done_for_an_evaluation_or_a_checkpoint_is_part_of_it(whole):
+    inside = [(Phase.FORWARD, 20, 40), (Phase.GC, 30, 35), (Phase.DATA, 40, 60)]
+    around = [(Phase.FORWARD, 0, 20), (Phase.BACKWARD, 60, 80), (Phase.OPTIMIZER, 50, 70)]
+    found = parts(phases=[*inside, (whole, 20, 60), (whole, 90, 95)])
+    assert found == [{whole.name: 45, "OTHER": 55}]
+    found = parts(phases=[*around, (whole, 20, 60)])
+    assert found == [{"FORWARD": 20, whole.name: 30, "OPTIMIZER": 10, "BACKWARD": 20, "OTHER": 20}]
+
+
 def test_a_checkpoint_keeps_its_communication():
     assert parts(phases=[(Phase.CHECKPOINT, 0, 100)], operations=[(0, 50, 50, 50)]) == [{"CHECKPOINT": 100}]
 

@@ -123,6 +123,19 @@ def test_a_queued_operation_transfers_only_after_the_one_before_it():
     assert found.transfer_ns.tolist() == [50, 20, 50, 20]
 
 
+@pytest.mark.parametrize("num_groups", [2, 300])
+def test_each_group_has_a_queue_of_its_own(num_groups):
+    groups = np.array([(g, 0, b"%d" % g, b"gloo") for g in range(num_groups)], TABLES["groups"].dtype)
+    rows = [row(Op.ALL_REDUCE, 10 * g + at, 10 * g + 50, seq=at, group=g) for at in (0, 5) for g in range(num_groups)]
+    table = np.array(rows[::-1], TABLES["collectives"].dtype)
+    part = RankOperations(
+        rank=0, collectives=table, groups=groups, enter_ns=table["enter_ns"], exit_ns=table["exit_ns"]
+    )
+    operations = gather_operations([part])
+    found = waits(operations, match(operations))
+    assert found.transfer_ns.tolist() == [0] * num_groups + [50] * num_groups
+
+
 def test_rows_without_an_end_are_not_completed():
     rows = [row(Op.BARRIER, 5, 9), row(Op.BARRIER, 5, 0, kind=ExitKind.NEVER), row(Op.BARRIER, 5, 4)]
     assert completed(np.array(rows, TABLES["collectives"].dtype)).tolist() == [True, False, False]

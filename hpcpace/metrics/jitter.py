@@ -1,0 +1,213 @@
+"""How much the ranks of one synchronising group lose by waiting for the slowest of them, and to what kind of noise.
+
+All take the local work of each rank between synchronisations, c_irj of rank r in step i and segment j; the maximum over
+ranks is taken per segment, then summed: sums over a whole step understate the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.resampling import block_length, lag_one, moving_block_bootstrap
+
+_MOST_BLOCKS = 64  # of the null of the persistent part: more make it slower, not better
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amplification:
+    """What synchronising costs, as factors of the mean work and in nanoseconds per step.
+
+    Attributes:
+        amplification: A = E[max] / E[mean]; 1 = none.
+        low, high: 95 % of it, moving-block bootstrap over steps; None for fewer than 8 steps.
+        persistent: A_p = max E[c] / mean E[c], a slow rank.
+        transient: A_t = E[max] / max E[c] >= 1, jitter proper; amplification = persistent * transient.
+        mean_ns: E[mean].
+        loss_ns: E[max] - E[mean], the sum of the two below.
+        persistent_ns: max E[c] - mean E[c].
+        transient_ns: E[max] - max E[c].
+        persistent_null: A_p to be expected of noise alone, without any slow rank; None for fewer than 8 steps.
+        persistent_p_value: that noise alone gives as large an A_p; None with it.
+        slowest: the rank with the largest mean in each segment, int64, (num_segments,).
+    """
+
+    amplification: float
+    low: float | None
+    high: float | None
+    persistent: float
+    transient: float
+    mean_ns: float
+    loss_ns: float
+    persistent_ns: float
+    transient_ns: float
+    persistent_null: float | None
+    persistent_p_value: float | None
+    slowest: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseShares:
+    """Shares of the variance of step sums; they add up to 1.
+
+    Attributes:
+        common: of what all ranks share in a step: a shared cause.
+        rank: of what a rank always has: hardware, or the split of the work.
+        residual: of the rest: noise of single ranks.
+    """
+
+    common: float
+    rank: float
+    residual: float
+
+
+def amplification(work_ns: NDArray[np.float64], *, seed: int = 0, num_draws: int = 99) -> Amplification | None:
+    """Return the amplification of jitter, or None without work, ranks, steps or segments.
+
+    A = E_i[max_r c] / E_i[mean_r c], A_p = max_r E_i[c] / mean_r E_i[c], A_t = E_i[max_r c] / max_r E_i[c], numerators
+    and denominators summed over segments, so that A = A_p A_t.
+
+    A_p is biased up by noise, since the largest of P means is above their mean. Its null is by permutation: step means
+    and rank effects are removed, steps joined to blocks (their serial correlation stays), and the ranks of each block
+    permuted, the same for all segments.
+
+    Args:
+        work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
+        seed: of the generator.
+        num_draws: draws of the null of A_p.
+    """
+    if work_ns.size == 0:
+        return None
+    largest_ns, mean_ns = work_ns.max(axis=0), work_ns.mean(axis=0)
+    of_rank_ns = work_ns.mean(axis=1)
+    mean = float(mean_ns.mean(axis=0).sum())
+    if mean <= 0.0:
+        return None
+    # Work that never changes must give 0, not rounding.
+    worst = max(float(of_rank_ns.max(axis=0).sum()), mean)
+    largest = max(float(largest_ns.mean(axis=0).sum()), worst)
+    interval = moving_block_bootstrap(
+        np.column_stack([largest_ns.sum(axis=1), mean_ns.sum(axis=1)]),
+        _ratio,
+        seed=seed,
+    )
+    null_ns = _persistent_null(work_ns - mean_ns, num_draws, np.random.default_rng(seed))
+    p_value = None
+    if null_ns is not None:
+        p_value = float((1 + (null_ns >= worst - mean - 1e-12 * mean).sum()) / (1 + len(null_ns)))
+    return Amplification(
+        amplification=largest / mean,
+        low=None if interval is None else max(float(interval[0]), 1.0),
+        high=None if interval is None else float(interval[1]),
+        persistent=worst / mean,
+        transient=largest / worst,
+        mean_ns=mean,
+        loss_ns=largest - mean,
+        persistent_ns=worst - mean,
+        transient_ns=largest - worst,
+        persistent_null=None if null_ns is None else 1 + float(null_ns.mean()) / mean,
+        persistent_p_value=p_value,
+        slowest=of_rank_ns.argmax(axis=0),
+    )
+
+
+def noise_shares(work_ns: NDArray[np.float64]) -> NoiseShares | None:
+    """Return what shares of the variance of step sums are common to all ranks, of single ranks, and noise.
+
+    Two-way analysis of variance without replication, c = mu + a_i + s_r + e_ir, with components from expected mean
+    squares: var e = MSE, var a = (MSA - MSE) / P, var s = (MSS - MSE) / n, negative ones taken as 0 (Searle, Casella &
+    McCulloch 1992, Variance Components, section 4.3).
+
+    Args:
+        work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
+
+    Returns:
+        None for fewer than 2 ranks or 2 steps, and for constant work.
+    """
+    num_ranks, num_steps = work_ns.shape[:2]
+    if num_ranks < 2 or num_steps < 2:
+        return None
+    work = work_ns.sum(axis=2)
+    size = float(np.abs(work).max())
+    rest = work - work.mean()
+    of_step, of_rank = rest.mean(axis=0), rest.mean(axis=1)
+    rest = rest - of_step - of_rank[:, np.newaxis]
+    noise = float(np.vdot(rest, rest)) / ((num_ranks - 1) * (num_steps - 1))
+    common = max(float(of_step @ of_step) / (num_steps - 1) - noise / num_ranks, 0.0)
+    rank = max(float(of_rank @ of_rank) / (num_ranks - 1) - noise / num_steps, 0.0)
+    total = common + rank + noise
+    if total <= (1e-12 * size) ** 2:
+        return None
+    return NoiseShares(common=common / total, rank=rank / total, residual=noise / total)
+
+
+def noise_intensity(work_ns: NDArray[np.float64]) -> float | None:
+    """Return the noise that a rank has by itself, nu = mean(c) / q05(c) - 1 of its step sums, averaged over ranks.
+
+    Args:
+        work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
+
+    Returns:
+        None where no rank has a positive 5 % quantile.
+    """
+    if work_ns.size == 0:
+        return None
+    work = work_ns.sum(axis=2)
+    quiet = np.quantile(work, 0.05, axis=1)
+    is_usable = quiet > 0.0
+    if not is_usable.any():
+        return None
+    return float(np.mean(work[is_usable].mean(axis=1) / quiet[is_usable] - 1.0))
+
+
+def noise_amplification(
+    step_ns: NDArray[np.float64], work_ns: NDArray[np.float64], transfer_ns: NDArray[np.float64]
+) -> float | None:
+    """Return how much of local noise reaches the step time: alpha > 1 amplified, < 1 absorbed.
+
+    alpha = (E[T] / T_ideal - 1) / nu, T_ideal = max_r q05(c_r) + median exposed transfer, c_r the rank's step sums.
+
+    Args:
+        step_ns: step times T, float64, (num_steps,).
+        work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
+        transfer_ns: exposed transfer of each step, float64, (num_steps,).
+
+    Returns:
+        None without steps, or where nu or T_ideal is not above 0 (up to rounding).
+    """
+    noise = noise_intensity(work_ns)
+    if noise is None or noise <= 1e-12 or not len(step_ns):
+        return None
+    transfer = float(np.median(transfer_ns)) if len(transfer_ns) else 0.0
+    ideal_ns = float(np.quantile(work_ns.sum(axis=2), 0.05, axis=1).max()) + transfer
+    return (float(step_ns.mean()) / ideal_ns - 1.0) / noise if ideal_ns > 0.0 else None
+
+
+def _ratio(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the ratio of two means of positive quantities; NaN where a resample has next to nothing below."""
+    top, bottom = means[..., 0], means[..., 1]
+    return np.asarray(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 1e-9 * np.abs(top)))
+
+
+def _persistent_null(
+    deviation_ns: NDArray[np.float64], num_draws: int, generator: np.random.Generator
+) -> NDArray[np.float64] | None:
+    """Return draws of max_r E_i[c] - mean_r E_i[c] under noise alone, (num_draws,); `deviation_ns` has step mean 0."""
+    num_ranks, num_steps = deviation_ns.shape[:2]
+    if num_steps < 8 or num_ranks < 2:
+        return None
+    rest = deviation_ns - deviation_ns.mean(axis=1, keepdims=True)
+    length = block_length(num_steps, lag_one(rest.sum(axis=2).T), shortest=1)
+    num_blocks = min(num_steps // length, _MOST_BLOCKS)
+    edges = np.arange(num_blocks) * num_steps // num_blocks
+    # Without their mean, the blocks of a rank have (B - 1) / B of the variance.
+    part = np.add.reduceat(rest, edges, axis=1) * (num_blocks / (num_blocks - 1)) ** 0.5 / num_steps
+    rows = np.broadcast_to(np.arange(num_ranks)[:, np.newaxis], (num_ranks, num_blocks))
+    draws = np.empty(num_draws)
+    for draw in range(num_draws):
+        order = generator.permuted(rows, axis=0)
+        mixed = part[order, np.arange(num_blocks)].sum(axis=1)
+        draws[draw] = mixed.max(axis=0).sum()
+    return draws

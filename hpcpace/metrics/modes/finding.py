@@ -1,0 +1,126 @@
+"""What every mode is judged by, and what it says: panels of steps in, findings out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+
+
+class Mode(StrEnum):
+    """Why a job does not scale."""
+
+    HANG = "hang"
+    STRAGGLER = "persistent straggler"
+    IMBALANCE = "pipeline imbalance"
+    RUNTIME = "runtime and control plane"
+    CONTENTION = "fabric contention"
+    LOCALITY = "locality"
+    AMPLIFICATION = "synchronisation amplification"
+    INPUT = "input-bound"
+    COMMUNICATION = "communication-bound"
+    HEALTHY = "healthy"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """Who or what is at fault.
+
+    Attributes:
+        kind: rank, node, leaf, link, slot or phase.
+        id: the rank's number, the host's name, the leaf's name, the slot like `pp2`, the phase's name.
+        aliases: all that the data cannot separate from it, itself included, like `rank 5` and `node n3`.
+        effect: its excess relative to the others.
+        interval: 95 % interval of the effect.
+    """
+
+    kind: str
+    id: str
+    aliases: tuple[str, ...]
+    effect: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One mode, with what speaks for it.
+
+    Attributes:
+        variety: how it recurs or which variety it is, such as fixed, transient, periodic, rotating; may be empty.
+        loss_share: share of the step time that it costs.
+        confidence: probability that the mode is right, as calibrated by `make score`.
+        numbers: the figures behind it, by name; shares, or nanoseconds where the name ends in `_ns`.
+    """
+
+    mode: Mode
+    variety: str = ""
+    loss_share: float
+    confidence: float
+    culprits: tuple[Culprit, ...] = ()
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """What is judged: one row a rank, one column a step.
+
+    Attributes:
+        rank: numbers of the ranks, int64, (num_ranks,), ascending.
+        host: name of each rank's host.
+        node: index of each rank's host, int64, (num_ranks,).
+        role: which ranks do the same work, int64, (num_ranks,).
+        stage: pipeline stage of each rank, -1 where there is none, int64, (num_ranks,).
+        times_ns: step times, float64, (num_steps,).
+        since_ns: when each step ended after the first one, float64, (num_steps,).
+        work_ns: own work, without blocked communication, float64, (num_ranks, num_steps).
+        reach_ns: time of the step outside of synchronising collectives, float64, (num_ranks, num_steps): own work and
+            messages, which carry delays of one stage of a pipeline to the others.
+        data_ns, gc_ns, wait_ns, transfer_ns: waiting for data, garbage collection, exposed wait and exposed transfer,
+            float64, (num_ranks, num_steps).
+        is_role_known: whether roles are told; else no two ranks are compared.
+        transient_share: what the rebuilt steps of a pipeline lose to changing work, as a share of the step time; None
+            where they are not rebuilt.
+    """
+
+    rank: Int64s
+    host: tuple[str, ...]
+    node: Int64s
+    role: Int64s
+    stage: Int64s
+    times_ns: Floats
+    since_ns: Floats
+    work_ns: Floats
+    reach_ns: Floats
+    data_ns: Floats
+    gc_ns: Floats
+    wait_ns: Floats
+    transfer_ns: Floats
+    is_role_known: bool = True
+    transient_share: float | None = None
+
+    @property
+    def mean_time_ns(self) -> float:
+        """Mean step time, at least 1 ns."""
+        return max(float(self.times_ns.mean()), 1.0) if len(self.times_ns) else 1.0
+
+
+def rank_culprit(
+    rank: int, hosts: dict[int, str], effect: float, interval: tuple[float, float], panels: Panels
+) -> Culprit:
+    """Return a rank as culprit, with its node as alias where it is alone on it; `hosts` by rank."""
+    aliases = [f"rank {rank}"]
+    at = np.flatnonzero(panels.rank == rank)
+    if len(at) and (panels.node == panels.node[at[0]]).sum() == 1:
+        aliases.append(f"node {hosts[rank]}")
+    return Culprit(kind="rank", id=str(rank), aliases=tuple(aliases), effect=effect, interval=interval)
+
+
+def slowest_ns(work_ns: Floats, role: Int64s) -> float:
+    """Return the mean over steps of the slowest rank's work, of the role where that is largest, nanoseconds."""
+    return max(float(work_ns[role == value].max(axis=0).mean()) for value in np.unique(role))

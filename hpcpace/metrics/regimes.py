@@ -1,0 +1,108 @@
+"""What the steps are bound by, and whether collectives slow down when their ranks arrive together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FEWEST_OPERATIONS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regimes:
+    """What the steps are bound by.
+
+    Attributes:
+        compute_share: share of steps in the compute-bound regime.
+        communication_share: share in the communication-bound regime; both 0 if no step is decided.
+        num_switches: how often one follows the other.
+    """
+
+    compute_share: float
+    communication_share: float
+    num_switches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """How the transfer of collectives depends on the skew of their ranks.
+
+    Attributes:
+        slope: b, nanoseconds of transfer per nanosecond of skew; below 0: contention when all arrive together.
+        standard_error: of the slope, serial correlation and unequal variances allowed for.
+        num_operations: collectives used, those with a skew of 3 clock errors and more.
+    """
+
+    slope: float
+    standard_error: float
+    num_operations: int
+
+
+def regimes(
+    compute_ns: NDArray[np.float64], communication_ns: NDArray[np.float64], *, hysteresis: float = 0.05
+) -> Regimes | None:
+    """Return which steps are compute-bound and communication-bound, or None without steps.
+
+    A step is decided where one of the two exceeds the other by more than `hysteresis`; others keep the regime of the
+    step before, the first ones that of the first decided step, so that noise about a balance makes no switches.
+
+    Args:
+        compute_ns, communication_ns: of each step, float64, (num_steps,).
+        hysteresis: share by which the larger must exceed the smaller.
+    """
+    num_steps = len(compute_ns)
+    if not num_steps:
+        return None
+    is_compute = compute_ns > (1 + hysteresis) * communication_ns
+    is_communication = communication_ns > (1 + hysteresis) * compute_ns
+    decided = np.flatnonzero(is_compute | is_communication)
+    if not len(decided):
+        return Regimes(compute_share=0.0, communication_share=0.0, num_switches=0)
+    last = np.maximum(np.searchsorted(decided, np.arange(num_steps), side="right") - 1, 0)
+    compute = is_compute[decided[last]]
+    share = float(compute.mean())
+    return Regimes(
+        compute_share=share,
+        communication_share=1.0 - share,
+        num_switches=int((compute[1:] != compute[:-1]).sum()),
+    )
+
+
+def collective_sensitivity(
+    transfer_ns: NDArray[np.float64], skew_ns: NDArray[np.float64], clock_error_ns: float | NDArray[np.float64]
+) -> Sensitivity | None:
+    """Return how the transfer of collectives of one kind and size depends on the skew of their ranks.
+
+    Least squares of transfer on skew, over operations with a skew of at least 3 clock errors; below, the clock's error
+    stands in both with opposite signs and makes a negative slope by itself. Standard error by Newey & West 1987 with
+    Bartlett weights and 4 (n / 100)^(2/9) lags, times n / (n - 2).
+
+    Args:
+        transfer_ns: of each operation, in order of time, float64, (num_operations,).
+        skew_ns: last own delay less the first one, float64, (num_operations,).
+        clock_error_ns: half-width of the common clock, one or float64, (num_operations,).
+
+    Returns:
+        None for fewer than 10 such operations, or where their skew spreads (standard deviation) no wider than the clock
+        error.
+    """
+    error_ns = np.broadcast_to(np.asarray(clock_error_ns, np.float64), skew_ns.shape)
+    is_used = (skew_ns >= 3 * error_ns) & np.isfinite(error_ns)
+    num_used = int(is_used.sum())
+    if num_used < _FEWEST_OPERATIONS:
+        return None
+    skew, transfer = skew_ns[is_used], transfer_ns[is_used]
+    spread = float(skew.std())
+    if spread <= max(float(error_ns[is_used].mean()), 1e-9 * float(np.abs(skew).max())):
+        return None
+    skew, transfer = (skew - skew.mean()) / spread, transfer - transfer.mean()
+    slope = float(skew @ transfer) / num_used
+    score = skew * (transfer - slope * skew)
+    num_lags = min(int(4 * (num_used / 100) ** (2 / 9)), num_used - 1)
+    variance = float(score @ score)
+    for lag in range(1, num_lags + 1):
+        variance += 2 * (1 - lag / (num_lags + 1)) * float(score[lag:] @ score[:-lag])
+    variance = max(variance, 0.0) / num_used**2 * num_used / (num_used - 2)
+    return Sensitivity(slope=slope / spread, standard_error=variance**0.5 / spread, num_operations=num_used)

@@ -1,0 +1,163 @@
+"""How sure a mean over steps is, when neighbouring steps resemble each other.
+
+Steps are resampled in blocks, ranks and nodes never: resampling those with replacement biases a maximum over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri, stdtr, stdtrit
+
+_MOST_ELEMENTS = 4_000_000  # of block sums at once: bounds memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanTest:
+    """A mean over steps, tested against 0.
+
+    Attributes:
+        mean: the mean.
+        standard_error: its standard error, serial correlation allowed for.
+        p_value: one-sided, of a mean this far above 0.
+    """
+
+    mean: float
+    standard_error: float
+    p_value: float
+
+
+def lag_one(values: NDArray[np.float64]) -> float:
+    """Return the correlation of neighbouring steps, pooled over columns; 0 for constant or too short data.
+
+    Args:
+        values: any quantity, float64, (num_steps,) or (num_steps, num_columns).
+    """
+    centred = values - values.mean(axis=0) if len(values) > 1 else np.zeros_like(values)
+    power = float(np.vdot(centred, centred))
+    return float(np.vdot(centred[1:], centred[:-1])) / power if power > 0.0 else 0.0
+
+
+def block_length(num_steps: int, correlation: float, *, shortest: int | None = None) -> int:
+    """Return how many steps a block has: ceil(n^(1/3)), longer where neighbouring steps resemble each other.
+
+    The longer value is (3 n / 2)^(1/3) (2 rho / (1 - rho^2))^(2/3), the optimum for the variance of the mean of a
+    first-order autoregression (Lahiri 2003, Resampling Methods for Dependent Data, section 7.4; Politis & White 2004,
+    section 3), at most a sixth of the steps, so that there are blocks to choose from.
+
+    Args:
+        num_steps: steps, n.
+        correlation: of neighbouring steps, rho.
+        shortest: the least length instead of ceil(n^(1/3)).
+    """
+    rho = min(max(correlation, 0.0), 0.99)
+    optimum = (1.5 * num_steps) ** (1 / 3) * (2 * rho / (1 - rho**2)) ** (2 / 3)
+    least = int(np.ceil(num_steps ** (1 / 3))) if shortest is None else shortest
+    return max(min(max(least, int(np.ceil(optimum))), num_steps // 6), 1)
+
+
+def moving_block_bootstrap(
+    values: NDArray[np.float64],
+    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None,
+    *,
+    length: int | None = None,
+    num_draws: int = 500,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return the interval of a statistic of means over steps, or None for fewer than 8 steps.
+
+    Moving-block bootstrap (Künsch 1989; Liu & Singh 1992), centred on the mean of the data (Lahiri 1992). The interval
+    holds the quantiles of the draws, moved away from the estimate by t / z with as many degrees of freedom as there
+    are blocks less one, and by the variance that B blocks lack, B / (B - 1): quantiles alone cover too little.
+
+    Args:
+        values: what is averaged, float64, (num_steps,) or (num_steps, num_columns).
+        statistic: function of means, (num_draws, num_columns), along its last axis: (num_draws,) or (num_draws,
+            num_statistics); the means themselves if None. May return NaN for a draw, which then does not count.
+        length: steps of a block; by `block_length` if None.
+        num_draws: resamples.
+        seed: of the generator.
+        confidence: of the interval.
+
+    Returns:
+        `low, high`, float64, each of the shape of one statistic: () or (num_statistics,). A statistic that is NaN in
+        all draws has NaN.
+    """
+    num_steps = len(values)
+    if num_steps < 8:
+        return None
+    table = values.reshape(num_steps, -1 if values.size else 0).astype(np.float64)
+    if length is None:
+        length = block_length(num_steps, lag_one(_scaled(table)))
+    length = min(max(length, 1), num_steps)
+    num_blocks = -(-num_steps // length)
+    mean = table.mean(axis=0)
+    block_means = _block_means(table - mean, length)
+    draws = _draw_means(block_means, num_blocks, num_draws, np.random.default_rng(seed)) - block_means.mean(axis=0)
+    freedom = max(num_blocks - 1, 1)
+    # The draws average num_blocks * length values instead of num_steps.
+    variance_factor = num_blocks * length / num_steps * num_blocks / freedom
+    upper = 0.5 + confidence / 2
+    factor = float(np.sqrt(variance_factor) * stdtrit(freedom, upper) / ndtri(upper))
+    take = statistic or (lambda means: means[..., 0] if values.ndim == 1 else means)
+    estimate, drawn = take(mean[np.newaxis])[0], take(mean + draws)
+    low, high = _quantiles(drawn, (1 - upper, upper))
+    return estimate + (low - estimate) * factor, estimate + (high - estimate) * factor
+
+
+def mean_above_zero(values: NDArray[np.float64]) -> MeanTest | None:
+    """Return whether the mean over steps is above 0, or None for fewer than 8 steps or constant data.
+
+    Method of batch means: t-test of the means of blocks that do not overlap (Alexopoulos & Goldsman 2004, section 2).
+
+    Args:
+        values: float64, (num_steps,).
+    """
+    num_steps = len(values)
+    if num_steps < 8:
+        return None
+    num_batches = num_steps // block_length(num_steps, lag_one(values), shortest=1)
+    edges = np.arange(num_batches + 1) * num_steps // num_batches
+    means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
+    error = float(means.std(ddof=1)) / num_batches**0.5
+    mean = float(values.mean())
+    if error <= 1e-12 * abs(mean):
+        return None
+    return MeanTest(mean=mean, standard_error=error, p_value=float(stdtr(num_batches - 1, -mean / error)))
+
+
+def _scaled(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return columns of equal variance, so that no unit of measurement decides the length of the blocks."""
+    spread = table.std(axis=0)
+    return np.asarray(np.divide(table, spread, out=np.zeros_like(table), where=spread > 0.0))
+
+
+def _block_means(table: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """Return the mean of every run of `length` steps, (num_steps - length + 1, num_columns)."""
+    sums = np.concatenate([np.zeros((1, table.shape[1])), np.cumsum(table, axis=0)])
+    return np.asarray((sums[length:] - sums[:-length]) / length)
+
+
+def _draw_means(
+    block_means: NDArray[np.float64], num_blocks: int, num_draws: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    start = generator.integers(len(block_means), size=(num_draws, num_blocks))
+    at_once = max(_MOST_ELEMENTS // max(num_blocks * block_means.shape[1], 1), 1)
+    parts = [block_means[start[i : i + at_once]].mean(axis=1) for i in range(0, num_draws, at_once)]
+    return np.asarray(np.concatenate([np.empty((0, block_means.shape[1])), *parts]))
+
+
+def _quantiles(drawn: NDArray[np.float64], levels: tuple[float, float]) -> NDArray[np.float64]:
+    """Return quantiles over draws, NaN left out; NaN where there is nothing else."""
+    columns = drawn.reshape(len(drawn), -1)
+    found = np.full((len(levels), columns.shape[1]), np.nan)
+    whole = ~np.isnan(columns).any(axis=0)
+    if len(columns):
+        found[:, whole] = np.quantile(columns[:, whole], levels, axis=0)
+        for column in np.flatnonzero(~whole & ~np.isnan(columns).all(axis=0)):
+            found[:, column] = np.nanquantile(columns[:, column], levels)
+    return np.asarray(found.reshape(len(levels), *drawn.shape[1:]))

@@ -1,0 +1,211 @@
+"""Where the ranks of a run are in the network: which share a node, a leaf switch, and the links above them.
+
+Slurm tells each task the way from the top of the network to its node. What two levels of it have in common for all
+ranks, no measurement can tell apart: such units are aliases of each other and are reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["rank", "node", "leaf", "link"]
+Unit = tuple[Kind, str]
+"""Kind and id of something that can be at fault: ("rank", "5"), ("node", "n3"), ("link", "leaf2 uplink")."""
+
+_PREFERENCE: tuple[Kind, ...] = ("node", "rank", "leaf", "link")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The places of the ranks; row r of every array is the rank `ranks[r]`.
+
+    Attributes:
+        ranks: rank numbers, ascending, (num_ranks,).
+        node: index into `node_names`, int64, (num_ranks,).
+        leaf: index into `leaf_names`, int64, (num_ranks,); all -1 where the network is not known.
+        node_names: host name of each node, unique, (num_nodes,).
+        slurm_names: name by which Slurm knows each node, (num_nodes,).
+        leaf_names: name of each leaf switch, (num_leaves,); empty where the network is not known.
+    """
+
+    ranks: tuple[int, ...]
+    node: NDArray[np.int64]
+    leaf: NDArray[np.int64]
+    node_names: tuple[str, ...]
+    slurm_names: tuple[str, ...]
+    leaf_names: tuple[str, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks."""
+        return len(self.ranks)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes."""
+        return len(self.node_names)
+
+    @property
+    def num_leaves(self) -> int:
+        """Leaf switches, 0 where the network is not known."""
+        return len(self.leaf_names)
+
+    @property
+    def node_leaf(self) -> NDArray[np.int64]:
+        """Leaf of each node, int64, (num_nodes,), -1 where the network is not known."""
+        leaf = np.full(self.num_nodes, -1, np.int64)
+        leaf[self.node] = self.leaf
+        return leaf
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Ids of the links between nodes: the host link of each node, then the uplink of each leaf.
+
+        One node has no link that matters, one leaf no uplink.
+        """
+        hosts = self.node_names if self.num_nodes > 1 else ()
+        uplinks = tuple(uplink_id(name) for name in self.leaf_names) if self.num_leaves > 1 else ()
+        return hosts + uplinks
+
+    @property
+    def link_ends(self) -> dict[str, str]:
+        """Both ends of each of `links` by its id: `n3<->leaf1`, `leaf1<->spine`; `n3<->switch` without its name."""
+        leaves = (self.leaf_names[leaf] if leaf >= 0 else "switch" for leaf in self.node_leaf.tolist())
+        of_hosts = [f"{name}<->{leaf}" for name, leaf in zip(self.node_names, leaves, strict=True)]
+        of_leaves = [f"{name}<->spine" for name in self.leaf_names]
+        ends = (of_hosts if self.num_nodes > 1 else []) + (of_leaves if self.num_leaves > 1 else [])
+        return dict(zip(self.links, ends, strict=True))
+
+    @property
+    def is_uplink(self) -> NDArray[np.bool_]:
+        """Which of `links` are uplinks, bool, (num_links,)."""
+        return np.arange(len(self.links)) >= self.num_nodes
+
+    def touches(self, groups: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+        """Return which links the transfers of each group must pass, bool, (num_groups, num_links).
+
+        A node's host link is passed where the group has members on it and elsewhere, an uplink alike.
+
+        Args:
+            groups: rank numbers of the members of each group.
+        """
+        nodes = self.members_by(groups, self.node, self.num_nodes) > 0
+        leaves = self.members_by(groups, self.leaf, self.num_leaves) > 0
+        parts = [units & (units.sum(axis=1, keepdims=True) > 1) for units in (nodes, leaves) if units.shape[1] > 1]
+        return np.concatenate([np.zeros((len(groups), 0), np.bool_), *parts], axis=1)
+
+    def members_by(self, groups: Sequence[Sequence[int]], unit: NDArray[np.int64], num_units: int) -> NDArray[np.int64]:
+        """Return how many members of each group are on each unit, int64, (num_groups, num_units).
+
+        Args:
+            groups: rank numbers of the members of each group.
+            unit: unit of each row, -1 for none, (num_ranks,).
+            num_units: number of units.
+        """
+        members = np.array([rank for group in groups for rank in group], np.int64)
+        group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+        ranks = np.asarray(self.ranks, np.int64)
+        row = np.minimum(np.searchsorted(ranks, members), max(self.num_ranks - 1, 0))
+        known = (ranks[row] == members) & (unit[row] >= 0) if self.num_ranks else np.zeros(len(members), np.bool_)
+        cell = group[known] * num_units + unit[row[known]]
+        return np.bincount(cell, minlength=len(groups) * num_units).reshape(len(groups), num_units)
+
+    def aliases(self, kind: Kind, index: int) -> tuple[Unit, ...]:
+        """Return the units that hold exactly the ranks of one unit, itself included, most telling first.
+
+        A node of one rank is that rank, a leaf of one node that node, a leaf always its uplink.
+
+        Args:
+            kind: "rank", "node" or "leaf".
+            index: row of the rank, index of the node, or of the leaf.
+        """
+        unit = {"rank": np.arange(self.num_ranks), "node": self.node, "leaf": self.leaf}[kind]
+        rows = np.flatnonzero(unit == index)
+        found: list[Unit] = [("rank", str(self.ranks[rows[0]]))] if len(rows) == 1 else []
+        for name, of_rank, names in (("node", self.node, self.node_names), ("leaf", self.leaf, self.leaf_names)):
+            own = of_rank[rows[0]] if len(rows) else -1
+            if own >= 0 and np.array_equal(np.flatnonzero(of_rank == own), rows) and len(names) > 1:
+                found.append(("node" if name == "node" else "leaf", names[own]))
+                found += [("link", uplink_id(names[own]))] if name == "leaf" else []
+        return tuple(sorted(found, key=lambda pair: _PREFERENCE.index(pair[0])))
+
+
+def uplink_id(leaf: str) -> str:
+    """Return the id of the link between a leaf switch and what is above it."""
+    return f"{leaf} uplink"
+
+
+def unit_name(unit: Unit) -> str:
+    """Return kind and id as one text: `node n3`, `link leaf2 uplink`."""
+    return " ".join(unit)
+
+
+def topology_of(
+    *, ranks: Sequence[int], nodes: Sequence[int], hosts: Sequence[str], addresses: Sequence[str]
+) -> Topology:
+    """Return the places of ranks; sequences are by rank, (num_ranks,), with `ranks` ascending.
+
+    The leaf switch is the component before the node in Slurm's SLURM_TOPOLOGY_ADDR (srun's manual: "the names of
+    network switches which may be involved in the job's communications from the system's top level switch down to the
+    leaf switch and ending with node name", separated by periods). Upper components may be empty and are not used. Where
+    the address of any rank is empty, has no leaf, or contradicts another one's, no leaf is known for all of them:
+    half a network would blame those whose place is known.
+
+    Args:
+        ranks: rank numbers.
+        nodes: index of the node, -1 where unknown: then the host name counts.
+        hosts: host names.
+        addresses: SLURM_TOPOLOGY_ADDR, empty where not given.
+    """
+    keys = [(node, "") if node >= 0 else (-1, host) for node, host in zip(nodes, hosts, strict=True)]
+    order = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    node = np.array([order[key] for key in keys], np.int64)
+    first = [keys.index(key) for key in order]
+    places = [_split(address, host) for address, host in zip(addresses, hosts, strict=True)]
+    leaf_names: tuple[str, ...] = ()
+    leaf = np.full(len(keys), -1, np.int64)
+    if _are_consistent(places, node):
+        leaf_names = tuple(dict.fromkeys(above[-1] for above, _ in places))
+        leaf = np.array([leaf_names.index(above[-1]) for above, _ in places], np.int64)
+    return Topology(
+        ranks=tuple(int(rank) for rank in ranks),
+        node=node,
+        leaf=leaf,
+        node_names=_unique([hosts[row] or f"node {node[row]}" for row in first]),
+        slurm_names=tuple(places[row][1] if leaf_names else hosts[row].partition(".")[0] for row in first),
+        leaf_names=leaf_names,
+    )
+
+
+def _split(address: str, host: str) -> tuple[tuple[str, ...], str]:
+    """Return the switches above a node, from the top down, and the node's name; names with periods are the host's."""
+    address, host = address.strip(), host.strip()
+    if host and (address == host or address.endswith(f".{host}")):
+        return tuple(address[: -len(host) - 1].split(".")) if address != host else (), host
+    *above, node = address.split(".")
+    return tuple(above), node
+
+
+def _are_consistent(places: Sequence[tuple[tuple[str, ...], str]], node: NDArray[np.int64]) -> bool:
+    """Return whether each node has one place, each place one node, and each leaf one way up."""
+    if not places or any(not above or not above[-1] or not name for above, name in places):
+        return False
+    by_node = set(zip(node.tolist(), places, strict=True))
+    names = {name for _, (_, name) in by_node}
+    ways = {above for _, (above, _) in by_node}
+    return len(by_node) == len(names) == len(np.unique(node)) and len({above[-1] for above in ways}) == len(ways)
+
+
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names with a number added to those that come again: containers may share a host name."""
+    seen: dict[str, int] = {}
+    made = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        made.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(made)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from known_runs import MESSAGE_NS, MS, data_parallel, known_run, pipeline
+
+from hpcpace.metrics.bubble import ideal_bubble, message_waits, microbatches, pipeline_bubble
+from hpcpace.metrics.segments import local_work
+from hpcpace.trace.schema import ExitKind, Op
+
+
+def waited(run):
+    everything = np.ones(len(run.operations), np.bool_)
+    return message_waits(run.operations, run.waits, run.steps, ranks=np.array(run.ranks), mask=everything)
+
+
+@pytest.mark.parametrize(("stages", "micro", "share"), [(1, 4, 0.0), (2, 1, 0.5), (4, 1, 0.75), (4, 12, 0.2)])
+def test_the_ideal_bubble_is_that_of_the_schedule(stages, micro, share):
+    assert ideal_bubble(stages, micro) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("stages", "micro"), [(0, 1), (2, 0)])
+def test_a_schedule_without_stages_or_microbatches_is_refused(stages, micro):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        ideal_bubble(stages, micro)
+
+
+def test_a_stage_waits_for_the_ones_before_it():
+    found = waited(pipeline(np.full((3, 4), 10 * MS)))
+    assert found[0].tolist() == [0] * 4
+    assert found[1] == pytest.approx(np.full(4, 10 * MS))
+    assert found[2] == pytest.approx(np.full(4, 20 * MS + MESSAGE_NS))
+
+
+def test_waits_for_collectives_are_no_bubble():
+    truth = np.full((2, 4, 1), 10 * MS)
+    truth[0] += 10 * MS
+    assert not waited(data_parallel(truth)).any()
+
+
+def test_waits_that_overlap_count_once():
+    def row(op, enter, exit_, peer, seq):
+        return (0, 0, seq, op, 8, peer, enter, exit_, exit_ - enter, ExitKind.COMPLETION)
+
+    rows = [
+        [row(Op.SEND, 100, 101, 1, 0), row(Op.SEND, 150, 151, 1, 1)],
+        [row(Op.RECV, 20, 110, 0, 0), row(Op.RECV, 30, 160, 0, 1)],
+    ]
+    run = known_run(rows, np.zeros((2, 1)), np.full((2, 1), 200))
+    assert waited(run).tolist() == [[0], [130]]
+
+
+def test_the_share_is_compared_with_the_schedule():
+    found = pipeline_bubble(
+        np.array([[0.0, 0.0], [40.0, 60.0]]), np.array([100.0, 100.0]), np.arange(2), num_microbatches=3
+    )
+    assert found.share == pytest.approx(0.25)
+    assert found.by_stage.tolist() == [0, 0.5]
+    assert found.ideal_share == pytest.approx(0.25)
+    assert found.excess_share == pytest.approx(0)
+
+
+def test_without_microbatches_only_the_share_is_known():
+    found = pipeline_bubble(np.ones((2, 2)), np.array([10.0, 10.0]), np.arange(2))
+    assert (found.ideal_share, found.excess_share) == (None, None)
+
+
+def test_microbatches_are_the_messages_to_one_peer_in_a_step():
+    run = pipeline(np.full((3, 4), 10 * MS), num_microbatches=6)
+    work = local_work(run.operations, run.steps, ranks=run.ranks, role=np.arange(3))
+    assert microbatches(run.operations, work) == 6
+    run = data_parallel(np.full((3, 4, 1), 10 * MS))
+    work = local_work(run.operations, run.steps, ranks=run.ranks, role=np.arange(3))
+    assert microbatches(run.operations, work) is None
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "stage"), [(np.array([10.0]), [0, 0]), (np.zeros(0), [0, 1]), (np.zeros(1), [0, 1])]
+)
+def test_no_pipeline_or_no_time_has_no_bubble(step_ns, stage):
+    assert pipeline_bubble(np.zeros((2, len(step_ns))), step_ns, np.array(stage)) is None

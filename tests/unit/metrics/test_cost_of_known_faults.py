@@ -1,0 +1,75 @@
+"""What a verdict says a fault costs, and what the rebuilt steps gain without it, against runs without the fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hpcpace.metrics.diagnosis import Mode, diagnose
+from hpcpace.metrics.replay import TRANSFER
+from hpcpace.metrics.what_if import Change, rebuild
+from hpcpace.report.cause_figures import cause_figures
+from hpcpace.report.examination import Selection, lay_ground, panels_of
+from tests.score.generator import traces_of
+from tests.score.scenario import Scenario
+from tests.score.truth import truth_of
+
+PIPELINES = Scenario(
+    seed=4, num_ranks=16, num_stages=4, num_microbatches=4, ranks_per_node=2, level=0.01, num_steps=24, size=0.3
+)
+
+
+def examined(scenario):
+    ground = lay_ground(traces_of(scenario), Selection())
+    panels = panels_of(ground)
+    return ground, panels, diagnose(panels, graph=ground.structure.graph)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "mode"),
+    [
+        ({"fault": "slow_rank", "target": 5}, "work of rank 5", Mode.STRAGGLER),
+        ({"fault": "slow_rank", "target": 5, "num_stages": 1}, "work of rank 5", Mode.STRAGGLER),
+        ({"fault": "slow_node", "target": 1}, "work of node n2", Mode.STRAGGLER),
+        ({"fault": "slow_stage", "target": 1}, "work of stage 1", Mode.IMBALANCE),
+        ({"fault": "transient", "target": 5, "size": 0.5}, "work of rank 5", Mode.STRAGGLER),
+        ({"fault": "input_bound"}, "phase data", Mode.INPUT),
+        ({"fault": "input_bound", "num_stages": 1}, "phase data", Mode.INPUT),
+    ],
+)
+def test_verdict_and_what_if_say_what_the_fault_costs(changed, name, mode):
+    scenario = replace(PIPELINES, **changed)
+    truth = truth_of(scenario).fault_share
+    ground, panels, diagnosis = examined(scenario)
+    gains = {gain.name: gain.gain_share for gain in cause_figures(ground, panels).gains}
+    first = diagnosis.findings[0]
+    assert first.mode == mode
+    assert gains[name] == pytest.approx(truth, abs=0.012)
+    assert first.loss_share == pytest.approx(truth, abs=0.012)
+
+
+def test_jitter_costs_what_a_run_without_noise_is_shorter_by():
+    scenario = replace(PIPELINES, level=0.05, num_steps=96)
+    _, panels, _ = examined(scenario)
+    assert panels.transient_share == pytest.approx(truth_of(scenario).noise_share, abs=0.012)
+
+
+def test_slow_transfers_put_back_give_what_they_cost():
+    ground, _, _ = examined(PIPELINES)
+    graph = ground.structure.graph
+    late = np.arange(len(graph.step)) % 4 == 0
+    of_rank = (graph.kind == TRANSFER) & (graph.rank == 6)
+    weight_ns = graph.weight_ns.copy()
+    weight_ns[np.ix_(of_rank, late)] *= 3
+    slow = rebuild(replace(graph, weight_ns=weight_ns))
+    gain = slow.gain(Change(kind="transfers", id=0, ranks=(6,), is_transfer=True))
+    lost_ns = slow.base_ns.mean() - rebuild(graph).base_ns.mean()
+    assert gain.gain_share * slow.measured_ns == pytest.approx(lost_ns, rel=0.15)
+
+
+def test_a_late_receiver_finds_its_message_there():
+    ground, _, _ = examined(replace(PIPELINES, fault="slow_rank", target=5))
+    rebuilt = rebuild(ground.structure.graph)
+    assert rebuilt.base_ns == pytest.approx(rebuilt.graph.measured_ns, rel=1e-3)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from known_runs import MS, data_parallel, known_run, pipeline
+
+from hpcpace.metrics.blocked_time import Blocks
+from hpcpace.metrics.replay import rebuilt_ns, replay, step_graph
+from hpcpace.metrics.segments import local_work
+from hpcpace.metrics.what_if import Change, what_if
+from hpcpace.trace.schema import ExitKind, Op
+
+
+def graph_of(run, role=None, **options):
+    role = np.zeros(len(run.ranks), np.int64) if role is None else np.asarray(role)
+    work = local_work(run.operations, run.steps, ranks=run.ranks, role=role, **options)
+    arguments = run.operations, run.matching, run.waits, work, run.steps
+    return step_graph(*arguments, ranks=run.ranks, role=role, **options)
+
+
+def works(seed=0, shape=(4, 20, 2)):
+    return (np.random.default_rng(seed).normal(20, 1, shape) * MS).astype(np.int64)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 5])
+def test_a_rebuilt_pipeline_takes_as_long_as_measured(num_microbatches):
+    graph = graph_of(pipeline(works(shape=(4, 12)), num_microbatches=num_microbatches), role=range(4))
+    assert rebuilt_ns(graph, replay(graph)) == pytest.approx(graph.measured_ns, abs=2000)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rebuilt_run_takes_as_long_as_measured(seed):
+    run = data_parallel(works(seed))
+    graph = graph_of(run)
+    assert (rebuilt_ns(graph, replay(graph)) == graph.measured_ns).all()
+    assert (graph.measured_ns == (run.steps.end_ns - run.steps.begin_ns)[0]).all()
+
+
+def test_a_slow_rank_put_back_gives_what_it_cost():
+    usual = np.full((4, 20, 2), 20 * MS)
+    slow = usual.copy()
+    slow[1] += 5 * MS
+    prediction = what_if(
+        graph_of(data_parallel(slow)), [Change(kind="rank", id=rank, ranks=(rank,)) for rank in range(4)]
+    )
+    best = prediction.gains[0]
+    assert best.change.id == 1
+    assert prediction.measured_ns == 54 * MS
+    assert best.step_ns == 44 * MS
+    assert best.gain_share == pytest.approx(10 / 54)
+    assert best.interval == pytest.approx((10 / 54, 10 / 54))
+    assert [gain.gain_share for gain in prediction.gains[1:]] == [0, 0, 0]
+    assert prediction.error_share == 0
+
+
+def test_the_prediction_is_what_a_run_without_the_straggler_takes():
+    slow = works(shape=(6, 60, 1))
+    slow[2] += 4 * MS
+    others = np.delete(slow, 2, axis=0)
+    cured = slow.copy()
+    cured[2] = np.median(others, axis=0)
+    (gain,) = what_if(graph_of(data_parallel(slow)), [Change(kind="rank", id=2, ranks=(2,))]).gains
+    assert gain.step_ns == pytest.approx(graph_of(data_parallel(cured)).measured_ns.mean(), rel=1e-6)
+    assert gain.interval[0] < gain.gain_share < gain.interval[1]
+
+
+def test_a_slow_stage_among_alike_ones_of_another_replica_is_put_back_through_the_pipeline():
+    rows, begin, end = [], None, None
+    first, second = pipeline(np.full((2, 6), 10 * MS), num_microbatches=2), np.full((2, 6), 10 * MS)
+    second[0] += 5 * MS
+    runs = first, pipeline(second, num_microbatches=2)
+    for number, run in enumerate(runs):
+        operations = run.operations
+        for rank in range(2):
+            of_rank = operations.rank == rank
+            columns = [
+                operations.step, np.full(len(operations), number), operations.seq, operations.op, operations.size_bytes,
+                np.where(operations.peer >= 0, operations.peer + 2 * number, -1), operations.enter_ns,
+                operations.exit_ns, operations.blocked_ns, operations.exit_kind,
+            ]  # fmt: skip
+            rows.append(list(zip(*(column[of_rank].tolist() for column in columns), strict=True)))
+    begin, end = (np.concatenate([getattr(run.steps, name) for run in runs]) for name in ("begin_ns", "end_ns"))
+    both = known_run(rows, begin, end, groups={0: (0, 1), 1: (2, 3)})
+    (gain,) = what_if(graph_of(both, role=[0, 1, 0, 1]), [Change(kind="rank", id=2, ranks=(2,))]).gains
+    assert gain.gain_share > 0.15
+
+
+def test_a_change_may_be_limited_to_a_position():
+    slow = np.full((3, 10, 2), 20 * MS)
+    slow[1] += 5 * MS
+    graph = graph_of(data_parallel(slow))
+    changes = [Change(kind="phase", id=position, ranks=(1,), positions=(position,)) for position in range(2)]
+    assert [gain.step_ns for gain in what_if(graph, changes).gains] == [49 * MS, 49 * MS]
+
+
+def test_a_change_may_take_away_a_share_of_the_excess():
+    slow = np.full((3, 10, 1), 20 * MS)
+    slow[1] += 8 * MS
+    (gain,) = what_if(graph_of(data_parallel(slow)), [Change(kind="phase", id=1, ranks=(1,), share=0.25)]).gains
+    assert gain.step_ns == 28 * MS
+
+
+def test_a_slow_transfer_put_back_gives_what_it_cost():
+    run = data_parallel(np.full((3, 10, 1), 20 * MS))
+    late = run.operations.step == 9
+    run.operations.exit_ns[late] += 6 * MS
+    run.operations.blocked_ns[late] += 6 * MS
+    run.waits.transfer_ns[late] += 6 * MS
+    (gain,) = what_if(graph_of(run), [Change(kind="operation", id=0, positions=(0,), is_transfer=True)]).gains
+    assert gain.step_ns == pytest.approx(22 * MS)
+
+
+@pytest.mark.parametrize("unblocked", [(), ((1, 2),)])
+def test_buckets_that_overlap_backward_are_waited_for_at_its_end(unblocked):
+    """A rank that finds all transfers done is not blocked in that step."""
+    enter, leave = np.array([[10, 20], [15, 40]]) * MS, np.array([17, 43]) * MS
+    rows, blocks = [[], []], [[], [], []]
+    for step in range(4):
+        start = step * 50 * MS
+        for rank in range(2):
+            for bucket in range(2):
+                at = int(start + enter[rank, bucket]), int(start + leave[bucket])
+                rows[rank].append((step, 0, 2 * step + bucket, Op.ALL_REDUCE, 8, -1, *at, 0, ExitKind.COMPLETION))
+            if (rank, step) not in unblocked:
+                for column, value in zip(
+                    blocks, (rank, int(start + enter[rank, 1]), int(start + 43 * MS)), strict=True
+                ):
+                    column.append(value)
+    begin = np.tile(np.arange(4) * 50 * MS, (2, 1))
+    run = known_run(rows, begin, begin + 50 * MS)
+    columns = (np.array(column) for column in blocks)
+    graph = graph_of(run, blocks=Blocks(**dict(zip(("rank", "begin_ns", "end_ns"), columns, strict=True))))
+    assert rebuilt_ns(graph, replay(graph)) == pytest.approx(graph.measured_ns)
+    gains = what_if(graph, [Change(kind="rank", id=1, ranks=(1,))]).gains
+    assert gains[0].gain_share > 0.3
+
+
+def test_steps_with_other_operations_are_left_out():
+    run = data_parallel(works())
+    run.operations.step[(run.operations.step == 3) & (run.operations.rank == 0)] = 99
+    graph = graph_of(run)
+    assert graph.num_left_out == 1
+    assert 3 not in graph.step
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 1), (1, 0, 1)])
+def test_without_steps_nothing_can_be_rebuilt(shape):
+    assert graph_of(data_parallel(np.full(shape, MS))) is None
+
+
+def test_one_rank_is_rebuilt_too():
+    prediction = what_if(graph_of(data_parallel(np.full((1, 5, 1), MS))), [Change(kind="rank", id=0, ranks=(0,))])
+    assert prediction.gains[0].gain_share == 0
