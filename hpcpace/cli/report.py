@@ -7,19 +7,29 @@ import json
 import re
 import shutil
 import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import Progress
 
-from hpcpace.errors import EXIT_WARNING, TraceError, UsageError
-from hpcpace.report.analysis import Selection, summarize
+from hpcpace.config import DiagnosisConfig, load_config
+from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_WARNING, CannotTell, HpcpaceError, ReportError, TraceError, UsageError
+from hpcpace.metrics.diagnosis import Mode
+from hpcpace.report.analysis import Analysis, analyze
+from hpcpace.report.evidence import TABLES_USED
+from hpcpace.report.examination import Selection
+from hpcpace.report.html import write_html
 from hpcpace.report.layout import printable
-from hpcpace.report.summary import Summary
+from hpcpace.report.result_record import read_result_record
 from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH, print_report
+from hpcpace.report.verdict import main_verdict
 from hpcpace.rundir import Attempt, RunDirectory, open_run, write_json
 from hpcpace.trace.reader import AttemptTraces, read_attempt
+from hpcpace.world.environment import process_environ
 
 
 def _step_range(_: click.Context, __: click.Parameter, value: str) -> tuple[int | None, int | None]:
@@ -58,6 +68,12 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
     "--ranks", metavar="LIST", callback=_rank_list, help="Show only these ranks, like 0,4-7; all are still used."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="TOML file whose [diagnosis] has other thresholds.",
+)
 def command(
     run: Path,
     attempt_number: int | None,
@@ -65,41 +81,90 @@ def command(
     include_warmup: bool,
     ranks: frozenset[int] | None,
     as_json: bool,
+    config_file: Path | None,
 ) -> None:
-    """Show where the steps of RUN went, and write RUN/summary.json.
+    """Say why RUN does not go faster, and write RUN/summary.json and RUN/report.html.
 
-    Exit codes: 0 fine, 1 when traces are missing or something was cut off, 2 bad input, 3 when no step is left to
-    tell from.
+    Exit codes: 0 healthy; 1 something is wrong, with the run or, as when traces are missing, with what is known of it;
+    2 bad input; 3 cannot tell.
     """
+    settings = load_config(file=config_file, environ=process_environ()).diagnosis
     directory = open_run(run)
     attempt = _attempt(directory, attempt_number)
-    found = _load(attempt)
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
-    summary = summarize(directory, attempt, found.traces, found.problems, selection)
+    with _bar() as bar, _outcome_told(attempt):
+        found = _load(attempt, bar)
+        bar.add_task("measuring", total=None)
+        analysis = _analyzed(directory, attempt, found, selection, settings)
+    summary = analysis.summary
     shown = sorted(ranks & set(summary.world.ranks)) if ranks is not None else None
     if shown == []:
         raise UsageError(
             f"--ranks names no rank of this run: it has {len(summary.world.ranks)}, up to {summary.world.ranks[-1]}"
         )
-    is_written = _write(directory, summary)
+    written = _write(directory, analysis)
     if as_json:
         click.echo(json.dumps(summary.to_json(), indent=2, sort_keys=True))
     else:
         print_report(_console(), summary, ranks=shown)
-        if is_written:
-            click.echo(f"\nwritten: {printable(str(directory.summary_json))}")
-    if not summary.is_whole:
+        if written:
+            click.echo(f"\nwritten: {printable(' '.join(map(str, written)))}")
+    if not summary.is_whole or summary.verdict.findings:
         raise SystemExit(EXIT_WARNING)
+    if summary.verdict.mode == Mode.CANNOT_TELL:
+        raise SystemExit(EXIT_CANNOT_TELL)
 
 
-def _write(directory: RunDirectory, summary: Summary) -> bool:
+@contextmanager
+def _outcome_told(attempt: Attempt) -> Iterator[None]:
+    """Say why there is nothing to report where the training itself has told it."""
     try:
-        write_json(directory.summary_json, summary.to_json())
-    except OSError as error:
-        place = printable(str(directory.summary_json))
-        click.echo(f"hpcpace: warning: cannot write {place} ({error.strerror}); the report is not kept", err=True)
-        return False
-    return True
+        yield
+    except (TraceError, CannotTell) as error:
+        result = read_result_record(attempt)
+        if not result.cause:
+            raise
+        who = ", ".join(f"rank {row.rank}" for row in result.memory)
+        raise type(error)(f"{who}: {result.outcome} ({result.cause}); {error}") from error
+
+
+def _analyzed(
+    directory: RunDirectory, attempt: Attempt, found: AttemptTraces, selection: Selection, settings: DiagnosisConfig
+) -> Analysis:
+    """Analyse traces; an error of ours is one sentence that no script can take for a finding.
+
+    Raises:
+        ReportError: hpcpace itself is at fault.
+    """
+    try:
+        return analyze(directory, attempt, found.traces, found.problems, selection, settings)
+    except HpcpaceError:
+        raise
+    except Exception as error:  # the boundary of everything that is computed from files
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ReportError(
+            f"an error of hpcpace's own ended the report on {directory.path} ({type(error).__name__}: {error}; "
+            f"{Path(place.filename).name}:{place.lineno}): please report it, with the run if you can"
+        ) from error
+
+
+def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
+    """Write the summary and the page, and return what could be written."""
+    summary = analysis.summary
+    writers: list[tuple[Path, Callable[[Path], None]]] = [
+        (directory.summary_json, lambda path: write_json(path, summary.to_json())),
+        (directory.report_html, lambda path: write_html(path, summary, main_verdict(summary.verdict), analysis.plots)),
+    ]
+    written = []
+    for path, write in writers:
+        try:
+            write(path)
+        except OSError as error:
+            place = printable(str(path))
+            click.echo(f"hpcpace: warning: cannot write {place} ({error.strerror}); it is not kept", err=True)
+        else:
+            written.append(path)
+    return written
 
 
 def _attempt(directory: RunDirectory, number: int | None) -> Attempt:
@@ -113,11 +178,18 @@ def _attempt(directory: RunDirectory, number: int | None) -> Attempt:
     return directory.attempt(number)
 
 
-def _load(attempt: Attempt) -> AttemptTraces:
+def _bar() -> Progress:
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading traces", total=None)
-        return read_attempt(attempt, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def _load(attempt: Attempt, bar: Progress) -> AttemptTraces:
+    task = bar.add_task("reading traces", total=None)
+    return read_attempt(
+        attempt,
+        progress=lambda done, total: bar.update(task, completed=done, total=total),
+        tables=TABLES_USED,
+    )
 
 
 def _console() -> Console:

@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.config import DiagnosisConfig
 from hpcpace.errors import CannotTell
-from hpcpace.metrics.collectives import gather_operations
-from hpcpace.metrics.communication import kinds
-from hpcpace.metrics.open_operations import open_operations
+from hpcpace.metrics.overlap import overlap_share
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT
-from hpcpace.metrics.steps import StepPanel, common_steps, step_times, throughput, used_steps
-from hpcpace.report.clock_figures import clock_figures
-from hpcpace.report.evidence import Evidence, gather_evidence, rank_operations
-from hpcpace.report.layout import open_line
-from hpcpace.report.rank_figures import rank_figures, relative, step_parts
-from hpcpace.report.summary import CutOff, Shares, Steps, Summary, Tracing, World
+from hpcpace.metrics.steps import StepPanel, throughput
+from hpcpace.report.apart import ranks_together
+from hpcpace.report.attempts import attempt_rows
+from hpcpace.report.cause_figures import cause_figures
+from hpcpace.report.cut_off import find_cut_off
+from hpcpace.report.evidence import gather_evidence
+from hpcpace.report.examination import Ground, Selection, diagnose_ground, hotspots_of, lay_ground, panels_of
+from hpcpace.report.jitter_figures import jitter_figures
+from hpcpace.report.layout import cut_rank_line, open_line
+from hpcpace.report.operation_figures import fold_operations, is_on_disk, under_way_of
+from hpcpace.report.plot_data import PlotData
+from hpcpace.report.plot_source import plot_data
+from hpcpace.report.rank_figures import rank_figures, relative
+from hpcpace.report.result_record import read_result_record
+from hpcpace.report.run_record import read_run_record
+from hpcpace.report.sensitivity_figures import sensitivity_figures
+from hpcpace.report.summary import CutOff, Shares, Steps, Summary, Tracing, Verdict, World
+from hpcpace.report.verdict import near_misses, remarks_of, verdict_of
 from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.trace.reader import RankTrace
-from hpcpace.trace.schema import ExitKind, StepFlag
+from hpcpace.trace.reader import RankTrace, world_size_of
+from hpcpace.trace.schema import StepFlag
 
-_MOST_OPEN_SHOWN = 20
-_MOST_MISSING = 1 << 20  # a damaged world size must not fill the memory
+_MOST_LOST_SHOWN = 10
+_MOST_MISSING = 1 << 17  # a damaged world size must not fill the memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Which steps a report uses: not the warm-up unless asked for, and `first <= step < stop`."""
+class Analysis:
+    """What a report says, and what its page draws."""
 
-    include_warmup: bool = False
-    first: int | None = None
-    stop: int | None = None
+    summary: Summary
+    plots: PlotData
 
 
-def summarize(
-    run: RunDirectory, attempt: Attempt, traces: Sequence[RankTrace], problems: Sequence[str], selection: Selection
-) -> Summary:
-    """Return the summary of one attempt.
+def analyze(
+    run: RunDirectory,
+    attempt: Attempt,
+    traces: Sequence[RankTrace],
+    problems: Sequence[str],
+    selection: Selection,
+    settings: DiagnosisConfig | None = None,
+) -> Analysis:
+    """Return all that is known of one attempt.
 
     Args:
         run: the run.
@@ -47,70 +62,147 @@ def summarize(
         traces: the readable traces, ascending by rank; at least one.
         problems: what could not be read.
         selection: which steps to use.
+        settings: the thresholds of the diagnosis.
 
     Raises:
         CannotTell: no step that all ranks have is left.
     """
-    panel = common_steps([trace.tables["steps"] for trace in traces])
-    used = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
-    evidence = gather_evidence(traces)
-    cut_off = _cut_off(evidence, problems)
-    if not used.any():
-        raise CannotTell("\n- ".join([_why_no_steps(traces, panel), *map(open_line, cut_off.open), *cut_off.problems]))
-    in_steps = np.isin(evidence.operations.step, panel.step[used])
-    chosen = panel.select(used)
-    parts = step_parts(evidence, chosen)
-    rows, roles = rank_figures(evidence, parts, in_steps)
-    world_size = max(trace.header.world_size for trace in traces)
-    return Summary(
+    settings = settings or DiagnosisConfig()
+    # What does not fit into memory is folded when it is known which steps count.
+    evidence = None if is_on_disk(traces) else gather_evidence(traces)
+    world_size, ranks = world_size_of(traces), {trace.header.rank for trace in traces}
+    missing = tuple(sorted(set(range(min(world_size, _MOST_MISSING))) - ranks))
+    record, result = read_run_record(attempt), read_result_record(attempt)
+    hosts = {**record.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
+    together, apart, nothing_common = traces, list[str](), ""
+    try:
+        ground = lay_ground(traces, selection, evidence=evidence)
+    except CannotTell as error:
+        together, apart = ranks_together(traces, selection)
+        nothing_common = f"{attempt.path}: {error}"
+    whole, folded = evidence, None
+    if whole is None:
+        folded = ground.folded if not nothing_common else None
+        if folded is None:
+            folded, kept = fold_operations(traces, None)
+            whole = gather_evidence(kept)
+        else:
+            whole = ground.evidence
+    cut_off = find_cut_off(
+        whole,
+        (*problems, *apart, *(folded.problems if folded else ())),
+        missing=missing,
+        hosts=hosts,
+        done=folded.completed if folded else None,
+    )
+    if nothing_common and not apart:
+        raise CannotTell("\n- ".join([nothing_common, *_what_is_cut(cut_off, hosts)]))
+    if apart:
+        ground = lay_ground(together, selection)
+    panel, chosen, parts, clocks = ground.panel, ground.chosen, ground.parts, ground.clocks
+    panels = panels_of(ground)
+    diagnosis = diagnose_ground(ground, panels, clocks=clocks, cut_off=cut_off, settings=settings)
+    jitter, curve = jitter_figures(ground, panels)
+    hotspots = hotspots_of(ground, panels)
+    causes = cause_figures(ground, panels)
+    rows, roles = rank_figures(ground.evidence.traces, parts, ground.totals, has_messages=ground.has_messages)
+    summary = Summary(
         run=str(run.path),
         run_id=traces[0].header.run_id,
         attempt=attempt.number,
         attempts=tuple(other.number for other in run.attempts()),
+        verdict=verdict_of(
+            diagnosis, hosts=hosts, remarks=(*near_misses(diagnosis, panels, hotspots), *remarks_of(causes, hosts))
+        ),
         world=World(
             world_size=world_size,
-            ranks=evidence.ranks,
-            missing=tuple(sorted(set(range(min(world_size, _MOST_MISSING))) - set(evidence.ranks))),
+            ranks=tuple(trace.header.rank for trace in traces),
+            missing=missing,
             hosts=tuple(dict.fromkeys(trace.header.host for trace in traces)),
             mesh=traces[0].header.mesh,
             samples_unit=traces[0].header.samples_unit,
+            emulation=record.emulation,
         ),
-        steps=_steps(panel, used, selection),
-        throughput=throughput(_step_times_ns(evidence, panel)[used], chosen.samples),
-        shares=_shares(parts),
+        steps=_steps(panel, ground.used, selection),
+        throughput=throughput(ground.times_ns, chosen.samples),
+        shares=_shares(parts, _overlap(ground)),
+        jitter=jitter,
+        hotspots=hotspots,
+        causes=causes,
         tracing=_tracing(attempt, traces),
         ranks=rows,
         roles=roles,
-        kinds=tuple(kinds(evidence.operations, evidence.matching, evidence.waits, in_steps)),
-        clocks=clock_figures(evidence, chosen),
+        kinds=ground.kinds,
+        clocks=clocks,
         cut_off=cut_off,
+        settings=asdict(settings),
+        sensitivity=sensitivity_figures(ground),
+        history=attempt_rows(run, attempt, traces, selection),
+        outcome=result.outcome,
+        memory=result.memory,
     )
-
-
-def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
-    if len(panel):
-        return (
-            f"none of the {len(panel)} common steps ({panel.step[0]} to {panel.step[-1]}) is left: "
-            "use --include-warmup, or another --steps A:B"
-        )
-    counts = ", ".join(f"rank {trace.header.rank}: {len(trace.tables['steps'])}" for trace in traces[:8])
-    return (
-        f"no step that all {len(traces)} ranks have ({counts}): the job ended before its first step, or files are mixed"
+    plots = plot_data(
+        ground,
+        panels,
+        curve=curve,
+        is_node_unit=jitter is not None and jitter.is_node_unit,
+        hotspots=hotspots,
+        versions=record.versions,
     )
+    return Analysis(summary=summary, plots=plots)
 
 
-def _step_times_ns(evidence: Evidence, panel: StepPanel) -> NDArray[np.int64]:
-    # A rank whose clock is unknown cannot say when a step ended for the others. Where all are, the first one speaks.
-    known = [index for index, rank in enumerate(evidence.ranks) if rank not in evidence.unknown_clocks] or [0]
-    begin_ns = np.array([evidence.clocks[index].to_reference(panel.begin_ns[index]).time_ns for index in known])
-    end_ns = np.array([evidence.clocks[index].to_reference(panel.end_ns[index]).time_ns for index in known])
-    return step_times(panel.step, begin_ns, end_ns)
+def summarize(
+    run: RunDirectory,
+    attempt: Attempt,
+    traces: Sequence[RankTrace],
+    problems: Sequence[str],
+    selection: Selection,
+    settings: DiagnosisConfig | None = None,
+) -> Summary:
+    """Return the summary of one attempt; arguments and errors as those of `analyze`."""
+    return analyze(run, attempt, traces, problems, selection, settings).summary
 
 
-def _shares(parts: NDArray[np.float64]) -> Shares:
+def examine(
+    traces: Sequence[RankTrace],
+    problems: Sequence[str] = (),
+    selection: Selection | None = None,
+    settings: DiagnosisConfig | None = None,
+) -> Verdict:
+    """Return the verdict on traces alone, without a run directory around them; arguments as for `summarize`."""
+    evidence = gather_evidence(traces)
+    hosts = {trace.header.rank: trace.header.host for trace in traces}
+    cut_off = find_cut_off(evidence, problems, missing=(), hosts=hosts)
+    ground = lay_ground(traces, selection or Selection(), evidence=evidence)
+    diagnosis = diagnose_ground(
+        ground, panels_of(ground), clocks=ground.clocks, cut_off=cut_off, settings=settings or DiagnosisConfig()
+    )
+    return verdict_of(diagnosis, hosts=hosts)
+
+
+def _what_is_cut(cut_off: CutOff, hosts: Mapping[int, str]) -> list[str]:
+    lost = [rank for rank in cut_off.ranks if rank.num_lost_operations][:_MOST_LOST_SHOWN]
+    return [
+        *(open_line(operation, hosts) for operation in cut_off.open),
+        *(cut_rank_line(rank, hosts) for rank in lost),
+        *cut_off.problems,
+    ]
+
+
+def _shares(parts: NDArray[np.float64], overlap: float | None) -> Shares:
     share = relative(parts.sum(axis=(0, 1)))
     busy, wait, transfer = (float(share[list(of)].sum()) for of in (BUSY, EXPOSED_WAIT, EXPOSED_TRANSFER))
-    return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=max(1.0 - busy - wait - transfer, 0.0))
+    other = max(1.0 - busy - wait - transfer, 0.0)
+    return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=overlap)
+
+
+def _overlap(ground: Ground) -> float | None:
+    """Return the share of communication that is hidden."""
+    folded = ground.folded
+    under_way_ns = under_way_of(ground.evidence, ground.in_steps) if folded is None else folded.under_way_ns
+    exposed_ns = ground.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
+    return overlap_share(under_way_ns, exposed_ns)
 
 
 def _steps(panel: StepPanel, used: NDArray[np.bool_], selection: Selection) -> Steps:
@@ -131,7 +223,7 @@ def _tracing(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
     accounts = [trace.tables["account"] for trace in traces]
     cost_ns = sum(int(account["cost_ns"].sum()) for account in accounts)
     span_ns = sum(
-        int(account["time_ns"].max() - trace.tables["steps"]["begin_ns"].min())
+        int(account["time_ns"].max()) - int(trace.tables["steps"]["begin_ns"].min(initial=account["time_ns"].max()))
         for trace, account in zip(traces, accounts, strict=True)
         if len(account)
     )
@@ -141,26 +233,4 @@ def _tracing(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
         size_bytes=sum(path.stat().st_size for path in files if path.is_file()),
         num_events=sum(int(account["events"].sum()) for account in accounts),
         num_dropped=sum(int(account["dropped"].sum()) for account in accounts),
-    )
-
-
-def _cut_off(evidence: Evidence, problems: Sequence[str]) -> CutOff:
-    traces, clocks, done = evidence.traces, evidence.clocks, evidence.operations
-    never = [trace.tables["collectives"]["exit_kind"] == ExitKind.NEVER for trace in traces]
-    parts = []
-    for trace, clock, mask in zip(traces, clocks, never, strict=True):
-        for table in (trace.open_collectives, trace.tables["collectives"].select(mask)):
-            parts.append(rank_operations(trace, clock, table))
-    opened = gather_operations(parts)
-    last = [
-        clock.to_reference(trace.tables["account"]["time_ns"]).time_ns.max()
-        for trace, clock in zip(traces, clocks, strict=True)
-        if len(trace.tables["account"])
-    ]
-    end_ns = int(max([*last, done.exit_ns.max(initial=0)]))
-    return CutOff(
-        problems=tuple(problems),
-        not_closed=tuple(trace.header.rank for trace in traces if not trace.closed_cleanly),
-        num_open=len(opened),
-        open=tuple(open_operations(opened, done, end_ns=end_ns, limit=_MOST_OPEN_SHOWN)),
     )

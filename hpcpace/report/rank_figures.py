@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.communication import rank_totals
-from hpcpace.metrics.phases import BUSY, Part, parts_of_steps
+from hpcpace.metrics.communication import RankTotals
+from hpcpace.metrics.phases import BUSY, Part
 from hpcpace.metrics.roles import Excess, excess_over_role
-from hpcpace.metrics.steps import StepPanel
-from hpcpace.report.evidence import Evidence
 from hpcpace.report.summary import RankRow, RoleRow
 from hpcpace.trace.reader import RankTrace
-from hpcpace.trace.schema import Op
-
-
-def step_parts(evidence: Evidence, chosen: StepPanel) -> NDArray[np.float64]:
-    """Return the nanoseconds of each part of each step on each rank, (num_ranks, num_steps, num_parts)."""
-    bounds = np.cumsum([len(table) for table in evidence.collectives])
-    waits_ns = np.split(evidence.waits.wait_ns, bounds[:-1])
-    parts = []
-    for index, (trace, table) in enumerate(zip(evidence.traces, evidence.collectives, strict=True)):
-        phases, wait_ns = trace.tables["phases"], waits_ns[index]
-        parts.append(
-            parts_of_steps(
-                (chosen.begin_ns[index], chosen.end_ns[index]),
-                (phases["phase"], phases["begin_ns"], phases["end_ns"]),
-                (table["enter_ns"], table["exit_ns"], table["blocked_ns"], wait_ns),
-            )
-        )
-    return np.array(parts)
 
 
 def rank_figures(
-    evidence: Evidence, parts: NDArray[np.float64], in_steps: NDArray[np.bool_]
+    traces: Sequence[RankTrace], parts: NDArray[np.float64], totals: RankTotals, *, has_messages: bool
 ) -> tuple[tuple[RankRow, ...], tuple[RoleRow, ...]]:
     """Return a row per rank and per role.
 
     Args:
-        evidence: the traces.
+        traces: ascending by rank.
         parts: nanoseconds, (num_ranks, num_steps, num_parts).
-        in_steps: which operations belong to these steps, (num_operations,).
+        totals: of the operations of these steps.
+        has_messages: whether ranks send to each other.
     """
-    traces, num_steps = evidence.traces, parts.shape[1]
-    totals = rank_totals(evidence.operations, evidence.waits, in_steps, evidence.ranks)
+    num_steps = parts.shape[1]
     mean = parts.mean(axis=1)
     members: dict[str, list[int]] = {}
     for index, trace in enumerate(traces):
@@ -52,7 +34,7 @@ def rank_figures(
     num_compared = sum(len(indices) for indices in members.values() if len(indices) > 1)
     excess: dict[int, Excess | None] = {}
     # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
-    is_told = not (np.isin(evidence.operations.op, (Op.SEND, Op.RECV)).any() and traces[0].header.pp < 0)
+    is_told = not (has_messages and traces[0].header.pp < 0)
     for indices in members.values():
         found = excess_over_role(busy[indices], num_compared=num_compared) if is_told else [None] * len(indices)
         excess.update(zip(indices, found, strict=True))

@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.metrics.clock import PairViolations
+from hpcpace.metrics.causality import PairViolations
 from hpcpace.metrics.communication import Kind
+from hpcpace.metrics.diagnosis import Culprit, Finding
+from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.open_operations import OpenOperation
 from hpcpace.metrics.roles import Excess
 from hpcpace.metrics.steps import Throughput
 
-SCHEMA = "hpcpace-summary/1"
+SCHEMA = "hpcpace-summary/2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a report says first.
+
+    Attributes:
+        mode: the mode that takes the largest share of the loss, or healthy, or cannot tell.
+        variety: how it recurs or which variety it is, such as fixed or transient; may be empty.
+        culprits: who or what is at fault in any of the modes, those of the main one first; `findings` has them by mode.
+        confidence: probability that the mode is right, as calibrated against known truth.
+        loss_share: share of the step time that the mode costs; 0 where nothing is wrong.
+        headline: one line.
+        why: sentences with the numbers behind it.
+        next: what to do, one sentence each.
+        also: other modes that share the loss, one sentence each.
+        findings: all modes above their thresholds, with their figures.
+    """
+
+    mode: str
+    variety: str
+    culprits: tuple[Culprit, ...]
+    confidence: float
+    loss_share: float
+    headline: str
+    why: tuple[str, ...]
+    next: tuple[str, ...]
+    also: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Who took part: `ranks` are those with a readable trace, `missing` those without."""
+    """Who took part: `ranks` are those with a readable trace, `missing` those without.
+
+    `emulation` says in what way the speed of computation was not real, as in a lab; it is empty where it was.
+    """
 
     world_size: int
     ranks: tuple[int, ...]
@@ -25,6 +59,7 @@ class World:
     hosts: tuple[str, ...]
     mesh: str
     samples_unit: str
+    emulation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +87,16 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """Shares of the step, means over ranks, adding up to 1: forward, backward and optimizer are busy."""
+    """Shares of the step, means over ranks, adding up to 1: forward, backward and optimizer are busy.
+
+    `overlap` is apart: hidden communication over all communication; None where it is not known.
+    """
 
     busy: float
     exposed_wait: float
     transfer: float
     other: float
+    overlap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +107,15 @@ class Tracing:
     size_bytes: int
     num_events: int
     num_dropped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """The most memory that a rank had: of the process, and of torch's tensors on its GPU, 0 without one."""
+
+    rank: int
+    rss_bytes: int
+    device_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +156,32 @@ class RoleRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostPair(PairViolations):
+    """Violations of causality between two nodes, with the names of their hosts."""
+
+    exit_host: str
+    enter_host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockSuspect:
+    """A host whose clock may be wrong.
+
+    Attributes:
+        ahead_ns, behind_ns: how far ahead of and behind another clock it is at least; 0 where that is not proven.
+        against: hosts whose clocks it contradicts, the first ones.
+        num_against: how many those are.
+    """
+
+    node: int
+    host: str
+    ahead_ns: int
+    behind_ns: int
+    against: tuple[str, ...]
+    num_against: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Clocks:
     """How well times of different ranks compare.
 
@@ -120,7 +194,12 @@ class Clocks:
         extrapolated_share: share of used step ends outside of the synchronised time.
         num_checked: matched synchronising operations of two ranks or more.
         num_negative: rows of them with a negative transfer, that is, an exit before the last enter.
-        pairs: the same by pair of nodes, with their sizes, and how many the half-widths do not explain.
+        num_negative_messages: messages received before they were sent.
+        pairs: violations of synchronising operations by pair of nodes, with their sizes, and how many the half-widths
+            do not explain.
+        num_wrong: the fewest wrong clocks that explain what half-widths do not; 0 where all is explained.
+        num_suspects: hosts in the smallest sets that explain it: as many as num_wrong where there is one such set.
+        suspects: the first of them.
     """
 
     num_samples: int
@@ -132,43 +211,272 @@ class Clocks:
     extrapolated_share: float | None
     num_checked: int
     num_negative: int
-    pairs: tuple[PairViolations, ...]
+    num_negative_messages: int
+    pairs: tuple[HostPair, ...]
+    num_wrong: int
+    num_suspects: int
+    suspects: tuple[ClockSuspect, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutRank:
+    """A rank whose trace is missing, was not closed, or lacks records.
+
+    Attributes:
+        host: empty where unknown.
+        has_trace: whether its trace can be read.
+        last_step: the last step that it recorded, None without any.
+        gap_ns: from the end of its trace to that of the last one; None where that cannot be compared.
+        num_lost_operations: those that it entered, as other ranks show, and that are not in its trace; at least.
+        num_lost_steps: steps that it ended, as those operations show, and that are not in its trace; at least.
+        num_dropped: records that its recorder gave up and counted.
+    """
+
+    rank: int
+    host: str
+    has_trace: bool
+    last_step: int | None
+    gap_ns: int | None
+    num_lost_operations: int
+    num_lost_steps: int
+    num_dropped: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class CutOff:
-    """What was missing or cut off."""
+    """What was missing or cut off; `ranks` has those with most lost operations first."""
 
     problems: tuple[str, ...]
     not_closed: tuple[int, ...]
     num_open: int
     open: tuple[OpenOperation, ...]
+    ranks: tuple[CutRank, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """How the loss to the slowest grows with the number of units that wait for each other; equally long columns.
+
+    Attributes:
+        k: numbers of units.
+        amplification: A(k), with its 95 % interval from low to high; these are empty for few steps.
+        null: A(k) of units that are independent of each other; empty where unknown.
+        exponent: slope of ln(A(k) - 1) over ln k in the upper half; None where there is none.
+    """
+
+    k: tuple[int, ...]
+    amplification: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    null: tuple[float, ...]
+    exponent: float | None
+    exponent_interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The loss to waiting on a number of nodes, as a share of the present step time."""
+
+    num_nodes: int
+    loss_share: float
+    interval: tuple[float, float]
+    is_speculative: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """The loss at larger scales: `points`, or why it is not predicted; `label` says what is in it."""
+
+    refused: str
+    label: str
+    points: tuple[Prediction, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jitter:
+    """What the set of ranks that loses most loses by waiting for its slowest; see docs/measuring.md.
+
+    Attributes:
+        ranks: the ranks that wait for each other.
+        num_steps, num_segments: steps used, and stretches of work between two synchronisations in each.
+        amplification: E[max] / E[mean] of the work, with its 95 % interval; persistent times transient.
+        persistent_null: what `persistent` would be by noise alone.
+        loss_share: share of the step time.
+        null, null_interval: amplification of independent units of the same noise; the comparison says where the
+            measured one lies; a unit is a node where ranks of a node share their noise.
+        common_share, rank_share, residual_share: of the variance.
+        noise_intensity: mean over 5 % quantile, less 1.
+        noise_amplification: alpha, how much of the noise reaches the step time.
+        compute_bound_share: of the steps; the others are communication-bound.
+    """
+
+    ranks: tuple[int, ...]
+    num_steps: int
+    num_segments: int
+    amplification: float
+    interval: tuple[float, float] | None
+    persistent: float
+    persistent_null: float | None
+    transient: float
+    loss_share: float
+    null: float | None
+    null_interval: tuple[float, float] | None
+    comparison: str
+    is_node_unit: bool
+    common_share: float | None
+    rank_share: float | None
+    residual_share: float | None
+    noise_intensity: float | None
+    noise_amplification: float | None
+    compute_bound_share: float | None
+    num_regime_switches: int
+    growth: Growth | None
+    predictions: Predictions
+
+
+@dataclass(frozen=True, kw_only=True)
+class GainRow:
+    """What the step would gain, as a share of it, if the own work or the transfers named were as usual."""
+
+    name: str
+    gain_share: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginRow:
+    """The exposed waiting of all ranks that began at one rank.
+
+    Attributes:
+        share_of_waits: of all waiting.
+        propagated_share: of that, what reached others through ranks that had waited themselves.
+        step_share: of the step time, mean over all ranks.
+    """
+
+    rank: int
+    share_of_waits: float
+    propagated_share: float
+    step_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathRow:
+    """A share of the critical path: own work of a rank, or transfers of a kind of operation."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineBubble:
+    """The share of the step in which stages wait for messages; the ideal one where all stages are alike."""
+
+    share: float
+    ideal_share: float | None
+    by_stage: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causes:
+    """Where waiting began and what would change the step.
+
+    Attributes:
+        gains: what one change at a time would bring, the largest first.
+        rebuild_error: median relative error of the steps rebuilt from their operations; None where they were not.
+        origins: the ranks at which most waiting began.
+        path: what the critical path consists of, the largest shares.
+        suspected_ranks: ranks whose arrivals on the common clock contradict how long their operations last.
+        bubble: of a pipeline; None where there is none.
+    """
+
+    gains: tuple[GainRow, ...]
+    rebuild_error: float | None
+    origins: tuple[OriginRow, ...]
+    path: tuple[PathRow, ...]
+    suspected_ranks: tuple[int, ...]
+    bubble: PipelineBubble | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityRow:
+    """How the transfer of one kind and size of collectives depends on the skew of their ranks; see docs/measuring.md.
+
+    Attributes:
+        slope: transfer per skew, with its 95 % interval; below 0 where all arriving together makes transfers longer.
+        num_operations: collectives used, those whose skew is beyond the clocks' error.
+    """
+
+    op: str
+    group_size: int
+    size_bytes: int
+    slope: float
+    interval: tuple[float, float]
+    num_operations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRow:
+    """One of several attempts of a run.
+
+    Attributes:
+        world_size, num_ranks: ranks of the job; those with a readable trace. Both 0 where none can be read.
+        num_steps, first, last: steps that count, as for the report; the first and the last of them.
+        p50_ns: median step time; None without a step.
+        num_not_closed: traces that were not closed: the rank was killed, crashed, or still runs.
+        num_inside: ranks that stood inside an operation when their recording ended.
+    """
+
+    attempt: int
+    world_size: int
+    num_ranks: int
+    hosts: tuple[str, ...]
+    mesh: str
+    num_steps: int
+    first: int | None
+    last: int | None
+    p50_ns: float | None
+    num_not_closed: int
+    num_inside: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """All that a report says about one attempt of a run."""
+    """All that a report says about one attempt of a run; `settings` are the thresholds of `[diagnosis]` by name.
+
+    `history` has all attempts where there are several, `sensitivity` the collectives that take most time. `outcome` and
+    `memory` are what `hpcpace train` told of itself at its end; empty elsewhere.
+    """
 
     run: str
     run_id: str
     attempt: int
     attempts: tuple[int, ...]
+    verdict: Verdict
     world: World
     steps: Steps
     throughput: Throughput
     shares: Shares
+    jitter: Jitter | None
+    hotspots: tuple[Hotspot, ...]
+    causes: Causes | None
     tracing: Tracing
     ranks: tuple[RankRow, ...]
     roles: tuple[RoleRow, ...]
     kinds: tuple[Kind, ...]
     clocks: Clocks
     cut_off: CutOff
+    settings: dict[str, float] = field(default_factory=dict)
+    sensitivity: tuple[SensitivityRow, ...] = ()
+    history: tuple[AttemptRow, ...] = ()
+    outcome: str = ""
+    memory: tuple[RankMemory, ...] = ()
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank's trace was there, closed, readable and without drops."""
+        """Whether every rank's trace was there, closed, readable and without gaps, and no clock was wrong."""
         cut = self.cut_off
-        return not (self.world.missing or cut.problems or cut.not_closed or cut.num_open or self.tracing.num_dropped)
+        is_missing = self.world.missing or cut.problems or cut.not_closed or cut.num_open or cut.ranks
+        return not (is_missing or self.tracing.num_dropped or self.clocks.num_wrong)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of summary.json; times are nanoseconds, shares fractions of 1."""

@@ -6,9 +6,30 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from hpcpace.report.layout import line, note, open_line, percent, plural, rank_list, title
+from hpcpace.report.layout import (
+    changed_thresholds,
+    cut_rank_line,
+    line,
+    named_ranks,
+    note,
+    open_line,
+    outcome_line,
+    percent,
+    plural,
+    printable,
+    suspect_line,
+    title,
+)
+from hpcpace.report.loss_sections import (
+    print_attempts,
+    print_causes,
+    print_hotspots,
+    print_jitter,
+    print_sensitivity,
+    print_verdict,
+)
 from hpcpace.report.rank_tables import print_kinds, print_rank_communication, print_steps, rows_shown
-from hpcpace.report.summary import Shares, Summary
+from hpcpace.report.summary import CutRank, HostPair, Shares, Summary
 from hpcpace.units import format_bytes, format_count, format_duration
 
 MIN_WIDTH, MAX_WIDTH = 80, 100
@@ -16,6 +37,7 @@ _MOST_LINES = 10
 _MOST_HOSTS = 4
 _MOST_EXCESS = 2
 _BAR_WIDTH = 60
+_LEAST_SHOWN = 0.0005
 
 
 def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | None = None) -> None:
@@ -28,9 +50,14 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
     """
     shown = rows_shown(summary, ranks)
     _print_head(console, summary)
+    print_attempts(console, summary)
+    print_jitter(console, summary)
+    print_hotspots(console, summary)
+    print_causes(console, summary)
     print_steps(console, summary, shown)
     if summary.kinds:
         print_kinds(console, summary)
+        print_sensitivity(console, summary)
         print_rank_communication(console, shown)
     _print_clocks(console, summary)
     _print_cut_off(console, summary)
@@ -38,24 +65,33 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
 
 def _print_head(console: Console, summary: Summary) -> None:
     title(console, f"hpcpace report {summary.run}")
-    others = [str(number) for number in summary.attempts if number != summary.attempt]
-    also = f" (also there: {', '.join(others)})" if others else ""
-    line(console, "run", f"{summary.run_id}, attempt {summary.attempt}{also}")
-    line(console, "world", _world(summary))
-    line(console, "steps", _steps(summary))
-    line(console, "speed", _speed(summary))
+    print_verdict(console, summary)
     shares = summary.shares
     line(
         console,
-        "shares",
+        "Shares",
         f"busy {percent(shares.busy)}, exposed wait {percent(shares.exposed_wait)}, "
-        f"transfer {percent(shares.transfer)}, other {percent(shares.other)}",
+        f"transfer {percent(shares.transfer)}, other {percent(shares.other)}{_hidden(shares)}",
     )
     if summary.world.missing:
         line(console, "", "waits for ranks without a trace count as transfer")
     line(console, "", _bar(console, shares))
+    line(console, "Tracing", _tracing(summary))
+    title(console, "The run")
+    num_attempts = f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else ""
+    line(console, "run", f"{summary.run_id}, attempt {summary.attempt}{num_attempts}")
+    line(console, "world", _world(summary))
+    if summary.world.emulation:
+        line(console, "lab", summary.world.emulation)
+    line(console, "steps", _steps(summary))
+    line(console, "speed", _speed(summary))
+    if outcome := outcome_line(summary):
+        line(console, "training", outcome)
     line(console, "excess", _excess(summary))
-    line(console, "tracing", _tracing(summary))
+    if changed := changed_thresholds(summary):
+        line(console, "thresholds", f"not the usual ones: {', '.join(changed)}")
+    if warning := suspect_line(summary.clocks):
+        line(console, "warning", warning)
 
 
 def _world(summary: Summary) -> str:
@@ -89,7 +125,13 @@ def _speed(summary: Summary) -> str:
     cv = f", CV {speed.cv:.3f}" if speed.cv is not None else ""
     if summary.world.missing:  # what the missing ranks were credited with is not known
         rate += f" of the {plural(len(summary.world.ranks), 'rank')} read, more of all"
-    return f"{rate}; step p50 {format_duration(speed.p50_ns)}, p95 {format_duration(speed.p95_ns)}{cv}"
+    p50, p95, p99 = (format_duration(value_ns) for value_ns in (speed.p50_ns, speed.p95_ns, speed.p99_ns))
+    return f"{rate}; step p50 {p50}, p95 {p95}, p99 {p99}{cv}"
+
+
+def _hidden(shares: Shares) -> str:
+    overlap = shares.overlap or 0.0
+    return f"; {percent(overlap)} of communication hidden" if overlap >= _LEAST_SHOWN else ""
 
 
 def _bar(console: Console, shares: Shares) -> str:
@@ -144,11 +186,13 @@ def _print_clocks(console: Console, summary: Summary) -> None:
         )
         line(console, "measured", f"leave-one-out residual {residual}, drift {drift}{outside}")
     exits, checked = plural(clocks.num_negative, "exit"), plural(clocks.num_checked, "synchronising operation")
-    line(console, "causality", f"{exits} before the last enter in {checked}")
+    messages = clocks.num_negative_messages
+    early = f"; {plural(messages, 'message')} received before being sent" if messages else ""
+    line(console, "causality", f"{exits} before the last enter in {checked}{early}")
     _limited(
         console,
         (
-            f"node {pair.exit_node} left before node {pair.enter_node} came: {pair.num_violations} times, median "
+            f"{_early_exits(pair)}: {pair.num_violations} times, median "
             f"{format_duration(pair.median_ns)}, max {format_duration(pair.max_ns)}, "
             f"{pair.num_unexplained} beyond the half-widths"
             for pair in clocks.pairs
@@ -157,17 +201,32 @@ def _print_clocks(console: Console, summary: Summary) -> None:
     )
 
 
+def _early_exits(pair: HostPair) -> str:
+    exit_host, enter_host = printable(pair.exit_host), printable(pair.enter_host)
+    if pair.exit_node == pair.enter_node:
+        return f"ranks of {exit_host} left before others of {exit_host} came"
+    return f"{exit_host} left before {enter_host} came"
+
+
 def _print_cut_off(console: Console, summary: Summary) -> None:
     cut_off, dropped = summary.cut_off, summary.tracing.num_dropped
-    if not (cut_off.problems or cut_off.not_closed or cut_off.num_open or dropped):
+    if not (cut_off.problems or cut_off.not_closed or cut_off.num_open or cut_off.ranks or dropped):
         return
+    hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in cut_off.ranks}
     title(console, "Missing or cut off")
     if cut_off.not_closed:
-        note(console, f"not closed: the trace of {rank_list(cut_off.not_closed)}; killed, crashed, or still running")
+        who = named_ranks(cut_off.not_closed, hosts)
+        note(console, f"not closed: the trace of {who}; killed, crashed, or still running")
     if dropped:
         note(console, f"{plural(dropped, 'record')} dropped by the recorder")
-    _limited(console, (open_line(operation) for operation in cut_off.open), "operation that never completed")
+    _limited(console, (open_line(operation, hosts) for operation in cut_off.open), "operation that never completed")
+    _limited(console, (cut_rank_line(rank, hosts) for rank in cut_off.ranks if _tells(rank)), "rank with lost records")
     _limited(console, cut_off.problems, "problem")
+
+
+def _tells(rank: CutRank) -> bool:
+    # Ranks without a trace are listed among the problems, those that were not closed in one line.
+    return bool(rank.num_lost_operations or rank.num_dropped or (rank.host and not rank.has_trace))
 
 
 def _limited(console: Console, lines: Iterable[str], noun: str) -> None:

@@ -9,7 +9,8 @@ from rich.console import Console
 from synthetic_run import SyntheticRun
 
 from hpcpace.report.analysis import Selection, summarize
-from hpcpace.report.layout import milliseconds, printable, rank_list
+from hpcpace.report.layout import alias_name, line, milliseconds, named_ranks, note, printable, rank_list, suspect_line
+from hpcpace.report.summary import Clocks, ClockSuspect
 from hpcpace.report.terminal import print_report
 from hpcpace.trace.reader import read_attempt
 
@@ -51,6 +52,66 @@ def test_ranks_are_listed_as_runs(ranks, text):
 
 
 @pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((2,), "rank 2 on n2"),
+        ((0, 1, 2), "ranks 0-1 on n1, rank 2 on n2"),
+        ((1, 12), "rank 1 on n1, rank 12"),
+        (range(12), "ranks 0-11 on 6 hosts"),
+    ],
+)
+def test_ranks_are_named_with_their_hosts(ranks, text):
+    assert named_ranks(ranks, {rank: "" if rank == 12 else f"n{rank // 2 + 1}" for rank in range(13)}) == text
+
+
+def test_one_host_is_not_repeated_with_every_rank():
+    assert named_ranks((0, 1), {0: "n1", 1: "n1", 2: ""}) == "ranks 0-1"
+
+
+def accused(names, num_wrong, **options):
+    """Return clocks of which those named are suspects: the first is 1.5 ms ahead, the others 0.9 ms behind."""
+    suspects = [
+        ClockSuspect(
+            node=node,
+            host=name,
+            ahead_ns=0 if node else 1_500_000,
+            behind_ns=900_000 if node else 0,
+            against=("m1", "m2"),
+            num_against=options.get("num_against", 2),
+        )
+        for node, name in enumerate(names)
+    ]
+    nothing = dict.fromkeys((field.name for field in dataclasses.fields(Clocks)), 0)
+    num_suspects = options.get("num_suspects", len(names))
+    return Clocks(**{**nothing, "num_wrong": num_wrong, "num_suspects": num_suspects, "suspects": tuple(suspects)})
+
+
+@pytest.mark.parametrize(
+    ("clocks", "sentence"),
+    [
+        (
+            accused(["n1"], 1),
+            "the clock of n1 is wrong by at least 1.50 ms against m1 and m2 (ahead); times between n1",
+        ),
+        (accused(["n1"], 1, num_against=99), "against 99 others (ahead)"),
+        (accused(["n1", "n2"], 1), "by at least 1.50 ms (n1 ahead); which one is wrong cannot be told"),
+        (accused(["n1", "n2"], 2), "the clocks of n1 and n2 are wrong by at least 900 us: no fewer explain"),
+        (accused(["n1", "n2", "n3"], 2), "n1, n2 and n3 contradict each other by at least 1.50 ms; at least 2 of them"),
+        (accused(["n1", "n2"], 4, num_suspects=70), "the clocks of n1, n2 and 68 more contradict"),
+        (accused(["\x1b[2J"], 1), "the clock of \\x1b[2J is wrong"),
+    ],
+)
+def test_a_wrong_clock_is_one_sentence(clocks, sentence):
+    told = suspect_line(clocks)
+    assert sentence in told
+    assert told.endswith("cannot be trusted")
+
+
+def test_right_clocks_are_not_mentioned():
+    assert suspect_line(accused([], 0)) == ""
+
+
+@pytest.mark.parametrize(
     ("text", "safe"),
     [("node-1", "node-1"), ("\x1b[2J", "\\x1b[2J"), ("a\nb", "a\\nb"), ("\u202e", "\\u202e"), ("é", "é")],
 )
@@ -61,3 +122,44 @@ def test_what_could_steer_a_terminal_is_escaped(text, safe):
 @pytest.mark.parametrize(("time_ns", "text"), [(0, "0"), (12_345, "0.01"), (9_990_000, "9.99"), (123_456_789, "123")])
 def test_milliseconds_are_short(time_ns, text):
     assert milliseconds(time_ns) == text
+
+
+def shown(print_, width=100):
+    stream = io.StringIO()
+    print_(Console(file=stream, width=width, highlight=False, color_system=None))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("num_hosts", [1, 4, 40])
+def test_a_line_for_the_job_script_stays_one_line(width, num_hosts):
+    directive = f"#SBATCH --exclude=gpu[{','.join(f'{3 * number:04d}' for number in range(num_hosts))}]"
+    text = shown(lambda console: line(console, "Next", f"look at clocks, or leave it out: {directive}"), width)
+    assert sum(directive in one for one in text.splitlines()) == 1
+    assert [len(one) > width for one in text.splitlines() if directive not in one] in ([], [False])
+
+
+def test_two_lines_for_the_job_script_stay_apart():
+    text = shown(lambda console: note(console, "#SBATCH --switches=1, or #SBATCH --exclude=n[1,3] now"))
+    assert text == "- #SBATCH --switches=1, or #SBATCH --exclude=n[1,3] now\n"
+
+
+def test_a_number_is_not_parted_from_its_unit():
+    text = shown(lambda console: note(console, "x" * 24 + " 3.2 % of 17 ms"), 30)
+    assert text.splitlines() == ["- " + "x" * 24, "  3.2 % of 17 ms"]
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("rank 5", "rank 5"),
+        ("leaf leaf1", "leaf switch leaf1"),
+        ("link leaf2 uplink", "link leaf2 uplink"),
+        ("slot pp2", "pipeline stage 2"),
+        ("slot local1", "local rank 1 of every node"),
+        ("node \x1b[2J", "node \\x1b[2J"),
+        ("odd", "odd"),
+    ],
+)
+def test_places_have_the_names_of_the_field(alias, name):
+    assert alias_name(alias) == name

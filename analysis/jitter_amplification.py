@@ -1,0 +1,130 @@
+"""How much waiting for the slowest rank costs each run, against what independent ranks would cost, and how it grows.
+
+`python analysis/jitter_amplification.py RUN... [--out DIR]`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcpace.errors import CannotTell
+from hpcpace.metrics.growth import GrowthCurve
+from hpcpace.report import figure_files as files
+from hpcpace.report import figure_plots as plots
+from hpcpace.report.jitter_figures import jitter_figures
+from hpcpace.report.layout import note, percent, printable, table, title
+from hpcpace.report.summary import Jitter
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "jitter_amplification"
+COLUMNS = (
+    *("run", "num_ranks", "num_steps", "num_segments", "amplification", "amplification_low", "amplification_high"),
+    *("persistent", "persistent_null", "transient", "loss_share", "null", "null_low", "null_high", "comparison"),
+    *("unit", "exponent", "exponent_low", "exponent_high"),
+)
+NOTES = (
+    "A = A_p A_t: slow ranks, and jitter proper. A_p in brackets is what noise alone would give.",
+    "A above the null: events avoid each other (they rotate); below: ranks share their cause.",
+    "exponent of A(k) - 1 over k: near 0 bounded noise, about 1 / index heavy tails, 1 rare events.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What one run loses to waiting, and the curve behind it; None where no two ranks wait for each other."""
+
+    run: str
+    jitter: Jitter | None
+    curve: GrowthCurve | None
+
+
+def row_of(found: Found) -> dict[str, Any]:
+    jitter, nothing = found.jitter, (None, None)
+    if jitter is None:
+        return dict.fromkeys(COLUMNS) | {"run": found.run}
+    growth = (jitter.growth.exponent, *(jitter.growth.exponent_interval or nothing)) if jitter.growth else (None,) * 3
+    values = (
+        *(found.run, len(jitter.ranks), jitter.num_steps, jitter.num_segments),
+        *(jitter.amplification, *(jitter.interval or nothing)),
+        *(jitter.persistent, jitter.persistent_null, jitter.transient, jitter.loss_share),
+        *(jitter.null, *(jitter.null_interval or nothing), jitter.comparison),
+        *("node" if jitter.is_node_unit else "rank", *growth),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def print_table(results: Sequence[Found], remarks: Sequence[str]) -> None:
+    console = files.console_for_tables()
+    title(console, "Jitter amplification", "slowest rank over mean rank, per stretch between synchronisations")
+    head = ["ranks", "steps", "A\n(95 %)", "A_p\n(noise)", "A_t", "loss of\nthe step", "null\n(95 %)", "A vs\nnull"]
+    shown = files.rows_from_the_top(table("run", [*head, "exponent\n(95 %)"]))
+    for found in results:
+        if found.jitter is None:
+            remarks = [*remarks, f"{found.run}: no two of its ranks are seen waiting for each other, or too few steps"]
+            continue
+        of = row_of(found)
+        noise = "" if of["persistent_null"] is None else f"\n({of['persistent_null']:.3f})"
+        shown.add_row(
+            *(printable(found.run), str(of["num_ranks"]), str(of["num_steps"]), with_interval(of, "amplification", 3)),
+            *(f"{of['persistent']:.3f}{noise}", f"{of['transient']:.3f}", percent(of["loss_share"])),
+            *(with_interval(of, "null", 3), of["comparison"], with_interval(of, "exponent", 2)),
+        )
+    console.print(shown)
+    for remark in (*remarks, *NOTES):
+        note(console, remark)
+
+
+def with_interval(of: Mapping[str, Any], name: str, digits: int) -> str:
+    value, low, high = (of[key] for key in (name, f"{name}_low", f"{name}_high"))
+    between = "" if low is None else f"\n{low:.{digits}f}-{high:.{digits}f}"
+    return "" if value is None else f"{value:.{digits}f}{between}"
+
+
+def draw(results: Sequence[Found]) -> Figure:
+    figure = plots.new_figure(7.4, 4.6)
+    axes = figure.add_subplot()
+    ticks = [1]
+    for index, found in enumerate(results):
+        if found.jitter is None or found.curve is None:
+            continue
+        curve, unit = found.curve, "nodes" if found.jitter.is_node_unit else "ranks"
+        label = f"{plots.plot_label(found.run)} ({unit})"
+        ends = None if curve.low is None or curve.high is None else (curve.low, curve.high)
+        plots.draw_curve(axes, curve.k, curve.amplification, ends, curve.null, label, index)
+        while ticks[-1] < curve.k[-1]:
+            ticks.append(2 * ticks[-1])
+    plots.explain_curves(axes, "the same, if units were independent")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xlabel("k: how many of the measured units wait for each other")
+    axes.set_ylabel("A(k): slowest of k over mean work")
+    axes.set_title(
+        "What jitter costs as more units wait for each other, lasting differences taken out", loc="left", fontsize=11
+    )
+    return figure
+
+
+@files.figure_command
+def command(runs: tuple[Path, ...], out: Path) -> None:
+    """Measure how jitter is amplified by synchronisation in each RUN: a table, and the growth curve A(k)."""
+    results: list[Found] = []
+    remarks: list[str] = []
+    for run in files.examined(runs):
+        jitter, curve = jitter_figures(run.ground, run.panels)
+        results.append(Found(run=run.name, jitter=jitter, curve=curve))
+        remarks += [f"{run.name}: {remark}" for remark in run.remarks]
+    if all(found.jitter is None for found in results):
+        raise CannotTell("in no run are two ranks seen waiting for each other over 2 steps or more")
+    rows = [tuple(row_of(found).values()) for found in results]
+    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows, figure=draw(results))
+    print_table(results, remarks)
+    print(written)
+
+
+if __name__ == "__main__":
+    files.run_script(command)

@@ -1,0 +1,138 @@
+"""Which ranks, nodes, leaf switches and links hold a run up: ranked, with intervals, and the nodes to leave out.
+
+`python analysis/topology_hotspots.py RUN... [--out DIR]`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcpace.report import figure_files as files
+from hpcpace.report import figure_plots as plots
+from hpcpace.report.hotspot_figures import HotspotFigures, hotspot_figures
+from hpcpace.report.layout import alias_name, note, percent, place_name, printable, table, title
+from hpcpace.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAME = "topology_hotspots"
+COLUMNS = (
+    *("run", "position", "kind", "id", "effect_ms", "effect_low_ms", "effect_high_ms", "effect_share"),
+    *("effect_low_share", "effect_high_share", "loss_share", "p_value", "link_ends", "aliases", "exclude"),
+)
+COLORS = {"rank": plots.BLUE, "node": plots.VERMILION, "leaf": plots.GREEN, "link": plots.PURPLE}
+MOST_BARS, MOST_ALIASES = 12, 4
+ENDS = ("", "_low", "_high")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The hotspots of one run."""
+
+    run: str
+    figures: HotspotFigures
+    remarks: tuple[str, ...]
+
+
+def rows_of(found: Found) -> list[Row]:
+    """Return a row per hotspot: ranks, nodes and leaves first, then links, each by their effect."""
+    figures, rows = found.figures, []
+    for spot in figures.spots:
+        effects_ns = np.array([spot.effect_ns, *spot.interval_ns])
+        values = [*(effects_ns / NS_PER_MS).tolist(), *(effects_ns / figures.mean_work_ns).tolist()]
+        rows.append((spot.kind, spot.id, *values, spot.loss_share, spot.p_value, None, "; ".join(spot.aliases)))
+    for link in figures.links:
+        values = [None, None, None, link.effect_share, *link.interval]
+        ends = "; ".join(figures.link_ends[name] for name in link.ids)
+        rows.append(("link", " or ".join(link.ids), *values, None, link.p_value, ends, "; ".join(link.aliases)))
+    whole = [(found.run, position, *row, figures.exclude) for position, row in enumerate(rows, start=1)]
+    return [dict(zip(COLUMNS, row, strict=True)) for row in whole]
+
+
+def print_table(results: Sequence[Found], rows: Sequence[Row]) -> None:
+    console = files.console_for_tables()
+    title(console, "Topology hotspots", "own work of ranks, nodes and leaves; transfers that pass a link")
+    head = ["place", "adds\nms a step", "relative\n(95 %)", "of\nlateness", "the same here"]
+    shown = files.rows_from_the_top(table("run", head), left=(1, 5))
+    for row in rows:
+        named = {f"{row['kind']} {one}" for one in row["id"].split(" or ")}
+        others = [alias_name(alias) for alias in row["aliases"].split("; ") if alias not in named]
+        many = [f"{len(others) - MOST_ALIASES} more"] * (len(others) > MOST_ALIASES)
+        shown.add_row(
+            *(printable(row["run"]), place_of(row)),
+            "" if row["effect_ms"] is None else f"{row['effect_ms']:.3g}",
+            "{}\n{} to {}".format(*(percent(row[f"effect{end}_share"]) for end in ENDS)),
+            "" if row["loss_share"] is None else percent(row["loss_share"]),
+            ", ".join([*others[:MOST_ALIASES], *many]),
+        )
+    if rows:
+        console.print(shown)
+    for found in results:
+        exclude = [found.figures.exclude] if found.figures.exclude else []
+        for text in (*found.figures.reasons, *found.remarks, *exclude):
+            note(console, f"{found.run}: {text}")
+
+
+def place_of(row: Row) -> str:
+    """Return a place in the field's words; a link by both of its ends, and links that nothing tells apart together."""
+    if row["kind"] != "link":
+        return place_name(row["kind"], row["id"])
+    ends = [printable(one) for one in row["link_ends"].split("; ")]
+    return f"link {ends[0]}" if len(ends) == 1 else "\n".join(["one of the links", *ends])
+
+
+def draw(results: Sequence[Found]) -> Figure:
+    figure = plots.new_figure(11.5, 4.2 * len(results))
+    width = 1 + max(len(found.figures.matrices) for found in results)
+    for found, part in zip(results, figure.subfigures(len(results), 1, squeeze=False)[:, 0], strict=True):
+        part.suptitle(plots.plot_label(found.run), x=0.01, ha="left", fontsize=11, fontweight="bold")
+        grid, matrices = part.add_gridspec(1, width), found.figures.matrices
+        for column, (unit, matrix) in enumerate(matrices):
+            axes = part.add_subplot(grid[0, column])
+            plots.draw_matrix(part, axes, matrix.labels, matrix.relative)
+            axes.set_title(f"transfer, {unit} by {unit}", fontsize=9)
+        of_places, of_links = ([row for row in rows_of(found) if (row["kind"] == "link") == of] for of in (False, True))
+        bars = [("own work beyond its like\n(ms a step)", of_places)] * bool(of_places or not of_links)
+        bars += [("transfers beyond their like\n(%)", of_links)] * bool(of_links)
+        below = grid[0, len(matrices) :].subgridspec(len(bars), 1)
+        for index, (label, rows) in enumerate(bars):
+            empty = "none beyond noise" if found.figures.is_compared else "nothing to compare"
+            draw_bars(part.add_subplot(below[index, 0]), rows[:MOST_BARS], label, empty)
+    return figure
+
+
+def draw_bars(axes: Axes, rows: Sequence[Row], label: str, empty: str) -> None:
+    ends = [
+        [100 * row[f"effect{end}_share"] if row["kind"] == "link" else row[f"effect{end}_ms"] for end in ENDS]
+        for row in rows
+    ]
+    bars = np.array(ends, np.float64).reshape(-1, len(ENDS))
+    names, colors = [place_of(row).replace("\n", " ") for row in rows], [COLORS[row["kind"]] for row in rows]
+    plots.draw_bars(axes, names, bars[:, 0], bars[:, 1:], colors, label, empty=empty)
+    axes.set_title("hotspots, with 95 % intervals", fontsize=9)
+
+
+@files.figure_command
+def command(runs: tuple[Path, ...], out: Path) -> None:
+    """Rank the places and links that hold each RUN up: a table, the matrices of transfers, and the hotspots."""
+    examined = files.examined(runs)
+    results = [
+        Found(run=run.name, figures=hotspot_figures(run.ground, run.panels), remarks=run.remarks) for run in examined
+    ]
+    rows = [row for found in results for row in rows_of(found)]
+    values = [tuple(row.values()) for row in rows]
+    written = files.write_files(out, NAME, columns=COLUMNS, rows=values, figure=draw(results))
+    print_table(results, rows)
+    print(written)
+
+
+if __name__ == "__main__":
+    files.run_script(command)

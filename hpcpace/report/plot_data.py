@@ -1,0 +1,136 @@
+"""The arrays that the plots of the HTML report show, as the metrics leave them, before anything is thinned out.
+
+Every field is optional: a plot without its data is left out, and the page says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """How the loss to the slowest grows with the number of units that wait for each other; each array (num_k,).
+
+    Attributes:
+        k: how many units, int64, ascending.
+        unit: what is counted, `rank` or `node`.
+        measured, low, high: amplification A(k) and its 95 % interval; 1 is no loss.
+        null, null_low, null_high: the same if units were independent of each other.
+    """
+
+    k: NDArray[np.int64]
+    unit: str = "rank"
+    measured: Values
+    low: Values
+    high: Values
+    null: Values
+    null_low: Values
+    null_high: Values
+
+    def __post_init__(self) -> None:
+        arrays = (self.measured, self.low, self.high, self.null, self.null_low, self.null_high)
+        _check_lengths("Growth", len(self.k), [len(array) for array in arrays])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """Mean transfer of an operation between units, microseconds, (num_units, num_units); NaN where never together."""
+
+    labels: tuple[str, ...]
+    values_us: Values
+
+    def __post_init__(self) -> None:
+        _check_lengths("Matrix", len(self.labels), self.values_us.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotspotRow:
+    """One place to look at, the largest effect first.
+
+    Attributes:
+        kind: rank, node, leaf, uplink or link.
+        name: of the place.
+        effect_ms, low_ms, high_ms: time per step that it adds, and the 95 % interval.
+        loss_share: its share of all waits, None where unknown.
+        aliases: other names for what the data cannot separate from it.
+    """
+
+    kind: str
+    name: str
+    effect_ms: float
+    low_ms: float
+    high_ms: float
+    loss_share: float | None = None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostClock:
+    """The error of one host's clock; each array (num_times,).
+
+    Attributes:
+        host: its name.
+        time_s: seconds since the run began.
+        halfwidth_us: certified bound of the error, microseconds.
+        residual_us: leave-one-out residual, signed, microseconds; NaN where there is none.
+    """
+
+    host: str
+    time_s: Values
+    halfwidth_us: Values
+    residual_us: Values
+
+    def __post_init__(self) -> None:
+        _check_lengths("HostClock", len(self.time_s), [len(self.halfwidth_us), len(self.residual_us)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotData:
+    """What the plots show; None where it is not known.
+
+    Attributes:
+        step: numbers of the used steps, int64, (num_steps,).
+        step_ms: step times, (num_steps,).
+        own_delay_ms: each rank's work beyond the median of its role, (num_ranks, num_steps), NaN where unknown.
+        rank_labels: names of its rows, (num_ranks,), each unique, like `3 n1`.
+        communication_share: share of each step spent in communication, (num_steps,).
+        growth: how the loss grows with scale.
+        leaf_matrix, node_matrix: transfer between leaf switches and between nodes.
+        hotspots: places ranked by their effect.
+        clocks: the error of each host's clock.
+        versions: names and versions of what ran.
+        reasons: why data is missing, by name of a field above, as a clause: `the run is too short`.
+    """
+
+    step: NDArray[np.int64] | None = None
+    step_ms: Values | None = None
+    own_delay_ms: Values | None = None
+    rank_labels: tuple[str, ...] = ()
+    communication_share: Values | None = None
+    growth: Growth | None = None
+    leaf_matrix: Matrix | None = None
+    node_matrix: Matrix | None = None
+    hotspots: tuple[HotspotRow, ...] | None = None
+    clocks: tuple[HostClock, ...] | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        series = [len(values) for values in (self.step_ms, self.communication_share) if values is not None]
+        if self.own_delay_ms is not None:
+            _check_lengths("rank_labels of PlotData", len(self.own_delay_ms), [len(self.rank_labels)])
+            series.append(self.own_delay_ms.shape[1])
+        if series:
+            _check_lengths("PlotData", 0 if self.step is None else len(self.step), series)
+
+
+def _check_lengths(what: str, expected: int, found: tuple[int, ...] | list[int]) -> None:
+    if any(length != expected for length in found):
+        raise ValueError(f"{what}: lengths {list(found)} where all must be {expected}")

@@ -1,0 +1,34 @@
+"""The scripts of analysis/, run in this process."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "analysis"
+
+
+@cache
+def _command(name: str) -> Any:
+    return runpy.run_path(str(FOLDER / f"{name}.py"))["command"]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a script and return its exit code, stdout and stderr."""
+    from hpcpace.report.figure_files import run_script
+
+    def call(name: str, *arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            run_script(_command(name))
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return call

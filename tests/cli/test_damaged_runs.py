@@ -1,0 +1,67 @@
+"""A small part of `python -m tests.damage`: the first inputs of each row of its table, the same ones each time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.damage.campaign import Input, run_inputs
+from tests.damage.kinds import KINDS
+from tests.damage.specimen import Shelf
+
+GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS))
+BY_NAME = {kind.name: kind for kind in KINDS}
+FAILED_ONCE = {
+    "record-fifo": 0,
+    "record-sparse": 0,
+    "record-link-to-zero": 0,
+    "record-bytes": 4,
+    "journal-sparse": 0,
+    "ragged": 0,
+    "absurd-steps": 10,
+    "absurd-times": 0,
+    "size-world_size": 4,
+    "size-node": 1,
+    "clock-near-times": 1,
+    "same-step": 3,
+    "zero-steps": 0,
+    "copied-over": 1,
+}
+"""Inputs that a report did not survive once: it ended with a traceback, waited for ever, or left sound ranks out."""
+
+
+def inputs_of(group: str) -> list[Input]:
+    """Return two inputs of the first and of a middle kind of one group."""
+    kinds = [kind for kind in KINDS if kind.group == group]
+    chosen = dict.fromkeys((kinds[0], kinds[len(kinds) // 2]))
+    return [Input(kind=kind, number=number) for kind in chosen for number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    return Shelf(tmp_path_factory.mktemp("specimens"))
+
+
+@pytest.fixture
+def problems_of(shelf):
+    """Report inputs and return what does not hold, by input."""
+
+    def call(inputs: list[Input]) -> dict[str, tuple[str, ...]]:
+        outcomes = run_inputs(inputs, shelf=shelf)
+        return {outcome.input.name: outcome.problems for outcome in outcomes if outcome.problems}
+
+    return call
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_damage_is_reported_or_a_clear_error(problems_of, group):
+    assert problems_of(inputs_of(group)) == {}
+
+
+def test_what_failed_once_does_not_fail_again(problems_of):
+    assert problems_of([Input(kind=BY_NAME[name], number=number) for name, number in FAILED_ONCE.items()]) == {}
+
+
+def test_a_fresh_interpreter_ends_the_same(shelf):
+    one = [Input(kind=BY_NAME["truncate"], number=0)]
+    (forked,), (fresh,) = run_inputs(one, shelf=shelf), run_inputs(one, shelf=shelf, fresh=True)
+    assert (forked.result.code, forked.problems) == (fresh.result.code, fresh.problems)

@@ -1,0 +1,149 @@
+"""The HTML report in a real browser: that it is drawn, fits a desk and a phone, and asks nobody for anything."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chromium import INSTALL, Browser, find_chromium
+from report_sample import HEALTHY, NASTY, SampleVerdict, sample_plots, sample_summary
+
+from hpcpace.report.html import write_html
+from hpcpace.report.plot_data import PlotData
+
+WIDTHS = (1280, 390)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    program = find_chromium()
+    if program is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"no Chromium: {INSTALL}")
+        pytest.skip(f"no Chromium: {INSTALL}")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, tuple[Path, int]]:
+    """Return the pages by name, and how many plots each of them has at least."""
+    folder = tmp_path_factory.mktemp("pages")
+    plain = sample_summary(folder / "plain", hosts=("n0", "n1"), slow={2: 1.3}, noise=0.05)
+    nasty = sample_summary(folder / "nasty", hosts=(NASTY, "n1"), missing=(3,), hangs=True)
+    alone = sample_summary(folder / "alone", num_ranks=1, num_steps=5)
+    many = sample_summary(
+        folder / "many", num_ranks=72, num_steps=12, hosts=tuple(f"node-{n:04d}.rack" for n in range(9))
+    )
+    hosts = tuple(f"gpu-{n:03d}.cluster.example.org" for n in range(16))
+    parts = {"sync_wait": 10.0, "sync_transfer": 5.0}
+    synced = tuple(
+        replace(row, shares=row.shares | {"sync_wait": 0.1}, parts_ns=row.parts_ns | parts) for row in plain.ranks
+    )
+    plain = replace(plain, ranks=synced)
+    made = {
+        "plain": (plain, SampleVerdict(), sample_plots(), 13),
+        "nasty": (nasty, SampleVerdict(headline=NASTY * 3, why=(NASTY,)), sample_plots(hosts=(NASTY, "n1")), 10),
+        "alone": (alone, HEALTHY, PlotData(), 1),
+        "many": (many, HEALTHY, sample_plots(num_ranks=600, num_steps=2000, num_nodes=48, hosts=hosts), 11),
+    }
+    for name, (summary, verdict, plots, _) in made.items():
+        write_html(folder / f"{name}.html", summary, verdict, plots)
+    return {name: (folder / f"{name}.html", count) for name, (*_, count) in made.items()}
+
+
+def _open(browser: Browser, path: Path, width: int, **how: bool) -> None:
+    browser.open(path.as_uri(), width=width, **how)
+    browser.wait_for("document.documentElement.dataset.drawn !== undefined")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["plain", "nasty", "alone", "many"])
+def test_a_page_is_drawn_without_an_error_a_request_or_an_overflow(browser, pages, name, width):
+    path, num_plots = pages[name]
+    _open(browser, path, width, touch=width < 600)
+    described = browser.evaluate("Object.keys(JSON.parse(document.getElementById('plot-data').textContent)).length")
+    assert described >= num_plots
+    assert browser.evaluate("document.querySelectorAll('.plot').length") == described
+    assert browser.evaluate("document.querySelectorAll('.plot .plot-container .xaxislayer-above').length") == described
+    assert browser.evaluate("[...document.querySelectorAll('.plot .main-svg')].every((svg) => svg.clientHeight > 60)")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    requests = {event["request"]["url"] for event in browser.said("Network.requestWillBeSent")}
+    assert {url for url in requests if not url.startswith("data:")} == {path.as_uri()}
+    assert not browser.said("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")
+    assert not [event for event in browser.said("Runtime.consoleAPICalled") if event["type"] in ("error", "warning")]
+
+
+def test_a_host_that_is_named_like_a_script_is_shown_by_its_name(browser, pages):
+    path, _ = pages["nasty"]
+    _open(browser, path, 1280)
+    label = browser.evaluate("document.querySelector('#own-delay .yaxislayer-above').textContent")
+    assert "0 <script>alert(1)</s" in label
+    assert browser.evaluate("document.querySelector('h1').textContent").startswith("<script>alert(1)</script>\\x1b")
+    assert browser.evaluate("document.scripts.length") == 3
+
+
+def test_a_script_that_was_slipped_in_does_not_run(browser, pages, tmp_path):
+    changed = tmp_path / "changed.html"
+    content = pages["alone"][0].read_text(encoding="utf-8")
+    changed.write_text(content.replace("<main>", "<main><script>window.ran = 1</script>"), encoding="utf-8")
+    _open(browser, changed, 1280)
+    assert browser.evaluate("window.ran === undefined")
+    assert browser.said("Log.entryAdded")
+
+
+def test_the_heat_map_has_the_values_that_were_packed(browser, pages):
+    _open(browser, pages["plain"][0], 1280)
+    found = browser.evaluate("document.getElementById('own-delay').data[0].z")
+    plots = sample_plots()
+    scale = abs(plots.own_delay_ms).max()
+    assert [len(found), len(found[0])] == list(plots.own_delay_ms.shape)
+    assert all(
+        abs(a - b) <= 0.01 * scale
+        for row, own in zip(found, plots.own_delay_ms, strict=True)
+        for a, b in zip(row, own, strict=True)
+    )
+
+
+def test_hatched_bars_keep_their_colour(browser, pages):
+    _open(browser, pages["plain"][0], 1280)
+    fills = browser.evaluate(
+        "[...document.querySelectorAll('#phase-shares pattern rect')].map((rect) => getComputedStyle(rect).fill)"
+    )
+    assert {"rgb(213, 94, 0)", "rgb(224, 161, 0)"} <= set(fills)
+
+
+def test_plots_follow_the_width_of_the_window(browser, pages):
+    _open(browser, pages["plain"][0], 1280)
+    wide = browser.evaluate("document.querySelector('#growth .main-svg').clientWidth")
+    browser.call("Emulation.setDeviceMetricsOverride", width=700, height=900, deviceScaleFactor=1, mobile=False)
+    browser.wait_for("document.querySelector('#growth .main-svg').clientWidth < 700")
+    assert wide > 900
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 700
+
+
+def test_dark_and_light_differ_in_page_and_plots(browser, pages):
+    ink = "getComputedStyle(document.querySelector('#growth .xtick text')).fill + getComputedStyle(document.body).color"
+    _open(browser, pages["plain"][0], 1280)
+    light = browser.evaluate(ink)
+    scheme = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.call("Emulation.setEmulatedMedia", media="", features=[scheme])
+    browser.wait_for("getComputedStyle(document.querySelector('#growth .xtick text')).fill === 'rgb(233, 234, 235)'")
+    assert browser.evaluate(ink) != light
+
+
+def test_paper_is_light_narrow_and_has_every_figure(browser, pages):
+    _open(browser, pages["plain"][0], 1280, dark=True)
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    browser.wait_for("document.querySelector('#growth .main-svg').clientWidth === 660")
+    assert browser.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 35)"
+    assert browser.evaluate("document.querySelector('details').open")
+    browser.evaluate("dispatchEvent(new Event('afterprint'))")
+    browser.wait_for("document.querySelector('#growth .main-svg').clientWidth > 900")
+
+
+def test_a_key_reaches_every_table_that_scrolls(browser, pages):
+    _open(browser, pages["plain"][0], 390)
+    assert browser.evaluate("[...document.querySelectorAll('.table')].every((table) => table.tabIndex === 0)")

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from hpcpace.report.cause_words import gains_remark, told_gains, told_origins, told_path
+from hpcpace.report.summary import Causes, GainRow, OriginRow, PathRow
+
+
+def gain(name, share, low=None):
+    return GainRow(name=name, gain_share=share, interval=(share - 0.001 if low is None else low, share + 0.001))
+
+
+def origin(rank, share):
+    return OriginRow(rank=rank, share_of_waits=share, propagated_share=0.0, step_share=share / 10)
+
+
+CAUSES = Causes(
+    gains=(
+        gain("work of rank 2", 0.1),
+        gain("work of stage 1", 0.08),
+        gain("work of rank 3", 0.05, low=-0.01),
+        gain("transfers of recv", 0.004),
+    ),
+    rebuild_error=0.01,
+    origins=(origin(2, 0.9), origin(1, 0.1), origin(0, 0.0)),
+    path=(PathRow(name="work of rank 2", share=0.9), PathRow(name="work of rank 1", share=0.0001)),
+    suspected_ranks=(),
+    bubble=None,
+)
+
+
+def summary_of(mode="persistent straggler", causes=CAUSES):
+    return SimpleNamespace(causes=causes, verdict=SimpleNamespace(mode=mode))
+
+
+def test_a_gain_within_chance_or_the_error_of_rebuilding_is_none():
+    assert [row.name for row in told_gains(summary_of())] == ["work of rank 2", "work of stage 1"]
+
+
+@pytest.mark.parametrize("mode", ["communication-bound", "fabric contention", "locality"])
+def test_where_the_usual_is_slow_nothing_is_put_back_to_it(mode):
+    assert told_gains(summary_of(mode)) == ()
+
+
+def test_gains_say_what_they_are_worth():
+    remark = "steps rebuilt from their operations are wrong by 1.0 %: a smaller gain is none. Gains do not add up"
+    assert gains_remark(summary_of()) == remark
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "remark"),
+    [
+        ("healthy", {"gains": ()}, "no single change would shorten the step"),
+        ("communication-bound", {"gains": CAUSES.gains[:1]}, "here the usual is slow (communication-bound)"),
+        ("healthy", {"rebuild_error": None}, ""),
+        ("healthy", {"rebuild_error": 1e-5}, "wrong by less than 0.1 %"),
+    ],
+)
+def test_why_there_is_no_gain_is_said(mode, changes, remark):
+    told = gains_remark(summary_of(mode, replace(CAUSES, **changes)))
+    assert remark in told
+    assert bool(remark) == bool(told)
+
+
+def test_without_causes_nothing_is_said():
+    assert told_gains(summary_of(causes=None)) == ()
+    assert gains_remark(summary_of(causes=None)) == ""
+
+
+def test_what_is_hardly_any_is_left_out():
+    assert [row.rank for row in told_origins(CAUSES, 4)] == [2, 1]
+    assert [row.rank for row in told_origins(CAUSES, 1)] == [2]
+    assert [row.name for row in told_path(CAUSES, 4)] == ["work of rank 2"]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hpcpace.report.run_record import RunRecord, read_run_record
+from hpcpace.rundir import Attempt
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    return Attempt(tmp_path)
+
+
+def test_hosts_are_known_by_rank(attempt):
+    attempt.run_json.write_text('{"ranks": [{"rank": 0, "host": "n1"}, {"rank": 1, "host": "n2"}]}')
+    assert read_run_record(attempt).hosts == {0: "n1", 1: "n2"}
+
+
+@pytest.mark.parametrize("content", ["", "[", "[" * 100_000, '{"a":' * 100_000, "9" * 10_000, "null", '{"ranks": 5}'])
+def test_what_is_no_record_tells_nothing(attempt, content):
+    attempt.run_json.write_text(content)
+    assert read_run_record(attempt) == RunRecord()
+
+
+def test_a_fifo_is_not_waited_for(attempt):
+    os.mkfifo(attempt.run_json)
+    assert read_run_record(attempt) == RunRecord()
+
+
+def test_a_device_without_end_is_not_read(attempt):
+    attempt.run_json.symlink_to("/dev/zero")
+    assert read_run_record(attempt) == RunRecord()
+
+
+def test_a_file_too_large_for_memory_is_not_read(attempt):
+    with open(attempt.run_json, "wb") as file:
+        file.truncate(1 << 40)
+    assert read_run_record(attempt) == RunRecord()
