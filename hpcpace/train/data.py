@@ -1,6 +1,7 @@
-"""Training text as bytes: every byte is a token, so that any text file will do and no vocabulary file is needed.
+"""What a workload trains on, and what it holds out: text as tokens, or images.
 
-A batch depends on the seed and the step alone, never on the mesh: each replica takes its slice of the same batch.
+Text is bytes, every byte a token, so that any file will do, or GPT-2's tokens where its vocabulary is given. A batch
+depends on the seed and the step alone, never on the mesh: each replica takes its slice of the same batch.
 """
 
 from __future__ import annotations
@@ -8,46 +9,69 @@ from __future__ import annotations
 import hashlib
 import mmap
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import DataError
+from hpcpace.train.bpe import BytePairEncoder, load_encoder
+from hpcpace.train.images import open_images
+from hpcpace.train.plan import TrainPlan
+from hpcpace.train.presets import GPT2Shape
 
-NUM_BYTE_TOKENS = 256
 _DIGEST_BYTES = 1 << 20
+_HELD_OUT_SHARE = 0.1
+
+Batch = tuple[NDArray[Any], NDArray[np.int64]]
+"""Inputs and targets: tokens and the next ones, int64, (num_rows, seq_len); or images and labels, see `Images`."""
+
+
+class TrainingData(Protocol):
+    """Data of a workload."""
+
+    def digest(self) -> str:
+        """Return a text that tells these data from others, quickly."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run records of its data."""
+        ...
+
+    def batch(self, step: int, *, seed: int, batch_size: int, rows: slice) -> Batch:
+        """Return rows of the global batch of a step, those of one replica."""
+        ...
+
+    def num_held_out(self) -> int:
+        """Return how many sequences or images are not trained on."""
+        ...
+
+    def held_out_batch(self, rows: NDArray[np.int64]) -> Batch:
+        """Return some of those that are not trained on, by number: int64, (num_rows,)."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByteText:
+class TokenText:
     """A text as tokens.
 
     Attributes:
         source: where the text is from.
-        tokens: uint8, (num_bytes,); the file itself, mapped, where the text is one file.
+        tokens: uint8 or uint16 or uint32, (num_tokens,); the file itself, mapped, where the text is the bytes of one.
+        encoding: what a token is.
     """
 
     source: str
-    tokens: NDArray[np.uint8] = field(repr=False)
+    tokens: NDArray[np.unsignedinteger[Any]] = field(repr=False)
+    encoding: str = "bytes"
 
     def digest(self) -> str:
         """Return the SHA-256 of the length and the first MiB: enough to tell texts apart, quick on any size."""
         digest = hashlib.sha256(str(self.tokens.size).encode())
-        digest.update(self.tokens[:_DIGEST_BYTES].tobytes())
+        digest.update(self.tokens[: _DIGEST_BYTES // self.tokens.itemsize].tobytes())
         return digest.hexdigest()
-
-    def facts(self) -> dict[str, Any]:
-        """Return what a run records of its data."""
-        return {
-            "source": self.source,
-            "size_bytes": int(self.tokens.size),
-            "sha256_of_length_and_first_mib": self.digest(),
-            "synthetic": False,
-            "tokens": "bytes",
-        }
 
     def batch(self, step: int, *, seed: int, batch_size: int, seq_len: int, rows: slice) -> NDArray[np.int64]:
         """Return rows of the global batch of a step.
@@ -64,27 +88,172 @@ class ByteText:
         """
         # A generator of its own for each step costs 20 us and makes any step's batch known without those before it.
         generator = np.random.default_rng([seed, step])
-        starts = generator.integers(self.tokens.size - seq_len, size=batch_size)[rows]
-        batch: NDArray[np.int64] = self.tokens[starts[:, None] + np.arange(seq_len + 1)].astype(np.int64)
-        return batch
+        return self.sequences(generator.integers(self.tokens.size - seq_len, size=batch_size)[rows], seq_len)
+
+    def sequences(self, starts: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+        """Return the sequences that begin at some tokens, with the token behind: int64, (num_starts, seq_len + 1)."""
+        sequences: NDArray[np.int64] = self.tokens[starts[:, None] + np.arange(seq_len + 1)].astype(np.int64)
+        return sequences
 
 
-def open_text(path: Path | None, seq_len: int) -> ByteText:
-    """Open a text file, or the sources of Python's own standard library when no path is given.
+@dataclass(frozen=True, kw_only=True)
+class TextData:
+    """Sequences of a text to train on, and those of another one, or of its end, that are held out."""
+
+    training: TokenText
+    held_out: TokenText | None
+    seq_len: int
+
+    def digest(self) -> str:
+        """Return a text that tells these data from others."""
+        return self.training.digest() + (self.held_out.digest() if self.held_out else "")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run records of its data."""
+        return {
+            "source": self.training.source,
+            "num_tokens": int(self.training.tokens.size),
+            "num_held_out": self.num_held_out(),
+            "sha256_of_length_and_first_mib": self.training.digest(),
+            "synthetic": False,
+            "tokens": self.training.encoding,
+        }
+
+    def batch(self, step: int, *, seed: int, batch_size: int, rows: slice) -> Batch:
+        """Return tokens and next tokens of rows of the global batch of a step, at random places of the text."""
+        return _shifted(self.training.batch(step, seed=seed, batch_size=batch_size, seq_len=self.seq_len, rows=rows))
+
+    def num_held_out(self) -> int:
+        """Return how many sequences are not trained on; they do not overlap."""
+        return 0 if self.held_out is None else (self.held_out.tokens.size - 1) // self.seq_len
+
+    def held_out_batch(self, rows: NDArray[np.int64]) -> Batch:
+        """Return some of the sequences that are not trained on, by number."""
+        assert self.held_out is not None
+        return _shifted(self.held_out.sequences(rows * self.seq_len, self.seq_len))
+
+
+def open_data(plan: TrainPlan) -> TrainingData:
+    """Open the data of a workload.
+
+    Raises:
+        DataError: they are missing, unreadable or too short, or the vocabulary is larger than the model's.
+    """
+    settings = plan.settings
+    data = _open_text_data(plan, plan.shape) if isinstance(plan.shape, GPT2Shape) else open_images(settings.data)
+    if settings.eval_every and data.num_held_out() < settings.batch_size:
+        raise DataError(
+            f"{data.num_held_out()} sequences or images are held out, fewer than the {settings.batch_size} of a batch: "
+            "take more data, a smaller --batch-size, or no --eval-every"
+        )
+    return data
+
+
+def check_data(plan: TrainPlan) -> None:
+    """Refuse data that cannot be opened, without the seconds that encoding a text takes.
+
+    Raises:
+        DataError: as `open_data`, but for a text that has too few tokens once it is encoded.
+    """
+    settings = plan.settings
+    if isinstance(plan.shape, GPT2Shape) and settings.vocabulary is not None:
+        _encoder(settings.vocabulary, plan.shape)
+        plan = replace(plan, settings=replace(settings, vocabulary=None))
+    open_data(plan)
+
+
+def _open_text_data(plan: TrainPlan, shape: GPT2Shape) -> TextData:
+    settings, seq_len = plan.settings, plan.seq_len
+    encoder = _encoder(settings.vocabulary, shape)
+    if settings.data is not None and settings.data.is_dir():
+        training = _open_file(_wikitext_file(settings.data, "train"))
+        held_out: TokenText | None = _open_file(_wikitext_file(settings.data, "valid"))
+    else:
+        training, held_out = _split(open_text(settings.data, seq_len), seq_len)
+    if encoder is not None:
+        training, held_out = _encoded(training, encoder), held_out and _encoded(held_out, encoder)
+    for text in filter(None, (training, held_out)):
+        _check_length(text, seq_len)
+    return TextData(training=training, held_out=held_out, seq_len=seq_len)
+
+
+def open_text(path: Path | None, seq_len: int) -> TokenText:
+    """Open a text file as bytes, or the sources of Python's own standard library when no path is given.
 
     Raises:
         DataError: the file is missing, unreadable, empty or shorter than one sequence and its next token.
     """
     text = _python_sources() if path is None else _open_file(path)
-    if text.tokens.size < seq_len + 1:
-        raise DataError(
-            f"{text.source} has {text.tokens.size} bytes, fewer than one sequence of {seq_len} tokens and the next: "
-            "take a longer text, or a smaller --seq-len"
-        )
+    _check_length(text, seq_len)
     return text
 
 
-def _open_file(path: Path) -> ByteText:
+def _check_length(text: TokenText, seq_len: int) -> None:
+    if text.tokens.size < seq_len + 1:
+        raise DataError(
+            f"{text.source} has {text.tokens.size} {_unit(text)}, fewer than one sequence of {seq_len} tokens and the "
+            "next: take a longer text, or a smaller --seq-len"
+        )
+
+
+def _unit(text: TokenText) -> str:
+    return "bytes" if text.encoding == "bytes" else "tokens"
+
+
+def _encoder(vocabulary: Path | None, shape: GPT2Shape) -> BytePairEncoder | None:
+    if vocabulary is None:
+        return None
+    encoder = load_encoder(vocabulary)
+    if encoder.num_tokens > shape.vocabulary:
+        raise DataError(
+            f"the vocabulary of {vocabulary} has {encoder.num_tokens} tokens and the model {shape.vocabulary}: take a "
+            "larger --preset, or leave --vocabulary away for bytes"
+        )
+    return encoder
+
+
+def _encoded(text: TokenText, encoder: BytePairEncoder) -> TokenText:
+    content = text.tokens.tobytes().decode("utf-8", errors="replace")
+    try:
+        tokens = encoder.encode(content)
+    except KeyError as error:
+        raise DataError(
+            f"the vocabulary lacks the token {error}, which merges.txt leads to: take GPT-2's own files"
+        ) from error
+    return TokenText(
+        source=text.source,
+        tokens=tokens.astype(np.uint16) if encoder.num_tokens <= 1 << 16 else tokens,
+        encoding=f"byte-pair encoding of {encoder.num_tokens} tokens",
+    )
+
+
+def _split(text: TokenText, seq_len: int) -> tuple[TokenText, TokenText | None]:
+    """Hold the last tenth of a text out, unless it is shorter than a sequence."""
+    num_held_out = int(text.tokens.size * _HELD_OUT_SHARE)
+    if num_held_out <= seq_len:
+        return text, None
+    return replace(text, tokens=text.tokens[:-num_held_out]), replace(
+        text, tokens=text.tokens[-num_held_out:], source=f"the end of {text.source}"
+    )
+
+
+def _shifted(sequences: NDArray[np.int64]) -> Batch:
+    return sequences[:, :-1], sequences[:, 1:]
+
+
+def _wikitext_file(folder: Path, part: str) -> Path:
+    """Return a file of a data set in the layout of Wikitext (Merity et al. 2016)."""
+    for suffix in ("tokens", "raw"):
+        path = folder / f"wiki.{part}.{suffix}"
+        if path.exists():
+            return path
+    raise DataError(
+        f"{folder} is a folder without wiki.{part}.tokens or wiki.{part}.raw: name Wikitext's folder or a text file "
+        "with --data"
+    )
+
+
+def _open_file(path: Path) -> TokenText:
     try:
         with path.open("rb") as stream:
             if path.stat().st_size == 0:
@@ -96,10 +265,10 @@ def _open_file(path: Path) -> ByteText:
         raise DataError(f"{path} is a folder: name a text file with --data") from error
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path} ({error}): name a readable text file with --data") from error
-    return ByteText(source=str(path.absolute()), tokens=np.frombuffer(content, dtype=np.uint8))
+    return TokenText(source=str(path.absolute()), tokens=np.frombuffer(content, dtype=np.uint8))
 
 
-def _python_sources() -> ByteText:
+def _python_sources() -> TokenText:
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(folder.glob("*.py"))
     if not files:
@@ -108,4 +277,4 @@ def _python_sources() -> ByteText:
         content = b"".join(file.read_bytes() for file in files)
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}; name a text file with --data") from error
-    return ByteText(source=f"{len(files)} modules of {folder}", tokens=np.frombuffer(content, dtype=np.uint8))
+    return TokenText(source=f"{len(files)} modules of {folder}", tokens=np.frombuffer(content, dtype=np.uint8))

@@ -6,13 +6,14 @@ model. The query, key and value of a head stand side by side in one matrix, so t
 
 from __future__ import annotations
 
-import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hpcpace.train.initial import generator_of
 from hpcpace.train.presets import GPT2Shape
 
 _INIT_STD = 0.02
@@ -152,6 +153,12 @@ class GPT2(nn.Module):
             return self.embedding.wte
         return None if self.head is None else self.head.vocabulary
 
+    def pieces(self) -> Iterator[nn.Module]:
+        """Yield the parts that make up nearly all of the computation: the blocks and the head."""
+        yield from self.blocks.values()
+        if self.head is not None:
+            yield self.head
+
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """Compute this stage.
 
@@ -203,12 +210,7 @@ def build_gpt2(
                 parameter.fill_(1.0 if ".ln_" in name and name.endswith("weight") else 0.0)
                 continue
             # A head on its own stage draws what the embedding on the first stage draws.
-            generator = _generator(seed, name.replace("head.vocabulary", "embedding.wte"))
+            generator = generator_of(seed, name.replace("head.vocabulary", "embedding.wte"))
             std = residual_std if name.endswith("proj.weight") else _INIT_STD
             parameter.normal_(0.0, std, generator=generator)
     return model.to(device=device, dtype=dtype)
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hpcpace.errors import WorldError
+from hpcpace.errors import ConfigError, WorldError
 
 
 def mpiexec_command(num_ranks: int, arguments: Sequence[str]) -> list[str]:
@@ -40,6 +40,20 @@ def become_mpiexec(num_ranks: int, arguments: Sequence[str], environ: Mapping[st
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, dict(environ))
+
+
+def check_compiler(environ: Mapping[str, str]) -> None:
+    """Refuse a machine on which torch.compile would fail in the first step.
+
+    Raises:
+        ConfigError: there is no C++ compiler, which it needs for CPUs, and on GPUs for the launch of kernels.
+    """
+    compiler = environ.get("CXX", "g++")
+    if shutil.which(compiler, path=environ.get("PATH")) is None:
+        raise ConfigError(
+            f"--compile needs a C++ compiler, and there is no {compiler}: install one (`apt-get install g++`), name it "
+            "with CXX, or leave --compile away"
+        )
 
 
 def threads_of_rank(local_size: int) -> int:

@@ -1,32 +1,38 @@
-"""The training loop: a model on its mesh, text in, losses and a trace out."""
+"""The training loop: a model on its mesh, data in, losses and a trace out."""
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from hpcpace.config import Config
-from hpcpace.errors import ConfigError, DataError
+from hpcpace.errors import TrainingFailed
 from hpcpace.observe.session import Session, session
-from hpcpace.rundir import write_json
-from hpcpace.train.data import NUM_BYTE_TOKENS, ByteText
+from hpcpace.trace.schema import StepFlag
+from hpcpace.train.checkpoint import Checkpoints, History
+from hpcpace.train.data import TrainingData
+from hpcpace.train.evaluation import Evaluator, to_device
 from hpcpace.train.inject import Injector
 from hpcpace.train.losses import LossLog
+from hpcpace.train.memory import is_out_of_memory, memory_facts
+from hpcpace.train.optimizer import build_optimizer
+from hpcpace.train.outcome import TrainResult, out_of_memory, write_result
 from hpcpace.train.parallel import Replica, build_replica
-from hpcpace.train.plan import TrainPlan
-from hpcpace.train.progress import progress_view
+from hpcpace.train.plan import TrainPlan, parallelism_facts
+from hpcpace.train.progress import ProgressView, progress_view
+from hpcpace.train.start import Start, agree_on_start
+from hpcpace.train.stopping import EarlySignal, StopVote, side_group
 from hpcpace.units import NS_PER_S
 from hpcpace.world.environment import RankInfo
 from hpcpace.world.process_group import choose_device, init_process_group
-
-RESULT_SCHEMA = "hpcpace-result/1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +44,7 @@ class TrainJob:
         config: all settings; those of training are in the plan.
         info: this rank's place; its local_rank must be known.
         comm: an mpi4py communicator of all ranks, or None.
-        text: what to train on.
+        data: what to train on.
         run_dir: the run directory; chosen from job or time when None.
         progress: one of `hpcpace.train.progress.STYLES`; only rank 0 shows any.
     """
@@ -47,173 +53,230 @@ class TrainJob:
     config: Config
     info: RankInfo
     comm: Any
-    text: ByteText
+    data: TrainingData
     run_dir: Path | None
     progress: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """What a run came to.
-
-    Attributes:
-        losses: mean loss over the global batch, one a step; the same on every rank.
-        tokens_per_s: tokens of all ranks per second of the steps after the warm-up, seen from this rank.
-        run: the run directory; None where none could be made.
-    """
-
-    losses: list[float]
-    tokens_per_s: float
-    run: Path | None
-
-
 def train(job: TrainJob) -> TrainResult:
-    """Train as planned.
+    """Train as planned, or go on with a training that was stopped.
 
-    Collective: every rank of the job calls this. When it returns, the traces of all ranks are closed.
+    SIGUSR1, and SIGTERM where there are checkpoints, let all ranks stop after the same step with a checkpoint.
+
+    Collective: every rank of the job calls this, in its main thread. When it returns, the traces of all ranks are
+    closed.
 
     Raises:
-        DataError: ranks read different texts.
+        DataError: ranks read different data, or a checkpoint does not fit.
         ConfigError: a fault names a host that is not in the job.
         WorldError: a GPU is asked for and there is none, or the ranks cannot reach each other.
+        TrainingFailed: out of memory, or the checkpoint at a stop cannot be written.
     """
     settings = job.config.world
     device = choose_device(settings.device, job.info.local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with init_process_group(
-        job.info,
-        job.comm,
-        backend=settings.backend,
-        device=device,
-        interface=settings.interface,
-        timeout_s=settings.timeout_s,
+    early = EarlySignal()
+    with (
+        early.listening(signal.SIGUSR1),
+        init_process_group(
+            job.info,
+            job.comm,
+            backend=settings.backend,
+            device=device,
+            interface=settings.interface,
+            timeout_s=settings.timeout_s,
+        ),
     ):
-        _check_same_everywhere(job)
-        result = _train(job, device)
+        start = agree_on_start(
+            job.plan, info=job.info, name=_name(job.plan), run_dir=job.run_dir, data_digest=job.data.digest()
+        )
+        try:
+            result = _train(job, start, early, device)
+        except BaseException as error:
+            if not is_out_of_memory(error):
+                raise
+            raise out_of_memory(error, attempt=start.attempt, plan=job.plan, info=job.info, device=device) from error
         dist.barrier()
     return result
 
 
-def build_optimizer(model: nn.Module, *, learning_rate: float) -> torch.optim.Optimizer:
-    """Return AdamW with the settings of GPT-3 (Brown et al. 2020, appendix B), without decay of biases and norms."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    # Fused is the fastest on CPUs, too: 1.0 ms a step against 2.2 ms of foreach with preset tiny and 1 thread.
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
-
-
-def _check_same_everywhere(job: TrainJob) -> None:
-    seen: list[Any] = [None] * job.info.world_size
-    dist.all_gather_object(seen, (job.text.digest(), job.info.host))
-    other = next((rank for rank, (digest, _) in enumerate(seen) if digest != seen[0][0]), None)
-    if other is not None:
-        raise DataError(
-            f"rank {other} on {seen[other][1]} reads another text than rank 0 on {seen[0][1]}: "
-            "name one file that all hosts have with --data"
-        )
-    hosts = sorted({host for _, host in seen})
-    for fault in job.plan.faults:
-        if fault.host is not None and not any(fault.concerns(-1, host) for host in hosts):
-            raise ConfigError(f"fault on host {fault.host!r}: the job runs on {', '.join(hosts)}")
-
-
-def _train(job: TrainJob, device: torch.device) -> TrainResult:
+def _train(job: TrainJob, start: Start, early: EarlySignal, device: torch.device) -> TrainResult:
     plan, settings, place = job.plan, job.plan.settings, job.plan.mesh.coordinates(job.info.rank)
-    replica = build_replica(
-        plan.shape,
-        mesh=plan.mesh,
-        rank=job.info.rank,
-        device=device,
-        dtype=getattr(torch, settings.dtype),
-        seed=settings.seed,
-        num_microbatches=settings.microbatches,
-        sequences_per_replica=plan.sequences_per_replica,
-        seq_len=plan.seq_len,
+    replica = build_replica(plan, rank=job.info.rank, device=device)
+    optimizer = build_optimizer(
+        replica.parameters(),
+        learning_rate=settings.learning_rate,
+        zero_group=replica.replicas if settings.zero == 1 else None,
     )
-    knows_loss = place.pp == plan.mesh.pp - 1 and place.tp == 0
-    log = LossLog(weight=knows_loss / plan.mesh.dp, device=device)
+    group = side_group(job.config.world.timeout_s)
+    checkpoints = Checkpoints(
+        start.run.checkpoint_dir,
+        plan=plan,
+        place=place,
+        replica=replica,
+        optimizer=optimizer,
+        group=group,
+        data_digest=job.data.digest(),
+    )
+    if start.checkpoint is not None:
+        checkpoints.load(start.checkpoint)
     with session(
-        name=f"gpt2-{settings.preset}",
+        name=_name(plan),
         config=job.config,
         world=job.info,
         comm=job.comm,
         mesh=plan.mesh.as_dict(),
         coords=place.as_dict(),
-        samples_unit="tokens",
+        samples_unit=plan.samples_unit,
         warmup_steps=settings.warmup_steps,
-        run_dir=job.run_dir,
-        record=_facts(plan, job.text),
+        first_step=start.history.num_steps,
+        run_dir=start.run.path,
+        record=_facts(job, start),
     ) as observed:
-        observed.watch(replica.watched)
-        tokens_per_s = _steps(job, replica, observed, log, device)
-    run = None if observed.run is None else observed.run.path
-    result = TrainResult(losses=log.losses, tokens_per_s=tokens_per_s, run=run)
+        for watched in replica.watched:
+            observed.watch(watched)
+        training = _Training(job, start, device, replica, optimizer, checkpoints, StopVote(group), observed)
+        stopped_by = training.run(early)
+    memory: list[Any] = [None] * job.info.world_size
+    dist.all_gather_object(memory, memory_facts(device, rank=job.info.rank, host=job.info.host))
+    result = TrainResult(
+        losses=training.log.losses,
+        evaluations=training.evaluations,
+        samples_per_s=training.samples_per_s,
+        samples_unit=plan.samples_unit,
+        first_step=start.history.num_steps,
+        stopped_by=stopped_by,
+        peak_memory=memory,
+        run=None if observed.run is None else observed.run.path,
+    )
     if job.info.rank == 0 and observed.attempt is not None:
-        _write_result(observed.attempt.result_json, result)
+        write_result(observed.attempt, result)
     return result
 
 
-def _steps(job: TrainJob, replica: Replica, observed: Session, log: LossLog, device: torch.device) -> float:
-    """Run all steps; return the tokens per second of those after the warm-up."""
-    plan, settings, place = job.plan, job.plan.settings, job.plan.mesh.coordinates(job.info.rank)
-    rows, samples = plan.rows(place), plan.credited_tokens(place)
-    injector = Injector(
-        plan.faults,
-        seed=settings.seed,
-        rank=job.info.rank,
-        host=job.info.host,
-        **_work_of_device(device),
-    )
-    injector.attach(replica.pieces())
-    optimizer = build_optimizer(replica.model, learning_rate=settings.learning_rate)
-    begin_ns, tokens_per_s = time.monotonic_ns(), 0.0
-    progress = job.progress if job.info.rank == 0 else "off"
-    with progress_view(progress, num_steps=settings.steps) as view:
-        for step in range(settings.steps):
-            if step == settings.warmup_steps:
-                begin_ns = time.monotonic_ns()
-            injector.begin_step(step)
-            with observed.phase("data"), injector.slowed("data"):
-                batch = job.text.batch(
-                    step, seed=settings.seed, batch_size=settings.batch_size, seq_len=plan.seq_len, rows=rows
-                )
-                tokens = torch.from_numpy(batch).to(device)
-            log.add(replica.forward_backward(tokens[:, :-1], tokens[:, 1:]))
-            if replica.tied_group is not None:
-                with observed.phase("grad_sync"):
-                    replica.sync_tied_gradients()
-            optimizer.step()
-            optimizer.zero_grad()
-            observed.step(samples=samples)
-            num_timed = step + 1 - settings.warmup_steps
-            if num_timed > 0:
-                tokens_per_s = num_timed * plan.tokens_per_step / ((time.monotonic_ns() - begin_ns) / NS_PER_S)
-            # Nobody waits for the losses: they are shown a step or so later, when they have come.
-            if (step + 1) % settings.log_every == 0:
-                log.gather()
-            view.show(step + 1, losses=log.poll(), tokens_per_s=tokens_per_s)
-        view.show(settings.steps, losses=log.finish(), tokens_per_s=tokens_per_s)
-    return tokens_per_s
+class _Training:
+    """The steps of one rank, and what they have come to so far."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        start: Start,
+        device: torch.device,
+        replica: Replica,
+        optimizer: torch.optim.Optimizer,
+        checkpoints: Checkpoints,
+        vote: StopVote,
+        observed: Session,
+    ) -> None:
+        plan, place = job.plan, job.plan.mesh.coordinates(job.info.rank)
+        self._job, self._device, self._replica, self._optimizer = job, device, replica, optimizer
+        self._checkpoints, self._vote, self._observed = checkpoints, vote, observed
+        self._first_step = start.history.num_steps
+        self._rows, self._samples = plan.rows(place), plan.credited_samples(place)
+        knows_loss = place.pp == plan.mesh.pp - 1 and place.tp == 0
+        self.log = LossLog(weight=knows_loss / plan.mesh.dp, device=device)
+        self.log.losses.extend(start.history.losses)
+        self.evaluations = list(start.history.evaluations)
+        self.samples_per_s = 0.0
+        self._evaluator = Evaluator(plan, data=job.data, replica=replica, place=place, device=device)
+        self._injector = Injector(
+            plan.faults,
+            seed=plan.settings.seed,
+            rank=job.info.rank,
+            host=job.info.host,
+            **_work_of_device(device),
+        )
+        self._injector.attach(replica.pieces())
+
+    def run(self, early: EarlySignal) -> str:
+        """Do all steps that are left; return the signal that ended them ahead of time, or an empty text."""
+        settings, unit = self._job.plan.settings, self._job.plan.samples_unit
+        style = self._job.progress if self._job.info.rank == 0 else "off"
+        stops, begin_ns = False, time.monotonic_ns()
+        with (
+            progress_view(style, num_steps=settings.steps, first_step=self._first_step, unit=unit) as view,
+            early.listening(signal.SIGTERM) if settings.checkpoint_every else nullcontext(),
+        ):
+            for step in range(self._first_step, settings.steps):
+                num_timed = step + 1 - self._first_step - settings.warmup_steps
+                if num_timed == 1:
+                    begin_ns = time.monotonic_ns()
+                self._train_step(step)
+                stops = self._vote.stops(bool(early.name)) and step + 1 < settings.steps
+                flags = self._evaluate_if_due(step + 1, view) | self._save_if_due(step + 1, view, stops=stops)
+                self._observed.step(samples=self._samples, flags=flags)
+                if num_timed > 0:
+                    duration_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
+                    self.samples_per_s = num_timed * self._job.plan.samples_per_step / duration_s
+                # Nobody waits for the losses: they are shown a step or so later, when they have come.
+                if (step + 1) % settings.log_every == 0:
+                    self.log.gather()
+                view.show(step + 1, losses=self.log.poll(), samples_per_s=self.samples_per_s)
+                if stops:
+                    break
+            losses = self.log.finish()
+            view.show(len(losses), losses=losses, samples_per_s=self.samples_per_s)
+            self._vote.close()
+        return (early.name or "a signal to another rank") if stops else ""
+
+    def _train_step(self, step: int) -> None:
+        settings, replica, observed = self._job.plan.settings, self._replica, self._observed
+        self._injector.begin_step(step)
+        with observed.phase("data"), self._injector.slowed("data"):
+            batch = self._job.data.batch(step, seed=settings.seed, batch_size=settings.batch_size, rows=self._rows)
+            inputs, targets = to_device(batch, self._device, settings.dtype)
+        self.log.add(replica.forward_backward(inputs, targets))
+        if replica.tied_group is not None:
+            with observed.phase("grad_sync"):
+                replica.sync_tied_gradients()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if settings.sync_every > 1 and (step + 1) % settings.sync_every == 0:
+            with observed.phase("grad_sync"):
+                replica.average()
+
+    def _evaluate_if_due(self, num_steps: int, view: ProgressView) -> StepFlag:
+        every = self._job.plan.settings.eval_every
+        if not every or num_steps % every:
+            return StepFlag.NONE
+        with self._observed.phase("eval"):
+            evaluation = self._evaluator.evaluate(num_steps)
+        self.evaluations.append(evaluation.facts())
+        view.note(str(evaluation))
+        return StepFlag.EVAL
+
+    def _save_if_due(self, num_steps: int, view: ProgressView, *, stops: bool) -> StepFlag:
+        every = self._job.plan.settings.checkpoint_every
+        if not stops and (not every or num_steps % every):
+            return StepFlag.NONE
+        with self._observed.phase("checkpoint"):
+            history = History(num_steps=num_steps, losses=tuple(self.log.finish()), evaluations=tuple(self.evaluations))
+            try:
+                path = self._checkpoints.save(history)
+            except TrainingFailed as error:
+                if stops:
+                    raise
+                if self._job.info.rank == 0:
+                    print(f"hpcpace: warning: {error}; training goes on", file=sys.stderr, flush=True)
+            else:
+                view.note(f"after {num_steps} steps  checkpoint {path}")
+        return StepFlag.CHECKPOINT
 
 
-def _facts(plan: TrainPlan, text: ByteText) -> dict[str, Any]:
+def _name(plan: TrainPlan) -> str:
+    return f"gpt2-{plan.settings.preset}" if plan.settings.model == "gpt2" else plan.settings.model
+
+
+def _facts(job: TrainJob, start: Start) -> dict[str, Any]:
+    plan = job.plan
     return {
         "model": plan.facts(),
-        "data": {**text.facts(), "num_tokens_used": NUM_BYTE_TOKENS},
+        "parallelism": parallelism_facts(plan),
+        "data": job.data.facts(),
         "inject": [{"spec": s, **asdict(f)} for s, f in zip(plan.settings.inject, plan.faults, strict=True)],
+        "resumed": start.facts(),
     }
-
-
-def _write_result(path: Path, result: TrainResult) -> None:
-    content = {"schema": RESULT_SCHEMA, "losses": result.losses, "tokens_per_s": result.tokens_per_s}
-    try:
-        write_json(path, content)
-    except OSError as error:  # a full disk is no reason for a finished training to fail
-        print(f"hpcpace: cannot write {path}: {error.strerror}", file=sys.stderr)
 
 
 def _work_of_device(device: torch.device) -> dict[str, Any]:

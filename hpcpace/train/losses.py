@@ -35,10 +35,12 @@ class LossLog:
         self._waiting.append(self._zero if loss is None or not self._weight else loss.double() * self._weight)
 
     def gather(self) -> None:
-        """Start to bring together the losses taken since the last time.
+        """Start to bring together the losses taken since the last time, if there are any.
 
         Collective: every rank of the default process group calls this, after the same steps.
         """
+        if not self._waiting:
+            return
         self._finish()
         self._sum = torch.stack(self._waiting)
         self._waiting = []

@@ -1,7 +1,7 @@
-"""A model on this rank's place of the mesh, by torch's own tensor parallelism, pipelining and DDP.
+"""A model on this rank's place of the mesh: torch's own tensor parallelism, pipelining and data parallelism together.
 
 Whatever the mesh, the gradient is that of the mean over the global batch: microbatches of equal size are averaged
-within a replica, replicas of equal size by DDP.
+within a replica, replicas of equal size by DDP or fully_shard.
 """
 
 from __future__ import annotations
@@ -10,187 +10,177 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrize
 
-from hpcpace.train.gpt2 import GPT2, build_gpt2
+from hpcpace.train.data_parallel import average_replicas, replicate, shard
+from hpcpace.train.gpt2 import GPT2
 from hpcpace.train.mesh import DIMENSIONS, Mesh
+from hpcpace.train.models import Model, build_stage
+from hpcpace.train.pipeline import Pipeline, build_pipeline
+from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
+from hpcpace.train.tensor_parallel import cut
+
+Compute = Callable[[Tensor, Tensor], Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """What this rank has of the model, and how it goes once forward and backward.
+    """What a rank has of a replica of the model, and how it goes once forward and backward.
 
     Attributes:
-        model: this rank's stage and slice; its parameters are plain tensors.
-        watched: the object that a session watches.
-        forward_backward: maps inputs and targets of the replica's batch, int64, (num_sequences, seq_len), to the
-            mean loss of the replica (on its last stage; None on the others), and leaves gradients in the parameters.
+        stages: this rank's stages; one, or several with the interleaved schedule. Their parameters are plain tensors,
+            or DTensors with ZeRO 3.
+        watched: the objects that a session watches.
+        forward_backward: maps inputs and targets of the replica's batch to the mean loss of the replica (on the rank of
+            its last stage; None on the others), and leaves gradients in the parameters.
+        forward_only: the same without gradients.
+        replicas: the group of the ranks that hold the same stage and slice, where there are several replicas.
         tied_group: the group of first and last stage, where the tied weight stands on both; None elsewhere.
     """
 
-    model: GPT2
-    watched: nn.Module | PipelineStage
-    forward_backward: Callable[[Tensor, Tensor], Tensor | None]
+    stages: tuple[Model, ...]
+    watched: tuple[Any, ...]
+    forward_backward: Compute
+    forward_only: Compute
+    replicas: dist.ProcessGroup | None
     tied_group: dist.ProcessGroup | None
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield this rank's parameters, stage by stage."""
+        for stage in self.stages:
+            yield from stage.parameters()
+
+    def pieces(self) -> Iterator[nn.Module]:
+        """Yield the parts that make up nearly all of the computation."""
+        for stage in self.stages:
+            yield from stage.pieces()
 
     def sync_tied_gradients(self) -> None:
         """Add up the gradients of the tied weight, of which the first stage has one part and the last one the other.
 
         Collective: the first and the last stage of each pipeline call this, after backward.
         """
-        layer = self.model.vocabulary_layer()
-        if self.tied_group is not None and layer is not None:
-            dist.all_reduce(next(layer.parameters()).grad, group=self.tied_group)
+        if self.tied_group is None:
+            return
+        for stage in self.stages:
+            layer = stage.vocabulary_layer() if isinstance(stage, GPT2) else None
+            if layer is not None:
+                gradient = next(layer.parameters()).grad
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                dist.all_reduce(local, group=self.tied_group)
 
-    def pieces(self) -> Iterator[nn.Module]:
-        """Yield the parts that make up nearly all of the computation: the blocks and the head."""
-        yield from self.model.blocks.values()
-        if self.model.head is not None:
-            yield self.model.head
+    def average(self) -> None:
+        """Set the parameters to their mean over the replicas.
+
+        Collective: all ranks call this.
+        """
+        if self.replicas is not None:
+            average_replicas(self.parameters(), self.replicas)
 
 
-def build_replica(
-    shape: GPT2Shape,
-    *,
-    mesh: Mesh,
-    rank: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    seed: int,
-    num_microbatches: int,
-    sequences_per_replica: int,
-    seq_len: int,
-) -> Replica:
-    """Build this rank's part of a GPT-2.
+def build_replica(plan: TrainPlan, *, rank: int, device: torch.device) -> Replica:
+    """Build this rank's part of the planned model.
 
     Collective: every rank of the default process group calls this.
     """
-    place = mesh.coordinates(rank)
+    mesh, place = plan.mesh, plan.mesh.coordinates(rank)
     device_mesh = init_device_mesh(device.type, (mesh.dp, mesh.pp, mesh.tp), mesh_dim_names=DIMENSIONS)
-    model = build_gpt2(shape, seed=seed, dtype=dtype, device=device, stage=place.pp, num_stages=mesh.pp)
-    if mesh.tp > 1:
-        _cut(model, device_mesh["tp"])
-    module: nn.Module = model
-    if mesh.dp > 1:
-        module = DistributedDataParallel(model, process_group=device_mesh.get_group("dp"), gradient_as_bucket_view=True)
+    stages = tuple(_build_stage(plan, index, device_mesh, device) for index in plan.stages_of(place))
+    modules = [_join_replicas(stage, plan, device_mesh) for stage in stages]
     # The backward pass of a loss over a cut vocabulary must run inside the context, too.
     context = loss_parallel if mesh.tp > 1 else nullcontext
+    replicas = device_mesh.get_group("dp") if mesh.dp > 1 else None
     if mesh.pp == 1:
-        return Replica(model=model, watched=module, forward_backward=_whole(module, context), tied_group=None)
-    stage = _stage(
-        module,
-        shape=shape,
-        place=place,
-        mesh=mesh,
-        group=device_mesh.get_group("pp"),
-        device=device,
-        dtype=dtype,
-        tokens=(sequences_per_replica // num_microbatches, seq_len),
-    )
+        return Replica(
+            stages=stages,
+            watched=tuple(modules),
+            forward_backward=_trained(modules[0], context),
+            forward_only=_evaluated(modules[0], context),
+            replicas=replicas,
+            tied_group=None,
+        )
+    pipeline = _build_pipeline(plan, modules, place, device_mesh.get_group("pp"), device, context)
     return Replica(
-        model=model,
-        watched=stage,
-        forward_backward=_pipelined(stage, num_microbatches, context),
+        stages=stages,
+        watched=pipeline.stages,
+        forward_backward=pipeline.forward_backward,
+        forward_only=pipeline.forward_only,
+        replicas=replicas,
         tied_group=_tied_group(mesh),
     )
 
 
-def _cut(model: GPT2, mesh: DeviceMesh) -> None:
-    """Share a stage out over tensor parallelism, as in Megatron-LM (Shoeybi et al. 2019, section 3).
-
-    Projections into heads and MLP are cut by rows, those out of them by columns, token embedding and head over the
-    vocabulary, the loss along with it.
-    """
-    plan = {
-        "blocks.*.attn.qkv": ColwiseParallel(),
-        "blocks.*.attn.proj": RowwiseParallel(),
-        "blocks.*.mlp.fc": ColwiseParallel(),
-        "blocks.*.mlp.proj": RowwiseParallel(),
-    }
-    if model.embedding is not None:
-        plan["embedding.wte"] = RowwiseParallel(input_layouts=Replicate())
-    if model.head is not None:
-        plan["head.vocabulary"] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
-        plan["head.loss"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate())
-    # Every rank has drawn the whole parameter and keeps its piece, so nothing is sent.
-    parallelize_module(model, mesh, plan, src_data_rank=None)
-    model.tie()
-    if model.embedding is not None:
-        model.embedding.wte.is_sparse = False  # DTensor has no sparse gradients
-    _keep_local_parameters(model)
+def _build_stage(plan: TrainPlan, index: int, device_mesh: DeviceMesh, device: torch.device) -> Model:
+    settings = plan.settings
+    stage = build_stage(
+        plan.shape,
+        seed=settings.seed,
+        dtype=getattr(torch, settings.dtype),
+        device=device,
+        stage=index,
+        num_stages=plan.num_stages,
+    )
+    if plan.mesh.tp > 1:
+        assert isinstance(stage, GPT2)
+        cut(stage, device_mesh["tp"])
+    if settings.compile:
+        _compile(stage)
+    return stage
 
 
-def _keep_local_parameters(model: nn.Module) -> None:
-    """Hold local pieces as the parameters, and give each module its DTensor when it asks.
-
-    DDP and fused optimizers take plain tensors. DDP's own conversion makes new parameters in each forward pass, which
-    breaks ties and the accumulation over microbatches.
-    """
-    pieces: dict[DTensor, nn.Parameter] = {}
-    for module in list(model.modules()):
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if isinstance(parameter, DTensor):
-                piece = pieces.setdefault(parameter, nn.Parameter(parameter.to_local()))
-                setattr(module, name, piece)
-                parametrize.register_parametrization(module, name, _AsDTensor(parameter), unsafe=True)
+def _compile(stage: Model) -> None:
+    # Dynamo would cut what runs inside DDP into pieces of a bucket, which ours are already, and cannot cut DTensors.
+    torch._dynamo.config.optimize_ddp = False
+    for piece in stage.pieces():
+        # Not the module: the hooks of fully_shard and of injected faults stay outside of what is compiled.
+        piece.forward = torch.compile(piece.forward)
 
 
-class _AsDTensor(nn.Module):
-    def __init__(self, like: DTensor) -> None:
-        super().__init__()
-        self._mesh, self._placements = like.device_mesh, like.placements
-        self._shape, self._stride = like.shape, like.stride()
-
-    def forward(self, local: Tensor) -> Tensor:
-        return DTensor.from_local(
-            local, self._mesh, self._placements, run_check=False, shape=self._shape, stride=self._stride
-        )
+def _join_replicas(stage: Model, plan: TrainPlan, device_mesh: DeviceMesh) -> nn.Module:
+    if plan.mesh.dp == 1 or plan.settings.sync_every > 1:
+        return stage
+    if plan.settings.zero == 3:
+        shard(stage, stage.pieces(), mesh=device_mesh["dp"], is_pipelined=plan.mesh.pp > 1)
+        return stage
+    return replicate(stage, group=device_mesh.get_group("dp"), settings=plan.settings)
 
 
-def _stage(
-    module: nn.Module,
-    *,
-    shape: GPT2Shape,
+def _build_pipeline(
+    plan: TrainPlan,
+    modules: list[nn.Module],
     place: Mesh,
-    mesh: Mesh,
     group: dist.ProcessGroup,
     device: torch.device,
-    dtype: torch.dtype,
-    tokens: tuple[int, int],
-) -> PipelineStage:
-    # With the shapes given, torch need not find them out by running the model and sending them about.
-    hidden = torch.empty(*tokens, shape.width, dtype=dtype, device="meta", requires_grad=True)
-    loss = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device="meta", requires_grad=True)
-    return PipelineStage(
-        module,
-        place.pp,
-        mesh.pp,
-        device,
-        input_args=torch.empty(tokens, dtype=torch.int64, device="meta") if place.pp == 0 else hidden,
-        output_args=loss if place.pp == mesh.pp - 1 else hidden,
+    context: Callable[[], AbstractContextManager[None]],
+) -> Pipeline:
+    assert isinstance(plan.shape, GPT2Shape)
+    dtype = getattr(torch, plan.settings.dtype)
+    tokens = (plan.sequences_per_replica // plan.settings.microbatches, plan.seq_len)
+    return build_pipeline(
+        modules,
+        indices=plan.stages_of(place),
+        num_stages=plan.num_stages,
+        schedule=plan.settings.schedule,
+        num_microbatches=plan.settings.microbatches,
         group=group,
+        device=device,
+        tokens=torch.empty(tokens, dtype=torch.int64, device="meta"),
+        hidden=torch.empty(*tokens, plan.shape.width, dtype=dtype, device="meta", requires_grad=True),
+        loss=torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device="meta", requires_grad=True),
+        context=context,
     )
 
 
-def _whole(
-    module: nn.Module, context: Callable[[], AbstractContextManager[None]]
-) -> Callable[[Tensor, Tensor], Tensor | None]:
+def _trained(module: nn.Module, context: Callable[[], AbstractContextManager[None]]) -> Compute:
     def forward_backward(inputs: Tensor, targets: Tensor) -> Tensor | None:
         with context():
             loss: Tensor = module(inputs, targets)
@@ -200,24 +190,16 @@ def _whole(
     return forward_backward
 
 
-def _pipelined(
-    stage: PipelineStage, num_microbatches: int, context: Callable[[], AbstractContextManager[None]]
-) -> Callable[[Tensor, Tensor], Tensor | None]:
-    # The last stage computes the loss itself, so that it counts as forward; here it only gets its share of the mean.
-    schedule = Schedule1F1B(stage, num_microbatches, loss_fn=lambda loss, _: loss / num_microbatches, scale_grads=False)
+def _evaluated(module: nn.Module, context: Callable[[], AbstractContextManager[None]]) -> Compute:
+    # DDP sends buffers before each forward pass, for which there is no need here.
+    inner = module.module if isinstance(module, DistributedDataParallel) else module
 
-    def forward_backward(inputs: Tensor, targets: Tensor) -> Tensor | None:
-        losses: list[Tensor] = []
-        with context():
-            if stage.is_first:
-                schedule.step(inputs, return_outputs=False)
-            elif stage.is_last:
-                schedule.step(target=targets, targets=targets, losses=losses, return_outputs=False)
-            else:
-                schedule.step(return_outputs=False)
-        return torch.stack(losses).detach().sum() if losses else None
+    def forward_only(inputs: Tensor, targets: Tensor) -> Tensor | None:
+        with torch.no_grad(), context():
+            loss: Tensor = inner(inputs, targets)
+        return loss
 
-    return forward_backward
+    return forward_only
 
 
 def _tied_group(mesh: Mesh) -> dist.ProcessGroup | None:

@@ -9,7 +9,10 @@ from hpcpace.config import TrainConfig
 from hpcpace.errors import ConfigError, MeshError
 from hpcpace.train.inject import Fault, parse_fault
 from hpcpace.train.mesh import Mesh, parse_mesh
-from hpcpace.train.presets import GPT2_PRESETS, GPT2Shape
+from hpcpace.train.presets import GPT2_PRESETS, RESNET18, GPT2Shape, ModelShape
+from hpcpace.train.support import check_support
+
+_INTERLEAVED_STAGES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,45 +20,74 @@ class TrainPlan:
     """A run that fits: settings, model, mesh and faults."""
 
     settings: TrainConfig
-    shape: GPT2Shape
+    shape: ModelShape
     mesh: Mesh
     seq_len: int
+    """Tokens of a sequence; 1 for images."""
     faults: tuple[Fault, ...]
 
     @property
     def sequences_per_replica(self) -> int:
-        """Sequences that one replica trains in a step."""
+        """Sequences or images that one replica trains in a step."""
         return self.settings.batch_size // self.mesh.dp
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens that all ranks together train in a step."""
+    def samples_unit(self) -> str:
+        """What samples are: tokens or images."""
+        return "tokens" if isinstance(self.shape, GPT2Shape) else "images"
+
+    @property
+    def samples_per_step(self) -> int:
+        """Tokens or images that all ranks together train in a step."""
         return self.settings.batch_size * self.seq_len
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of a pipeline; the interleaved schedule gives each rank two of them (Narayanan et al. 2021)."""
+        return self.mesh.pp * (_INTERLEAVED_STAGES if self.settings.schedule == "interleaved" else 1)
+
+    def stages_of(self, place: Mesh) -> tuple[int, ...]:
+        """Return the stages that a rank has, from the front of the model to its back."""
+        return tuple(range(place.pp, self.num_stages, self.mesh.pp))
 
     def rows(self, place: Mesh) -> slice:
         """Return the rows of the global batch that a rank's replica trains."""
         return slice(place.dp * self.sequences_per_replica, (place.dp + 1) * self.sequences_per_replica)
 
-    def credited_tokens(self, place: Mesh) -> int:
-        """Return the tokens of a step that a rank is credited with; over all ranks they add up to `tokens_per_step`."""
-        tokens, sharers = self.sequences_per_replica * self.seq_len, self.mesh.pp * self.mesh.tp
+    def credited_samples(self, place: Mesh) -> int:
+        """Return the samples of a step that a rank is credited with; over all ranks they add up to those of a step."""
+        samples, sharers = self.sequences_per_replica * self.seq_len, self.mesh.pp * self.mesh.tp
         index = place.pp * self.mesh.tp + place.tp
-        return tokens * (index + 1) // sharers - tokens * index // sharers
+        return samples * (index + 1) // sharers - samples * index // sharers
 
     def facts(self) -> dict[str, Any]:
         """Return what a run records of its model."""
+        text = {"preset": self.settings.preset, "seq_len": self.seq_len} if isinstance(self.shape, GPT2Shape) else {}
         return {
-            "name": "gpt2",
-            "preset": self.settings.preset,
-            "num_parameters": self.shape.num_parameters,
-            "num_layers": self.shape.num_layers,
-            "width": self.shape.width,
-            "num_heads": self.shape.num_heads,
-            "vocabulary": self.shape.vocabulary,
-            "seq_len": self.seq_len,
+            **self.shape.facts(),
+            **text,
             "dtype": self.settings.dtype,
-            "tokens_per_step": self.tokens_per_step,
+            f"{self.samples_unit}_per_step": self.samples_per_step,
         }
+
+
+def parallelism_facts(plan: TrainPlan) -> dict[str, Any]:
+    """Return what a run records of how its model is shared out; None is what has no meaning on its mesh."""
+    settings, mesh = plan.settings, plan.mesh
+    is_pipeline, has_replicas = mesh.pp > 1, mesh.dp > 1
+    sends_gradients = has_replicas and settings.zero < 3 and settings.sync_every == 1
+    return {
+        "mesh": mesh.as_dict(),
+        "schedule": settings.schedule if is_pipeline else None,
+        "num_stages": plan.num_stages if is_pipeline else None,
+        "microbatches": settings.microbatches if is_pipeline else None,
+        "zero": settings.zero,
+        "compress": settings.compress if sends_gradients else None,
+        "sync_every": settings.sync_every if has_replicas else None,
+        "bucket_mb": settings.bucket_mb,
+        "overlap": settings.overlap if sends_gradients else None,
+        "compile": settings.compile,
+    }
 
 
 def plan_training(settings: TrainConfig, world_size: int) -> TrainPlan:
@@ -65,13 +97,13 @@ def plan_training(settings: TrainConfig, world_size: int) -> TrainPlan:
         MeshError: mesh, model, batch and world do not fit.
         ConfigError: a setting is out of range, or a fault cannot be read.
     """
-    shape = GPT2_PRESETS[settings.preset]
+    shape = GPT2_PRESETS[settings.preset] if settings.model == "gpt2" else RESNET18
     mesh = parse_mesh(settings.mesh, world_size)
     shape.check_mesh(mesh)
+    check_support(settings, mesh)
+    _check_stages(settings, shape, mesh)
     _check_batch(settings, mesh)
-    seq_len = shape.context if settings.seq_len is None else settings.seq_len
-    if seq_len > shape.context:
-        raise ConfigError(f"train.seq_len is {seq_len}: preset {settings.preset} reads at most {shape.context} tokens")
+    seq_len = _seq_len(settings, shape)
     faults = tuple(parse_fault(spec) for spec in settings.inject)
     for fault, spec in zip(faults, settings.inject, strict=True):
         if fault.rank is not None and fault.rank >= world_size:
@@ -79,16 +111,43 @@ def plan_training(settings: TrainConfig, world_size: int) -> TrainPlan:
     return TrainPlan(settings=settings, shape=shape, mesh=mesh, seq_len=seq_len, faults=faults)
 
 
+def _seq_len(settings: TrainConfig, shape: ModelShape) -> int:
+    if not isinstance(shape, GPT2Shape):
+        return 1
+    if settings.seq_len is not None and settings.seq_len > shape.context:
+        raise ConfigError(
+            f"train.seq_len is {settings.seq_len}: preset {settings.preset} reads at most {shape.context} tokens"
+        )
+    return shape.context if settings.seq_len is None else settings.seq_len
+
+
+def _check_stages(settings: TrainConfig, shape: ModelShape, mesh: Mesh) -> None:
+    if settings.schedule != "interleaved" or not isinstance(shape, GPT2Shape):
+        return
+    num_stages = _INTERLEAVED_STAGES * mesh.pp
+    if num_stages > shape.num_layers:
+        raise MeshError(
+            f"mesh {mesh} has {num_stages} stages with --schedule interleaved, more than the model has layers "
+            f"({shape.num_layers}): lower pp, or take another schedule"
+        )
+    rounds = max(1, settings.microbatches // mesh.pp)
+    if settings.microbatches % rounds:
+        raise MeshError(
+            f"{settings.microbatches} microbatches cannot be dealt out in {rounds} equal rounds over pp={mesh.pp}, as "
+            f"--schedule interleaved needs: take --microbatches {_next_multiple(settings.microbatches, mesh.pp)}"
+        )
+
+
 def _check_batch(settings: TrainConfig, mesh: Mesh) -> None:
     batch_size, microbatches = settings.batch_size, settings.microbatches
     if batch_size % mesh.dp:
         raise MeshError(
-            f"a batch of {batch_size} sequences cannot be shared out over dp={mesh.dp}: "
+            f"a batch of {batch_size} cannot be shared out over dp={mesh.dp}: "
             f"take --batch-size {_next_multiple(batch_size, mesh.dp)}"
         )
     if mesh.pp == 1:
         return
-    if microbatches < mesh.pp:
+    if microbatches < mesh.pp and settings.schedule != "gpipe":
         raise MeshError(
             f"{microbatches} microbatches do not fill {mesh.pp} stages: take --microbatches {mesh.pp} or more"
         )

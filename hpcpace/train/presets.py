@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hpcpace.errors import MeshError
 from hpcpace.train.mesh import Mesh
@@ -28,6 +29,17 @@ class GPT2Shape:
         block = 12 * width * width + 13 * width
         return (self.vocabulary + self.context) * width + self.num_layers * block + 2 * width
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a run records of the shape."""
+        return {
+            "name": "gpt2",
+            "num_parameters": self.num_parameters,
+            "num_layers": self.num_layers,
+            "width": self.width,
+            "num_heads": self.num_heads,
+            "vocabulary": self.vocabulary,
+        }
+
     def check_mesh(self, mesh: Mesh) -> None:
         """Refuse a mesh over which the model cannot be cut.
 
@@ -52,7 +64,57 @@ class GPT2Shape:
         return range(first, first + each + (stage < left_over))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResNetShape:
+    """A ResNet of basic blocks for images of 32 x 32 pixels (He et al. 2016).
+
+    ResNet-18 as it is usual for CIFAR-10: four stages of two blocks, behind a 3 x 3 convolution with stride 1 and no
+    max-pooling, for 7 x 7 with stride 2 and pooling would leave 8 x 8 pixels.
+    """
+
+    widths: tuple[int, ...]
+    """Channels of each stage; all but the first halve the image."""
+    blocks_per_stage: int
+    num_classes: int
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters."""
+        return sum(self.parameter_sizes())
+
+    def parameter_sizes(self) -> list[int]:
+        """Return the number of elements of each parameter, in the order of the model's modules."""
+        stem = self.widths[0]
+        sizes, channels = [3 * stem * 9, stem, stem], stem
+        for stage, width in enumerate(self.widths):
+            for block in range(self.blocks_per_stage):
+                sizes += [channels * width * 9, width, width, width * width * 9, width, width]
+                if block == 0 and stage > 0:
+                    sizes += [channels * width, width, width]
+                channels = width
+        return [*sizes, channels * self.num_classes, self.num_classes]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run records of the shape."""
+        return {"name": "resnet18", "num_parameters": self.num_parameters, "num_classes": self.num_classes}
+
+    def check_mesh(self, mesh: Mesh) -> None:
+        """Refuse a mesh over which the model cannot be cut.
+
+        Raises:
+            MeshError: pipeline or tensor parallelism.
+        """
+        if mesh.pp > 1 or mesh.tp > 1:
+            raise MeshError(f"mesh {mesh}: resnet18 trains in data parallelism only: take dp={mesh.size}, or gpt2")
+
+
+ModelShape = GPT2Shape | ResNetShape
+
 GPT2_PRESETS = {
     "tiny": GPT2Shape(num_layers=4, width=128, num_heads=4, context=128, vocabulary=256),
     "small": GPT2Shape(num_layers=12, width=768, num_heads=12, context=1024, vocabulary=50257),
+    "medium": GPT2Shape(num_layers=24, width=1024, num_heads=16, context=1024, vocabulary=50257),
+    "large": GPT2Shape(num_layers=36, width=1280, num_heads=20, context=1024, vocabulary=50257),
+    "xl": GPT2Shape(num_layers=48, width=1600, num_heads=25, context=1024, vocabulary=50257),
 }
+RESNET18 = ResNetShape(widths=(64, 128, 256, 512), blocks_per_stage=2, num_classes=10)

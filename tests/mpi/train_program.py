@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.config import ClockConfig, Config, TraceConfig, TrainConfig
-from hpcpace.train.data import ByteText, open_text
-from hpcpace.train.loop import TrainJob, build_optimizer, train
+from hpcpace.train.data import TextData, TokenText, open_data, open_text
+from hpcpace.train.loop import TrainJob, train
+from hpcpace.train.optimizer import build_optimizer
 from hpcpace.train.parallel import build_replica
 from hpcpace.train.plan import plan_training
 from hpcpace.world.environment import host_identity, process_environ, rank_info
@@ -23,34 +24,34 @@ def losses(info, comm, folder, mesh, is_text_shared=True, **settings):
     config = Config(
         trace=TraceConfig(enabled=False),
         clock=ClockConfig(enabled=False),
-        train=TrainConfig(mesh=mesh, steps=20, warmup_steps=0, log_every=7, **settings),
+        train=TrainConfig(**{"mesh": mesh, "steps": 20, "warmup_steps": 0, "log_every": 7, **settings}),
     )
     plan = plan_training(config.train, info.world_size)
-    text = open_text(None, plan.seq_len)
+    data = open_data(plan)
     if not is_text_shared:
-        text = ByteText(source="own", tokens=text.tokens[info.rank :])
-    job = TrainJob(plan=plan, config=config, info=info, comm=comm, text=text, run_dir=Path(folder), progress="off")
+        own = TokenText(source="own", tokens=open_text(None, plan.seq_len).tokens[info.rank :])
+        data = TextData(training=own, held_out=None, seq_len=plan.seq_len)
+    job = TrainJob(plan=plan, config=config, info=info, comm=comm, data=data, run_dir=Path(folder), progress="off")
     return train(job).losses
+
+
+def losses_of_case(info, comm, folder, case, dtype):
+    """Train a case like `dp=2 zero=1`: a mesh, then further settings."""
+    mesh, *options = case.split()
+    settings = dict(option.split("=") for option in options)
+    numbers = {name: int(value) for name, value in settings.items() if value.isdigit()}
+    return losses(info, comm, folder, mesh, dtype=dtype, **{**settings, **numbers})
 
 
 def tied_weights(info, comm):
     """Return the tied weight of first and last stage, and what it was at first, after three steps on two stages."""
     plan = plan_training(TrainConfig(mesh="pp=2"), 2)
     with init_process_group(info, comm, device=torch.device("cpu"), timeout_s=60):
-        replica = build_replica(
-            plan.shape,
-            mesh=plan.mesh,
-            rank=info.rank,
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            seed=0,
-            num_microbatches=4,
-            sequences_per_replica=8,
-            seq_len=plan.seq_len,
-        )
-        part = replica.model.embedding.wte if info.rank == 0 else replica.model.head.vocabulary
+        replica = build_replica(plan, rank=info.rank, device=torch.device("cpu"))
+        (stage,) = replica.stages
+        part = stage.embedding.wte if info.rank == 0 else stage.head.vocabulary
         first, text = part.weight.detach().clone(), open_text(None, plan.seq_len)
-        optimizer = build_optimizer(replica.model, learning_rate=1e-3)
+        optimizer = build_optimizer(replica.parameters(), learning_rate=1e-3)
         for step in range(3):
             tokens = torch.from_numpy(text.batch(step, seed=0, batch_size=8, seq_len=plan.seq_len, rows=slice(None)))
             replica.forward_backward(tokens[:, :-1], tokens[:, 1:])
@@ -77,8 +78,8 @@ def main(case, *arguments):
         elif case == "own_text":
             result = losses(info, comm, arguments[0], "", is_text_shared=False)
         else:
-            folder, dtype, *meshes = arguments
-            result = {mesh: losses(info, comm, folder, mesh, dtype=dtype) for mesh in meshes}
+            folder, dtype, *cases = arguments
+            result = {case: losses_of_case(info, comm, folder, case, dtype) for case in cases}
         if info.rank == 0:
             print(json.dumps(result))
 

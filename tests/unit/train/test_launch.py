@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import WorldError
+from hpcpace.errors import ConfigError, WorldError
 from hpcpace.train import launch
 
 
@@ -41,3 +41,13 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch, num_cores, num_allowed, lo
     monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_allowed)))
     assert launch.threads_of_rank(local_size) == num_threads
+
+
+def test_a_compiler_is_looked_for_where_it_is_named(tmp_path):
+    (tmp_path / "my-c++").touch(mode=0o755)
+    launch.check_compiler({"CXX": "my-c++", "PATH": str(tmp_path)})
+
+
+def test_compilation_without_a_compiler_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no g\+\+: install one"):
+        launch.check_compiler({"PATH": str(tmp_path)})

@@ -10,11 +10,11 @@ from hpcpace.train.plan import plan_training
 
 
 @pytest.mark.parametrize("mesh", ["dp=4", "dp=2,pp=2", "pp=4", "pp=3,tp=4", "dp=2,pp=3,tp=2"])
-def test_credited_tokens_add_up_to_the_global_batch(mesh: str) -> None:
+def test_credited_samples_add_up_to_the_global_batch(mesh: str) -> None:
     num_ranks = {"dp=4": 4, "dp=2,pp=2": 4, "pp=4": 4}.get(mesh, 12)
     plan = plan_training(TrainConfig(mesh=mesh, seq_len=127), num_ranks)
-    credited = [plan.credited_tokens(plan.mesh.coordinates(rank)) for rank in range(num_ranks)]
-    assert sum(credited) == plan.tokens_per_step == 8 * 127
+    credited = [plan.credited_samples(plan.mesh.coordinates(rank)) for rank in range(num_ranks)]
+    assert sum(credited) == plan.samples_per_step == 8 * 127
 
 
 def test_replicas_share_the_batch_out() -> None:
@@ -30,6 +30,12 @@ def test_the_sequence_is_as_long_as_the_context_by_default() -> None:
     assert plan_training(TrainConfig(preset="small"), 1).seq_len == 1024
 
 
+def test_images_are_credited_to_the_replica_that_trains_them() -> None:
+    plan = plan_training(TrainConfig(model="resnet18", batch_size=64), 4)
+    assert plan.samples_unit == "images"
+    assert [plan.credited_samples(plan.mesh.coordinates(rank)) for rank in range(4)] == [16] * 4
+
+
 @pytest.mark.parametrize(
     ("settings", "num_ranks", "seen"),
     [
@@ -42,6 +48,8 @@ def test_the_sequence_is_as_long_as_the_context_by_default() -> None:
         ({"seq_len": 129}, 1, "at most 128"),
         ({"inject": ("rank=4,size=10%",)}, 4, "ranks are 0 to 3"),
         ({"inject": ("nonsense",)}, 1, "write rank=N"),
+        ({"model": "resnet18", "mesh": "pp=2"}, 2, "data parallelism only"),
+        ({"model": "resnet18", "batch_size": 9}, 2, "take --batch-size 10"),
     ],
 )
 def test_refuses_settings_that_do_not_fit(settings: dict[str, Any], num_ranks: int, seen: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hpcpace.config import PRESETS
 from hpcpace.errors import MeshError
 from hpcpace.train.mesh import Mesh
-from hpcpace.train.presets import GPT2_PRESETS
+from hpcpace.train.presets import GPT2_PRESETS, RESNET18
 
 
 def test_every_preset_of_the_settings_has_a_shape() -> None:
@@ -17,6 +17,33 @@ def test_small_is_gpt2_with_124_million_parameters() -> None:
     assert (small.num_layers, small.width, small.num_heads) == (12, 768, 12)
     assert (small.context, small.vocabulary) == (1024, 50257)
     assert small.num_parameters == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_layers", "width", "num_heads", "num_parameters"),
+    [
+        # Layers and width are of Radford et al. 2019, table 2; heads and counts those of the published weights.
+        ("medium", 24, 1024, 16, 354_823_168),
+        ("large", 36, 1280, 20, 774_030_080),
+        ("xl", 48, 1600, 25, 1_557_611_200),
+    ],
+)
+def test_larger_presets_are_those_of_gpt2(
+    preset: str, num_layers: int, width: int, num_heads: int, num_parameters: int
+) -> None:
+    shape = GPT2_PRESETS[preset]
+    assert (shape.num_layers, shape.width, shape.num_heads) == (num_layers, width, num_heads)
+    assert (shape.context, shape.vocabulary, shape.num_parameters) == (1024, 50257, num_parameters)
+
+
+def test_resnet18_has_the_parameters_that_are_usual_for_cifar10() -> None:
+    assert RESNET18.num_parameters == 11_173_962
+
+
+@pytest.mark.parametrize("mesh", [Mesh(pp=2), Mesh(tp=2), Mesh(dp=2, pp=2)])
+def test_resnet18_is_not_cut(mesh: Mesh) -> None:
+    with pytest.raises(MeshError, match=f"take dp={mesh.size}"):
+        RESNET18.check_mesh(mesh)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 5, 12])

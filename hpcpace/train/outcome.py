@@ -1,0 +1,95 @@
+"""What a training came to: finished, stopped ahead of time, or out of memory; written into its attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcpace.errors import TrainingFailed
+from hpcpace.rundir import Attempt, write_json
+from hpcpace.train.memory import memory_facts
+from hpcpace.train.plan import TrainPlan
+from hpcpace.train.presets import GPT2Shape
+from hpcpace.units import format_bytes
+from hpcpace.world.environment import RankInfo
+
+RESULT_SCHEMA = "hpcpace-result/2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a run came to.
+
+    Attributes:
+        losses: mean loss over the global batch, one a step from step 0 on, also where this attempt began later; the
+            same on every rank.
+        evaluations: facts of the evaluations, in order.
+        samples_per_s: samples of all ranks per second of this attempt's steps after the warm-up, with evaluations and
+            checkpoints, seen from this rank; 0 where no step was left.
+        samples_unit: tokens or images.
+        first_step: the step that this attempt began with.
+        stopped_by: the signal that ended it ahead of time; empty where all steps were done.
+        peak_memory: what each rank had at most: rank, host, rss_bytes, device_bytes.
+        run: the run directory; None where none could be made.
+    """
+
+    losses: Sequence[float]
+    evaluations: Sequence[Mapping[str, Any]]
+    samples_per_s: float
+    samples_unit: str
+    first_step: int
+    stopped_by: str
+    peak_memory: Sequence[Mapping[str, Any]]
+    run: Path | None
+
+
+def write_result(attempt: Attempt, result: TrainResult) -> None:
+    """Write result.json of an attempt; a full disk is one warning, and no reason for a finished training to fail."""
+    content = {
+        "schema": RESULT_SCHEMA,
+        "outcome": "stopped" if result.stopped_by else "finished",
+        "stopped_by": result.stopped_by,
+        "first_step": result.first_step,
+        "losses": result.losses,
+        "evaluations": result.evaluations,
+        "samples_per_s": result.samples_per_s,
+        "samples_unit": result.samples_unit,
+        "peak_memory": result.peak_memory,
+    }
+    try:
+        write_json(attempt.result_json, content)
+    except OSError as error:
+        print(f"hpcpace: cannot write {attempt.result_json}: {error.strerror}", file=sys.stderr)
+
+
+def out_of_memory(
+    error: BaseException, *, attempt: Attempt, plan: TrainPlan, info: RankInfo, device: torch.device
+) -> TrainingFailed:
+    """Record that this rank had not enough memory, and return the error to raise."""
+    memory = memory_facts(device, rank=info.rank, host=info.host)
+    # Of torch's own text, what it said before where in its source.
+    cause = re.sub(r"^\[enforce fail[^\]]*\] [^.]*\. ", "", " ".join(str(error).split())) or type(error).__name__
+    content = {"schema": RESULT_SCHEMA, "outcome": "out of memory", "cause": cause, "peak_memory": [memory]}
+    with contextlib.suppress(OSError, MemoryError):
+        attempt.path.mkdir(parents=True, exist_ok=True)
+        write_json(attempt.result_json, content)
+    used = memory["device_bytes"] or memory["rss_bytes"]
+    return TrainingFailed(
+        f"rank {info.rank} on {info.host} is out of memory after {format_bytes(used)}: {_remedy(plan)} ({cause[:120]})"
+    )
+
+
+def _remedy(plan: TrainPlan) -> str:
+    if not isinstance(plan.shape, GPT2Shape):
+        return f"lower --batch-size ({plan.settings.batch_size}), or take more ranks"
+    return (
+        f"lower --batch-size ({plan.settings.batch_size}) or --seq-len ({plan.seq_len}), take a smaller --preset than "
+        f"{plan.settings.preset}, or more ranks with pp or tp in --mesh or with --zero 3"
+    )
