@@ -1,0 +1,332 @@
+"""Processors, NUMA nodes and PCI devices, read from sysfs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from hpcpace.audit import cpusets
+from hpcpace.audit.facts import Cache, Cpus, Hardware, NumaNode, PciDevice
+from hpcpace.audit.quoting import printable
+from hpcpace.audit.tree import Tree, Unreadable
+
+ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+_CPU = "sys/devices/system/cpu"
+_NODE = "sys/devices/system/node"
+_PCI = "sys/bus/pci/devices"
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_MOST_CPUS = 8_192
+_SMALL_SHARE = 0.8
+_MOST_DEVICES = 256
+_NIC_CLASSES = ("0x02", "0x0c06")
+# Some InfiniBand adapters call themselves serial buses (0x0c06), like the QLE7340.
+_CLASSES = (*_NIC_CLASSES, "0x03", "0x12")
+_NVIDIA, _AMD, _INTEL, _HABANA = "0x10de", "0x1002", "0x8086", "0x1da3"
+
+
+def collect_hardware(tree: Tree) -> Hardware:
+    """Return what the host is made of; facts that cannot be read are None, with the reason in `tree.unreadable`."""
+    classes = tree.fact("pci", _pci_classes, tree)
+    return Hardware(
+        cpus=collect_cpus(tree),
+        numa=tree.fact("numa", _numa_nodes, tree),
+        pci=None if classes is None else _pci_devices(tree, classes),
+        num_nvswitches=_num_nvswitches(tree, classes or {}),
+    )
+
+
+def collect_cpus(tree: Tree) -> Cpus:
+    """Return the processors."""
+    online = tree.fact("cpus/online", _cpu_list, tree, f"{_CPU}/online", may_be_empty=False)
+    cpus = [cpu for cpu in cpusets.members(cpusets.parse_list(online or "")) if cpu < _MOST_CPUS]
+    siblings = tree.fact("cpus/cores", _siblings, tree, cpus) if cpus else None
+    driver = f"{_CPU}/cpu{cpus[0]}/cpufreq/scaling_driver" if cpus else ""
+    return Cpus(
+        online=online,
+        offline=_offline(tree),
+        model=tree.fact("cpus/model", _cpu_model, tree),
+        packages=tree.fact("cpus/packages", _packages, tree, siblings or {}) if siblings else None,
+        cores=None if siblings is None else tuple(dict.fromkeys(siblings.values())),
+        caches=tree.fact("cpus/caches", _caches, tree, cpus) if cpus else None,
+        governors=tree.fact("cpus/governors", _governors, tree, cpus) if cpus else None,
+        driver=tree.fact("cpus/driver", tree.word, driver) or "" if driver and tree.exists(driver) else "",
+        fast=_fast_cpus(tree, cpus),
+    )
+
+
+def _cpu_list(tree: Tree, path: str, *, may_be_empty: bool) -> str:
+    text = tree.text(path)
+    if not text and not may_be_empty:
+        raise Unreadable("empty")
+    return cpusets.format_list(cpusets.parse_list(text))
+
+
+def _offline(tree: Tree) -> str | None:
+    """Return the CPUs that could be switched on; a kernel without hot-plugging does not say."""
+    if not tree.exists(f"{_CPU}/offline"):
+        return ""
+    text = tree.fact("cpus/offline", _cpu_list, tree, f"{_CPU}/offline", may_be_empty=True)
+    if not text:
+        return text
+    # `offline` also counts CPUs that could be plugged in some day; only those in `present` are there.
+    present = tree.fact("cpus/present", _cpu_list, tree, f"{_CPU}/present", may_be_empty=False)
+    if present is None:
+        return None
+    return cpusets.format_list(cpusets.parse_list(text) & cpusets.parse_list(present))
+
+
+def _siblings(tree: Tree, cpus: Iterable[int]) -> dict[int, str]:
+    """Return by the first CPU of each core all CPUs of it."""
+    found: dict[int, str] = {}
+    seen = 0
+    for cpu in cpus:
+        if seen >> cpu & 1:
+            continue
+        text = _cpu_list(tree, f"{_CPU}/cpu{cpu}/topology/thread_siblings_list", may_be_empty=False)
+        core = cpusets.parse_list(text)
+        if not core >> cpu & 1 or core & seen:
+            raise Unreadable(f"thread_siblings_list of cpu{cpu} contradicts that of others")
+        seen |= core
+        found[cpu] = text
+    return found
+
+
+def _packages(tree: Tree, siblings: dict[int, str]) -> dict[str, str]:
+    packages: dict[str, int] = {}
+    for cpu, core in siblings.items():
+        package = str(tree.number(f"{_CPU}/cpu{cpu}/topology/physical_package_id"))
+        packages[package] = packages.get(package, 0) | cpusets.parse_list(core)
+    return {package: cpusets.format_list(cpus) for package, cpus in packages.items()}
+
+
+def _caches(tree: Tree, cpus: list[int]) -> tuple[Cache, ...]:
+    found: dict[tuple[int, str, str], Cache] = {}
+    covered: dict[tuple[int, str], int] = {}
+    index_names = [name for name in tree.names(f"{_CPU}/cpu{cpus[0]}/cache") if re.fullmatch(r"index\d{1,2}", name)]
+    kinds: dict[str, tuple[int, str]] = {}
+    for cpu in cpus:
+        for index in index_names:
+            # All CPUs number their caches alike, but for hybrid ones, which have the same kinds.
+            place = f"{_CPU}/cpu{cpu}/cache/{index}"
+            kind = kinds.get(index)
+            if kind is None:
+                kind = kinds[index] = (tree.number(f"{place}/level"), tree.word(f"{place}/type"))
+            if covered.get(kind, 0) >> cpu & 1 or not tree.exists(place):
+                continue
+            shared = _cpu_list(tree, f"{place}/shared_cpu_list", may_be_empty=False)
+            covered[kind] = covered.get(kind, 0) | cpusets.parse_list(shared)
+            size = tree.word(f"{place}/size") if tree.exists(f"{place}/size") else ""
+            found[(*kind, shared)] = Cache(level=kind[0], kind=kind[1], size=size, cpus=shared)
+    return tuple(found.values())
+
+
+def _governors(tree: Tree, cpus: list[int]) -> dict[str, str]:
+    """Return the CPUs of each governor; empty where the kernel sets no frequencies, as in most virtual machines."""
+    found: dict[str, int] = {}
+    if not tree.exists(f"{_CPU}/cpu{cpus[0]}/cpufreq"):
+        return {}
+    for cpu in cpus:
+        governor = tree.word(f"{_CPU}/cpu{cpu}/cpufreq/scaling_governor")
+        found[governor] = found.get(governor, 0) | 1 << cpu
+    return {governor: cpusets.format_list(of) for governor, of in found.items()}
+
+
+def _fast_cpus(tree: Tree, cpus: list[int]) -> str:
+    # Both folders are there on Intel's hybrid processors only.
+    if tree.exists("sys/devices/cpu_atom/cpus") and tree.exists("sys/devices/cpu_core/cpus"):
+        return tree.fact("cpus/fast", _cpu_list, tree, "sys/devices/cpu_core/cpus", may_be_empty=False) or ""
+    if not cpus or not tree.exists(f"{_CPU}/cpu{cpus[0]}/cpu_capacity"):
+        return ""
+    return tree.fact("cpus/fast", _of_much_capacity, tree, cpus) or ""
+
+
+def _of_much_capacity(tree: Tree, cpus: list[int]) -> str:
+    """Return the CPUs of the fast cores by what the kernel says of each CPU's capacity; none where all are alike.
+
+    Cores of one kind differ by a few percent in their highest frequency; small cores have three quarters and less.
+    """
+    capacities = {cpu: tree.number(f"{_CPU}/cpu{cpu}/cpu_capacity") for cpu in cpus}
+    least = _SMALL_SHARE * max(capacities.values())
+    fast = [cpu for cpu, capacity in capacities.items() if capacity >= least]
+    return "" if len(fast) == len(cpus) else cpusets.format_list(cpusets.of(fast))
+
+
+def _cpu_model(tree: Tree) -> str:
+    fields: dict[str, str] = {}
+    for line in tree.beginning("proc/cpuinfo").split("\n"):
+        name, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(name.strip(), value.strip())
+    for name in ("model name", "cpu"):
+        if fields.get(name):
+            return printable(fields[name])[:100]
+    if "CPU part" in fields:
+        return printable(f"Arm implementer {fields.get('CPU implementer', '?')} part {fields['CPU part']}")[:100]
+    raise Unreadable("no model in /proc/cpuinfo")
+
+
+def _numa_nodes(tree: Tree) -> tuple[NumaNode, ...]:
+    numbers = [int(name[4:]) for name in tree.names(_NODE) if re.fullmatch(r"node\d{1,5}", name)]
+    if not numbers:
+        raise Unreadable(f"no node in /{_NODE}")
+    return tuple(_numa_node(tree, number) for number in sorted(numbers))
+
+
+def _numa_node(tree: Tree, number: int) -> NumaNode:
+    place = f"{_NODE}/node{number}"
+    fact = f"numa/{number}"
+    return NumaNode(
+        number=number,
+        cpus=tree.fact(f"{fact}/cpus", _cpu_list, tree, f"{place}/cpulist", may_be_empty=True),
+        distances=tree.fact(f"{fact}/distances", lambda: _distances(tree.text(f"{place}/distance"))),
+        memory_kb=tree.fact(f"{fact}/memory_kb", lambda: _memory_kb(tree.beginning(f"{place}/meminfo"))),
+    )
+
+
+def _distances(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d{1,9}( +\d{1,9})*", text):
+        raise Unreadable(f"{text[:40]!r} are no distances")
+    return tuple(int(part) for part in text.split())
+
+
+def _memory_kb(text: str) -> int:
+    found = re.search(r"MemTotal: *(\d{1,15}) kB", text)
+    if not found:
+        raise Unreadable("no MemTotal")
+    return int(found[1])
+
+
+def _pci_classes(tree: Tree) -> dict[str, str]:
+    """Return the class of each PCI device, empty where it cannot be read."""
+    found = {}
+    for address in tree.names(_PCI):
+        if ADDRESS.fullmatch(address):
+            text = tree.fact(f"pci/{address}/class", tree.word, f"{_PCI}/{address}/class")
+            found[address] = text or ""
+    return found
+
+
+def _num_nvswitches(tree: Tree, classes: dict[str, str]) -> int:
+    bridges = [address for address, code in classes.items() if code.startswith("0x0680")]
+    vendors = [tree.fact(f"pci/{address}/vendor", tree.word, f"{_PCI}/{address}/vendor") for address in bridges]
+    return vendors.count(_NVIDIA)
+
+
+def _pci_devices(tree: Tree, classes: dict[str, str]) -> tuple[PciDevice, ...]:
+    """Return GPUs, network adapters and the bridges above them, in order of their address."""
+    chosen: dict[str, PciDevice] = {}
+    for address, code in classes.items():
+        if code.startswith(_CLASSES) and len(chosen) < _MOST_DEVICES:
+            device = _pci_device(tree, address, code)
+            hidden = device.is_virtual_function and _has_physical_function(tree, address, classes)
+            if device.kind and not hidden:
+                chosen[address] = device
+    above = {parent for device in chosen.values() for parent in (device.parents or ())[1:]}
+    for address in sorted(above - set(chosen))[:_MOST_DEVICES]:
+        chosen[address] = _pci_device(tree, address, "0x0604")
+    return tuple(device for _, device in sorted(chosen.items()))
+
+
+def _pci_device(tree: Tree, address: str, code: str) -> PciDevice:
+    place, fact = f"{_PCI}/{address}", f"pci/{address}"
+    vendor = tree.fact(f"{fact}/vendor", tree.word, f"{place}/vendor")
+    is_end = not code.startswith("0x0604")
+    return PciDevice(
+        address=address,
+        kind=_kind(code, vendor),
+        vendor=vendor,
+        device=tree.fact(f"{fact}/device", tree.word, f"{place}/device"),
+        parents=tree.fact(f"{fact}/parents", _parents, tree, address) if is_end else (),
+        numa_node=tree.fact(f"{fact}/numa_node", tree.number, f"{place}/numa_node"),
+        local_cpus=_local_cpus(tree, address) if is_end else None,
+        speed_gts=tree.fact(f"{fact}/speed", lambda: _speed_gts(tree.text(f"{place}/current_link_speed"))),
+        max_speed_gts=tree.fact(f"{fact}/max_speed", lambda: _speed_gts(tree.text(f"{place}/max_link_speed"))),
+        width=tree.fact(f"{fact}/width", lambda: _width(tree.number(f"{place}/current_link_width"))),
+        max_width=tree.fact(f"{fact}/max_width", lambda: _width(tree.number(f"{place}/max_link_width"))),
+        driver=_last_of_link(tree, f"{place}/driver"),
+        iommu_group=_last_of_link(tree, f"{place}/iommu_group"),
+        is_virtual_function=tree.exists(f"{place}/physfn"),
+        acs_control=None if is_end else tree.fact(f"{fact}/acs", _acs_control, tree, f"{place}/config"),
+    )
+
+
+def _local_cpus(tree: Tree, address: str) -> str | None:
+    return tree.fact(f"pci/{address}/local_cpus", _cpu_list, tree, f"{_PCI}/{address}/local_cpulist", may_be_empty=True)
+
+
+def _kind(code: str, vendor: str | None) -> str:
+    """Return `gpu`, `nic`, `bridge`, or nothing for a device that does not matter, like the screen of a BMC."""
+    if code.startswith("0x0604"):
+        return "bridge"
+    if code.startswith(_NIC_CLASSES):
+        return "nic"
+    if vendor == _NVIDIA:
+        return "gpu" if code.startswith("0x03") else ""
+    if vendor == _AMD:
+        return "gpu"
+    if vendor == _INTEL:  # 0x0380 is a display controller without a screen; 0x0300 is the graphics of a processor
+        return "gpu" if code.startswith(("0x0380", "0x0302", "0x12")) else ""
+    return "gpu" if vendor == _HABANA or vendor is None else ""
+
+
+def _parents(tree: Tree, address: str) -> tuple[str, ...]:
+    parts = tree.resolve(f"{_PCI}/{address}").split("/")
+    first = next((index for index, part in enumerate(parts) if _HOST_BRIDGE.fullmatch(part)), None)
+    if first is None or parts[-1] != address:
+        raise Unreadable("its link does not lead below a host bridge")
+    way = parts[first:-1]
+    if any(not ADDRESS.fullmatch(part) for part in way[1:]):
+        raise Unreadable("its link passes something else than bridges")
+    return tuple(way)
+
+
+def _has_physical_function(tree: Tree, address: str, classes: dict[str, str]) -> bool:
+    try:
+        return tree.resolve(f"{_PCI}/{address}/physfn").split("/")[-1] in classes
+    except Unreadable:
+        return False
+
+
+def _last_of_link(tree: Tree, path: str) -> str:
+    """Return the name that a link leads to; nothing where there is none, which is a fact and no failure."""
+    try:
+        return printable(tree.resolve(path).split("/")[-1])[:60]
+    except Unreadable:
+        return ""
+
+
+def _acs_control(tree: Tree, path: str) -> int:
+    """Return the ACS control register of a bridge, -1 where it has none.
+
+    PCI Express Base Specification 7.7.11: extended capability 0x000d, control at offset 6. Extended capabilities are a
+    list from 0x100 on: id in bits 0 to 15, next in bits 20 to 31. Who is not root reads 64 bytes.
+    """
+    config = tree.content(path, most_bytes=4096)
+    if len(config) <= 64:
+        raise Unreadable("needs root")
+    if len(config) <= 256:
+        return -1
+    place = 0x100
+    for _ in range(48):
+        header = int.from_bytes(config[place : place + 4], "little")
+        if header & 0xFFFF == 0x000D:
+            return int.from_bytes(config[place + 6 : place + 8], "little")
+        place = header >> 20
+        if not 0x100 <= place <= len(config) - 8:
+            return -1
+    raise Unreadable("its capabilities go round in a circle")
+
+
+def _speed_gts(text: str) -> float:
+    found = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text)
+    if not found:
+        raise Unreadable(f"{text[:40]!r} is no speed")
+    return float(found[1])
+
+
+def _width(lanes: int) -> int:
+    # 0 and 255 are the kernel's words for unknown.
+    if not 1 <= lanes <= 64:
+        raise Unreadable(f"{lanes} is no number of lanes")
+    return lanes

@@ -1,0 +1,189 @@
+"""RDMA adapters, network interfaces, and their counters of errors, read from sysfs."""
+
+from __future__ import annotations
+
+import re
+
+from hpcpace.audit.collect_hardware import ADDRESS
+from hpcpace.audit.facts import Gid, NetDevice, RdmaDevice, RdmaPort
+from hpcpace.audit.quoting import printable
+from hpcpace.audit.tree import Tree, Unreadable
+
+_RDMA = "sys/class/infiniband"
+_NET = "sys/class/net"
+_MOST_RDMA, _MOST_NET, _MOST_GIDS, _MOST_GIDS_KEPT = 64, 96, 256, 24
+_NET_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
+
+LINK_ERRORS = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors")
+"""Counters of a port that a good link hardly ever moves."""
+CONGESTION = ("port_xmit_discards", "out_of_sequence", "roce_adp_retrans", "local_ack_timeout_err")
+"""Counters of a port that loss in the fabric moves."""
+_NET_COUNTERS = ("rx_packets", "tx_packets", "rx_dropped", "tx_dropped", "rx_errors", "tx_errors")
+
+
+def collect_rdma(tree: Tree) -> tuple[RdmaDevice, ...] | None:
+    """Return the RDMA adapters; none where the kernel has no class for them."""
+    if not tree.exists(_RDMA):
+        return () if tree.exists("sys/class") else tree.fact("rdma", lambda: _fail("no /sys/class"))
+    names = tree.fact("rdma", tree.names, _RDMA)
+    return None if names is None else tuple(_rdma_device(tree, name) for name in names[:_MOST_RDMA])
+
+
+def collect_net(tree: Tree) -> tuple[NetDevice, ...] | None:
+    """Return the network interfaces, those with an adapter first where there are very many."""
+    names = tree.fact("net", tree.names, _NET)
+    if names is None:
+        return None
+    # bonding_masters is a file in the same folder.
+    names = [name for name in names if name != "bonding_masters"]
+    chosen = sorted(names, key=lambda name: (not tree.exists(f"{_NET}/{name}/device"), name))[:_MOST_NET]
+    return tuple(_net_device(tree, name) for name in sorted(chosen))
+
+
+def read_counters(tree: Tree) -> dict[str, int]:
+    """Return the counters of errors and drops that are not 0; a port or interface without any goes to unreadable."""
+    found: dict[str, int] = {}
+    for device in _names(tree, _RDMA)[:_MOST_RDMA]:
+        for port in _names(tree, f"{_RDMA}/{device}/ports")[:8]:
+            place, name = f"{_RDMA}/{device}/ports/{port}", f"rdma/{printable(device)}/{port}"
+            names = tree.fact(f"{name}/counters", tree.names, f"{place}/counters") or []
+            for folder, listed in (("counters", names), ("hw_counters", _names(tree, f"{place}/hw_counters"))):
+                for counter in sorted({*LINK_ERRORS, *CONGESTION} & set(listed)):
+                    _count(tree, found, f"{place}/{folder}/{counter}", f"{name}/{counter}")
+    for device in _names(tree, _NET)[:_MOST_NET]:
+        if tree.exists(f"{_NET}/{device}/device") or device.startswith(("eth", "en", "ib", "hsn")):
+            name = f"net/{printable(device)}"
+            if tree.fact(f"{name}/counters", tree.names, f"{_NET}/{device}/statistics") is not None:
+                for counter in _NET_COUNTERS:
+                    _count(tree, found, f"{_NET}/{device}/statistics/{counter}", f"{name}/{counter}")
+    return found
+
+
+def read_aer(tree: Tree, addresses: list[str]) -> dict[str, int]:
+    """Return the corrected errors of PCIe links that are not 0."""
+    found: dict[str, int] = {}
+    for address in addresses:
+        name = f"pci/{address}/corrected"
+        count = tree.fact(name, _corrected, tree, address)
+        if count:
+            found[name] = count
+    return found
+
+
+def _corrected(tree: Tree, address: str) -> int:
+    total = re.search(
+        r"^TOTAL_ERR_COR (\d{1,18})$", tree.text(f"sys/bus/pci/devices/{address}/aer_dev_correctable"), re.MULTILINE
+    )
+    if not total:
+        raise Unreadable("no TOTAL_ERR_COR")
+    return int(total[1])
+
+
+def _fail(reason: str) -> tuple[RdmaDevice, ...]:
+    raise Unreadable(reason)
+
+
+def _names(tree: Tree, path: str) -> list[str]:
+    try:
+        return tree.names(path)
+    except Unreadable:
+        return []
+
+
+def _count(tree: Tree, found: dict[str, int], path: str, name: str) -> None:
+    try:
+        value = tree.number(path)
+    except Unreadable:
+        return
+    if value > 0:
+        found[name] = max(value, found.get(name, 0))
+
+
+def _rdma_device(tree: Tree, name: str) -> RdmaDevice:
+    place, shown = f"{_RDMA}/{name}", printable(name)
+    ports = tree.fact(f"rdma/{shown}/ports", tree.names, f"{place}/ports") or []
+    return RdmaDevice(
+        name=shown,
+        pci=tree.fact(f"rdma/{shown}/pci", _adapter, tree, f"{place}/device"),
+        firmware=_text(tree, f"{place}/fw_ver"),
+        board=_text(tree, f"{place}/board_id") or _text(tree, f"{place}/hca_type"),
+        ports=tuple(_port(tree, place, shown, int(port)) for port in ports[:8] if re.fullmatch(r"\d{1,3}", port)),
+    )
+
+
+def _port(tree: Tree, device_place: str, device: str, number: int) -> RdmaPort:
+    place, fact = f"{device_place}/ports/{number}", f"rdma/{device}/{number}"
+    return RdmaPort(
+        number=number,
+        state=tree.fact(f"{fact}/state", lambda: _after_colon(tree.word(f"{place}/state"))),
+        phys_state=tree.fact(f"{fact}/phys_state", lambda: _after_colon(tree.word(f"{place}/phys_state"))),
+        rate_gbps=tree.fact(f"{fact}/rate", lambda: _rate_gbps(tree.word(f"{place}/rate"))),
+        link_layer=tree.fact(f"{fact}/link_layer", tree.word, f"{place}/link_layer"),
+        gids=_gids(tree, place),
+    )
+
+
+def _gids(tree: Tree, place: str) -> tuple[Gid, ...]:
+    """Return the entries in use; reading the type of one that is not fails with EINVAL."""
+    found: list[Gid] = []
+    for name in sorted(_names(tree, f"{place}/gid_attrs/types"), key=lambda text: (len(text), text))[:_MOST_GIDS]:
+        kind = _text(tree, f"{place}/gid_attrs/types/{name}")
+        if kind and re.fullmatch(r"\d{1,4}", name) and len(found) < _MOST_GIDS_KEPT:
+            found.append(Gid(index=int(name), kind=kind, net=_text(tree, f"{place}/gid_attrs/ndevs/{name}")))
+    return tuple(found)
+
+
+def _net_device(tree: Tree, name: str) -> NetDevice:
+    place, shown = f"{_NET}/{name}", printable(name)
+    is_physical = tree.exists(f"{place}/device")
+    return NetDevice(
+        name=shown,
+        pci=(tree.fact(f"net/{shown}/pci", _adapter, tree, f"{place}/device") or "") if is_physical else "",
+        kind=_NET_KINDS.get(tree.fact(f"net/{shown}/type", tree.number, f"{place}/type") or 0, "other"),
+        mtu=tree.fact(f"net/{shown}/mtu", tree.number, f"{place}/mtu"),
+        speed_mbps=_net_speed_mbps(tree, place),
+        state=tree.fact(f"net/{shown}/state", tree.word, f"{place}/operstate"),
+        is_physical=is_physical,
+        master=_last(tree, f"{place}/master"),
+    )
+
+
+def _net_speed_mbps(tree: Tree, place: str) -> int | None:
+    # A virtual interface, or one that is down, gives -1 or EINVAL; that is known and no failure.
+    try:
+        speed = tree.number(f"{place}/speed")
+    except Unreadable:
+        return None
+    return speed if 0 < speed < 100_000_000 else None
+
+
+def _adapter(tree: Tree, path: str) -> str:
+    """Return the PCI address of what a `device` link leads to; empty for what is no PCI device."""
+    parts = tree.resolve(path).split("/")
+    return next((part for part in reversed(parts) if ADDRESS.fullmatch(part)), "")
+
+
+def _after_colon(text: str) -> str:
+    number, colon, word = text.partition(":")
+    return word.strip() if colon else number
+
+
+def _rate_gbps(text: str) -> float:
+    found = re.match(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec", text)
+    if not found:
+        raise Unreadable(f"{text[:40]!r} is no rate")
+    return float(found[1])
+
+
+def _text(tree: Tree, path: str) -> str:
+    try:
+        return tree.word(path)
+    except Unreadable:
+        return ""
+
+
+def _last(tree: Tree, path: str) -> str:
+    try:
+        return printable(tree.resolve(path).split("/")[-1])
+    except Unreadable:
+        return ""

@@ -1,0 +1,72 @@
+"""Sets of CPUs as whole numbers, bit k for CPU k: as sysfs lists (`0-3,8`), as sysfs masks, and as srun's masks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+MOST_CPUS = 65_536
+"""CPU numbers from here on are refused: the kernel's own limit is 8,192."""
+
+_ITEM = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6})/(\d{1,6}))?)?")
+
+
+@lru_cache(maxsize=65_536)
+def parse_list(text: str) -> int:
+    """Return the set that the kernel writes as `0-3,8` (or `0-30:2/4`, two of every four); an empty text is empty.
+
+    Raises:
+        ValueError: the text is something else, or a number is too large.
+    """
+    cpus = 0
+    for item in filter(None, text.strip().split(",")):
+        found = _ITEM.fullmatch(item.strip())
+        if not found:
+            raise ValueError(f"{text[:80]!r} is no list of CPUs like 0-3,8")
+        first = int(found[1])
+        last = int(found[2]) if found[2] else first
+        if last < first or last >= MOST_CPUS:
+            raise ValueError(f"{text[:80]!r} is no list of CPUs: {item!r} is no range below {MOST_CPUS}")
+        if found[3]:
+            used, group = int(found[3]), int(found[4])
+            if not 0 < used <= group:
+                raise ValueError(f"{text[:80]!r} is no list of CPUs: {item!r} has no group")
+            cpus |= of(cpu for cpu in range(first, last + 1) if (cpu - first) % group < used)
+        else:
+            cpus |= ((1 << (last - first + 1)) - 1) << first
+    return cpus
+
+
+@lru_cache(maxsize=65_536)
+def format_list(cpus: int) -> str:
+    """Return a set as the kernel writes it: `0-3,8`; nothing for the empty set."""
+    parts: list[str] = []
+    while cpus:
+        first = (cpus & -cpus).bit_length() - 1
+        run = cpus >> first
+        length = (~run & (run + 1)).bit_length() - 1
+        parts.append(str(first) if length == 1 else f"{first}-{first + length - 1}")
+        cpus &= ~(((1 << length) - 1) << first)
+    return ",".join(parts)
+
+
+def format_mask(cpus: int) -> str:
+    """Return a set as `--cpu-bind=mask_cpu` takes it: `0xff00`."""
+    return hex(cpus)
+
+
+def of(cpus: Iterable[int]) -> int:
+    """Return the set of some CPU numbers."""
+    found = 0
+    for cpu in cpus:
+        found |= 1 << cpu
+    return found
+
+
+def members(cpus: int) -> Iterator[int]:
+    """Yield the CPU numbers of a set, ascending."""
+    while cpus:
+        lowest = cpus & -cpus
+        yield lowest.bit_length() - 1
+        cpus ^= lowest

@@ -1,0 +1,109 @@
+"""Findings that say the same of several hosts or places, put together for people to read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hpcpace.audit.findings import Certainty, Finding, Severity
+from hpcpace.audit.hostnames import short_list
+
+_MOST_PLACES = 8
+_WITH_DIGITS = re.compile(r"\S*\d\S*")
+_MOST_ODD = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One finding, with all hosts on which it is the same.
+
+    Attributes:
+        hosts: names; empty for what concerns the job as a whole.
+        ranks: ranks of the job.
+    """
+
+    rule: str
+    severity: Severity
+    place: str
+    seen: str
+    cost: str
+    fix: str
+    certainty: Certainty
+    hosts: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+
+def grouped(findings: Iterable[Finding]) -> list[Group]:
+    """Return findings with those of several hosts in one, in the same order."""
+    made: dict[tuple[str, ...], tuple[Finding, dict[str, None], set[int]]] = {}
+    for finding in findings:
+        key = (finding.rule, finding.severity, finding.place, finding.seen, finding.fix)
+        _, hosts, ranks = made.setdefault(key, (finding, {}, set()))
+        if finding.host:
+            hosts[finding.host] = None
+        ranks.update(finding.ranks)
+    return [
+        Group(
+            rule=finding.rule,
+            severity=finding.severity,
+            place=finding.place,
+            seen=finding.seen,
+            cost=finding.cost,
+            fix=finding.fix,
+            certainty=finding.certainty,
+            hosts=tuple(hosts),
+            ranks=tuple(sorted(ranks)),
+        )
+        for finding, hosts, ranks in made.values()
+    ]
+
+
+def blocks(groups: Iterable[Group]) -> list[list[Group]]:
+    """Return groups of one rule, severity and kind of fault together, those of most hosts first.
+
+    The kind is what was seen without the words that have digits: two GPUs whose nearest adapters are both NODE say the
+    same, a port that is down and one that is slow do not.
+    """
+    made: dict[tuple[Severity, str, str], list[Group]] = {}
+    for group in groups:
+        made.setdefault((group.severity, group.rule, _WITH_DIGITS.sub("#", group.seen)), []).append(group)
+    return [sorted(block, key=lambda group: -len(group.hosts)) for block in made.values()]
+
+
+def hosts_text(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:
+    """Return which hosts are meant, shortly: `n[1-3]`, `all 16 nodes`, `14 of 16 nodes; odd ones out: n03,n07`."""
+    if len(all_hosts) < 2 or not hosts:
+        return ""
+    if len(hosts) == len(all_hosts):
+        return f"all {len(all_hosts)} nodes"
+    others = sorted(set(all_hosts) - set(hosts))
+    if len(hosts) > len(all_hosts) / 2 and len(others) <= _MOST_ODD:
+        return f"{len(hosts)} of {len(all_hosts)} nodes; odd ones out: {short_list(others)}"
+    if len(hosts) == 1:
+        return short_list(hosts)
+    return f"{len(hosts)} of {len(all_hosts)} nodes: {_cut(short_list(hosts))}"
+
+
+def place_text(block: Sequence[Group]) -> str:
+    """Return the places of a block: `local rank 0`, `local rank 0, local rank 1 and 6 more places`."""
+    places = list(dict.fromkeys(group.place for group in block if group.place))
+    if len(places) <= 1:
+        return "".join(places)
+    prefix = _common_words(places)
+    shown = [places[0], *(place[len(prefix) :] for place in places[1:_MOST_PLACES])]
+    more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
+    return ", ".join(shown) + more
+
+
+def _common_words(places: Sequence[str]) -> str:
+    first = places[0].split(" ")
+    for length in range(len(first) - 1, 0, -1):
+        prefix = " ".join(first[:length]) + " "
+        if all(place.startswith(prefix) for place in places):
+            return prefix
+    return ""
+
+
+def _cut(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."

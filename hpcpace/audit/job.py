@@ -1,0 +1,213 @@
+"""All hosts of an audit, as the rules see them: snapshots with what follows from them, computed once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hpcpace.audit.facts import NetDevice, RankFacts, RdmaDevice, RdmaPort, Snapshot
+from hpcpace.audit.hardware import NO_REASON, HardwareView, hardware_view, parsed
+from hpcpace.audit.nccl_log import NcclLog
+from hpcpace.audit.settings import AuditConfig
+from hpcpace.audit.tree import Unreadable
+
+_SLINGSHOT = "0x17db"
+# Interfaces that containers, virtual machines and VPNs make; no job's traffic between hosts passes them.
+_NOT_BETWEEN_HOSTS = re.compile(
+    r"(lo|docker|veth|br-|virbr|vnet|cni|flannel|cali|tunl|tap|tun|wg|ifb|dummy|podman|bonding)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricPort:
+    """One port that ranks can talk over, by RDMA or Slingshot."""
+
+    device: str
+    number: int
+    pci: str
+    is_active: bool
+
+    @property
+    def name(self) -> str:
+        """The port as people say it."""
+        return f"{self.device} port {self.number}" if self.number else self.device
+
+
+class Host:
+    """One host."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.name = snapshot.host
+        self.hardware: HardwareView = hardware_view(snapshot.hardware)
+
+    @property
+    def ranks(self) -> tuple[RankFacts, ...]:
+        """Its ranks."""
+        return self.snapshot.ranks
+
+    def reason(self, *names: str) -> str:
+        """Return why the first of some facts could not be read."""
+        for name in names:
+            if name in self.snapshot.unreadable:
+                return self.snapshot.unreadable[name]
+        return NO_REASON
+
+    def told(self, error: Unreadable) -> str:
+        """Return an error with the reason that the snapshot has for its fact."""
+        reason = self.snapshot.unreadable.get(error.fact)
+        return f"{error}: {reason}" if reason else str(error)
+
+    def unreadable(self, what: str, *names: str) -> Unreadable:
+        """Return the error for a fact that could not be read."""
+        return Unreadable(f"{what}: {self.reason(*names)}")
+
+    @cached_property
+    def has_gpus(self) -> bool:
+        """Whether the node has GPUs.
+
+        Raises:
+            Unreadable: neither PCI nor a driver tells.
+        """
+        if self.snapshot.gpus is None:
+            raise self.unreadable("whether there are GPUs", "gpus", "pci")
+        return bool(self.snapshot.gpus)
+
+    @cached_property
+    def has_nvidia(self) -> bool:
+        """Whether NVIDIA's driver has GPUs."""
+        if not self.has_gpus:
+            return False
+        driver = self.snapshot.kernel.nvidia_driver
+        if driver is None:
+            raise self.unreadable("NVIDIA's driver", "kernel/nvidia_driver")
+        return bool(driver)
+
+    @cached_property
+    def rdma(self) -> tuple[RdmaDevice, ...]:
+        """Its RDMA adapters."""
+        if self.snapshot.rdma is None:
+            raise self.unreadable("the RDMA adapters", "rdma")
+        return self.snapshot.rdma
+
+    @cached_property
+    def net(self) -> tuple[NetDevice, ...]:
+        """Its network interfaces."""
+        if self.snapshot.net is None:
+            raise self.unreadable("the network interfaces", "net")
+        return self.snapshot.net
+
+    @cached_property
+    def rdma_ports(self) -> list[tuple[RdmaDevice, RdmaPort]]:
+        """The ports of its RDMA adapters."""
+        return [(device, port) for device in self.rdma for port in device.ports]
+
+    @cached_property
+    def fabric(self) -> list[FabricPort]:
+        """The ports that ranks can talk over: of RDMA adapters, or Slingshot's interfaces."""
+        ports = [
+            FabricPort(device=device.name, number=port.number, pci=device.pci or "", is_active=port.state == "ACTIVE")
+            for device, port in self.rdma_ports
+        ]
+        known = {port.pci for port in ports}
+        for device in self.hardware.of_kind("nic"):
+            if device.vendor == _SLINGSHOT and device.address not in known:
+                ports += [
+                    FabricPort(device=net.name, number=0, pci=device.address, is_active=net.state == "up")
+                    for net in self.net
+                    if net.pci == device.address
+                ]
+        return ports
+
+    @cached_property
+    def between_hosts(self) -> list[NetDevice]:
+        """Interfaces that are up and may carry traffic between hosts."""
+        return [
+            net
+            for net in self.net
+            if net.kind != "loopback" and net.state in ("up", "unknown") and not _NOT_BETWEEN_HOSTS.match(net.name)
+        ]
+
+    def net_of(self, device: RdmaDevice, port: RdmaPort) -> list[NetDevice]:
+        """Return the interfaces on a port of an RDMA adapter."""
+        names = {gid.net for gid in port.gids if gid.net}
+        return [net for net in self.net if net.name in names or (not names and net.pci and net.pci == device.pci)]
+
+    @cached_property
+    def has_gdr(self) -> bool | None:
+        """Whether GPUs and RDMA adapters can reach each other directly; None where no rule knows it for these GPUs."""
+        kernel = self.snapshot.kernel
+        if kernel.modules is None or kernel.nvidia_driver is None:
+            return None
+        if not kernel.nvidia_driver:
+            return True if "amdgpu" in kernel.modules else None
+        return has_peermem(kernel.modules) or self.has_dmabuf
+
+    @cached_property
+    def has_dmabuf(self) -> bool:
+        """Whether the kernel shares GPU memory by dma-buf: Linux 5.12 or newer with NVIDIA's open module."""
+        kernel = self.snapshot.kernel
+        found = re.match(r"(\d{1,3})\.(\d{1,4})", kernel.release or "")
+        return bool(kernel.is_nvidia_open and found and (int(found[1]), int(found[2])) >= (5, 12))
+
+    def mask(self, rank: RankFacts) -> int:
+        """Return the CPUs of a rank.
+
+        Raises:
+            Unreadable: they are not known.
+        """
+        if rank.cpus is None:
+            raise self.unreadable("its CPUs", f"rank/{rank.rank}/cpus", f"rank/{rank.rank}/status")
+        return parsed(rank.cpus, "its CPUs")
+
+    def gpu_address(self, rank: RankFacts) -> str | None:
+        """Return the PCI address of the GPU that a rank uses; None where the node has none, or it sees none.
+
+        Raises:
+            Unreadable: it cannot be told.
+        """
+        if not self.has_gpus or rank.gpus == ():
+            return None
+        if rank.gpus is None:
+            raise Unreadable("its GPU: Slurm binds one to each task, and NVML did not say which")
+        if not 0 <= rank.gpu < len(rank.gpus):
+            raise Unreadable(f"its GPU: it sees {len(rank.gpus)} and its local rank is {rank.local_rank}")
+        address = rank.gpus[rank.gpu].address
+        if not address:
+            raise Unreadable("its GPU: it is a part of one")
+        return address
+
+
+def has_peermem(modules: Mapping[str, str]) -> bool:
+    """Return whether a module is loaded that lets RDMA adapters reach NVIDIA's memory."""
+    return "nvidia_peermem" in modules or "nv_peer_mem" in modules
+
+
+class Job:
+    """All hosts of an audit, by name."""
+
+    def __init__(
+        self, snapshots: Sequence[Snapshot], settings: AuditConfig | None = None, nccl_log: NcclLog | None = None
+    ) -> None:
+        self.hosts = sorted((Host(snapshot) for snapshot in snapshots), key=lambda host: natural(host.name))
+        self.settings = settings or AuditConfig()
+        self.nccl_log = nccl_log
+
+    @property
+    def has_many_hosts(self) -> bool:
+        """Whether ranks talk over the network."""
+        return len(self.hosts) > 1 or any(
+            rank.world_size > len(host.ranks) for host in self.hosts for rank in host.ranks[:1]
+        )
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Return a key that sorts n2 before n10."""
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.findall(r"[0-9]{1,18}|[^0-9]+", name))
+
+
+def rank_place(rank: RankFacts) -> str:
+    """Return a rank as a place on its host, the same text on each host."""
+    return f"local rank {rank.local_rank}" if rank.local_rank >= 0 else f"rank {rank.rank}"

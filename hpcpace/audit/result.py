@@ -1,0 +1,216 @@
+"""What an audit comes to: findings, bindings and classes of paths, its exit code, and all of it as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hpcpace
+from hpcpace.audit.findings import Finding, Severity
+from hpcpace.audit.grouping import grouped
+from hpcpace.audit.hardware import class_of_nccl
+from hpcpace.audit.job import Host, Job
+from hpcpace.audit.masks import bind_masks, bind_option, with_masks
+from hpcpace.audit.rulebook import RuleRun, run_rules
+from hpcpace.audit.schema import plain
+from hpcpace.audit.tree import Unreadable
+from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING
+
+SCHEMA = "hpcpace-audit/1"
+BINDING_RULES = ("A02", "A03", "A04", "A05", "S05")
+"""Rules that the right masks must clear."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    """The masks that are right for some hosts.
+
+    Attributes:
+        hosts: names of the hosts that they are right for.
+        num_tasks: ranks of each of these hosts.
+        option: of srun, to paste; empty where no masks can be given.
+        left: rules that find fault with the ranks so bound; empty where the masks clear them all.
+        reason: why there are none.
+    """
+
+    hosts: tuple[str, ...]
+    num_tasks: int
+    option: str
+    left: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathMatrix:
+    """Classes of the paths between GPUs and adapters, the same on some hosts.
+
+    Attributes:
+        gpus: PCI addresses.
+        nics: ports by name.
+        class_physical: where they are, a row a GPU.
+        class_nccl: what NCCL works with, a row a GPU.
+    """
+
+    hosts: tuple[str, ...]
+    gpus: tuple[str, ...]
+    nics: tuple[str, ...]
+    class_physical: tuple[tuple[str, ...], ...]
+    class_nccl: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditResult:
+    """An audit.
+
+    Attributes:
+        hosts: names of all hosts.
+        num_ranks: ranks of all hosts.
+        findings: the worst first.
+        skipped: by rule, why it had nothing to look at.
+        missing: hosts and ranks that did not answer, each as a sentence.
+        problems: snapshots that could not be read, each as a sentence.
+    """
+
+    hosts: tuple[str, ...]
+    num_ranks: int
+    findings: tuple[Finding, ...]
+    skipped: dict[str, str]
+    bindings: tuple[Binding, ...]
+    matrices: tuple[PathMatrix, ...]
+    missing: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """4 for a finding F, else 1 for W, else 3 for U or where somebody is missing, else 0."""
+        severities = {finding.severity for finding in self.findings}
+        if Severity.FAIL in severities:
+            return EXIT_FAILED
+        if Severity.WARNING in severities:
+            return EXIT_WARNING
+        if Severity.UNKNOWN in severities or self.missing or self.problems:
+            return EXIT_CANNOT_TELL
+        return EXIT_OK
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, findings grouped over hosts; docs/audit.md describes them."""
+        return {
+            "schema": SCHEMA,
+            "hpcpace_version": hpcpace.__version__,
+            "exit_code": self.exit_code,
+            "hosts": list(self.hosts),
+            "num_ranks": self.num_ranks,
+            "missing": list(self.missing),
+            "problems": list(self.problems),
+            "findings": plain(grouped(self.findings)),
+            "skipped": self.skipped,
+            "bindings": plain(self.bindings),
+            "matrices": plain(self.matrices),
+        }
+
+
+def audit(
+    job: Job,
+    *,
+    ids: Sequence[str] | None = None,
+    num_tasks: int | None = None,
+    missing: Sequence[str] = (),
+    problems: Sequence[str] = (),
+) -> AuditResult:
+    """Run rules over a job, and work out bindings and classes of paths.
+
+    Args:
+        job: the hosts.
+        ids: rules to run; all when not given.
+        num_tasks: ranks a host to bind; those of the snapshots when not given, or one a GPU where there is one rank.
+        missing: who did not answer.
+        problems: what could not be read.
+
+    Raises:
+        UsageError: an id is none of a rule.
+    """
+    run: RuleRun = run_rules(job, ids)
+    return AuditResult(
+        hosts=tuple(host.name for host in job.hosts),
+        num_ranks=sum(len(host.ranks) for host in job.hosts),
+        findings=run.findings,
+        skipped=run.skipped,
+        bindings=_bindings(job, num_tasks),
+        matrices=_matrices(job),
+        missing=tuple(missing),
+        problems=tuple(problems),
+    )
+
+
+def _bindings(job: Job, num_tasks: int | None) -> tuple[Binding, ...]:
+    made: dict[tuple[int, str, str], tuple[Host, list[str]]] = {}
+    for host in job.hosts:
+        count, planned = _num_tasks(host, num_tasks)
+        if count < 2:
+            continue
+        try:
+            key = (count, bind_option(bind_masks(host, planned)), "")
+        except Unreadable as error:
+            key = (count, "", host.told(error))
+        made.setdefault(key, (host, []))[1].append(host.name)
+    return tuple(
+        Binding(
+            hosts=tuple(names),
+            num_tasks=count,
+            option=option,
+            left=_left(job, host) if option and count == len(host.ranks) else (),
+            reason=reason,
+        )
+        for (count, option, reason), (host, names) in sorted(made.items(), key=lambda item: -len(item[1][1]))
+    )
+
+
+def _num_tasks(host: Host, num_tasks: int | None) -> tuple[int, int | None]:
+    """Return how many ranks to bind on a host, and None where they are those of the snapshot."""
+    if num_tasks is not None and num_tasks != len(host.ranks):
+        return num_tasks, num_tasks
+    if len(host.ranks) > 1:
+        return len(host.ranks), None
+    count = len(host.snapshot.gpus or ())
+    return count, count
+
+
+def _left(job: Job, host: Host) -> tuple[str, ...]:
+    """Return the rules that find fault with a host's ranks when they are bound as the audit says."""
+    bound = Job([with_masks(host.snapshot, bind_masks(host))], dataclasses.replace(job.settings, ignore=()))
+    found = run_rules(bound, BINDING_RULES).findings
+    return tuple(dict.fromkeys(finding.rule for finding in found if finding.severity != Severity.INFORMATION))
+
+
+def _matrices(job: Job) -> tuple[PathMatrix, ...]:
+    made: dict[PathMatrix, list[str]] = {}
+    for host in job.hosts:
+        matrix = _matrix(host)
+        if matrix is not None:
+            made.setdefault(matrix, []).append(host.name)
+    return tuple(dataclasses.replace(matrix, hosts=tuple(names)) for matrix, names in made.items())
+
+
+def _matrix(host: Host) -> PathMatrix | None:
+    try:
+        gpus = [device.address for device in host.hardware.of_kind("gpu")]
+        ports = [port for port in host.fabric if port.pci in host.hardware.devices]
+    except Unreadable:
+        return None
+    if not gpus or not ports:
+        return None
+    physical = tuple(tuple(host.hardware.class_of(gpu, port.pci) for port in ports) for gpu in gpus)
+    return PathMatrix(
+        hosts=(),
+        gpus=tuple(gpus),
+        nics=tuple(port.name for port in ports),
+        class_physical=physical,
+        class_nccl=tuple(
+            tuple(
+                class_of_nccl(name, has_gdr=host.has_gdr is not False, is_c2c=host.hardware.is_c2c(gpu)) for name in row
+            )
+            for gpu, row in zip(gpus, physical, strict=True)
+        ),
+    )

@@ -1,0 +1,136 @@
+"""The one place that runs rules.
+
+A rule raises Unreadable for a fact that it needs and does not have: that becomes a finding U, never a silent pass. It
+raises Skip where there is nothing for it to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcpace.audit.findings import Finding, Severity, Skip, unknown
+from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.rules.table import RULES, Rule
+from hpcpace.audit.tree import Unreadable
+from hpcpace.errors import UsageError
+
+_ORDER = {severity: index for index, severity in enumerate(Severity)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleRun:
+    """What became of all rules.
+
+    Attributes:
+        findings: the worst first.
+        skipped: by rule id, why it had nothing to look at on any host.
+    """
+
+    findings: tuple[Finding, ...]
+    skipped: dict[str, str]
+
+
+def run_rules(job: Job, ids: Collection[str] | None = None) -> RuleRun:
+    """Run rules over all hosts of a job.
+
+    Args:
+        job: the hosts.
+        ids: rules to run; all but those of `settings.ignore` when not given.
+
+    Raises:
+        UsageError: an id is none of a rule.
+    """
+    check_ids([*(ids or ()), *job.settings.ignore])
+    chosen = [rule for rule in RULES if (ids is None or rule.id in ids) and rule.id not in job.settings.ignore]
+    findings: list[Finding] = []
+    skipped: dict[str, str] = {}
+    for rule in chosen:
+        looked = False
+        for outcome in _run(rule, job):
+            if isinstance(outcome, str):
+                skipped[rule.id] = outcome
+            else:
+                looked = True
+                findings += outcome
+        if looked:
+            skipped.pop(rule.id, None)
+    return RuleRun(findings=tuple(sorted(findings, key=_rank_of)), skipped=skipped)
+
+
+def check_ids(ids: Iterable[str]) -> None:
+    """Refuse what is no id of a rule.
+
+    Raises:
+        UsageError: it names the ids there are.
+    """
+    for rule_id in ids:
+        if rule_id not in BY_ID:
+            raise UsageError(f"there is no rule {rule_id!r}: the rules are {' '.join(BY_ID)}")
+
+
+def _rank_of(finding: Finding) -> tuple[int, int]:
+    return _ORDER[finding.severity], _NUMBER[finding.rule]
+
+
+def _run(rule: Rule, job: Job) -> Iterator[list[Finding] | str]:
+    """Yield the findings of each thing that a rule is asked about, or why it was not looked at."""
+    if rule.scope == "job":
+        yield _guarded(rule, None, "", (), rule.check(job))
+        return
+    for host in job.hosts:
+        try:
+            items = _ITEMS[rule.scope](host)
+        except Unreadable as error:
+            yield [unknown(rule.id, host.name, "", host.told(error))]
+            continue
+        for place, ranks, arguments in items:
+            yield _guarded(rule, host, place, ranks, rule.check(job, host, *arguments))
+
+
+def _guarded(
+    rule: Rule, host: Host | None, place: str, ranks: tuple[int, ...], findings: Iterator[Finding]
+) -> list[Finding] | str:
+    made: list[Finding] = []
+    try:
+        for finding in findings:
+            made.append(finding)
+    except Unreadable as error:
+        text = str(error) if host is None else host.told(error)
+        made.append(unknown(rule.id, "" if host is None else host.name, place, text, ranks))
+    except Skip as reason:
+        return str(reason)
+    return made
+
+
+_Items = Sequence[tuple[str, tuple[int, ...], tuple[Any, ...]]]
+
+
+def _of_host(host: Host) -> _Items:
+    return [("", (), ())]
+
+
+def _of_ranks(host: Host) -> _Items:
+    return [(rank_place(rank), (rank.rank,), (rank,)) for rank in host.ranks]
+
+
+def _of_gpus(host: Host) -> _Items:
+    gpus = host.hardware.of_kind("gpu")
+    return [(f"GPU {device.address}", (), (device,)) for device in gpus]
+
+
+def _of_links(host: Host) -> _Items:
+    nics = [(f"NIC {device.address}", (), (device,)) for device in host.hardware.of_kind("nic")]
+    return [*_of_gpus(host), *nics]
+
+
+_ITEMS: dict[str, Callable[[Host], _Items]] = {
+    "host": _of_host,
+    "rank": _of_ranks,
+    "gpu": _of_gpus,
+    "link": _of_links,
+}
+
+BY_ID = {rule.id: rule for rule in RULES}
+_NUMBER = {rule.id: number for number, rule in enumerate(RULES)}

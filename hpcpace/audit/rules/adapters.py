@@ -1,0 +1,154 @@
+"""Rules N01, N02 and N09: which adapter is near which GPU, and whether they reach each other directly."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from hpcpace.audit.facts import PciDevice
+from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
+from hpcpace.audit.hardware import ORDER
+from hpcpace.audit.job import FabricPort, Host, Job, has_peermem
+from hpcpace.audit.quoting import printable, shell_word
+from hpcpace.audit.rules.choices import hca_selects, rank_variables
+from hpcpace.audit.tree import Unreadable
+
+_LAST_GOOD_NCCL_GAP = (2, 22, 3)
+
+
+def n01_far_nic(job: Job, host: Host, gpu: PciDevice) -> Iterator[Finding]:
+    """Find a GPU whose nearest adapter is too far for GPUDirect RDMA."""
+    ports = _usable(host)
+    if not ports:
+        raise Skip("no active RDMA or Slingshot port")
+    ranked = sorted((ORDER.index(host.hardware.class_of(gpu.address, port.pci)), port.name) for port in ports)
+    nearest, name = ORDER[ranked[0][0]], ranked[0][1]
+    if nearest in ("PIX", "PXB") or (nearest != "SYS" and host.hardware.is_c2c(gpu.address)):
+        return
+    if nearest == "UNKNOWN":
+        raise Unreadable("the class of its path to every adapter: the firmware hides where they are")
+    yield Finding(
+        rule="N01",
+        severity=Severity.FAIL if nearest == "SYS" else Severity.WARNING,
+        host=host.name,
+        place=f"GPU {gpu.address}",
+        seen=f"its nearest adapter, {name}, is {nearest}",
+        cost="NCCL uses no GPUDirect RDMA beyond PXB: every message passes the host's memory",
+        fix=f"export NCCL_NET_GDR_LEVEL={'SYS' if nearest == 'SYS' else 'PHB'}  # where measured; check BIOS, slot map",
+        certainty=Certainty.INFERRED if host.snapshot.kernel.is_virtual else Certainty.READ,
+    )
+
+
+def n02_shared_nic(job: Job, host: Host) -> Iterator[Finding]:
+    """Find adapters that more GPUs fall on than need be, and adapters far from all GPUs that NCCL would use."""
+    ports = _usable(host)
+    gpus = host.hardware.of_kind("gpu")
+    if not gpus or not ports:
+        raise Skip("no GPU, or no active RDMA or Slingshot port")
+    classes = {
+        gpu.address: {port.name: ORDER.index(host.hardware.class_of(gpu.address, port.pci)) for port in ports}
+        for gpu in gpus
+    }
+    if any(ORDER[value] == "UNKNOWN" for of_gpu in classes.values() for value in of_gpu.values()):
+        raise Unreadable("which adapter is near which GPU: the firmware hides where they are")
+    best = {port.name: min(of_gpu[port.name] for of_gpu in classes.values()) for port in ports}
+    nearest = min(best.values())
+    far = [port for port in ports if best[port.name] > max(nearest, ORDER.index("PXB"))]
+    if nearest <= ORDER.index("PXB"):
+        yield from _far_adapters(host, far, best)
+    near = [port.name for port in ports if port not in far]
+    load = _falling_on(classes, near)
+    most, fair = max(load.values()), -(-len(gpus) // len(near))
+    if most > fair:
+        crowded = sorted(name for name, count in load.items() if count == most)
+        yield Finding(
+            rule="N02",
+            severity=Severity.WARNING,
+            host=host.name,
+            place=crowded[0],
+            seen=f"{most} GPUs are nearest to it, {fair} a port would be even over {len(near)} ports",
+            cost=f"these GPUs share the rate of one port: {most} at once get 1/{most} of it each",
+            fix="export NCCL_CROSS_NIC=1  # where measured; admin: as many adapters as GPUs on each switch",
+            certainty=Certainty.INFERRED,
+        )
+
+
+def n09_gpudirect(job: Job, host: Host) -> Iterator[Finding]:
+    """Find nodes on which RDMA adapters cannot reach NVIDIA's GPUs directly."""
+    if not host.has_nvidia or not any(port.state == "ACTIVE" for _, port in host.rdma_ports):
+        raise Skip("no NVIDIA driver, or no active RDMA port")
+    kernel = host.snapshot.kernel
+    if kernel.modules is None:
+        raise host.unreadable("the kernel modules", "kernel/modules")
+    if host.has_dmabuf:
+        return
+    loaded = has_peermem(kernel.modules)
+    if loaded and kernel.rdma_holders is None:
+        raise host.unreadable("who has registered with RDMA", "kernel/rdma_holders")
+    registered = {"nvidia_peermem", "nv_peer_mem"} & set(kernel.rdma_holders or ())
+    old = [rank for rank in host.ranks if (0,) < _version(rank.nccl_version) <= _LAST_GOOD_NCCL_GAP]
+    if loaded and registered and not old:
+        return
+    seen = "neither nvidia_peermem nor dma-buf (kernel 5.12 and NVIDIA's open module)"
+    fix = "modprobe nvidia-peermem  # admin; or NVIDIA's open kernel module with Linux 5.12 or newer"
+    if loaded and not registered:
+        seen, fix = (
+            "nvidia_peermem is loaded and not registered with RDMA",
+            "modprobe -r nvidia_peermem && modprobe nvidia_peermem  # admin, after the RDMA stack",
+        )
+    elif loaded:
+        seen, fix = (
+            f"NCCL {printable(old[0].nccl_version)} with nvidia_peermem only",
+            "pip install --upgrade nvidia-nccl-cu12  # 2.23 or newer",
+        )
+    yield Finding(
+        rule="N09",
+        severity=Severity.FAIL if job.has_many_hosts else Severity.WARNING,
+        host=host.name,
+        place="",
+        seen=seen,
+        cost="no GPUDirect RDMA: every message between nodes passes the host's memory",
+        fix=fix,
+        certainty=Certainty.READ,
+    )
+
+
+def _usable(host: Host) -> list[FabricPort]:
+    return [port for port in host.fabric if port.is_active and port.pci in host.hardware.devices]
+
+
+def _falling_on(classes: Mapping[str, Mapping[str, int]], near: Sequence[str]) -> Counter[str]:
+    """Return how many GPUs fall on each port when each takes the least taken of its nearest ones."""
+    load = Counter(dict.fromkeys(near, 0))
+    # GPUs with the least choice first, so that those with more find what is left.
+    choices = []
+    for gpu, of_gpu in classes.items():
+        best = min(of_gpu[name] for name in near)
+        choices.append((gpu, [name for name in near if of_gpu[name] == best]))
+    for _, names in sorted(choices, key=lambda choice: (len(choice[1]), choice[0])):
+        load[min(names, key=lambda name: (load[name], name))] += 1
+    return load
+
+
+def _far_adapters(host: Host, far: Sequence[FabricPort], best: Mapping[str, int]) -> Iterator[Finding]:
+    values = (rank_variables(host, rank).get("NCCL_IB_HCA", "") for rank in host.ranks)
+    value = next(filter(None, values), "")
+    rdma = {device.name for device, _ in host.rdma_ports}
+    for port in far:
+        if port.device not in rdma or (value and not hca_selects(value, port.device, port.number)):
+            continue
+        yield Finding(
+            rule="N02",
+            severity=Severity.WARNING,
+            host=host.name,
+            place=port.name,
+            seen=f"is {ORDER[best[port.name]]} from the nearest GPU while others are on the GPUs' switches",
+            cost="NCCL may use it too, over the processor: for storage or management it is not meant for that",
+            fix=f"export NCCL_IB_HCA=^{shell_word(port.device)}",
+            certainty=Certainty.INFERRED,
+        )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d{1,6}", text)[:3])

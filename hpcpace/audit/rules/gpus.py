@@ -1,0 +1,113 @@
+"""Rules A08 and A09: which rank uses which GPU, and whether ranks reach one another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcpace.audit.facts import RankFacts
+from hpcpace.audit.findings import Certainty, Finding, Severity
+from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
+from hpcpace.audit.tree import Unreadable
+
+
+def a08_shared_gpu(job: Job, host: Host) -> Iterator[Finding]:
+    """Find ranks that share a GPU, see none, or use another one than their local rank's."""
+    if not host.has_gpus or not host.ranks:
+        return
+    users: dict[str, list[RankFacts]] = {}
+    unknown: Unreadable | None = None
+    for rank in host.ranks:
+        if rank.gpus == ():
+            yield from _sees_none(host, rank)
+            continue
+        try:
+            address = host.gpu_address(rank)
+        except Unreadable as error:
+            unknown = error
+            continue
+        if address is not None:
+            users.setdefault(address, []).append(rank)
+            yield from _another_order(host, rank, address)
+    for address, ranks in users.items():
+        if len(ranks) > 1:
+            yield _one_for_many(host, address, ranks)
+    if unknown is not None:
+        raise unknown
+
+
+def a09_ipc(job: Job, host: Host) -> Iterator[Finding]:
+    """Find GPUs that are bound to tasks so that ranks of a node cannot reach one another's."""
+    if not host.has_gpus or len(host.ranks) < 2:
+        return
+    bound = [rank for rank in host.ranks if _is_per_task(rank)]
+    single = [rank for rank in bound if rank.gpus is None or len(rank.gpus) == 1]
+    if len(single) < 2:
+        return
+    count = len(host.snapshot.gpus or ())
+    yield Finding(
+        rule="A09",
+        severity=Severity.WARNING,
+        host=host.name,
+        place="",
+        seen=f"{len(single)} ranks see one GPU each of {count}: --gpus-per-task binds them",
+        cost="CUDA IPC and P2P between ranks can fail; NCCL then copies through shared memory",
+        fix=f"srun --gpus-per-node={count} --gpu-bind=none ...  # instead of --gpus-per-task",
+        certainty=Certainty.READ if all(rank.gpus is not None for rank in single) else Certainty.INFERRED,
+        ranks=rank_numbers(single),
+    )
+
+
+def _sees_none(host: Host, rank: RankFacts) -> Iterator[Finding]:
+    if host.snapshot.kernel.nvidia_driver == "" and "amdgpu" not in (host.snapshot.kernel.modules or {}):
+        return  # nothing drives them: no rank is meant to use them
+    yield Finding(
+        rule="A08",
+        severity=Severity.FAIL,
+        host=host.name,
+        place=rank_place(rank),
+        seen=f"sees no GPU of the {len(host.snapshot.gpus or ())} on its node",
+        cost="it trains on the CPU, or fails",
+        fix="srun --gpus-per-node=" + str(len(host.snapshot.gpus or ())) + " ...  # and unset CUDA_VISIBLE_DEVICES",
+        certainty=gpu_certainty(rank),
+        ranks=(rank.rank,),
+    )
+
+
+def _another_order(host: Host, rank: RankFacts, address: str) -> Iterator[Finding]:
+    order = [gpu.address for gpu in host.snapshot.gpus or ()]
+    if address not in order or order.index(address) == rank.local_rank or rank.local_rank < 0:
+        return
+    yield Finding(
+        rule="A08",
+        severity=Severity.INFORMATION,
+        host=host.name,
+        place=rank_place(rank),
+        seen=f"uses GPU {order.index(address)} of the node ({address}), not the one of its local rank",
+        cost="nothing by itself: bindings that count on the order of local ranks are off",
+        fix="torch.cuda.set_device(local_rank)  # where the order is not meant",
+        certainty=gpu_certainty(rank),
+        ranks=(rank.rank,),
+    )
+
+
+def _one_for_many(host: Host, address: str, ranks: list[RankFacts]) -> Finding:
+    gpu = next((gpu for gpu in host.snapshot.gpus or () if gpu.address == address), None)
+    has_mps = all(any(name.startswith("CUDA_MPS_") for name in rank.variables) for rank in ranks)
+    has_mig = bool(gpu and gpu.nvml and gpu.nvml.is_mig)
+    return Finding(
+        rule="A08",
+        severity=Severity.INFORMATION if has_mps or has_mig else Severity.FAIL,
+        host=host.name,
+        place=f"GPU {address}",
+        seen=f"local ranks {listed(rank.local_rank for rank in ranks)} use it"
+        + (", over MPS" if has_mps else ", in parts (MIG)" if has_mig else ""),
+        cost="they take turns on it; NCCL refuses two ranks of one communicator on a GPU",
+        fix=f"srun --gpus-per-node={len(host.snapshot.gpus or ())} ...  # and torch.cuda.set_device(local_rank)",
+        certainty=gpu_certainty(ranks[0]),
+        ranks=rank_numbers(ranks),
+    )
+
+
+def _is_per_task(rank: RankFacts) -> bool:
+    return "SLURM_GPUS_PER_TASK" in rank.variables or "gpu" in rank.variables.get("SLURM_TRES_PER_TASK", "")

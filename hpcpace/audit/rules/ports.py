@@ -1,0 +1,205 @@
+"""Rules N05, N06 and N08: ports that are down or slow, MTU, and counters of errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from hpcpace.audit.collect_network import LINK_ERRORS
+from hpcpace.audit.facts import NetDevice, RdmaDevice, RdmaPort
+from hpcpace.audit.findings import Certainty, Finding, Severity, unknown
+from hpcpace.audit.job import Host, Job
+from hpcpace.audit.quoting import printable, shell_word
+
+
+def n05_ports(job: Job) -> Iterator[Finding]:
+    """Find ports that are down, and ports and interfaces slower than others of their kind."""
+    up = {(device.name, port.number) for host in job.hosts for device, port in _ports(host) if port.state == "ACTIVE"}
+    rates: dict[tuple[str, str], float] = {}
+    for host in job.hosts:
+        for device, port in _ports(host):
+            kind = (device.board, port.link_layer or "")
+            if port.state == "ACTIVE" and port.rate_gbps is not None:
+                rates[kind] = max(rates.get(kind, 0.0), port.rate_gbps)
+    for host in job.hosts:
+        if host.snapshot.rdma is None:
+            yield unknown("N05", host.name, "", f"the RDMA adapters: {host.reason('rdma')}")
+        for device, port in _ports(host):
+            yield from _check_port(job, host, device, port, up, rates.get((device.board, port.link_layer or ""), 0.0))
+    yield from _slow_interfaces(job)
+
+
+def n06_mtu(job: Job) -> Iterator[Finding]:
+    """Find Ethernet interfaces whose MTU is too small for RDMA, or not the same on all hosts."""
+    values: dict[str, list[tuple[Host, NetDevice, bool]]] = {}
+    for host in job.hosts:
+        roce = _roce_names(host)
+        for net in host.between_hosts if host.snapshot.net is not None else ():
+            if net.mtu is not None:
+                values.setdefault(net.name, []).append((host, net, net.name in roce))
+    for name, entries in values.items():
+        yield from _check_mtu(job, name, entries)
+    for host in job.hosts:
+        if host.snapshot.net is None:
+            yield unknown("N06", host.name, "", f"the network interfaces: {host.reason('net')}")
+        for net in host.snapshot.net or ():
+            if net.mtu is None and net.is_physical:
+                yield unknown("N06", host.name, net.name, f"its MTU: {host.reason(f'net/{net.name}/mtu')}")
+
+
+def n08_errors(job: Job, host: Host) -> Iterator[Finding]:
+    """Find counters of errors and drops that are high, or that grew within the probe window."""
+    counters = host.snapshot.counters
+    if "counters" in host.snapshot.unreadable:
+        raise host.unreadable("all counters", "counters")
+    for name in sorted(host.snapshot.unreadable):
+        kind, _, rest = name.partition("/")
+        device = rest.removesuffix("/counters")
+        if kind in ("rdma", "net") and name.endswith("/counters") and _is_up(host, kind, device):
+            port = device.replace("/", " port ")
+            yield unknown("N08", host.name, port, f"its counters: {host.reason(name)}")
+    for name, value in sorted(counters.values.items()):
+        kind, _, rest = name.partition("/")
+        device, _, counter = rest.rpartition("/")
+        if kind not in ("rdma", "net") or counter.endswith("_packets") or not _is_up(host, kind, device):
+            continue
+        grown = (counters.growth or {}).get(name, 0)
+        if not grown and value <= _limit(job, counters.values, kind, device, counter):
+            continue
+        port = device.replace("/", " port ")
+        yield Finding(
+            rule="N08",
+            severity=Severity.FAIL if grown and kind == "rdma" else Severity.WARNING,
+            host=host.name,
+            place=port,
+            seen=f"{counter} +{grown} in {counters.window_s:g} s" if grown else f"{counter} is {value} since the boot",
+            cost="packets are lost or sent again, and one slow link holds up every collective",
+            fix=f"mlxlink -d {shell_word(device.split('/')[0])} -c; ibdiagnet  # then reseat or replace the cable"
+            if kind == "rdma"
+            else f"ethtool -S {shell_word(device)}; ethtool -g {shell_word(device)}  # then cable, ring size, driver",
+            certainty=Certainty.MEASURED if grown else Certainty.READ,
+        )
+
+
+def _ports(host: Host) -> list[tuple[RdmaDevice, RdmaPort]]:
+    return host.rdma_ports if host.snapshot.rdma is not None else []
+
+
+def _check_port(
+    job: Job, host: Host, device: RdmaDevice, port: RdmaPort, up: set[tuple[str, int]], fastest: float
+) -> Iterator[Finding]:
+    place = f"{device.name} port {port.number}"
+    fact = f"rdma/{device.name}/{port.number}"
+    if port.state is None or port.phys_state is None:
+        yield unknown("N05", host.name, place, f"its state: {host.reason(f'{fact}/state', f'{fact}/phys_state')}")
+        return
+    fix = f"ibdiagnet; mlxlink -d {shell_word(device.name)}  # then reseat or replace the cable, look at the switch"
+    if port.state != "ACTIVE" or port.phys_state != "LinkUp":
+        # A port that nobody has cabled is down on all hosts; one that somebody switched off is meant to be.
+        unused = (device.name, port.number) not in up and (len(job.hosts) > 1 or port.phys_state == "Disabled")
+        yield Finding(
+            rule="N05",
+            severity=Severity.WARNING if unused else Severity.FAIL,
+            host=host.name,
+            place=place,
+            seen=f"is {printable(port.state)}, {printable(port.phys_state)}"
+            + (", as on all hosts" if unused and len(job.hosts) > 1 else ""),
+            cost="one rail less; NCCL may hang where the others expect it",
+            fix=fix,
+            certainty=Certainty.READ,
+        )
+        return
+    if port.rate_gbps is None:
+        yield unknown("N05", host.name, place, f"its rate: {host.reason(f'{fact}/rate')}")
+        return
+    wanted = max(fastest, job.settings.expect_rate_gbps or 0.0)
+    if port.rate_gbps < wanted:
+        yield Finding(
+            rule="N05",
+            severity=Severity.FAIL,
+            host=host.name,
+            place=place,
+            seen=f"runs at {port.rate_gbps:g} Gb/s, others of its kind at {wanted:g}",
+            cost="every collective waits for the slowest port",
+            fix=fix,
+            certainty=Certainty.READ,
+        )
+
+
+def _slow_interfaces(job: Job) -> Iterator[Finding]:
+    """Yield Ethernet adapters that are slower than the interface of the same name on other hosts."""
+    speeds: dict[str, list[tuple[Host, int]]] = {}
+    for host in job.hosts:
+        for net in host.between_hosts if host.snapshot.net is not None else ():
+            if net.is_physical and net.kind == "ethernet" and net.speed_mbps:
+                speeds.setdefault(net.name, []).append((host, net.speed_mbps))
+    for name, entries in speeds.items():
+        fastest = max(speed for _, speed in entries)
+        for host, speed in entries:
+            if speed < fastest:
+                yield Finding(
+                    rule="N05",
+                    severity=Severity.FAIL,
+                    host=host.name,
+                    place=name,
+                    seen=f"runs at {speed / 1000:g} Gb/s, on other hosts at {fastest / 1000:g}",
+                    cost="every collective over it waits for this host",
+                    fix=f"ethtool {shell_word(name)}  # then cable, switch port, autonegotiation",
+                    certainty=Certainty.READ,
+                )
+
+
+def _roce_names(host: Host) -> set[str]:
+    if host.snapshot.rdma is None or host.snapshot.net is None:
+        return set()
+    return {
+        net.name
+        for device, port in host.rdma_ports
+        if port.link_layer == "Ethernet" and port.state == "ACTIVE"
+        for net in host.net_of(device, port)
+    }
+
+
+def _check_mtu(job: Job, name: str, entries: Sequence[tuple[Host, NetDevice, bool]]) -> Iterator[Finding]:
+    counts = Counter(net.mtu for _, net, _ in entries)
+    usual = max(counts, key=lambda mtu: (counts[mtu], mtu or 0))
+    for host, net, is_roce in entries:
+        wanted = job.settings.expect_mtu if is_roce and job.settings.expect_mtu else usual
+        seen, severity = "", Severity.FAIL
+        if net.mtu != usual:
+            seen = f"MTU {net.mtu}, {usual} on {counts[usual]} of {len(entries)} hosts"
+        elif is_roce and net.mtu != wanted:
+            seen, severity = f"MTU {net.mtu}, the site expects {wanted}", Severity.WARNING
+        elif is_roce and (net.mtu or 0) < job.settings.roce_mtu:
+            seen, severity = (
+                f"MTU {net.mtu}, below {job.settings.roce_mtu}: RDMA cannot send 4096 at once",
+                Severity.WARNING,
+            )
+            wanted = max(9000, job.settings.roce_mtu)
+        if seen:
+            yield Finding(
+                rule="N06",
+                severity=severity,
+                host=host.name,
+                place=net.name,
+                seen=seen,
+                cost="large packets vanish between hosts of different MTU: NCCL has hung on this (nccl#1524, #1957)"
+                if severity == Severity.FAIL
+                else "more packets for the same bytes",
+                fix=f"ip link set dev {shell_word(name)} mtu {wanted}  # admin; one MTU on all hosts and switches",
+                certainty=Certainty.READ,
+            )
+
+
+def _is_up(host: Host, kind: str, device: str) -> bool:
+    """Return whether counts of a device matter: nobody's traffic passes one that is down."""
+    if kind == "net":
+        return any(net.name == device for net in host.between_hosts) if host.snapshot.net is not None else True
+    return any(f"{d.name}/{port.number}" == device and port.state == "ACTIVE" for d, port in _ports(host))
+
+
+def _limit(job: Job, values: Mapping[str, int], kind: str, device: str, counter: str) -> float:
+    if kind == "rdma":
+        return job.settings.link_errors if counter in LINK_ERRORS else job.settings.congestion_errors
+    packets = values.get(f"net/{device}/{counter[:2]}_packets", 0)
+    return max(job.settings.congestion_errors, job.settings.drop_share * packets)

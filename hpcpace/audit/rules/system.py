@@ -1,0 +1,219 @@
+"""Rules S01 to S06, C01 and C02: settings of the kernel, threads, limits, and NCCL's debug variables and log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
+from hpcpace.audit.hardware import sum_of
+from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.quoting import printable
+from hpcpace.audit.tree import Unreadable
+from hpcpace.units import format_bytes
+
+_FAST_WITH_POWERSAVE = ("intel_pstate", "amd-pstate-epp")
+# These drivers choose frequencies themselves; their "powersave" is the usual governor and no lowest clock
+# (Documentation/admin-guide/pm/intel_pstate.rst, amd-pstate.rst).
+
+DEBUG_VARIABLES = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NET_GDR_LEVEL"),
+    *("NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_CHECKS_DISABLE"),
+)
+"""Variables of NCCL that its manual gives for debugging, not for production."""
+
+
+def s01_governor(job: Job, host: Host) -> Iterator[Finding]:
+    """Find CPUs whose governor keeps frequencies down."""
+    cpus = host.snapshot.hardware.cpus
+    if cpus.governors is None:
+        raise host.unreadable("the frequency governors", "cpus/governors", "cpus/online")
+    fine = {"performance"} | ({"powersave"} if cpus.driver in _FAST_WITH_POWERSAVE else set())
+    for governor, members in cpus.governors.items():
+        if governor not in fine:
+            yield Finding(
+                rule="S01",
+                severity=Severity.WARNING,
+                host=host.name,
+                place=f"CPUs {printable(members)}",
+                seen=f"governor {printable(governor)}" + (f" of {printable(cpus.driver)}" if cpus.driver else ""),
+                cost="clocks rise only after load has come: short bursts between collectives run slowly",
+                fix="cpupower frequency-set -g performance  # admin; or srun --cpu-freq=performance ...",
+                certainty=Certainty.READ,
+            )
+
+
+def s02_numa_balancing(job: Job, host: Host) -> Iterator[Finding]:
+    """Find GPU nodes on which the kernel moves pages about."""
+    if not host.has_gpus:
+        raise Skip("no GPU")
+    value = host.snapshot.kernel.numa_balancing
+    if value is None:
+        raise host.unreadable("numa_balancing", "kernel/numa_balancing")
+    if value > 0:
+        yield Finding(
+            rule="S02",
+            severity=Severity.WARNING,
+            host=host.name,
+            place="",
+            seen=f"numa_balancing is {value}",
+            cost="the kernel unmaps pages to see who uses them, which stalls copies from and to GPUs",
+            fix="echo 0 > /proc/sys/kernel/numa_balancing  # admin; ROCm and NVIDIA both ask for it",
+            certainty=Certainty.READ,
+        )
+
+
+def s03_huge_pages(job: Job, host: Host) -> Iterator[Finding]:
+    """State how transparent huge pages are set where that is not the usual madvise."""
+    kernel = host.snapshot.kernel
+    if kernel.huge_pages is None or kernel.huge_pages_defrag is None:
+        raise host.unreadable("transparent huge pages", "kernel/huge_pages_enabled", "kernel/huge_pages_defrag")
+    if kernel.huge_pages in ("never", "always") or kernel.huge_pages_defrag == "always":
+        yield Finding(
+            rule="S03",
+            severity=Severity.INFORMATION,
+            host=host.name,
+            place="",
+            seen=f"transparent huge pages {kernel.huge_pages}, defrag {kernel.huge_pages_defrag}",
+            cost="always with defrag: stalls while memory is moved together; never: more TLB misses",
+            fix="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled  # admin, where measured",
+            certainty=Certainty.READ,
+        )
+
+
+def s04_threads(job: Job, host: Host) -> Iterator[Finding]:
+    """Find ranks whose OpenMP threads are together more than the CPUs that they may use."""
+    if not host.ranks:
+        return
+    masks = [host.mask(rank) for rank in host.ranks]
+    cpus = sum_of(masks).bit_count()
+    set_by = [_threads(rank.variables) for rank in host.ranks]
+    threads = sum(count or mask.bit_count() for count, mask in zip(set_by, masks, strict=True))
+    each = max(1, cpus // len(host.ranks))
+    is_unset = any(count is None for count in set_by)
+    if threads <= cpus and not (is_unset and len(host.ranks) > 1):
+        return
+    is_crowded = threads > cpus
+    yield Finding(
+        rule="S04",
+        severity=Severity.WARNING if is_crowded else Severity.INFORMATION,
+        host=host.name,
+        place="",
+        seen=("OMP_NUM_THREADS is not set" if is_unset else "OMP_NUM_THREADS is set")
+        + f": {len(host.ranks)} ranks start up to {threads} threads on {cpus} CPUs",
+        cost="threads wait for each other's turns" if is_crowded else "each rank takes all CPUs of its mask",
+        fix=f"export OMP_NUM_THREADS={each}",
+        certainty=Certainty.INFERRED,
+        ranks=tuple(rank.rank for rank in host.ranks),
+    )
+
+
+def s06_limits(job: Job, host: Host) -> Iterator[Finding]:
+    """Find a small /dev/shm, and ranks that may lock little memory or open few files."""
+    shm = host.snapshot.kernel.shm_bytes
+    if shm is not None and shm < job.settings.least_shm:
+        yield Finding(
+            rule="S06",
+            severity=Severity.WARNING,
+            host=host.name,
+            place="/dev/shm",
+            seen=f"has {format_bytes(shm)}",
+            cost="NCCL's shared memory and data loaders fail with a bus error",
+            fix="docker run --shm-size=8g ...  # or --ipc=host; enroot and Singularity take the host's",
+            certainty=Certainty.READ,
+        )
+    for rank in host.ranks:
+        if rank.open_files is None:
+            raise host.unreadable("the limit of open files", f"rank/{rank.rank}/open_files", f"rank/{rank.rank}/limits")
+        if 0 <= rank.open_files < job.settings.least_open_files:
+            yield Finding(
+                rule="S06",
+                severity=Severity.WARNING,
+                host=host.name,
+                place=rank_place(rank),
+                seen=f"can open {rank.open_files} files",
+                cost="connections to many ranks and loaders' files run out of descriptors",
+                fix=f"ulimit -n {max(65536, job.settings.least_open_files)}",
+                certainty=Certainty.READ,
+                ranks=(rank.rank,),
+            )
+    if shm is None:
+        raise host.unreadable("the size of /dev/shm", "kernel/shm")
+
+
+def c01_debug_variables(job: Job, host: Host) -> Iterator[Finding]:
+    """Find variables for debugging that were left behind."""
+    sources: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, value in host.snapshot.kernel.nccl_conf.items():
+        if name in DEBUG_VARIABLES:
+            sources.setdefault("/etc/nccl.conf", {})[f"{name}={value}"] = ()
+    for rank in host.ranks:
+        for source, variables in (("environment", rank.variables), ("~/.nccl.conf", rank.user_conf)):
+            for name in variables.keys() & set(DEBUG_VARIABLES):
+                users = sources.setdefault(source, {})
+                users[f"{name}={variables[name]}"] = (*users.get(f"{name}={variables[name]}", ()), rank.rank)
+    for source, settings in sources.items():
+        for setting, ranks in sorted(settings.items()):
+            name = setting.partition("=")[0]
+            yield Finding(
+                rule="C01",
+                severity=Severity.WARNING,
+                host=host.name,
+                place=source,
+                seen=printable(setting),
+                cost="a variable for debugging overrides what NCCL would choose for this size and topology",
+                fix=f"unset {name}" if source == "environment" else f"sed -i '/^{name} *=/d' {source}",
+                certainty=Certainty.READ,
+                ranks=ranks,
+            )
+    if "etc/nccl.conf" in host.snapshot.unreadable:
+        raise host.unreadable("/etc/nccl.conf", "etc/nccl.conf")
+
+
+def c02_log(job: Job) -> Iterator[Finding]:
+    """Find ways between ranks in NCCL's log that are worse than the nodes allow."""
+    if job.nccl_log is None:
+        raise Skip("no log of NCCL was given: --nccl-log")
+    host_of = {rank.rank: host for host in job.hosts for rank in host.ranks}
+    within: dict[str, list[tuple[int, int]]] = {}
+    sockets: dict[str, list[tuple[int, int]]] = {}
+    for sender, receiver, way in sorted(job.nccl_log.edges):
+        host, other = host_of.get(sender), host_of.get(receiver)
+        if host is None or other is None:
+            raise Unreadable(f"where rank {sender if host is None else receiver} of the log is: no snapshot has it")
+        if host is other and not way.startswith("P2P"):
+            within.setdefault(host.name, []).append((sender, receiver))
+        elif host is not other and way.startswith("NET/Socket") and _has_active_port(host):
+            sockets.setdefault(host.name, []).append((sender, receiver))
+    for name, edges in within.items():
+        yield _way(
+            name, edges, "go through host memory within the node, not P2P", "unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL"
+        )
+    for name, edges in sockets.items():
+        yield _way(name, edges, "go over sockets although there is RDMA", "unset NCCL_IB_DISABLE NCCL_NET")
+
+
+def _way(host: str, edges: list[tuple[int, int]], what: str, fix: str) -> Finding:
+    first = edges[0]
+    return Finding(
+        rule="C02",
+        severity=Severity.WARNING,
+        host=host,
+        place="",
+        seen=f"{len(edges)} connections, like {first[0]} to {first[1]}, {what}",
+        cost="collectives run at the rate of these",
+        fix=f"{fix}  # and see A09, N01, N04",
+        certainty=Certainty.READ,
+        ranks=tuple(sorted({rank for edge in edges for rank in edge})),
+    )
+
+
+def _has_active_port(host: Host) -> bool:
+    return any(port.state == "ACTIVE" for _, port in host.rdma_ports)
+
+
+def _threads(variables: Mapping[str, str]) -> int | None:
+    """Return the threads of one rank as its variables say, None where they do not."""
+    # OMP_NUM_THREADS may be a list, one number a level of nesting.
+    counts = [variables.get(name, "").split(",")[0].strip() for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    numbers = [int(count) for count in counts if count.isdigit() and len(count) < 6]
+    return max(numbers) if numbers else None

@@ -1,0 +1,297 @@
+"""Snapshots as JSON and back, checked value by value, because a file may be cut off, old or foreign.
+
+Parts that are the same on many hosts are made once: 2,048 nodes of one kind share one `Hardware`. Ranks are written as
+columns, and what all ranks of a host have alike is written once, so that 192 of them fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hpcpace.audit.facts import SCHEMA, Snapshot
+from hpcpace.audit.quoting import printable
+from hpcpace.errors import SnapshotError
+
+MOST_BYTES = 65_536
+"""A snapshot is smaller than this."""
+
+_MOST_READ_BYTES = 1 << 20
+_MOST_RANKS = 4_096
+_MOST_SHARED = 32
+_SHARED = ("hardware", "kernel", "net", "rdma")
+
+Decode = Callable[[Any, str], Any]
+
+
+def snapshot_text(snapshot: Snapshot) -> str:
+    """Return a snapshot as JSON text of less than MOST_BYTES.
+
+    Where a host has so much of everything that it does not fit, reasons, counters and address tables go first; what
+    went is named in `unreadable`, so that no rule takes it for clean.
+    """
+    for shorten in (_whole, _few_reasons, _few_gids, _no_bridges_of_nics):
+        snapshot = shorten(snapshot)
+        text = _dumps(snapshot)
+        if len(text) < MOST_BYTES:
+            return text
+    raise SnapshotError(f"the facts of {printable(snapshot.host)} take {len(text)} bytes, more than {MOST_BYTES}")
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Return the snapshot in a file.
+
+    Raises:
+        SnapshotError: it cannot be read, is cut off, has another version, or a value of the wrong kind.
+    """
+    place = printable(str(path))
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(_MOST_READ_BYTES + 1)
+    except OSError as error:
+        raise SnapshotError(f"cannot read {place}: {error.strerror}") from error
+    if len(content) > _MOST_READ_BYTES:
+        raise SnapshotError(f"{place} is larger than {_MOST_READ_BYTES} bytes: it is no snapshot")
+    try:
+        return snapshot_from(content)
+    except SnapshotError as error:
+        raise SnapshotError(f"{place}: {error}") from None
+
+
+def snapshot_from(content: str | bytes) -> Snapshot:
+    """Return the snapshot that a JSON text holds.
+
+    Raises:
+        SnapshotError: it is cut off, of another version, or has a value of the wrong kind.
+    """
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"no whole JSON ({printable(str(error))[:100]}): take the snapshot again") from None
+    if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("hpcpace-audit-snapshot/"):
+        raise SnapshotError("no snapshot of hpcpace audit: it has no such `schema`")
+    if document["schema"] != SCHEMA:
+        raise SnapshotError(f"a snapshot of schema {printable(str(document['schema'])[:60])}: this reads {SCHEMA}")
+    document["ranks"] = _rows(document.get("ranks"))
+    snapshot: Snapshot = _of_dataclass(Snapshot)(document, "")
+    return snapshot
+
+
+def decoded(kind: type, value: Any) -> Any:
+    """Return a dataclass of facts from values of JSON.
+
+    Raises:
+        SnapshotError: one is missing, or of the wrong kind.
+    """
+    return _of_dataclass(kind)(value, kind.__name__)
+
+
+def plain(value: Any) -> Any:
+    """Return a dataclass and what is in it as values of JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(getattr(value, name)) for name in _field_names(type(value))}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def _dumps(snapshot: Snapshot) -> str:
+    document = plain(snapshot)
+    document["ranks"] = _columns(document["ranks"])
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return `{"num": n, "same": {field: value}, "each": {field: [value of each row]}}`; nested for variables."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    same: dict[str, Any] = {}
+    each: dict[str, Any] = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        if all(value == values[0] for value in values):
+            same[name] = values[0]
+        elif all(isinstance(value, dict) for value in values) and name == "variables":
+            each[name] = _columns([dict(value) for value in values if value is not None])
+        else:
+            each[name] = values
+    return {"num": len(rows), "same": same, "each": each}
+
+
+def _rows(columns: Any) -> list[dict[str, Any]]:
+    """Return what `_columns` made columns of.
+
+    Raises:
+        SnapshotError: they are something else.
+    """
+    if not isinstance(columns, dict) or not {"num", "same", "each"} <= set(columns):
+        raise _wrong(columns, "ranks", "an object with num, same and each")
+    num, same, each = columns["num"], columns["same"], columns["each"]
+    if (
+        not isinstance(num, int)
+        or not 0 <= num <= _MOST_RANKS
+        or not isinstance(same, dict)
+        or not isinstance(each, dict)
+    ):
+        raise _wrong(columns, "ranks", f"columns of at most {_MOST_RANKS} ranks")
+    rows = [dict(same) for _ in range(num)]
+    for name, values in each.items():
+        if isinstance(values, dict):
+            values = [{key: value for key, value in row.items() if value is not None} for row in _rows(values)]
+        if not isinstance(values, list) or len(values) != num:
+            raise _wrong(values, f"ranks.{name}", f"a list of {num}")
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
+    return rows
+
+
+@lru_cache(maxsize=64)
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(item.name for item in dataclasses.fields(kind))
+
+
+def _whole(snapshot: Snapshot) -> Snapshot:
+    return snapshot
+
+
+def _few_reasons(snapshot: Snapshot) -> Snapshot:
+    unreadable = {name: reason[:24] for name, reason in list(snapshot.unreadable.items())[:200]}
+    counters = dataclasses.replace(snapshot.counters, values=dict(list(snapshot.counters.values.items())[:200]))
+    if len(counters.values) < len(snapshot.counters.values):
+        unreadable["counters"] = "too many for a snapshot"
+    return dataclasses.replace(snapshot, unreadable=unreadable, counters=counters)
+
+
+def _few_gids(snapshot: Snapshot) -> Snapshot:
+    rdma = tuple(
+        dataclasses.replace(device, ports=tuple(dataclasses.replace(port, gids=port.gids[:4]) for port in device.ports))
+        for device in snapshot.rdma or ()
+    )
+    return dataclasses.replace(snapshot, rdma=rdma if snapshot.rdma is not None else None)
+
+
+def _no_bridges_of_nics(snapshot: Snapshot) -> Snapshot:
+    """Leave PCI out altogether: half a tree would make wrong classes of paths."""
+    hardware = dataclasses.replace(snapshot.hardware, pci=None)
+    unreadable = snapshot.unreadable | {"pci": "too many devices for a snapshot"}
+    return dataclasses.replace(snapshot, hardware=hardware, unreadable=unreadable)
+
+
+@lru_cache(maxsize=64)
+def _of_dataclass(kind: type) -> Decode:
+    hints = typing.get_type_hints(kind)
+    decoders: dict[str, Decode] = {}
+    optional: set[str] = set()
+    for item in dataclasses.fields(kind):
+        decoder = _of(hints[item.name])
+        shared = kind is Snapshot and item.name in _SHARED
+        decoders[item.name] = _shared(decoder) if shared else decoder
+        if item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING:
+            optional.add(item.name)
+
+    def decode(value: Any, where: str) -> Any:
+        if not isinstance(value, dict):
+            raise _wrong(value, where, "an object")
+        made = {}
+        for name, decoder in decoders.items():
+            if name in value:
+                made[name] = decoder(value[name], f"{where}.{name}" if where else name)
+            elif name not in optional:
+                raise SnapshotError(f"{where or 'the snapshot'} has no {name!r}: it is cut off, or damaged")
+        return kind(**made)
+
+    return decode
+
+
+def _shared(decode: Decode) -> Decode:
+    # Comparing with what came last is several times faster than making a key of it.
+    seen: list[tuple[Any, Any]] = []
+
+    def decode_once(value: Any, where: str) -> Any:
+        for number, (known, made) in enumerate(seen):
+            if known == value:
+                if number:
+                    seen.insert(0, seen.pop(number))
+                return made
+        made = decode(value, where)
+        seen.insert(0, (value, made))
+        del seen[_MOST_SHARED:]
+        return made
+
+    return decode_once
+
+
+def _of(hint: Any) -> Decode:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _of_dataclass(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        (other,) = (argument for argument in arguments if argument is not types.NoneType)
+        return _optional(_of(other))
+    if origin is tuple:
+        return _tuple(_of(arguments[0]))
+    if origin is dict:
+        return _mapping(_of(arguments[1]))
+    return _SIMPLE[hint]
+
+
+def _optional(decode: Decode) -> Decode:
+    return lambda value, where: None if value is None else decode(value, where)
+
+
+def _tuple(decode: Decode) -> Decode:
+    def decode_all(value: Any, where: str) -> Any:
+        if not isinstance(value, list):
+            raise _wrong(value, where, "a list")
+        return tuple([decode(item, where) for item in value])
+
+    return decode_all
+
+
+def _mapping(decode: Decode) -> Decode:
+    def decode_all(value: Any, where: str) -> Any:
+        if not isinstance(value, Mapping):
+            raise _wrong(value, where, "an object")
+        return {key: decode(item, where) for key, item in value.items()}
+
+    return decode_all
+
+
+def _text(value: Any, where: str) -> Any:
+    if not isinstance(value, str):
+        raise _wrong(value, where, "a text")
+    return value
+
+
+def _whole_number(value: Any, where: str) -> Any:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63:
+        raise _wrong(value, where, "a whole number")
+    return value
+
+
+def _number(value: Any, where: str) -> Any:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not -1e18 < value < 1e18:
+        raise _wrong(value, where, "a number")
+    return float(value)
+
+
+def _truth(value: Any, where: str) -> Any:
+    if not isinstance(value, bool):
+        raise _wrong(value, where, "true or false")
+    return value
+
+
+_SIMPLE: dict[Any, Decode] = {str: _text, int: _whole_number, float: _number, bool: _truth}
+
+
+def _wrong(value: Any, where: str, expected: str) -> SnapshotError:
+    seen = printable(re.sub(r"\s+", " ", repr(value)))[:60]
+    return SnapshotError(f"{where} is {seen}: expected {expected}")

@@ -1,0 +1,242 @@
+"""The audit on a terminal or in a job's log: at most 30 lines, the worst first, and tables where they are asked for."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from hpcpace.audit import cpusets
+from hpcpace.audit.findings import Severity
+from hpcpace.audit.grouping import Group, blocks, grouped, hosts_text, place_text
+from hpcpace.audit.hardware import parsed
+from hpcpace.audit.job import Host, Job
+from hpcpace.audit.quoting import printable
+from hpcpace.audit.result import AuditResult, Binding, PathMatrix
+from hpcpace.audit.rulebook import BY_ID
+from hpcpace.audit.rules.table import Rule
+from hpcpace.audit.tree import Unreadable
+
+MOST_LINES = 30
+WIDTH = 100
+_WORDS = {Severity.FAIL: "fail", Severity.WARNING: "warning", Severity.UNKNOWN: "unknown", Severity.INFORMATION: "note"}
+_INDENT = " " * 6
+_MOST_MAP_COLUMNS = 64
+
+
+def verdict_lines(result: AuditResult) -> list[str]:
+    """Return the verdict, at most 30 lines; only fixes, which are to be pasted, may be wider than 100 columns."""
+    found = blocks(grouped(result.findings))
+    worst = [block for block in found if block[0].severity in (Severity.FAIL, Severity.WARNING)]
+    notes = [block for block in found if block[0].severity == Severity.INFORMATION]
+    unknown = [block for block in found if block[0].severity == Severity.UNKNOWN]
+    head = [_summary(result, found), *_absent(result)]
+    tail = [*_unknown_lines(unknown, result), *_note_lines(notes, result), *_binding_lines(result.bindings)]
+    room = MOST_LINES - len(head) - len(tail)
+    return [printable(line) for line in [*head, *_fit(worst, result, room), *tail]]
+
+
+def prolog_line(result: AuditResult, fail_on: Sequence[str]) -> str:
+    """Return the one line of a prolog: what of `fail_on` was found, or that nothing was."""
+    found = [
+        finding
+        for finding in result.findings
+        if finding.rule in fail_on and finding.severity in (Severity.FAIL, Severity.WARNING)
+    ]
+    if not found:
+        return f"hpcpace audit: none of {','.join(fail_on) or 'no rules'} found"
+    texts = [" ".join(filter(None, (finding.rule, finding.place, finding.seen))) for finding in found[:3]]
+    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    return printable(f"hpcpace audit: {'; '.join(texts)}{more}")
+
+
+def matrix_lines(matrices: Sequence[PathMatrix], all_hosts: Sequence[str]) -> Iterator[str]:
+    """Yield the classes of the paths between GPUs and adapters; where NCCL's differs, as `NODE/PHB`."""
+    if not matrices:
+        yield "no GPU, or no adapter, or PCI cannot be read: there is no matrix"
+    for matrix in matrices:
+        where = hosts_text(matrix.hosts, all_hosts)
+        yield f"GPU x adapter, physical/NCCL{f' ({where})' if where else ''}"
+        header = ["", *(printable(nic) for nic in matrix.nics)]
+        rows = [header]
+        for gpu, physical, nccl in zip(matrix.gpus, matrix.class_physical, matrix.class_nccl, strict=True):
+            cells = [one if one == other else f"{one}/{other}" for one, other in zip(physical, nccl, strict=True)]
+            rows.append([f"GPU {printable(gpu)}", *cells])
+        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+        for row in rows:
+            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def map_lines(job: Job) -> Iterator[str]:
+    """Yield for each host which cores each rank may run on: `#` all of a column's cores, `+` some, `.` none."""
+    for host in job.hosts:
+        yield printable(f"{host.name}: rank x core, | between NUMA nodes")
+        try:
+            yield from _map_of(host)
+        except Unreadable as error:
+            yield printable(f"  cannot tell {host.told(error)}")
+
+
+def explanation(rule: Rule) -> str:
+    """Return a rule with its sources, reason and fix."""
+    letters = ", ".join(f"{letter} {_WORDS[Severity(letter)]}" for letter in rule.severities)
+    parts = [
+        f"{rule.id}  {rule.title}",
+        _wrapped("reads ", rule.reads),
+        _wrapped("why   ", rule.why),
+        _wrapped("fix   ", rule.fix),
+        _wrapped("finds ", f"{letters}; U unknown where a fact cannot be read"),
+    ]
+    return "\n".join(parts)
+
+
+def _wrapped(label: str, text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
+
+
+def _summary(result: AuditResult, found: Sequence[Sequence[Group]]) -> str:
+    counts = {severity: sum(len(block) for block in found if block[0].severity == severity) for severity in Severity}
+    parts = [_plural(count, _WORDS[severity]) for severity, count in counts.items() if count]
+    return (
+        f"hpcpace audit: {', '.join(parts) or 'nothing found'}"
+        f" ({_plural(len(result.hosts), 'node')}, {_plural(result.num_ranks, 'rank')},"
+        f" {len(BY_ID) - len(result.skipped)} of {len(BY_ID)} rules applied)"
+    )
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" + ("" if count == 1 else "s")
+
+
+def _absent(result: AuditResult) -> list[str]:
+    texts = [*result.missing, *result.problems]
+    lines = [_cut(f"  left out: {text}") for text in texts[:3]]
+    return [*lines, f"  left out: {len(texts) - 3} more (--json)"] if len(texts) > 3 else lines
+
+
+def _fit(found: Sequence[Sequence[Group]], result: AuditResult, room: int) -> list[str]:
+    """Return as much of each block as the room allows, the worst first: what was seen, then fixes, then the rest."""
+    shown = found if len(found) <= room else found[: room - 1]
+    heads = [_head(block, result) for block in shown]
+    brief = [head if len(head) == 1 else [_brief(block, result)] for head, block in zip(heads, shown, strict=True)]
+    fixes = [_fix_lines(block[0], result) for block in shown]
+    costs = [_lines(f"{_INDENT}costs  ", block[0].cost) for block in shown]
+    parts: list[list[list[str]]] = [[head, [], []] for head in brief]
+    left = room - len(shown) - (len(shown) < len(found))
+    for place, wanted in ((2, fixes), (0, heads), (1, costs)):
+        for index, lines in enumerate(wanted):
+            more = len(lines) - len(parts[index][place])
+            if more <= left:
+                parts[index][place] = lines
+                left -= more
+    lines = [line for block in parts for part in block for line in part]
+    if len(shown) < len(found):
+        rest = " ".join(dict.fromkeys(block[0].rule for block in found[len(shown) :]))
+        lines.append(_cut(f"{len(found) - len(shown)} more: {rest} (--json has all, `hpcpace audit explain ID`)"))
+    return lines
+
+
+def _fix_lines(group: Group, result: AuditResult) -> list[str]:
+    option = result.bindings[0].option if result.bindings else ""
+    if option and option in group.fix:
+        return [f"{_INDENT}fix    the binding below"]
+    return [f"{_INDENT}fix    {group.fix}"] if group.fix else []
+
+
+def _head(block: Sequence[Group], result: AuditResult) -> list[str]:
+    return _lines(_label(block), f"{_what(block, result)} [{block[0].certainty}]")
+
+
+def _brief(block: Sequence[Group], result: AuditResult) -> str:
+    """Return a head on one line, cut where it is too long."""
+    label, end = _label(block), f" [{block[0].certainty}]"
+    return f"{label}{_cut(_what(block, result), WIDTH - len(label) - len(end))}{end}"
+
+
+def _label(block: Sequence[Group]) -> str:
+    return f"{block[0].severity} {block[0].rule} "
+
+
+def _what(block: Sequence[Group], result: AuditResult) -> str:
+    hosts = tuple(dict.fromkeys(host for group in block for host in group.hosts))
+    places = (place_text(block), _ranks_text(block, result), hosts_text(hosts, result.hosts))
+    where = ", ".join(filter(None, places))
+    more = f"; {len(block) - 1} more like it" if len(block) > 1 else ""
+    return printable(f"{where}: {block[0].seen}{more}" if where else f"{block[0].seen}{more}")
+
+
+def _ranks_text(block: Sequence[Group], result: AuditResult) -> str:
+    """Return the ranks of the job, where they are not the local ones and not all."""
+    ranks = cpusets.of(rank for group in block for rank in group.ranks)
+    if len(result.hosts) < 2 or not ranks or ranks.bit_count() == result.num_ranks:
+        return ""
+    text = cpusets.format_list(ranks)
+    return f"rank{'s' if ranks.bit_count() > 1 else ''} {text if len(text) <= 30 else f'{text[:30]}...'}"
+
+
+def _lines(label: str, text: str) -> list[str]:
+    """Return a text with a label, wrapped; three lines at most."""
+    return textwrap.wrap(
+        printable(text),
+        WIDTH,
+        initial_indent=label,
+        subsequent_indent=_INDENT,
+        max_lines=3,
+        placeholder=" ...",
+        break_on_hyphens=False,
+    )
+
+
+def _unknown_lines(found: Sequence[Sequence[Group]], result: AuditResult) -> list[str]:
+    if not found:
+        return []
+    by_reason: dict[str, list[str]] = {}
+    for block in found:
+        reason = block[0].seen.removeprefix("cannot tell ")
+        by_reason.setdefault(reason, []).append(block[0].rule)
+    lines = [_cut(f"U {' '.join(rules)} cannot tell {reason}") for reason, rules in by_reason.items()]
+    if len(lines) > 4:
+        rest = " ".join(rule for rules in list(by_reason.values())[3:] for rule in rules)
+        lines = [*lines[:3], _cut(f"U {rest} cannot tell, for other reasons (--json)")]
+    return lines
+
+
+def _note_lines(found: Sequence[Sequence[Group]], result: AuditResult) -> list[str]:
+    lines = [_cut(_head(block, result)[0]) for block in found]
+    return [*lines[:3], f"I {len(lines) - 3} more notes (--json)"] if len(lines) > 4 else lines
+
+
+def _binding_lines(bindings: Sequence[Binding]) -> list[str]:
+    lines = []
+    for binding in bindings[:1]:
+        others = f" ({len(bindings)} kinds of nodes: --json)" if len(bindings) > 1 else ""
+        label = f"Bind {binding.num_tasks} ranks a node{others}"
+        if not binding.option:
+            lines.append(_cut(f"{label}: no masks, cannot tell {binding.reason}"))
+            continue
+        left = f"  # leaves {' '.join(binding.left)}" if binding.left else ""
+        lines += [f"{label}:", f"  srun {binding.option} ...{left}"]
+    return lines
+
+
+def _cut(text: str, most: int = WIDTH) -> str:
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
+
+
+def _map_of(host: Host) -> Iterator[str]:
+    view = host.hardware
+    cores = sorted(view.cores, key=lambda core: core & -core)
+    by_node = [[core for core in cores if core & cpus] for _, cpus in sorted(view.numa_cpus.items())]
+    each = max(1, -(-len(cores) // _MOST_MAP_COLUMNS))
+    if each > 1:
+        yield f"  one column is {each} cores"
+    for rank in host.ranks:
+        mask = parsed(rank.cpus, "the CPUs of a rank")
+        parts = ("".join(_mark(own[at : at + each], mask) for at in range(0, len(own), each)) for own in by_node)
+        yield f"  rank {rank.rank:<5} {'|'.join(parts)}  {cpusets.format_list(mask)}"
+    if not host.ranks:
+        yield "  no rank"
+
+
+def _mark(cores: Sequence[int], mask: int) -> str:
+    used = sum(1 for core in cores if core & mask)
+    return "." if not used else "#" if used == len(cores) else "+"

@@ -1,0 +1,296 @@
+"""`hpcpace audit`: what is wrong with nodes and bindings, and the line that mends it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcpace.audit.differences import differences
+from hpcpace.audit.findings import Severity
+from hpcpace.audit.gather import (
+    Gathered,
+    gather_by_files,
+    gather_by_mpi,
+    joined,
+    load_snapshots,
+    mpi_communicator,
+    own_part,
+    save_snapshots,
+    snapshot_folder,
+)
+from hpcpace.audit.job import Job
+from hpcpace.audit.nccl_log import read_nccl_log
+from hpcpace.audit.prometheus import exposition
+from hpcpace.audit.quoting import printable
+from hpcpace.audit.result import AuditResult, audit
+from hpcpace.audit.rulebook import BY_ID, check_ids
+from hpcpace.audit.settings import AuditConfig
+from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.verdict import explanation, map_lines, matrix_lines, prolog_line, verdict_lines
+from hpcpace.config import load_config
+from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, UsageError
+from hpcpace.world.environment import RankInfo, process_environ, rank_info
+
+
+class AuditGroup(click.Group):
+    """A group that, with --prolog, answers every failure of its own with one line and exit 0.
+
+    Slurm drains a node whose prolog fails, and neither a wrong option nor an error of ours is a fault of the node's.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse the options."""
+        is_prolog = "--prolog" in args
+        made: click.Context = self._kept_quiet(
+            lambda: super(AuditGroup, self).make_context(info_name, args, parent, **extra), is_prolog
+        )
+        return made
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the audit."""
+        return self._kept_quiet(lambda: super(AuditGroup, self).invoke(ctx), bool(ctx.params.get("prolog")))
+
+    def _kept_quiet(self, run: Callable[[], Any], is_prolog: bool) -> Any:
+        if not is_prolog:
+            return run()
+        try:
+            return run()
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:  # the boundary that keeps a prolog from draining nodes
+            text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+            line = " ".join(printable(text.replace("\n", " ")).split())
+            click.echo(f"hpcpace audit: not done ({type(error).__name__}: {line[:200]})", err=True)
+            raise click.exceptions.Exit(EXIT_OK) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """What to print besides, or instead of, the verdict."""
+
+    as_json: bool
+    as_prometheus: bool
+    with_matrix: bool
+    with_map: bool
+
+
+def _ids(_: click.Context, __: click.Parameter, value: Sequence[str]) -> tuple[str, ...]:
+    return tuple(rule_id for text in value for rule_id in text.upper().split(",") if rule_id)
+
+
+@click.group(cls=AuditGroup, invoke_without_command=True)
+@click.option("--from", "source", type=click.Path(path_type=Path), help="Snapshots in this folder, run or file.")
+@click.option("--sysfs-root", type=click.Path(path_type=Path), help="A copied tree: a folder that holds sys and proc.")
+@click.option("--save", type=click.Path(path_type=Path), help="Write each host's snapshot to this folder.")
+@click.option("--mpi", "with_mpi", is_flag=True, help="Gather over MPI, and look at MPI itself (A01).")
+@click.option(
+    "--timeout-s", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="Wait so long for ranks."
+)
+@click.option(
+    "--probe", type=click.FloatRange(min=0, max=60), default=0.0, metavar="S", help="Watch counters for S seconds."
+)
+@click.option("--nccl-log", type=click.Path(path_type=Path), help="A log of NCCL_DEBUG=INFO, for C02.")
+@click.option("--tasks-per-node", type=click.IntRange(min=1), help="Ranks a node that the binding is for.")
+@click.option("--matrix", "with_matrix", is_flag=True, help="Show the paths between GPUs and adapters.")
+@click.option("--map", "with_map", is_flag=True, help="Show which cores each rank may run on.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--prometheus", "as_prometheus", is_flag=True, help="Print metrics for node_exporter.")
+@click.option("--rules", multiple=True, metavar="IDS", callback=_ids, help="Run only these rules, like A02,N01.")
+@click.option("--ignore", multiple=True, metavar="IDS", callback=_ids, help="Do not run these rules.")
+@click.option("--prolog", is_flag=True, help="One line, and non-zero only for rules of --fail-on.")
+@click.option("--fail-on", multiple=True, metavar="IDS", callback=_ids, help="With --prolog: rules that fail it.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with a table [audit].")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    source: Path | None,
+    sysfs_root: Path | None,
+    save: Path | None,
+    with_mpi: bool,
+    timeout_s: float,
+    probe: float,
+    nccl_log: Path | None,
+    tasks_per_node: int | None,
+    with_matrix: bool,
+    with_map: bool,
+    as_json: bool,
+    as_prometheus: bool,
+    rules: tuple[str, ...],
+    ignore: tuple[str, ...],
+    prolog: bool,
+    fail_on: tuple[str, ...],
+    config_file: Path | None,
+) -> None:
+    """Say what is wrong with this node's, or job's, affinity, PCIe, GPUs, NICs and settings, and how to mend it.
+
+    `hpcpace audit` looks at this machine, `srun hpcpace audit` at all ranks of a job. Needs no root and changes
+    nothing. Exit codes: 4 a finding F, 1 a warning, 3 something cannot be told, 0 none of these, 2 bad input.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    _check_options(source, sysfs_root, with_mpi, as_json, as_prometheus, prolog, fail_on)
+    check_ids([*rules, *ignore, *fail_on])
+    settings = _settings(config_file, ignore)
+    log = read_nccl_log(nccl_log) if nccl_log is not None else None
+    gathered, problems = _facts(source, sysfs_root, save, with_mpi=with_mpi, timeout_s=timeout_s, window_s=probe)
+    if gathered is None:
+        return
+    if save is not None:
+        save_snapshots(save, gathered.snapshots)
+    job = Job(gathered.snapshots, settings, log)
+    result = audit(job, ids=rules or None, num_tasks=tasks_per_node, missing=gathered.missing, problems=problems)
+    if prolog:
+        click.echo(prolog_line(result, fail_on))
+        raise SystemExit(_prolog_exit(result, fail_on))
+    views = Views(as_json=as_json, as_prometheus=as_prometheus, with_matrix=with_matrix, with_map=with_map)
+    _print(job, result, views)
+    raise SystemExit(result.exit_code)
+
+
+@command.command()
+@click.argument("rule_id", metavar="ID")
+def explain(rule_id: str) -> None:
+    """Print what rule ID checks, why, from which facts, and the fix; `all` for every rule."""
+    if rule_id.lower() == "all":
+        click.echo("\n\n".join(explanation(rule) for rule in BY_ID.values()))
+        return
+    check_ids([rule_id.upper()])
+    click.echo(explanation(BY_ID[rule_id.upper()]))
+
+
+@command.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def diff(before: Path, after: Path, as_json: bool) -> None:
+    """Show what changed on nodes between the snapshots BEFORE and AFTER, files or folders.
+
+    Exit codes: 0 nothing, 1 something, 2 bad input, 3 the two have no host in common.
+    """
+    old, old_problems = load_snapshots(before)
+    new, new_problems = load_snapshots(after)
+    for problem in (*old_problems, *new_problems):
+        click.echo(f"hpcpace: warning: {printable(problem)}", err=True)
+    if len(old) == len(new) == 1:
+        pairs = [(old[0], new[0])]
+    else:
+        by_host = {snapshot.host: snapshot for snapshot in old}
+        pairs = [(by_host[snapshot.host], snapshot) for snapshot in new if snapshot.host in by_host]
+    if not pairs:
+        click.echo(f"hpcpace: {printable(f'{before} and {after} have no host in common')}", err=True)
+        raise SystemExit(EXIT_CANNOT_TELL)
+    found = [difference for one, other in pairs for difference in differences(one, other)]
+    if as_json:
+        rows = [{"host": d.host, "fact": d.fact, "before": d.before, "after": d.after} for d in found]
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        for d in found:
+            click.echo(printable(f"{d.host} {d.fact}: {d.before} -> {d.after}"))
+    raise SystemExit(EXIT_WARNING if found else EXIT_OK)
+
+
+def _check_options(
+    source: Path | None,
+    sysfs_root: Path | None,
+    with_mpi: bool,
+    as_json: bool,
+    as_prometheus: bool,
+    prolog: bool,
+    fail_on: Sequence[str],
+) -> None:
+    if source is not None and sysfs_root is not None:
+        raise UsageError("--from and --sysfs-root are two sources: give one of them")
+    if with_mpi and (source is not None or sysfs_root is not None):
+        raise UsageError("--mpi gathers the ranks of a running job: leave out --from and --sysfs-root")
+    if as_json + as_prometheus + prolog > 1:
+        raise UsageError("--json, --prometheus and --prolog are three forms of the answer: give one of them")
+    if fail_on and not prolog:
+        raise UsageError("--fail-on goes with --prolog; elsewhere the exit code follows from the worst finding")
+
+
+def _settings(file: Path | None, ignore: Sequence[str]) -> AuditConfig:
+    config = load_config(file=file, environ=process_environ())
+    if ignore:
+        options = {"audit": {"ignore": (*config.audit.ignore, *ignore)}}
+        config = load_config(file=file, environ=process_environ(), options=options)
+    check_ids(config.audit.ignore)
+    return config.audit
+
+
+def _facts(
+    source: Path | None,
+    sysfs_root: Path | None,
+    save: Path | None,
+    *,
+    with_mpi: bool,
+    timeout_s: float,
+    window_s: float,
+) -> tuple[Gathered | None, list[str]]:
+    """Return the snapshots to look at, and what could not be read; None on ranks that only hand in their own."""
+    if source is not None:
+        snapshots, problems = load_snapshots(source)
+        return Gathered(snapshots=tuple(snapshots), missing=()), problems
+    if sysfs_root is not None:
+        return Gathered(snapshots=(take_tree(sysfs_root),), missing=()), []
+    environ = process_environ()
+    info = rank_info(environ)
+    return _of_job(info, save, with_mpi=with_mpi, timeout_s=timeout_s, window_s=window_s), []
+
+
+def _of_job(info: RankInfo, save: Path | None, *, with_mpi: bool, timeout_s: float, window_s: float) -> Gathered | None:
+    environ = process_environ()
+    comm, mpi_size = mpi_communicator(info) if with_mpi else (None, None)
+    if info.world_size > 1 and comm is None and save is None and info.launcher != "slurm":
+        if info.rank:  # all ranks come here: the first one speaks
+            raise SystemExit(EXIT_USAGE)
+        raise UsageError(
+            f"{info.world_size} ranks started by {info.launcher} have no folder in common: name one that all hosts "
+            "share with --save, or gather with --mpi"
+        )
+    part = own_part(info, environ, window_s=window_s, mpi_size=mpi_size)
+    if comm is not None:
+        return gather_by_mpi(info, comm, part, environ)
+    if info.world_size == 1:
+        return joined([json.loads(json.dumps(part))], 1, environ, 0.0)
+    folder = save or snapshot_folder(environ)
+    gathered = gather_by_files(info, environ, folder, part, timeout_s=timeout_s + window_s)
+    if gathered is not None:
+        save_snapshots(folder, gathered.snapshots)
+    return gathered
+
+
+def _prolog_exit(result: AuditResult, fail_on: Sequence[str]) -> int:
+    severities = {finding.severity for finding in result.findings if finding.rule in fail_on}
+    if Severity.FAIL in severities:
+        return EXIT_FAILED
+    return EXIT_WARNING if Severity.WARNING in severities else EXIT_OK
+
+
+def _print(job: Job, result: AuditResult, views: Views) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names more
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if views.as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+        return
+    if views.as_prometheus:
+        click.echo(exposition(result), nl=False)
+        return
+    for line in verdict_lines(result):
+        click.echo(line)
+    if views.with_matrix:
+        click.echo()
+        for line in matrix_lines(result.matrices, result.hosts):
+            click.echo(line)
+    if views.with_map:
+        click.echo()
+        for line in map_lines(job):
+            click.echo(line)

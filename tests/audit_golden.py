@@ -1,0 +1,48 @@
+"""Each machine's findings in full as text; run as a program, it writes tests/data/audit-trees anew: read the diff."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from audit_machine import memory_folder
+from audit_machines import CASES, Case
+
+from hpcpace.audit.findings import Finding
+from hpcpace.audit.job import Job
+from hpcpace.audit.result import audit
+
+GOLDEN = Path(__file__).parent / "data" / "audit-trees"
+
+
+def listed(case: Case, folder: Path) -> str:
+    """Return exit code, findings, rules without anything to look at, and bindings, as text."""
+    result = audit(Job(case.snapshots(folder), case.settings, case.log))
+    lines = [f"exit {result.exit_code}", *map(_line, result.findings)]
+    lines += [f"skipped {rule}: {reason}" for rule, reason in result.skipped.items()]
+    for binding in result.bindings:
+        left = ",".join(binding.left) or "nothing"
+        lines.append(f"bind {','.join(binding.hosts)} {binding.option or binding.reason} leaves {left}")
+    for matrix in result.matrices:
+        for gpu, row, nccl in zip(matrix.gpus, matrix.class_physical, matrix.class_nccl, strict=True):
+            cells = (f"{nic}={one}/{other}" for nic, one, other in zip(matrix.nics, row, nccl, strict=True))
+            lines.append(f"path {','.join(matrix.hosts)} {gpu} {' '.join(cells)}")
+    return "\n".join(lines) + "\n"
+
+
+def _line(finding: Finding) -> str:
+    ranks = ",".join(map(str, finding.ranks))
+    return (
+        f"{finding.severity} {finding.rule} [{finding.host}] {finding.place}: {finding.seen}\n"
+        f"    costs {finding.cost}\n    fix {finding.fix}\n    {finding.certainty}, ranks {ranks or '-'}"
+    )
+
+
+if __name__ == "__main__":
+    for case_name, one in CASES.items():
+        scratch = Path(tempfile.mkdtemp(dir=memory_folder()))
+        try:
+            (GOLDEN / f"{case_name}.txt").write_text(listed(one, scratch))
+        finally:
+            shutil.rmtree(scratch)

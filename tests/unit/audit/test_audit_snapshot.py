@@ -1,0 +1,189 @@
+"""Snapshots: what is in them, their size, and files that are cut off, old or foreign."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from audit_machine import Machine, threaded
+from audit_machines import CASES, Case, dgx_h100, small_node
+
+from hpcpace.audit.differences import differences
+from hpcpace.audit.facts import Snapshot
+from hpcpace.audit.gather import load_snapshots, save_snapshots
+from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
+from hpcpace.audit.snapshot import take_tree
+from hpcpace.errors import SnapshotError, UsageError
+
+
+@pytest.fixture
+def snapshot(tree_path: Path) -> Snapshot:
+    return take_tree(small_node("n1").write(tree_path))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_snapshot_survives_json(name: str, tree_path: Path) -> None:
+    for snapshot in CASES[name].snapshots(tree_path):
+        text = snapshot_text(snapshot)
+        assert len(text) < MOST_BYTES
+        read = snapshot_from(text)
+        assert snapshot_text(read) == text
+        assert (read.ranks, read.rdma, read.net, read.kernel) == (
+            snapshot.ranks,
+            snapshot.rdma,
+            snapshot.net,
+            snapshot.kernel,
+        )
+
+
+def test_192_ranks_of_256_cpus_and_the_devices_of_a_dgx_fit(tree_path: Path) -> None:
+    machine = dgx_h100(ranks=False)
+    for rank in range(192):
+        environ = {f"NCCL_VARIABLE_{number}": "x" * 60 for number in range(20)}
+        machine.rank(rank, str(rank), world=192, environ=environ)
+    snapshot = take_tree(machine.write(tree_path))
+    text = snapshot_text(snapshot)
+    assert len(text) < MOST_BYTES
+    assert snapshot_from(text).ranks == snapshot.ranks
+
+
+def test_a_host_with_too_much_says_what_it_left_out(snapshot: Snapshot) -> None:
+    pci = tuple(
+        dataclasses.replace(snapshot.hardware.pci[0], address=f"0000:{bus:02x}:00.{function}")  # type: ignore[index]
+        for bus in range(64)
+        for function in range(4)
+    )
+    large = dataclasses.replace(snapshot, hardware=dataclasses.replace(snapshot.hardware, pci=pci))
+    text = snapshot_text(large)
+    assert len(text) < MOST_BYTES
+    assert snapshot_from(text).unreadable["pci"] == "too many devices for a snapshot"
+
+
+def test_reasons_are_kept_by_the_name_of_the_fact(tree_path: Path) -> None:
+    machine = small_node("n1").without("sys/class/net/ens0/mtu")
+    assert take_tree(machine.write(tree_path)).unreadable["net/ens0/mtu"] == "no such file or directory"
+
+
+def test_secrets_of_the_environment_stay_out(tree_path: Path) -> None:
+    machine = small_node("n1", ranks=0)
+    machine.rank(0, "0", world=1, environ={"AWS_SECRET_ACCESS_KEY": "hunter2", "NCCL_DEBUG": "WARN"})
+    text = snapshot_text(take_tree(machine.write(tree_path)))
+    assert "hunter2" not in text
+    assert "NCCL_DEBUG" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "no whole JSON"),
+        (lambda text: "", "no whole JSON"),
+        (lambda text: "[]", "it has no such `schema`"),
+        (lambda text: "{}", "it has no such `schema`"),
+        (lambda text: text.replace("snapshot/1", "snapshot/7"), "schema hpcpace-audit-snapshot/7"),
+        (lambda text: text.replace('"mtu":9000', '"mtu":"9000"'), "mtu is '9000': expected a whole number"),
+        (lambda text: text.replace('"boot_id"', '"other"'), "has no 'boot_id'"),
+        (lambda text: text.replace('"num":2', '"num":99999999'), "ranks"),
+        (lambda text: text.replace('"num":2', '"num":3'), "ranks"),
+        (lambda text: "[" * 100_000, "no whole JSON"),
+        (lambda text: text.replace('"is_live":false', '"is_live":0'), "expected true or false"),
+    ],
+)
+def test_a_file_that_is_no_snapshot_is_refused_in_one_sentence(
+    change: object, message: str, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    path = tmp_path / "n1.json"
+    path.write_text(change(snapshot_text(snapshot)))  # type: ignore[operator]
+    with pytest.raises(UsageError, match=message):
+        load_snapshots(tmp_path)
+
+
+def test_a_folder_with_one_bad_snapshot_is_read_without_it(snapshot: Snapshot, tmp_path: Path) -> None:
+    save_snapshots(tmp_path, [snapshot])
+    (tmp_path / "n2.json").write_text(snapshot_text(snapshot)[:300])
+    snapshots, problems = load_snapshots(tmp_path)
+    assert [one.host for one in snapshots] == ["n1"]
+    assert len(problems) == 1 and "n2.json" in problems[0]
+
+
+def test_unknown_fields_of_a_later_minor_version_are_ignored(snapshot: Snapshot) -> None:
+    document = json.loads(snapshot_text(snapshot)) | {"temperature": 30}
+    assert snapshot_from(json.dumps(document)).host == "n1"
+
+
+def test_hosts_of_one_name_are_kept_apart(snapshot: Snapshot, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(snapshot_text(snapshot))
+    assert [one.host for one in load_snapshots(tmp_path)[0]] == ["n1", "n1#2"]
+
+
+def test_a_host_name_cannot_leave_the_folder(snapshot: Snapshot, tmp_path: Path) -> None:
+    (path,) = save_snapshots(tmp_path / "out", [dataclasses.replace(snapshot, host="../../etc/x")])
+    assert path.parent == tmp_path / "out"
+
+
+@pytest.mark.parametrize("change", ["network", "firmware", "nothing"])
+def test_differences_name_what_changed_and_nothing_else(change: str, tree_path: Path) -> None:
+    before, after = small_node("n1"), small_node("n1")
+    if change == "network":
+        after.files["sys/class/net/ens0/mtu"] = "1500"
+    if change == "firmware":
+        after.files["sys/class/infiniband/mlx5_1/fw_ver"] = "28.40.1000"
+    old, new = (take_tree(m.write(tree_path / str(n))) for n, m in enumerate((before, after)))
+    found = [(d.fact, d.before, d.after) for d in differences(old, new)]
+    assert (
+        found
+        == {
+            "network": [("net/ens0/mtu", "9000", "1500")],
+            "firmware": [("rdma/mlx5_1/firmware", "28.39.1002", "28.40.1000")],
+            "nothing": [],
+        }[change]
+    )
+
+
+def test_cgroups_of_version_1_are_read(tree_path: Path) -> None:
+    machine = Machine("n1").processors({0: threaded(0, 8)})
+    machine.rank(0, "0-7", world=1, mems="0")
+    machine.files["proc/1000/cgroup"] = "4:memory:/j\n3:cpuset:/j\n2:cpu,cpuacct:/j\n0::/\n"
+    machine.files |= {
+        "sys/fs/cgroup/cpu,cpuacct/j/cpu.cfs_quota_us": "200000",
+        "sys/fs/cgroup/cpu,cpuacct/j/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/cpuset/j/cpuset.effective_cpus": "0-3",
+        "sys/fs/cgroup/memory/j/memory.limit_in_bytes": str(1 << 30),
+    }
+    (rank,) = take_tree(machine.write(tree_path)).ranks
+    assert (rank.quota_cpus, rank.cgroup_cpus, rank.memory_max_bytes) == (2.0, "0-3", 1 << 30)
+
+
+def test_the_smallest_quota_on_the_way_up_counts(tree_path: Path) -> None:
+    machine = small_node("n1", ranks=1)
+    machine.files["sys/fs/cgroup/job_17/cpu.max"] = "150000 100000"
+    (rank,) = take_tree(machine.write(tree_path)).ranks
+    assert rank.quota_cpus == 1.5
+
+
+def test_virtual_functions_are_left_out_where_their_adapter_is_seen(tree_path: Path) -> None:
+    machine = small_node("n1")
+    machine.pci("pci0000:10/0000:10:02.0/0000:12:00.1", "0x020000", "0x15b3", "0x101e", numa=0)
+    machine.links["sys/devices/pci0000:10/0000:10:02.0/0000:12:00.1/physfn"] = "../0000:12:00.0"
+    devices = take_tree(machine.write(tree_path)).hardware.pci
+    assert "0000:12:00.1" not in {device.address for device in devices or ()}
+
+
+@pytest.mark.parametrize("name", ["nothing", "file"])
+def test_a_root_that_is_no_tree_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--sysfs-root takes"):
+        take_tree(tmp_path / name if name == "file" else tmp_path)
+
+
+def test_nothing_at_all_gives_a_snapshot_of_unknowns(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    snapshot = take_tree(tmp_path)
+    assert snapshot.hardware.pci is None and snapshot.net is None
+    assert Case(hosts=list).patched(snapshot) == snapshot
+
+
+def test_snapshot_error_is_bad_input() -> None:
+    assert SnapshotError("x").exit_code == 2
