@@ -1,0 +1,1 @@
+"""Studies: many ordinary runs by one plan, resumable, and what all of them say together. See docs/studies.md."""

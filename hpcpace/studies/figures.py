@@ -1,0 +1,197 @@
+"""The figures of a study: what the traces and the result of each run say, and how far repetitions spread.
+
+Nothing here needs torch or MPI; a login node reads studies of any cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from hpcpace.errors import CannotTell, TraceError
+from hpcpace.metrics.phases import Part
+from hpcpace.metrics.steps import throughput
+from hpcpace.metrics.studies import Spread, counted_between, scaling_factor, spread
+from hpcpace.report.evidence import TABLES_USED
+from hpcpace.report.examination import Ground, Selection, lay_ground
+from hpcpace.studies.folder import DONE, StudyFolder
+from hpcpace.studies.setups import Setup, StudyRun
+from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.tables import RankTrace
+from hpcpace.units import NS_PER_MS, NS_PER_S
+
+LOOPBACK = "lo"
+_BITS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """What one run came to; None is what it cannot say.
+
+    Attributes:
+        samples_per_s: throughput over the steps behind the warm-up, over all ranks.
+        step_ms: median step time.
+        network_bps: bits a second of a server's busiest interface but the loopback, both directions, mean over servers.
+        network_bytes_per_sample: bytes on it a sample.
+        peak_memory_bytes: most that any rank had, on its GPU where it has one.
+        forward_ms: forward computation of one microbatch through the whole model, communication apart.
+        wait_share: share of the ranks' time in exposed communication.
+    """
+
+    samples_per_s: float | None = None
+    step_ms: float | None = None
+    network_bps: float | None = None
+    network_bytes_per_sample: float | None = None
+    peak_memory_bytes: float | None = None
+    forward_ms: float | None = None
+    wait_share: float | None = None
+
+
+FIGURES = tuple(field.name for field in fields(RunFigures))
+_COMMUNICATION = (Part.SYNC_WAIT, Part.SYNC_TRANSFER, Part.WAIT, Part.TRANSFER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetupFigures:
+    """A set-up over its repetitions.
+
+    Attributes:
+        setup: what was run.
+        states: how many runs are finished, out of memory, failed or open.
+        spreads: of each of `FIGURES`, and of scaling_factor; None where no repetition has it.
+        runs: the figures of each finished repetition.
+    """
+
+    setup: Setup
+    states: Mapping[str, int]
+    spreads: Mapping[str, Spread | None]
+    runs: tuple[RunFigures, ...]
+
+    def median(self, name: str) -> float | None:
+        """Return the median of a figure over the repetitions."""
+        found = self.spreads[name]
+        return None if found is None else found.median
+
+
+def study_figures(
+    study: StudyFolder, *, progress: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[list[SetupFigures], list[str]]:
+    """Return the figures of all set-ups of a study, in the order of its plan, and what could not be read.
+
+    Args:
+        study: with a plan.
+        progress: called with the number of runs read, and of all.
+
+    Raises:
+        CannotTell: no run of it is finished.
+    """
+    runs = study.runs()
+    found: dict[Setup, list[RunFigures]] = {run.setup: [] for run in runs}
+    states: dict[Setup, list[str]] = {run.setup: [] for run in runs}
+    problems: list[str] = []
+    for number, run in enumerate(runs, start=1):
+        states[run.setup].append(study.state(run))
+        if states[run.setup][-1] == DONE:
+            try:
+                found[run.setup].append(run_figures(study, run))
+            except (TraceError, CannotTell) as error:
+                problems.append(f"{run.name}: {error}")
+        progress(number, len(runs))
+    if not any(found.values()):
+        raise CannotTell(f"no run of {study.path} is finished: {'; '.join(problems[:3]) or 'run it first'}")
+    single = {
+        _family(setup): spread([run.samples_per_s for run in done])
+        for setup, done in found.items()
+        if _is_single(setup)
+    }
+    rows = [_of_setup(setup, states[setup], done, single.get(_family(setup))) for setup, done in found.items()]
+    return rows, problems
+
+
+def run_figures(study: StudyFolder, run: StudyRun) -> RunFigures:
+    """Return what a finished run came to.
+
+    Raises:
+        TraceError: no trace of it can be read.
+        CannotTell: it has no step behind the warm-up that all ranks have.
+    """
+    attempt = study.run_dir(run).attempts()[-1]
+    traces = read_attempt(attempt, tables=(*TABLES_USED, "network")).traces
+    ground = lay_ground(traces, Selection())
+    speed = throughput(ground.times_ns, ground.chosen.samples)
+    traffic = _traffic(traces, ground) if run.setup.layout.servers > 1 else None
+    memory = study.result(attempt.result_json).get("peak_memory", [])
+    device = [row["device_bytes"] for row in memory]
+    return RunFigures(
+        samples_per_s=speed.samples_per_s,
+        step_ms=speed.p50_ns / NS_PER_MS,
+        network_bps=traffic[0] if traffic else None,
+        network_bytes_per_sample=traffic[1] / speed.samples if traffic and speed.samples else None,
+        peak_memory_bytes=max(device, default=0) or max((row["rss_bytes"] for row in memory), default=None),
+        forward_ms=_forward_ms(ground, run.setup),
+        wait_share=float(ground.parts[..., list(_COMMUNICATION)].sum() / ground.parts.sum()),
+    )
+
+
+def _forward_ms(ground: Ground, setup: Setup) -> float:
+    """Return the forward computation of a microbatch: all ranks of a replica, median over steps."""
+    per_step = ground.parts[..., Part.FORWARD].sum(axis=0) / (setup.num_replicas * setup.microbatches)
+    return float(np.median(per_step)) / NS_PER_MS
+
+
+def _traffic(traces: Sequence[RankTrace], ground: Ground) -> tuple[float, float] | None:
+    """Return bits a second, and bytes in the used steps, of a server's busiest interface; None where none was read.
+
+    A server's time is that from its first rank's begin to its last rank's end, by its own clock: the ranks of a
+    pipeline are not all at the same step.
+    """
+    rates: list[float] = []
+    volumes: list[float] = []
+    nodes = np.array([trace.header.node for trace in traces])
+    for node in np.unique(nodes):
+        rows = np.flatnonzero(nodes == node).tolist()
+        begin_ns, end_ns = int(ground.chosen.begin_ns[rows, 0].min()), int(ground.chosen.end_ns[rows, -1].max())
+        counted = [found for row in rows for found in _counted(traces[row], begin_ns, end_ns)]
+        if counted:
+            count, duration_s = max(counted)
+            rates.append(_BITS * count / duration_s)
+            volumes.append(count * (end_ns - begin_ns) / NS_PER_S / duration_s)
+    return (float(np.mean(rates)), float(np.mean(volumes))) if rates else None
+
+
+def _counted(trace: RankTrace, begin_ns: int, end_ns: int) -> Iterator[tuple[float, float]]:
+    """Yield the bytes of each interface but the loopback, both directions, and the seconds in which they were read."""
+    table = trace.tables["network"]
+    for number, name in enumerate(trace.header.interfaces):
+        of_interface = table.select(table["interface"] == number)
+        total = of_interface["tx_bytes"] + of_interface["rx_bytes"]
+        counted = counted_between(of_interface["time_ns"], total, begin_ns, end_ns)
+        if name != LOOPBACK and counted is not None:
+            yield counted
+
+
+def _is_single(setup: Setup) -> bool:
+    return setup.layout.num_ranks == 1
+
+
+def _family(setup: Setup) -> tuple[Any, ...]:
+    """Return what set-ups share that are compared by scaling."""
+    return setup.model, setup.preset, setup.batch, setup.shrink
+
+
+def _of_setup(setup: Setup, states: Sequence[str], runs: Sequence[RunFigures], single: Spread | None) -> SetupFigures:
+    spreads = {name: spread([getattr(run, name) for run in runs]) for name in FIGURES}
+    scaling: list[float | None] = [
+        scaling_factor(run.samples_per_s, setup.layout.num_ranks, single.median)
+        for run in runs
+        if single is not None and run.samples_per_s is not None
+    ]
+    return SetupFigures(
+        setup=setup,
+        states={state: states.count(state) for state in dict.fromkeys(states)},
+        spreads={**spreads, "scaling_factor": spread(scaling)},
+        runs=tuple(runs),
+    )

@@ -1,0 +1,118 @@
+"""The folder of a study: STUDY/plan.json says which run is which set-up, STUDY/runs/NAME are ordinary run directories.
+
+What has been done is read from the runs themselves, so that a study that was stopped goes on where it stood.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcpace.errors import UsageError
+from hpcpace.rundir import RunDirectory, write_json
+from hpcpace.studies.setups import Layout, Setup, StudyRun
+
+SCHEMA = "hpcpace-study/1"
+DONE, OUT_OF_MEMORY, FAILED, OPEN = "finished", "out of memory", "failed", "open"
+_MOST_ATTEMPTS = 2
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """A study on disk."""
+
+    path: Path
+
+    @property
+    def plan_json(self) -> Path:
+        """Which run is which set-up."""
+        return self.path / "plan.json"
+
+    def run_dir(self, run: StudyRun) -> RunDirectory:
+        """Return the run directory of a run, whether it exists or not."""
+        return RunDirectory(self.path / "runs" / run.name)
+
+    def write_plan(self, name: str, runs: Sequence[StudyRun], *, facts: dict[str, Any] | None = None) -> bool:
+        """Write the plan, unless there is one already; return whether it was written.
+
+        Args:
+            name: of the study.
+            runs: in the order in which they are to be done.
+            facts: what else is to be known about the study.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        if self.plan_json.exists():
+            return False
+        rows = [{"name": run.name, "repetition": run.repetition, "setup": _to_json(run.setup)} for run in runs]
+        try:
+            (self.path / "runs").mkdir(parents=True, exist_ok=True)
+            write_json(self.plan_json, {"schema": SCHEMA, "study": name, "facts": facts or {}, "runs": rows})
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {error.strerror}") from error
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """Return what else the plan says of the study."""
+        facts: dict[str, Any] = self._plan()["facts"]
+        return facts
+
+    def runs(self) -> list[StudyRun]:
+        """Return the runs of the plan, in order.
+
+        Raises:
+            UsageError: there is no plan, or it cannot be read.
+        """
+        try:
+            return [
+                StudyRun(setup=_from_json(row["setup"]), repetition=row["repetition"]) for row in self._plan()["runs"]
+            ]
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{self.plan_json} is no plan of {SCHEMA} ({error}): make the study anew") from error
+
+    def state(self, run: StudyRun) -> str:
+        """Return finished, out of memory, failed (it ended twice without a result), or open."""
+        attempts = self.run_dir(run).attempts()
+        for attempt in attempts[::-1]:
+            outcome = self.result(attempt.result_json).get("outcome", "")
+            if outcome in (DONE, OUT_OF_MEMORY):
+                return str(outcome)
+        return FAILED if len(attempts) >= _MOST_ATTEMPTS else OPEN
+
+    def open_runs(self, layout: Layout | None = None) -> list[StudyRun]:
+        """Return the runs that are still to be done, of one layout or of all."""
+        return [run for run in self.runs() if layout in (None, run.setup.layout) and self.state(run) == OPEN]
+
+    def result(self, path: Path) -> dict[str, Any]:
+        """Return what a result.json says; nothing where there is none, or half of one."""
+        try:
+            content: dict[str, Any] = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return content
+
+    def _plan(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads(self.plan_json.read_text())
+        except FileNotFoundError:
+            raise UsageError(
+                f"no study at {self.path}: it has no plan.json; sbatch/nano_cluster.sh makes one"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {self.plan_json}: {error}") from error
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise UsageError(f"{self.plan_json} is no plan of {SCHEMA}: name the folder of a study")
+        return content
+
+
+def _to_json(setup: Setup) -> dict[str, Any]:
+    return dataclasses.asdict(setup)
+
+
+def _from_json(values: dict[str, Any]) -> Setup:
+    return Setup(**{**values, "layout": Layout(**values["layout"])})

@@ -1,0 +1,102 @@
+"""How much a set-up communicates for what it computes, and the link rate that gives a lab the ratio of a published one.
+
+Slow computation behind a fast link says nothing about a cluster of fast GPUs behind a slow one, unless the ratio of the
+two is the same. It follows from the published throughput of one GPU and the published traffic, before anything runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcpace.studies.setups import Setup
+from hpcpace.train.framing import Framing, link_volumes, wire_matrix
+from hpcpace.train.gloo_messages import messages
+from hpcpace.train.operations import Operation, itemsize_of
+from hpcpace.train.plan import TrainPlan
+from hpcpace.train.presets import GPT2Shape
+from hpcpace.train.volume import step_operations
+
+_BITS = 8
+
+
+def bytes_per_sample(network_bps: float, samples_per_s: float) -> float:
+    """Return what crosses a network a sample, from its mean throughput and that of the training: B / (8 R)."""
+    return network_bps / _BITS / samples_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """What a set-up communicates and computes.
+
+    Attributes:
+        link_bytes_per_sample: bytes a sample in the busier direction of the busiest server's link.
+        samples_per_s_of_one: samples a second of a single rank that communicates with nobody.
+        num_ranks: that compute.
+        link_bps: rate of the link in one direction.
+    """
+
+    link_bytes_per_sample: float
+    samples_per_s_of_one: float
+    num_ranks: int
+    link_bps: float
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds a sample on the link, 8 v / L."""
+        return _BITS * self.link_bytes_per_sample / self.link_bps
+
+    @property
+    def computation_s(self) -> float:
+        """Seconds a sample on all ranks together, 1 / (n R1)."""
+        return 1 / (self.num_ranks * self.samples_per_s_of_one)
+
+    @property
+    def ratio(self) -> float:
+        """Communication over computation, 8 v n R1 / L; above 1 the link is what limits."""
+        return self.communication_s / self.computation_s
+
+    @property
+    def samples_per_s_without_overlap(self) -> float:
+        """Throughput where nothing of the one is hidden behind the other: 1 / (computation + communication)."""
+        return 1 / (self.computation_s + self.communication_s)
+
+
+def link_rate_bps(ratio: float, *, link_bytes_per_sample: float, samples_per_s_of_one: float, num_ranks: int) -> float:
+    """Return the rate of a link at which a set-up has a given ratio: L = 8 v n R1 / ratio.
+
+    Args:
+        ratio: of communication to computation, as of `Balance`.
+        link_bytes_per_sample, samples_per_s_of_one, num_ranks: as of `Balance`.
+    """
+    return _BITS * link_bytes_per_sample * num_ranks * samples_per_s_of_one / ratio
+
+
+def link_bytes_per_step(setup: Setup, plan: TrainPlan) -> float:
+    """Return the bytes of frames a step in the busier direction of the busiest server's link, over gloo.
+
+    docs/network-volume.md has the formula. 0 on one server.
+
+    Args:
+        setup: says which ranks are on one server: the first ones are on the first.
+        plan: of its training.
+    """
+    num_ranks = setup.layout.num_ranks
+    if setup.layout.servers == 1:
+        return 0.0
+    hosts = [str(rank // setup.layout.ranks_per_server) for rank in range(num_ranks)]
+    volumes = link_volumes(wire_matrix(messages(_operations(plan)), num_ranks, Framing()), hosts)
+    return float(max(max(volume.tx_bytes, volume.rx_bytes) for volume in volumes.values()))
+
+
+def _operations(plan: TrainPlan) -> list[Operation]:
+    if isinstance(plan.shape, GPT2Shape):
+        return step_operations(plan)
+    size = plan.shape.num_parameters * itemsize_of(plan)
+    ranks = tuple(range(plan.mesh.size))
+    return [Operation(kind="all_reduce", cause="gradients", ranks=ranks, size_bytes=size, itemsize=itemsize_of(plan))]
+
+
+def predicted_step_s(setup: Setup, plan: TrainPlan, *, samples_per_s_of_one: float, link_bps: float) -> float:
+    """Return what a step would take if nothing of computation and communication overlapped, and all ranks were busy."""
+    computation_s = plan.samples_per_step / (setup.layout.num_ranks * samples_per_s_of_one)
+    return computation_s + _BITS * link_bytes_per_step(setup, plan) / link_bps

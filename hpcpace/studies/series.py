@@ -1,0 +1,142 @@
+"""All open runs of one layout, one after the other, in the ranks of one job.
+
+Loading Python and torch takes longer than a short run, so they are loaded once. Each run is what `hpcpace train` would
+have left: its own process group, traces, result and peak memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcpace.config import Config, load_config
+from hpcpace.errors import WorldError
+from hpcpace.studies.folder import StudyFolder
+from hpcpace.studies.planned import planned
+from hpcpace.studies.setups import Layout, StudyRun
+from hpcpace.train.data import TrainingData, open_data
+from hpcpace.train.launch import threads_of_rank
+from hpcpace.train.plan import TrainPlan
+from hpcpace.units import format_count, format_duration
+from hpcpace.world.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
+from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+"""Linux, Documentation/filesystems/proc.rst: sets VmHWM of the process to what it has now."""
+
+
+def run_series(study: StudyFolder, layout: Layout) -> int:
+    """Do all open runs of a layout, and return 0, or 1 where a signal ended it ahead of time.
+
+    Collective: every rank of the job calls this, in its main thread, before torch is loaded.
+
+    Args:
+        study: with a plan.
+        layout: that of the job.
+
+    Raises:
+        SystemExit: a run failed, or the job has another layout; the study goes on with the next job.
+    """
+    environ = process_environ()
+    info = rank_info(environ)
+    with abort_guard(None, info, errors_alike=True):
+        config = load_config(environ=environ)
+        comm = mpi_world(info, timeout_s=config.world.start_timeout_s)
+    with abort_guard(comm, info):
+        if comm is not None:
+            info, _ = locate_ranks(info, comm, host_identity())
+        _check_layout(info, layout)
+        set_environ_default("OMP_NUM_THREADS", str(threads_of_rank(max(info.local_size, 1))))
+        return _Series(study, config, info, comm).run(layout)
+
+
+def _check_layout(info: RankInfo, layout: Layout) -> None:
+    """Refuse a job that has other servers or ranks than the layout."""
+    if info.world_size == 1 and layout.num_ranks == 1:
+        return
+    found = Layout(servers=info.num_nodes, ranks_per_server=info.local_size)
+    if found != layout or info.world_size != layout.num_ranks:
+        raise WorldError(
+            f"{info.world_size} ranks on {info.num_nodes} hosts are not layout {layout}: give "
+            f"--nodes {layout.servers} --ntasks-per-node {layout.ranks_per_server}"
+        )
+
+
+class _Series:
+    """The runs of one job, and how far they are."""
+
+    def __init__(self, study: StudyFolder, config: Config, info: RankInfo, comm: Any) -> None:
+        self._study, self._config, self._info, self._comm = study, config, info, comm
+        self._data: dict[tuple[str, int, int], TrainingData] = {}
+        self._begin_ns = time.monotonic_ns()
+        self._can_reset = True
+
+    def run(self, layout: Layout) -> int:
+        """Do the runs that are open when this begins; rank 0 says which."""
+        from hpcpace.train.loop import train
+
+        todo = self._study.open_runs(layout) if self._info.rank == 0 else None
+        total = len(self._study.runs()) if self._info.rank == 0 else 0
+        if self._comm is not None:
+            todo = self._comm.bcast(todo)
+        assert todo is not None
+        for number, run in enumerate(todo, start=1):
+            self._reset_peak_memory()
+            result = train(self._job(run))
+            if result.stopped_by:
+                return 1
+            num_open = len(self._study.open_runs()) if self._info.rank == 0 else 0
+            rate = f"{format_count(result.samples_per_s)} {result.samples_unit}/s"
+            self._tell(f"[{total - num_open}/{total}] {run.name}: {rate}; {self._left(number, len(todo), layout)}")
+        return 0
+
+    def _job(self, run: StudyRun) -> Any:
+        from hpcpace.train.loop import TrainJob
+
+        plan = planned(run.setup, self._config.train)
+        return TrainJob(
+            plan=plan,
+            config=replace(self._config, train=plan.settings),
+            info=self._info,
+            comm=self._comm,
+            data=self._data_of(plan),
+            run_dir=self._study.run_dir(run).path,
+            progress="off",
+        )
+
+    def _data_of(self, plan: TrainPlan) -> TrainingData:
+        """Return the data of a plan, opened once for all runs that read them alike."""
+        key = (plan.settings.model, plan.seq_len, plan.settings.eval_every and plan.settings.batch_size)
+        if key not in self._data:
+            self._data[key] = open_data(plan)
+        return self._data[key]
+
+    def _reset_peak_memory(self) -> None:
+        """Let the next run's peak memory be its own."""
+        import torch
+
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            _CLEAR_REFS.write_text(_RESET_PEAK)
+        except OSError as error:
+            if self._can_reset:
+                self._tell(f"warning: peak memory of a process is that of all runs so far: {_CLEAR_REFS}: {error}")
+            self._can_reset = False
+
+    def _left(self, number: int, total: int, layout: Layout) -> str:
+        elapsed_ns = time.monotonic_ns() - self._begin_ns
+        left_ns = elapsed_ns * (total - number) // number
+        left = f"about {format_duration(left_ns)} left" if left_ns else "done"
+        return f"layout {layout}: {number} of {total}, {left}"
+
+    def _tell(self, line: str) -> None:
+        if self._info.rank == 0:
+            print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# The scaling study: one workload in data parallelism over nodes, oversubscription of the uplinks and placement of the
+# ranks; with --faults also once with each failure mode. Every run is a job of gpt2_dp.sh, with its own report.
+#
+#   bash sbatch/scaling_study.sh STUDY [OPTION...] [-- TRAINING...]   plans the study, and submits what is not done yet
+#   bash sbatch/scaling_study.sh STUDY --table                        what the reports of all runs say, in one table
+#
+# Options are those of `python -m hpcpace.studies scaling --help`; TRAINING are further options of `hpcpace train gpt2`.
+# In a lab (`hpcpace lab run -- bash sbatch/scaling_study.sh ...`) each run has the network that its name says, and
+# this waits for it; elsewhere oversubscription is only what the runs are called after, and jobs are left to Slurm.
+# docs/studies.md is the guide, study.sh lists the environment variables.
+set -euo pipefail
+
+folder=$(dirname "${BASH_SOURCE[0]}")
+# shellcheck source=study.sh
+source "$folder/study.sh"
+
+(($# > 0)) || refuse "scaling_study.sh STUDY [OPTION...] [-- TRAINING...]: name the folder of the study"
+study=$1
+shift
+if [[ ${1:-} == --table ]]; then
+    exec "${studies[@]}" verdicts "$study"
+fi
+options=()
+while (($# > 0)) && [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+done
+training=("${@:2}")
+
+network='' faults=()
+if [[ -n ${HPCPACE_LAB_NAME:-} ]]; then
+    # Status 1 is a lab in which something is amiss, such as a fault.
+    network=$("${hpcpace[@]}" lab status --json) || (($? == 1)) || refuse "no lab $HPCPACE_LAB_NAME is up"
+fi
+
+undo() {
+    local fault
+    for fault in "${faults[@]}"; do "${hpcpace[@]}" lab fault undo "$fault" >/dev/null || true; done
+    faults=()
+}
+trap undo EXIT
+
+# set_network NAME: give the lab the network of a run.
+set_network() {
+    local line words said
+    while read -r line; do
+        read -ra words <<<"$line"
+        said=$("${hpcpace[@]}" lab fault "${words[@]}")
+        faults+=("${said%% *}")
+    done < <("${studies[@]}" scaling-network "$study" "$1" <<<"$network")
+}
+
+"${studies[@]}" scaling "$study" "${options[@]}"
+study=$(realpath "$study")
+only=()
+[[ -n $network ]] || only=(--no-lab)
+mapfile -t open < <("${studies[@]}" scaling-jobs "$study" "${only[@]}")
+number=0 options_of_srun=${HPCPACE_SRUN_ARGS:-}
+for line in "${open[@]}"; do
+    read -ra words <<<"$line"
+    name=${words[0]} number=$((number + 1))
+    # What was stopped in the middle does not count, and does not get in the way.
+    [[ ! -e $study/runs/$name ]] || mv "$study/runs/$name" "$study/runs/.$name.$(date +%Y%m%d-%H%M%S)"
+    export HPCPACE_RUN_DIR=$study/runs/$name
+    how=(--output "$study/$name.out" --nodes "${words[1]}" --ntasks-per-node "${words[2]}")
+    job=("$folder/gpt2_dp.sh" "${words[@]:4}" "${training[@]}")
+    export HPCPACE_SRUN_ARGS="$options_of_srun --distribution=${words[3]}"
+    if [[ -n $network ]]; then
+        set_network "$name"
+        submit scaling_study --wait "${how[@]}" "${job[@]}" >/dev/null || echo "$name: failed, see $study/$name.out" >&2
+        undo
+    else
+        submit scaling_study "${how[@]}" "${job[@]}" >/dev/null
+    fi
+    echo "[$number/${#open[@]}] $name"
+done
+[[ -z $network ]] || exec "${studies[@]}" verdicts "$study"
+echo "squeue --name scaling_study; then: bash $0 $study --table"
