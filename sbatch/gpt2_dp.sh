@@ -12,6 +12,9 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=1
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
 set -euo pipefail
 
 # sbatch runs a copy of this script from Slurm's spool folder; Slurm knows where the original lies.

@@ -10,7 +10,14 @@
 #   HPCPACE_SRUN_ARGS   further options of srun: `--cpu-bind=cores`, `--container-image=train.sqsh`
 #   HPCPACE_RANKS       ranks without Slurm, 4 unless set
 #   HPCPACE_RUN_DIR     folder of the run, runs/JOB-NAME unless set
+#   HPCPACE_REQUEUE_AFTER_S  seconds that a job must have trained to be requeued near its time limit, 300 unless set;
+#                       a limit that is hardly longer than the warning ahead of it would requeue for ever
+#   HPCPACE_WORLD_START_TIMEOUT_S  seconds after which ranks that hang in the start of MPI end and are started once
+#                       more, 120 unless set
 #   HPCPACE_TRAIN_...   settings of the training, such as HPCPACE_TRAIN_STEPS, read by hpcpace itself
+#
+# `--signal` has Slurm send SIGUSR1 to this shell ahead of the time limit. The ranks then write a checkpoint and stop,
+# and the job is requeued: its next attempt goes on in the same folder, with the same losses as without the stop.
 
 repository=$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")
 
@@ -43,8 +50,69 @@ if [[ -n ${SLURM_JOB_ID:-} ]]; then
 else
     num_tasks=${HPCPACE_RANKS:-4}
 fi
+# Sequences or images of a step for each task; four sequences divide into four microbatches on every mesh.
+samples_per_task=4
 
-# traced_training NAME MESH WORKLOAD [OPTION...]: train, report, and exit with the status of the training.
+# At scancel and at the time limit Slurm sends SIGTERM to every task, to this shell and to srun, and KillWait seconds
+# later (30 by default) SIGKILL: the time in which to report. bash runs a trap only once its foreground command has
+# ended, but at once while it waits for one in the background.
+training=0 num_signals=0 ended_by=0 is_early=0
+
+# tell_ranks SIGNAL: send a signal to the ranks, if they are running.
+tell_ranks() {
+    ((training)) || return 0
+    # With `--signal=B:...` only this shell has got the signal. srun would answer SIGTERM by SIGKILL to the ranks.
+    if [[ -z ${SLURM_JOB_ID:-} ]] || ! scancel --signal="$1" "$SLURM_JOB_ID" 2>/dev/null; then
+        # Never SIGINT, which bash has background commands ignore.
+        kill "-$1" "$training" 2>/dev/null || true
+    fi
+}
+
+# note_end NAME SIGNAL NUMBER REASON: say once why the job ends, and let the training end.
+note_end() {
+    ((ended_by)) || echo "$1: $4 (SIG$2)" >&2
+    ended_by=$((128 + $3)) num_signals=$((num_signals + 1))
+    tell_ranks TERM
+}
+
+# note_early NAME: the time limit is near; let the ranks write a checkpoint and stop.
+note_early() {
+    ((is_early)) || echo "$1: the time limit is near (SIGUSR1): checkpoint and stop" >&2
+    is_early=1 num_signals=$((num_signals + 1))
+    tell_ranks USR1
+}
+
+# requeue NAME: start this job again; it goes on from its checkpoint.
+requeue() {
+    if [[ -z ${SLURM_JOB_ID:-} ]]; then return; fi
+    if ((SECONDS - started_s < ${HPCPACE_REQUEUE_AFTER_S:-300})); then
+        echo "$1: not requeued: it has trained for $((SECONDS - started_s)) s only; give a longer time limit (-t)" >&2
+    # Slurm ends this script along with the job that it requeues.
+    elif (trap '' TERM && scontrol requeue "$SLURM_JOB_ID"); then
+        echo "$1: requeued, goes on from its checkpoint" >&2
+    else
+        echo "$1: not requeued: start a job with --resume and the folder of this run" >&2
+    fi
+}
+
+# train_until_signal COMMAND...: run it, and return its status.
+train_until_signal() {
+    local status=127 waited=0 seen=-1
+    "$@" &
+    training=$!
+    # A signal ends `wait`, not the training.
+    while ((seen != num_signals)); do
+        seen=$num_signals waited=0
+        wait "$training" || waited=$?
+        # 127: bash has told the status before, and forgotten it.
+        ((waited == 127)) || status=$waited
+    done
+    training=0
+    return "$status"
+}
+
+# traced_training NAME MESH WORKLOAD [OPTION...]: train, report, and exit with the status of the training, or with 128
+# and the number of the signal that ended the job.
 traced_training() {
     local name=$1 mesh=$2 workload=$3 status=0
     local run_dir=${HPCPACE_RUN_DIR:-runs/${SLURM_JOB_ID:-$(date +%Y%m%d-%H%M%S)}-$name}
@@ -53,8 +121,7 @@ traced_training() {
         refuse "$run_dir exists already: name another folder by HPCPACE_RUN_DIR"
 
     local launch=() train=("${hpcpace[@]}" train "$workload" --run-dir "$run_dir")
-    # Four sequences per task divide into four microbatches on every mesh.
-    train+=(--mesh "${HPCPACE_TRAIN_MESH:-$mesh}" --batch-size "${HPCPACE_TRAIN_BATCH_SIZE:-$((4 * num_tasks))}")
+    train+=(--mesh "${HPCPACE_TRAIN_MESH:-$mesh}" --batch-size "${HPCPACE_TRAIN_BATCH_SIZE:-$((samples_per_task * num_tasks))}")
     if [[ -n ${SLURM_JOB_ID:-} ]]; then
         local cpus_per_task=${SLURM_CPUS_PER_TASK:-1} srun_args=()
         read -ra srun_args <<<"${HPCPACE_SRUN_ARGS:-}"
@@ -68,10 +135,31 @@ traced_training() {
 
     # Else the last lines of a rank that is killed stay in Python's buffer.
     export PYTHONUNBUFFERED=1
-    "${launch[@]}" "${train[@]}" "${@:4}" || status=$?
+    # shellcheck disable=SC2064 # the name is known here only
+    trap "note_end $name TERM 15 'cancelled, out of time, or a node has failed'" TERM
+    # shellcheck disable=SC2064
+    trap "note_end $name INT 2 interrupted" INT
+    # shellcheck disable=SC2064
+    trap "note_early $name" USR1
+    local start_timeout_s=${HPCPACE_WORLD_START_TIMEOUT_S:-120} started_s=$SECONDS
+    export HPCPACE_WORLD_START_TIMEOUT_S=$start_timeout_s
+    train_until_signal "${launch[@]}" "${train[@]}" "${@:4}" || status=$?
+    # Ranks that hung in the start of MPI have lost nothing. Slurm's pmi2 takes the first 1,024 bytes that it reads for a
+    # whole line, and MPICH may send it a longer one.
+    if ((status > 128 && !ended_by && !is_early && SECONDS - started_s >= ${start_timeout_s%.*})) && [[ ! -e $run_dir ]]; then
+        echo "$name: MPI did not start within $start_timeout_s s; starting the ranks once more" >&2
+        status=0
+        train_until_signal "${launch[@]}" "${train[@]}" "${@:4}" || status=$?
+    fi
     local reported=0
-    "${hpcpace[@]}" report "$run_dir" || reported=$?
-    # Status 1 is a report with something missing, as after a rank died.
-    ((reported <= 1)) || echo "$name: no report, 'hpcpace report' ended with status $reported" >&2
-    exit "$status"
+    # Slurm repeats SIGTERM, and srun may have ended before this shell got its own.
+    (trap '' TERM && exec "${hpcpace[@]}" report "$run_dir") || reported=$?
+    # Status 1 is a report that found something, 3 one that cannot tell.
+    ((reported <= 1 || reported == 3)) || echo "$name: no report, 'hpcpace report' ended with status $reported" >&2
+    # Status 1 is a training that has stopped with a checkpoint.
+    if ((is_early && !ended_by && status == 1)); then
+        trap '' TERM
+        requeue "$name"
+    fi
+    exit $((ended_by ? ended_by : status))
 }

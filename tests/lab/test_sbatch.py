@@ -2,91 +2,159 @@
 
 from __future__ import annotations
 
+import json
 import re
-import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hpcpace.errors import TraceError
-from hpcpace.lab.slurm import Job, OneHostSlurm
+from hpcpace.lab.jobs import Job, JobQueue
+from hpcpace.lab.lab import Lab
 from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace
+from hpcpace.trace.tables import RankTrace
 
 SBATCH = Path(__file__).parents[2] / "sbatch"
 JOB_TIMEOUT_S = 120
 REPORT = "Where the step went"
+OVER_FOUR_HOSTS = ("-N4", "--ntasks-per-node=1")
+OPEN_MPI = {"HPCPACE_MPI": "pmix", "MPI4PY_MPIABI": "openmpi"}
 
 
-def submit(slurm: OneHostSlurm, name: str, *arguments: str, cwd: Path, **environ: str) -> int:
-    return slurm.submit(SBATCH / f"{name}.sh", *arguments, cwd=cwd, environ=environ)
+def submit(queue: JobQueue, name: str, *arguments: str, cwd: Path, **environ: str) -> int:
+    return queue.submit(*OVER_FOUR_HOSTS, SBATCH / f"{name}.sh", *arguments, cwd=cwd, environ=environ)
 
 
 def log_of(job: Job) -> str:
     return job.output.read_text()
 
 
+@pytest.mark.parametrize("mpi", [{}, OPEN_MPI], ids=["MPICH under pmi2", "Open MPI under pmix"])
 @pytest.mark.parametrize(("name", "mesh"), [("gpt2_pp", "dp=2,pp=2,tp=1"), ("gpt2_dp", "dp=4,pp=1,tp=1")])
-def test_job_completes_with_four_traces_and_the_report_in_its_log(
-    slurm: OneHostSlurm, tmp_path: Path, name: str, mesh: str
+def test_job_over_four_hosts_completes_with_four_traces_and_the_report_in_its_log(
+    queue: JobQueue, tmp_path: Path, name: str, mesh: str, mpi: dict[str, str]
 ) -> None:
-    job_id = submit(slurm, name, "--steps", "8", cwd=tmp_path)
-    job = slurm.wait_for_job(job_id, timeout_s=JOB_TIMEOUT_S)
+    job_id = submit(queue, name, "--steps", "8", cwd=tmp_path, **mpi)
+    job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), log_of(job)
     assert job.output == tmp_path / f"{name}-{job_id}.out"
     assert REPORT in log_of(job)
-    (attempt,) = open_run(tmp_path / "runs" / f"{job_id}-{name}").attempts()
-    traces = [read_trace(path) for path in attempt.trace_files().values()]
-    assert [trace.header.rank for trace in traces] == [0, 1, 2, 3]
+    run = tmp_path / "runs" / f"{job_id}-{name}"
+    traces = traces_of(run)
+    assert [(trace.header.rank, trace.header.host) for trace in traces] == list(enumerate(["n1", "n2", "n3", "n4"]))
+    assert [trace.header.topology_addr for trace in traces] == [
+        *("spine.leaf1.n1", "spine.leaf1.n2", "spine.leaf2.n3", "spine.leaf2.n4")
+    ]
     assert {trace.header.mesh for trace in traces} == {mesh}
     assert {trace.header.job_id for trace in traces} == {str(job_id)}
     assert [len(trace.tables["steps"]) for trace in traces] == [8] * 4
+    assert all(trace.closed_cleanly for trace in traces)
+    library = json.loads(RunDirectory(run).attempt(0).run_json.read_text())["versions"]["mpi"]
+    assert ("Open MPI" in library) == bool(mpi), library
+    assert "ranks share cores" in log_of(job)
 
 
-def test_output_of_ranks_is_labelled(slurm: OneHostSlurm, tmp_path: Path) -> None:
-    job_id = submit(slurm, "gpt2_dp", "--steps", "4", "--no-trace", cwd=tmp_path)
-    log = log_of(slurm.wait_for_job(job_id, timeout_s=JOB_TIMEOUT_S))
+def test_output_of_ranks_is_labelled(queue: JobQueue, tmp_path: Path) -> None:
+    job_id = submit(queue, "gpt2_dp", "--steps", "4", "--no-trace", cwd=tmp_path)
+    log = log_of(queue.wait(job_id, timeout_s=JOB_TIMEOUT_S))
     assert re.search(r"^0: .*loss \d", log, flags=re.MULTILINE), log
 
 
-def test_job_whose_rank_is_killed_fails_soon_and_still_reports(slurm: OneHostSlurm, tmp_path: Path) -> None:
-    job_id = submit(slurm, "gpt2_pp", "--steps", "100000", cwd=tmp_path)
-    run = tmp_path / "runs" / f"{job_id}-gpt2_pp"
-    victim = wait_for_rank(slurm, job_id, run, rank=2)
-    victim.send_signal(signal.SIGKILL)
-    job = slurm.wait_for_job(job_id, timeout_s=JOB_TIMEOUT_S)
+def test_job_whose_rank_is_killed_fails_soon_and_still_reports(lab: Lab, queue: JobQueue, tmp_path: Path) -> None:
+    job_id = submit(queue, "gpt2_pp", "--steps", "100000", cwd=tmp_path)
+    wait_for_steps(queue, job_id, tmp_path / "runs" / f"{job_id}-gpt2_pp")
+    killed = lab.run("hpcpace", "lab", "fault", "kill-rank", str(job_id), "2")
+    assert killed.returncode == 0, killed.stderr
+    job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
     assert job.state in ("FAILED", "CANCELLED")
     assert job.exit_code != 0
     assert REPORT in log_of(job)
+    assert "rank 2 on n3" in log_of(job)
 
 
-def test_refuses_ranks_that_do_not_find_each_other(slurm: OneHostSlurm, tmp_path: Path) -> None:
-    job_id = submit(slurm, "gpt2_dp", cwd=tmp_path, HPCPACE_MPI="none")
-    job = slurm.wait_for_job(job_id, timeout_s=JOB_TIMEOUT_S)
+@pytest.mark.parametrize(
+    ("command", "state"),
+    [
+        (("scancel", "{job}"), "CANCELLED"),
+        # A limit that is over now, for Slurm counts limits in minutes.
+        (("scontrol", "update", "JobId={job}", "EndTime=now"), "TIMEOUT"),
+        # What `sbatch --signal=B:TERM@60` does a minute before the limit.
+        (("scancel", "--batch", "--signal=TERM", "{job}"), "FAILED"),
+    ],
+    ids=["scancel", "time limit", "signal to the script"],
+)
+def test_job_that_is_told_to_end_reports_first(
+    queue: JobQueue, tmp_path: Path, command: tuple[str, ...], state: str
+) -> None:
+    job_id = submit(queue, "gpt2_pp", "--steps", "100000", cwd=tmp_path, HPCPACE_TRACE_FLUSH_INTERVAL_S="3")
+    run = tmp_path / "runs" / f"{job_id}-gpt2_pp"
+    wait_for_steps(queue, job_id, run)
+    told = queue.run(*(word.format(job=job_id) for word in command))
+    assert told.returncode == 0, told.stderr
+    job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
+    log = log_of(job)
+    assert (job.state, job.exit_code) == (state, 143), log
+    assert log.count("gpt2_pp: cancelled, out of time, or a node has failed (SIGTERM)") == 1
+    assert REPORT in log and "summary.json" in log
+    traces = traces_of(run)
+    assert [trace.header.rank for trace in traces] == [0, 1, 2, 3]
+    # Nothing of a flush interval's steps is lost: the ranks of a pipeline are a few steps apart at most.
+    last_steps = [int(trace.tables["steps"]["step"][-1]) for trace in traces]
+    assert max(last_steps) - min(last_steps) <= 2, last_steps
+
+
+def test_refuses_ranks_that_do_not_find_each_other(queue: JobQueue, tmp_path: Path) -> None:
+    job_id = submit(queue, "gpt2_dp", cwd=tmp_path, HPCPACE_MPI="none")
+    job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
     # Which status depends on whether a task is ended, by --kill-on-bad-exit, before it has refused by itself.
     assert job.state == "FAILED", log_of(job)
     assert "--mpi=pmi2" in log_of(job)
 
 
-def test_takes_the_number_of_tasks_from_sbatch(slurm: OneHostSlurm, tmp_path: Path) -> None:
-    script = SBATCH / "gpt2_pp.sh"
-    job_id = slurm.submit("--ntasks-per-node", "2", script, "--steps", "4", cwd=tmp_path)
-    job = slurm.wait_for_job(job_id, timeout_s=JOB_TIMEOUT_S)
+HANGING_MPI = """
+import os, sys, threading
+
+class Hanging:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mpi4py.MPI" and os.environ.get("SLURM_STEP_ID") == "0":
+            threading.Event().wait()
+
+sys.meta_path.insert(0, Hanging())
+"""
+
+
+def test_ranks_that_hang_in_the_start_of_mpi_are_started_once_more(queue: JobQueue, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HANGING_MPI)
+    settings = {"PYTHONPATH": str(tmp_path), "HPCPACE_WORLD_START_TIMEOUT_S": "12"}
+    job_id = submit(queue, "gpt2_dp", "--steps", "4", cwd=tmp_path, **settings)
+    job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
     assert job.state == "COMPLETED", log_of(job)
-    (attempt,) = open_run(tmp_path / "runs" / f"{job_id}-gpt2_pp").attempts()
-    assert {read_trace(path).header.mesh for path in attempt.trace_files().values()} == {"dp=1,pp=2,tp=1"}
+    assert log_of(job).count("MPI did not start within 12 s; starting the ranks once more") == 1
+    assert REPORT in log_of(job)
 
 
-def wait_for_rank(slurm: OneHostSlurm, job_id: int, run: Path, *, rank: int) -> psutil.Process:
-    """Wait until every rank of a job has steps to report on disk, and return the process of one."""
+def test_takes_the_number_of_tasks_from_sbatch(queue: JobQueue, tmp_path: Path) -> None:
+    script = SBATCH / "gpt2_pp.sh"
+    job_id = queue.submit("--ntasks-per-node", "2", script, "--steps", "4", cwd=tmp_path)
+    job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
+    assert job.state == "COMPLETED", log_of(job)
+    assert {trace.header.mesh for trace in traces_of(tmp_path / "runs" / f"{job_id}-gpt2_pp")} == {"dp=1,pp=2,tp=1"}
+
+
+def traces_of(run: Path) -> list[RankTrace]:
+    """Return the traces of a run's only attempt, in order of the ranks."""
+    (attempt,) = open_run(run).attempts()
+    return [read_trace(path) for path in attempt.trace_files().values()]
+
+
+def wait_for_steps(queue: JobQueue, job_id: int, run: Path) -> None:
+    """Wait until every rank of a job has steps to report on disk."""
     deadline_s = time.monotonic() + JOB_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        if num_steps_on_disk(run) > 10:
-            return process_of_rank(job_id, rank)
+    while num_steps_on_disk(run) <= 10:
+        assert time.monotonic() < deadline_s, f"no traces after {JOB_TIMEOUT_S} s: {log_of(queue.job(job_id))}"
         time.sleep(0.2)
-    raise AssertionError(f"no traces after {JOB_TIMEOUT_S} s: {log_of(slurm.job(job_id))}")
 
 
 def num_steps_on_disk(run: Path) -> int:
@@ -98,13 +166,3 @@ def num_steps_on_disk(run: Path) -> int:
         return min(len(read_trace(path).tables["steps"]) for path in files)
     except TraceError:  # a file that is just being made
         return 0
-
-
-def process_of_rank(job_id: int, rank: int) -> psutil.Process:
-    wanted = {"SLURM_JOB_ID": str(job_id), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
-    (found,) = (
-        process
-        for process in psutil.Process().children(recursive=True)
-        if "hpcpace" in " ".join(process.cmdline()) and wanted.items() <= process.environ().items()
-    )
-    return found

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,11 +18,15 @@ import pytest
 from hpcpace.cli.train import command as train_command
 
 REPOSITORY = Path(__file__).parents[2]
-SCRIPTS = sorted((REPOSITORY / "sbatch").glob("gpt2_*.sh"))
+SCRIPTS = sorted([*(REPOSITORY / "sbatch").glob("gpt2_*.sh"), REPOSITORY / "sbatch" / "resnet18_dp.sh"])
 FAKES = REPOSITORY / "tests" / "data" / "fake_slurm"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NTASKS": "8"}
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+# Of what traced_training.sh does for all of them, two are enough.
+two_scripts = pytest.mark.parametrize(
+    "script", [path for path in SCRIPTS if path.stem in ("gpt2_pp", "resnet18_dp")], ids=lambda path: path.stem
+)
 
 
 class Outcome:
@@ -78,7 +84,7 @@ def test_passes_shellcheck(script: Path) -> None:
 
 @every_script
 def test_asks_slurm_only_for_what_every_site_has(script: Path) -> None:
-    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", script.read_text(), flags=re.MULTILINE))
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(\S*)$", script.read_text(), flags=re.MULTILINE))
     assert len(options) == script.read_text().count("#SBATCH ")
     assert options == {
         "job-name": script.stem,
@@ -86,6 +92,9 @@ def test_asks_slurm_only_for_what_every_site_has(script: Path) -> None:
         "nodes": "1",
         "ntasks-per-node": "4",
         "cpus-per-task": "1",
+        "signal": "B:USR1@120",
+        "requeue": "",
+        "open-mode": "append",
     }
 
 
@@ -125,7 +134,7 @@ def test_starts_one_rank_per_task_of_the_job(script: Path, run_script: RunScript
     assert outcome.train_options["run_dir"] == Path(f"runs/17-{script.stem}")
 
 
-@every_script
+@two_scripts
 def test_reports_the_run_that_it_trained(script: Path, run_script: RunScript) -> None:
     outcome = run_script(script, environ=JOB)
     assert outcome.argv("hpcpace", "report") == ["report", str(outcome.train_options["run_dir"])]
@@ -142,21 +151,51 @@ def test_reports_the_run_that_it_trained(script: Path, run_script: RunScript) ->
         ("gpt2_dp", 1, "dp=1,pp=1,tp=1"),
         ("gpt2_dp", 3, "dp=3,pp=1,tp=1"),
         ("gpt2_dp", 16, "dp=16,pp=1,tp=1"),
+        ("gpt2_tp", 1, "dp=1,pp=1,tp=1"),
+        ("gpt2_tp", 2, "dp=1,pp=1,tp=2"),
+        ("gpt2_tp", 3, "dp=3,pp=1,tp=1"),
+        ("gpt2_tp", 6, "dp=3,pp=1,tp=2"),
+        ("gpt2_tp", 16, "dp=4,pp=1,tp=4"),
+        ("gpt2_zero", 1, "dp=1,pp=1,tp=1"),
+        ("gpt2_zero", 4, "dp=4,pp=1,tp=1"),
+        ("resnet18_dp", 4, "dp=4,pp=1,tp=1"),
     ],
 )
 def test_lays_out_a_mesh_over_all_tasks(name: str, num_tasks: int, mesh: str, run_script: RunScript) -> None:
     outcome = run_script(REPOSITORY / "sbatch" / f"{name}.sh", environ={"HPCPACE_RANKS": str(num_tasks)})
     assert outcome.train_options["mesh"] == mesh
-    assert outcome.train_options["batch_size"] == 4 * num_tasks
+    assert outcome.train_options["batch_size"] == (32 if name == "resnet18_dp" else 4) * num_tasks
 
 
-@every_script
+@pytest.mark.parametrize(
+    ("num_tasks", "environ", "arguments", "zero"),
+    [
+        ("1", {}, [], "0"),
+        ("4", {}, [], "3"),
+        ("4", {"HPCPACE_TRAIN_ZERO": "1"}, [], "1"),
+        ("4", {}, ["--zero", "1"], "1"),
+    ],
+)
+def test_shares_the_model_out_where_there_are_others(
+    num_tasks: str, environ: dict[str, str], arguments: list[str], zero: str, run_script: RunScript
+) -> None:
+    script = REPOSITORY / "sbatch" / "gpt2_zero.sh"
+    outcome = run_script(script, *arguments, environ={"HPCPACE_RANKS": num_tasks, **environ})
+    assert outcome.train_options["zero"] == zero
+
+
+def test_trains_the_workload_of_its_name(run_script: RunScript) -> None:
+    for script in SCRIPTS:
+        assert run_script(script).argv("hpcpace", "train")[1] == script.stem.partition("_")[0]
+
+
+@two_scripts
 def test_counts_tasks_where_slurm_gives_them_per_node(script: Path, run_script: RunScript) -> None:
     job = {key: value for key, value in JOB.items() if key != "SLURM_NTASKS"}
     assert run_script(script, environ=job).argv("srun")[:2] == ["--ntasks", "8"]
 
 
-@every_script
+@two_scripts
 @pytest.mark.parametrize(
     ("arguments", "environ"),
     [
@@ -172,13 +211,13 @@ def test_takes_mesh_and_batch_from_the_user(
     assert (options["mesh"], options["batch_size"]) == ("dp=4,tp=2", 64)
 
 
-@every_script
+@two_scripts
 def test_passes_an_argument_with_spaces_unchanged(script: Path, run_script: RunScript) -> None:
     options = run_script(script, "--inject", "rank=2, size=30%", environ=JOB).train_options
     assert options["inject"] == ("rank=2, size=30%",)
 
 
-@every_script
+@two_scripts
 def test_gives_mpi_and_further_options_to_srun(script: Path, run_script: RunScript) -> None:
     wishes = {"HPCPACE_MPI": "pmix", "HPCPACE_SRUN_ARGS": "--cpu-bind=cores --container-image=a.sqsh"}
     srun = run_script(script, environ={**JOB, **wishes}).argv("srun")
@@ -237,7 +276,7 @@ def test_finds_its_folder_from_the_spool_copy(
     assert outcome.status == 0, outcome.stderr
 
 
-@every_script
+@two_scripts
 def test_says_when_slurm_does_not_know_its_folder(script: Path, tmp_path: Path, run_script: RunScript) -> None:
     copy = Path(shutil.copy(script, tmp_path / "slurm_script"))
     outcome = run_script(copy, environ={**JOB, "FAKE_COMMAND": "(null)"})
@@ -245,7 +284,7 @@ def test_says_when_slurm_does_not_know_its_folder(script: Path, tmp_path: Path, 
     assert f"{script.name}: cannot find its folder" in outcome.stderr
 
 
-@every_script
+@two_scripts
 @pytest.mark.parametrize("environ", [{}, JOB], ids=["here", "slurm"])
 def test_reports_a_failed_training_and_ends_with_its_status(
     script: Path, environ: dict[str, str], run_script: RunScript
@@ -255,14 +294,14 @@ def test_reports_a_failed_training_and_ends_with_its_status(
     assert outcome.argv("hpcpace", "report")
 
 
-@every_script
+@two_scripts
 def test_keeps_the_status_of_the_training_when_the_report_fails(script: Path, run_script: RunScript) -> None:
-    outcome = run_script(script, environ={**JOB, "FAKE_REPORT_STATUS": "3"})
+    outcome = run_script(script, environ={**JOB, "FAKE_REPORT_STATUS": "4"})
     assert outcome.status == 0
-    assert "'hpcpace report' ended with status 3" in outcome.stderr
+    assert "'hpcpace report' ended with status 4" in outcome.stderr
 
 
-@every_script
+@two_scripts
 def test_never_joins_another_run(script: Path, tmp_path: Path, run_script: RunScript) -> None:
     (tmp_path / "runs" / f"17-{script.stem}").mkdir(parents=True)
     outcome = run_script(script, environ=JOB)
@@ -271,14 +310,86 @@ def test_never_joins_another_run(script: Path, tmp_path: Path, run_script: RunSc
     assert outcome.calls == []
 
 
-@every_script
+@two_scripts
 def test_goes_on_in_its_folder_after_a_requeue(script: Path, tmp_path: Path, run_script: RunScript) -> None:
     (tmp_path / "runs" / f"17-{script.stem}").mkdir(parents=True)
     assert run_script(script, environ={**JOB, "SLURM_RESTART_COUNT": "1"}).status == 0
 
 
-@every_script
+@two_scripts
 def test_takes_the_folder_of_the_run_from_the_user(script: Path, run_script: RunScript) -> None:
     assert run_script(script, environ={**JOB, "HPCPACE_RUN_DIR": "scratch/a"}).train_options["run_dir"] == Path(
         "scratch/a"
     )
+
+
+@two_scripts
+@pytest.mark.parametrize("job", [{}, JOB], ids=["here", "slurm"])
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGTERM, "cancelled, out of time, or a node has failed (SIGTERM)"),
+        (signal.SIGINT, "interrupted (SIGINT)"),
+    ],
+    ids=["SIGTERM", "SIGINT"],
+)
+def test_ends_the_training_and_reports_when_a_signal_ends_the_job(
+    script: Path, job: dict[str, str], number: signal.Signals, line: str, tmp_path: Path
+) -> None:
+    calls, train_pid = tmp_path / "calls.jsonl", tmp_path / "train.pid"
+    environ = {**job, "PATH": f"{FAKES}:/usr/bin:/bin", "FAKE_CALLS": str(calls), "FAKE_TRAIN_PID": str(train_pid)}
+    with start(script, tmp_path, environ) as child:
+        wait_for_file(train_pid)
+        child.send_signal(number)
+        _, stderr = child.communicate(timeout=30)
+    assert child.returncode == 128 + number
+    assert stderr.splitlines() == [f"{script.stem}: {line}"]
+    assert json.loads(calls.read_text().splitlines()[-1])["argv"][0] == "report"
+    assert not Path(f"/proc/{train_pid.read_text()}").exists()
+
+
+@pytest.mark.parametrize(
+    ("environ", "line", "is_requeued"),
+    [
+        ({**JOB, "HPCPACE_REQUEUE_AFTER_S": "0"}, "requeued, goes on from its checkpoint", True),
+        (
+            {**JOB, "HPCPACE_REQUEUE_AFTER_S": "0", "FAKE_REQUEUE_STATUS": "1"},
+            "not requeued: start a job with --resume and the folder of this run",
+            True,
+        ),
+        (JOB, r"not requeued: it has trained for \d+ s only; give a longer time limit \(-t\)", False),
+        ({}, None, False),
+    ],
+    ids=["requeued", "requeue refused", "time limit too short", "here"],
+)
+def test_a_job_near_its_time_limit_stops_reports_and_is_requeued(
+    environ: dict[str, str], line: str | None, is_requeued: bool, tmp_path: Path
+) -> None:
+    calls, train_pid = tmp_path / "calls.jsonl", tmp_path / "train.pid"
+    environ = {**environ, "PATH": f"{FAKES}:/usr/bin:/bin", "FAKE_CALLS": str(calls), "FAKE_TRAIN_PID": str(train_pid)}
+    with start(SCRIPTS[0], tmp_path, environ) as child:
+        wait_for_file(train_pid)
+        child.send_signal(signal.SIGUSR1)
+        _, stderr = child.communicate(timeout=30)
+    assert child.returncode == 1
+    name = SCRIPTS[0].stem
+    first, *others = stderr.splitlines()
+    assert first == f"{name}: the time limit is near (SIGUSR1): checkpoint and stop"
+    assert len(others) == (line is not None)
+    assert line is None or re.fullmatch(f"{name}: {line}", others[0])
+    noted = [json.loads(text) for text in calls.read_text().splitlines()]
+    after_training = [(call["program"], call["argv"][0]) for call in noted if call["argv"][0] in ("report", "requeue")]
+    assert after_training == [("hpcpace", "report"), *([("scontrol", "requeue")] if is_requeued else [])]
+
+
+def start(script: Path, folder: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a script with signals as in a terminal: bash cannot trap what tests in the background of a shell ignore."""
+    usual = ["env", "--default-signal=INT", "bash", str(script)]
+    return subprocess.Popen(usual, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_file(path: Path) -> None:
+    deadline_s = time.monotonic() + 30
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline_s, f"no {path}"
+        time.sleep(0.01)

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Trains GPT-2 in tensor parallelism, traced, and ends with the report of where the steps went.
+#
+#   sbatch sbatch/gpt2_tp.sh
+#   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_tp.sh --preset small --steps 200
+#   bash sbatch/gpt2_tp.sh                    (without Slurm: the same job on this machine)
+#
+# Arguments go to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
+# Four tasks share each replica of the model where their number divides by four, two where it is even, one else;
+# the model's heads must divide by that too, as those of all presets but xl do (25: --mesh dp=...,tp=5).
+# `--mesh` asks for another layout.
+#SBATCH --job-name=gpt2_tp
+#SBATCH --output=%x-%j.out
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=1
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+
+# sbatch runs a copy of this script from Slurm's spool folder; Slurm knows where the original lies.
+folder=$(dirname "${BASH_SOURCE[0]}")
+if [[ ! -f $folder/traced_training.sh ]]; then
+    folder=$(scontrol show job "${SLURM_JOB_ID:-}" | sed -n 's|^ *Command=\(.*\)/gpt2_tp\.sh.*|\1|p')
+fi
+[[ -n $folder ]] || { echo "gpt2_tp.sh: cannot find its folder: submit it by its path, not from a pipe" >&2; exit 2; }
+# shellcheck source=traced_training.sh
+source "$folder/traced_training.sh"
+
+slices=$((num_tasks % 4 == 0 ? 4 : num_tasks % 2 == 0 ? 2 : 1))
+traced_training gpt2_tp "dp=$((num_tasks / slices)),pp=1,tp=$slices" gpt2 "$@"

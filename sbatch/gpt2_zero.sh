@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Trains GPT-2 in data parallelism with parameters, gradients and optimizer shared out over the tasks (ZeRO), traced,
+# and ends with the report of where the steps went.
+#
+#   sbatch sbatch/gpt2_zero.sh
+#   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_zero.sh --preset large --steps 200
+#   bash sbatch/gpt2_zero.sh                    (without Slurm: the same job on this machine)
+#
+# Arguments go to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
+# Each task trains its part of the batch and keeps its share of the model. `--zero 1` shares out the optimizer's
+# state alone, `--mesh` asks for another layout.
+#SBATCH --job-name=gpt2_zero
+#SBATCH --output=%x-%j.out
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=1
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+
+# sbatch runs a copy of this script from Slurm's spool folder; Slurm knows where the original lies.
+folder=$(dirname "${BASH_SOURCE[0]}")
+if [[ ! -f $folder/traced_training.sh ]]; then
+    folder=$(scontrol show job "${SLURM_JOB_ID:-}" | sed -n 's|^ *Command=\(.*\)/gpt2_zero\.sh.*|\1|p')
+fi
+[[ -n $folder ]] || { echo "gpt2_zero.sh: cannot find its folder: submit it by its path, not from a pipe" >&2; exit 2; }
+# shellcheck source=traced_training.sh
+source "$folder/traced_training.sh"
+
+# A task alone has nobody to share with.
+zero=$((num_tasks > 1 ? 3 : 0))
+traced_training gpt2_zero "dp=$num_tasks,pp=1,tp=1" gpt2 --zero "${HPCPACE_TRAIN_ZERO:-$zero}" "$@"

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Trains ResNet-18 on 32 x 32 images in data parallelism, traced, and ends with the report of where the steps went.
+#
+#   sbatch sbatch/resnet18_dp.sh
+#   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/resnet18_dp.sh --data cifar-10-batches-bin --steps 2000
+#   bash sbatch/resnet18_dp.sh                    (without Slurm: the same job on this machine)
+#
+# Arguments go to `hpcpace train resnet18`; traced_training.sh lists the environment variables.
+# Each task is a replica of the model with 32 images a step. Images are synthetic without `--data`, the folder of
+# CIFAR-10's binary version.
+#SBATCH --job-name=resnet18_dp
+#SBATCH --output=%x-%j.out
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=1
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+
+# sbatch runs a copy of this script from Slurm's spool folder; Slurm knows where the original lies.
+folder=$(dirname "${BASH_SOURCE[0]}")
+if [[ ! -f $folder/traced_training.sh ]]; then
+    folder=$(scontrol show job "${SLURM_JOB_ID:-}" | sed -n 's|^ *Command=\(.*\)/resnet18_dp\.sh.*|\1|p')
+fi
+[[ -n $folder ]] || { echo "resnet18_dp.sh: cannot find its folder: submit it by its path, not from a pipe" >&2; exit 2; }
+# shellcheck source=traced_training.sh
+source "$folder/traced_training.sh"
+
+samples_per_task=32
+traced_training resnet18_dp "dp=$num_tasks,pp=1,tp=1" resnet18 "$@"
