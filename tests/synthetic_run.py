@@ -27,6 +27,9 @@ class SyntheticRun:
         offsets_ns: each rank's clock minus the reference.
         noise: standard deviation of forward and backward, relative.
         missing: ranks without a file.
+        clock_error_ns: what is wrong with the offsets that are recorded, by rank.
+        halfwidth_ns: of the recorded offsets of all ranks but the reference.
+        lost_steps: how many last steps a rank's trace lacks, because the rank was killed before it flushed them.
         hangs: whether all but rank 0 stay in a last all_reduce that rank 0 never enters, and no file is closed.
     """
 
@@ -39,6 +42,9 @@ class SyntheticRun:
     hosts: tuple[str, ...] = ("n0",)
     noise: float = 0.0
     missing: tuple[int, ...] = ()
+    clock_error_ns: Mapping[int, int] = field(default_factory=dict)
+    halfwidth_ns: int = 1000
+    lost_steps: Mapping[int, int] = field(default_factory=dict)
     hangs: bool = False
     has_clock: bool = True
     samples_per_step: int = 64
@@ -59,6 +65,8 @@ class SyntheticRun:
             enter_ns = begin_ns + DATA_NS + forward_ns + backward_ns
             exit_ns = int(enter_ns.max()) + TRANSFER_NS if self.num_ranks > 1 else int(enter_ns[0])
             for rank, recorder in recorders.items():
+                if step >= self.num_steps - self.lost_steps.get(rank, 0):
+                    continue
                 offset = self.offsets_ns.get(rank, 0)
                 begin, enter, leave = int(begin_ns[rank]) + offset, int(enter_ns[rank]) + offset, exit_ns + offset
                 forward_end = begin + DATA_NS + int(forward_ns[rank])
@@ -96,7 +104,8 @@ class SyntheticRun:
             tp=0,
             samples_unit="tokens",
         )
-        end_ns = START_NS + self.num_steps * 100 * MS + self.offsets_ns.get(rank, 0)
+        num_kept = self.num_steps - self.lost_steps.get(rank, 0)
+        end_ns = START_NS + num_kept * 100 * MS + self.offsets_ns.get(rank, 0)
         recorder = Recorder(attempt.trace_file(rank), header, warn=_fail, clock=lambda: end_ns)
         for member in range(self.num_ranks):
             recorder.add_group(0, member, b"default", b"gloo")
@@ -106,10 +115,13 @@ class SyntheticRun:
         for rank, recorder in recorders.items():
             offset = self.offsets_ns.get(rank, 0)
             if self.has_clock:
-                halfwidth = 0 if rank == 0 else 1000
+                halfwidth = 0 if rank == 0 else self.halfwidth_ns
+                found = offset + self.clock_error_ns.get(rank, 0)
                 for local_ns in (START_NS + offset, end_ns + offset):
-                    recorder.add_clock(0, local_ns, offset, 2 * halfwidth, halfwidth, 20)
-            if self.hangs:
+                    recorder.add_clock(0, local_ns, found, 2 * halfwidth, halfwidth, 20)
+            if rank in self.lost_steps:
+                _kill(recorder, attempt.trace_file(rank))
+            elif self.hangs:
                 enter = end_ns + offset
                 row = (self.num_steps, 0, self.num_steps, Op.ALL_REDUCE, 4096, -1, enter, 0, 0, ExitKind.NEVER)
                 recorder.open_collectives = partial(list, [row] if rank else [])

@@ -13,6 +13,7 @@ BENCHES = (
     ("overhead",),
     ("overhead", "--preset", "small", "--seq-len", "64", "--batch-size", "2", "--block-steps", "2", "--pairs", "20"),
     ("tokens",),
+    ("report_speed", "--all", "--repeats", "1"),
 )
 
 

@@ -42,7 +42,7 @@ def measure(args: argparse.Namespace) -> None:
 
     from hpcpace.config import Config, TrainConfig
     from hpcpace.train.data import open_text
-    from hpcpace.train.loop import build_optimizer
+    from hpcpace.train.optimizer import build_optimizer
     from hpcpace.train.parallel import build_replica
     from hpcpace.train.plan import plan_training
     from hpcpace.world.environment import process_environ, rank_info
@@ -57,18 +57,8 @@ def measure(args: argparse.Namespace) -> None:
     text = open_text(None, plan.seq_len)
     place = plan.mesh.coordinates(info.rank)
     with init_process_group(info, comm, device=torch.device("cpu")):
-        replica = build_replica(
-            plan.shape,
-            mesh=plan.mesh,
-            rank=info.rank,
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            seed=0,
-            num_microbatches=1,
-            sequences_per_replica=plan.sequences_per_replica,
-            seq_len=plan.seq_len,
-        )
-        optimizer = build_optimizer(replica.model, learning_rate=1e-4)
+        replica = build_replica(plan, rank=info.rank, device=torch.device("cpu"))
+        optimizer = build_optimizer(replica.parameters(), learning_rate=1e-4)
         rows = text.batch(0, seed=0, batch_size=args.batch_size, seq_len=plan.seq_len, rows=plan.rows(place))
         tokens = torch.from_numpy(rows)
 
@@ -104,7 +94,8 @@ def compare(
 
     def traced() -> float:
         with hpcpace.session(run_dir=folder / "run", config=config, comm=comm) as session:
-            session.watch(watched)
+            for part in watched:
+                session.watch(part)
             duration_s = block(session)
         if comm.rank == 0:
             account = read_trace(session.attempt.trace_file(0)).tables["account"]

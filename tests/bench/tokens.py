@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hpcpace.train.data import open_text
 from hpcpace.train.gpt2 import GPT2, build_gpt2
-from hpcpace.train.loop import build_optimizer
+from hpcpace.train.optimizer import build_optimizer
 from hpcpace.train.presets import GPT2_PRESETS, GPT2Shape
 from tests.bench.pairs import median_interval
 
@@ -142,8 +142,8 @@ def main() -> None:
     loss = check_same_work(ours, peer, *batch(0), tolerance=1e-5 if dtype == torch.float32 else 1e-2)
     print(f"same work: both losses {loss:.6f}, gradients agree")
     steps = {
-        "hpcpace": ours_step(ours, build_optimizer(ours, learning_rate=3e-4)),
-        "transformers": peer_step(peer, build_optimizer(peer, learning_rate=3e-4)),
+        "hpcpace": ours_step(ours, build_optimizer(ours.parameters(), learning_rate=3e-4)),
+        "transformers": peer_step(peer, build_optimizer(peer.parameters(), learning_rate=3e-4)),
     }
     times: dict[str, list[float]] = {name: [] for name in steps}
     for pair in range(args.pairs + 1):

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from hpcpace.cli import cli
-from hpcpace.config import Config
+from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.metrics.diagnosis import Mode
+from hpcpace.report import summary
+from hpcpace.report.summary import Summary
 
 ROOT = Path(__file__).parents[2]
 CLI_DOC = (ROOT / "docs" / "cli.md").read_text()
+DIAGNOSIS_DOC = (ROOT / "docs" / "diagnosis.md").read_text()
+SUMMARY_DOC = (ROOT / "docs" / "summary.md").read_text()
+_NOT_DATACLASSES = {"schema", "hpcpace_version"}  # `Summary.to_json` adds them
 
 
 def _commands(command: click.Command, path: str = "") -> list[tuple[str, click.Command]]:
@@ -66,3 +76,61 @@ def test_every_setting_is_documented() -> None:
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def _dataclasses_within(kind: Any) -> Iterator[type]:
+    """Yield the dataclasses that a type is made of, the outer ones first."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        yield kind
+        for hint in typing.get_type_hints(kind).values():
+            yield from _dataclasses_within(hint)
+    for part in typing.get_args(kind):
+        yield from _dataclasses_within(part)
+
+
+_OWN = [kind for kind in vars(summary).values() if isinstance(kind, type) and kind.__module__ == summary.__name__]
+OF_SUMMARY = list(dict.fromkeys([*_dataclasses_within(Summary), *filter(dataclasses.is_dataclass, _OWN)]))
+
+
+def _fields_documented(name: str) -> set[str]:
+    """Return the names in the first column of a section's first table."""
+    match = re.search(rf"^## {name}$(.*?)(?=^## |\Z)", SUMMARY_DOC, re.MULTILINE | re.DOTALL)
+    assert match, f"docs/summary.md has no section `## {name}`"
+    rows = match[1].partition("| field |")[2].partition("\n\n")[0].splitlines()[2:]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+@pytest.mark.parametrize("kind", OF_SUMMARY, ids=lambda kind: kind.__name__)
+def test_the_document_of_the_summary_has_each_field_and_no_other(kind: Any) -> None:
+    documented = _fields_documented(kind.__name__) - (_NOT_DATACLASSES if kind is Summary else set())
+    assert documented == {field.name for field in dataclasses.fields(kind)}
+
+
+def test_the_document_of_the_summary_names_its_schema() -> None:
+    assert set(re.findall(r"hpcpace-summary/\d+", SUMMARY_DOC)) == {summary.SCHEMA}
+
+
+def test_the_example_of_a_summary_has_what_a_summary_has() -> None:
+    example = json.loads(SUMMARY_DOC.partition("```json")[2].partition("```")[0])
+    assert example["schema"] == summary.SCHEMA
+    assert set(example) <= {field.name for field in dataclasses.fields(Summary)} | _NOT_DATACLASSES
+    assert set(example["verdict"]) == {field.name for field in dataclasses.fields(summary.Verdict)}
+
+
+@pytest.mark.parametrize("threshold", dataclasses.fields(DiagnosisConfig), ids=lambda field: field.name)
+def test_a_threshold_is_documented_with_its_present_default(threshold: dataclasses.Field[float]) -> None:
+    row = re.search(rf"^\| `{threshold.name}` \|.*\| ([^|]*) \|$", DIAGNOSIS_DOC, re.MULTILINE)
+    assert row, f"docs/diagnosis.md has no row for {threshold.name}"
+    assert row[1] == str(threshold.default)
+
+
+def test_no_threshold_is_documented_that_is_not_there() -> None:
+    table = DIAGNOSIS_DOC.partition("| setting |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {
+        field.name for field in dataclasses.fields(DiagnosisConfig)
+    }
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_each_mode_has_its_section(mode: Mode) -> None:
+    assert f"\n## {mode}\n" in DIAGNOSIS_DOC

@@ -1,0 +1,166 @@
+"""One report in a process of its own, forked where everything is imported already, with its limits measured.
+
+A fresh interpreter takes longer to import than a small report takes; `fresh=True` uses one nevertheless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+TIME_LIMIT_S = 10.0
+MEMORY_LIMIT_BYTES = 1 << 30
+_ADDRESSES_BYTES = 6 << 30
+"""Of address space, which the libraries' threads alone take a good part of; it keeps the machine alive."""
+_KILL_AFTER_S = 2 * TIME_LIMIT_S
+_DROP_BOUND, _VERSION_3 = 24, 0x20080522
+"""PR_CAPBSET_DROP of prctl(2), _LINUX_CAPABILITY_VERSION_3 of capset(2)."""
+_LAST_CAPABILITY = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a report ended; `signal` is 0 unless one killed it, `is_late` says that it had to be killed for its time."""
+
+    code: int
+    signal: int
+    is_late: bool
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Child:
+    """A running report.
+
+    Args:
+        arguments: of `hpcpace`.
+        place: prefix of the names of the files that take its output.
+        without_rights: whether it gives up root's rights to read and write what its modes forbid.
+        fresh: whether it starts an interpreter of its own.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], place: Path, *, without_rights: bool = False, fresh: bool = False
+    ) -> None:
+        self._stdout, self._stderr = place.with_suffix(".stdout"), place.with_suffix(".stderr")
+        self._begin_s = time.monotonic()
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if not self._pid:
+            _be_child(arguments, self._stdout, self._stderr, without_rights=without_rights, fresh=fresh)
+        self._descriptor = os.pidfd_open(self._pid)
+
+    @property
+    def descriptor(self) -> int:
+        """Becomes readable when the process ends (pidfd_open(2))."""
+        return self._descriptor
+
+    @property
+    def left_s(self) -> float:
+        """Time until it is to be killed."""
+        return max(_KILL_AFTER_S - (time.monotonic() - self._begin_s), 0.0)
+
+    def end(self, *, is_ended: bool) -> Result:
+        """Return how it ended; it is killed if it has not."""
+        wall_s = time.monotonic() - self._begin_s
+        if not is_ended:
+            os.kill(self._pid, signal.SIGKILL)
+        _, status, usage = os.wait4(self._pid, 0)
+        os.close(self._descriptor)
+        is_signalled = os.WIFSIGNALED(status)
+        return Result(
+            code=-1 if is_signalled else os.WEXITSTATUS(status),
+            signal=os.WTERMSIG(status) if is_signalled and is_ended else 0,
+            is_late=not is_ended or wall_s > TIME_LIMIT_S,
+            wall_s=wall_s,
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            memory_bytes=usage.ru_maxrss * 1024,
+            stdout=self._stdout.read_bytes(),
+            stderr=self._stderr.read_bytes(),
+        )
+
+
+def wait_for_one(children: Sequence[Child]) -> tuple[int, Result]:
+    """Wait until one of several children ends, or has to be killed; return its index and how it ended."""
+    ready, _, _ = select.select([child.descriptor for child in children], [], [], min(c.left_s for c in children))
+    for index, child in enumerate(children):
+        if child.descriptor in ready:
+            return index, child.end(is_ended=True)
+    index = min(range(len(children)), key=lambda index: children[index].left_s)
+    return index, children[index].end(is_ended=False)
+
+
+def _be_child(arguments: Sequence[str], stdout: Path, stderr: Path, *, without_rights: bool, fresh: bool) -> NoReturn:
+    code = 70
+    try:
+        for number, path in ((1, stdout), (2, stderr)):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(descriptor, number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES_BYTES, _ADDRESSES_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if without_rights:
+            _give_up_rights()
+        if fresh:
+            os.execv(sys.executable, [sys.executable, "-m", "hpcpace", *arguments])
+        code = _report(arguments)
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(code)
+
+
+def _give_up_rights() -> None:
+    """Let modes bind root, too, also in a program that it becomes."""
+    library = ctypes.CDLL(None, use_errno=True)
+    for capability in range(_LAST_CAPABILITY + 1):
+        library.prctl(_DROP_BOUND, capability, 0, 0, 0)
+    header, none = struct.pack("Ii", _VERSION_3, 0), struct.pack("6I", *[0] * 6)
+    if library.capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _report(arguments: Sequence[str]) -> int:
+    """Run the command as an interpreter of its own would, and return its exit code."""
+    from hpcpace.cli import main
+
+    sys.argv = ["hpcpace", *arguments]
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    warnings.resetwarnings()
+    warnings.simplefilter("default", RuntimeWarning)
+    code = 0
+    try:
+        main()
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code
+
+
+def preload() -> None:
+    """Import what a report imports, so that each child finds it there."""
+    for name in ("hpcpace.cli.report", "importlib.readers"):
+        importlib.import_module(name)

@@ -1,0 +1,117 @@
+"""Made-up verdicts and plot data with every plot, for the HTML report; their shapes and edges are what is tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from synthetic_run import SyntheticRun
+
+from hpcpace.report.analysis import Selection, summarize
+from hpcpace.report.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
+from hpcpace.report.summary import Summary
+from hpcpace.trace.reader import read_attempt
+
+NASTY = "<script>alert(1)</script>\x1b[2J"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCulprit:
+    kind: str = "rank"
+    id: str = "2"
+    aliases: tuple[str, ...] = ("rank 2", "node n1")
+    effect: float = 0.302
+    interval: tuple[float, float] = (0.281, 0.323)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleVerdict:
+    mode: str = "persistent straggler"
+    confidence: float = 0.98
+    headline: str = "persistent straggler: rank 2 on n1 costs 19.8 % of the step time"
+    why: tuple[str, ...] = (
+        "own work 30.2 % above the median of its role (95 %: 28.1 % to 32.3 %); the others wait for it",
+    )
+    next: tuple[str, ...] = (
+        "look at clocks, throttling, pinning and other processes there, or leave it out: #SBATCH --exclude=n1",
+    )
+    also: tuple[str, ...] = (
+        "synchronisation amplification: steps wait for the slowest of all ranks, which costs 3.1 %",
+    )
+    culprits: tuple[SampleCulprit, ...] = (SampleCulprit(),)
+
+
+HEALTHY = SampleVerdict(
+    mode="healthy",
+    confidence=0.95,
+    headline="healthy: no straggler, contention, imbalance or amplified jitter above the thresholds",
+    why=("a rank 1.3 % slower than its role would have been seen",),
+    next=("nothing: to go faster, change the job, not the cluster",),
+    also=(),
+    culprits=(),
+)
+
+
+def sample_summary(path: Path, **settings: object) -> Summary:
+    """Return the summary of a synthetic run."""
+    run = SyntheticRun(**settings).write(path)
+    attempt = run.attempts()[-1]
+    found = read_attempt(attempt)
+    return summarize(run, attempt, found.traces, found.problems, Selection())
+
+
+def sample_plots(
+    *, num_ranks: int = 4, num_steps: int = 38, num_nodes: int = 4, hosts: tuple[str, ...] = ("n0", "n1"), seed: int = 1
+) -> PlotData:
+    """Return data for every plot; rank 2 is slow, and the last node has a slow link."""
+    random = np.random.default_rng(seed)
+    step = np.arange(2, 2 + num_steps)
+    delay_ms = random.normal(0, 0.8, (num_ranks, num_steps)) + random.exponential(0.3, (1, num_steps))
+    delay_ms[min(2, num_ranks - 1)] += 9
+    delay_ms[:, num_steps // 2] += 5
+    k = np.unique(np.geomspace(1, num_ranks, min(num_ranks, 20)).astype(np.int64))
+    curve = 1 + 0.04 * np.log2(k + 1.0) ** 1.3
+    labels = tuple(hosts[rank * len(hosts) // num_ranks] for rank in range(num_ranks))
+    transfer_us = random.gamma(40, 5, (num_nodes, num_nodes))
+    transfer_us[-1] *= 3
+    transfer_us[np.diag_indices(num_nodes)] = np.nan
+    leaves = max(num_nodes // 4, 2)
+    time_s = np.linspace(0, 120, 61)
+    return PlotData(
+        step=step,
+        step_ms=36 + random.gamma(2, 1.5, num_steps) + 8 * (step % 25 == 0),
+        own_delay_ms=delay_ms,
+        rank_labels=tuple(f"{rank} {label}" for rank, label in enumerate(labels)),
+        communication_share=np.clip(0.4 + 0.2 * np.sin(step / 9) + random.normal(0, 0.05, num_steps), 0, 1),
+        growth=Growth(
+            k=k,
+            measured=curve,
+            low=curve * 0.985,
+            high=curve * 1.015,
+            null=1 + 0.8 * (curve - 1),
+            null_low=1 + 0.72 * (curve - 1),
+            null_high=1 + 0.88 * (curve - 1),
+        ),
+        leaf_matrix=Matrix(
+            labels=tuple(f"leaf{leaf}" for leaf in range(leaves)), values_us=random.gamma(9, 20, (leaves, leaves))
+        ),
+        node_matrix=Matrix(labels=tuple(f"n{node}" for node in range(num_nodes)), values_us=transfer_us),
+        hotspots=(
+            HotspotRow(
+                kind="rank", name="2", effect_ms=9.1, low_ms=8.7, high_ms=9.6, loss_share=0.81, aliases=("node n1",)
+            ),
+            HotspotRow(kind="link", name="n3", effect_ms=2.2, low_ms=1.4, high_ms=3.1, loss_share=0.14),
+            HotspotRow(kind="leaf", name="leaf1", effect_ms=0.4, low_ms=-0.3, high_ms=1.1),
+        ),
+        clocks=tuple(
+            HostClock(
+                host=host,
+                time_s=time_s,
+                halfwidth_us=12 + 3 * index + 4 * (time_s % 10) / 10 + random.gamma(2, 0.5, len(time_s)),
+                residual_us=np.where(np.arange(len(time_s)) % 5 == 0, random.normal(0, 5, len(time_s)), np.nan),
+            )
+            for index, host in enumerate(dict.fromkeys(hosts))
+        ),
+        versions=(("python", "3.11.9"), ("torch", "2.11.0")),
+    )
