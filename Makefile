@@ -4,14 +4,14 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO := runs/demo
 
-.PHONY: install demo test test-lab lint bench golden clean
+.PHONY: install demo test test-lab lint bench drills score nano-cluster golden clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,dev]'
 	@touch $@
 
 # Trains twice, clean and with one slow rank, and prints both reports.
@@ -21,7 +21,7 @@ demo: $(STAMP)
 	@$(BIN)/hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --steps 120 --run-dir $(DEMO)/slow-rank-2 --report \
 	  --inject rank=2,phase=compute,size=30%
 
-# No root, under 5 minutes.
+# No root.
 test: $(STAMP)
 	@$(BIN)/python -m pytest -m 'not root and not slurm and not gpu'
 	@echo "not run: lab and root tests (make test-lab: needs root and Slurm), GPU tests (pytest -m gpu: needs a GPU)"
@@ -37,8 +37,20 @@ lint: $(STAMP)
 	$(BIN)/shellcheck sbatch/*.sh .ci/run
 
 bench: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,dev,bench]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,dev,bench]'
 	$(BIN)/python -m tests.bench
+
+# Root and Slurm, about 20 minutes: each fault five times; writes docs/reliability.md.
+drills: $(STAMP)
+	$(BIN)/python -m tests.drills
+
+# The diagnosis against known truth, about 30 minutes: writes docs/diagnosis-score.md.
+score: $(STAMP)
+	$(BIN)/python -m tests.score --seeds report --per-cell 300 --write
+
+# Root and Slurm, under 40 minutes: both studies in the lab, resumable; writes docs/studies-lab.md.
+nano-cluster: $(STAMP)
+	$(BIN)/python -m tests.studies --write
 
 clean:
 	rm -rf .venv build *.egg-info

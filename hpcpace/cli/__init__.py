@@ -15,6 +15,8 @@ COMMANDS = {
     "trace": "Run your own training script, traced.",
     "report": "Show where the steps of a run went.",
     "dump": "Show what a trace file holds.",
+    "audit": "Say what is wrong with a node or a job's binding, and the fix.",
+    "lab": "Boot a cluster on this machine to try it all on.",
 }
 
 
@@ -47,10 +49,15 @@ def cli() -> None:
     """
 
 
+def _shown(message: str) -> str:
+    """Return a message with everything escaped that could steer a terminal: it may quote a damaged file."""
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+
+
 def main() -> None:
     """Run the command line; an error of hpcpace becomes one line on stderr and its exit code."""
     try:
         cli.main(prog_name="hpcpace")
     except HpcpaceError as error:
-        print(f"hpcpace: {error}", file=sys.stderr)
+        print(f"hpcpace: {_shown(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
