@@ -118,7 +118,7 @@ class OverTorch:
         options = dist.BarrierOptions()
         options.timeout = timedelta(seconds=timeout_s)
         try:
-            # torch's monitored_barrier keeps the time on rank 0 only: a rank that came after rank 0 had gone would hang.
+            # torch's monitored_barrier keeps the time on rank 0 only: a rank that came after rank 0 had gone hung.
             self._group.barrier(options).wait()
         except RuntimeError as error:
             raise _not_all_came(timeout_s) from error
