@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import Progress
 
-from hpcpace.config import DiagnosisConfig, load_config
+from hpcpace.cli.progress import Tell, shown_progress
+from hpcpace.config import Config, load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_WARNING, CannotTell, HpcpaceError, ReportError, TraceError, UsageError
 from hpcpace.metrics.diagnosis import Mode
 from hpcpace.report.analysis import Analysis, analyze
@@ -88,14 +88,13 @@ def command(
     Exit codes: 0 healthy; 1 something is wrong, with the run or, as when traces are missing, with what is known of it;
     2 bad input; 3 cannot tell.
     """
-    settings = load_config(file=config_file, environ=process_environ()).diagnosis
+    settings = load_config(file=config_file, environ=process_environ())
     directory = open_run(run)
     attempt = _attempt(directory, attempt_number)
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
-    with _bar() as bar, _outcome_told(attempt):
-        found = _load(attempt, bar)
-        bar.add_task("measuring", total=None)
-        analysis = _analyzed(directory, attempt, found, selection, settings)
+    with shown_progress() as stage, _outcome_told(attempt):
+        found = read_attempt(attempt, progress=stage("reading traces"), tables=TABLES_USED)
+        analysis = _analyzed(directory, attempt, found, selection, settings, stage("measuring"))
     summary = analysis.summary
     shown = sorted(ranks & set(summary.world.ranks)) if ranks is not None else None
     if shown == []:
@@ -129,7 +128,12 @@ def _outcome_told(attempt: Attempt) -> Iterator[None]:
 
 
 def _analyzed(
-    directory: RunDirectory, attempt: Attempt, found: AttemptTraces, selection: Selection, settings: DiagnosisConfig
+    directory: RunDirectory,
+    attempt: Attempt,
+    found: AttemptTraces,
+    selection: Selection,
+    settings: Config,
+    progress: Tell,
 ) -> Analysis:
     """Analyse traces; an error of ours is one sentence that no script can take for a finding.
 
@@ -137,7 +141,16 @@ def _analyzed(
         ReportError: hpcpace itself is at fault.
     """
     try:
-        return analyze(directory, attempt, found.traces, found.problems, selection, settings)
+        return analyze(
+            directory,
+            attempt,
+            found.traces,
+            found.problems,
+            selection,
+            settings.diagnosis,
+            settings.audit,
+            progress=progress,
+        )
     except HpcpaceError:
         raise
     except Exception as error:  # the boundary of everything that is computed from files
@@ -178,23 +191,10 @@ def _attempt(directory: RunDirectory, number: int | None) -> Attempt:
     return directory.attempt(number)
 
 
-def _bar() -> Progress:
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
-
-
-def _load(attempt: Attempt, bar: Progress) -> AttemptTraces:
-    task = bar.add_task("reading traces", total=None)
-    return read_attempt(
-        attempt,
-        progress=lambda done, total: bar.update(task, completed=done, total=total),
-        tables=TABLES_USED,
-    )
-
-
 def _console() -> Console:
     # A fixed width in logs keeps two reports comparable line by line.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
     if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
         sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(width=min(max(columns, MIN_WIDTH), MAX_WIDTH), highlight=False, emoji=False)
+    # Without markup, since names of hosts come from files and may have brackets.
+    return Console(width=min(max(columns, MIN_WIDTH), MAX_WIDTH), highlight=False, emoji=False, markup=False)

@@ -26,11 +26,19 @@ class Blocks:
     Attributes:
         rank: whose, int64, (num_blocks,).
         begin_ns, end_ns: on the clock of the operations, int64, (num_blocks,).
+        is_pause: whether it is a pause of the rank's own, pace, which ends no wait; bool, (num_blocks,); None for none.
     """
 
     rank: Int64Array
     begin_ns: Int64Array
     end_ns: Int64Array
+    is_pause: BoolArray | None = None
+
+    def select(self, *, pauses: bool) -> Blocks:
+        """Return the pauses, or all others."""
+        is_pause = np.zeros(len(self.rank), np.bool_) if self.is_pause is None else self.is_pause
+        chosen = is_pause if pauses else ~is_pause
+        return Blocks(rank=self.rank[chosen], begin_ns=self.begin_ns[chosen], end_ns=self.end_ns[chosen])
 
 
 NO_BLOCKS = Blocks(rank=np.zeros(0, np.int64), begin_ns=np.zeros(0, np.int64), end_ns=np.zeros(0, np.int64))

@@ -119,7 +119,9 @@ def pipeline_bubble(
 def microbatches(operations: Operations, work: LocalWork) -> int | None:
     """Return how many messages a rank sends to one peer in most steps, which is microbatches; None without messages.
 
-    A stage sends one activation per microbatch to the next, and one gradient to the one before.
+    A stage sends one activation per microbatch to the next, and one gradient to the one before. With v model chunks a
+    rank it is v times as many, with which `ideal_bubble` holds as well (Narayanan et al. 2021, section 2.2.2), but on
+    two ranks, where wrap-around messages go to the same peer.
     """
     rows = np.flatnonzero((operations.op == Op.SEND) & work.is_known)
     if not len(rows):

@@ -88,7 +88,7 @@ def kind_numbers(
         return np.bincount(kind[rows][mask[rows]], minlength=len(group_sizes) << 8)
 
     num_rows = np.zeros(len(group_sizes) << 8, np.int64)
-    for of_block in map_threads(number_of, _blocks(len(operations))):
+    for of_block in map_threads(number_of, blocks(len(operations))):
         num_rows += of_block
     return group_sizes, kind, num_rows
 
@@ -167,6 +167,6 @@ def rank_totals(operations: Operations, waits: Waits, mask: NDArray[np.bool_], r
     return RankTotals(num_operations=whole[:, 0], size_bytes=whole[:, 1], wait_ns=whole[:, 2], transfer_ns=whole[:, 3])
 
 
-def _blocks(num_rows: int) -> list[slice]:
+def blocks(num_rows: int) -> list[slice]:
     """Return slices of rows that fit into a core's cache."""
     return [slice(first, min(first + _BLOCK_ROWS, num_rows)) for first in range(0, num_rows, _BLOCK_ROWS)]

@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.collectives import Matching, Operations
-from hpcpace.metrics.communication import Kind, kind_numbers, op_name
+from hpcpace.metrics.communication import Kind, blocks, kind_numbers, op_name
 from hpcpace.metrics.waits import Waits
-from hpcpace.trace.threads import map_threads
+from hpcpace.trace.schema import Op
 
 # A positive float64 by its bits: 10 of the 52 of the fraction are kept, so each power of two has 1,024 bins.
 _DROPPED_BITS, _FIRST_BIN = 42, 1023 << 10
 _NUM_BINS = 62 << 10
+_RANK_BITS, _RANK_MASK = 32, 0xFFFFFFFF
+_NUM_SUMS = 3
+_DURATION, _WAIT, _MATCHED = range(_NUM_SUMS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,32 +59,77 @@ def kind_sums(operations: Operations, matching: Matching, waits: Waits, mask: ND
         mask: the rows to use, bool, (num_operations,).
     """
     group_sizes, kind, num_rows = kind_numbers(operations, mask)
-    is_used, is_whole = mask.all(), matching.is_matched.all()
-
-    def of_kind(number: int) -> KindSums:
-        rows = np.flatnonzero(kind == number if is_used else (kind == number) & mask)
+    numbers = np.flatnonzero(num_rows)
+    # Rows without a kind, under no mask or without a match, go to one place behind the others.
+    nowhere = len(numbers)
+    place = np.full(len(num_rows), nowhere)
+    place[numbers] = np.arange(nowhere)
+    sums = np.zeros((_NUM_SUMS, nowhere + 1))
+    size_bytes, durations = np.zeros(nowhere + 1, np.int64), np.zeros((nowhere + 1) * _NUM_BINS, np.int64)
+    transfers = _LargestTransfers(len(matching.num_rows), nowhere)
+    ranks_unmatched: list[set[int]] = [set() for _ in range(nowhere + 1)]
+    for rows in blocks(len(operations)):
+        own = np.where(mask[rows], place[kind[rows]], nowhere)
+        matched = np.where(matching.is_matched[rows], own, nowhere)
         duration_ns = operations.exit_ns[rows] - operations.enter_ns[rows]
-        matched, unmatched = rows, rows[:0]
-        if not is_whole:
-            matched, unmatched = rows[matching.is_matched[rows]], rows[~matching.is_matched[rows]]
-        largest_ns = np.full(len(matching.num_rows), -1)
-        np.maximum.at(largest_ns, matching.instance[matched], waits.transfer_ns[matched])
-        largest_ns = largest_ns[largest_ns >= 0]
-        return KindSums(
+        np.add.at(size_bytes, own, operations.size_bytes[rows])
+        sums[_DURATION] += np.bincount(own, duration_ns, nowhere + 1)
+        sums[_WAIT] += np.bincount(matched, waits.wait_ns[rows], nowhere + 1)
+        sums[_MATCHED] += np.bincount(matched, minlength=nowhere + 1)
+        np.add.at(durations, own * _NUM_BINS + np.minimum(_bins(duration_ns), _NUM_BINS - 1), 1)
+        transfers.add(matched, matching.instance[rows], operations.op[rows], waits.transfer_ns[rows])
+        lacking = np.flatnonzero(own != matched)
+        if len(lacking):
+            for code in np.unique(own[lacking] << _RANK_BITS | operations.rank[rows][lacking]).tolist():
+                ranks_unmatched[code >> _RANK_BITS].add(code & _RANK_MASK)
+    num_operations, transfer_ns = transfers.sums()
+    histograms = durations.reshape(nowhere + 1, _NUM_BINS)
+    return [
+        KindSums(
             op=number & 0xFF,
             group_size=int(group_sizes[number >> 8]),
-            num_rows=len(rows),
-            num_matched=len(matched),
-            num_operations=len(largest_ns),
-            size_bytes=int(operations.size_bytes[rows].sum()),
-            duration_ns=float(duration_ns.sum(dtype=np.float64)),
-            wait_ns=float(waits.wait_ns[matched].sum(dtype=np.float64)),
-            transfer_ns=float(largest_ns.sum(dtype=np.float64)),
-            durations=_histogram(duration_ns),
-            ranks_unmatched=frozenset(np.unique(operations.rank[unmatched]).tolist()),
+            num_rows=int(num_rows[number]),
+            num_matched=int(sums[_MATCHED, index]),
+            num_operations=int(num_operations[index]),
+            size_bytes=int(size_bytes[index]),
+            duration_ns=float(sums[_DURATION, index]),
+            wait_ns=float(sums[_WAIT, index]),
+            transfer_ns=float(transfer_ns[index]),
+            durations=histograms[index],
+            ranks_unmatched=frozenset(ranks_unmatched[index]),
         )
+        for index, number in enumerate(numbers.tolist())
+    ]
 
-    return list(map_threads(of_kind, np.flatnonzero(num_rows).tolist()))
+
+class _LargestTransfers:
+    """The largest transfer of each operation; a message has two, because both of its sides are kinds of their own."""
+
+    def __init__(self, num_instances: int, nowhere: int) -> None:
+        self._num_instances, self._nowhere = num_instances, nowhere
+        self._largest_ns = np.full(2 * num_instances, -1)
+        self._kind = np.full(2 * num_instances, nowhere)
+
+    def add(
+        self,
+        kind: NDArray[np.int64],
+        instance: NDArray[np.int64],
+        op: NDArray[np.uint8],
+        transfer_ns: NDArray[np.int64],
+    ) -> None:
+        """Add rows, each (num_rows,); those of the kind behind all others do not count."""
+        is_some = kind != self._nowhere
+        if not is_some.all():
+            kind, instance, op, transfer_ns = kind[is_some], instance[is_some], op[is_some], transfer_ns[is_some]
+        side = instance + np.where(op == Op.RECV, self._num_instances, 0)
+        self._kind[side] = kind
+        np.maximum.at(self._largest_ns, side, transfer_ns)
+
+    def sums(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return by kind how many operations it has, and the sum of their transfers, each (num_kinds + 1,)."""
+        num_operations = np.bincount(self._kind, minlength=self._nowhere + 1).astype(np.int64)
+        transfer_ns = np.bincount(self._kind, np.maximum(self._largest_ns, 0), self._nowhere + 1)
+        return num_operations, transfer_ns.astype(np.float64)
 
 
 def join_kinds(parts: Iterable[KindSums]) -> list[Kind]:
@@ -134,11 +182,11 @@ def _joined(parts: Sequence[KindSums]) -> tuple[float, Kind]:
     return found.duration_ns, kind
 
 
-def _histogram(duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def _bins(duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     bins = np.maximum(duration_ns, 1).astype(np.float64).view(np.int64)
     bins >>= _DROPPED_BITS
     bins -= _FIRST_BIN
-    return np.bincount(bins, minlength=_NUM_BINS)[:_NUM_BINS]
+    return bins
 
 
 def _quantile_ns(durations: NDArray[np.int64], share: float) -> float:

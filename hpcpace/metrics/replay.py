@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.blocked_time import NO_BLOCKS, Blocks, blocks_of
 from hpcpace.metrics.collectives import Matching, Operations
+from hpcpace.metrics.messages_in_flight import messages_in_flight
+from hpcpace.metrics.recurring_operations import Slots, recurring_slots
 from hpcpace.metrics.segments import LocalWork
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.waits import Waits
@@ -60,17 +62,6 @@ class StepGraph:
     num_left_out: int
 
 
-@dataclass(frozen=True)
-class _Slots:
-    """Rows of the operations that recur in each step: (num_slots, num_steps), with what is alike in all steps."""
-
-    table: Int64Array
-    column: Int64Array
-    rank: Int64Array
-    position: Int64Array
-    partner: Int64Array
-
-
 def step_graph(
     operations: Operations,
     matching: Matching,
@@ -94,7 +85,7 @@ def step_graph(
         role: role of each of `ranks`, int64, (num_ranks,).
         blocks: further stretches in which ranks were blocked; the last one of a step waits for all that is under way.
     """
-    slots = _slots(operations, matching, work, steps, ranks)
+    slots = recurring_slots(operations, matching, work, steps, ranks)
     if slots is None:
         return None
     begin_ns = _block_begins(blocks, steps, ranks, slots.column)
@@ -140,36 +131,6 @@ def rebuilt_ns(graph: StepGraph, value_ns: FloatArray) -> FloatArray:
     return np.asarray(value_ns[graph.end].max(axis=0) - starts.max(axis=0), np.float64)
 
 
-def _slots(
-    operations: Operations, matching: Matching, work: LocalWork, steps: StepPanel, ranks: Sequence[int]
-) -> _Slots | None:
-    rows = np.flatnonzero(work.is_known & matching.is_matched)
-    if not len(rows) or not work.num_positions:
-        return None
-    column = np.searchsorted(steps.step, operations.step[rows])
-    key = np.searchsorted(np.asarray(ranks), operations.rank[rows]) * work.num_positions + work.position[rows]
-    names, slot = np.unique(key, return_inverse=True)
-    present = np.full((len(names), len(steps)), -1, np.int64)
-    present[slot, column] = rows
-    usual = 2 * (present >= 0).sum(axis=1) > len(steps)
-    kept = ((present >= 0) == usual[:, None]).all(axis=0)
-    table = present[usual][:, kept]
-    if not table.size or len(np.unique(names[usual] // work.num_positions)) < len(ranks):
-        return None
-    first = np.full(len(matching.starts), len(table), np.int64)
-    instance = matching.instance[table]
-    np.minimum.at(first, instance.ravel(), np.repeat(np.arange(len(table)), table.shape[1]))
-    partner = first[instance]
-    same = (partner == partner[:, :1]).all(axis=0)
-    return _Slots(
-        table[:, same],
-        np.flatnonzero(kept)[same],
-        names[usual] // work.num_positions,
-        names[usual] % work.num_positions,
-        partner[:, 0],
-    )
-
-
 def _block_begins(blocks: Blocks, steps: StepPanel, ranks: Sequence[int], column: Int64Array) -> Int64Array | None:
     """Return when the last block of each step begins, (num_ranks, num_steps), -1 without one; None where few have one.
 
@@ -189,7 +150,7 @@ def _nodes(
     operations: Operations,
     waits: Waits,
     work: LocalWork,
-    slots: _Slots,
+    slots: Slots,
     block_begin: Int64Array | None,
     steps: StepPanel,
 ) -> tuple[Int64Array, Int64Array, Int64Array, FloatArray, Int64Array, Int64Array, Int64Array, FloatArray] | None:
@@ -258,7 +219,7 @@ def _nodes(
     ]
     source, target = (np.concatenate([edge[side] for edge in edges]) for side in (0, 1))
     transfer = np.where((op == Op.SEND)[:, None], (waits.wait_ns + waits.transfer_ns)[table], waits.transfer_ns[table])
-    on_the_way, way_ns = _on_the_way(operations, table, gate_of)
+    on_the_way, way_ns = messages_in_flight(operations, table, gate_of)
     before_ns = np.zeros((num_slots, num_steps), np.int64)
     before_ns[queue_target] = exit_[queue_source]
     sent_ns = np.zeros((len(gates), num_steps), np.int64)
@@ -284,36 +245,6 @@ def _nodes(
     rank = np.concatenate([np.arange(num_ranks), event_rank, gate_rank, slots.rank, event_rank[waiting]])
     measured = (released[last].max(axis=0) - start.max(axis=0)).astype(np.float64)
     return kind, rank, position, weight, source, target, node_of_event[last], measured
-
-
-def _on_the_way(operations: Operations, table: Int64Array, gate_of: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the slots that receive messages which travel while their receiver works, and how long those travel.
-
-    How long is seen where the receiver waits from before the sending on; elsewhere it is what is usual for the size,
-    and no more than until the receiver has it. Messages of a size that late receivers have to wait for as long are
-    handed over in person, as by gloo where they are large: they do not travel by themselves.
-
-    Returns:
-        slots, int64, (num_messages,), and nanoseconds, int64, (num_messages, num_steps).
-    """
-    op, size_bytes = operations.op[table[:, 0]], operations.size_bytes[table[:, 0]]
-    sender = np.full(int(gate_of.max(initial=-1)) + 1, -1)
-    sender[gate_of[op == Op.SEND]] = np.flatnonzero(op == Op.SEND)
-    slots = np.flatnonzero((op == Op.RECV) & (sender[gate_of] >= 0))
-    enter, exit_ = operations.enter_ns[table[slots]], operations.exit_ns[table[slots]]
-    way_ns = np.maximum(exit_ - operations.enter_ns[table[sender[gate_of[slots]]]], 0)
-    is_told = enter <= exit_ - way_ns
-    travels = np.zeros(len(slots), np.bool_)
-    for size in np.unique(size_bytes[slots]):
-        rows = np.flatnonzero(size_bytes[slots] == size)
-        told, since_ns = is_told[rows], (exit_ - enter)[rows]
-        if not told.any():
-            continue
-        usual_ns = int(np.median(way_ns[rows][told]))
-        is_late = way_ns[rows] - since_ns >= usual_ns
-        travels[rows] = not is_late.any() or 2 * np.median(since_ns[is_late]) < usual_ns
-        way_ns[rows] = np.where(told, way_ns[rows], np.minimum(way_ns[rows], usual_ns))
-    return slots[travels], way_ns[travels]
 
 
 def _wait_begins(operations: Operations, table: Int64Array, rank: Int64Array, blocking: Int64Array) -> Int64Array:

@@ -41,12 +41,11 @@ def others_median(values: NDArray[np.float64]) -> NDArray[np.float64]:
         values: (num_ranks, num_steps), at least two ranks.
     """
     num_ranks = len(values)
-    order = np.argsort(values, axis=0, kind="stable")
-    place = np.argsort(order, axis=0, kind="stable")
-    ascending = np.take_along_axis(values, order, axis=0)
     low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
-    below = np.take_along_axis(ascending, low + (place <= low), axis=0)
-    above = np.take_along_axis(ascending, high + (place <= high), axis=0)
+    # Few places of the sorted values are all that is needed: a rank below one of them moves it up by one.
+    ascending = np.partition(values, (low, low + 1, high, high + 1), axis=0)
+    below = np.where(values <= ascending[low], ascending[low + 1], ascending[low])
+    above = np.where(values <= ascending[high], ascending[high + 1], ascending[high])
     middle: NDArray[np.float64] = (below + above) / 2
     return middle
 

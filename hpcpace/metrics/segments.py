@@ -64,7 +64,8 @@ def local_work(
     """Return the local work before each operation.
 
     work = enter - end of the rank's last blocking wait that ended by then (the exit of an operation at a blocking
-    position, or the end of one of `blocks`), and the step's begin where there was none since the previous step began.
+    position, or the end of one of `blocks`), and the step's begin where there was none since the previous step began;
+    without the pauses in between.
     A position blocks where most of its rows do: a last rank hardly waits, and its operation still ends its wait.
     A row blocks that was blocked for half of its duration, or for longer than `LAUNCH_NS` and a tenth of its duration.
 
@@ -79,15 +80,16 @@ def local_work(
     of_row = np.asarray(role, np.int64)[slot] if len(slot) else np.zeros(0, np.int64)
     position, num_positions = _positions(operations, np.asarray(ranks, np.int64), np.asarray(role, np.int64), slot)
     is_blocking = _blocking(operations, position, num_positions)
-    last = _last_end(operations, is_blocking, blocks, ranks, slot)
+    last = _last_end(operations, is_blocking, blocks.select(pauses=False), ranks, slot)
     begin = np.zeros(len(operations), np.int64)
     before = begin.copy()
     if len(steps) and len(operations):
         begin = steps.begin_ns[slot, column]
         before = steps.begin_ns[slot, np.maximum(column - 1, 0)]
     start = np.where(last >= before, last, np.minimum(begin, operations.enter_ns))
+    paused = _paused(operations.enter_ns, start, blocks.select(pauses=True), ranks, slot)
     return LocalWork(
-        work_ns=np.where(is_known, np.maximum(operations.enter_ns - start, 0), 0),
+        work_ns=np.where(is_known, np.maximum(operations.enter_ns - start - paused, 0), 0),
         start_ns=start,
         is_known=is_known,
         is_blocking=is_blocking,
@@ -181,6 +183,21 @@ def _last_end(
         found = np.searchsorted(ends, operations.enter_ns[rows] + ROUNDING_NS, side="right")
         last[rows] = np.append(_NEVER_NS, ends)[found]
     return last
+
+
+def _paused(enter: Int64Array, start: Int64Array, pauses: Blocks, ranks: Sequence[int], slot: Int64Array) -> Int64Array:
+    """Return the pauses between each row's start and its enter, nanoseconds; pauses of a rank follow one another."""
+    total = np.zeros(len(slot), np.int64)
+    if not len(pauses.rank):
+        return total
+    own = blocks_of(pauses, ranks)
+    for index, rows in enumerate(rows_of_ranks(slot, len(ranks))):
+        begin, end = (np.sort(times) for times in own[index])
+        sums = np.append(0, np.cumsum(end - begin))
+        first = np.searchsorted(begin, start[rows], side="left")
+        stop = np.searchsorted(end, enter[rows] + ROUNDING_NS, side="right")
+        total[rows] = np.maximum(sums[stop] - sums[np.minimum(first, stop)], 0)
+    return total
 
 
 def step_work(

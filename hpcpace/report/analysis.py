@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.audit.settings import AuditConfig
 from hpcpace.config import DiagnosisConfig
 from hpcpace.errors import CannotTell
 from hpcpace.metrics.overlap import overlap_share
@@ -15,6 +18,8 @@ from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT
 from hpcpace.metrics.steps import StepPanel, throughput
 from hpcpace.report.apart import ranks_together
 from hpcpace.report.attempts import attempt_rows
+from hpcpace.report.audit_figures import audit_figures
+from hpcpace.report.audit_words import audit_remarks
 from hpcpace.report.cause_figures import cause_figures
 from hpcpace.report.cut_off import find_cut_off
 from hpcpace.report.evidence import gather_evidence
@@ -29,10 +34,12 @@ from hpcpace.report.result_record import read_result_record
 from hpcpace.report.run_record import read_run_record
 from hpcpace.report.sensitivity_figures import sensitivity_figures
 from hpcpace.report.summary import CutOff, Shares, Steps, Summary, Tracing, Verdict, World
+from hpcpace.report.trial_record import read_trial_record
 from hpcpace.report.verdict import near_misses, remarks_of, verdict_of
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.reader import RankTrace, world_size_of
 from hpcpace.trace.schema import StepFlag
+from hpcpace.trace.threads import beside
 
 _MOST_LOST_SHOWN = 10
 _MOST_MISSING = 1 << 17  # a damaged world size must not fill the memory
@@ -53,6 +60,9 @@ def analyze(
     problems: Sequence[str],
     selection: Selection,
     settings: DiagnosisConfig | None = None,
+    audit_settings: AuditConfig | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:
     """Return all that is known of one attempt.
 
@@ -63,6 +73,8 @@ def analyze(
         problems: what could not be read.
         selection: which steps to use.
         settings: the thresholds of the diagnosis.
+        audit_settings: those of the audit.
+        progress: called with the number of ranges measured and their number, where a run is measured in ranges.
 
     Raises:
         CannotTell: no step that all ranks have is left.
@@ -76,7 +88,7 @@ def analyze(
     hosts = {**record.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
     together, apart, nothing_common = traces, list[str](), ""
     try:
-        ground = lay_ground(traces, selection, evidence=evidence)
+        ground = lay_ground(traces, selection, evidence=evidence, progress=progress)
     except CannotTell as error:
         together, apart = ranks_together(traces, selection)
         nothing_common = f"{attempt.path}: {error}"
@@ -98,21 +110,32 @@ def analyze(
     if nothing_common and not apart:
         raise CannotTell("\n- ".join([nothing_common, *_what_is_cut(cut_off, hosts)]))
     if apart:
-        ground = lay_ground(together, selection)
+        ground = lay_ground(together, selection, progress=progress)
     panel, chosen, parts, clocks = ground.panel, ground.chosen, ground.parts, ground.clocks
     panels = panels_of(ground)
-    diagnosis = diagnose_ground(ground, panels, clocks=clocks, cut_off=cut_off, settings=settings)
-    jitter, curve = jitter_figures(ground, panels)
-    hotspots = hotspots_of(ground, panels)
-    causes = cause_figures(ground, panels)
-    rows, roles = rank_figures(ground.evidence.traces, parts, ground.totals, has_messages=ground.has_messages)
+    # Of all that rests on the panels, jitter takes about half of the time, of large runs more than to fork.
+    apart_from_others = beside if ground.folded is not None else nullcontext
+    with apart_from_others(partial(jitter_figures, ground, panels)) as figures_of_jitter:
+        diagnosis = diagnose_ground(ground, panels, clocks=clocks, cut_off=cut_off, settings=settings)
+        hotspots = hotspots_of(ground, panels)
+        causes = cause_figures(ground, panels)
+        rows, roles = rank_figures(ground.evidence.traces, parts, ground.totals, has_messages=ground.has_messages)
+        sensitivity = sensitivity_figures(ground)
+        jitter, curve = figures_of_jitter()
+    audit = audit_figures(attempt, diagnosis.findings, hosts, audit_settings)
     summary = Summary(
         run=str(run.path),
         run_id=traces[0].header.run_id,
         attempt=attempt.number,
         attempts=tuple(other.number for other in run.attempts()),
         verdict=verdict_of(
-            diagnosis, hosts=hosts, remarks=(*near_misses(diagnosis, panels, hotspots), *remarks_of(causes, hosts))
+            diagnosis,
+            hosts=hosts,
+            remarks=(
+                *near_misses(diagnosis, panels, hotspots),
+                *remarks_of(causes, hosts),
+                *audit_remarks(audit),
+            ),
         ),
         world=World(
             world_size=world_size,
@@ -136,10 +159,12 @@ def analyze(
         clocks=clocks,
         cut_off=cut_off,
         settings=asdict(settings),
-        sensitivity=sensitivity_figures(ground),
+        sensitivity=sensitivity,
         history=attempt_rows(run, attempt, traces, selection),
         outcome=result.outcome,
         memory=result.memory,
+        audit=audit,
+        pacing=read_trial_record(attempt),
     )
     plots = plot_data(
         ground,

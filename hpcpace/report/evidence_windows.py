@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from hpcpace.metrics.clock import CommonClock
 from hpcpace.metrics.collectives import match
 from hpcpace.metrics.operations import completed, gather_operations
+from hpcpace.metrics.waits import is_one_of
 from hpcpace.report.evidence import Evidence, evidence_of, rank_clocks, rank_operations
 from hpcpace.trace.reader import RankTrace, Table, TraceStream
+from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import join_tables
 from hpcpace.trace.threads import map_threads
 
@@ -93,17 +95,21 @@ def iter_share(streams: Sequence[TraceStream], share: StepShare) -> Iterator[tup
     """
     clocks, unknown_clocks = rank_clocks([stream.trace for stream in streams])
     readers = [_StepReader(stream, begin) for stream, begin in zip(streams, share.begins, strict=True)]
+    if share.first is not None:
+        for reader in readers:
+            reader.skip(share.first)
     for stop in (*(() if share.first is None else (share.first,)), *share.stops):
         traces = list(map_threads(partial(_StepReader.take, stop=stop), readers))
         evidence = evidence_of(traces, clocks, unknown_clocks)
         if stop is not None and _has_unmatched(evidence, stop - MARGIN_STEPS):
-            carried = _carried(traces, clocks, unknown_clocks, stop)
+            carried = _carried(traces, clocks, stop)
             traces = [
                 reader.give_back(trace, is_carried) if is_carried.any() else trace
                 for reader, trace, is_carried in zip(readers, traces, carried, strict=True)
             ]
             evidence = evidence_of(traces, clocks, unknown_clocks)
         yield stop, evidence
+        del traces, evidence  # before the next range is read: two of them need not fit into memory
 
 
 def _range_ends(streams: Sequence[TraceStream], max_rows: int, num_shares: int) -> list[int | None]:
@@ -137,17 +143,21 @@ def _first_later(stream: TraceStream, step: int) -> int:
 
 
 def _has_unmatched(evidence: Evidence, step: int) -> bool:
-    """Return whether operations of some step or later ones are not matched."""
-    is_matched = evidence.matching.is_matched
-    return not is_matched.all() and bool((evidence.operations.step[~is_matched] >= step).any())
+    """Return whether operations of some step or later ones lack a row, not only a known clock."""
+    done, matching = evidence.operations, evidence.matching
+    if matching.is_matched.all():
+        return False
+    rows = np.flatnonzero(~matching.is_matched & (done.step >= step))
+    if evidence.unknown_clocks:
+        num_rows = np.where(is_one_of(done.op[rows], (Op.SEND, Op.RECV)), 2, done.group_size[rows])
+        rows = rows[matching.num_rows[matching.instance[rows]] != num_rows]
+    return bool(len(rows))
 
 
-def _carried(
-    traces: Sequence[RankTrace], clocks: Sequence[CommonClock], unknown_clocks: tuple[int, ...], stop: int
-) -> list[NDArray[np.bool_]]:
+def _carried(traces: Sequence[RankTrace], clocks: Sequence[CommonClock], stop: int) -> list[NDArray[np.bool_]]:
     """Return which rows of each rank are to be matched with the next range, bool, (num_rows,) each.
 
-    They are of the last steps before `stop`, and are not matched with others of the last steps.
+    They are of the last steps before `stop`, and are not matched with others of the last steps, whatever their clocks.
     """
     tables = [trace.tables["collectives"] for trace in traces]
     near = [np.flatnonzero((table["step"] >= stop - _WARM_UP_STEPS) & completed(table)) for table in tables]
@@ -156,7 +166,7 @@ def _carried(
         for trace, clock, table, rows in zip(traces, clocks, tables, near, strict=True)
     ]
     last = gather_operations(parts)
-    is_carried = ~match(last, unknown_clocks=unknown_clocks).is_matched & (last.step >= stop - MARGIN_STEPS)
+    is_carried = ~match(last).is_matched & (last.step >= stop - MARGIN_STEPS)
     found = [np.zeros(len(table), np.bool_) for table in tables]
     of_ranks = np.split(is_carried, np.cumsum([len(rows) for rows in near])[:-1])
     for of_rank, rows, own in zip(found, near, of_ranks, strict=True):
@@ -171,19 +181,19 @@ class _StepReader:
         self._stream, self._next = stream, begin
         self._waiting = stream.trace.tables["collectives"].select(slice(0))
 
+    def skip(self, step: int) -> None:
+        """Leave out what is so far before some step that nothing of it matters there."""
+        self._waiting = self._read_until(step)
+        self._waiting = self._waiting.select(self._waiting["step"] >= step - _WARM_UP_STEPS - MARGIN_STEPS)
+
     def take(self, stop: int | None) -> RankTrace:
         """Return the trace with the rows of steps before `stop` that were not handed out yet."""
-        rows, until = self._waiting, _num_blocks_until(self._stream, stop)
-        if until > self._next:
-            rows = self._stream.blocks(self._next, until, lead=rows)
-            self._next = until
+        rows = self._read_until(stop)
         is_taken = np.ones(len(rows), np.bool_) if stop is None else rows["step"] < stop
         num_taken = int(np.count_nonzero(is_taken))
-        if is_taken[:num_taken].all():  # mostly, and slices copy nothing
-            taken, left = rows.select(slice(num_taken)), rows.select(slice(num_taken, None))
-        else:
-            taken, left = rows.select(is_taken), rows.select(~is_taken)
-        self._waiting = left
+        # Mostly a slice, which copies nothing; what is left is copied, or all that was read would stay with it.
+        taken = rows.select(slice(num_taken) if is_taken[:num_taken].all() else is_taken)
+        self._waiting = rows.select(~is_taken)
         return self._with(taken)
 
     def give_back(self, trace: RankTrace, is_carried: NDArray[np.bool_]) -> RankTrace:
@@ -191,6 +201,14 @@ class _StepReader:
         rows = trace.tables["collectives"]
         self._waiting = join_tables([rows.select(is_carried), self._waiting])
         return self._with(rows.select(~is_carried))
+
+    def _read_until(self, stop: int | None) -> Table:
+        until = _num_blocks_until(self._stream, stop)
+        if until <= self._next:
+            return self._waiting
+        rows = self._stream.blocks(self._next, until, lead=self._waiting)
+        self._next = until
+        return rows
 
     def _with(self, rows: Table) -> RankTrace:
         trace = self._stream.trace

@@ -5,7 +5,7 @@ The summary, the plots and the scripts of analysis/ take their figures from here
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,7 +27,7 @@ from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.metrics.transfers import GroupTransfers
 from hpcpace.metrics.what_if import transient_loss_ns
 from hpcpace.report.clock_figures import clock_figures
-from hpcpace.report.evidence import Evidence, gather_evidence, step_parts
+from hpcpace.report.evidence import Evidence, gather_evidence, reference_times, step_parts
 from hpcpace.report.group_transfers import group_transfers
 from hpcpace.report.operation_figures import (
     OperationFigures,
@@ -161,8 +161,14 @@ class Ground:
         )
 
 
-def lay_ground(traces: Sequence[RankTrace], selection: Selection, *, evidence: Evidence | None = None) -> Ground:
-    """Return what the figures rest on; `evidence` where it is there already.
+def lay_ground(
+    traces: Sequence[RankTrace],
+    selection: Selection,
+    *,
+    evidence: Evidence | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ground:
+    """Return what the figures rest on; `evidence` where it is there already, `progress` as `fold_operations` takes it.
 
     Raises:
         CannotTell: no step that all ranks have is left.
@@ -173,11 +179,11 @@ def lay_ground(traces: Sequence[RankTrace], selection: Selection, *, evidence: E
         raise CannotTell(_why_no_steps(traces, panel))
     chosen, folded = panel.select(used), None
     if evidence is None and is_on_disk(traces):
-        folded, traces = fold_operations(traces, chosen)
+        folded, traces = fold_operations(traces, chosen, progress=progress)
     evidence = evidence or gather_evidence(traces)
     clocks = evidence.clocks
-    begin_ns = np.array([clock.to_reference(own).time_ns for clock, own in zip(clocks, panel.begin_ns, strict=True)])
-    end_ns = np.array([clock.to_reference(own).time_ns for clock, own in zip(clocks, panel.end_ns, strict=True)])
+    begin_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.begin_ns, strict=True)])
+    end_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.end_ns, strict=True)])
     # A rank whose clock is unknown cannot say when a step ended for the others. Where all are, the first one speaks.
     known = [index for index, rank in enumerate(evidence.ranks) if rank not in evidence.unknown_clocks] or [0]
     return Ground(

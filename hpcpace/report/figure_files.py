@@ -103,7 +103,7 @@ def console_for_tables() -> Console:
     """Return a console that is as wide in a log as in a terminal."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
         sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(width=MAX_WIDTH, highlight=False, emoji=False)
+    return Console(width=MAX_WIDTH, highlight=False, emoji=False, markup=False)
 
 
 def rows_from_the_top(shown: Table, *, left: Sequence[int] = ()) -> Table:

@@ -6,7 +6,7 @@ operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -30,9 +30,9 @@ from hpcpace.trace.plausible import plausible_rows
 from hpcpace.trace.schema import Op
 from hpcpace.trace.stream import StoredTable, TraceStream
 from hpcpace.trace.tables import RankTrace, Table, join_tables
-from hpcpace.trace.threads import exhaust, map_processes, map_threads, num_threads, shared_zeros
+from hpcpace.trace.threads import exhaust, map_threads, num_threads, shared_zeros, watch_processes
 
-MAX_ROWS = 3_000_000
+MAX_ROWS = 2_500_000
 """Rows that are in memory at once, about."""
 _LEAST_ROWS = 1024
 _PARTS_COLUMNS = ("step", "enter_ns", "exit_ns", "blocked_ns")
@@ -75,7 +75,11 @@ def is_on_disk(traces: Sequence[RankTrace]) -> bool:
 
 
 def fold_operations(
-    traces: Sequence[RankTrace], chosen: StepPanel | None, *, max_rows: int = MAX_ROWS
+    traces: Sequence[RankTrace],
+    chosen: StepPanel | None,
+    *,
+    max_rows: int = MAX_ROWS,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[OperationFigures, list[RankTrace]]:
     """Return the figures of the operations, and the traces without them.
 
@@ -83,6 +87,7 @@ def fold_operations(
         traces: ascending by rank; at least one.
         chosen: the steps to use, on each rank's own clock; none when not given.
         max_rows: rows that are in memory at once, about.
+        progress: called with the number of ranges measured and their number, in this process.
     """
     streams = [_stream_of(trace) for trace in traces]
     if chosen is None:
@@ -94,6 +99,11 @@ def fold_operations(
     panel_shape = (len(traces), len(chosen))
     parts_ns = shared_zeros(*panel_shape, len(Part))
     blocked_ns, sent_ns = (shared_zeros(len(shares), *panel_shape) for _ in range(2))
+    num_done = shared_zeros(len(shares))
+
+    def tell() -> None:
+        if progress is not None:
+            progress(int(num_done.sum()), sum(len(share.stops) for share in shares))
 
     def fold(number: int) -> _Found:
         share = shares[number]
@@ -103,9 +113,13 @@ def fold_operations(
                 found.begin(stop, evidence)
             else:
                 found.add(stop, evidence)
+                num_done[number] += 1
+                if len(shares) == 1:  # else this process is not the one that tells
+                    tell()
+            del evidence  # the next range takes its place in memory
         return found.figures([problem for stream in streams for problem in stream.problems])
 
-    parts = list(map_processes(fold, range(len(shares))))
+    parts = watch_processes(fold, range(len(shares)), tell)
     kept = [replace(stream.trace, tables={**stream.trace.tables, "collectives": stream.nothing}) for stream in streams]
     return _joined(parts, parts_ns, blocked_ns.sum(axis=0), sent_ns.sum(axis=0)), kept
 

@@ -57,11 +57,17 @@ def step_structure(evidence: Evidence, steps: StepPanel, role: NDArray[np.int64]
 
 def _blocks(evidence: Evidence) -> Blocks:
     """Return the stretches in which ranks waited inside torch, or were paced, on the common clock."""
-    rank, begin_ns, end_ns = [], [], []
+    rank, begin_ns, end_ns, is_pause = [], [], [], []
     for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
         phases = trace.tables["phases"]
         chosen = np.isin(phases["phase"], (Phase.GRAD_SYNC, Phase.PACE)) & (phases["end_ns"] > phases["begin_ns"])
         begin_ns.append(clock.to_reference(phases["begin_ns"][chosen]).time_ns)
         end_ns.append(clock.to_reference(phases["end_ns"][chosen]).time_ns)
+        is_pause.append(phases["phase"][chosen] == Phase.PACE)
         rank.append(np.full(int(chosen.sum()), trace.header.rank, np.int64))
-    return Blocks(rank=np.concatenate(rank), begin_ns=np.concatenate(begin_ns), end_ns=np.concatenate(end_ns))
+    return Blocks(
+        rank=np.concatenate(rank),
+        begin_ns=np.concatenate(begin_ns),
+        end_ns=np.concatenate(end_ns),
+        is_pause=np.concatenate(is_pause),
+    )

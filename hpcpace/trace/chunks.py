@@ -20,12 +20,12 @@ from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
 from hpcpace.trace.schema import TableSchema
 from hpcpace.trace.tables import Table
 
-_FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE)
+_FILTERS = [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE]
 # Deflate makes nothing smaller than this, and nothing longer than by a few bytes in each 16 KiB.
 _MOST_COMPRESSED, _MOST_LONGER_BYTES = 1032, 1024
 _MOST_CHUNK_ROWS = 1 << 20
-# Names of groups, numbers of steps and the like compress to a few hundred bytes and are the same on most ranks.
-_MOST_SHARED, _MOST_SHARED_BYTES = 128, 4096
+# Names of groups, numbers of steps, kinds of operations and the like compress to few bytes, equal on most ranks.
+_MOST_SHARED, _MOST_SHARED_BYTES = 128, 8192
 
 
 class ForeignChunks(Exception):
@@ -57,8 +57,6 @@ def index_chunks(file: h5py.File, table: TableSchema) -> TableChunks | None:
         table: schema of the table.
     """
     try:
-        if table.name.encode() not in file.id:
-            return None
         group = h5py.h5g.open(file.id, table.name.encode())
         has_enqueue = table.name == "collectives" and ENQUEUE_COLUMN.encode() in group
         dtype = row_dtype(table, has_enqueue=has_enqueue)
@@ -79,13 +77,15 @@ def index_chunks(file: h5py.File, table: TableSchema) -> TableChunks | None:
 
 def _index_column(dataset: h5py.h5d.DatasetID, dtype: np.dtype) -> tuple[int, ColumnChunks] | None:
     """Return the number of rows and where they lie; None where something is unusual."""
-    if dataset.rank != 1 or dataset.dtype != dtype:
+    # Of thousands of files each property of a dataset takes its share of the time: each is asked for once.
+    shape = dataset.get_space().get_simple_extent_dims()
+    if len(shape) != 1 or _stored_dtype(dataset.get_type().encode()) != dtype:
         return None
-    (num_rows,) = dataset.shape
+    (num_rows,) = shape
     if not num_rows:
         return 0, ColumnChunks(dtype=dtype, chunk_rows=0, places=())
     properties = dataset.get_create_plist()
-    filters = tuple(properties.get_filter(index)[0] for index in range(properties.get_nfilters()))
+    filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
     if properties.get_layout() != h5py.h5d.CHUNKED or filters != _FILTERS:
         return None
     (chunk_rows,) = properties.get_chunk()
@@ -109,6 +109,13 @@ def _index_column(dataset: h5py.h5d.DatasetID, dtype: np.dtype) -> tuple[int, Co
         return None
     found = tuple(places[start] for start in starts)
     return num_rows, ColumnChunks(dtype=dtype, chunk_rows=chunk_rows, places=found)
+
+
+@lru_cache(maxsize=_MOST_SHARED)
+def _stored_dtype(encoded: bytes) -> np.dtype:
+    """Return the dtype of a type of HDF5, of which a trace has few: to describe one to numpy takes long."""
+    dtype: np.dtype = h5py.h5t.decode(encoded).dtype
+    return dtype
 
 
 def read_chunks(descriptor: int, chunks: TableChunks, lead: Table | None = None) -> Table:
@@ -145,12 +152,16 @@ def _fill(descriptor: int, column: ColumnChunks, values: NDArray[np.generic]) ->
     """Write the rows of a column into zeros."""
     for number, (offset, stored_bytes) in enumerate(column.places):
         rows = values[number * column.chunk_rows : (number + 1) * column.chunk_rows]
-        _inflate(_stored(descriptor, offset, stored_bytes), column.chunk_rows, rows)
+        content = _stored(descriptor, offset, stored_bytes)
+        if stored_bytes <= _MOST_SHARED_BYTES:
+            rows[:] = _shared_column(content, column.dtype.str, column.chunk_rows, len(rows))
+        else:
+            _inflate(content, column.chunk_rows, rows)
 
 
 @lru_cache(maxsize=_MOST_SHARED)
 def _shared_column(content: bytes, dtype: str, chunk_rows: int, num_rows: int) -> NDArray[np.generic]:
-    """Return a column of one chunk: read-only, because thousands of ranks share those that are equal on all of them."""
+    """Return the rows of a chunk: read-only, because thousands of ranks share those that are equal on all of them."""
     values: NDArray[np.generic] = np.zeros(num_rows, dtype)
     _inflate(content, chunk_rows, values)
     values.flags.writeable = False

@@ -310,8 +310,9 @@ def _read_chunked(descriptor: int, chunks: Mapping[str, TableChunks], stored: di
 def _group_values(file: h5py.File) -> dict[str, Any]:
     values = {}
     for group, name in (("steps", "samples_unit"), ("network", "interfaces")):
-        if isinstance(file.get(group), h5py.Group) and name in file[group].attrs:
-            values[name] = file[group].attrs[name]
+        found = file.get(group)
+        if isinstance(found, h5py.Group) and name in (attributes := found.attrs):
+            values[name] = attributes[name]
     return values
 
 

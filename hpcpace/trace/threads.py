@@ -10,7 +10,8 @@ import mmap
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _ITEMS_AT_ONCE = 8
+_WATCH_S = 0.2
 _forked: Callable[[Any], Any] | None = None
 
 
@@ -49,6 +51,41 @@ def map_processes(function: Callable[[_Item], _Result], items: Sequence[_Item]) 
     chunk_size = max(min(len(items) // num_threads(), _ITEMS_AT_ONCE), 1)
     with ProcessPoolExecutor(num_threads(), fork, _keep, (function,)) as pool:
         yield from pool.map(_call, items, chunksize=chunk_size)
+
+
+def watch_processes(
+    function: Callable[[_Item], _Result], items: Sequence[_Item], watch: Callable[[], None]
+) -> list[_Result]:
+    """Return the result for each of few items, in order, as of `map_processes`; this process meanwhile keeps watching.
+
+    Args:
+        function: what the processes do.
+        items: each is a task of its own.
+        watch: called several times a second, and when all is done.
+    """
+    if num_threads() == 1 or len(items) == 1:
+        return list(map(function, items))
+    with ProcessPoolExecutor(num_threads(), multiprocessing.get_context("fork"), _keep, (function,)) as pool:
+        tasks = [pool.submit(_call, item) for item in items]
+        while wait(tasks, _WATCH_S, FIRST_EXCEPTION).not_done and not any(_has_failed(task) for task in tasks):
+            watch()
+        results = [task.result() for task in tasks]
+    watch()
+    return results
+
+
+def _has_failed(task: Future[Any]) -> bool:
+    return task.done() and task.exception() is not None
+
+
+@contextmanager
+def beside(function: Callable[[], _Result]) -> Iterator[Callable[[], _Result]]:
+    """Yield what returns the result of a call that a forked process makes meanwhile; with one core it is made then."""
+    if num_threads() == 1:
+        yield function
+        return
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _keep, (lambda _: function(),)) as pool:
+        yield pool.submit(_call, None).result
 
 
 def shared_zeros(*shape: int) -> NDArray[np.float64]:

@@ -2,7 +2,8 @@
 
 Traces of three sizes are written through the real format, as a rank leaves them that closed its recording, and read
 with a warm page cache: 64 ranks, of each step 32 operations in three groups and to its neighbours, with log-normal
-jitter, five phases, clocks that drift. Each measurement is a process of its own, for the sake of its peak of memory.
+jitter, five phases, clocks that drift. Each measurement is a process of its own, of which and whose children the memory
+is looked at twenty times a second.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.reader import read_attempt
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 from hpcpace.trace.stream import MOST_ROWS
-from hpcpace.trace.threads import num_threads
 from hpcpace.trace.writer import TraceWriter
 from hpcpace.units import NS_PER_MS, NS_PER_S
 
@@ -39,6 +39,7 @@ _SIZES = (1_000_000, 3_000_000, 10_000_000)
 _NUM_RANKS = 64
 _SLOT_SIZE = 8
 _MANY_RANKS = 4096
+_SAMPLE_S = 0.05
 _BEGIN_CPU_S = time.process_time()
 _STAGES = (
     (analysis, "gather_evidence"),
@@ -112,7 +113,7 @@ def main() -> None:
 
 
 def measure(run: RunDirectory, most_rows: int = MOST_ROWS) -> dict[str, float]:
-    """Return the number of records, the seconds of each stage, and the peak of memory in bytes.
+    """Return the number of records, the seconds of each stage, and those of all cores together.
 
     Stages are timed by wrapping the functions that the report calls; what is not in one of them is the rest.
     """
@@ -132,8 +133,6 @@ def measure(run: RunDirectory, most_rows: int = MOST_ROWS) -> dict[str, float]:
         **seconds,
         "rest": all_s - sum(seconds.values()),
         "cpu": sum(own.ru_utime + own.ru_stime for own in usage) - _BEGIN_CPU_S,
-        # Of its children, each of which has at most as much as the largest.
-        "peak": (usage[0].ru_maxrss + num_threads() * usage[1].ru_maxrss) * 1024,
     }
 
 
@@ -149,10 +148,31 @@ def _timed(function: Callable[..., Any], name: str, seconds: dict[str, float]) -
 
 
 def _measured_apart(run: Path, is_streamed: bool) -> dict[str, float]:
+    """Return what a process of its own measures, and the most memory that it and its children had at one time."""
     command = [sys.executable, "-m", "tests.bench.report_speed", "--measure", str(run), *["--stream"] * is_streamed]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    measured: dict[str, float] = json.loads(done.stdout)
-    return measured
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        peak_bytes = 0
+        while process.poll() is None:
+            peak_bytes = max(peak_bytes, _memory_bytes(process.pid))
+            time.sleep(_SAMPLE_S)
+        assert process.stdout is not None
+        written = process.stdout.read()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    measured: dict[str, float] = json.loads(written)
+    return measured | {"peak": peak_bytes}
+
+
+def _memory_bytes(pid: int) -> int:
+    """Return the memory of a process and its children: pages that several of them share count once (Pss)."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        threads = list(Path(f"/proc/{pid}/task").glob("*/children"))
+        children = [child for thread in threads for child in thread.read_text().split()]
+    except OSError:  # it has ended
+        return 0
+    own = next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+    return own * 1024 + sum(_memory_bytes(int(child)) for child in children)
 
 
 def _print(num_ranks: int, num_steps: int, samples: list[dict[str, float]], how: str) -> None:

@@ -51,7 +51,7 @@ def test_a_few_steps_cannot_tell_and_are_shown_nevertheless(report, run):
 
 
 def test_an_error_of_its_own_cannot_be_taken_for_a_finding(report, run, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise IndexError("of 7")
 
     monkeypatch.setattr("hpcpace.cli.report.analyze", fail)

@@ -102,8 +102,9 @@ def _shared(work_ns: Floats) -> Floats:
 
 def _together(panels: Panels, is_event: Booleans) -> list[Recurrence]:
     begins = _begins(is_event)
-    rows = np.unique(begins[begins.any(axis=1)], axis=0)
-    period = _period(panels, list(rows))
+    # Equal rows count once; as bytes they compare many times faster than np.unique does with thousands of columns.
+    rows = sorted({row.tobytes() for row in begins[begins.any(axis=1)]})
+    period = _period(panels, [np.frombuffer(row, np.bool_) for row in rows])
     if period is None:
         return []
     num_expected = float(panels.since_ns[-1] - panels.since_ns[0]) / period.length

@@ -49,6 +49,26 @@ def test_work_runs_from_the_end_of_the_last_wait_to_the_enter():
     assert (work.work_ns.reshape(truth.shape) == truth).all()
 
 
+def test_a_pause_is_no_work_and_ends_none():
+    """Ranks that were held back in front of an operation have worked as long as without it."""
+    truth = works()
+    pause_ns = np.array([0, 2 * MS, 4 * MS, 0])[:, None, None]
+    run = data_parallel(truth + pause_ns)
+    enter_ns, rank = run.operations.enter_ns, run.operations.rank
+    held = np.broadcast_to(pause_ns, truth.shape).ravel()
+    assert (run.operations.rank == np.repeat(np.arange(4), truth[0].size)).all()
+    chosen = held > 0
+    blocks = Blocks(
+        rank=rank[chosen],
+        begin_ns=(enter_ns - held)[chosen],
+        end_ns=enter_ns[chosen],
+        is_pause=np.ones(int(chosen.sum()), np.bool_),
+    )
+    work, (panel,) = measured(run, blocks=blocks)
+    assert (work.work_ns.reshape(truth.shape) == truth).all()
+    assert (panel.work_ns == truth).all()
+
+
 def test_work_is_the_same_whatever_the_clocks_say():
     truth = works()
     work, (panel,) = measured(data_parallel(truth, offsets_ns=[0, 3 * MS, -7 * MS, 900 * MS]))

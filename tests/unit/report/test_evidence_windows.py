@@ -10,7 +10,7 @@ import pytest
 
 from hpcpace.errors import TraceError
 from hpcpace.metrics.clock import CommonClock
-from hpcpace.report.evidence import gather_evidence, reference_times
+from hpcpace.report.evidence import evidence_of, gather_evidence, reference_times
 from hpcpace.report.evidence_windows import iter_evidence
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import read_trace, stream_trace
@@ -79,6 +79,19 @@ def test_ranges_together_have_every_row_once_with_its_match_and_wait(paths, max_
     assert len(ranges) == -(-len(whole.operations) // max_rows)
     assert sorted(row for evidence in ranges for row in rows_of(evidence)) == sorted(rows_of(whole))
     assert max(len(evidence.operations) for evidence in ranges) < max(1.2 * max_rows, 1) + 1000
+
+
+def test_ranges_of_ranks_without_a_clock_are_gathered_once(tmp_path, monkeypatch):
+    # Without samples and without the key of a host, only the first rank's clock is known.
+    traces = [stream_trace(write(tmp_path, rank, close=True)) for rank in range(_RANKS)]
+    gathered = []
+    monkeypatch.setattr(
+        "hpcpace.report.evidence_windows.evidence_of", lambda *of: gathered.append(of) or evidence_of(*of)
+    )
+    ranges = list(iter_evidence(traces, max_rows=20_000))
+    assert len(gathered) == len(ranges) > 2 and all(evidence.unknown_clocks == (1, 2) for evidence in ranges)
+    assert not any(evidence.matching.is_matched.any() for evidence in ranges)
+    assert sum(len(evidence.operations) for evidence in ranges) == _RANKS * _STEPS * _OPS_PER_STEP
 
 
 def test_ranges_follow_each_other_by_step(paths):

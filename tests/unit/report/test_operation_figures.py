@@ -115,6 +115,26 @@ def test_parts_add_up_to_steps_in_ranges(run):
     assert not any(len(trace.tables["collectives"]) for trace in kept)
 
 
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_progress_counts_every_range(run, monkeypatch, num_cores):
+    monkeypatch.setattr("hpcpace.report.operation_figures.num_threads", lambda: num_cores)
+    monkeypatch.setattr("hpcpace.trace.threads.num_threads", lambda: num_cores)
+    traces, told = read_attempt(run.attempt(0), most_rows=100).traces, []
+    panel = common_steps([trace.tables["steps"] for trace in traces])
+    fold_operations(traces, panel, max_rows=10_000, progress=lambda *counts: told.append(counts))
+    assert told == sorted(told) and told[-1][0] == told[-1][1] > 2
+    if num_cores == 1:
+        assert told == [(number, len(told)) for number in range(1, len(told) + 1)]
+
+
+def test_a_range_that_cannot_be_measured_ends_all(run, monkeypatch):
+    monkeypatch.setattr("hpcpace.report.operation_figures.num_threads", lambda: 2)
+    monkeypatch.setattr("hpcpace.trace.threads.num_threads", lambda: 2)
+    monkeypatch.setattr("hpcpace.report.operation_figures.has_messages", lambda evidence: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fold_operations(read_attempt(run.attempt(0), most_rows=100).traces, None, max_rows=10_000)
+
+
 def test_rows_of_a_damaged_chunk_are_left_out_and_said_so(run):
     path = run.attempt(0).trace_files()[0]
     with h5py.File(path, "r") as file:

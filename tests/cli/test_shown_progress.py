@@ -1,0 +1,23 @@
+"""What a long command says of its progress where stderr is no terminal."""
+
+from __future__ import annotations
+
+from hpcpace.cli.progress import shown_progress
+
+
+def test_a_log_has_a_line_every_half_minute(capsys):
+    now_s = iter(range(0, 1000, 10))
+    with shown_progress(clock_s=lambda: float(next(now_s))) as stage:
+        tell = stage("reading traces")
+        for done in range(1, 7):
+            tell(done, 6)
+    assert capsys.readouterr().err.splitlines() == [
+        "hpcpace: reading traces: 3 of 6",
+        "hpcpace: reading traces: 6 of 6",
+    ]
+
+
+def test_a_short_command_writes_no_line(capsys):
+    with shown_progress(clock_s=lambda: 0.0) as stage:
+        stage("measuring")(1, 1)
+    assert capsys.readouterr().err == ""
