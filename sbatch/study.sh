@@ -52,6 +52,7 @@ study_job() {
     read -ra srun_args <<<"${HPCPACE_SRUN_ARGS:-}"
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus_per_task} PYTHONUNBUFFERED=1
     before=$("${studies[@]}" left "$study" --layout "$layout")
+    ((!before)) || audit_first "$layout" "$study/audit/$layout"
     while ((before)); do
         status=0
         srun --ntasks "$num_tasks" -c "$cpus_per_task" --kill-on-bad-exit=1 ${HPCPACE_MPI:+"--mpi=$HPCPACE_MPI"} \

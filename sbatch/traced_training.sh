@@ -10,6 +10,8 @@
 #   HPCPACE_SRUN_ARGS   further options of srun: `--cpu-bind=cores`, `--container-image=train.sqsh`
 #   HPCPACE_RANKS       ranks without Slurm, 4 unless set
 #   HPCPACE_RUN_DIR     folder of the run, runs/JOB-NAME unless set
+#   HPCPACE_AUDIT       warn (unless set): before it trains, have all ranks audited, and train whatever that finds;
+#                       strict: end with status 4 where it finds a fault (F); off: no audit
 #   HPCPACE_REQUEUE_AFTER_S  seconds that a job must have trained to be requeued near its time limit, 300 unless set;
 #                       a limit that is hardly longer than the warning ahead of it would requeue for ever
 #   HPCPACE_WORLD_START_TIMEOUT_S  seconds after which ranks that hang in the start of MPI end and are started once
@@ -25,6 +27,11 @@ refuse() {
     echo "hpcpace: $1" >&2
     exit 2
 }
+
+case ${HPCPACE_AUDIT:=warn} in
+    off | warn | strict) ;;
+    *) refuse "HPCPACE_AUDIT is $HPCPACE_AUDIT: it is off, warn or strict" ;;
+esac
 
 if [[ -n ${HPCPACE_PRELUDE:-} ]]; then
     # Environment modules and site files seldom bear `set -eu`.
@@ -57,6 +64,9 @@ samples_per_task=4
 # later (30 by default) SIGKILL: the time in which to report. bash runs a trap only once its foreground command has
 # ended, but at once while it waits for one in the background.
 training=0 num_signals=0 ended_by=0 is_early=0
+launch=()
+# An audit takes seconds; one that hangs, as on a dead node, must not hold up the job.
+audit_timeout_s=120
 
 # tell_ranks SIGNAL: send a signal to the ranks, if they are running.
 tell_ranks() {
@@ -111,6 +121,43 @@ train_until_signal() {
     return "$status"
 }
 
+# set_launch OPTION...: set `launch` to the srun of this job, with these options added; empty without Slurm.
+set_launch() {
+    local cpus_per_task=${SLURM_CPUS_PER_TASK:-1} srun_args=()
+    launch=()
+    [[ -n ${SLURM_JOB_ID:-} ]] || return 0
+    read -ra srun_args <<<"${HPCPACE_SRUN_ARGS:-}"
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus_per_task}
+    # Since Slurm 22.05 srun no longer takes the CPUs per task from the job, so -c is given again.
+    launch=(srun --ntasks "$num_tasks" -c "$cpus_per_task" "$@")
+    launch+=(${HPCPACE_MPI:+"--mpi=$HPCPACE_MPI"} "${srun_args[@]}")
+}
+
+# audit_ranks FOLDER [OPTION...]: audit this job's ranks, with the options that srun has for the training, and return
+# the status of the audit. Snapshots go to FOLDER.
+audit_ranks() {
+    local folder=$1/attempt-${SLURM_RESTART_COUNT:-0}/snapshot
+    # The first rank to end, with the exit code of the findings, must not end the others.
+    set_launch --kill-on-bad-exit=0
+    train_until_signal timeout "$audit_timeout_s" "${launch[@]}" "${hpcpace[@]}" audit --save "$folder" "${@:2}"
+}
+
+# audit_first NAME FOLDER: step 0 of a job, as HPCPACE_AUDIT says. Only a fault under `strict` keeps it from training.
+audit_first() {
+    local name=$1 status=0
+    [[ $HPCPACE_AUDIT != off ]] || return 0
+    audit_ranks "$2" || status=$?
+    ((!ended_by)) || exit "$ended_by"
+    ((!is_early)) || { echo "$name: not trained: the time limit was near before it began (-t)" >&2; exit 1; }
+    if ((status == 4)) && [[ $HPCPACE_AUDIT == strict ]]; then
+        echo "$name: not trained: the audit has found a fault (F), see above; HPCPACE_AUDIT=warn trains all the same" >&2
+        exit 4
+    fi
+    # 1 is a warning, 3 something that cannot be told, 4 a fault.
+    ((status == 0 || status == 1 || status == 3 || status == 4)) ||
+        echo "$name: no audit: 'hpcpace audit' ended with status $status" >&2
+}
+
 # traced_training NAME MESH WORKLOAD [OPTION...]: train, report, and exit with the status of the training, or with 128
 # and the number of the signal that ended the job.
 traced_training() {
@@ -120,18 +167,9 @@ traced_training() {
     [[ ! -e $run_dir || ${SLURM_RESTART_COUNT:-0} -gt 0 ]] ||
         refuse "$run_dir exists already: name another folder by HPCPACE_RUN_DIR"
 
-    local launch=() train=("${hpcpace[@]}" train "$workload" --run-dir "$run_dir")
+    local train=("${hpcpace[@]}" train "$workload" --run-dir "$run_dir")
     train+=(--mesh "${HPCPACE_TRAIN_MESH:-$mesh}" --batch-size "${HPCPACE_TRAIN_BATCH_SIZE:-$((samples_per_task * num_tasks))}")
-    if [[ -n ${SLURM_JOB_ID:-} ]]; then
-        local cpus_per_task=${SLURM_CPUS_PER_TASK:-1} srun_args=()
-        read -ra srun_args <<<"${HPCPACE_SRUN_ARGS:-}"
-        export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus_per_task}
-        # Since Slurm 22.05 srun no longer takes the CPUs per task from the job, so -c is given again.
-        launch=(srun --ntasks "$num_tasks" -c "$cpus_per_task" --label --kill-on-bad-exit=1)
-        launch+=(${HPCPACE_MPI:+"--mpi=$HPCPACE_MPI"} "${srun_args[@]}")
-    else
-        train+=(--ranks "$num_tasks")
-    fi
+    [[ -n ${SLURM_JOB_ID:-} ]] || train+=(--ranks "$num_tasks")
 
     # Else the last lines of a rank that is killed stay in Python's buffer.
     export PYTHONUNBUFFERED=1
@@ -141,6 +179,8 @@ traced_training() {
     trap "note_end $name INT 2 interrupted" INT
     # shellcheck disable=SC2064
     trap "note_early $name" USR1
+    audit_first "$name" "$run_dir-audit"
+    set_launch --label --kill-on-bad-exit=1
     local start_timeout_s=${HPCPACE_WORLD_START_TIMEOUT_S:-120} started_s=$SECONDS
     export HPCPACE_WORLD_START_TIMEOUT_S=$start_timeout_s
     train_until_signal "${launch[@]}" "${train[@]}" "${@:4}" || status=$?

@@ -202,8 +202,13 @@ class Machine:
         state: str = "up",
         kind: int = 1,
         dropped: int = 0,
+        has_route: bool = True,
     ) -> Machine:
         """Add a network interface, of an adapter where an address is given."""
+        self.files.setdefault("proc/net/route", "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\n")
+        if has_route:
+            row = f"{name}\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n"
+            self.files["proc/net/route"] = f"{self.files['proc/net/route']!s}{row}"
         place = f"sys/class/net/{name}"
         if address:
             self.links[f"{place}/device"] = f"/{self._place(address)}"
@@ -300,7 +305,7 @@ class Machine:
                 os.makedirs(parent, exist_ok=True)
                 made.add(parent)
             with open(place, "wb") as stream:
-                stream.write(content if isinstance(content, bytes) else content.encode())
+                stream.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
         for path, target in self.links.items():
             os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
             os.symlink(target, os.path.join(root, path))

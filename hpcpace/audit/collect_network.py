@@ -1,17 +1,21 @@
-"""RDMA adapters, network interfaces, and their counters of errors, read from sysfs."""
+"""RDMA adapters, network interfaces, and their counters of errors, read from sysfs; what shapes them, from netlink."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Set
 
 from hpcpace.audit.collect_hardware import ADDRESS
 from hpcpace.audit.facts import Gid, NetDevice, RdmaDevice, RdmaPort
 from hpcpace.audit.quoting import printable
+from hpcpace.audit.shaping import read_shapers
 from hpcpace.audit.tree import Tree, Unreadable
 
 _RDMA = "sys/class/infiniband"
 _NET = "sys/class/net"
 _MOST_RDMA, _MOST_NET, _MOST_GIDS, _MOST_GIDS_KEPT = 64, 96, 256, 24
+_PROC_NET, _MOST_ROUTES = "proc/net", 1 << 18
+_LINK_LOCAL = "FEA9"  # 169.254 as /proc/net/route writes addresses, in the order of a little-endian machine
 _NET_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 
 LINK_ERRORS = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors")
@@ -37,7 +41,10 @@ def collect_net(tree: Tree) -> tuple[NetDevice, ...] | None:
     # bonding_masters is a file in the same folder.
     names = [name for name in names if name != "bonding_masters"]
     chosen = sorted(names, key=lambda name: (not tree.exists(f"{_NET}/{name}/device"), name))[:_MOST_NET]
-    return tuple(_net_device(tree, name) for name in sorted(chosen))
+    # A copied tree does not have it, and the machine's own would be another one's.
+    shapers = tree.fact("net/shaping", read_shapers) if tree.is_live else {}
+    routed = tree.fact("net/routes", _routed, tree)
+    return tuple(_net_device(tree, name, shapers, routed) for name in sorted(chosen))
 
 
 def read_counters(tree: Tree) -> dict[str, int]:
@@ -133,7 +140,7 @@ def _gids(tree: Tree, place: str) -> tuple[Gid, ...]:
     return tuple(found)
 
 
-def _net_device(tree: Tree, name: str) -> NetDevice:
+def _net_device(tree: Tree, name: str, shapers: Mapping[str, float] | None, routed: Set[str] | None) -> NetDevice:
     place, shown = f"{_NET}/{name}", printable(name)
     is_physical = tree.exists(f"{place}/device")
     return NetDevice(
@@ -145,7 +152,25 @@ def _net_device(tree: Tree, name: str) -> NetDevice:
         state=tree.fact(f"net/{shown}/state", tree.word, f"{place}/operstate"),
         is_physical=is_physical,
         master=_last(tree, f"{place}/master"),
+        shaped_mbps=None if shapers is None else shapers.get(name, 0.0),
+        has_route=None if routed is None else shown in routed,
     )
+
+
+def _routed(tree: Tree) -> Set[str]:
+    """Return the interfaces over which any route leads, of IPv4 or IPv6; link-local ones do not count."""
+    found = set()
+    # Of a table that is cut off nobody knows whom it lacks.
+    for line in tree.text(f"{_PROC_NET}/route", most_bytes=_MOST_ROUTES).split("\n")[1:]:
+        words = line.split()
+        if len(words) > 7 and not words[1].endswith(_LINK_LOCAL):
+            found.add(printable(words[0]))
+    if tree.exists(f"{_PROC_NET}/ipv6_route"):
+        for line in tree.text(f"{_PROC_NET}/ipv6_route", most_bytes=_MOST_ROUTES).split("\n"):
+            words = line.split()
+            if len(words) > 9 and not words[0].startswith(("fe8", "ff")) and words[9] != "lo":
+                found.add(printable(words[9]))
+    return found
 
 
 def _net_speed_mbps(tree: Tree, place: str) -> int | None:

@@ -146,6 +146,8 @@ class NetDevice:
         speed_mbps: None where down or virtual.
         is_physical: whether an adapter is behind it.
         master: the bond or bridge that it is part of.
+        shaped_mbps: rate that a token bucket holds what it sends to; 0 for none, None where the kernel does not say.
+        has_route: whether any route to others leads over it; None where the kernel's tables cannot be read.
     """
 
     name: str
@@ -156,6 +158,8 @@ class NetDevice:
     state: str | None
     is_physical: bool
     master: str
+    shaped_mbps: float | None = 0.0
+    has_route: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +172,8 @@ class Nvml:
         throttle_reasons: bits of nvmlClocksEventReasons.
         utilization_percent: share of the last sampling period in which a kernel ran.
         is_ecc_pending: whether ECC is to change at the next reset.
+        fabric: how far the fabric manager has come with it: `none` (no such fabric), `not started`, `in progress`,
+            `completed`, or `failed N` with NVML's number of the error.
     """
 
     links_active: int | None
@@ -182,6 +188,7 @@ class Nvml:
     is_ecc_pending: bool | None
     is_persistent: bool | None
     is_mig: bool | None
+    fabric: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,18 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
 from hpcpace.audit.hostnames import expand, short_list
 from hpcpace.audit.quoting import printable
-from hpcpace.audit.schema import decoded, plain, read_snapshot, snapshot_from, snapshot_text
+from hpcpace.audit.schema import decoded, plain, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
+from hpcpace.audit.snapshot_files import file_name, with_own_names, write_whole
 from hpcpace.audit.tree import Tree
 from hpcpace.errors import SnapshotError, UsageError, WorldError
 from hpcpace.rundir import RunDirectory, default_run_path
@@ -91,11 +91,11 @@ def gather_by_files(
     Raises:
         UsageError: the folder cannot be written.
     """
-    parts = folder / f".ranks-{_file_name(f'{info.job_id}.{info.step_id}')}"
+    parts = folder / f".ranks-{file_name(f'{info.job_id}.{info.step_id}')}"
     own = parts / f"rank-{info.rank:05d}.json"
     try:
         parts.mkdir(parents=True, exist_ok=True)
-        _write_whole(own, json.dumps(part, separators=(",", ":")))
+        write_whole(own, json.dumps(part, separators=(",", ":")))
         if info.rank:
             return None
         found = _wait_for(parts, info.world_size, own.stat().st_mtime, timeout_s)
@@ -167,7 +167,7 @@ def joined(parts: Sequence[Any], world_size: int, environ: Mapping[str, str], ti
     present = {facts.rank for own in ranks.values() for facts in own}
     missing += _missing(present, world_size, set(names.values()), environ, timeout_s)
     snapshots = [with_ranks(snapshot, ranks[key], unreadable[key]) for key, snapshot in hosts.items()]
-    return Gathered(snapshots=tuple(_with_own_names(snapshots)), missing=tuple(missing))
+    return Gathered(snapshots=tuple(with_own_names(snapshots)), missing=tuple(missing))
 
 
 def snapshot_folder(environ: Mapping[str, str]) -> Path:
@@ -176,47 +176,6 @@ def snapshot_folder(environ: Mapping[str, str]) -> Path:
     restarts = environ.get("SLURM_RESTART_COUNT", "")
     # All ranks must come to the same folder, so the attempt is Slurm's number and not the next free one.
     return run.attempt(int(restarts) if restarts.isdigit() and len(restarts) < 6 else 0).snapshot_dir
-
-
-def save_snapshots(folder: Path, snapshots: Sequence[Snapshot]) -> list[Path]:
-    """Write each snapshot as HOST.json.
-
-    Raises:
-        UsageError: the folder cannot be written.
-    """
-    paths = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for snapshot in snapshots:
-            path = folder / f"{_file_name(snapshot.host)}.json"
-            _write_whole(path, snapshot_text(snapshot))
-            paths.append(path)
-    except OSError as error:
-        raise UsageError(f"cannot save snapshots in {folder}: {error.strerror}: name another folder") from error
-    return paths
-
-
-def load_snapshots(path: Path) -> tuple[list[Snapshot], list[str]]:
-    """Return the snapshots in a folder, a run or a file, and a sentence for each that cannot be read.
-
-    Raises:
-        UsageError: there is none at all.
-    """
-    if path.is_dir():
-        attempts = RunDirectory(path).attempts()
-        folder = attempts[-1].snapshot_dir if attempts else path
-        files = sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
-    else:
-        files = [path]
-    snapshots, problems = [], []
-    for file in files:
-        try:
-            snapshots.append(read_snapshot(file))
-        except SnapshotError as error:
-            problems.append(str(error))
-    if not snapshots:
-        raise UsageError(problems[0] if problems else f"no snapshot in {path}: `hpcpace audit --save DIR` writes some")
-    return _with_own_names(snapshots), problems
 
 
 def _wait_for(parts: Path, world_size: int, own_time_s: float, timeout_s: float) -> list[Any]:
@@ -258,33 +217,6 @@ def _missing(
     ranks = ",".join(map(str, absent[:_MOST_NAMED])) + (" ..." if len(absent) > _MOST_NAMED else "")
     texts = [f"{short_list(silent)} did not answer{within}"] if silent else []
     return [*texts, f"{len(absent)} of {world_size} ranks did not answer{within}: {ranks}"]
-
-
-def _with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return snapshots with a number added to names that come again: containers may share a host name."""
-    seen: dict[str, int] = {}
-    made = []
-    for snapshot in snapshots:
-        seen[snapshot.host] = seen.get(snapshot.host, 0) + 1
-        count = seen[snapshot.host]
-        made.append(snapshot if count == 1 else replace(snapshot, host=f"{snapshot.host}#{count}"))
-    return made
-
-
-def _file_name(host: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.#-]", "_", host).lstrip(".")[:120] or "host"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _remove(parts: Path) -> None:

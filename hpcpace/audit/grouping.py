@@ -67,8 +67,13 @@ def blocks(groups: Iterable[Group]) -> list[list[Group]]:
     """
     made: dict[tuple[Severity, str, str], list[Group]] = {}
     for group in groups:
-        made.setdefault((group.severity, group.rule, _WITH_DIGITS.sub("#", group.seen)), []).append(group)
+        made.setdefault((group.severity, *kind_of(group)), []).append(group)
     return [sorted(block, key=lambda group: -len(group.hosts)) for block in made.values()]
+
+
+def kind_of(finding: Finding | Group) -> tuple[str, str]:
+    """Return what is the same for findings of one kind of fault: the rule, and what was seen without its figures."""
+    return finding.rule, _WITH_DIGITS.sub("#", finding.seen)
 
 
 def hosts_text(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ class HardwareView:
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
         self._classes: dict[tuple[str, str], str] = {}
+        self._kinds: dict[str, tuple[PciDevice, ...]] = {}
 
     @cached_property
     def online(self) -> int:
@@ -70,9 +71,11 @@ class HardwareView:
             raise Unreadable("the PCI devices", "pci")
         return {device.address: device for device in self.hardware.pci}
 
-    def of_kind(self, kind: str) -> list[PciDevice]:
+    def of_kind(self, kind: str) -> tuple[PciDevice, ...]:
         """Return the devices of a kind, in order of their address."""
-        return [device for device in self.devices.values() if device.kind == kind]
+        if kind not in self._kinds:
+            self._kinds[kind] = tuple(device for device in self.devices.values() if device.kind == kind)
+        return self._kinds[kind]
 
     def whole_cores(self, cpus: int) -> int:
         """Return a set with the siblings of its CPUs added."""
@@ -152,6 +155,8 @@ class HardwareView:
         distances = next((node.distances for node in nodes if node.number == number), None)
         if distances is None or len(distances) != len(numbers):
             raise Unreadable(f"the distances of NUMA node {number}")
+        if not self.numa_cpus:
+            raise Unreadable("which NUMA node has CPUs: none says so")
         by_number = dict(zip(numbers, distances, strict=True))
         return min(self.numa_cpus, key=lambda other: by_number[other])
 

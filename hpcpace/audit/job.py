@@ -29,7 +29,7 @@ class FabricPort:
     pci: str
     is_active: bool
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The port as people say it."""
         return f"{self.device} port {self.number}" if self.number else self.device
@@ -42,6 +42,8 @@ class Host:
         self.snapshot = snapshot
         self.name = snapshot.host
         self.hardware: HardwareView = hardware_view(snapshot.hardware)
+        self.masks: dict[int | None, tuple[int, ...]] = {}
+        """What `bind_masks` has worked out for it, by number of tasks."""
 
     @property
     def ranks(self) -> tuple[RankFacts, ...]:

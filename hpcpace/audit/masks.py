@@ -27,6 +27,12 @@ def bind_masks(host: Host, num_tasks: int | None = None) -> tuple[int, ...]:
     Raises:
         Unreadable: a fact that this needs is missing, or there are fewer cores than ranks.
     """
+    if num_tasks not in host.masks:
+        host.masks[num_tasks] = _bind_masks(host, num_tasks)
+    return host.masks[num_tasks]
+
+
+def _bind_masks(host: Host, num_tasks: int | None) -> tuple[int, ...]:
     ranks = sorted(host.ranks, key=lambda rank: rank.local_rank)
     view = host.hardware
     allowed = sum_of(_cgroup(host, rank) for rank in ranks) or view.online

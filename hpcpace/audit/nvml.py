@@ -5,6 +5,7 @@ Field by field, because each driver and GPU answers another part of the question
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Unreadable
 
 _MOST_LINKS = 18
+_FABRIC_STATES = {0: "none", 1: "not started", 2: "in progress", 3: "completed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ def _facts(pynvml: Any, handle: Any) -> Nvml:
         is_ecc_pending=None if ecc is None else ecc[0] != ecc[1],
         is_persistent=None if persistence is None else bool(persistence),
         is_mig=None if mig is None else bool(mig[0]),
+        fabric=_fabric(ask),
     )
 
 
@@ -97,6 +100,25 @@ def _links(ask: Callable[..., Any]) -> tuple[int | None, int | None]:
     states = [ask("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_LINKS)]
     known = [bool(state) for state in states if state is not None]
     return (sum(known), len(known) - sum(known)) if known else (None, None)
+
+
+class _FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_t of nvml.h; some versions of pynvml have another, wrong layout."""
+
+    _fields_ = (
+        ("cluster", ctypes.c_ubyte * 16),
+        ("status", ctypes.c_uint),
+        ("clique", ctypes.c_uint32),
+        ("state", ctypes.c_ubyte),
+    )
+
+
+def _fabric(ask: Callable[..., Any]) -> str | None:
+    info = _FabricInfo(state=255)
+    ask("nvmlDeviceGetGpuFabricInfo", ctypes.byref(info))
+    state = _FABRIC_STATES.get(info.state)
+    # The status means something only once registration is over.
+    return f"failed {info.status}" if state == "completed" and info.status else state
 
 
 def _text(value: Any) -> str:

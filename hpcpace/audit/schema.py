@@ -52,6 +52,8 @@ def read_snapshot(path: Path) -> Snapshot:
         SnapshotError: it cannot be read, is cut off, has another version, or a value of the wrong kind.
     """
     place = printable(str(path))
+    if path.exists() and not path.is_file():  # to open a FIFO would wait for a writer, and a device may have no end
+        raise SnapshotError(f"{place} is no file")
     try:
         with path.open("rb") as stream:
             content = stream.read(_MOST_READ_BYTES + 1)

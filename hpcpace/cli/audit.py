@@ -19,10 +19,8 @@ from hpcpace.audit.gather import (
     gather_by_files,
     gather_by_mpi,
     joined,
-    load_snapshots,
     mpi_communicator,
     own_part,
-    save_snapshots,
     snapshot_folder,
 )
 from hpcpace.audit.job import Job
@@ -33,6 +31,7 @@ from hpcpace.audit.result import AuditResult, audit
 from hpcpace.audit.rulebook import BY_ID, check_ids
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import explanation, map_lines, matrix_lines, prolog_line, verdict_lines
 from hpcpace.config import load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, UsageError

@@ -12,9 +12,9 @@ import pytest
 from audit_machine import Machine
 from audit_machines import cgroup_cut, dgx_badly_bound, mtu_differs, siblings_shared, small_node
 
-from hpcpace.audit.gather import save_snapshots
 from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.snapshot_files import save_snapshots
 
 _LAUNCHERS = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "HPCPACE_")
 

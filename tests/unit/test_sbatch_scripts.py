@@ -19,6 +19,7 @@ from hpcpace.cli.train import command as train_command
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = sorted([*(REPOSITORY / "sbatch").glob("gpt2_*.sh"), REPOSITORY / "sbatch" / "resnet18_dp.sh"])
+AUDIT = REPOSITORY / "sbatch" / "audit.sh"
 FAKES = REPOSITORY / "tests" / "data" / "fake_slurm"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NTASKS": "8"}
 
@@ -38,11 +39,18 @@ class Outcome:
         self.stderr = done.stderr
         self.calls = calls
 
-    def argv(self, program: str, subcommand: str | None = None) -> list[str]:
+    def argv(self, program: str, subcommand: str) -> list[str]:
+        """Return the arguments of the one call of a program in which hpcpace is to do something."""
         (found,) = (
-            call["argv"] for call in self.calls if call["program"] == program and subcommand in (None, call["argv"][0])
+            call["argv"]
+            for call in self.calls
+            if call["program"] == program and subcommand == call["argv"][self._place(call)]
         )
         return found
+
+    @staticmethod
+    def _place(call: dict) -> int:
+        return call["argv"].index("hpcpace") + 1 if call["program"] == "srun" else 0
 
     @property
     def train_options(self) -> dict:
@@ -117,7 +125,7 @@ def test_lists_every_environment_variable_that_it_reads() -> None:
 def test_runs_here_without_slurm(script: Path, run_script: RunScript) -> None:
     outcome = run_script(script, "--steps", "20")
     assert outcome.status == 0, outcome.stderr
-    assert [call["program"] for call in outcome.calls] == ["hpcpace", "hpcpace"]
+    assert [call["program"] for call in outcome.calls] == ["hpcpace"] * 3
     assert outcome.train_options["ranks"] == 4
     assert outcome.train_options["steps"] == 20
     assert re.fullmatch(rf"runs/\d{{8}}-\d{{6}}-{script.stem}", str(outcome.train_options["run_dir"]))
@@ -127,7 +135,7 @@ def test_runs_here_without_slurm(script: Path, run_script: RunScript) -> None:
 def test_starts_one_rank_per_task_of_the_job(script: Path, run_script: RunScript) -> None:
     outcome = run_script(script, environ={**JOB, "SLURM_CPUS_PER_TASK": "6"})
     assert outcome.status == 0, outcome.stderr
-    srun = outcome.argv("srun")
+    srun = outcome.argv("srun", "train")
     assert srun[: srun.index("hpcpace")] == ["--ntasks", "8", "-c", "6", "--label", "--kill-on-bad-exit=1"]
     assert outcome.calls[0]["threads"] == "6"
     assert outcome.train_options["ranks"] is None
@@ -192,7 +200,7 @@ def test_trains_the_workload_of_its_name(run_script: RunScript) -> None:
 @two_scripts
 def test_counts_tasks_where_slurm_gives_them_per_node(script: Path, run_script: RunScript) -> None:
     job = {key: value for key, value in JOB.items() if key != "SLURM_NTASKS"}
-    assert run_script(script, environ=job).argv("srun")[:2] == ["--ntasks", "8"]
+    assert run_script(script, environ=job).argv("srun", "train")[:2] == ["--ntasks", "8"]
 
 
 @two_scripts
@@ -220,7 +228,7 @@ def test_passes_an_argument_with_spaces_unchanged(script: Path, run_script: RunS
 @two_scripts
 def test_gives_mpi_and_further_options_to_srun(script: Path, run_script: RunScript) -> None:
     wishes = {"HPCPACE_MPI": "pmix", "HPCPACE_SRUN_ARGS": "--cpu-bind=cores --container-image=a.sqsh"}
-    srun = run_script(script, environ={**JOB, **wishes}).argv("srun")
+    srun = run_script(script, environ={**JOB, **wishes}).argv("srun", "train")
     assert srun[6 : srun.index("hpcpace")] == ["--mpi=pmix", "--cpu-bind=cores", "--container-image=a.sqsh"]
 
 
@@ -380,6 +388,84 @@ def test_a_job_near_its_time_limit_stops_reports_and_is_requeued(
     noted = [json.loads(text) for text in calls.read_text().splitlines()]
     after_training = [(call["program"], call["argv"][0]) for call in noted if call["argv"][0] in ("report", "requeue")]
     assert after_training == [("hpcpace", "report"), *([("scontrol", "requeue")] if is_requeued else [])]
+
+
+@two_scripts
+def test_step_0_audits_the_ranks_with_the_options_of_the_training(script: Path, run_script: RunScript) -> None:
+    wishes = {"SLURM_CPUS_PER_TASK": "6", "HPCPACE_MPI": "pmix", "HPCPACE_SRUN_ARGS": "--cpu-bind=cores"}
+    outcome = run_script(script, environ={**JOB, **wishes})
+    order = [call["argv"][0] for call in outcome.calls if call["program"] == "hpcpace"]
+    assert order == ["audit", "train", "report"]
+    audit, train = outcome.argv("srun", "audit"), outcome.argv("srun", "train")
+    without = {"--label", "--kill-on-bad-exit=0", "--kill-on-bad-exit=1"}
+    options_of_audit, options_of_train = (
+        [option for option in argv[: argv.index("hpcpace")] if option not in without] for argv in (audit, train)
+    )
+    assert options_of_audit == options_of_train == ["--ntasks", "8", "-c", "6", "--mpi=pmix", "--cpu-bind=cores"]
+    assert "--kill-on-bad-exit=0" in audit
+    assert audit[-2:] == ["--save", f"runs/17-{script.stem}-audit/attempt-0/snapshot"]
+
+
+def test_an_audit_after_a_requeue_keeps_that_of_the_first_attempt(run_script: RunScript) -> None:
+    outcome = run_script(SCRIPTS[0], environ={**JOB, "SLURM_RESTART_COUNT": "2"})
+    assert outcome.argv("hpcpace", "audit")[-1] == f"runs/17-{SCRIPTS[0].stem}-audit/attempt-2/snapshot"
+
+
+@pytest.mark.parametrize("job", [{}, JOB], ids=["here", "slurm"])
+@pytest.mark.parametrize(
+    ("mode", "found", "status", "calls", "line"),
+    [
+        ("", "4", 0, ["audit", "train", "report"], ""),
+        ("warn", "4", 0, ["audit", "train", "report"], ""),
+        ("warn", "127", 0, ["audit", "train", "report"], "no audit: 'hpcpace audit' ended with status 127"),
+        ("strict", "4", 4, ["audit"], "not trained: the audit has found a fault (F), see above; "),
+        ("strict", "1", 0, ["audit", "train", "report"], ""),
+        ("strict", "3", 0, ["audit", "train", "report"], ""),
+        ("strict", "2", 0, ["audit", "train", "report"], "no audit: 'hpcpace audit' ended with status 2"),
+        ("off", "4", 0, ["train", "report"], ""),
+        ("on", "0", 2, [], "HPCPACE_AUDIT is on: it is off, warn or strict"),
+    ],
+)
+def test_only_a_fault_under_strict_keeps_a_job_from_training(
+    mode: str, found: str, status: int, calls: list[str], line: str, job: dict[str, str], run_script: RunScript
+) -> None:
+    wishes = {"HPCPACE_AUDIT": mode} if mode else {}
+    outcome = run_script(SCRIPTS[0], environ={**job, **wishes, "FAKE_AUDIT_STATUS": found})
+    assert outcome.status == status, outcome.stderr
+    assert [call["argv"][0] for call in outcome.calls if call["program"] == "hpcpace"] == calls
+    assert line in outcome.stderr
+    assert bool(line) == bool(outcome.stderr)
+
+
+@pytest.mark.parametrize("found", [0, 1, 3, 4])
+@pytest.mark.parametrize("job", [{}, JOB], ids=["here", "slurm"])
+def test_the_audit_alone_takes_options_and_ends_with_its_status(
+    job: dict[str, str], found: int, run_script: RunScript
+) -> None:
+    outcome = run_script(AUDIT, "--probe", "10", environ={**job, "FAKE_AUDIT_STATUS": str(found)})
+    assert (outcome.status, outcome.stderr) == (found, "")
+    (argv,) = [call["argv"] for call in outcome.calls if call["program"] == "hpcpace"]
+    assert argv[:2] == ["audit", "--save"] and argv[3:] == ["--probe", "10"]
+    folder = r"runs/17-audit" if job else r"runs/\d{8}-\d{6}-audit"
+    assert re.fullmatch(rf"{folder}/attempt-0/snapshot", argv[2])
+
+
+def test_the_audit_alone_finds_its_folder_from_the_spool_copy(tmp_path: Path, run_script: RunScript) -> None:
+    copy = Path(shutil.copy(AUDIT, tmp_path / "slurm_script"))
+    outcome = run_script(copy, environ={**JOB, "FAKE_COMMAND": f"{AUDIT} --matrix"})
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert run_script(copy, environ={**JOB, "FAKE_COMMAND": "(null)"}).status == 2
+
+
+def test_an_audit_that_a_signal_ends_is_not_followed_by_a_training(tmp_path: Path) -> None:
+    calls, audit_pid = tmp_path / "calls.jsonl", tmp_path / "audit.pid"
+    environ = {"PATH": f"{FAKES}:/usr/bin:/bin", "FAKE_CALLS": str(calls), "FAKE_AUDIT_PID": str(audit_pid)}
+    with start(SCRIPTS[0], tmp_path, environ) as child:
+        wait_for_file(audit_pid)
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=30)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert [json.loads(text)["argv"][0] for text in calls.read_text().splitlines()] == ["audit"]
 
 
 def start(script: Path, folder: Path, environ: dict[str, str]) -> subprocess.Popen[str]:

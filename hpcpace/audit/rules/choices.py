@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import Certainty, Finding, Severity
+from hpcpace.audit.findings import Certainty, Finding, Severity, unknown
 from hpcpace.audit.job import Host, Job, rank_place
 from hpcpace.audit.quoting import printable, shell_word
 from hpcpace.audit.tree import Unreadable
@@ -91,6 +92,7 @@ def n07_gid(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
         )
 
 
+@lru_cache(maxsize=4096)
 def hca_selects(value: str, device: str, port: int) -> bool:
     """Return whether NCCL_IB_HCA chooses a port: names are beginnings, `=` makes them whole, `^` takes them away."""
     exclude, rest = value.startswith("^"), value.removeprefix("^")
@@ -150,7 +152,7 @@ def _check_interface(job: Job, host: Host, rank: RankFacts, variable: str, value
     whole = variable == "GLOO_SOCKET_IFNAME"
     words = value.split(",")
     chosen = [net for net in host.net if (net.name in words if whole else interface_selected(value, net.name))]
-    candidates = [net for net in host.between_hosts if net.state == "up"]
+    candidates = [net for net in host.between_hosts if net.state == "up" and net.has_route is not False]
     fastest = max((net.speed_mbps or 0 for net in candidates), default=0)
     best = next((net.name for net in candidates if (net.speed_mbps or 0) == fastest), "")
     use = f"export {variable}={shell_word(best if whole else '=' + best)}" if best else f"unset {variable}"
@@ -160,7 +162,14 @@ def _check_interface(job: Job, host: Host, rank: RankFacts, variable: str, value
         yield _named(host, rank, variable, Severity.FAIL, f"{seen} names none of {names}", use)
     elif all(net.state == "down" for net in chosen):
         yield _named(host, rank, variable, Severity.FAIL, f"{seen} names only interfaces that are down", use)
+    elif all(net.has_route is False and net.kind != "loopback" for net in chosen):
+        names = ",".join(net.name for net in chosen)
+        text = f"{seen} is {names}, over which no route leads: it has no address"
+        yield _named(host, rank, variable, Severity.FAIL, text, use)
     else:
+        if any(net.has_route is None for net in chosen):
+            what = f"whether routes lead over what {variable} names: {host.reason('net/routes')}"
+            yield unknown("N03", host.name, variable, what, (rank.rank,))
         speed = max(net.speed_mbps or 0 for net in chosen)
         if 0 < speed < job.settings.slow_share * fastest:
             names = ",".join(net.name for net in chosen)

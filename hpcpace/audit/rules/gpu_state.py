@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hpcpace.audit.facts import Gpu, Nvml
 from hpcpace.audit.findings import Certainty, Finding, Severity, Skip, unknown
 from hpcpace.audit.job import Host, Job
+from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Unreadable
 
 _HARD_THROTTLE, _SOFT_THROTTLE = 0x8 | 0x40 | 0x80, 0x20
@@ -28,6 +29,7 @@ def p07_nvlink(job: Job) -> Iterator[Finding]:
             continue
         for gpu in host.snapshot.gpus or () if driven else ():
             yield from _check_links(host, gpu, most.get(gpu.name or "", 0))
+            yield from _check_fabric(host, gpu)
 
 
 def p08_state(job: Job, host: Host) -> Iterator[Finding]:
@@ -78,6 +80,27 @@ def _states(address: str, nvml: Nvml) -> Iterator[tuple[Severity, str, str, str]
     if nvml.is_persistent is False:
         seen = "persistence mode is off"
         yield Severity.WARNING, seen, "seconds at every start of a job", f"nvidia-smi -i {address} -pm 1  # admin"
+
+
+def _check_fabric(host: Host, gpu: Gpu) -> Iterator[Finding]:
+    if gpu.nvml is None:
+        return  # said of its links
+    fabric = gpu.nvml.fabric
+    if fabric is None and host.snapshot.hardware.num_nvswitches:
+        yield unknown("P07", host.name, f"GPU {gpu.address}", "whether the fabric manager has it: NVML does not say")
+    if fabric in (None, "none", "completed"):
+        return
+    words = {"not started": "has not begun", "in progress": "is not done"}
+    yield Finding(
+        rule="P07",
+        severity=Severity.FAIL,
+        host=host.name,
+        place=f"GPU {gpu.address}",
+        seen=f"the fabric manager {words.get(fabric, printable(fabric))} with it",
+        cost="CUDA does not start on it, or goes without NVLink",
+        fix="systemctl status nvidia-fabricmanager  # admin: restart it; its version must be the driver's",
+        certainty=Certainty.READ,
+    )
 
 
 def _check_links(host: Host, gpu: Gpu, most: int) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
 from hpcpace.audit.facts import PciDevice
@@ -225,7 +225,7 @@ def _acs(host: Host, severity: Severity, seen: str, certainty: Certainty) -> Fin
     )
 
 
-def _neighbours(gpus: list[PciDevice]) -> list[tuple[str, str]]:
+def _neighbours(gpus: Sequence[PciDevice]) -> list[tuple[str, str]]:
     return [(one.address, other.address) for one, other in pairwise(gpus)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -27,6 +28,7 @@ def n05_ports(job: Job) -> Iterator[Finding]:
         for device, port in _ports(host):
             yield from _check_port(job, host, device, port, up, rates.get((device.board, port.link_layer or ""), 0.0))
     yield from _slow_interfaces(job)
+    yield from _shaped_interfaces(job)
 
 
 def n06_mtu(job: Job) -> Iterator[Finding]:
@@ -145,6 +147,33 @@ def _slow_interfaces(job: Job) -> Iterator[Finding]:
                     seen=f"runs at {speed / 1000:g} Gb/s, on other hosts at {fastest / 1000:g}",
                     cost="every collective over it waits for this host",
                     fix=f"ethtool {shell_word(name)}  # then cable, switch port, autonegotiation",
+                    certainty=Certainty.READ,
+                )
+
+
+def _shaped_interfaces(job: Job) -> Iterator[Finding]:
+    """Yield interfaces whose sending is held to a lower rate than that of the same name on other hosts."""
+    rates: dict[str, list[tuple[Host, float]]] = {}
+    for host in job.hosts:
+        nets = host.between_hosts if host.snapshot.net is not None else []
+        if any(net.shaped_mbps is None for net in nets):
+            yield unknown("N05", host.name, "", f"what shapes its interfaces: {host.reason('net/shaping')}")
+        for net in nets:
+            if net.shaped_mbps is not None:
+                rates.setdefault(net.name, []).append((host, net.shaped_mbps or math.inf))
+    for name, entries in rates.items():
+        fastest = max(rate for _, rate in entries)
+        others = "unshaped on other hosts" if fastest == math.inf else f"on other hosts to {fastest / 1000:g}"
+        for host, rate in entries:
+            if rate < fastest:
+                yield Finding(
+                    rule="N05",
+                    severity=Severity.FAIL,
+                    host=host.name,
+                    place=name,
+                    seen=f"what it sends is held to {rate / 1000:g} Gb/s, {others}",
+                    cost="every collective over it waits for this host",
+                    fix=f"tc qdisc show dev {shell_word(name)}  # admin: find who set it; tc qdisc del undoes it",
                     certainty=Certainty.READ,
                 )
 

@@ -173,9 +173,10 @@ RULES: tuple[Rule, ...] = (
         scope="rank",
         title="variables that choose adapters",
         severities="FW",
-        reads="NCCL_IB_HCA, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, UCX_NET_DEVICES and /etc/nccl.conf; /sys/class",
-        why="A setting from another cluster overrides what NCCL would find by itself: it names nothing (F), or the "
-        "management network (W).",
+        reads="NCCL_IB_HCA, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, UCX_NET_DEVICES and /etc/nccl.conf; /sys/class; "
+        "/proc/net/route, ipv6_route",
+        why="A setting from another cluster overrides what NCCL would find by itself: it names nothing (F), an "
+        "interface without any route (F), or the management network (W).",
         fix="unset it, or name the fast one",
         check=choices.n03_names_nothing,
     ),
@@ -194,7 +195,7 @@ RULES: tuple[Rule, ...] = (
         scope="job",
         title="ports down or slow",
         severities="FW",
-        reads="state, phys_state and rate of RDMA ports; speed of interfaces; all hosts",
+        reads="state, phys_state and rate of RDMA ports; speed and shaping (netlink) of interfaces; all hosts",
         why="One slow port holds up every collective. A port that is down on all hosts may be meant (W).",
         fix="ibdiagnet, mlxlink; reseat or replace the cable",
         check=ports.n05_ports,
@@ -315,8 +316,9 @@ RULES: tuple[Rule, ...] = (
         scope="job",
         title="NVLinks",
         severities="F",
-        reads="NVML: state of each link; all GPUs of a name",
-        why="One GPU with fewer links slows down every collective within the node.",
+        reads="NVML: state of each link, and of the fabric manager's registration; all GPUs of a name",
+        why="One GPU with fewer links slows down every collective within the node. Behind NVLink switches a GPU "
+        "computes only once the fabric manager has registered it.",
         fix="nvidia-smi nvlink -s; the fabric manager",
         check=gpu_state.p07_nvlink,
     ),

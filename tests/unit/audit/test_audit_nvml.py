@@ -38,11 +38,16 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "nvmlDeviceGetEccMode": lambda handle: (1, 0),
         "nvmlDeviceGetUtilizationRates": lambda handle: rates(97, 3),
         "nvmlDeviceGetNvLinkState": _link_state,
+        "nvmlDeviceGetGpuFabricInfo": _fabric_info,
     }
     for name, value in answers.items():
         setattr(module, name, value)
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module
+
+
+def _fabric_info(handle: int, info: Any) -> None:
+    info._obj.state, info._obj.status = (3, 0) if handle == 0 else (3, 999)
 
 
 def _link_state(handle: int, link: int) -> int:
@@ -56,6 +61,7 @@ def test_each_question_stands_alone(library: ModuleType) -> None:
     facts = answer.facts["0000:1b:00.0"]
     assert (facts.links_active, facts.links_inactive) == (3, 1)
     assert (facts.power_limit_w, facts.utilization_percent, facts.is_ecc_pending) == (500.0, 97, True)
+    assert [one.fabric for one in answer.facts.values()] == ["completed", "failed 999"]
     assert (facts.replays, facts.is_mig, facts.throttle_reasons) == (None, None, None)
     assert library.was_shut_down
 

@@ -287,3 +287,14 @@ def test_a_mutable_copy_of_hardware_gives_the_same_findings(tree_path: Path) -> 
     snapshots = case.snapshots(tree_path)
     copied = [dataclasses.replace(snapshot, hardware=dataclasses.replace(snapshot.hardware)) for snapshot in snapshots]
     assert run_rules(Job(copied)).findings == run_rules(Job(snapshots)).findings
+
+
+def test_a_gpu_far_from_nodes_of_which_none_has_cpus_is_unknown(tree_path: Path) -> None:
+    machine = small_node("n1")
+    machine.files |= {f"sys/devices/system/node/node{number}/cpulist": "" for number in (0, 1)}
+    machine.files["sys/devices/system/node/node1/distance"] = "20 10"
+    machine.files["sys/devices/pci0000:10/0000:10:01.0/0000:11:00.0/numa_node"] = "1"
+    machine.files["sys/devices/system/node/node0/distance"] = "10 20"
+    findings = run_rules(Job(Case(hosts=lambda: [machine]).snapshots(tree_path)), ["A02"]).findings
+    assert {finding.severity for finding in findings} == {Severity.UNKNOWN}
+    assert "which NUMA node has CPUs: none says so" in findings[0].seen

@@ -12,9 +12,9 @@ from audit_machines import CASES, Case, dgx_h100, small_node
 
 from hpcpace.audit.differences import differences
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.gather import load_snapshots, save_snapshots
 from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.errors import SnapshotError, UsageError
 
 

@@ -1,0 +1,134 @@
+"""The audit's snapshot of each host, with what the training ranks themselves have, saved when a session starts.
+
+Every rank reads its own facts, the first rank of a host the host's as well. No rank starts a process or waits for a
+file; what cannot be read or written is a warning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
+from hpcpace.audit.schema import decoded, plain
+from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
+from hpcpace.audit.snapshot_files import save_snapshots
+from hpcpace.audit.tree import Tree
+from hpcpace.observe.coordination import Coordinator
+from hpcpace.world.environment import RankInfo
+
+# A file system that hangs, like that of ~/.nccl.conf, must not keep the job from training.
+_TIMEOUT_S = 10.0
+
+_Read = TypeVar("_Read")
+
+
+def save_host_snapshots(
+    coordinator: Coordinator,
+    world: RankInfo,
+    host_keys: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path,
+    warn: Callable[[str], None],
+) -> None:
+    """Save the snapshot of each host, on its first rank, as HOST.json.
+
+    Collective: every rank of the job calls this.
+
+    Args:
+        coordinator: between the ranks.
+        world: this rank's place.
+        host_keys: of all ranks, what tells hosts apart.
+        environ: of this rank.
+        folder: where to.
+        warn: told what did not work.
+    """
+    part: dict[str, Any] = {"host": world.host, "rank": world.rank}
+    host: Snapshot | None = None
+    try:
+        gpu, nccl_version = _own_gpu(), _nccl_version()  # here, because each thread has a current device of its own
+        facts, unreadable, host = _in_time(lambda: _read(world, environ, gpu, nccl_version))
+        part |= {"facts": plain(facts), "unreadable": unreadable}
+    except Exception as error:  # the boundary to somebody else's job, whose other ranks wait for our part
+        warn(f"no snapshot for the audit: {error or type(error).__name__}")
+    parts = coordinator.allgather(part)
+    if host is None:
+        return
+    try:
+        own = [other for other, key in zip(parts, host_keys, strict=True) if key == host_keys[world.rank]]
+        save_snapshots(folder, [_joined(_named(host, parts, host_keys, world.rank), own)])
+    except Exception as error:  # the boundary to somebody else's job
+        warn(f"the audit's snapshot of {world.host} is not saved: {error or type(error).__name__}")
+
+
+def _read(
+    world: RankInfo, environ: Mapping[str, str], gpu: RankGpu | None, nccl_version: str
+) -> tuple[RankFacts, dict[str, str], Snapshot | None]:
+    facts, unreadable = take_rank(world, environ, gpu=gpu, nccl_version=nccl_version)
+    return facts, unreadable, take_host(Tree(), host=world.host) if world.local_rank == 0 else None
+
+
+def _joined(host: Snapshot, parts: Sequence[Mapping[str, Any]]) -> Snapshot:
+    """Return the snapshot of a host with those of its ranks that could read what they have."""
+    made = [part for part in parts if "facts" in part]
+    ranks = [decoded(RankFacts, part["facts"]) for part in made]
+    reasons = {name: reason for part in made for name, reason in part["unreadable"].items()}
+    lost = {f"rank/{part['rank']}": "it could not read what it has" for part in parts if "facts" not in part}
+    return with_ranks(host, ranks, reasons | lost)
+
+
+def _named(host: Snapshot, parts: Sequence[Mapping[str, Any]], host_keys: Sequence[str], rank: int) -> Snapshot:
+    """Return a snapshot with a number added to its name where other hosts, as containers may, have the same."""
+    namesakes = {key: None for part, key in zip(parts, host_keys, strict=True) if part["host"] == parts[rank]["host"]}
+    number = list(namesakes).index(host_keys[rank])
+    return dataclasses.replace(host, host=f"{host.host}#{number + 1}") if number else host
+
+
+def _own_gpu() -> RankGpu | None:
+    """Return the GPU that torch computes on; None where it has not begun to use any, so as not to begin it here."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    of_torch = torch.cuda.get_device_properties(torch.cuda.current_device())
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    if not all(hasattr(of_torch, name) for name in (*names, "uuid")):
+        return None
+    domain, bus, device = (int(getattr(of_torch, name)) for name in names)
+    return RankGpu(address=f"{domain:04x}:{bus:02x}:{device:02x}.0", uuid=f"GPU-{of_torch.uuid}")
+
+
+def _nccl_version() -> str:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return ""
+    version = torch.cuda.nccl.version()
+    return ".".join(map(str, version)) if isinstance(version, tuple) else ""
+
+
+def _in_time(read: Callable[[], _Read]) -> _Read:
+    """Return what `read` returns.
+
+    Raises:
+        TimeoutError: it has not come to its end in time; its thread is left to itself.
+    """
+    done: list[_Read] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(read())
+        except Exception as error:  # handed on below
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="hpcpace-snapshot", daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT_S)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise TimeoutError(f"reading /sys and /proc took longer than {_TIMEOUT_S:g} s")
+    return done[0]
