@@ -50,14 +50,15 @@ def orders(rows: Sequence[SetupFigures], published: Iterable[PublishedRow]) -> l
 
 def compute_spread(rows: Sequence[SetupFigures]) -> list[str]:
     """Return a sentence on how equal the computation of a microbatch is over layouts, for each size of microbatch."""
-    groups: dict[tuple[str, int], list[float]] = {}
+    groups: dict[tuple[str, int], list[tuple[float, str]]] = {}
     for row in rows:
         setup, forward_ms = row.setup, row.median("forward_ms")
         if forward_ms is not None and setup.parallelism != "tensor":
-            groups.setdefault((setup.model, setup.batch // setup.microbatches), []).append(forward_ms)
+            group = groups.setdefault((setup.model, setup.batch // setup.microbatches), [])
+            group.append((forward_ms, f"{setup.layout} {setup.parallelism}"))
     return [
-        f"forward computation of a microbatch of {size}, {model}: {min(values):.3g} to {max(values):.3g} ms over "
-        f"{len(values)} set-ups"
-        for (model, size), values in sorted(groups.items())
-        if len(values) > 1
+        f"forward computation of a microbatch of {size}, {model}: {min(found)[0]:.3g} ms ({min(found)[1]}) to "
+        f"{max(found)[0]:.3g} ms ({max(found)[1]}) over {len(found)} set-ups"
+        for (model, size), found in sorted(groups.items())
+        if len(found) > 1
     ]

@@ -48,7 +48,8 @@ def planned(setup: Setup, base: TrainConfig | None = None) -> TrainPlan:
     if setup.shrink == 1:
         return plan
     shape = shrunk(plan.shape, setup.shrink)
-    return replace(plan, shape=shape, seq_len=shape.context if isinstance(shape, GPT2Shape) else plan.seq_len)
+    seq_len = shape.context if isinstance(shape, GPT2Shape) else plan.seq_len
+    return replace(plan, shape=shape, shrink=setup.shrink, seq_len=seq_len)
 
 
 def shrunk(shape: ModelShape, divisor: int) -> ModelShape:

@@ -265,7 +265,7 @@ class _Training:
 
 
 def _name(plan: TrainPlan) -> str:
-    return f"gpt2-{plan.settings.preset}" if plan.settings.model == "gpt2" else plan.settings.model
+    return f"gpt2-{plan.preset}" if plan.settings.model == "gpt2" else plan.settings.model
 
 
 def _facts(job: TrainJob, start: Start) -> dict[str, Any]:

@@ -133,11 +133,12 @@ def _build_stage(plan: TrainPlan, index: int, device_mesh: DeviceMesh, device: t
         assert isinstance(stage, GPT2)
         cut(stage, device_mesh["tp"])
     if settings.compile:
-        _compile(stage)
+        compile_pieces(stage)
     return stage
 
 
-def _compile(stage: Model) -> None:
+def compile_pieces(stage: Model) -> None:
+    """Let torch compile each of a stage's pieces when it first runs."""
     # Dynamo would cut what runs inside DDP into pieces of a bucket, which ours are already, and cannot cut DTensors.
     torch._dynamo.config.optimize_ddp = False
     for piece in stage.pieces():

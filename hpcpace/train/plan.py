@@ -25,6 +25,13 @@ class TrainPlan:
     seq_len: int
     """Tokens of a sequence; 1 for images."""
     faults: tuple[Fault, ...]
+    shrink: int = 1
+    """What the widths of the model are divided by; a study says so, hpcpace train has no option for it."""
+
+    @property
+    def preset(self) -> str:
+        """Name of the model's size, like `small`, or `small-shrunk-16` where a study has scaled it down."""
+        return self.settings.preset if self.shrink == 1 else f"{self.settings.preset}-shrunk-{self.shrink}"
 
     @property
     def sequences_per_replica(self) -> int:
@@ -62,10 +69,12 @@ class TrainPlan:
 
     def facts(self) -> dict[str, Any]:
         """Return what a run records of its model."""
-        text = {"preset": self.settings.preset, "seq_len": self.seq_len} if isinstance(self.shape, GPT2Shape) else {}
+        text = {"preset": self.preset, "seq_len": self.seq_len} if isinstance(self.shape, GPT2Shape) else {}
+        scaled = {"shrink": self.shrink} if self.shrink > 1 else {}
         return {
             **self.shape.facts(),
             **text,
+            **scaled,
             "dtype": self.settings.dtype,
             f"{self.samples_unit}_per_step": self.samples_per_step,
         }

@@ -1,11 +1,17 @@
-"""A job near its time limit, through a real Slurm: checkpoint, requeue, and the same losses as without the stop."""
+"""A job near its time limit, through a real Slurm: checkpoint, requeue, and the same losses as without the stop.
+
+The pipeline stands for all workloads, unless HPCPACE_ALL_REQUEUES is 1, as `make drills` sets it: each takes a minute.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hpcpace.errors import TraceError
 from hpcpace.lab.jobs import Job, JobQueue
@@ -16,7 +22,18 @@ SBATCH = Path(__file__).parents[2] / "sbatch"
 JOB_TIMEOUT_S = 200
 OVER_FOUR_HOSTS = ("-N4", "--ntasks-per-node=1")
 NUM_STEPS = 60
-SETTINGS = ("--steps", str(NUM_STEPS), "--warmup-steps", "1", "--seq-len", "32", "--batch-size", "8")
+SETTINGS = ("--steps", str(NUM_STEPS), "--warmup-steps", "1", "--batch-size", "8")
+TEXT = ("--seq-len", "32")
+# Up to two replicas go on bit for bit. With four, sums of gradients are rounded in another order after a start.
+WORKLOADS = {
+    "gpt2_pp": (TEXT, 0.0),
+    "gpt2_tp": (TEXT, 0.0),
+    "gpt2_zero": (TEXT, 1e-5),
+    "gpt2_dp": (TEXT, 1e-5),
+    "resnet18_dp": ((), 1e-5),
+}
+"""Options of each workload, and by how much its losses may differ, relative to them."""
+CHOSEN = list(WORKLOADS) if os.environ.get("HPCPACE_ALL_REQUEUES") == "1" else ["gpt2_pp"]
 REQUEUE_SOON = {"HPCPACE_REQUEUE_AFTER_S": "0"}
 
 
@@ -33,13 +50,15 @@ def result_of(attempt: Attempt) -> dict[str, Any]:
     return content
 
 
-# Two stages and two replicas: with four replicas the sums of gradients are rounded in another order after a start.
-def test_requeued_job_goes_on_with_the_losses_of_one_that_was_never_stopped(queue: JobQueue, tmp_path: Path) -> None:
-    name = "gpt2_pp"
-    whole_id = submit(queue, name, *SETTINGS, "--no-trace", cwd=tmp_path)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_requeued_job_goes_on_with_the_losses_of_one_that_was_never_stopped(
+    name: str, queue: JobQueue, tmp_path: Path
+) -> None:
+    options, tolerance = WORKLOADS[name]
+    whole_id = submit(queue, name, *SETTINGS, *options, "--no-trace", cwd=tmp_path)
     whole = queue.wait(whole_id, timeout_s=JOB_TIMEOUT_S)
     assert whole.state == "COMPLETED", log_of(whole)
-    job_id = submit(queue, name, *SETTINGS, cwd=tmp_path, **REQUEUE_SOON)
+    job_id = submit(queue, name, *SETTINGS, *options, cwd=tmp_path, **REQUEUE_SOON)
     run = RunDirectory(tmp_path / "runs" / f"{job_id}-{name}")
     wait_for_steps(queue, job_id, run)
     # What `#SBATCH --signal=B:USR1@120` does two minutes before the limit.
@@ -56,7 +75,9 @@ def test_requeued_job_goes_on_with_the_losses_of_one_that_was_never_stopped(queu
     assert 0 < second["first_step"] == len(first["losses"]) < NUM_STEPS
     assert len(second["losses"]) == NUM_STEPS
     expected = result_of(RunDirectory(tmp_path / "runs" / f"{whole_id}-{name}").attempt(0))["losses"]
-    assert second["losses"] == expected
+    difference = max(abs(loss / other - 1) for loss, other in zip(second["losses"], expected, strict=True))
+    print(f"{name}: losses differ by at most {difference:.2g} of themselves")
+    assert difference <= tolerance
 
 
 def test_time_limit_that_comes_too_soon_leaves_a_checkpoint_and_no_requeue(queue: JobQueue, tmp_path: Path) -> None:

@@ -1,25 +1,28 @@
-"""The nano-cluster study and that of model sizes in the lab: `make nano-cluster`. It needs root and Slurm.
+"""The nano-cluster study and that of model sizes in the lab: `make nano-cluster`, or with --scaling the scaling study.
 
-It goes on where it was stopped: what is done stays in the folder of the study. With --write it writes
-docs/studies-lab.md.
+It needs root and Slurm, and goes on where it was stopped: what is done stays in the folder of the study. With --write
+it writes its part of docs/studies-lab.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
+import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.errors import HpcpaceError, UsageError
 from hpcpace.studies.figures import study_figures
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.published import BATCH, PublishedRow, read_published
 from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout, repeated
 from hpcpace.units import format_duration, nanoseconds
-from tests.studies.document import write_document
+from tests.studies.document import Measured, draw_plots, write_document, write_scaling
 from tests.studies.lab_set_up import (
     REPOSITORY,
     SetUp,
@@ -31,12 +34,16 @@ from tests.studies.lab_set_up import (
     steps_for,
     study_lab,
 )
+from tests.studies.scaling_lab import run_scaling, section
 
 PUBLISHED = REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
 DOCUMENT = REPOSITORY / "docs" / "studies-lab.md"
 SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
 _START_S = 1.2
 """What a run takes besides its steps, for the estimate that is printed."""
+_SCALING_STEPS = 120
+_PAUSE_S = 180.0
+"""Longer than any run, and than a layout's job needs to begin: what lies between was a stop."""
 
 
 def main() -> None:
@@ -44,33 +51,56 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp/hpcpace-studies"), help="not below /tmp")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--quota", type=float, default=0.4, help="cores' worth of processor time of every rank")
-    parser.add_argument("--seconds", type=float, default=3.0, help="what the steps of a run are to take, about")
+    parser.add_argument("--seconds", type=float, default=2.0, help="what the steps of a run are to take, about")
     parser.add_argument("--only", choices=["nano-cluster", "model-size"])
+    parser.add_argument("--scaling", action="store_true", help="the scaling study, and neither of the other two")
     parser.add_argument("--name", default="studies", help="of the lab")
     parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name} at the end")
     args = parser.parse_args()
-    if args.write and args.only:
-        parser.error("--write is for both studies")
+    if args.only and (args.write or args.scaling):
+        parser.error("--only goes with neither --write, which is for both studies, nor --scaling")
+    stop_on_signals()
+    if os.getloadavg()[0] > 1:
+        print(f"warning: load average {os.getloadavg()[0]:.1f}: beside other work ranks do not get their quota")
     begin_s = time.monotonic()
     try:
-        if os.getloadavg()[0] > 1:
-            print(f"warning: load average {os.getloadavg()[0]:.1f}: beside other work ranks do not get their quota")
-        found = prepared(args.folder, quota=args.quota, lab_name=args.name)
-        print("\n".join(found.lines()), flush=True)
-        studies = {}
-        for name in [args.only] if args.only else ["nano-cluster", "model-size"]:
-            studies[name] = planned_study(args.folder / name, name, found, args.repetitions, args.seconds)
+        scaling_study(args) if args.scaling else paper_studies(args)
+    except HpcpaceError as error:
+        sys.exit(f"error: {error}")
+    print(f"done in {format_duration(nanoseconds(time.monotonic() - begin_s))}")
+
+
+def paper_studies(args: argparse.Namespace) -> None:
+    """Run the nano-cluster study and that of model sizes."""
+    found = prepared(args.folder, quota=args.quota, lab_name=args.name)
+    print("\n".join(found.lines()), flush=True)
+    studies = {}
+    for name in [args.only] if args.only else ["nano-cluster", "model-size"]:
+        studies[name] = planned_study(args.folder / name, name, found, args.repetitions, args.seconds)
+    if any(study.open_runs() for study in studies.values()):
         with study_lab(args.name, quota=args.quota, link_bps=found.lab.link_bps) as lab:
             for study in studies.values():
                 run_study(lab, study, timeout_s=3 * 3600)
-        print(f"done in {format_duration(nanoseconds(time.monotonic() - begin_s))}")
-        if args.write:
-            figures = {name: study_figures(study)[0] for name, study in studies.items()}
-            duration_s = sum(duration_of(study) for study in studies.values())
-            write_document(DOCUMENT, figures, found, published=read_published(PUBLISHED), duration_s=duration_s)
-            print(f"written: {DOCUMENT}")
-    except HpcpaceError as error:
-        sys.exit(f"error: {error}")
+    if args.write:
+        figures = {name: study_figures(study)[0] for name, study in studies.items()}
+        times_s = {name: measured_at(study) for name, study in studies.items()}
+        when = Measured(
+            begin_s=min(times[0] for times in times_s.values()),
+            end_s=max(times[-1] for times in times_s.values()),
+            busy_s={name: busy_s(times) for name, times in times_s.items()},
+        )
+        draw_plots(studies, DOCUMENT.with_suffix(""))
+        write_document(DOCUMENT, figures, found, published=read_published(PUBLISHED), when=when)
+        print(f"written: {DOCUMENT}")
+
+
+def scaling_study(args: argparse.Namespace) -> None:
+    """Run the scaling study with each failure mode."""
+    path = args.folder / "scaling"
+    found = run_scaling(path, lab_name=args.name, steps=_SCALING_STEPS, timeout_s=1800)
+    if args.write:
+        write_scaling(DOCUMENT, section(path, found))
+        print(f"written: {DOCUMENT}")
 
 
 def prepared(folder: Path, *, quota: float, lab_name: str) -> SetUp:
@@ -117,17 +147,31 @@ def planned_study(path: Path, name: str, found: SetUp, repetitions: int, duratio
         return steps_for(setup, facts, duration_s)
 
     study.write_plan(name, repeated(setups, repetitions, steps_of=steps_of), facts=facts)
+    if study.facts() != facts:
+        raise UsageError(f"{path} was planned with {study.facts()}, and now it is {facts}: remove it, or name another")
     left = study.open_runs()
     expected_s = sum(_START_S + run.setup.steps * expected_step_s(run.setup, facts) for run in left)
     print(f"{name}: {len(left)} of {len(study.runs())} runs to do, about {expected_s / 60:.0f} min", flush=True)
     return study
 
 
-def duration_of(study: StudyFolder) -> float:
-    """Return the seconds from the first run's begin to the last one's end, by the times of their files."""
-    runs = [study.run_dir(run).attempts()[-1] for run in study.runs() if study.run_dir(run).attempts()]
-    times_s = [path.stat().st_mtime for run in runs for path in (run.run_json, run.result_json) if path.exists()]
-    return max(times_s) - min(times_s)
+def measured_at(study: StudyFolder) -> list[float]:
+    """Return when runs began and ended, in seconds since 1970, ascending, by the times of their files."""
+    attempts = [attempt for run in study.runs() for attempt in study.run_dir(run).attempts()]
+    files = [path for attempt in attempts for path in (attempt.run_json, attempt.result_json)]
+    return sorted(path.stat().st_mtime for path in files if path.exists())
+
+
+def busy_s(times_s: Sequence[float]) -> float:
+    """Return the seconds between the first time and the last, without gaps in which the studies were stopped."""
+    gaps_s = (after - before for before, after in itertools.pairwise(times_s))
+    return sum(gap_s for gap_s in gaps_s if gap_s < _PAUSE_S)
+
+
+def stop_on_signals() -> None:
+    """Let a signal that ends this program bring the lab down first, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 if __name__ == "__main__":

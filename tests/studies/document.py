@@ -4,21 +4,54 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hpcpace.metrics.studies import Spread, straight_line
 from hpcpace.studies.comparison import compute_spread, orders, published_of
 from hpcpace.studies.figures import SetupFigures
+from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.planned import planned
 from hpcpace.studies.published import BATCH, PublishedRow, published_volume_gbyte
 from hpcpace.units import format_bytes, format_count, format_rate
-from tests.studies.lab_set_up import SetUp
+from tests.studies.lab_set_up import REPOSITORY, SetUp
 
+SCALING_HEADING = "## The scaling study"
 _PROSE = Path(__file__).with_name("prose.md")
+_TITLE = "# The studies in the lab"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """When the runs began and ended, in seconds since 1970, and what those of each study took, without stops."""
+
+    begin_s: float
+    end_s: float
+    busy_s: Mapping[str, float]
+
+    def dates(self) -> str:
+        """Return the day, or the first and the last one, in UTC."""
+        days = [time.strftime("%Y-%m-%d", time.gmtime(second)) for second in (self.begin_s, self.end_s)]
+        return " to ".join(dict.fromkeys(days))
+
+
+def draw_plots(studies: Mapping[str, StudyFolder], folder: Path) -> None:
+    """Write the plots, and the CSV of all figures, of each study into a folder, by the scripts of analysis/."""
+    with TemporaryDirectory() as out:
+        for name, study in studies.items():
+            script = REPOSITORY / "analysis" / f"{name.replace('-', '_')}.py"
+            subprocess.run([sys.executable, script, study.path, "--out", out], check=True, stdout=subprocess.DEVNULL)
+        folder.mkdir(exist_ok=True)
+        for path in Path(out).iterdir():
+            if path.suffix in (".csv", ".svg"):
+                shutil.copyfile(path, folder / path.name)
 
 
 def write_document(
@@ -27,18 +60,30 @@ def write_document(
     found: SetUp,
     *,
     published: Sequence[PublishedRow],
-    duration_s: float,
+    when: Measured,
 ) -> None:
-    """Write the document.
+    """Write the document; a section of the scaling study stays in it.
 
     Args:
         path: where to.
         figures: of the nano-cluster and the model-size study.
         found: the lab's link and how it was computed.
         published: the published table.
-        duration_s: what both studies took.
+        when: they were measured.
     """
-    path.write_text(document(figures, found, published=published, duration_s=duration_s))
+    scaling = path.read_text().partition(f"\n{SCALING_HEADING}\n") if path.exists() else ("", "", "")
+    path.write_text(document(figures, found, published=published, when=when) + "".join(scaling[1:]))
+
+
+def write_scaling(path: Path, section: str) -> None:
+    """Put the section of the scaling study at the end of the document, in place of an earlier one.
+
+    Args:
+        path: of the document.
+        section: from its heading on.
+    """
+    before = path.read_text().partition(f"\n{SCALING_HEADING}\n")[0] if path.exists() else _TITLE
+    path.write_text(f"{before.rstrip()}\n\n{section.strip()}\n")
 
 
 def document(
@@ -46,21 +91,27 @@ def document(
     found: SetUp,
     *,
     published: Sequence[PublishedRow],
-    duration_s: float,
+    when: Measured,
 ) -> str:
     """Return the document; arguments as of `write_document`."""
     head, differences = _PROSE.read_text().split("\n---\n")
     rows, sizes = figures["nano-cluster"], figures["model-size"]
-    num_runs = sum(len(row.runs) for some in figures.values() for row in some)
+    took = " and ".join(
+        f"{sum(len(row.runs) for row in some)} runs of the {name} study in {when.busy_s[name] / 60:.0f} minutes"
+        for name, some in figures.items()
+    )
     parts = [
         head,
-        f"Written by `make nano-cluster` on {time.strftime('%Y-%m-%d')}: {num_runs} runs in {duration_s / 60:.0f} "
-        f"minutes; {_versions()}.",
+        f"Measured by `make nano-cluster` on {when.dates()}: {took}; {versions()}.",
         "## Set-up",
         "```\n" + "\n".join(found.lines()) + "\n```",
         f"## GPT-2 at batch {BATCH}, beside the published values",
         beside_table(rows, published),
         _listed([*orders(rows, published), *compute_spread(rows)]),
+        "![Scaling factors and network volume beside the published values, and throughput over the batch]"
+        "(studies-lab/nano_cluster.svg)",
+        "All figures of all set-ups: [nano_cluster.csv](studies-lab/nano_cluster.csv) and "
+        "[model_size.csv](studies-lab/model_size.csv).",
         "## GPT-2, all batches",
         setup_table([row for row in rows if row.setup.model == "gpt2"], "tokens"),
         "## ResNet-18",
@@ -68,12 +119,14 @@ def document(
         "## Model sizes",
         size_table(sizes),
         _listed(growth(sizes)),
+        "![Time and network volume over the number of layers](studies-lab/model_size.svg)",
         differences,
     ]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
-def _versions() -> str:
+def versions() -> str:
+    """Return what the figures depend on."""
     slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=False).stdout.strip()
     return (
         f"hpcpace {version('hpcpace')}, {slurm or 'no Slurm'}, torch {version('torch')}, Python "
@@ -107,7 +160,7 @@ def beside_table(rows: Sequence[SetupFigures], published: Sequence[PublishedRow]
         *("set-up", "scaling factor", "published", "volume a token, relative to 2x1 data", "published"),
         *("network throughput", "published"),
     ]
-    return _markdown(head, lines)
+    return markdown(head, lines)
 
 
 def _value(
@@ -136,8 +189,8 @@ def setup_table(rows: Sequence[SetupFigures], unit: str) -> str:
         ]
         for row in rows
     ]
-    head = ["set-up", "batch", "runs", f"{unit}/s", "scaling factor", "network", f"bytes a {unit[:-1]}", "peak memory"]
-    return _markdown([*head, "forward of a microbatch"], lines)
+    head = ["set-up", "batch", "runs", f"{unit}/s", "scaling factor", "network", f"bytes per {unit[:-1]}"]
+    return markdown([*head, "peak memory", "forward of a microbatch"], lines)
 
 
 def size_table(rows: Sequence[SetupFigures]) -> str:
@@ -160,7 +213,7 @@ def size_table(rows: Sequence[SetupFigures]) -> str:
             ]
         )
     head = ["preset", "layers", "parameters", "tokens/s at 2x2", "bytes a token", "relative", "published line"]
-    return _markdown([*head, "peak memory of one rank"], lines)
+    return markdown([*head, "peak memory of one rank"], lines)
 
 
 def growth(rows: Sequence[SetupFigures]) -> Iterator[str]:
@@ -190,6 +243,7 @@ def _listed(lines: Sequence[str] | Iterator[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table."""
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcpace.config import LabConfig
@@ -28,7 +28,7 @@ LIMIT_RANK = Path(__file__).with_name("limit_rank.sh")
 HOSTS, RANKS_PER_HOST = ("n1", "n2"), 2
 REFERENCE = ("2x1", "data")
 """The published set-up whose ratio the lab's link gives."""
-_LEAST_STEPS, _MOST_STEPS, _LONG_STEP_S = 2, 30, 5.0
+_LEAST_STEPS, _MOST_STEPS, _LONG_STEP_S = 2, 20, 3.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +99,20 @@ def set_up(
 
 
 def steps_for(setup: Setup, facts: Mapping[str, object], duration_s: float) -> int:
-    """Return the steps that take about a time, by the formula: 2 to 30, and a single one of more than 5 s."""
+    """Return the steps that take about a time, by the formula: 2 to 20, and a single one of more than 3.5 s."""
     step_s = expected_step_s(setup, facts)
     least = 1 if step_s > _LONG_STEP_S else _LEAST_STEPS
     return max(least, min(_MOST_STEPS, round(duration_s / step_s)))
 
 
 def expected_step_s(setup: Setup, facts: Mapping[str, object]) -> float:
-    """Return what a step is to take, by the formula."""
+    """Return what a step is to take, by the formula; computation goes with the parameters of the model's size."""
     single, link_bps = facts["samples_per_s_of_one"], facts["link_bps"]
     assert isinstance(single, dict) and isinstance(link_bps, float)
-    return predicted_step_s(setup, planned(setup), samples_per_s_of_one=single[setup.model], link_bps=link_bps)
+    plan = planned(setup)
+    measured = planned(replace(setup, preset="small")) if setup.preset else plan
+    one = single[setup.model] * measured.shape.num_parameters / plan.shape.num_parameters
+    return predicted_step_s(setup, plan, samples_per_s_of_one=one, link_bps=link_bps)
 
 
 @contextmanager

@@ -66,7 +66,9 @@ def test_forward_computation_is_that_of_one_microbatch_wherever_it_ran(rows: dic
     assert rows["1x1"].median("forward_ms") == pytest.approx(10, rel=1e-3)
     assert rows["2x1"].median("forward_ms") == pytest.approx(10, rel=1e-3)
     (line,) = compute_spread(list(rows.values()))
-    assert line == "forward computation of a microbatch of 16, gpt2: 10 to 10 ms over 2 set-ups"
+    assert line == (
+        "forward computation of a microbatch of 16, gpt2: 10 ms (1x1 none) to 10 ms (2x1 data) over 2 set-ups"
+    )
 
 
 def test_each_repetition_counts(rows: dict[str, SetupFigures]) -> None:

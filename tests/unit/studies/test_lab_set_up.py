@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from known_study import write_study
 
+from hpcpace.errors import UsageError
 from hpcpace.studies.figures import study_figures
 from hpcpace.studies.published import BATCH
 from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout
-from tests.studies.__main__ import lab_sweep, published_rows, reference_set_up
-from tests.studies.document import document
+from tests.studies.__main__ import busy_s, lab_sweep, planned_study, published_rows, reference_set_up
+from tests.studies.document import Measured, document, draw_plots, write_document, write_scaling
 from tests.studies.lab_set_up import SetUp, set_up, single, steps_for
 
 TEXT = dataclasses.replace(lab_sweep().setups()[0], batch=BATCH, stands_for=BATCH)
+WHEN = Measured(begin_s=1795391940.0, end_s=1795392600.0, busy_s={"nano-cluster": 600.0, "model-size": 60.0})
 SINGLE = {"gpt2": 2500.0, "resnet18": 240.0}
 
 
@@ -50,8 +52,8 @@ def test_the_formula_is_told_with_its_numbers(found: SetUp) -> None:
 def test_steps_are_as_many_as_take_the_time(found: SetUp) -> None:
     facts = found.facts()
     assert steps_for(other("1x1", "none"), facts, 3.0) == round(3.0 / (BATCH * 64 / 2500))
-    assert steps_for(dataclasses.replace(TEXT, batch=1), facts, 3.0) == 30
-    assert steps_for(other("2x1", "data"), facts, 3.0) == 2
+    assert steps_for(dataclasses.replace(TEXT, batch=1), facts, 3.0) == 20
+    assert steps_for(other("2x1", "data"), facts, 1.0) == 2
     assert steps_for(other("2x2", "tensor"), facts, 3.0) == 1
 
 
@@ -76,9 +78,12 @@ def test_the_document_has_every_set_up_and_the_published_values(found: SetUp, tm
         "model-size": write_study(tmp_path / "sizes", model_size_setups(batch=16, shrink=16), bytes_per_s=1_000_000),
     }
     figures = {name: study_figures(study)[0] for name, study in studies.items()}
-    text = document(figures, found, published=published_rows(), duration_s=600)
-    num_runs = sum(len(study.runs()) for study in studies.values())
-    assert re.search(rf"Written by `make nano-cluster` on \d{{4}}-\d\d-\d\d: {num_runs} runs in 10 minutes", text)
+    text = document(figures, found, published=published_rows(), when=WHEN)
+    num_runs = [len(study.runs()) for study in studies.values()]
+    assert (
+        f"Measured by `make nano-cluster` on 2026-11-22 to 2026-11-23: {num_runs[0]} runs of the nano-cluster study in "
+        f"10 minutes and {num_runs[1]} runs of the model-size study in 1 minutes; "
+    ) in text
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 2x1 data")]
     assert rows[0][2:5] == ["0.11", "1.00", "1.00"]
     assert len(rows) == 1 + 2 + 1  # beside the published value, over batches, of resnet18
@@ -86,3 +91,35 @@ def test_the_document_has_every_set_up_and_the_published_values(found: SetUp, tm
     assert "network volume at 2x1, batch 16:" in text
     assert "forward computation of a microbatch of" in text
     assert text.index("## Set-up") < text.index("## Why the lab differs")
+    draw_plots(studies, tmp_path / "studies-lab")
+    plots = re.findall(r"\((studies-lab/[a-z_.]+)\)", text)
+    assert sorted(plots) == sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "studies-lab").iterdir())
+
+
+def test_a_new_document_keeps_the_section_of_the_scaling_study(found: SetUp, tmp_path: Path) -> None:
+    path = tmp_path / "studies-lab.md"
+    write_scaling(path, "## The scaling study\n\nMeasured.")
+    figures = {
+        name: study_figures(write_study(tmp_path / name, setups, bytes_per_s=1_000_000))[0]
+        for name, setups in (
+            ("nano-cluster", [reference_set_up(TEXT), single(TEXT, steps=5)]),
+            ("model-size", model_size_setups(batch=16, shrink=16)),
+        )
+    }
+    write_document(path, figures, found, published=published_rows(), when=WHEN)
+    text = path.read_text()
+    assert "## Model sizes" in text
+    assert text.endswith("\n\n## The scaling study\n\nMeasured.\n")
+
+
+def test_a_stop_between_runs_does_not_count_as_time() -> None:
+    assert busy_s([0.0, 10.0, 40.0, 4000.0, 4010.0]) == 50.0
+
+
+def test_a_study_that_was_planned_for_another_link_is_not_gone_on_with(found: SetUp, tmp_path: Path) -> None:
+    planned_study(tmp_path, "model-size", found, 1, 2.0)
+    fast = {model: 2 * rate for model, rate in SINGLE.items()}
+    another = set_up(reference_set_up(TEXT), published_rows(), quota=0.4, samples_per_s_of_one=fast)
+    with pytest.raises(UsageError, match="remove it, or name another"):
+        planned_study(tmp_path, "model-size", another, 1, 2.0)
+    assert len(planned_study(tmp_path, "model-size", found, 1, 2.0).runs()) == 8

@@ -76,6 +76,12 @@ def test_a_shrunk_model_keeps_layers_and_heads_and_the_ratios_of_its_volumes(pre
     assert RESNET18.num_parameters / small_net.num_parameters == pytest.approx(64, rel=0.02)
 
 
+def test_a_run_says_that_its_model_is_a_shrunk_one() -> None:
+    assert (planned(DATA).preset, "shrink" in planned(DATA).facts()) == ("small", False)
+    facts = planned(dataclasses.replace(DATA, shrink=16)).facts()
+    assert (facts["preset"], facts["shrink"], facts["width"]) == ("small-shrunk-16", 16, 48)
+
+
 def test_refuses_to_divide_a_width_that_does_not_divide() -> None:
     with pytest.raises(ConfigError, match="take a divisor of 64"):
         shrunk(GPT2_PRESETS["small"], 48)

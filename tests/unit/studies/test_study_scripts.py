@@ -79,6 +79,15 @@ def test_a_job_does_the_runs_of_its_own_layout(run: Run, tmp_path: Path) -> None
     assert done.stdout.splitlines()[-1] == "3 of 4 runs done: 3 finished"
 
 
+def test_each_job_of_a_study_is_audited_first(run: Run, tmp_path: Path) -> None:
+    run(NANO, "study", *SMALL)
+    done, calls = run(NANO, "study", FAKE_OUTCOMES="finished", HPCPACE_AUDIT="strict", FAKE_AUDIT_STATUS="4", **JOB)
+    assert (done.returncode, calls) == (4, [])
+    (audit,) = [json.loads(line) for line in (tmp_path / "audits.jsonl").read_text().splitlines()]
+    assert audit[:5] == ["--ntasks", "4", "-c", "1", "--kill-on-bad-exit=0"]
+    assert audit[-3:] == ["audit", "--save", "study/audit/2x2/attempt-0/snapshot"]
+
+
 def test_a_study_goes_on_behind_a_run_that_ended_its_ranks(run: Run) -> None:
     run(NANO, "study", *SMALL)
     done, calls = run(NANO, "study", FAKE_OUTCOMES="memory nothing memory finished", **JOB)

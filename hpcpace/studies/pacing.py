@@ -1,0 +1,179 @@
+"""Paced runs beside each other: throughput and variation by number of nodes and policy, and the published table.
+
+Throughput and variation always stand together: a lower variation alone is never a gain.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcpace.errors import DataError
+from hpcpace.metrics.repetitions import Estimate, mean_of, throughput_of_steps, variation_of_steps
+from hpcpace.metrics.simulation.published import Target
+from hpcpace.pace.settings import NO_POLICY
+from hpcpace.report.evidence import TABLES_USED
+from hpcpace.report.examination import Selection, lay_ground
+from hpcpace.rundir import RunDirectory
+from hpcpace.trace.reader import read_attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacedRun:
+    """The last attempt of one run.
+
+    Attributes:
+        name: of its folder.
+        nodes, num_ranks: of its ranks with a trace.
+        policy: what it was started with; none for a baseline.
+        samples_per_s: throughput behind the warm-up, with its interval over steps; None where no samples were credited.
+        variation: of the step time, with its interval over steps.
+        sentence: what trial.json says; empty where there is none.
+    """
+
+    name: str
+    nodes: int
+    num_ranks: int
+    policy: str
+    samples_per_s: Estimate | None
+    variation: Estimate
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacingRow:
+    """All runs of one policy on one number of nodes.
+
+    Attributes:
+        nodes, policy: what they share.
+        num_runs: repetitions.
+        samples_per_s, variation: means over repetitions with Student's interval; of a single run, over its steps.
+        gain: throughput over that of the baseline on as many nodes, less 1; the interval is that of the ratio of two
+            means (delta method, runs independent). None without both.
+        sentences: of the runs' trials, each once.
+    """
+
+    nodes: int
+    policy: str
+    num_runs: int
+    samples_per_s: Estimate | None
+    variation: Estimate
+    gain: Estimate | None
+    sentences: tuple[str, ...]
+
+
+def read_paced_run(run: RunDirectory) -> PacedRun:
+    """Return what a run came to.
+
+    Raises:
+        TraceError: no trace of it can be read.
+        CannotTell: it has no step behind the warm-up that all ranks have.
+    """
+    attempt = run.attempts()[-1]
+    traces = read_attempt(attempt, tables=TABLES_USED).traces
+    ground = lay_ground(traces, Selection())
+    times_ns = ground.times_ns.astype(np.float64)
+    has_samples = bool(ground.chosen.samples.any()) and times_ns.sum() > 0
+    trial = _json(attempt.trial_json)
+    return PacedRun(
+        name=run.path.resolve().name,
+        nodes=len({trace.header.node for trace in traces}),
+        num_ranks=len(traces),
+        policy=_policy(_json(attempt.run_json), trial),
+        samples_per_s=throughput_of_steps(times_ns, ground.chosen.samples) if has_samples else None,
+        variation=variation_of_steps(times_ns),
+        sentence=str(trial.get("sentence", "")),
+    )
+
+
+def pacing_rows(runs: Sequence[PacedRun]) -> list[PacingRow]:
+    """Return rows by number of nodes, the baseline first, then policies in the order of their runs."""
+    kinds = dict.fromkeys((run.nodes, run.policy) for run in runs)
+    policies = list(dict.fromkeys([NO_POLICY, *(policy for _, policy in kinds)]))
+    baselines = {nodes: _throughput(runs, nodes, NO_POLICY) for nodes, _ in kinds}
+    rows = []
+    for nodes, policy in sorted(kinds, key=lambda kind: (kind[0], policies.index(kind[1]))):
+        of_kind = [run for run in runs if (run.nodes, run.policy) == (nodes, policy)]
+        speed, baseline = _throughput(runs, nodes, policy), baselines[nodes]
+        is_comparable = policy != NO_POLICY and speed is not None and baseline is not None
+        rows.append(
+            PacingRow(
+                nodes=nodes,
+                policy=policy,
+                num_runs=len(of_kind),
+                samples_per_s=speed,
+                variation=_over_runs([run.variation for run in of_kind]),
+                gain=ratio_less_one(speed, baseline) if is_comparable and speed and baseline else None,
+                sentences=tuple(dict.fromkeys(run.sentence for run in of_kind if run.sentence)),
+            )
+        )
+    return rows
+
+
+def ratio_less_one(above: Estimate, below: Estimate) -> Estimate:
+    """Return the ratio of two independent estimates less 1; relative half-widths add as squares (delta method)."""
+    value = above.value / below.value
+    relative = [(found.high - found.low) / 2 / found.value for found in (above, below)]
+    half = value * float(np.hypot(relative[0], relative[1]))
+    return Estimate(value=value - 1, low=value - 1 - half, high=value - 1 + half)
+
+
+def read_published_pacing(path: Path) -> list[Target]:
+    """Return the published table, by number of nodes.
+
+    Raises:
+        DataError: the file is missing, or has other columns.
+    """
+    found: dict[int, dict[str, tuple[float, float]]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                values = float(row["baseline"]), float(row["coordination"])
+                found.setdefault(int(row["nodes"]), {})[row["metric"]] = values
+        return [_target(nodes, metrics) for nodes, metrics in sorted(found.items())]
+    except (OSError, KeyError, ValueError) as error:
+        raise DataError(
+            f"{path} does not have the published values ({error}): restore it from the repository"
+        ) from error
+
+
+def _target(nodes: int, metrics: dict[str, tuple[float, float]]) -> Target:
+    speed, variation = metrics["throughput_samples_per_s"], metrics["cv_iteration_time"]
+    return Target(
+        nodes=nodes,
+        samples_per_s=speed[0],
+        variation=variation[0],
+        paced_samples_per_s=speed[1],
+        paced_variation=variation[1],
+    )
+
+
+def _throughput(runs: Sequence[PacedRun], nodes: int, policy: str) -> Estimate | None:
+    known = [run.samples_per_s for run in runs if (run.nodes, run.policy) == (nodes, policy) and run.samples_per_s]
+    return _over_runs(known) if known else None
+
+
+def _over_runs(found: Sequence[Estimate]) -> Estimate:
+    return found[0] if len(found) == 1 else mean_of([one.value for one in found])
+
+
+def _policy(record: dict[str, Any], trial: dict[str, Any]) -> str:
+    """Return the policy that a run was started with; runs from before there were policies have none."""
+    try:
+        return str(record["config"]["pace"]["policy"])
+    except (KeyError, TypeError):
+        return str(trial.get("policy", NO_POLICY))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

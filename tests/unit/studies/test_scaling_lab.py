@@ -1,0 +1,51 @@
+"""The section of the scaling study in the document of the lab."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hpcpace.studies.scaling import ScalingFolder, ScalingRun, verdicts
+from tests.studies.document import write_scaling
+from tests.studies.scaling_lab import section
+
+
+def a_study(path: Path) -> ScalingFolder:
+    study = ScalingFolder(path)
+    healthy = ScalingRun(nodes=4, ranks_per_node=1, is_emulated=True)
+    faulty = [ScalingRun(nodes=4, ranks_per_node=1, fault=fault, is_emulated=True) for fault in ("jitter", "traffic")]
+    study.write_plan([healthy, *faulty])
+    for run in study.runs():
+        mode = "synchronisation amplification" if run.fault == "jitter" else "healthy"
+        study.run_dir(run).path.mkdir()
+        study.run_dir(run).summary_json.write_text(
+            json.dumps(
+                {
+                    "throughput": {"samples_per_s": 1000.0, "p50_ns": 150e6, "cv": 0.1},
+                    "verdict": {"mode": mode, "headline": "so | it is", "findings": []},
+                }
+            )
+        )
+    return study
+
+
+def test_the_section_says_what_was_injected_and_whether_it_was_found(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    text = section(study.path, verdicts(study))
+    assert "Of 2 injected failure modes the reports have 1 among their findings, 1 of them as one that" in text
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| n4")]
+    assert [(row[1], row[-1].strip("| ")) for row in rows] == [
+        ("", "so / it is"),
+        ("jitter", "synchronisation amplification"),
+        ("traffic", "none"),
+    ]
+
+
+def test_the_section_takes_the_place_of_an_earlier_one_and_leaves_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "studies-lab.md"
+    path.write_text("# The studies in the lab\n\nOf the nano-cluster.\n")
+    for word in ("first", "second"):
+        write_scaling(path, f"## The scaling study\n\nThe {word}.")
+    assert path.read_text() == (
+        "# The studies in the lab\n\nOf the nano-cluster.\n\n## The scaling study\n\nThe second.\n"
+    )
