@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO := runs/demo
 
-.PHONY: install demo test test-lab lint bench drills score nano-cluster golden clean
+.PHONY: install demo test test-lab lint bench drills score nano-cluster pacing golden clean
 
 install: $(STAMP)
 
@@ -19,7 +19,7 @@ demo: $(STAMP)
 	@rm -rf $(DEMO)
 	@$(BIN)/hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --steps 120 --run-dir $(DEMO)/clean --report
 	@$(BIN)/hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --steps 120 --run-dir $(DEMO)/slow-rank-2 --report \
-	  --inject rank=2,phase=compute,size=30%
+	  --inject rank=2,phase=compute,size=60%
 
 # No root.
 test: $(STAMP)
@@ -40,9 +40,11 @@ bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,dev,bench]'
 	$(BIN)/python -m tests.bench
 
-# Root and Slurm, about 20 minutes: each fault five times; writes docs/reliability.md.
+# Root and Slurm, about 25 minutes: each fault five times, which writes docs/reliability.md; then the requeue of each
+# workload near its time limit.
 drills: $(STAMP)
 	$(BIN)/python -m tests.drills
+	HPCPACE_ALL_REQUEUES=1 $(BIN)/python -m pytest -s tests/lab/test_requeue.py
 
 # The diagnosis against known truth, about 30 minutes: writes docs/diagnosis-score.md.
 score: $(STAMP)
@@ -51,6 +53,11 @@ score: $(STAMP)
 # Root and Slurm, under 40 minutes: both studies in the lab, resumable; writes docs/studies-lab.md.
 nano-cluster: $(STAMP)
 	$(BIN)/python -m tests.studies --write
+
+# Root and Slurm, under 40 minutes on a quiet machine: what pacing does where it was tried; writes
+# docs/pacing-experiments.md.
+pacing: $(STAMP)
+	$(BIN)/python -m tests.pacing --write
 
 clean:
 	rm -rf .venv build *.egg-info

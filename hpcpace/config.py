@@ -20,6 +20,7 @@ from typing import Any
 
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.errors import ConfigError
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.units import parse_rate, parse_size
 
 SITE_FILE = Path("/etc/hpcpace.toml")
@@ -58,6 +59,8 @@ class TraceConfig:
     """Rows kept in memory while the disk does not take them; beyond it rows are dropped and counted."""
     counters: bool = True
     """Whether network and host counters are read once a second."""
+    snapshot: bool = True
+    """Whether the audit's snapshot of each host, with what its ranks have, is saved when the session starts."""
 
     def __post_init__(self) -> None:
         _check_least("trace", "flush_interval_s", self.flush_interval_s, 0.01)
@@ -306,6 +309,7 @@ class Config:
     clock: ClockConfig = field(default_factory=ClockConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    pace: PaceSettings = field(default_factory=PaceSettings)
     lab: LabConfig = field(default_factory=LabConfig)
     diagnosis: DiagnosisConfig = field(default_factory=DiagnosisConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)

@@ -51,6 +51,11 @@ class Attempt:
         return self.path / "result.json"
 
     @property
+    def trial_json(self) -> Path:
+        """What came of pacing, where the run was paced."""
+        return self.path / "trial.json"
+
+    @property
     def snapshot_dir(self) -> Path:
         """The folder of the audit's snapshots, one file per host."""
         return self.path / "snapshot"

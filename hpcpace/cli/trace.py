@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hpcpace.config import load_config
+from hpcpace.pace.settings import POLICIES
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -20,6 +21,7 @@ from hpcpace.config import load_config
     help="First steps, left out of the report.",
 )
 @click.option("--samples-unit", default="samples", show_default=True, help="What session.step(samples=...) counts.")
+@click.option("--pace", type=click.Choice(POLICIES), help="Hold early ranks back: the policy.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -27,6 +29,7 @@ def command(
     config_file: Path | None,
     warmup_steps: int,
     samples_unit: str,
+    pace: str | None,
     script: Path,
     arguments: tuple[str, ...],
 ) -> None:
@@ -39,5 +42,5 @@ def command(
     from hpcpace.observe.script import run_script
     from hpcpace.world.environment import process_environ
 
-    config = load_config(file=config_file, environ=process_environ())
+    config = load_config(file=config_file, environ=process_environ(), options={"pace": {"policy": pace}})
     run_script(script, arguments, config=config, run_dir=run_dir, warmup_steps=warmup_steps, samples_unit=samples_unit)

@@ -12,6 +12,7 @@ import click
 
 from hpcpace.config import BACKENDS, COMPRESSIONS, DEVICES, DTYPES, PRESETS, SCHEDULES, ZERO_STAGES, Config, load_config
 from hpcpace.errors import EXIT_WARNING, HpcpaceError, WorldError
+from hpcpace.pace.settings import POLICIES
 from hpcpace.train.data import check_data, open_data
 from hpcpace.train.launch import become_mpiexec, check_compiler, threads_of_rank
 from hpcpace.train.plan import TrainPlan, plan_training
@@ -31,6 +32,7 @@ _SETTINGS = {
     ),
     "world": "device backend interface timeout_s",
     "trace": "enabled trace_dir",
+    "pace": "policy",
 }
 
 
@@ -86,6 +88,7 @@ def workload_options(function: Decorated) -> Decorated:
             click.option(
                 "--inject", multiple=True, metavar="FAULT", help="Slow a rank, like rank=2,size=30%; see docs/cli.md."
             ),
+            click.option("--pace", "policy", type=click.Choice(POLICIES), help="Hold early ranks back: the policy."),
             click.option("--device", type=click.Choice(DEVICES), help="Where to compute."),
             click.option("--backend", type=click.Choice(BACKENDS), help="What carries the collectives."),
             click.option("--interface", metavar="NAME", help="Network interface of the collectives."),

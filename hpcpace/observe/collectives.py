@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.operators import Operator, operators
+from hpcpace.pace.pacer import Pacer, Ticket
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
@@ -42,11 +43,12 @@ _CUDA = torch._C.DispatchKey.CUDA
 class _Group:
     """A process group as the trace knows it, with the sequence numbers of its operations."""
 
-    __slots__ = ("group_id", "ranks", "sequences")
+    __slots__ = ("group_id", "members", "ranks", "sequences")
 
     def __init__(self, group_id: int, ranks: list[int]) -> None:
         self.group_id = group_id
         self.ranks = ranks
+        self.members = tuple(ranks)
         self.sequences: dict[object, int] = defaultdict(int)
 
 
@@ -55,7 +57,7 @@ class _Open:
 
     __slots__ = (
         "address", "blocked_ns", "enter_ns", "exit_ns", "group", "key", "kind", "op", "peer", "seq", "size_bytes",
-        "step", "waiting", "work",
+        "step", "ticket", "waiting", "work",
     )  # fmt: skip
 
     def __init__(self, op: Op, group: _Group, peer: int, size_bytes: int, step: int, enter_ns: int) -> None:
@@ -76,6 +78,7 @@ class _Open:
         self.work: Any = None
         self.key = 0
         self.address = 0
+        self.ticket: Ticket | None = None
 
     def row(self) -> tuple[int, ...]:
         return (
@@ -90,11 +93,14 @@ class CollectiveObserver:
     Attributes:
         paused: set while hpcpace itself communicates, so that it does not observe itself.
         num_failures: operations that could not be recorded; training never notices.
+        pacer: is told where the caller is blocked, and may hold it back there; None where the job is not paced.
     """
 
     def __init__(self, recorder: Recorder, *, warn: Callable[[str], None], device_times: DeviceTimes | None) -> None:
         self.paused = False
         self.num_failures = 0
+        self.pacer: Pacer | None = None
+        self._last_ranks: tuple[int, ...] = ()
         self._recorder = recorder
         self._add = recorder.add_collective
         self._warn = warn
@@ -150,6 +156,11 @@ class CollectiveObserver:
                 rows.append(tuple(row))
         return rows + (self._device_times.open_rows() if self._device_times is not None else [])
 
+    def take_last_ranks(self) -> tuple[int, ...]:
+        """Return the global ranks of the group of the last collective since the last call; empty without one."""
+        ranks, self._last_ranks = self._last_ranks, ()
+        return ranks
+
     def end_step(self, step: int) -> None:
         """Record what nobody waits for: device times that are known by now, sends whose work was dropped."""
         if self._device_times is not None:
@@ -174,11 +185,13 @@ class CollectiveObserver:
         def observed(keyset: Any, *args: Any) -> Any:
             if self.paused:
                 return redispatch(keyset.remove(_KEY), *args)
+            ticket = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
             begin = device_times.mark() if device_times is not None and keyset.has(_CUDA) else None
             enter_ns = clock()
             result = redispatch(keyset.remove(_KEY), *args)
             try:
                 opened = self._new(operator, args, enter_ns)
+                opened.ticket = ticket
                 opened.blocked_ns = clock() - enter_ns  # gloo may do part of the work before it returns
                 if not operator.has_work:
                     opened.kind = ExitKind.WAIT
@@ -193,10 +206,18 @@ class CollectiveObserver:
 
         return observed
 
+    def _arrive(self, pacer: Pacer, operator: Operator, keyset: Any, args: tuple[Any, ...]) -> Ticket | None:
+        """Let the pacer hold back a caller that blocks at once; one that blocks later arrives at its wait."""
+        if operator.op in _MESSAGES or not operator.has_work or not operator.is_blocking(args):
+            return None
+        return pacer.arrive(operator.op.name.lower(), on_device=keyset.has(_CUDA))
+
     def _new(self, operator: Operator, args: tuple[Any, ...], enter_ns: int) -> _Open:
         process_group = dist.ProcessGroup.unbox(args[operator.group])
         group = self._groups.get(process_group.group_name) or self._new_group(process_group)
         size_bytes = operator.size_bytes(args, len(group.ranks))
+        if operator.op not in _MESSAGES:
+            self._last_ranks = group.members
         return _Open(operator.op, group, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
 
     def _new_group(self, process_group: Any) -> _Group:
@@ -263,6 +284,9 @@ class CollectiveObserver:
     def _blocked(self, opened: _Open, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `wait` and credit its time to the operation; one that raises or runs into a timeout stays open."""
         opened.waiting = True
+        pacer = self.pacer
+        if pacer is not None and opened.ticket is None and opened.op not in _MESSAGES:
+            opened.ticket = pacer.arrive(f"wait for {opened.op.name.lower()}")
         begin_ns = time.monotonic_ns()
         try:
             result = wait(*args, **kwargs)
@@ -270,6 +294,8 @@ class CollectiveObserver:
             opened.waiting = False
             raise
         end_ns = time.monotonic_ns()
+        if pacer is not None and opened.ticket is not None:
+            pacer.leave(opened.ticket, self._members(opened), opened.size_bytes)
         opened.blocked_ns += end_ns - begin_ns
         self._close_completed()
         if not opened.exit_ns:
@@ -278,6 +304,9 @@ class CollectiveObserver:
                 self._name_source(opened)
         self._close(opened, opened.exit_ns or end_ns)
         return result
+
+    def _members(self, opened: _Open) -> tuple[int, ...]:
+        return next(group.members for group in self._groups.values() if group.group_id == opened.group)
 
     def _name_source(self, opened: _Open) -> None:
         group = next(group for group in self._groups.values() if group.group_id == opened.group)

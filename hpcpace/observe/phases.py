@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from hpcpace.pace.pacer import Pacer, Ticket
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import Phase
 
@@ -29,6 +30,10 @@ class PhaseObserver:
         has_open_collectives: whether communication is on its way; the end of backward counts as gradient
             synchronisation only then.
         on_optimizer_step: called after each step of an optimizer.
+        take_last_ranks: returns the global ranks of the group of the last collective since the last call.
+
+    Attributes:
+        pacer: is told where the caller waits for gradients, and may hold it back there; None where nobody is paced.
     """
 
     def __init__(
@@ -37,7 +42,10 @@ class PhaseObserver:
         *,
         has_open_collectives: Callable[[], bool],
         on_optimizer_step: Callable[[], None] | None = None,
+        take_last_ranks: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
+        self.pacer: Pacer | None = None
+        self._take_last_ranks = take_last_ranks
         self._recorder = recorder
         self._has_open_collectives = has_open_collectives
         self._on_optimizer_step = on_optimizer_step
@@ -110,12 +118,17 @@ class PhaseObserver:
     def _timed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def timed(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             local_end_ns: list[int] = []
-            handle = self._at_local_end(tensors, local_end_ns)
+            tickets: list[Ticket | None] = []
+            if self.pacer is not None:
+                self._take_last_ranks()
+            handle = self._at_local_end(tensors, local_end_ns, tickets)
             begin_ns = time.monotonic_ns()
             try:
                 return backward(tensors, *args, **kwargs)
             finally:
                 end_ns = time.monotonic_ns()
+                if tickets and self.pacer is not None:
+                    self.pacer.leave(tickets[0], self._take_last_ranks())
                 self._add(Phase.BACKWARD, begin_ns, end_ns)
                 if local_end_ns:
                     self._add(Phase.GRAD_SYNC, local_end_ns[0], end_ns)
@@ -124,7 +137,7 @@ class PhaseObserver:
 
         return timed
 
-    def _at_local_end(self, tensors: Any, local_end_ns: list[int]) -> Any:
+    def _at_local_end(self, tensors: Any, local_end_ns: list[int], tickets: list[Ticket | None]) -> Any:
         """Note when this rank's own part of backward is over, if gradients are still on their way then.
 
         The autograd engine calls its final callbacks in the order in which they were queued. DDP queues the wait for
@@ -138,6 +151,9 @@ class PhaseObserver:
         def local_end() -> None:
             if self._has_open_collectives():
                 local_end_ns.append(time.monotonic_ns())
+            # Also where all gradients have come already: the rank that need not wait is the critical one.
+            if self.pacer is not None:
+                tickets.append(self.pacer.arrive("backward"))
 
         def starts(_: torch.Tensor) -> None:
             torch.autograd.Variable._execution_engine.queue_callback(local_end)

@@ -16,8 +16,9 @@ from hpcpace.observe.network import NetworkCounters
 from hpcpace.observe.node_local import TerminationTrap, copy_trace, remove_trace
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.sampling import CounterThread
+from hpcpace.pace.pacer import Pacer
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TraceHeader
+from hpcpace.trace.schema import Phase, TraceHeader
 from hpcpace.world.clock import ClockSync
 
 _FIRST_FLUSH_TIMEOUT_S = 5.0
@@ -66,6 +67,7 @@ class Recording:
             self.recorder,
             has_open_collectives=lambda: self._collectives.has_open,
             on_optimizer_step=on_optimizer_step,
+            take_last_ranks=self._collectives.take_last_ranks,
         )
         self._counters = (
             CounterThread(self.recorder, HostCounters(gpu_uuid=_gpu_uuid(), warn=warn), network, warn=warn)
@@ -88,6 +90,14 @@ class Recording:
         self.recorder.step = first_step
         self._collectives.install()
         self.phases.install()
+
+    def pace_by(self, pacer: Pacer) -> None:
+        """Let the pacer know where this rank is blocked, before `start`."""
+        self._collectives.pacer = self.phases.pacer = pacer
+
+    def add_pace(self, begin_ns: int, end_ns: int) -> None:
+        """Record a delay of the current step."""
+        self.recorder.add_phase(self.recorder.step, Phase.PACE, begin_ns, end_ns, -1)
 
     def end_step(self, step: int, begin_ns: int, end_ns: int, samples: int, flags: int) -> None:
         """Record a step and make ready for the next. Collective in those steps in which the clocks are compared."""

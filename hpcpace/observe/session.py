@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,9 +23,14 @@ from typing import Any
 from hpcpace import __version__
 from hpcpace.config import Config, load_config
 from hpcpace.observe.coordination import Coordinator, coordinate
+from hpcpace.observe.exchange import open_exchange
+from hpcpace.observe.host_snapshot import save_host_snapshots
 from hpcpace.observe.network import find_network_counters
+from hpcpace.observe.pacing import PacedBlock, close_pacer, open_pacer
 from hpcpace.observe.record import run_record
 from hpcpace.observe.recording import Recording
+from hpcpace.pace.pacer import Pacer
+from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import Attempt, RunDirectory, default_run_path, write_json
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag, TraceHeader
@@ -51,6 +57,7 @@ class Session:
         world: this rank's place; read from the environment when not given.
         comm: an mpi4py communicator of all ranks; torch's default group is used when not given.
         step_per_optimizer: end a step after each step of an optimizer, for scripts that never call `step`.
+        pace: the policy by which early ranks are held back, see docs/pacing.md; that of the settings when not given.
 
     Attributes:
         phase: `with session.phase("data"): ...` marks a stretch of the step; the names are those of
@@ -82,6 +89,7 @@ class Session:
         world: RankInfo | None = None,
         comm: Any = None,
         step_per_optimizer: bool = False,
+        pace: str | None = None,
     ) -> None:
         self.run: RunDirectory | None = None
         self.attempt: Attempt | None = None
@@ -99,6 +107,9 @@ class Session:
         self._warmup_steps = warmup_steps
         self._record = record or {}
         self._step_per_optimizer = step_per_optimizer
+        self._pace = pace
+        self._pacer: Pacer | None = None
+        self._step_flags = StepFlag.NONE
         self._coordinator: Coordinator | None = None
         self._recording: Recording | None = None
         self._step = first_step
@@ -128,15 +139,26 @@ class Session:
         if self._recording is None:
             return
         end_ns = time.monotonic_ns()
+        flags |= self._step_flags
         if self._step < self._first_step + self._warmup_steps:
             flags |= StepFlag.WARMUP
         try:
             self._recording.end_step(self._step, self._begin_ns, end_ns, samples, flags)
+            if self._pacer is not None:
+                self._pacer.end_step(self._step, end_ns - self._begin_ns, flags)
         except Exception as error:  # the boundary to somebody else's job
             self._warn(f"recording ends at step {self._step}: {error or type(error).__name__}")
             self._stop(in_order=False)
         self._step += 1
         self._begin_ns = time.monotonic_ns()
+        self._step_flags = StepFlag.NONE if self._pacer is None else self._pacer.begin_step()
+
+    def pacing_point(self, name: str = "point") -> AbstractContextManager[None]:
+        """Name a block that waits for all ranks, and that hpcpace cannot see: `with session.pacing_point(): ...`.
+
+        Operations of torch.distributed are seen by themselves; this is for those of MPI, or of libraries.
+        """
+        return PacedBlock(self._pacer, name, self._world.world_size if self._pacer is not None else 1)
 
     def __enter__(self) -> Session:
         try:
@@ -155,6 +177,8 @@ class Session:
 
     def _start(self) -> None:
         self._config = self._given_config or load_config(environ=self._environ)
+        if self._pace is not None:
+            self._config = replace(self._config, pace=replace(self._config.pace, policy=self._pace))
         self._world = self._given_world or rank_info(self._environ)
         self._who = f"rank {self._world.rank}: "
         self._coordinator = coordinate(self._world, self._comm)
@@ -162,8 +186,23 @@ class Session:
         host_keys = self._coordinator.allgather(identity.host_key)
         self._world = locate(self._world, host_keys)
         self._make_attempt()
+        is_paced = self._config.pace.policy != NO_POLICY
         if not self._config.trace.enabled or self.attempt is None:
+            if is_paced and self._world.rank == 0:
+                self._warn("nobody is paced, for that needs a trace")
             return
+        # Before anything that can fail on one rank alone: the others would wait for it here.
+        exchange = open_exchange(self._comm, self._world.world_size, self._config.pace.timeout_s) if is_paced else None
+        if self._config.trace.snapshot:
+            # Not the environment that __init__ saw: torch's group has set the interface of gloo and NCCL since.
+            save_host_snapshots(
+                self._coordinator,
+                self._world,
+                host_keys,
+                process_environ(),
+                self.attempt.snapshot_dir,
+                warn=self._warn,
+            )
         recording = Recording(
             path=self.attempt.trace_file(self._world.rank),
             header=self._header(identity),
@@ -174,6 +213,17 @@ class Session:
             warn=self._warn,
         )
         self._recording = recording
+        if is_paced:
+            self._pacer = open_pacer(
+                self._config.pace,
+                world=self._world,
+                host_key=identity.host_key,
+                exchange=exchange,
+                recording=recording,
+                first_step=self._first_step,
+                num_warmup=self._warmup_steps,
+                warn=self._warn,
+            )
         recording.start(self._first_step)
         self.phase = recording.recorder.phase
         self._begin_ns = time.monotonic_ns()
@@ -183,10 +233,20 @@ class Session:
         self.phase = NullRecorder().phase
         if recording is None:
             return
+        self._end_pacing(in_order=in_order)
         try:
             recording.close(in_order=in_order)
         except Exception as error:  # the boundary to somebody else's job
             self._warn(f"the trace may lack its end: {error or type(error).__name__}")
+
+    def _end_pacing(self, *, in_order: bool) -> None:
+        pacer, self._pacer = self._pacer, None
+        if pacer is None or self.attempt is None:
+            return
+        try:
+            close_pacer(pacer, self.attempt, self._world.rank, in_order=in_order, warn=self._warn)
+        except Exception as error:  # the boundary to somebody else's job
+            self._warn(f"what came of pacing is not known: {error or type(error).__name__}")
 
     def _leave_together(self, coordinator: Coordinator) -> None:
         """Wait for the other ranks, though not for ever, so that rank 0 may read every trace from here on."""

@@ -19,12 +19,14 @@ import numpy as np
 from plotly.offline import get_plotlyjs
 
 from hpcpace.report import html_maps, html_plots, html_sections
+from hpcpace.report.audit_words import audit_subtitle
 from hpcpace.report.html_causes import cause_content, cause_plots
 from hpcpace.report.html_figure import Plot
 from hpcpace.report.html_jitter import jitter_notes, jitter_tiles, predictions_table
-from hpcpace.report.html_text import contents, escape, figure, section, side_by_side, warning
+from hpcpace.report.html_text import contents, escape, facts, figure, section, side_by_side, warning
 from hpcpace.report.html_verdict import verdict_head
 from hpcpace.report.layout import suspect_line
+from hpcpace.report.pacing_words import pacing_lines
 from hpcpace.report.plot_data import PlotData
 from hpcpace.report.summary import Summary, Verdict
 
@@ -159,6 +161,16 @@ def _figures(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
             "Causes",
             "Whose delays the others waited for, what the step hangs on, and what would shorten it.",
             cause_content(summary, drawn),
+        ),
+        (
+            "Audit",
+            audit_subtitle(summary.audit) if summary.audit is not None else "",
+            (html_sections.audit_table(summary),),
+        ),
+        (
+            "Pacing",
+            "Whether holding early ranks back has helped.",
+            (facts(tuple(pacing_lines(summary.pacing))) if summary.pacing is not None else "",),
         ),
         ("Step times", "", (side_by_side(of("step_ms"), of("distribution")),)),
         ("Own delay by rank and step", "", (of("own_delay_ms"),)),

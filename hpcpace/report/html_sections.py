@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hpcpace import __version__
 from hpcpace.report.attempt_words import ATTEMPT_HEAD, attempt_cells, attempts_differ
+from hpcpace.report.audit_words import AUDIT_HEAD, NO_MATCH, audit_cells
 from hpcpace.report.cause_words import skew_reading
 from hpcpace.report.html_text import facts, notes, stacked_bar, table
 from hpcpace.report.layout import (
@@ -114,6 +115,17 @@ def attempts_table(summary: Summary) -> str:
     rows = [attempt_cells(row) for row in summary.history]
     made = table("All attempts", ATTEMPT_HEAD, rows, text=(6,))
     return made + notes([attempts_differ(summary.history, summary.attempt)])
+
+
+def audit_table(summary: Summary) -> str:
+    """Return the audit's findings on who is to blame, and what it could not read; empty without snapshots."""
+    audit = summary.audit
+    if audit is None:
+        return ""
+    rows = [audit_cells(match) for match in audit.matches]
+    made = table("Findings of the audit on who is to blame", AUDIT_HEAD, rows, text=range(len(AUDIT_HEAD)))
+    nothing = [] if rows else [NO_MATCH]
+    return made + notes([*nothing, *_limited(audit.problems, "problem")])
 
 
 def hotspots_table(rows: Sequence[HotspotRow]) -> str:

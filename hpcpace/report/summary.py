@@ -440,11 +440,91 @@ class AttemptRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditMatch:
+    """A finding of the audit on somebody whom the verdict blames.
+
+    Attributes:
+        who: a rank, node or link, as the verdict names it.
+        rule: id of the rule; `hpcpace audit explain ID` has more.
+        severity: F or W.
+        host, place, seen, cost, fix: as the audit says them.
+        is_common: whether it holds for all ranks of the job, and so does not tell why this one is slow.
+        told: one sentence.
+    """
+
+    who: str
+    rule: str
+    severity: str
+    host: str
+    place: str
+    seen: str
+    cost: str
+    fix: str
+    is_common: bool
+    told: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFigures:
+    """What the audit's rules say of the snapshots that the session has saved.
+
+    Attributes:
+        num_hosts, num_ranks: those that the snapshots have.
+        counts: findings by severity, alike ones of several hosts once.
+        matches: those on whom the verdict blames.
+        problems: snapshots that cannot be read, or are not there, one sentence each.
+    """
+
+    num_hosts: int
+    num_ranks: int
+    counts: dict[str, int]
+    matches: tuple[AuditMatch, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacingFigures:
+    """What came of pacing, from trial.json.
+
+    Attributes:
+        policy: what was asked for.
+        tried: the policy that was tried; empty where none was.
+        is_on: whether ranks were paced at the end.
+        sentence: what came of it.
+        mechanisms: what could make pacing pay in this job.
+        points: names of the operations at which ranks were paced.
+        outcome: of the trial; empty without one.
+        gain: mean of ln(T_off / T_on), with its interval.
+        detectable: the smallest gain that the trial would have shown.
+        num_pairs: pairs of a paced and an unpaced block.
+        step_off_ns, step_on_ns: mean step of the unpaced and the paced blocks.
+        cv_off, cv_on: their coefficients of variation.
+    """
+
+    policy: str
+    tried: str
+    is_on: bool
+    sentence: str
+    mechanisms: tuple[str, ...]
+    points: tuple[str, ...]
+    outcome: str
+    gain: float | None
+    interval: tuple[float, float] | None
+    detectable: float | None
+    num_pairs: int
+    step_off_ns: float | None
+    step_on_ns: float | None
+    cv_off: float | None
+    cv_on: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """All that a report says about one attempt of a run; `settings` are the thresholds of `[diagnosis]` by name.
 
     `history` has all attempts where there are several, `sensitivity` the collectives that take most time. `outcome` and
-    `memory` are what `hpcpace train` told of itself at its end; empty elsewhere.
+    `memory` are what `hpcpace train` told of itself at its end; empty elsewhere. `audit` is None without snapshots,
+    `pacing` where the run was not paced.
     """
 
     run: str
@@ -470,6 +550,8 @@ class Summary:
     history: tuple[AttemptRow, ...] = ()
     outcome: str = ""
     memory: tuple[RankMemory, ...] = ()
+    audit: AuditFigures | None = None
+    pacing: PacingFigures | None = None
 
     @property
     def is_whole(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
+from hpcpace.report.audit_words import audit_lines, audit_subtitle
 from hpcpace.report.layout import (
     changed_thresholds,
     cut_rank_line,
@@ -28,6 +29,7 @@ from hpcpace.report.loss_sections import (
     print_sensitivity,
     print_verdict,
 )
+from hpcpace.report.pacing_words import pacing_lines
 from hpcpace.report.rank_tables import print_kinds, print_rank_communication, print_steps, rows_shown
 from hpcpace.report.summary import CutRank, HostPair, Shares, Summary
 from hpcpace.units import format_bytes, format_count, format_duration
@@ -54,6 +56,8 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
     print_jitter(console, summary)
     print_hotspots(console, summary)
     print_causes(console, summary)
+    _print_audit(console, summary)
+    _print_pacing(console, summary)
     print_steps(console, summary, shown)
     if summary.kinds:
         print_kinds(console, summary)
@@ -163,6 +167,25 @@ def _tracing(summary: Summary) -> str:
         f"{format_bytes(tracing.size_bytes)} on disk, {plural(tracing.num_events, 'event')}, "
         f"{tracing.num_dropped} dropped"
     )
+
+
+def _print_audit(console: Console, summary: Summary) -> None:
+    if summary.audit is None:
+        return
+    title(console, "Audit", audit_subtitle(summary.audit))
+    for told, fix in audit_lines(summary.audit):
+        note(console, told)
+        if fix:  # in one piece, since it is to be pasted
+            console.print(f"  fix: {printable(fix)}", soft_wrap=True, markup=False)
+    _limited(console, summary.audit.problems, "problem")
+
+
+def _print_pacing(console: Console, summary: Summary) -> None:
+    if summary.pacing is None:
+        return
+    title(console, "Pacing", f"policy {summary.pacing.policy}")
+    for name, value in pacing_lines(summary.pacing):
+        line(console, name, value)
 
 
 def _print_clocks(console: Console, summary: Summary) -> None:

@@ -8,12 +8,16 @@ import sys
 BENCHES = (
     ("startup",),
     ("recorder",),
+    ("simulation",),
     ("trace_size",),
     ("collective",),
     ("overhead",),
     ("overhead", "--preset", "small", "--seq-len", "64", "--batch-size", "2", "--block-steps", "2", "--pairs", "20"),
     ("tokens",),
+    ("compiled",),
+    ("images",),
     ("report_speed", "--all", "--repeats", "1"),
+    ("audit",),
 )
 
 

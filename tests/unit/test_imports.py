@@ -43,7 +43,8 @@ def _imports(path: Path) -> set[str]:
     ("packages", "forbidden"),
     [
         (("metrics", "report"), ("torch", "mpi4py", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
-        (("world", "trace", "observe"), ("pandas", "hpcpace.report", "hpcpace.metrics")),
+        (("world", "trace", "observe", "pace"), ("pandas", "hpcpace.report", "hpcpace.metrics")),
+        (("pace",), ("torch", "mpi4py", "scipy", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
         (("metrics",), ("rich", "plotly", "hpcpace.report")),
     ],
 )

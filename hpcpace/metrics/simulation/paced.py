@@ -1,0 +1,82 @@
+"""The shipped policies in a simulated job: the same state machines, fed with what a real job would tell them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.policies import Policy, make_policy
+from hpcpace.pace.settings import PaceSettings
+from hpcpace.trace.schema import PaceArm
+
+
+def off_then_on(num_off_steps: int) -> Callable[[int], PaceArm]:
+    """Return arms by step: off for so many steps, in which a policy learns what is usual, then on."""
+    return lambda step: PaceArm.OFF if step < num_off_steps else PaceArm.ON
+
+
+class PacedRanks:
+    """A policy of `hpcpace.pace` on every rank, as a rule of the model.
+
+    Args:
+        settings: of pacing, with the name of the policy.
+        arm: whether a step, by its number, is paced; it changes between windows of `settings.window_steps` only.
+    """
+
+    def __init__(self, settings: PaceSettings, *, arm: Callable[[int], PaceArm]) -> None:
+        self._settings = settings
+        self._arm = arm
+        self._policies: list[Policy] = []
+
+    def start(self, num_ranks: int) -> None:
+        """Begin a job."""
+        self._policies = [
+            make_policy(self._settings.policy, self._settings, index=rank, num_members=num_ranks)
+            for rank in range(num_ranks)
+        ]
+        self._wanted_ns = np.zeros(num_ranks)
+        self._step = 0
+        self._last_exit_ns = 0.0
+        self._clear()
+
+    def delay_ns(self) -> NDArray[np.float64]:
+        """Return how long each rank sleeps in the coming step, float64, (num_ranks,)."""
+        return self._wanted_ns if self._arm(self._step) == PaceArm.ON else np.zeros(len(self._policies))
+
+    def learn(self, ready_ns: NDArray[np.float64], delay_ns: NDArray[np.float64], exit_ns: float) -> None:
+        """Take in a step; at the end of a window the policies decide."""
+        self._own_ns.append(exit_ns - ready_ns)
+        self._delays_ns.append(delay_ns.copy())
+        self._steps_ns.append(exit_ns - self._last_exit_ns)
+        self._last_exit_ns = exit_ns
+        self._step += 1
+        if self._step % self._settings.window_steps == 0:
+            self._decide()
+
+    def _decide(self) -> None:
+        own_ns = np.array(self._own_ns)
+        late_ns = np.array(self._delays_ns) - self._wanted_ns
+        least_ns, most_ns = tuple(own_ns.min(axis=1).tolist()), tuple(own_ns.max(axis=1).tolist())
+        arm = self._arm(self._step - 1)
+        for rank, policy in enumerate(self._policies):
+            slept = np.array([delays[rank] > 0.0 for delays in self._delays_ns])
+            self._wanted_ns[rank] = policy.update(
+                Measurement(
+                    own_ns=tuple(own_ns[:, rank].tolist()),
+                    least_ns=least_ns,
+                    most_ns=most_ns,
+                    step_ns=tuple(self._steps_ns),
+                    delayed_ns=tuple(delays[rank] for delays in self._delays_ns),
+                    overshoot_ns=tuple(np.maximum(late_ns[slept, rank], 0.0).tolist()),
+                    arm=arm,
+                )
+            )
+        self._clear()
+
+    def _clear(self) -> None:
+        self._own_ns: list[NDArray[np.float64]] = []
+        self._delays_ns: list[NDArray[np.float64]] = []
+        self._steps_ns: list[float] = []

@@ -1,0 +1,93 @@
+"""Pacing as part of a session: made from what the session knows, ended with trial.json and one line on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from hpcpace.observe.recording import Recording
+from hpcpace.pace.mechanisms import RankFacts, core_names
+from hpcpace.pace.pacer import Gathering, Pacer, Ticket
+from hpcpace.pace.settings import PaceSettings
+from hpcpace.rundir import Attempt, write_json
+from hpcpace.world.environment import RankInfo
+
+
+def open_pacer(
+    settings: PaceSettings,
+    *,
+    world: RankInfo,
+    host_key: str,
+    exchange: Gathering | None,
+    recording: Recording,
+    first_step: int,
+    num_warmup: int,
+    warn: Callable[[str], None],
+) -> Pacer:
+    """Return the pacer of this rank, which the recording tells where the rank is blocked.
+
+    Args:
+        settings: how; the policy is not `none`.
+        world: this rank's place.
+        host_key: equal on ranks of one host.
+        exchange: as `open_exchange` returns it.
+        recording: not started yet.
+        first_step: number of the first step.
+        num_warmup: steps from there that do not count.
+        warn: takes a warning.
+    """
+    pacer = Pacer(
+        settings,
+        rank=world.rank,
+        exchange=exchange,
+        facts=RankFacts(host_key=host_key, cores=core_names(sorted(os.sched_getaffinity(0)))),
+        first_step=first_step,
+        num_warmup=num_warmup,
+        add_row=recording.recorder.add_pacing,
+        add_phase=recording.add_pace,
+        warn=warn,
+    )
+    recording.pace_by(pacer)
+    pacer.start()
+    return pacer
+
+
+def close_pacer(pacer: Pacer, attempt: Attempt, rank: int, *, in_order: bool, warn: Callable[[str], None]) -> None:
+    """End pacing; rank 0 writes what came of it. Collective if `in_order`."""
+    record = pacer.close(in_order=in_order)
+    if rank != 0:
+        return
+    print(f"hpcpace: {record.sentence()}", file=sys.stderr, flush=True)
+    try:
+        write_json(attempt.trial_json, record.to_json())
+    except OSError as error:
+        warn(f"cannot write {attempt.trial_json}: {error.strerror}")
+
+
+class PacedBlock:
+    """A block of the caller's own that waits for all other ranks: `with session.pacing_point(): comm.Allreduce(...)`.
+
+    Args:
+        pacer: None where the job is not paced.
+        name: what the point is called.
+        num_ranks: ranks of the job.
+    """
+
+    def __init__(self, pacer: Pacer | None, name: str, num_ranks: int) -> None:
+        self._pacer = pacer
+        self._name = name
+        self._num_ranks = num_ranks
+        self._ticket: Ticket | None = None
+
+    def __enter__(self) -> None:
+        if self._pacer is not None:
+            self._ticket = self._pacer.arrive(self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ticket, self._ticket = self._ticket, None
+        if self._pacer is not None and kind is None:
+            self._pacer.leave(ticket, tuple(range(self._num_ranks)))

@@ -1,0 +1,179 @@
+"""Full garbage collections of Python on the same step of all ranks, instead of each rank on its own.
+
+A full collection stops one rank for tens of milliseconds, and in a synchronous job all others with it. Collections of
+P ranks on different steps stop the job P times as often as collections on the same step. The collections of the young
+generations cost microseconds, keep memory in check and stay as they are.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_FULL = 2
+_NEVER = 2**31 - 1
+# Blocks of a trial hold two collections; where these are further apart, it would take too long.
+_LONGEST_BLOCK_STEPS = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionCount:
+    """Full collections of one rank over some steps.
+
+    Attributes:
+        num_steps: these steps.
+        num_full: full collections in them.
+        time_ns: how long they took together.
+    """
+
+    num_steps: int = 0
+    num_full: int = 0
+    time_ns: int = 0
+
+    def facts(self) -> dict[str, int]:
+        """Return plain values."""
+        return {"num_steps": self.num_steps, "num_full": self.num_full, "time_ns": self.time_ns}
+
+
+class CollectionWatch:
+    """Counts full collections, apart for steps with and without the schedule."""
+
+    def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
+        self._begin_ns = 0
+        self._num_full = self._time_ns = 0
+        self.counts = {False: CollectionCount(), True: CollectionCount()}
+
+    def start(self) -> None:
+        """Begin to count."""
+        gc.callbacks.append(self._note)
+
+    def stop(self) -> None:
+        """End it."""
+        if self._note in gc.callbacks:
+            gc.callbacks.remove(self._note)
+
+    def end_step(self, *, is_scheduled: bool) -> None:
+        """Credit what was counted since the last call to a step with or without the schedule."""
+        before = self.counts[is_scheduled]
+        self.counts[is_scheduled] = CollectionCount(
+            num_steps=before.num_steps + 1,
+            num_full=before.num_full + self._num_full,
+            time_ns=before.time_ns + self._time_ns,
+        )
+        self._num_full = self._time_ns = 0
+
+    def _note(self, moment: str, info: dict[str, int]) -> None:
+        if info["generation"] != _FULL:
+            return
+        if moment == "start":
+            self._begin_ns = self._clock()
+        else:
+            self._num_full += 1
+            self._time_ns += self._clock() - self._begin_ns
+
+
+class CollectionSchedule:
+    """Collects on every so many steps while it is on; Python collects by itself while it is off.
+
+    Collective in effect only: it sends nothing, and ranks that turn it on and off at the same steps collect on the
+    same steps.
+
+    Args:
+        collect: replaced in tests.
+    """
+
+    def __init__(self, *, collect: Callable[[], object] = gc.collect) -> None:
+        self._collect = collect
+        self._thresholds: tuple[int, int, int] | None = None
+        self._num_steps = 0
+        self._interval_steps = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether Python's own full collections are held back."""
+        return self._thresholds is not None
+
+    def turn_on(self, interval_steps: int) -> None:
+        """Collect on every `interval_steps`-th step from here on."""
+        self._interval_steps = interval_steps
+        if self._thresholds is None:
+            self._thresholds = gc.get_threshold()
+            gc.set_threshold(*self._thresholds[:2], _NEVER)
+
+    def turn_off(self) -> None:
+        """Let Python collect by itself again."""
+        if self._thresholds is not None:
+            gc.set_threshold(*self._thresholds)
+            self._thresholds = None
+
+    def begin_step(self, *, is_last: bool = False) -> bool:
+        """Collect if it is due in this step; return whether it was.
+
+        Args:
+            is_last: whether the schedule goes off after this step. What is owed by then is paid in it, else the steps
+                after it would pay.
+        """
+        if not self.is_on:
+            return False
+        self._num_steps += 1
+        owed = self._interval_steps // 2 if is_last else self._interval_steps
+        if self._num_steps < max(owed, 1):
+            return False
+        self._num_steps = 0
+        self._collect()
+        return True
+
+
+def interval_steps(num_steps: int, most_full: int) -> int:
+    """Return the steps between two collections of the rank that collects most often, 0 where none collects.
+
+    Args:
+        num_steps: over which they were counted.
+        most_full: full collections of that rank.
+    """
+    return max(num_steps // most_full, 1) if most_full > 0 else 0
+
+
+class CollectionPlan:
+    """How often the ranks collect together: as often as the one of them did that collected most often by itself.
+
+    Args:
+        interval: steps between two collections, where that is set; 0 to find it.
+        least_share: share of the steps' time spent in full collections, below which there is nothing to plan.
+
+    Attributes:
+        interval: the same, as far as it is known.
+    """
+
+    def __init__(self, interval: int = 0, *, least_share: float = 0.0) -> None:
+        self.interval = interval
+        self._least_share = least_share
+        self._num_steps = self._num_full = self._full_ns = 0
+        self._time_ns = 0.0
+
+    def note(self, steps_ns: Sequence[float], *, num_full: int, full_ns: int, is_scheduled: bool) -> None:
+        """Take a window of steps, and what the rank that collected most has collected up to its end, unscheduled."""
+        if is_scheduled:
+            return
+        counted = [time_ns for time_ns in steps_ns if time_ns == time_ns]
+        self._num_steps += len(counted)
+        self._time_ns += sum(counted)
+        self._num_full, self._full_ns = num_full, full_ns
+
+    def decide(self) -> str:
+        """Fix the interval; return why there is none, or an empty text."""
+        if self.interval:
+            return ""
+        if not self._num_full:
+            return f"no full garbage collection in {self._num_steps} steps"
+        if self._full_ns < self._least_share * self._time_ns:
+            return f"garbage collection takes {self._full_ns / self._time_ns:.2%} of the steps"
+        self.interval = interval_steps(self._num_steps, self._num_full)
+        return ""
+
+    def block_steps(self) -> int:
+        """Return how long blocks of a trial must be at least; 0 where that is too long to be tried."""
+        return 2 * self.interval if 2 * self.interval <= _LONGEST_BLOCK_STEPS else 0

@@ -1,0 +1,43 @@
+"""Holding back a rank for a while, without taking the core from those who need it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hpcpace.units import NS_PER_S
+
+# The kernel wakes a sleeper some tens of microseconds late: the last part of a delay is spun.
+_SPUN_NS = 80_000
+
+
+class Holder:
+    """Delays the calling thread, and knows by how much it was too long.
+
+    Args:
+        clock, sleep: replaced in tests.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], int] = time.monotonic_ns, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._overshoots_ns: list[float] = []
+
+    def hold(self, ready_ns: int, delay_ns: int) -> int:
+        """Return `delay_ns` after `ready_ns`, or a little later; return the end."""
+        until_ns = ready_ns + delay_ns
+        slept_ns = until_ns - self._clock() - _SPUN_NS
+        if slept_ns > 0:
+            self._sleep(slept_ns / NS_PER_S)
+        now_ns = self._clock()
+        self._overshoots_ns.append(float(max(now_ns - until_ns, 0)))
+        while now_ns < until_ns:
+            now_ns = self._clock()
+        return now_ns
+
+    def take_overshoots(self) -> tuple[float, ...]:
+        """Return by how much the delays since the last call were too long, in nanoseconds."""
+        taken, self._overshoots_ns = tuple(self._overshoots_ns), []
+        return taken

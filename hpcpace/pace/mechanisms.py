@@ -1,0 +1,97 @@
+"""What could make pacing pay in this job: each mechanism with the facts that show it.
+
+Waiting alone costs nothing that pacing could give back: a synchronous step ends when its slowest rank does. A rank
+that is held back helps only where its waiting hurts somebody: by polling on a core that another rank needs, or by
+doing on its own step what all could do on one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+# Share of a wait that the waiting thread spends on a core, were it alone there: polling is 1, sleeping nearly 0.
+_POLLING_SHARE = 0.4
+_GC_SHARE = 0.002
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What a rank has seen of itself in the first steps.
+
+    Attributes:
+        host_key: equal on ranks of one host.
+        cores: names of the cores that it may use.
+        polling_share: processor time of its waits over their duration.
+        gc_share: share of its steps spent in full garbage collections.
+        waits_on_device: whether its collectives run on a GPU, where the host does not wait.
+    """
+
+    host_key: str
+    cores: frozenset[str]
+    polling_share: float = 0.0
+    gc_share: float = 0.0
+    waits_on_device: bool = False
+
+    def on_device(self) -> RankFacts:
+        """Return the same of a rank whose collectives run on a GPU."""
+        return self if self.waits_on_device else replace(self, waits_on_device=True)
+
+    def seen(self, *, polling_share: float, gc_share: float) -> RankFacts:
+        """Return the same with what the first steps have shown."""
+        return replace(self, polling_share=polling_share, gc_share=gc_share)
+
+
+def crowding(ranks: Sequence[RankFacts]) -> float:
+    """Return how many ranks there are for each core on the host where that is most."""
+    cores: dict[str, set[str]] = defaultdict(set)
+    num_ranks: dict[str, int] = defaultdict(int)
+    for rank in ranks:
+        cores[rank.host_key] |= rank.cores
+        num_ranks[rank.host_key] += 1
+    return max(num_ranks[host] / max(len(cores[host]), 1) for host in cores)
+
+
+def find_mechanisms(ranks: Sequence[RankFacts]) -> list[str]:
+    """Return the names of what could make pacing pay: `polling on shared cores`, `garbage collection`; or nothing."""
+    found = []
+    # Of several pollers on a core, each gets its part of it.
+    polling_share = max(rank.polling_share for rank in ranks) * crowding(ranks)
+    if crowding(ranks) > 1 and polling_share > _POLLING_SHARE:
+        found.append("polling on shared cores")
+    if len(ranks) > 1 and any(rank.gc_share > _GC_SHARE for rank in ranks):
+        found.append("garbage collection")
+    return found
+
+
+def policy_for(mechanisms: Sequence[str], *, has_turns: bool) -> str:
+    """Return the policy that `auto` tries.
+
+    Args:
+        mechanisms: as `find_mechanisms` returns them.
+        has_turns: whether the settings give this job its turn on a shared link.
+    """
+    if "polling on shared cores" in mechanisms:
+        return "slack"
+    # Full collections are too rare for the first steps to show: coschedule counts them in the trial's unpaced part.
+    return "stagger" if has_turns else "coschedule"
+
+
+def core_names(cpus: Sequence[int], *, root: Path = Path("/")) -> frozenset[str]:
+    """Return the cores of some CPUs, hardware threads of one core counted once; of CPUs unknown to sysfs, themselves.
+
+    Args:
+        cpus: numbers of CPUs, as in `os.sched_getaffinity`.
+        root: replaced in tests.
+    """
+    names = set()
+    for cpu in cpus:
+        path = root / _SIBLINGS.format(cpu).lstrip("/")
+        try:
+            names.add(path.read_text().strip() or str(cpu))
+        except OSError:
+            names.add(str(cpu))
+    return frozenset(names)

@@ -1,0 +1,195 @@
+"""The policies that delay ranks: slack (see controller), the published rule in two readings, and turns.
+
+The published rule is that of Gopalan and Ali, "When Scaling Fails" (arXiv 2603.04424), which holds back early ranks
+by a bounded time. It leaves open what it looks at and how long the delay is: both readings are here, as written, with
+the length a setting. Neither watches what it costs; the trial does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+
+from hpcpace.pace.controller import Controller
+from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.settings import PaceSettings
+from hpcpace.trace.schema import PaceArm
+
+_NUM_STEPS_OF_MEDIAN = 64
+
+
+class Policy(Protocol):
+    """Decides on the delay of one rank. None of its methods raises; what it cannot trust is a delay of zero."""
+
+    @property
+    def harm_ns(self) -> int:
+        """What pacing was last seen to cost each step; 0 where the policy does not look."""
+
+    def reset(self) -> None:
+        """Forget everything, after a change of shapes."""
+
+    def update(self, measurement: Measurement) -> int:
+        """Take a window of steps; return the delay for those to come, in nanoseconds."""
+
+    def delay_at(self, unix_ns: int) -> int:
+        """Return the delay of a rank that is ready at this time of day, in nanoseconds."""
+
+
+class Passive:
+    """Delays nobody: observe, coschedule, and auto where nothing applies."""
+
+    harm_ns = 0
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def update(self, measurement: Measurement) -> int:
+        """Return zero."""
+        return 0
+
+    def delay_at(self, unix_ns: int) -> int:
+        """Return zero."""
+        return 0
+
+
+class Slack(Controller):
+    """The law of the controller as a policy."""
+
+    def delay_at(self, unix_ns: int) -> int:
+        """Return what the last window has led to."""
+        return self.delay_ns
+
+
+class _Bounded:
+    """A policy that looks back on a number of steps, bounded like the controller, and failing open like it."""
+
+    harm_ns = 0
+
+    def __init__(self, settings: PaceSettings) -> None:
+        self._settings = settings
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.delay_ns = 0
+        self._values_ns: deque[float] = deque(maxlen=self._settings.published_steps)
+        self._own_ns: deque[float] = deque(maxlen=self._settings.published_steps)
+        self._steps_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
+
+    def update(self, measurement: Measurement) -> int:
+        """Take a window of steps; return the delay for those to come, in nanoseconds."""
+        self.delay_ns = 0
+        try:
+            if measurement.problem():
+                self._values_ns.clear()
+                self._own_ns.clear()
+                return 0
+            self._steps_ns.extend(time_ns for time_ns in measurement.step_ns if not math.isnan(time_ns))
+            median_ns = float(np.median(self._steps_ns)) if self._steps_ns else 0.0
+            wanted_ns = self._wanted_ns(measurement, median_ns)
+            self.delay_ns = int(min(max(wanted_ns, 0.0), self._settings.max_delay_share * median_ns))
+        except Exception:  # the boundary of a law that must not cost a job anything
+            self.reset()
+        return self.delay_ns
+
+    def delay_at(self, unix_ns: int) -> int:
+        """Return what the last window has led to."""
+        return self.delay_ns
+
+    def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
+        raise NotImplementedError
+
+
+class PublishedWindow(_Bounded):
+    """First reading: a rank whose own waits have varied by more than a threshold is delayed by a share of them."""
+
+    def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
+        self._own_ns.extend(measurement.own_ns)
+        if len(self._own_ns) < self._settings.published_steps:
+            return 0.0
+        waits_ns = np.array(self._own_ns)
+        mean_ns = float(waits_ns.mean())
+        if not mean_ns or waits_ns.std() / mean_ns <= self._settings.published_variation:
+            return 0.0
+        return self._settings.published_delay * mean_ns
+
+
+class PublishedSpread(_Bounded):
+    """Second reading: while the arrivals are spread wider than a threshold, early ranks are delayed by a share."""
+
+    def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
+        spreads_ns = (most - least for most, least in zip(measurement.most_ns, measurement.least_ns, strict=True))
+        self._values_ns.extend(spreads_ns)
+        self._own_ns.extend(measurement.slack_ns)
+        if len(self._own_ns) < self._settings.published_steps:
+            return 0.0
+        if float(np.mean(self._values_ns)) <= self._settings.published_spread * median_ns:
+            return 0.0
+        return self._settings.published_delay * float(np.mean(self._own_ns))
+
+
+class StaggeredRanks(_Bounded):
+    """The ranks of a group enter one after the other, spread over the time that the operation itself takes.
+
+    Args:
+        index: place of this rank in its group.
+        num_members: ranks of the group.
+    """
+
+    def __init__(self, settings: PaceSettings, *, index: int, num_members: int) -> None:
+        self._turn = index / max(num_members, 1)
+        super().__init__(settings)
+
+    def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
+        # While unpaced only, else the spread that it makes would count as the operation's own time.
+        if measurement.arm != PaceArm.ON:
+            self._values_ns.extend(measurement.least_ns)
+        return self._turn * float(np.median(self._values_ns)) if self._values_ns else 0.0
+
+
+class StaggeredJobs(_Bounded):
+    """Jobs on one link take turns by the time of day: each enters when its slot of the common period opens.
+
+    A slot further away than the bound is approached by as much in each step.
+    """
+
+    def update(self, measurement: Measurement) -> int:
+        """Take a window of steps; return the most that a rank will be delayed by, in nanoseconds."""
+        self.delay_ns = super().update(measurement)
+        return self.delay_ns
+
+    def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
+        return math.inf if median_ns else 0.0
+
+    def delay_at(self, unix_ns: int) -> int:
+        """Return the time until the slot opens, or the bound; zero for one that has opened already."""
+        settings = self._settings
+        period_ns = settings.stagger_period_ns
+        slot_ns = period_ns // settings.stagger_slots
+        since_ns = (unix_ns - settings.stagger_slot * slot_ns) % period_ns
+        return 0 if since_ns < slot_ns else min(period_ns - since_ns, self.delay_ns)
+
+
+def make_policy(name: str, settings: PaceSettings, *, index: int = 0, num_members: int = 1) -> Policy:
+    """Return a policy by the name that it has in settings.
+
+    Args:
+        name: one of `hpcpace.pace.settings.POLICIES`, except auto, which chooses one of the others.
+        settings: its parameters.
+        index: place of this rank among those that it meets.
+        num_members: how many these are.
+    """
+    if name == "slack":
+        return Slack(settings)
+    if name == "published-window":
+        return PublishedWindow(settings)
+    if name == "published-spread":
+        return PublishedSpread(settings)
+    if name == "stagger":
+        if settings.stagger_slots:
+            return StaggeredJobs(settings)
+        return StaggeredRanks(settings, index=index, num_members=num_members)
+    return Passive()

@@ -1,0 +1,110 @@
+"""Ranks that poll in MPI's collectives, on cores that they share, with and without stragglers, and on their own."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from hpcpace.metrics.repetitions import mean_of
+from hpcpace.pace.trial import Outcome
+from tests.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
+from tests.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, Series, at_most, run_scenes, series_of, spelled
+from tests.pacing.paced_job import JobSpec
+
+NUM_CORES = len(os.sched_getaffinity(0))
+RANKS_PER_CORE = 4
+PACE = {**TRIAL, "max_delay_share": 0.3}
+YIELDING = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
+"""MPICH then gives up the core after each poll, by a short sleep."""
+STEPS = 490
+STRAGGLERS, YIELDED, BALANCED, ALONE = "stragglers", "stragglers, MPI yields", "balanced", "one core each"
+SHARED = JobSpec(pace=PACE, steps=STEPS, work_ms=3.0, straggle_ms=6.0)
+SCENES = (
+    Scene(
+        name=STRAGGLERS,
+        spec=SHARED,
+        num_ranks=RANKS_PER_CORE * NUM_CORES,
+        policies={"slack": 5, **dict.fromkeys(PUBLISHED, 2), "auto": 2},
+    ),
+    Scene(
+        name=YIELDED,
+        spec=SHARED,
+        num_ranks=RANKS_PER_CORE * NUM_CORES,
+        policies={"slack": 2},
+        environ=YIELDING,
+    ),
+    Scene(
+        name=BALANCED,
+        spec=JobSpec(pace=PACE, steps=STEPS, work_ms=5.0),
+        num_ranks=RANKS_PER_CORE * NUM_CORES,
+        policies={"slack": 5, **dict.fromkeys(PUBLISHED, 1)},
+    ),
+    Scene(
+        name=ALONE,
+        spec=JobSpec(pace=PACE, steps=STEPS, work_ms=10.0, straggle_ms=10.0, is_bound=True),
+        num_ranks=NUM_CORES,
+        policies={"slack": 2, **dict.fromkeys(PUBLISHED, 1)},
+    ),
+)
+
+
+def late_change(series: Series) -> float:
+    """Return the change of the step time in the last 100 steps, mean over the jobs: what is left on is in it."""
+    changes = []
+    for ran in series.ran:
+        trial = ran.trial.get("trial") or {}
+        usual_ns = trial.get("step_off_ns") or float(np.mean(ran.step_ns))
+        changes.append(float(ran.step_ns[-100:].mean()) / usual_ns - 1)
+    return mean_of(changes).value
+
+
+def run(effort: Effort, tell: Tell) -> Finding:
+    found = run_scenes(SCENES, effort, tell)
+    slack, auto = (series_of(found, STRAGGLERS, policy) for policy in ("slack", "auto"))
+    yielded, balanced = series_of(found, YIELDED, "slack"), series_of(found, BALANCED, "slack")
+    alone = [series for series in found if series.scene.name == ALONE]
+    gained = slack.change is not None and slack.change.value <= -0.10 and slack.change.high < -0.05
+    kept = late_change(auto)
+    claims = [
+        Claim(
+            text="stragglers on shared cores: slack makes steps at least 10 % shorter, the interval clear of 5 %: "
+            + spelled(slack.change),
+            holds=gained,
+        ),
+        Claim(
+            text="auto keeps at least half of that gain in its last 100 steps: "
+            f"{100 * kept:+.1f} % ({'; '.join(ran.sentence for ran in auto.ran)})",
+            holds=None if not gained or slack.change is None else kept <= slack.change.value / 2,
+        ),
+        Claim(
+            text=f"MPI's own yielding gains as well: {yielded.unpaced_ms:.1f} ms a step without pacing, beside "
+            f"{slack.unpaced_ms:.1f} ms",
+            holds=yielded.unpaced_ms < slack.unpaced_ms,
+        ),
+        Claim(
+            text=f"balanced: slack does no harm beyond 0.5 %: {spelled(balanced.change)}",
+            holds=True if balanced.change is None else at_most(balanced.change, 0.005),
+        ),
+        Claim(
+            text="one core each: no policy is kept on, and slack's trials say that there is nothing to gain: "
+            + "; ".join(ran.sentence for ran in series_of(found, ALONE, "slack").ran),
+            holds=all(
+                ran.outcome in (Outcome.NO_EFFECT, Outcome.HARM, Outcome.HARM_AT_ONCE)
+                for series in alone
+                for ran in series.ran
+            ),
+        ),
+    ]
+    notes = [
+        f"MPICH's Allreduce, which polls. On shared cores {RANKS_PER_CORE * NUM_CORES} ranks have {NUM_CORES} cores; "
+        f"each works for {SHARED.work_ms:g} ms of processor time, and one of them, another one in each step, for "
+        f"{SHARED.straggle_ms:g} ms more. Balanced ones work for 5 ms. Nothing is emulated.",
+        f"Delays are bounded by {PACE['max_delay_share']:.0%} of the step, instead of the default; the change is that "
+        "of the trial's own blocks, paced against unpaced, in one job, over jobs with other seeds.",
+        f"MPI yields: {' '.join(f'{name}={value}' for name, value in YIELDING.items())}.",
+    ]
+    return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)
+
+
+EXPERIMENT = Experiment(name="polling", title="Ranks that poll for each other", run=run)

@@ -1,0 +1,186 @@
+"""The law of pacing against sequences of known truth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import lockstep
+import numpy as np
+import pytest
+
+from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.policies import Slack
+from hpcpace.pace.settings import PaceSettings
+from hpcpace.trace.schema import PaceArm
+
+MOST_AGGRESSIVE = PaceSettings(
+    policy="slack",
+    share_low=0.95,
+    share_high=0.95,
+    max_delay_share=0.5,
+    guard_us=0,
+    engage_share=0.0001,
+    engage_steps=1,
+)
+
+
+def _window(own_ms: float, *, least_ms: float = 1.0, arm: PaceArm = PaceArm.OFF, **other: Any) -> Measurement:
+    values = {
+        "own_ns": (own_ms * 1e6,) * 10,
+        "least_ns": (least_ms * 1e6,) * 10,
+        "most_ns": (max(own_ms, 90.0) * 1e6,) * 10,
+        "step_ns": (100e6,) * 10,
+    }
+    return Measurement(**(values | {"arm": arm} | other))
+
+
+def _engaged(settings: PaceSettings | None = None) -> Slack:
+    controller = Slack(settings or PaceSettings(policy="slack"))
+    for _ in range(4):
+        controller.update(_window(5.0))
+    assert controller.delay_ns > 0
+    return controller
+
+
+def _ranks(num_ranks: int, settings: PaceSettings) -> list[Slack]:
+    return [Slack(settings) for _ in range(num_ranks)]
+
+
+def _with_slow_rank(num_steps: int, slow: np.ndarray) -> np.ndarray:
+    work_ns = lockstep.balanced(num_steps, 8, seed=3, noise=0.005)
+    work_ns[np.arange(num_steps), slow] += 0.3 * lockstep.STEP_NS
+    return work_ns
+
+
+def test_takes_less_than_the_slack() -> None:
+    controller = _engaged()
+    assert controller.delay_ns == round(0.5 * 4e6 - 200e3)
+
+
+@pytest.mark.parametrize("settings", [PaceSettings(policy="slack"), MOST_AGGRESSIVE])
+@pytest.mark.parametrize("own_ms", [3.0, 20.0, 95.0])
+def test_is_never_above_its_bound(settings: PaceSettings, own_ms: float) -> None:
+    controller = Slack(settings)
+    delays = [controller.update(_window(own_ms, arm=PaceArm.ON if i > 5 else PaceArm.OFF)) for i in range(50)]
+    assert 0 < max(delays) <= settings.max_delay_share * 100e6
+
+
+def test_never_delays_a_fixed_critical_rank() -> None:
+    work_ns = _with_slow_rank(600, np.full(600, 5))
+    settings = PaceSettings(policy="slack")
+    found = lockstep.run(_ranks(8, settings), work_ns)
+    others = np.delete(found.delays_ns[300:], 5, axis=1)
+    assert found.delays_ns[:, 5].max() == 0
+    assert others.min() > 0.04 * lockstep.STEP_NS
+    assert found.steps_ns[300:].mean() == pytest.approx((work_ns[300:].max(axis=1) + lockstep.TRANSFER_NS).mean())
+
+
+def test_rotating_stragglers_are_seen_as_harm_and_end_the_delays() -> None:
+    slow = np.random.default_rng(0).integers(0, 8, 2000)
+    work_ns = _with_slow_rank(2000, slow)
+    ranks = _ranks(8, PaceSettings(policy="slack"))
+    found = lockstep.run(ranks, work_ns)
+    assert all(rank.num_harms > 0 for rank in ranks)
+    assert found.delays_ns.max() > 0
+    assert (found.delays_ns[-500:] == 0).mean() > 0.8
+
+
+def test_harm_is_reported_with_its_size() -> None:
+    controller = _engaged()
+    controller.update(_window(5.0, least_ms=3.0, arm=PaceArm.ON))
+    assert controller.is_harmful
+    assert controller.harm_ns == 2_000_000
+
+
+def test_harm_halves_the_delay_and_then_ends_it() -> None:
+    controller = _engaged(replace(MOST_AGGRESSIVE, share_low=0.8, share_high=0.8))
+    delays = [controller.update(_window(7.0, least_ms=3.0, arm=PaceArm.ON)) for _ in range(4)]
+    assert delays[0] > delays[1] > delays[2] == 0
+
+
+def test_is_passive_in_quiet_phases() -> None:
+    work_ns = lockstep.balanced(500, 4, seed=1, noise=0.001)
+    found = lockstep.run(_ranks(4, PaceSettings(policy="slack")), work_ns)
+    assert found.delays_ns.max() == 0
+
+
+def test_follows_a_slack_that_ends() -> None:
+    controller = _engaged()
+    for _ in range(2):
+        controller.update(_window(1.0))
+    assert controller.delay_ns == 0
+
+
+def test_follows_a_slow_rank_that_moves() -> None:
+    slow = np.repeat([2, 6], 800)
+    found = lockstep.run(_ranks(8, PaceSettings(policy="slack")), _with_slow_rank(1600, slow))
+    assert found.delays_ns[750, 6] > 0
+    assert found.delays_ns[750, 2] == found.delays_ns[-50, 6] == 0
+    assert found.delays_ns[-50, 2] > 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"own_ns": (math.nan,) * 10},
+        {"own_ns": (2e6,) * 9 + (math.nan,)},
+        {"own_ns": (-1.0,) * 10},
+        {"own_ns": (math.inf,) * 10},
+        {"own_ns": (0.5e6,) * 10},
+        {"own_ns": ()},
+        {"least_ns": (-1.0,) * 10},
+        {"least_ns": (math.nan,) * 10},
+        {"most_ns": (math.nan,) * 10},
+        {"most_ns": (1.0,) * 10},
+        {"step_ns": (-1.0,) * 10},
+        {"step_ns": (math.inf,) * 10},
+        {"step_ns": ()},
+        {"delayed_ns": (math.nan,)},
+        {"overshoot_ns": (-1.0,)},
+        {"own_ns": (1e18,) * 10, "most_ns": (1e18,) * 10},
+        {"own_ns": ("late",) * 10},
+        {"own_ns": None},
+    ],
+)
+def test_fails_open(bad: dict[str, Any]) -> None:
+    controller = _engaged()
+    assert controller.update(_window(5.0, **bad)) == 0
+    assert controller.update(_window(5.0)) == 0  # and begins anew
+    for _ in range(3):
+        controller.update(_window(5.0))
+    assert controller.delay_ns > 0
+
+
+def test_sleeps_that_last_too_long_count_against_the_delay() -> None:
+    controller = _engaged()
+    assert controller.update(_window(5.0, overshoot_ns=(500e3,) * 10)) == round(2e6 - 200e3 - 1e6)
+    assert controller.update(_window(5.0, overshoot_ns=(50e6,))) == 0
+
+
+def test_starts_anew_after_a_reset() -> None:
+    controller = _engaged()
+    controller.reset()
+    assert controller.delay_ns == controller.bound_ns == 0
+    assert controller.update(_window(5.0)) == 0
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+def test_balanced_ranks_cannot_ratchet(noise: float) -> None:
+    work_ns = lockstep.balanced(4000, 4, seed=7, noise=noise)
+    off = work_ns.max(axis=1).mean() + lockstep.TRANSFER_NS
+    found = lockstep.run(_ranks(4, MOST_AGGRESSIVE), work_ns)
+    assert found.steps_ns.mean() <= 1.05 * off
+    assert found.steps_ns[-400:].mean() <= 1.05 * (work_ns[-400:].max(axis=1).mean() + lockstep.TRANSFER_NS)
+
+
+def test_learns_in_a_pause_what_the_operation_takes_now() -> None:
+    """A transfer that has become slower looks like harm, until pauses show that it is slow without delays, too."""
+    controller = _engaged()
+    for _ in range(4):
+        controller.update(_window(5.0, arm=PaceArm.ON))
+    assert controller.delay_ns > 0
+    delays = [controller.update(_window(9.0, least_ms=5.0, arm=PaceArm.ON)) for _ in range(200)]
+    assert 0 in delays[:20]
+    assert all(delay > 0 for delay in delays[-100:])
