@@ -158,6 +158,18 @@ audit_first() {
         echo "$name: no audit: 'hpcpace audit' ended with status $status" >&2
 }
 
+# num_attempts FOLDER: print how many starts of a run have made their folder.
+num_attempts() {
+    (find "$1" -maxdepth 1 -name 'attempt-*' 2>/dev/null || true) | wc -l
+}
+
+# is_failed_start STATUS SECONDS: whether ranks that ended so, and made no folder, may have failed in the start of MPI.
+is_failed_start() {
+    # hpcpace's own statuses are 0 to 4; 126 and 127 are a command that cannot be run; MPI aborts with others, and srun
+    # ends the rest with 143. Whatever a signal ended after the time of the start has hung.
+    (($1 > 4 && $1 < 126 || $1 == 143 || $1 > 128 && $2 >= ${HPCPACE_WORLD_START_TIMEOUT_S%.*}))
+}
+
 # traced_training NAME MESH WORKLOAD [OPTION...]: train, report, and exit with the status of the training, or with 128
 # and the number of the signal that ended the job.
 traced_training() {
@@ -181,13 +193,15 @@ traced_training() {
     trap "note_early $name" USR1
     audit_first "$name" "$run_dir-audit"
     set_launch --label --kill-on-bad-exit=1
-    local start_timeout_s=${HPCPACE_WORLD_START_TIMEOUT_S:-120} started_s=$SECONDS
-    export HPCPACE_WORLD_START_TIMEOUT_S=$start_timeout_s
+    export HPCPACE_WORLD_START_TIMEOUT_S=${HPCPACE_WORLD_START_TIMEOUT_S:-120}
+    local started_s=$SECONDS num_before
+    num_before=$(num_attempts "$run_dir")
     train_until_signal "${launch[@]}" "${train[@]}" "${@:4}" || status=$?
-    # Ranks that hung in the start of MPI have lost nothing. Slurm's pmi2 takes the first 1,024 bytes that it reads for a
-    # whole line, and MPICH may send it a longer one.
-    if ((status > 128 && !ended_by && !is_early && SECONDS - started_s >= ${start_timeout_s%.*})) && [[ ! -e $run_dir ]]; then
-        echo "$name: MPI did not start within $start_timeout_s s; starting the ranks once more" >&2
+    # Ranks that did not get through the start of MPI have lost nothing. Slurm's pmi2 takes the first 1,024 bytes that it
+    # reads for a whole line, and MPICH may send it a longer one: then ranks hang, or abort.
+    if ((!ended_by && !is_early)) && is_failed_start "$status" $((SECONDS - started_s)) &&
+        (($(num_attempts "$run_dir") == num_before)); then
+        echo "$name: the ranks did not get through the start of MPI; starting them once more" >&2
         status=0
         train_until_signal "${launch[@]}" "${train[@]}" "${@:4}" || status=$?
     fi
@@ -196,8 +210,9 @@ traced_training() {
     (trap '' TERM && exec "${hpcpace[@]}" report "$run_dir") || reported=$?
     # Status 1 is a report that found something, 3 one that cannot tell.
     ((reported <= 1 || reported == 3)) || echo "$name: no report, 'hpcpace report' ended with status $reported" >&2
-    # Status 1 is a training that has stopped with a checkpoint.
-    if ((is_early && !ended_by && status == 1)); then
+    # Status 1 is a training that has stopped with a checkpoint; 143, that the first rank to end with it had srun end
+    # others, which were about to.
+    if ((is_early && !ended_by && (status == 1 || status == 143))); then
         trap '' TERM
         requeue "$name"
     fi

@@ -25,6 +25,7 @@ _NUM_ON_STEPS = 32
 _LEAST_STEPS_OF_HARM = 8
 _HARM_STANDARD_ERRORS = 3.0
 _HARM_SHARE = 0.005
+_GAIN_STANDARD_ERRORS = 2.0
 _INCREASE = 0.05
 _NUM_HALVINGS = 3
 _FIRST_PAUSE = 8
@@ -42,6 +43,9 @@ class Controller:
     The share grows by 0.05 with each window without harm, from `share_low` to `share_high`; harm halves it, and after
     three halvings in a row the delay is zero for a while, twice as long each time. All ranks of a group see the same
     harm, and so they halve together.
+
+    Where a different rank is critical in each step, that rank is sometimes delayed, and its delay is harm. It is none
+    where the whole step gets shorter by more than its noise: ranks that poll on shared cores gain more than it costs.
 
     Attributes:
         delay_ns: what `update` returned last.
@@ -68,6 +72,8 @@ class Controller:
         self._overshoots_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
         self._off_ns: deque[float] = deque(maxlen=_NUM_OFF_STEPS)
         self._on_ns: deque[float] = deque(maxlen=_NUM_ON_STEPS)
+        self._off_steps_ns: deque[float] = deque(maxlen=_NUM_OFF_STEPS)
+        self._on_steps_ns: deque[float] = deque(maxlen=_NUM_ON_STEPS)
         self._num_steps_above = 0
         self._is_engaged = False
         self._num_paused = self._num_rested = 0
@@ -88,7 +94,7 @@ class Controller:
         if problem:
             self.delay_ns = 0
             self._slacks_ns.clear()
-            self._on_ns.clear()
+            self._forget_paced()
             self._is_engaged, self._num_steps_above = False, 0
         return self.delay_ns
 
@@ -99,11 +105,13 @@ class Controller:
 
     def _note(self, measurement: Measurement) -> None:
         self._slacks_ns.extend(measurement.slack_ns)
-        self._steps_ns.extend(time_ns for time_ns in measurement.step_ns if not math.isnan(time_ns))
+        steps_ns = [time_ns for time_ns in measurement.step_ns if not math.isnan(time_ns)]
+        self._steps_ns.extend(steps_ns)
         self._overshoots_ns.extend(measurement.overshoot_ns)
         # A pause ends on all ranks at once: behind the windows on their way when it began, nobody is delayed in it.
         is_free = measurement.arm != PaceArm.ON or self._num_rested >= _NUM_WINDOWS_LATE
         (self._off_ns if is_free else self._on_ns).extend(measurement.least_ns)
+        (self._off_steps_ns if is_free else self._on_steps_ns).extend(steps_ns)
 
     def _median_step_ns(self) -> float:
         return float(np.median(self._steps_ns)) if self._steps_ns else 0.0
@@ -114,7 +122,7 @@ class Controller:
         if self._num_paused:
             self._num_paused -= 1
             self._num_rested = self._num_rested + 1 if self._num_paused else 0
-            self._on_ns.clear()
+            self._forget_paced()
         if arm != PaceArm.ON or self._num_paused:
             return
         num_on, num_off = len(self._on_ns), len(self._off_ns)
@@ -124,16 +132,30 @@ class Controller:
         harm_ns = float(on_ns.mean() - np.median(off_ns))
         error_ns = math.sqrt(on_ns.var(ddof=1) / num_on + _MEDIAN_VARIANCE * off_ns.var(ddof=1) / num_off)
         self.harm_ns = round(harm_ns)
-        if harm_ns > max(_HARM_STANDARD_ERRORS * error_ns, _HARM_SHARE * self._median_step_ns()):
+        is_above = harm_ns > max(_HARM_STANDARD_ERRORS * error_ns, _HARM_SHARE * self._median_step_ns())
+        if is_above and not self._is_step_shorter():
             self.is_harmful = True
             self.num_harms += 1
             self._back_off()
         else:
             self._share = min(self._share + _INCREASE, self._settings.share_high)
 
+    def _is_step_shorter(self) -> bool:
+        """Whether paced steps are shorter than unpaced ones by more than two standard errors."""
+        num_on, num_off = len(self._on_steps_ns), len(self._off_steps_ns)
+        if num_on < _LEAST_STEPS_OF_HARM or num_off < _LEAST_STEPS_OF_HARM:
+            return False
+        on_ns, off_ns = np.array(self._on_steps_ns), np.array(self._off_steps_ns)
+        error_ns = math.sqrt(on_ns.var(ddof=1) / num_on + off_ns.var(ddof=1) / num_off)
+        return bool(off_ns.mean() - on_ns.mean() > _GAIN_STANDARD_ERRORS * error_ns)
+
+    def _forget_paced(self) -> None:
+        self._on_ns.clear()
+        self._on_steps_ns.clear()
+
     def _back_off(self) -> None:
         self._share /= 2
-        self._on_ns.clear()
+        self._forget_paced()
         if self._share <= self._settings.share_low / 2**_NUM_HALVINGS:
             self._num_paused, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
             self._share = self._settings.share_low

@@ -24,7 +24,7 @@ from hpcpace.trace.schema import PaceArm
 _AA_LEVEL = 0.01
 _HARM_SHARE = 0.05
 # Three would do for one block; a trial looks at twenty or more, and without any effect 1 in 11 trials ended on one.
-_HARM_STANDARD_DEVIATIONS = 3.5
+_HARM_STANDARD_DEVIATIONS = 4.0
 _LEAST_BLOCKS_OF_HARM = 3
 
 
@@ -119,6 +119,7 @@ class Trial:
         self._aa_effects: list[float] = []
         self._effects: list[float] = []
         self._blocks_ns: dict[PaceArm, list[float]] = {arm: [] for arm in PaceArm}
+        self._medians_ns: list[float] = []
         self._steps_ns: dict[PaceArm, list[float]] = {arm: [] for arm in PaceArm}
         self._worst = float("nan")
 
@@ -205,7 +206,9 @@ class Trial:
             self._steps_ns[block.arm].extend(counted)
             self._blocks_ns[block.arm].append(_mean(counted))
             if block.arm == PaceArm.ON:
-                self._judge_block(_mean(counted))
+                self._judge_block(_mean(counted), float(np.median(counted)))
+            else:
+                self._medians_ns.append(float(np.median(counted)))
         else:  # mostly checkpoints and evaluations
             block.steps_ns = []
         pair = self._done.setdefault(block.pair, [])
@@ -213,7 +216,7 @@ class Trial:
         if len(pair) == 2 and not self.is_over:
             self._end_pair(*self._done.pop(block.pair))
 
-    def _judge_block(self, mean_ns: float) -> None:
+    def _judge_block(self, mean_ns: float, median_ns: float) -> None:
         usual_ns = self._blocks_ns[PaceArm.OFF] + self._blocks_ns[PaceArm.AA]
         if not usual_ns:
             return
@@ -221,6 +224,9 @@ class Trial:
         slower = mean_ns / center_ns - 1
         self._worst = slower if self._worst != self._worst else max(self._worst, slower)
         if slower <= _HARM_SHARE or len(usual_ns) < _LEAST_BLOCKS_OF_HARM:
+            return
+        # A few long steps, which come without pacing as well, do not make most of them longer.
+        if median_ns / float(np.median(self._medians_ns)) - 1 <= _HARM_SHARE:
             return
         # Of a dozen blocks the deviation is little known; that of their steps says how small it can be at least.
         steps_ns = self._steps_ns[PaceArm.OFF] + self._steps_ns[PaceArm.AA]

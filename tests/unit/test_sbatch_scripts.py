@@ -303,6 +303,20 @@ def test_reports_a_failed_training_and_ends_with_its_status(
 
 
 @two_scripts
+@pytest.mark.parametrize(
+    ("status", "num_starts"),
+    [(1, 1), (2, 1), (3, 1), (4, 1), (15, 2), (127, 1), (137, 1), (143, 2)],
+)
+def test_starts_ranks_once_more_that_did_not_get_through_the_start_of_mpi(
+    script: Path, status: int, num_starts: int, run_script: RunScript
+) -> None:
+    outcome = run_script(script, environ={**JOB, "FAKE_TRAIN_STATUS": str(status)})
+    assert [call["argv"][0] for call in outcome.calls if call["program"] == "hpcpace"].count("train") == num_starts
+    assert outcome.stderr.count("starting them once more") == num_starts - 1
+    assert outcome.status == status
+
+
+@two_scripts
 def test_keeps_the_status_of_the_training_when_the_report_fails(script: Path, run_script: RunScript) -> None:
     outcome = run_script(script, environ={**JOB, "FAKE_REPORT_STATUS": "4"})
     assert outcome.status == 0
@@ -361,6 +375,11 @@ def test_ends_the_training_and_reports_when_a_signal_ends_the_job(
     [
         ({**JOB, "HPCPACE_REQUEUE_AFTER_S": "0"}, "requeued, goes on from its checkpoint", True),
         (
+            {**JOB, "HPCPACE_REQUEUE_AFTER_S": "0", "FAKE_STOP_STATUS": "143"},
+            "requeued, goes on from its checkpoint",
+            True,
+        ),
+        (
             {**JOB, "HPCPACE_REQUEUE_AFTER_S": "0", "FAKE_REQUEUE_STATUS": "1"},
             "not requeued: start a job with --resume and the folder of this run",
             True,
@@ -368,7 +387,7 @@ def test_ends_the_training_and_reports_when_a_signal_ends_the_job(
         (JOB, r"not requeued: it has trained for \d+ s only; give a longer time limit \(-t\)", False),
         ({}, None, False),
     ],
-    ids=["requeued", "requeue refused", "time limit too short", "here"],
+    ids=["requeued", "last ranks ended by srun", "requeue refused", "time limit too short", "here"],
 )
 def test_a_job_near_its_time_limit_stops_reports_and_is_requeued(
     environ: dict[str, str], line: str | None, is_requeued: bool, tmp_path: Path
@@ -379,7 +398,7 @@ def test_a_job_near_its_time_limit_stops_reports_and_is_requeued(
         wait_for_file(train_pid)
         child.send_signal(signal.SIGUSR1)
         _, stderr = child.communicate(timeout=30)
-    assert child.returncode == 1
+    assert child.returncode == int(environ.get("FAKE_STOP_STATUS", "1"))
     name = SCRIPTS[0].stem
     first, *others = stderr.splitlines()
     assert first == f"{name}: the time limit is near (SIGUSR1): checkpoint and stop"

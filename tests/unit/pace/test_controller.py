@@ -100,6 +100,20 @@ def test_harm_halves_the_delay_and_then_ends_it() -> None:
     assert delays[0] > delays[1] > delays[2] == 0
 
 
+def test_delay_of_the_critical_rank_is_no_harm_where_the_whole_step_gets_shorter() -> None:
+    settings = replace(MOST_AGGRESSIVE, share_low=0.8, share_high=0.8)
+    times = {"shorter": 80e6, "as before": 99e6}
+    delays = {}
+    for name, step_ns in times.items():
+        controller = _engaged(settings)
+        spread = np.linspace(-5e6, 5e6, 10)
+        controller.update(_window(7.0, step_ns=tuple(100e6 + spread)))
+        paced = _window(7.0, least_ms=3.0, arm=PaceArm.ON, step_ns=tuple(step_ns + spread))
+        delays[name] = [controller.update(paced) for _ in range(6)][-1]
+    assert delays["shorter"] > 0
+    assert delays["as before"] == 0
+
+
 def test_is_passive_in_quiet_phases() -> None:
     work_ns = lockstep.balanced(500, 4, seed=1, noise=0.001)
     found = lockstep.run(_ranks(4, PaceSettings(policy="slack")), work_ns)

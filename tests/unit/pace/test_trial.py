@@ -87,6 +87,18 @@ def test_a_great_harm_ends_it_at_the_first_block() -> None:
         assert found.worst_block == pytest.approx(0.1, abs=0.03)
 
 
+def test_a_few_long_steps_of_a_paced_block_do_not_end_it_at_once() -> None:
+    trial, random = Trial(SETTINGS, seed=0), np.random.default_rng(0)
+    while trial.result().num_blocks_on < 2:
+        arm = trial.next_window()
+        steps_ns = STEP_NS * random.lognormal(0, 0.01, SETTINGS.window_steps)
+        if arm == PaceArm.ON:
+            steps_ns[-1] *= 4
+        trial.add_window(steps_ns)
+    assert trial.result().worst_block > 0.2
+    assert trial.result().outcome != Outcome.HARM_AT_ONCE
+
+
 def test_claims_nothing_where_unpaced_blocks_differ() -> None:
     """Second blocks are slower here: an effect wherever chance has put the blocks of most pairs into one order."""
     outcomes = []
