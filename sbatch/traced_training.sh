@@ -165,9 +165,9 @@ num_attempts() {
 
 # is_failed_start STATUS SECONDS: whether ranks that ended so, and made no folder, may have failed in the start of MPI.
 is_failed_start() {
-    # hpcpace's own statuses are 0 to 4; 126 and 127 are a command that cannot be run; MPI aborts with others, and srun
-    # ends the rest with 143. Whatever a signal ended after the time of the start has hung.
-    (($1 > 4 && $1 < 126 || $1 == 143 || $1 > 128 && $2 >= ${HPCPACE_WORLD_START_TIMEOUT_S%.*}))
+    # hpcpace's own statuses are 0 to 4, and 143 where srun ended ranks before they had refused as well; 126 and 127 are
+    # a command that cannot be run; MPI aborts with others. What a signal ended after the time of the start has hung.
+    (($1 > 4 && $1 < 126 || $1 > 128 && $2 >= ${HPCPACE_WORLD_START_TIMEOUT_S%.*}))
 }
 
 # traced_training NAME MESH WORKLOAD [OPTION...]: train, report, and exit with the status of the training, or with 128

@@ -45,6 +45,9 @@ def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
     try:
         with _ended_after(timeout_s):
             from mpi4py import MPI
+
+            # The first messages make the connections; an address that was misread shows here.
+            MPI.COMM_WORLD.Barrier()
     except (ImportError, RuntimeError) as error:
         raise WorldError(
             f"{info.world_size} ranks started by {info.launcher} need mpi4py and an MPI library, and they cannot be "
