@@ -62,3 +62,9 @@ def test_data_flow_in_one_direction(packages: tuple[str, ...], forbidden: tuple[
 def test_the_environment_is_read_in_one_module() -> None:
     readers = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "os.environ" in path.read_text()}
     assert readers == {"world/environment.py"}
+
+
+def test_no_two_files_of_tests_have_the_same_name() -> None:
+    """Without packages pytest knows a file by its name only, and collects neither where all tiers run together."""
+    names = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
