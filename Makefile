@@ -19,7 +19,7 @@ demo: $(STAMP)
 	@rm -rf $(DEMO)
 	@$(BIN)/hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --steps 120 --run-dir $(DEMO)/clean --report
 	@$(BIN)/hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --steps 120 --run-dir $(DEMO)/slow-rank-2 --report \
-	  --inject rank=2,phase=compute,size=60%
+	  --inject rank=2,phase=compute,size=30%
 
 # No root.
 test: $(STAMP)
