@@ -2,14 +2,15 @@
 
 A rank has slack where it is ready before the critical one, the last of those that meet at the pacing point; being
 delayed by less than its slack costs nobody anything. The law takes less than that (a share of the lower quartile,
-less a guard), watches what it costs (harm), and gives up where it costs anything. Whatever it cannot trust means no
-delay.
+less a guard), less still in a step in which the rank is late, watches what it costs (harm), and gives up where it
+costs anything. Whatever it cannot trust means no delay.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -22,7 +23,7 @@ _QUANTILE = 0.25
 _NUM_STEPS_OF_MEDIAN = 64
 _NUM_OFF_STEPS = 256
 _NUM_ON_STEPS = 32
-_LEAST_STEPS_OF_HARM = 8
+_LEAST_STEPS = 8
 _HARM_STANDARD_ERRORS = 3.0
 _HARM_SHARE = 0.005
 _GAIN_STANDARD_ERRORS = 2.0
@@ -35,20 +36,49 @@ _NUM_WINDOWS_LATE = 2
 _MEDIAN_VARIANCE = math.pi / 2
 
 
-class Controller:
-    """Decides on the delay of one rank, from window to window.
+class _Past:
+    """What was measured in the last steps of one kind, paced or not.
 
-        delay = clip(share * q25(last 16 slacks) - guard, 0, bound)
+    Attributes:
+        rooms_ns: by how much the critical rank came after the time at which this rank usually comes.
+        works_ns: from this rank's release until it was ready again.
+        least_ns: exit - ready of the critical rank.
+        steps_ns: durations of the steps.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self.rooms_ns: deque[float] = deque(maxlen=_NUM_SLACKS)
+        self.works_ns: deque[float] = deque(maxlen=_NUM_ON_STEPS)
+        self.least_ns: deque[float] = deque(maxlen=num_steps)
+        self.steps_ns: deque[float] = deque(maxlen=num_steps)
+
+    def clear(self) -> None:
+        for values in (self.rooms_ns, self.works_ns, self.least_ns, self.steps_ns):
+            values.clear()
+
+
+class Controller:
+    """Decides on the delay of one rank, from window to window, and takes back from it in a step in which it is late.
+
+        room  = slack + work - usual work
+        base  = clip(share * q25(last 16 rooms) - guard, 0, bound)
+        delay = max(base - max(work - usual work, 0), 0)
+
+    Work is the time from a rank's release until it is ready again, its median is the usual one. So the room is the
+    slack that the rank would have had if it had come when it usually does. In paced steps ranks that shared a core with
+    others that poll find less of it, and so rooms and works of paced and unpaced steps are kept apart. The base moves
+    half of the way in each window.
 
     The share grows by 0.05 with each window without harm, from `share_low` to `share_high`; harm halves it, and after
     three halvings in a row the delay is zero for a while, twice as long each time. All ranks of a group see the same
     harm, and so they halve together.
 
-    Where a different rank is critical in each step, that rank is sometimes delayed, and its delay is harm. It is none
-    where the whole step gets shorter by more than its noise: ranks that poll on shared cores gain more than it costs.
+    Where a different rank is critical in each step, that rank may be delayed, and its delay is harm. It is none where
+    the whole step gets shorter by more than its noise: ranks that poll on shared cores gain more than it costs.
 
     Attributes:
-        delay_ns: what `update` returned last.
+        delay_ns: the base, what `update` returned last.
+        usual_work_ns: NaN while it is not known.
         harm_ns: mean of the critical rank's exit - ready while paced, less its median while not: what pacing costs
             each step; 0 while it is not known.
         is_harmful: whether the last update found harm above its noise.
@@ -67,13 +97,10 @@ class Controller:
         self.harm_ns = 0
         self.is_harmful = False
         self._share = self._settings.share_low
-        self._slacks_ns: deque[float] = deque(maxlen=_NUM_SLACKS)
         self._steps_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
         self._overshoots_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
-        self._off_ns: deque[float] = deque(maxlen=_NUM_OFF_STEPS)
-        self._on_ns: deque[float] = deque(maxlen=_NUM_ON_STEPS)
-        self._off_steps_ns: deque[float] = deque(maxlen=_NUM_OFF_STEPS)
-        self._on_steps_ns: deque[float] = deque(maxlen=_NUM_ON_STEPS)
+        self._off, self._on = _Past(_NUM_OFF_STEPS), _Past(_NUM_ON_STEPS)
+        self.usual_work_ns = math.nan
         self._num_steps_above = 0
         self._is_engaged = False
         self._num_paused = self._num_rested = 0
@@ -93,10 +120,20 @@ class Controller:
             problem = str(error) or type(error).__name__
         if problem:
             self.delay_ns = 0
-            self._slacks_ns.clear()
-            self._forget_paced()
+            self._off.rooms_ns.clear()
+            self._on.clear()
             self._is_engaged, self._num_steps_above = False, 0
         return self.delay_ns
+
+    def delay_at(self, unix_ns: int, work_ns: float) -> int:
+        """Return the delay of a rank that is ready, in nanoseconds; 0 where it is not known whether it is late.
+
+        Args:
+            unix_ns: the time of day, which does not matter here.
+            work_ns: from its release in the step before until now; NaN where that is not known.
+        """
+        late_ns = work_ns - self.usual_work_ns
+        return 0 if math.isnan(late_ns) else max(round(self.delay_ns - max(late_ns, 0.0)), 0)
 
     @property
     def bound_ns(self) -> float:
@@ -104,14 +141,21 @@ class Controller:
         return self._settings.max_delay_share * self._median_step_ns()
 
     def _note(self, measurement: Measurement) -> None:
-        self._slacks_ns.extend(measurement.slack_ns)
-        steps_ns = [time_ns for time_ns in measurement.step_ns if not math.isnan(time_ns)]
-        self._steps_ns.extend(steps_ns)
-        self._overshoots_ns.extend(measurement.overshoot_ns)
         # A pause ends on all ranks at once: behind the windows on their way when it began, nobody is delayed in it.
         is_free = measurement.arm != PaceArm.ON or self._num_rested >= _NUM_WINDOWS_LATE
-        (self._off_ns if is_free else self._on_ns).extend(measurement.least_ns)
-        (self._off_steps_ns if is_free else self._on_steps_ns).extend(steps_ns)
+        past = self._off if is_free else self._on
+        self._overshoots_ns.extend(measurement.overshoot_ns)
+        steps_ns = _known(measurement.step_ns)
+        self._steps_ns.extend(steps_ns)
+        past.steps_ns.extend(steps_ns)
+        past.least_ns.extend(measurement.least_ns)
+        past.works_ns.extend(_known(measurement.work_ns))
+        # Ranks that share a core work faster while others sleep: paced steps have a usual work of their own.
+        works_ns = self._on.works_ns if len(self._on.works_ns) >= _LEAST_STEPS else self._off.works_ns
+        self.usual_work_ns = float(np.median(works_ns)) if works_ns else math.nan
+        for slack_ns, work_ns in zip(measurement.slack_ns, measurement.work_ns, strict=True):
+            late_ns = work_ns - self.usual_work_ns
+            past.rooms_ns.append(slack_ns if math.isnan(late_ns) else slack_ns + late_ns)
 
     def _median_step_ns(self) -> float:
         return float(np.median(self._steps_ns)) if self._steps_ns else 0.0
@@ -122,13 +166,13 @@ class Controller:
         if self._num_paused:
             self._num_paused -= 1
             self._num_rested = self._num_rested + 1 if self._num_paused else 0
-            self._forget_paced()
+            self._on.clear()
         if arm != PaceArm.ON or self._num_paused:
             return
-        num_on, num_off = len(self._on_ns), len(self._off_ns)
-        if num_on < _LEAST_STEPS_OF_HARM or num_off < _LEAST_STEPS_OF_HARM:
+        num_on, num_off = len(self._on.least_ns), len(self._off.least_ns)
+        if num_on < _LEAST_STEPS or num_off < _LEAST_STEPS:
             return
-        on_ns, off_ns = np.array(self._on_ns), np.array(self._off_ns)
+        on_ns, off_ns = np.array(self._on.least_ns), np.array(self._off.least_ns)
         harm_ns = float(on_ns.mean() - np.median(off_ns))
         error_ns = math.sqrt(on_ns.var(ddof=1) / num_on + _MEDIAN_VARIANCE * off_ns.var(ddof=1) / num_off)
         self.harm_ns = round(harm_ns)
@@ -142,37 +186,45 @@ class Controller:
 
     def _is_step_shorter(self) -> bool:
         """Whether paced steps are shorter than unpaced ones by more than two standard errors."""
-        num_on, num_off = len(self._on_steps_ns), len(self._off_steps_ns)
-        if num_on < _LEAST_STEPS_OF_HARM or num_off < _LEAST_STEPS_OF_HARM:
+        num_on, num_off = len(self._on.steps_ns), len(self._off.steps_ns)
+        if num_on < _LEAST_STEPS or num_off < _LEAST_STEPS:
             return False
-        on_ns, off_ns = np.array(self._on_steps_ns), np.array(self._off_steps_ns)
+        on_ns, off_ns = np.array(self._on.steps_ns), np.array(self._off.steps_ns)
         error_ns = math.sqrt(on_ns.var(ddof=1) / num_on + off_ns.var(ddof=1) / num_off)
         return bool(off_ns.mean() - on_ns.mean() > _GAIN_STANDARD_ERRORS * error_ns)
 
-    def _forget_paced(self) -> None:
-        self._on_ns.clear()
-        self._on_steps_ns.clear()
-
     def _back_off(self) -> None:
         self._share /= 2
-        self._forget_paced()
+        self._on.clear()
         if self._share <= self._settings.share_low / 2**_NUM_HALVINGS:
             self._num_paused, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
             self._share = self._settings.share_low
 
     def _decide(self, num_steps: int) -> int:
         settings, median_ns = self._settings, self._median_step_ns()
-        if self._num_paused or len(self._slacks_ns) < _NUM_SLACKS or not median_ns:
+        rooms_ns = self._on.rooms_ns if len(self._on.rooms_ns) == _NUM_SLACKS else self._off.rooms_ns
+        if self._num_paused or len(rooms_ns) < _NUM_SLACKS or not median_ns:
             self._is_engaged, self._num_steps_above = False, 0
             return 0
         guard_ns = settings.guard_ns
         if self._overshoots_ns:
             guard_ns += 2 * float(np.quantile(self._overshoots_ns, 0.99))
-        wanted_ns = self._share * float(np.quantile(self._slacks_ns, _QUANTILE)) - guard_ns
+        wanted_ns = self._share * float(np.quantile(rooms_ns, _QUANTILE)) - guard_ns
         threshold_ns = settings.engage_share * median_ns
         self._num_steps_above = self._num_steps_above + num_steps if wanted_ns >= threshold_ns else 0
         if self._is_engaged:
             self._is_engaged = wanted_ns >= threshold_ns / 2
         else:
             self._is_engaged = self._num_steps_above >= settings.engage_steps
-        return int(min(max(wanted_ns, 0.0), self.bound_ns)) if self._is_engaged else 0
+        if not self._is_engaged:
+            return 0
+        # Where ranks sleep instead of polling, the others get faster and leave less room: a step of half the way to
+        # what is wanted gets there, a whole one swings from too long delays to none and back.
+        wanted_ns = min(max(wanted_ns, 0.0), self.bound_ns)
+        if self.delay_ns:
+            wanted_ns = min((self.delay_ns + wanted_ns) / 2, self.bound_ns)
+        return int(wanted_ns)
+
+
+def _known(values_ns: Iterable[float]) -> list[float]:
+    return [time_ns for time_ns in values_ns if not math.isnan(time_ns)]

@@ -20,6 +20,7 @@ class Measurement:
         least_ns: the minimum of it over the ranks that pass the point together.
         most_ns: the maximum.
         step_ns: duration of the step on rank 0; NaN where it does not count (checkpoint, evaluation).
+        work_ns: from this rank's release in the step before until it was ready; NaN where that is not known.
         delayed_ns: by how much this rank was delayed.
         overshoot_ns: by how much each sleep lasted too long, (num_sleeps,).
         arm: whether the ranks were paced.
@@ -28,6 +29,7 @@ class Measurement:
     own_ns: tuple[float, ...]
     least_ns: tuple[float, ...]
     most_ns: tuple[float, ...]
+    work_ns: tuple[float, ...]
     step_ns: tuple[float, ...]
     delayed_ns: tuple[float, ...] = ()
     overshoot_ns: tuple[float, ...] = ()
@@ -42,7 +44,7 @@ class Measurement:
         """Return why no decision can rest on this, or an empty text."""
         if not self.own_ns:
             return "it holds no step"
-        if not len(self.own_ns) == len(self.least_ns) == len(self.most_ns) == len(self.step_ns):
+        if not len(self.own_ns) == len(self.least_ns) == len(self.most_ns) == len(self.work_ns) == len(self.step_ns):
             return "its columns differ in length"
         for own, least, most in zip(self.own_ns, self.least_ns, self.most_ns, strict=True):
             if not (math.isfinite(own) and math.isfinite(least) and math.isfinite(most)):
@@ -51,6 +53,8 @@ class Measurement:
                 return "the waits contradict each other"
         if any(time_ns < 0 or math.isinf(time_ns) for time_ns in self.step_ns):
             return "a step has no duration"
+        if any(time_ns < 0 or math.isinf(time_ns) for time_ns in self.work_ns):
+            return "the time between two waits contradicts itself"
         if any(not 0 <= late_ns <= _LONGEST_NS for late_ns in (*self.delayed_ns, *self.overshoot_ns)):
             return "a delay has no duration"
         return ""

@@ -28,20 +28,30 @@ class Policy(Protocol):
     def harm_ns(self) -> int:
         """What pacing was last seen to cost each step; 0 where the policy does not look."""
 
+    @property
+    def usual_work_ns(self) -> float:
+        """Time between two waits above which delays are shorter; inf where that does not matter, NaN while unknown."""
+
     def reset(self) -> None:
         """Forget everything, after a change of shapes."""
 
     def update(self, measurement: Measurement) -> int:
         """Take a window of steps; return the delay for those to come, in nanoseconds."""
 
-    def delay_at(self, unix_ns: int) -> int:
-        """Return the delay of a rank that is ready at this time of day, in nanoseconds."""
+    def delay_at(self, unix_ns: int, work_ns: float) -> int:
+        """Return the delay of a rank that is ready, in nanoseconds.
+
+        Args:
+            unix_ns: the time of day.
+            work_ns: from its release in the step before until now; NaN where that is not known.
+        """
 
 
 class Passive:
     """Delays nobody: observe, coschedule, and auto where nothing applies."""
 
     harm_ns = 0
+    usual_work_ns = math.inf
 
     def reset(self) -> None:
         """Do nothing."""
@@ -50,23 +60,16 @@ class Passive:
         """Return zero."""
         return 0
 
-    def delay_at(self, unix_ns: int) -> int:
+    def delay_at(self, unix_ns: int, work_ns: float) -> int:
         """Return zero."""
         return 0
-
-
-class Slack(Controller):
-    """The law of the controller as a policy."""
-
-    def delay_at(self, unix_ns: int) -> int:
-        """Return what the last window has led to."""
-        return self.delay_ns
 
 
 class _Bounded:
     """A policy that looks back on a number of steps, bounded like the controller, and failing open like it."""
 
     harm_ns = 0
+    usual_work_ns = math.inf
 
     def __init__(self, settings: PaceSettings) -> None:
         self._settings = settings
@@ -95,7 +98,7 @@ class _Bounded:
             self.reset()
         return self.delay_ns
 
-    def delay_at(self, unix_ns: int) -> int:
+    def delay_at(self, unix_ns: int, work_ns: float) -> int:
         """Return what the last window has led to."""
         return self.delay_ns
 
@@ -164,7 +167,7 @@ class StaggeredJobs(_Bounded):
     def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
         return math.inf if median_ns else 0.0
 
-    def delay_at(self, unix_ns: int) -> int:
+    def delay_at(self, unix_ns: int, work_ns: float) -> int:
         """Return the time until the slot opens, or the bound; zero for one that has opened already."""
         settings = self._settings
         period_ns = settings.stagger_period_ns
@@ -183,7 +186,7 @@ def make_policy(name: str, settings: PaceSettings, *, index: int = 0, num_member
         num_members: how many these are.
     """
     if name == "slack":
-        return Slack(settings)
+        return Controller(settings)
     if name == "published-window":
         return PublishedWindow(settings)
     if name == "published-spread":

@@ -45,15 +45,17 @@ class Window:
     arm: PaceArm
     steps: list[int] = field(default_factory=list)
     ready_ns: list[int] = field(default_factory=list)
+    work_ns: list[float] = field(default_factory=list)
     own_ns: list[float] = field(default_factory=list)
     delayed_ns: list[float] = field(default_factory=list)
     step_ns: list[float] = field(default_factory=list)
     overshoot_ns: tuple[float, ...] = ()
 
-    def add(self, step: int, *, ready_ns: int, own_ns: float, delayed_ns: int, step_ns: float) -> None:
+    def add(self, step: int, *, ready_ns: int, work_ns: float, own_ns: float, delayed_ns: int, step_ns: float) -> None:
         """Take a step that has ended."""
         self.steps.append(step)
         self.ready_ns.append(ready_ns)
+        self.work_ns.append(work_ns)
         self.own_ns.append(own_ns)
         self.delayed_ns.append(float(delayed_ns))
         self.step_ns.append(step_ns)
@@ -181,6 +183,7 @@ class Rounds:
                 least_ns=message.least_ns[self._place.group],
                 most_ns=message.most_ns[self._place.group],
                 step_ns=message.step_ns,
+                work_ns=tuple(window.work_ns),
                 delayed_ns=tuple(window.delayed_ns),
                 overshoot_ns=window.overshoot_ns,
                 arm=window.arm,

@@ -5,12 +5,16 @@ Each names one mechanism with its strength. None is on by default; with none, a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import UsageError
+
+Sleep = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""How long ranks sleep, from when they are ready."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,7 @@ class Incast:
 
 def shared_ready_ns(
     work_ns: NDArray[np.float64],
-    delay_ns: NDArray[np.float64],
+    sleep: Sleep,
     *,
     poll: PollStealing | None,
     power: PowerShare | None,
@@ -129,12 +133,12 @@ def shared_ready_ns(
 
     Args:
         work_ns: time of the work at full rate, float64, (num_nodes, ranks_per_node).
-        delay_ns: how long each rank sleeps once it is ready, float64, like `work_ns`.
+        sleep: how long each rank sleeps once it is ready, from when each is ready, both like `work_ns`.
         poll: what polling takes; None for nothing.
         power: what sleeping gives; None for nothing.
     """
     left, ready = np.maximum(work_ns, 0.0), np.zeros_like(work_ns)
-    entry = np.where(left > 0.0, np.inf, delay_ns)
+    entry = np.where(left > 0.0, np.inf, sleep(ready))
     now = np.zeros(len(work_ns))
     for _ in range(2 * work_ns.shape[1]):
         computing = left > 0.0
@@ -155,7 +159,7 @@ def shared_ready_ns(
         left = np.where(done, 0.0, np.where(computing, np.maximum(left, np.finfo(np.float64).tiny), 0.0))
         now = then
         ready = np.where(done, now[:, np.newaxis], ready)
-        entry = np.where(done, now[:, np.newaxis] + delay_ns, entry)
+        entry = np.where(done, now[:, np.newaxis] + sleep(ready), entry)
     return ready
 
 

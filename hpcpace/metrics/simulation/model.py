@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import UsageError
-from hpcpace.metrics.simulation.couplings import Incast, PollStealing, PowerShare, shared_ready_ns
+from hpcpace.metrics.simulation.couplings import Incast, PollStealing, PowerShare, Sleep, shared_ready_ns
 from hpcpace.metrics.simulation.noise import Noise, TracedNoise
 
 
@@ -27,8 +27,13 @@ class DelayRule(Protocol):
     def start(self, num_ranks: int) -> None:
         """Begin a job."""
 
-    def delay_ns(self) -> NDArray[np.float64]:
-        """Return how long each rank sleeps in the coming step once it is ready, float64, (num_ranks,), at least 0."""
+    def delay_ns(self, work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how long each rank sleeps once it is ready, float64, (num_ranks,), at least 0.
+
+        Args:
+            work_ns: time from the last exit until each rank is ready, (num_ranks,). The model may ask more than once in
+                a step, while it does not yet know all of it: each delay follows from the rank's own work only.
+        """
 
     def learn(self, ready_ns: NDArray[np.float64], delay_ns: NDArray[np.float64], exit_ns: float) -> None:
         """Take in a step: when each rank was ready and how long it slept, (num_ranks,), and when all went on."""
@@ -142,12 +147,13 @@ def simulate(job: Job, rule: DelayRule | None = None) -> Simulated:
     for step in range(job.num_steps):
         of_step = ready[step]
         of_delay = delay[step] if rule is not None else delay[0]
-        if rule is not None:
-            of_delay[:] = _slept(rule.delay_ns(), job.overshoot_ns, sleep_generator)
         if traced is not None:
             of_step[:] = traced.end_ns(places + now, of_step) - places - now
+        sleep = _sleep(rule, job, sleep_generator)
         if job.poll is not None or job.power is not None:
-            of_step[:] = _shared(job, of_step, of_delay)
+            of_step[:] = _shared(job, of_step, sleep)
+        if rule is not None:
+            of_delay[:] = sleep(of_step)
         of_step += now
         # Without a policy there is nothing to add, which saves a pass over all ranks.
         entry = of_step if rule is None else of_step + of_delay
@@ -169,14 +175,25 @@ def _work(job: Job, generator: np.random.Generator) -> NDArray[np.float64]:
     return np.asarray(np.maximum(drawn, 0.0, out=drawn))
 
 
-def _slept(wanted_ns: NDArray[np.float64], overshoot_ns: float, generator: np.random.Generator) -> NDArray[np.float64]:
-    if overshoot_ns == 0.0:
-        return wanted_ns
-    late = generator.standard_exponential(len(wanted_ns)) * overshoot_ns
-    return np.where(wanted_ns > 0.0, wanted_ns + late, 0.0)
+def _sleep(rule: DelayRule | None, job: Job, generator: np.random.Generator) -> Sleep:
+    """Return how long ranks sleep in the coming step, from their work; the part that is too long is drawn here."""
+    if rule is None:
+        return np.zeros_like
+    if job.overshoot_ns == 0.0:
+        return rule.delay_ns
+    late_ns = generator.standard_exponential(job.num_ranks) * job.overshoot_ns
+
+    def slept(work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        wanted_ns = rule.delay_ns(work_ns)
+        return np.where(wanted_ns > 0.0, wanted_ns + late_ns, 0.0)
+
+    return slept
 
 
-def _shared(job: Job, work_ns: NDArray[np.float64], delay_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+def _shared(job: Job, work_ns: NDArray[np.float64], sleep: Sleep) -> NDArray[np.float64]:
     nodes = (-1, job.ranks_per_node)
-    delays = np.broadcast_to(delay_ns, work_ns.shape).reshape(nodes)
-    return shared_ready_ns(work_ns.reshape(nodes), delays, poll=job.poll, power=job.power).ravel()
+
+    def of_nodes(ready_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        return sleep(ready_ns.ravel()).reshape(nodes)
+
+    return shared_ready_ns(work_ns.reshape(nodes), of_nodes, poll=job.poll, power=job.power).ravel()

@@ -38,18 +38,26 @@ class PacedRanks:
             for rank in range(num_ranks)
         ]
         self._wanted_ns = np.zeros(num_ranks)
+        self._usual_ns = np.full(num_ranks, np.inf)
         self._step = 0
         self._last_exit_ns = 0.0
         self._clear()
 
-    def delay_ns(self) -> NDArray[np.float64]:
-        """Return how long each rank sleeps in the coming step, float64, (num_ranks,)."""
-        return self._wanted_ns if self._arm(self._step) == PaceArm.ON else np.zeros(len(self._policies))
+    def delay_ns(self, work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how long each rank sleeps that is ready after this time, float64, both (num_ranks,)."""
+        if self._arm(self._step) != PaceArm.ON:
+            return np.zeros_like(work_ns)
+        # `Policy.delay_at` of all ranks at once.
+        late_ns = np.maximum(work_ns - self._usual_ns, 0.0)
+        return np.where(np.isnan(late_ns), 0.0, np.maximum(self._wanted_ns - late_ns, 0.0))
 
     def learn(self, ready_ns: NDArray[np.float64], delay_ns: NDArray[np.float64], exit_ns: float) -> None:
         """Take in a step; at the end of a window the policies decide."""
+        work_ns = ready_ns - self._last_exit_ns
         self._own_ns.append(exit_ns - ready_ns)
+        self._works_ns.append(work_ns)
         self._delays_ns.append(delay_ns.copy())
+        self._overshoots_ns.append(delay_ns - self.delay_ns(work_ns))
         self._steps_ns.append(exit_ns - self._last_exit_ns)
         self._last_exit_ns = exit_ns
         self._step += 1
@@ -58,25 +66,29 @@ class PacedRanks:
 
     def _decide(self) -> None:
         own_ns = np.array(self._own_ns)
-        late_ns = np.array(self._delays_ns) - self._wanted_ns
+        works_ns, delays_ns, overshoots_ns = map(np.array, (self._works_ns, self._delays_ns, self._overshoots_ns))
         least_ns, most_ns = tuple(own_ns.min(axis=1).tolist()), tuple(own_ns.max(axis=1).tolist())
         arm = self._arm(self._step - 1)
         for rank, policy in enumerate(self._policies):
-            slept = np.array([delays[rank] > 0.0 for delays in self._delays_ns])
+            overshoot_ns = overshoots_ns[delays_ns[:, rank] > 0.0, rank]
             self._wanted_ns[rank] = policy.update(
                 Measurement(
                     own_ns=tuple(own_ns[:, rank].tolist()),
                     least_ns=least_ns,
                     most_ns=most_ns,
+                    work_ns=tuple(works_ns[:, rank].tolist()),
                     step_ns=tuple(self._steps_ns),
-                    delayed_ns=tuple(delays[rank] for delays in self._delays_ns),
-                    overshoot_ns=tuple(np.maximum(late_ns[slept, rank], 0.0).tolist()),
+                    delayed_ns=tuple(delays_ns[:, rank].tolist()),
+                    overshoot_ns=tuple(np.maximum(overshoot_ns, 0.0).tolist()),
                     arm=arm,
                 )
             )
+            self._usual_ns[rank] = policy.usual_work_ns
         self._clear()
 
     def _clear(self) -> None:
         self._own_ns: list[NDArray[np.float64]] = []
+        self._works_ns: list[NDArray[np.float64]] = []
         self._delays_ns: list[NDArray[np.float64]] = []
+        self._overshoots_ns: list[NDArray[np.float64]] = []
         self._steps_ns: list[float] = []

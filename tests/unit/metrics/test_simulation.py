@@ -30,7 +30,7 @@ class Delays:
     def start(self, num_ranks):
         self.step = 0
 
-    def delay_ns(self):
+    def delay_ns(self, work_ns):
         return self.delays[:, self.step]
 
     def learn(self, ready_ns, delay_ns, exit_ns):
@@ -112,21 +112,21 @@ def test_a_trace_of_noise_costs_less_where_all_ranks_have_it_together():
 def test_a_polling_rank_takes_its_share_of_a_core(weight, delay, expected):
     # Together on one core: 40 and 100 of work. Until 80 both compute; 60 are left of the later.
     poll = PollStealing(ranks_per_node=2, cores_per_node=1.0, weight=weight)
-    ready = shared_ready_ns(np.array([[40.0, 100.0]]), np.array([[delay, 0.0]]), poll=poll, power=None)
+    ready = shared_ready_ns(np.array([[40.0, 100.0]]), lambda ready: np.array([[delay, 0.0]]), poll=poll, power=None)
     assert ready.tolist() == [[80.0, pytest.approx(expected)]]
 
 
 def test_polling_takes_nothing_where_each_rank_has_a_core():
     poll = PollStealing(ranks_per_node=4, cores_per_node=4.0)
     work = np.random.default_rng(0).random((5, 4)) * 100
-    ready = shared_ready_ns(work, np.zeros((5, 4)), poll=poll, power=None)
+    ready = shared_ready_ns(work, np.zeros_like, poll=poll, power=None)
     assert ready == pytest.approx(work)
 
 
 @pytest.mark.parametrize(("delay", "expected"), [(0.0, 100.0), (1e9, 40 + 60 / 1.25), (25.0, 93.75)])
 def test_a_sleeping_rank_leaves_power(delay, expected):
     power = PowerShare(ranks_per_node=2, boost=0.25)
-    ready = shared_ready_ns(np.array([[40.0, 100.0]]), np.array([[delay, 0.0]]), poll=None, power=power)
+    ready = shared_ready_ns(np.array([[40.0, 100.0]]), lambda ready: np.array([[delay, 0.0]]), poll=None, power=power)
     assert ready.tolist() == [[40.0, pytest.approx(expected)]]
 
 

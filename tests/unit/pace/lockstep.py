@@ -35,30 +35,41 @@ def run(
     work_ns: np.ndarray,
     *,
     arm: Callable[[int], PaceArm] = lambda window: PaceArm.OFF if window < 5 else PaceArm.ON,
+    is_late_known: bool = True,
 ) -> Run:
-    """Let ranks work, wait and be delayed by their policies; decisions come two windows later, as in the job."""
+    """Let ranks work, wait and be delayed by their policies; decisions come two windows later, as in the job.
+
+    Where it is not known whether a rank is late, each is delayed by what its policy decided last, late or not.
+    """
     num_steps, num_ranks = work_ns.shape
     delays_ns, steps_ns = np.zeros(work_ns.shape), np.zeros(num_steps)
+    known_ns = work_ns if is_late_known else np.full(work_ns.shape, np.nan)
     wanted_ns = np.zeros(num_ranks)
     pending: Callable[[], None] | None = None
     for begin in range(0, num_steps - num_steps % WINDOW, WINDOW):
         steps = slice(begin, begin + WINDOW)
-        is_on = arm(begin // WINDOW) == PaceArm.ON
-        delays_ns[steps] = wanted_ns if is_on else 0.0
+        of_window = arm(begin // WINDOW)
+        if of_window == PaceArm.ON:
+            delays_ns[steps] = _delays(policies, known_ns[steps]) if is_late_known else wanted_ns
         entered_ns = work_ns[steps] + delays_ns[steps]
         ends_ns = entered_ns.max(axis=1) + TRANSFER_NS
         steps_ns[steps] = ends_ns
         own_ns = ends_ns[:, None] - work_ns[steps]
-        decide = _decision(policies, own_ns, ends_ns, delays_ns[steps], arm(begin // WINDOW), wanted_ns)
+        decide = _decision(policies, own_ns, known_ns[steps], ends_ns, delays_ns[steps], of_window, wanted_ns)
         if pending is not None:
             pending()
         pending = decide
     return Run(delays_ns=delays_ns, steps_ns=steps_ns)
 
 
+def _delays(policies: Sequence[Policy], work_ns: np.ndarray) -> np.ndarray:
+    return np.array([[policy.delay_at(0, work) for policy, work in zip(policies, row, strict=True)] for row in work_ns])
+
+
 def _decision(
     policies: Sequence[Policy],
     own_ns: np.ndarray,
+    work_ns: np.ndarray,
     ends_ns: np.ndarray,
     delays_ns: np.ndarray,
     arm: PaceArm,
@@ -71,6 +82,7 @@ def _decision(
                     own_ns=tuple(own_ns[:, rank]),
                     least_ns=tuple(own_ns.min(axis=1)),
                     most_ns=tuple(own_ns.max(axis=1)),
+                    work_ns=tuple(work_ns[:, rank]),
                     step_ns=tuple(ends_ns),
                     delayed_ns=tuple(delays_ns[:, rank]),
                     arm=arm,

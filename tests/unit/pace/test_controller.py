@@ -10,8 +10,8 @@ import lockstep
 import numpy as np
 import pytest
 
+from hpcpace.pace.controller import Controller
 from hpcpace.pace.measurement import Measurement
-from hpcpace.pace.policies import Slack
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 
@@ -31,21 +31,22 @@ def _window(own_ms: float, *, least_ms: float = 1.0, arm: PaceArm = PaceArm.OFF,
         "own_ns": (own_ms * 1e6,) * 10,
         "least_ns": (least_ms * 1e6,) * 10,
         "most_ns": (max(own_ms, 90.0) * 1e6,) * 10,
+        "work_ns": (99e6 - own_ms * 1e6,) * 10,
         "step_ns": (100e6,) * 10,
     }
     return Measurement(**(values | {"arm": arm} | other))
 
 
-def _engaged(settings: PaceSettings | None = None) -> Slack:
-    controller = Slack(settings or PaceSettings(policy="slack"))
+def _engaged(settings: PaceSettings | None = None) -> Controller:
+    controller = Controller(settings or PaceSettings(policy="slack"))
     for _ in range(4):
         controller.update(_window(5.0))
     assert controller.delay_ns > 0
     return controller
 
 
-def _ranks(num_ranks: int, settings: PaceSettings) -> list[Slack]:
-    return [Slack(settings) for _ in range(num_ranks)]
+def _ranks(num_ranks: int, settings: PaceSettings) -> list[Controller]:
+    return [Controller(settings) for _ in range(num_ranks)]
 
 
 def _with_slow_rank(num_steps: int, slow: np.ndarray) -> np.ndarray:
@@ -62,7 +63,7 @@ def test_takes_less_than_the_slack() -> None:
 @pytest.mark.parametrize("settings", [PaceSettings(policy="slack"), MOST_AGGRESSIVE])
 @pytest.mark.parametrize("own_ms", [3.0, 20.0, 95.0])
 def test_is_never_above_its_bound(settings: PaceSettings, own_ms: float) -> None:
-    controller = Slack(settings)
+    controller = Controller(settings)
     delays = [controller.update(_window(own_ms, arm=PaceArm.ON if i > 5 else PaceArm.OFF)) for i in range(50)]
     assert 0 < max(delays) <= settings.max_delay_share * 100e6
 
@@ -81,10 +82,52 @@ def test_rotating_stragglers_are_seen_as_harm_and_end_the_delays() -> None:
     slow = np.random.default_rng(0).integers(0, 8, 2000)
     work_ns = _with_slow_rank(2000, slow)
     ranks = _ranks(8, PaceSettings(policy="slack"))
-    found = lockstep.run(ranks, work_ns)
+    found = lockstep.run(ranks, work_ns, is_late_known=False)
     assert all(rank.num_harms > 0 for rank in ranks)
     assert found.delays_ns.max() > 0
     assert (found.delays_ns[-500:] == 0).mean() > 0.8
+
+
+def test_rotating_stragglers_are_not_delayed() -> None:
+    slow = np.random.default_rng(0).integers(0, 8, 2000)
+    work_ns = _with_slow_rank(2000, slow)
+    ranks = _ranks(8, PaceSettings(policy="slack"))
+    found = lockstep.run(ranks, work_ns)
+    paced = np.arange(100, 2000)
+    assert not found.delays_ns[paced, slow[paced]].any()
+    assert (found.delays_ns[paced] > 0.04 * lockstep.STEP_NS).mean() > 0.8  # all the others are
+    assert found.steps_ns[paced] == pytest.approx(work_ns[paced].max(axis=1) + lockstep.TRANSFER_NS)
+    assert all(rank.num_harms == 0 for rank in ranks)
+
+
+def test_a_late_rank_is_delayed_by_that_much_less() -> None:
+    controller = _engaged()
+    usual_ns, base_ns = 94e6, controller.delay_ns
+    assert controller.usual_work_ns == usual_ns
+    assert controller.delay_at(0, usual_ns) == controller.delay_at(0, usual_ns - 1e6) == base_ns
+    assert controller.delay_at(0, usual_ns + 0.5e6) == base_ns - 500_000
+    assert controller.delay_at(0, usual_ns + 50e6) == controller.delay_at(0, math.nan) == 0
+
+
+def test_a_step_in_which_the_rank_is_late_leaves_the_room_that_it_would_have_had() -> None:
+    """Late in half of the steps and then critical: the lower quartile of its slack is 0, that of its room is not."""
+    controller = Controller(PaceSettings(policy="slack"))
+    late = np.arange(10) % 2 == 1
+    for _ in range(8):
+        controller.update(_window(5.0))
+    own_ns, work_ns = np.where(late, 1e6, 5e6), np.where(late, 98e6, 94e6)
+    for _ in range(2):
+        controller.update(_window(5.0, own_ns=tuple(own_ns), work_ns=tuple(work_ns)))
+    assert controller.delay_ns == round(0.5 * 4e6 - 200e3)
+
+
+def test_moves_half_of_the_way_in_each_window() -> None:
+    controller = _engaged()
+    first_ns = controller.delay_ns
+    for _ in range(3):
+        controller.update(_window(9.0, work_ns=(94e6,) * 10))
+    wanted_ns = round(0.5 * 8e6 - 200e3)
+    assert controller.delay_ns == round((first_ns + 3 * wanted_ns) / 4)
 
 
 def test_harm_is_reported_with_its_size() -> None:
@@ -148,6 +191,9 @@ def test_follows_a_slow_rank_that_moves() -> None:
         {"least_ns": (math.nan,) * 10},
         {"most_ns": (math.nan,) * 10},
         {"most_ns": (1.0,) * 10},
+        {"work_ns": (-1.0,) * 10},
+        {"work_ns": (math.inf,) * 10},
+        {"work_ns": (1.0,) * 9},
         {"step_ns": (-1.0,) * 10},
         {"step_ns": (math.inf,) * 10},
         {"step_ns": ()},
@@ -169,7 +215,8 @@ def test_fails_open(bad: dict[str, Any]) -> None:
 
 def test_sleeps_that_last_too_long_count_against_the_delay() -> None:
     controller = _engaged()
-    assert controller.update(_window(5.0, overshoot_ns=(500e3,) * 10)) == round(2e6 - 200e3 - 1e6)
+    delays = [controller.update(_window(5.0, overshoot_ns=(500e3,) * 10)) for _ in range(12)]
+    assert delays[-1] == pytest.approx(2e6 - 200e3 - 1e6, rel=1e-3)
     assert controller.update(_window(5.0, overshoot_ns=(50e6,))) == 0
 
 

@@ -19,8 +19,15 @@ DELAYING = ("published-window", "published-spread", "slack", "stagger")
 
 
 def _window(own_ns: Any, *, most_ns: float = 20e6, arm: PaceArm = PaceArm.OFF) -> Measurement:
-    own = tuple(np.broadcast_to(np.asarray(own_ns, dtype=float), 10))
-    return Measurement(own_ns=own, least_ns=(1e6,) * 10, most_ns=(most_ns,) * 10, step_ns=(100e6,) * 10, arm=arm)
+    own = np.broadcast_to(np.asarray(own_ns, dtype=float), 10)
+    return Measurement(
+        own_ns=tuple(own),
+        least_ns=(1e6,) * 10,
+        most_ns=(most_ns,) * 10,
+        work_ns=tuple(100e6 - own.clip(max=100e6)),
+        step_ns=(100e6,) * 10,
+        arm=arm,
+    )
 
 
 def _settings(policy: str, **values: Any) -> PaceSettings:
@@ -37,7 +44,7 @@ def test_no_policy_exceeds_its_bound(name: str, seed: int) -> None:
         own_ns = 1e6 + random.lognormal(15, 2, 10).clip(max=1e9)
         delay_ns = policy.update(_window(own_ns, most_ns=2e9, arm=random.choice([PaceArm.ON, PaceArm.OFF])))
         assert 0 <= delay_ns <= 0.03 * 100e6
-        assert policy.delay_at(random.integers(0, 10**18)) <= 0.03 * 100e6
+        assert policy.delay_at(random.integers(0, 10**18), random.uniform(0, 2e8)) <= 0.03 * 100e6
 
 
 @pytest.mark.parametrize("name", DELAYING)
@@ -45,14 +52,14 @@ def test_every_policy_fails_open(name: str) -> None:
     policy = make_policy(name, _settings(name), index=1, num_members=2)
     for _ in range(4):
         policy.update(_window(np.tile([5e6, 15e6], 5)))
-    assert policy.update(_window(math.nan)) == policy.delay_at(0) == 0
+    assert policy.update(_window(math.nan)) == policy.delay_at(0, 50e6) == 0
     assert policy.update(_window(-1.0)) == 0
 
 
 @pytest.mark.parametrize("name", ["observe", "coschedule"])
 def test_passive_policies_delay_nobody(name: str) -> None:
     policy = make_policy(name, _settings(name))
-    assert policy.update(_window(5e6)) == policy.delay_at(0) == policy.harm_ns == 0
+    assert policy.update(_window(5e6)) == policy.delay_at(0, 50e6) == policy.harm_ns == 0
 
 
 def test_published_window_looks_at_the_variation_of_own_waits() -> None:
@@ -97,7 +104,7 @@ def test_jobs_take_turns_by_the_time_of_day(unix_ms: int, delay_ms: int) -> None
     policy = make_policy("stagger", settings)
     assert isinstance(policy, StaggeredJobs)
     policy.update(_window(5e6))
-    assert policy.delay_at(unix_ms * 1_000_000) == delay_ms * 1_000_000
+    assert policy.delay_at(unix_ms * 1_000_000, math.nan) == delay_ms * 1_000_000
 
 
 def test_jobs_find_their_turn_though_each_delay_is_bounded() -> None:
@@ -106,7 +113,7 @@ def test_jobs_find_their_turn_though_each_delay_is_bounded() -> None:
     policy.update(_window(5e6))
     now_ns, delays_ns = 0, []
     for _ in range(100):
-        delays_ns.append(policy.delay_at(now_ns))
+        delays_ns.append(policy.delay_at(now_ns, math.nan))
         now_ns += 100_000_000 + delays_ns[-1]
     assert delays_ns[-10:] == [1_000_000] * 10
 
