@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,6 +24,7 @@ _QUANTILE = 0.25
 _NUM_STEPS_OF_MEDIAN = 64
 _NUM_OFF_STEPS = 256
 _NUM_ON_STEPS = 32
+_NUM_WORKS = 32
 _LEAST_STEPS = 8
 _HARM_STANDARD_ERRORS = 3.0
 _HARM_SHARE = 0.005
@@ -40,34 +42,69 @@ class _Past:
     """What was measured in the last steps of one kind, paced or not.
 
     Attributes:
-        rooms_ns: by how much the critical rank came after the time at which this rank usually comes.
-        works_ns: from this rank's release until it was ready again.
+        works_ns: from this rank's release until it was ready again; NaN where that is not known.
+        slacks_ns: by how much it was then ahead of the critical rank.
         least_ns: exit - ready of the critical rank.
         steps_ns: durations of the steps.
     """
 
     def __init__(self, num_steps: int) -> None:
-        self.rooms_ns: deque[float] = deque(maxlen=_NUM_SLACKS)
-        self.works_ns: deque[float] = deque(maxlen=_NUM_ON_STEPS)
+        self.works_ns: deque[float] = deque(maxlen=_NUM_WORKS)
+        self.slacks_ns: deque[float] = deque(maxlen=_NUM_WORKS)
         self.least_ns: deque[float] = deque(maxlen=num_steps)
         self.steps_ns: deque[float] = deque(maxlen=num_steps)
 
     def clear(self) -> None:
-        for values in (self.rooms_ns, self.works_ns, self.least_ns, self.steps_ns):
+        for values in (self.works_ns, self.slacks_ns, self.least_ns, self.steps_ns):
             values.clear()
+
+
+@dataclass(frozen=True)
+class Habit:
+    """How the slack of a rank depends on its work, from its last steps.
+
+    Attributes:
+        usual_ns: median of its work; NaN while it is not known, inf where being late does not matter.
+        own_share: how much slack it loses for each nanosecond that it is late, from 0 where all ranks are late together
+            to 1 where it is late by itself. Least squares.
+        rooms_ns: slacks that it would have had in the last steps if its work had been as usual.
+    """
+
+    usual_ns: float = math.nan
+    own_share: float = 1.0
+    rooms_ns: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, past: _Past) -> Habit:
+        """Return the habit in these steps."""
+        works_ns, slacks_ns = np.array(past.works_ns), np.array(past.slacks_ns)
+        known = ~np.isnan(works_ns)
+        if known.sum() < _LEAST_STEPS:
+            return cls(rooms_ns=tuple(slacks_ns[-_NUM_SLACKS:]))
+        usual_ns = float(np.median(works_ns[known]))
+        (variance, covariance), _ = np.cov(works_ns[known], slacks_ns[known])
+        own_share = float(np.clip(-covariance / variance, 0.0, 1.0)) if variance > 0 else 1.0
+        rooms_ns = slacks_ns + np.where(known, own_share * (works_ns - usual_ns), 0.0)
+        return cls(usual_ns=usual_ns, own_share=own_share, rooms_ns=tuple(rooms_ns[-_NUM_SLACKS:]))
+
+    def delay_ns(self, base_ns: float, work_ns: float) -> float:
+        """Return what is left of a delay after this work; 0 where it is not known whether the rank is late."""
+        late_ns = work_ns - self.usual_ns
+        return 0.0 if math.isnan(late_ns) else max(base_ns - self.own_share * max(late_ns, 0.0), 0.0)
 
 
 class Controller:
     """Decides on the delay of one rank, from window to window, and takes back from it in a step in which it is late.
 
-        room  = slack + work - usual work
-        base  = clip(share * q25(last 16 rooms) - guard, 0, bound)
-        delay = max(base - max(work - usual work, 0), 0)
+        late  = own_share * (work - usual work)
+        base  = clip(share * q25(last 16 of slack + late) - guard, 0, bound)
+        delay = max(base - max(late, 0), 0)
 
-    Work is the time from a rank's release until it is ready again, its median is the usual one. So the room is the
-    slack that the rank would have had if it had come when it usually does. In paced steps ranks that shared a core with
-    others that poll find less of it, and so rooms and works of paced and unpaced steps are kept apart. The base moves
-    half of the way in each window.
+    Work is the time from a rank's release until it is ready again, its median is the usual one. Slack + late is the
+    slack that the rank would have had if it had come when it usually does; the own share tells ranks that are late by
+    themselves from those that are late together, who lose no slack. Where ranks share cores and those that wait poll,
+    delays of the others change work and slack, and so paced and unpaced steps are kept apart. The base moves half of
+    the way in each window.
 
     The share grows by 0.05 with each window without harm, from `share_low` to `share_high`; harm halves it, and after
     three halvings in a row the delay is zero for a while, twice as long each time. All ranks of a group see the same
@@ -78,7 +115,7 @@ class Controller:
 
     Attributes:
         delay_ns: the base, what `update` returned last.
-        usual_work_ns: NaN while it is not known.
+        habit: how the slack depends on the work.
         harm_ns: mean of the critical rank's exit - ready while paced, less its median while not: what pacing costs
             each step; 0 while it is not known.
         is_harmful: whether the last update found harm above its noise.
@@ -100,7 +137,7 @@ class Controller:
         self._steps_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
         self._overshoots_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
         self._off, self._on = _Past(_NUM_OFF_STEPS), _Past(_NUM_ON_STEPS)
-        self.usual_work_ns = math.nan
+        self.habit = Habit()
         self._num_steps_above = 0
         self._is_engaged = False
         self._num_paused = self._num_rested = 0
@@ -120,7 +157,8 @@ class Controller:
             problem = str(error) or type(error).__name__
         if problem:
             self.delay_ns = 0
-            self._off.rooms_ns.clear()
+            self._off.works_ns.clear()
+            self._off.slacks_ns.clear()
             self._on.clear()
             self._is_engaged, self._num_steps_above = False, 0
         return self.delay_ns
@@ -132,8 +170,7 @@ class Controller:
             unix_ns: the time of day, which does not matter here.
             work_ns: from its release in the step before until now; NaN where that is not known.
         """
-        late_ns = work_ns - self.usual_work_ns
-        return 0 if math.isnan(late_ns) else max(round(self.delay_ns - max(late_ns, 0.0)), 0)
+        return round(self.habit.delay_ns(self.delay_ns, work_ns))
 
     @property
     def bound_ns(self) -> float:
@@ -149,13 +186,8 @@ class Controller:
         self._steps_ns.extend(steps_ns)
         past.steps_ns.extend(steps_ns)
         past.least_ns.extend(measurement.least_ns)
-        past.works_ns.extend(_known(measurement.work_ns))
-        # Ranks that share a core work faster while others sleep: paced steps have a usual work of their own.
-        works_ns = self._on.works_ns if len(self._on.works_ns) >= _LEAST_STEPS else self._off.works_ns
-        self.usual_work_ns = float(np.median(works_ns)) if works_ns else math.nan
-        for slack_ns, work_ns in zip(measurement.slack_ns, measurement.work_ns, strict=True):
-            late_ns = work_ns - self.usual_work_ns
-            past.rooms_ns.append(slack_ns if math.isnan(late_ns) else slack_ns + late_ns)
+        past.works_ns.extend(measurement.work_ns)
+        past.slacks_ns.extend(measurement.slack_ns)
 
     def _median_step_ns(self) -> float:
         return float(np.median(self._steps_ns)) if self._steps_ns else 0.0
@@ -202,7 +234,8 @@ class Controller:
 
     def _decide(self, num_steps: int) -> int:
         settings, median_ns = self._settings, self._median_step_ns()
-        rooms_ns = self._on.rooms_ns if len(self._on.rooms_ns) == _NUM_SLACKS else self._off.rooms_ns
+        self.habit = Habit.of(self._on if len(self._on.slacks_ns) >= _NUM_SLACKS else self._off)
+        rooms_ns = self.habit.rooms_ns
         if self._num_paused or len(rooms_ns) < _NUM_SLACKS or not median_ns:
             self._is_engaged, self._num_steps_above = False, 0
             return 0

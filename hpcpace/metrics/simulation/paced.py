@@ -39,6 +39,7 @@ class PacedRanks:
         ]
         self._wanted_ns = np.zeros(num_ranks)
         self._usual_ns = np.full(num_ranks, np.inf)
+        self._own_share = np.ones(num_ranks)
         self._step = 0
         self._last_exit_ns = 0.0
         self._clear()
@@ -47,8 +48,8 @@ class PacedRanks:
         """Return how long each rank sleeps that is ready after this time, float64, both (num_ranks,)."""
         if self._arm(self._step) != PaceArm.ON:
             return np.zeros_like(work_ns)
-        # `Policy.delay_at` of all ranks at once.
-        late_ns = np.maximum(work_ns - self._usual_ns, 0.0)
+        # `Habit.delay_ns` of all ranks at once.
+        late_ns = self._own_share * np.maximum(work_ns - self._usual_ns, 0.0)
         return np.where(np.isnan(late_ns), 0.0, np.maximum(self._wanted_ns - late_ns, 0.0))
 
     def learn(self, ready_ns: NDArray[np.float64], delay_ns: NDArray[np.float64], exit_ns: float) -> None:
@@ -83,7 +84,7 @@ class PacedRanks:
                     arm=arm,
                 )
             )
-            self._usual_ns[rank] = policy.usual_work_ns
+            self._usual_ns[rank], self._own_share[rank] = policy.habit.usual_ns, policy.habit.own_share
         self._clear()
 
     def _clear(self) -> None:

@@ -103,7 +103,7 @@ def test_rotating_stragglers_are_not_delayed() -> None:
 def test_a_late_rank_is_delayed_by_that_much_less() -> None:
     controller = _engaged()
     usual_ns, base_ns = 94e6, controller.delay_ns
-    assert controller.usual_work_ns == usual_ns
+    assert (controller.habit.usual_ns, controller.habit.own_share) == (usual_ns, 1.0)
     assert controller.delay_at(0, usual_ns) == controller.delay_at(0, usual_ns - 1e6) == base_ns
     assert controller.delay_at(0, usual_ns + 0.5e6) == base_ns - 500_000
     assert controller.delay_at(0, usual_ns + 50e6) == controller.delay_at(0, math.nan) == 0
@@ -119,6 +119,18 @@ def test_a_step_in_which_the_rank_is_late_leaves_the_room_that_it_would_have_had
     for _ in range(2):
         controller.update(_window(5.0, own_ns=tuple(own_ns), work_ns=tuple(work_ns)))
     assert controller.delay_ns == round(0.5 * 4e6 - 200e3)
+
+
+def test_being_late_together_with_all_others_takes_nothing_back() -> None:
+    """A rank that is always slow, and steps that are longer for all: slack does not depend on what a step takes."""
+    common = np.random.default_rng(4).lognormal(0, 0.2, 800)[:, None]
+    work_ns = 0.7 * lockstep.STEP_NS * common * np.ones((800, 4))
+    work_ns[:, 2] += 0.3 * lockstep.STEP_NS
+    ranks = _ranks(4, PaceSettings(policy="slack"))
+    found = lockstep.run(ranks, work_ns)
+    assert [round(rank.habit.own_share, 6) for rank in ranks] == [0, 0, 0, 0]
+    assert np.delete(found.delays_ns[300:], 2, axis=1).min() > 0.04 * lockstep.STEP_NS
+    assert found.steps_ns == pytest.approx(work_ns[:, 2] + lockstep.TRANSFER_NS)
 
 
 def test_moves_half_of_the_way_in_each_window() -> None:
