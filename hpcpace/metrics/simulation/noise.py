@@ -7,6 +7,7 @@ each rank by itself, and quite another cost for a job that waits for its slowest
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 import numpy as np
@@ -138,12 +139,13 @@ class TracedNoise:
 
     def end_ns(self, begin_ns: NDArray[np.float64], work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return when work ends that begins at times of the trace, float64, like `begin_ns`."""
-        time_ns, free_ns = self._curve()
+        time_ns, free_ns = self._curve
         period, of_period = np.divmod(begin_ns, self.period_ns)
         wanted = np.interp(of_period, time_ns, free_ns) + work_ns
         more, of_period = np.divmod(wanted, free_ns[-1])
         return np.asarray((period + more) * self.period_ns + np.interp(of_period, free_ns, time_ns))
 
+    @cached_property
     def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return corners of time free of detours over time, both ascending."""
         time_ns = np.column_stack([self.begin_ns, self.begin_ns + self.duration_ns]).ravel()
