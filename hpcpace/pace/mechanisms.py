@@ -1,8 +1,8 @@
 """What could make pacing pay in this job: each mechanism with the facts that show it.
 
 Waiting alone costs nothing that pacing could give back: a synchronous step ends when its slowest rank does. A rank
-that is held back helps only where its waiting hurts somebody: by polling on a core that another rank needs, or by
-doing on its own step what all could do on one.
+that is held back helps only where its coming early hurts somebody: by polling on a core that another rank needs, by
+sending to one rank at once with many others, or by doing on its own step what all could do on one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcpace.pace.points import Point
+
 # Share of a wait that the waiting thread spends on a core, were it alone there: polling is 1, sleeping nearly 0.
 _POLLING_SHARE = 0.4
 _GC_SHARE = 0.002
+_MANY_TO_ONE = "gather"
+_LEAST_SENDERS = 4
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -55,13 +59,19 @@ def crowding(ranks: Sequence[RankFacts]) -> float:
     return max(num_ranks[host] / max(len(cores[host]), 1) for host in cores)
 
 
-def find_mechanisms(ranks: Sequence[RankFacts]) -> list[str]:
-    """Return the names of what could make pacing pay: `polling on shared cores`, `garbage collection`; or nothing."""
+def find_mechanisms(ranks: Sequence[RankFacts], points: Sequence[Point]) -> list[str]:
+    """Return the names of what could make pacing pay, or nothing.
+
+    `polling on shared cores` and `garbage collection` have been seen; `many to one`, a pacing point at which at least
+    four ranks send to one, says only that buffers may overflow there.
+    """
     found = []
     # Of several pollers on a core, each gets its part of it.
     polling_share = max(rank.polling_share for rank in ranks) * crowding(ranks)
     if crowding(ranks) > 1 and polling_share > _POLLING_SHARE:
         found.append("polling on shared cores")
+    if any(point.kind == _MANY_TO_ONE and len(point.ranks) > _LEAST_SENDERS for point in points):
+        found.append("many to one")
     if len(ranks) > 1 and any(rank.gc_share > _GC_SHARE for rank in ranks):
         found.append("garbage collection")
     return found
@@ -77,7 +87,7 @@ def policy_for(mechanisms: Sequence[str], *, has_turns: bool) -> str:
     if "polling on shared cores" in mechanisms:
         return "slack"
     # Full collections are too rare for the first steps to show: coschedule counts them in the trial's unpaced part.
-    return "stagger" if has_turns else "coschedule"
+    return "stagger" if has_turns or "many to one" in mechanisms else "coschedule"
 
 
 def core_names(cpus: Sequence[int], *, root: Path = Path("/")) -> frozenset[str]:

@@ -280,7 +280,7 @@ class Pacer:
         """Choose point and policy, the same on all ranks, and begin the rounds."""
         settings, facts = self._settings, [rank.facts for rank in told]
         points = choose_points([rank.seen for rank in told])
-        mechanisms = find_mechanisms(facts)
+        mechanisms = find_mechanisms(facts, points)
         if settings.policy == "auto":
             self._policy_name = policy_for(mechanisms, has_turns=settings.stagger_slots > 0)
         self._record.begin(

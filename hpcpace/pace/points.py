@@ -26,6 +26,11 @@ class Point:
     ranks: tuple[int, ...]
     wait_ns: float
 
+    @property
+    def kind(self) -> str:
+        """Return the kind of operation, like `all_reduce`."""
+        return self.name.rpartition(" ")[0]
+
     def facts(self) -> dict[str, Any]:
         """Return plain values."""
         return {"name": self.name, "ranks": list(self.ranks), "wait_ns": round(self.wait_ns)}

@@ -24,7 +24,7 @@ SCENES: Mapping[str, tuple[JobSpec, int, Mapping[str, int]]] = {
     GATHER: (
         replace(BASE, collective="gather", message_kb=40.0),
         2,
-        {"stagger": 2, "slack": 1, **dict.fromkeys(PUBLISHED, 1)},
+        {"stagger": 2, "slack": 1, **dict.fromkeys(PUBLISHED, 1), "auto": 1},
     ),
     LIMIT: (replace(BASE, message_kb=150.0), 1, {"slack": 2, **dict.fromkeys(PUBLISHED, 1), "auto": 1}),
 }

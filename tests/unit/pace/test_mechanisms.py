@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.pace.mechanisms import RankFacts, core_names, crowding, find_mechanisms, policy_for
+from hpcpace.pace.points import Point
 
 
 def _ranks(num_ranks: int, *cores: str, polling_share: float = 1.0, hosts: int = 1) -> list[RankFacts]:
@@ -17,15 +18,15 @@ def _ranks(num_ranks: int, *cores: str, polling_share: float = 1.0, hosts: int =
 
 
 def test_polling_matters_where_ranks_share_cores() -> None:
-    assert find_mechanisms(_ranks(4, "0", "1")) == ["polling on shared cores"]
-    assert find_mechanisms(_ranks(2, "0", "1")) == []
-    assert find_mechanisms(_ranks(4, "0", "1", hosts=2)) == []
-    assert find_mechanisms(_ranks(4, "0", "1", polling_share=0.1)) == []
+    assert find_mechanisms(_ranks(4, "0", "1"), []) == ["polling on shared cores"]
+    assert find_mechanisms(_ranks(2, "0", "1"), []) == []
+    assert find_mechanisms(_ranks(4, "0", "1", hosts=2), []) == []
+    assert find_mechanisms(_ranks(4, "0", "1", polling_share=0.1), []) == []
 
 
 def test_pollers_on_one_core_share_its_time() -> None:
-    assert find_mechanisms(_ranks(8, "0", "1", polling_share=0.2)) == ["polling on shared cores"]
-    assert find_mechanisms(_ranks(3, "0", "1", polling_share=0.2)) == []
+    assert find_mechanisms(_ranks(8, "0", "1", polling_share=0.2), []) == ["polling on shared cores"]
+    assert find_mechanisms(_ranks(3, "0", "1", polling_share=0.2), []) == []
 
 
 def test_ranks_bound_to_cores_of_their_own_share_none() -> None:
@@ -42,10 +43,20 @@ def test_hardware_threads_of_a_core_are_one_core(tmp_path: Path) -> None:
     assert core_names([7], root=tmp_path) == {"7"}
 
 
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "found"),
+    [("gather 0", 8, ["many to one"]), ("gather 0", 4, []), ("all_gather 0", 8, []), ("all_reduce 0", 8, [])],
+)
+def test_many_ranks_that_send_to_one_may_overflow_its_buffers(name: str, num_ranks: int, found: list[str]) -> None:
+    ranks = _ranks(num_ranks, *map(str, range(8)))
+    point = Point(name=name, ranks=tuple(range(num_ranks)), wait_ns=1e6)
+    assert find_mechanisms(ranks, [point]) == found
+
+
 def test_garbage_collection_is_one_with_several_ranks() -> None:
     rank = RankFacts(host_key="host", cores=frozenset({"0", "1"}), gc_share=0.01)
-    assert find_mechanisms([rank]) == []
-    assert find_mechanisms([rank, rank.seen(polling_share=0.0, gc_share=0.0)]) == ["garbage collection"]
+    assert find_mechanisms([rank], []) == []
+    assert find_mechanisms([rank, rank.seen(polling_share=0.0, gc_share=0.0)], []) == ["garbage collection"]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +66,8 @@ def test_garbage_collection_is_one_with_several_ranks() -> None:
         (["polling on shared cores", "garbage collection"], True, "slack"),
         (["garbage collection"], False, "coschedule"),
         ([], True, "stagger"),
+        (["many to one"], False, "stagger"),
+        (["polling on shared cores", "many to one"], False, "slack"),
         ([], False, "coschedule"),
     ],
 )
