@@ -38,13 +38,19 @@ class CollectionCount:
 
 
 class CollectionWatch:
-    """Counts full collections, apart for steps with and without the schedule."""
+    """Counts full collections, apart for steps with and without the schedule.
+
+    Attributes:
+        counts: without and with the schedule.
+        steps_since: unscheduled steps since this rank's last unscheduled collection.
+    """
 
     def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock = clock
         self._begin_ns = 0
         self._num_full = self._time_ns = 0
         self.counts = {False: CollectionCount(), True: CollectionCount()}
+        self.steps_since = 0
 
     def start(self) -> None:
         """Begin to count."""
@@ -57,6 +63,8 @@ class CollectionWatch:
 
     def end_step(self, *, is_scheduled: bool) -> None:
         """Credit what was counted since the last call to a step with or without the schedule."""
+        if not is_scheduled:
+            self.steps_since = 0 if self._num_full else self.steps_since + 1
         before = self.counts[is_scheduled]
         self.counts[is_scheduled] = CollectionCount(
             num_steps=before.num_steps + 1,
@@ -64,6 +72,12 @@ class CollectionWatch:
             time_ns=before.time_ns + self._time_ns,
         )
         self._num_full = self._time_ns = 0
+
+    @property
+    def steps_until(self) -> int | None:
+        """Return the steps until this rank would collect by itself again; None where it never did."""
+        count = self.counts[False]
+        return max(count.num_steps // count.num_full - self.steps_since, 1) if count.num_full else None
 
     def _note(self, moment: str, info: dict[str, int]) -> None:
         if info["generation"] != _FULL:
@@ -79,7 +93,8 @@ class CollectionSchedule:
     """Collects on every so many steps while it is on; Python collects by itself while it is off.
 
     Collective in effect only: it sends nothing, and ranks that turn it on and off at the same steps collect on the
-    same steps.
+    same steps. They would go on doing so by themselves for long, and so each rank takes up its own steps again when it
+    is turned off: else a trial would compare the schedule with itself.
 
     Args:
         collect: replaced in tests.
@@ -90,33 +105,39 @@ class CollectionSchedule:
         self._thresholds: tuple[int, int, int] | None = None
         self._num_steps = 0
         self._interval_steps = 0
+        self._steps_until = 0
 
     @property
     def is_on(self) -> bool:
-        """Whether Python's own full collections are held back."""
-        return self._thresholds is not None
+        """Whether the ranks collect together."""
+        return self._interval_steps > 0
 
     def turn_on(self, interval_steps: int) -> None:
         """Collect on every `interval_steps`-th step from here on."""
         self._interval_steps = interval_steps
-        if self._thresholds is None:
-            self._thresholds = gc.get_threshold()
-            gc.set_threshold(*self._thresholds[:2], _NEVER)
+        self._hold_back()
 
-    def turn_off(self) -> None:
-        """Let Python collect by itself again."""
-        if self._thresholds is not None:
-            gc.set_threshold(*self._thresholds)
-            self._thresholds = None
+    def turn_off(self, *, steps_until: int | None = None) -> None:
+        """Let Python collect by itself again.
+
+        Args:
+            steps_until: when this rank would have collected by itself, in steps from here on: then it does, and Python
+                takes over there. None for at once, without a collection.
+        """
+        self._interval_steps = self._num_steps = 0
+        self._steps_until = steps_until or 0
+        if not steps_until:
+            self._give_back()
 
     def begin_step(self, *, is_last: bool = False) -> bool:
-        """Collect if it is due in this step; return whether it was.
+        """Collect if it is due in this step; return whether it was, for all ranks.
 
         Args:
             is_last: whether the schedule goes off after this step. What is owed by then is paid in it, else the steps
                 after it would pay.
         """
         if not self.is_on:
+            self._return()
             return False
         self._num_steps += 1
         owed = self._interval_steps // 2 if is_last else self._interval_steps
@@ -125,6 +146,24 @@ class CollectionSchedule:
         self._num_steps = 0
         self._collect()
         return True
+
+    def _hold_back(self) -> None:
+        if self._thresholds is None:
+            self._thresholds = gc.get_threshold()
+            gc.set_threshold(*self._thresholds[:2], _NEVER)
+
+    def _give_back(self) -> None:
+        if self._thresholds is not None:
+            gc.set_threshold(*self._thresholds)
+            self._thresholds = None
+
+    def _return(self) -> None:
+        """Collect where this rank takes up its own steps."""
+        if self._steps_until:
+            self._steps_until -= 1
+            if not self._steps_until:
+                self._collect()
+                self.turn_off()
 
 
 def interval_steps(num_steps: int, most_full: int) -> int:

@@ -172,7 +172,7 @@ class Pacer:
             if interval and not self._schedule.is_on:
                 self._schedule.turn_on(interval)
             elif not interval and self._schedule.is_on:
-                self._schedule.turn_off()
+                self._schedule.turn_off(steps_until=self._watch.steps_until)
             is_collected = self._schedule.begin_step(is_last=self._rounds.is_last_step)
         except Exception as error:  # the boundary to somebody else's job
             self._give_up(error)

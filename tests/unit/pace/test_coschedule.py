@@ -52,6 +52,47 @@ def test_holds_back_full_collections_only_and_gives_them_back() -> None:
     assert gc.get_threshold() == before
 
 
+def test_each_rank_takes_up_its_own_steps_again() -> None:
+    before, calls = gc.get_threshold(), []
+    schedule = CollectionSchedule(collect=lambda: calls.append(schedule.is_on))
+    schedule.turn_on(4)
+    _collected_steps(schedule, 4)
+    schedule.turn_off(steps_until=3)
+    assert not schedule.is_on
+    assert _collected_steps(schedule, 2) == [] and calls == [True]
+    assert gc.get_threshold()[2] > 1_000_000  # not before its own step
+    assert _collected_steps(schedule, 5) == [] and calls == [True, False]
+    assert gc.get_threshold() == before
+
+
+def test_a_schedule_that_goes_on_before_a_rank_is_back_goes_on() -> None:
+    schedule = CollectionSchedule(collect=lambda: None)
+    schedule.turn_on(4)
+    schedule.turn_off(steps_until=3)
+    schedule.turn_on(4)
+    assert _collected_steps(schedule, 8) == [3, 7]
+    schedule.turn_off()
+
+
+def test_knows_when_this_rank_would_collect_by_itself() -> None:
+    watch = CollectionWatch()
+    gc.disable()
+    watch.start()
+    try:
+        for step in range(25):
+            if step in (6, 16):
+                gc.collect()
+            watch.end_step(is_scheduled=False)
+        assert watch.steps_until == 12 - 8
+        gc.collect()
+        watch.end_step(is_scheduled=True)  # another rank's step is not its own
+        assert watch.steps_until == 12 - 8
+    finally:
+        watch.stop()
+        gc.enable()
+    assert CollectionWatch().steps_until is None
+
+
 def test_counts_full_collections_apart() -> None:
     times = iter([0, 100, 1000, 1400])
     watch = CollectionWatch(clock=lambda: next(times))

@@ -198,15 +198,20 @@ def test_coschedule_collects_on_the_same_steps_of_all_ranks() -> None:
         schedules[rank] = pacer
 
         def collect() -> None:
-            collected[rank].append(len(collected[rank]))
             pending_ns[rank] = 20_000_000
+            if pacer._schedule.is_on:
+                collected[rank].append(len(collected[rank]))
+            else:  # on its own step, with which it takes up where it was
+                pacer._watch._num_full += 1
+                pacer._watch._time_ns += pending_ns[rank]
 
         pacer._schedule = _Schedule(collect)
 
     def work(rank: int, step: int, delays_ns: list[int]) -> float:
         pacer = schedules[rank]
         pause_ns, pending_ns[rank] = pending_ns[rank], 0
-        if not pacer._schedule.is_on and np.random.default_rng((step, rank)).random() < 1 / 40:
+        holds_back = pacer._schedule.is_on or pacer._schedule._steps_until > 0
+        if not holds_back and np.random.default_rng((step, rank)).random() < 1 / 40:
             pause_ns = 20_000_000
             pacer._watch._num_full += 1
             pacer._watch._time_ns += pause_ns
@@ -238,17 +243,12 @@ class _Schedule(CollectionSchedule):
 
     def __init__(self, collect: Callable[[], None]) -> None:
         super().__init__(collect=collect)
-        self._is_on = False
 
-    @property
-    def is_on(self) -> bool:
-        return self._is_on
+    def _hold_back(self) -> None:
+        pass
 
-    def turn_on(self, interval_steps: int) -> None:
-        self._is_on, self._interval_steps = True, interval_steps
-
-    def turn_off(self) -> None:
-        self._is_on = False
+    def _give_back(self) -> None:
+        pass
 
 
 def test_steps_with_checkpoints_do_not_count() -> None:
