@@ -28,7 +28,8 @@ import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.operators import Operator, operators
-from hpcpace.pace.pacer import Pacer, Ticket
+from hpcpace.pace.pacer import Pacer
+from hpcpace.pace.passages import Ticket
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 

@@ -9,7 +9,8 @@ from types import TracebackType
 
 from hpcpace.observe.recording import Recording
 from hpcpace.pace.mechanisms import RankFacts, core_names
-from hpcpace.pace.pacer import Gathering, Pacer, Ticket
+from hpcpace.pace.pacer import Gathering, Pacer
+from hpcpace.pace.passages import Ticket
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.rundir import Attempt, write_json
 from hpcpace.world.environment import RankInfo

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hpcpace.pace.pacer import Pacer, Ticket
+from hpcpace.pace.pacer import Pacer
+from hpcpace.pace.passages import Ticket
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import Phase
 

@@ -206,6 +206,8 @@ class CollectionPlan:
         """Fix the interval; return why there is none, or an empty text."""
         if self.interval:
             return ""
+        if not self._num_steps:
+            return "the trial begins before a step was counted in which ranks collect by themselves"
         if not self._num_full:
             return f"no full garbage collection in {self._num_steps} steps"
         if self._full_ns < self._least_share * self._time_ns:

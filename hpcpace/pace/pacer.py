@@ -7,12 +7,11 @@ never the job.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from hpcpace.pace.coschedule import CollectionCount, CollectionPlan, CollectionSchedule, CollectionWatch
 from hpcpace.pace.hold import Holder
@@ -20,6 +19,7 @@ from hpcpace.pace.looking import Introduction, Look
 from hpcpace.pace.mechanisms import RankFacts, find_mechanisms, policy_for
 from hpcpace.pace.message import Status
 from hpcpace.pace.outcome import PacingRecord
+from hpcpace.pace.passages import Passages, Ticket
 from hpcpace.pace.points import Point, choose_points
 from hpcpace.pace.policies import make_policy
 from hpcpace.pace.rounds import Exchange, Place, Rounds
@@ -43,27 +43,6 @@ class Gathering(Exchange, Protocol):
 
     def close(self) -> None:
         """Free what was opened."""
-
-
-class Ticket(NamedTuple):
-    """A rank that is blocked, from `arrive` to `leave`."""
-
-    name: str
-    ready_ns: int
-    released_ns: int
-    thread_ns: int
-
-
-class Passage(NamedTuple):
-    """A rank that has passed the pacing point: when it was ready, since when it worked, and how long it was there."""
-
-    ready_ns: int
-    work_ns: float
-    own_ns: float
-    delayed_ns: int
-
-
-_NOT_PASSED = Passage(ready_ns=0, work_ns=math.nan, own_ns=math.nan, delayed_ns=0)
 
 
 class Pacer:
@@ -112,8 +91,7 @@ class Pacer:
         self._counts: dict[str, int] = defaultdict(int)
         self._name: str | None = None
         self._size_bytes = -1
-        self._passed: list[Passage] = []
-        self._last_exit_ns: int | None = None
+        self._passages = Passages()
         self._watch = CollectionWatch()
         self._schedule = CollectionSchedule()
         self._policy_name = settings.policy
@@ -231,29 +209,19 @@ class Pacer:
 
     def _hold(self, rounds: Rounds, ready_ns: int) -> int:
         """Hold this rank back as its policy wants; return when it is released."""
-        if rounds.window.arm != PaceArm.ON or self._passed:
+        if rounds.window.arm != PaceArm.ON or self._passages:
             return ready_ns
-        delay_ns = self._policy.delay_at(self._unix_clock(), self._work_ns(ready_ns))
+        delay_ns = self._policy.delay_at(self._unix_clock(), self._passages.work_ns(ready_ns))
         if delay_ns <= 0:
             return ready_ns
         end_ns = self._holder.hold(ready_ns, delay_ns)
         self._add_phase(ready_ns, end_ns)
         return end_ns
 
-    def _work_ns(self, ready_ns: int) -> float:
-        """Return for how long this rank has worked since it passed the point in the step before; NaN if it did not."""
-        return math.nan if self._last_exit_ns is None else ready_ns - self._last_exit_ns
-
     def _leave(self, ticket: Ticket, ranks: tuple[int, ...], size_bytes: int) -> None:
         exit_ns = self._clock()
         if self._rounds is not None:
-            passage = Passage(
-                ready_ns=ticket.ready_ns,
-                work_ns=self._work_ns(ticket.ready_ns),
-                own_ns=exit_ns - ticket.ready_ns,
-                delayed_ns=ticket.released_ns - ticket.ready_ns,
-            )
-            self._passed.append(passage)
+            self._passages.add(ticket, exit_ns)
             if size_bytes != self._size_bytes and self._size_bytes >= 0:
                 self._rounds.status = min(self._rounds.status, Status.RESET)
             self._size_bytes = size_bytes
@@ -262,14 +230,8 @@ class Pacer:
             self._look.note_wait(ticket.name, ranks, own_ns=own_ns, thread_ns=ticket.thread_ns)
 
     def _end_measured_step(self, rounds: Rounds, step: int, duration_ns: int, flags: int) -> None:
-        passed, self._passed = self._passed, []
-        passage = passed[0] if len(passed) == 1 else _NOT_PASSED
-        self._last_exit_ns = round(passage.ready_ns + passage.own_ns) if len(passed) == 1 else None
-        rounds.window.add(
-            step,
-            **passage._asdict(),
-            step_ns=float("nan") if flags & _NOT_COUNTED else float(duration_ns),
-        )
+        step_ns = float("nan") if flags & _NOT_COUNTED else float(duration_ns)
+        rounds.window.add(step, self._passages.end_step(), step_ns=step_ns)
         if len(rounds.window.steps) == self._settings.window_steps:
             rounds.window.overshoot_ns = self._holder.take_overshoots()
         rounds.end_step(self._watch.counts[False])

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from hpcpace.pace.coschedule import CollectionCount, CollectionPlan
 from hpcpace.pace.measurement import Measurement
 from hpcpace.pace.message import Message, Status, pack, unpack
+from hpcpace.pace.passages import Passage
 from hpcpace.pace.policies import Policy
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Outcome, Trial
@@ -51,13 +52,13 @@ class Window:
     step_ns: list[float] = field(default_factory=list)
     overshoot_ns: tuple[float, ...] = ()
 
-    def add(self, step: int, *, ready_ns: int, work_ns: float, own_ns: float, delayed_ns: int, step_ns: float) -> None:
+    def add(self, step: int, passage: Passage, *, step_ns: float) -> None:
         """Take a step that has ended."""
         self.steps.append(step)
-        self.ready_ns.append(ready_ns)
-        self.work_ns.append(work_ns)
-        self.own_ns.append(own_ns)
-        self.delayed_ns.append(float(delayed_ns))
+        self.ready_ns.append(passage.ready_ns)
+        self.work_ns.append(passage.work_ns)
+        self.own_ns.append(passage.own_ns)
+        self.delayed_ns.append(float(passage.delayed_ns))
         self.step_ns.append(step_ns)
 
 

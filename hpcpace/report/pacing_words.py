@@ -9,6 +9,11 @@ from hpcpace.report.summary import PacingFigures
 from hpcpace.units import format_duration
 
 _MOST_POINTS = 4
+# What does away with the reason why holding back could help gains more than holding back.
+_REMEDIES = {
+    "polling on shared cores": "give each rank a core of its own, or let MPI leave the core while it waits "
+    "(MPICH: MPIR_CVAR_ENABLE_HEAVY_YIELD=1 MPIR_CVAR_POLLS_BEFORE_YIELD=1; Open MPI: --mca mpi_yield_when_idle 1)",
+}
 
 
 def pacing_lines(pacing: PacingFigures) -> Iterator[tuple[str, str]]:
@@ -23,6 +28,9 @@ def pacing_lines(pacing: PacingFigures) -> Iterator[tuple[str, str]]:
         more = [f"{len(pacing.points) - _MOST_POINTS} more"] if len(pacing.points) > _MOST_POINTS else []
         yield "paced at", listed([*pacing.points[:_MOST_POINTS], *more])
     yield "could help", listed(pacing.mechanisms) if pacing.mechanisms else "no mechanism found: ranks only wait"
+    for mechanism in pacing.mechanisms:
+        if mechanism in _REMEDIES:
+            yield "try first", _REMEDIES[mechanism]
 
 
 def _arm(step_ns: float, cv: float | None) -> str:

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.pacing import auto_cost, collected, links, persistent, polling, trial_judged, turns
+from tests.pacing import auto_cost, auto_gain, collected, links, persistent, polling, trial_judged, turns
 from tests.pacing.document import section_of, write_section
 from tests.pacing.experiment import Effort, Experiment
 
@@ -17,6 +17,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     collected.EXPERIMENT,
     persistent.EXPERIMENT,
     auto_cost.EXPERIMENT,
+    auto_gain.EXPERIMENT,
     turns.EXPERIMENT,
     links.EXPERIMENT,
 )

@@ -34,7 +34,7 @@ class JobSpec:
         collect_ms: emulated cost of a full garbage collection; with it, ranks make cyclic garbage.
         collect_steps: steps between two full collections of a rank, about.
         transport: mpi (its collectives poll) or gloo (they sleep).
-        collective: of gloo: all_reduce, or gather to rank 0.
+        collective: of gloo: all_reduce, gather to rank 0, or barrier.
         message_kb: its size, of gather that of each rank.
         is_bound: whether each rank has a core of its own.
         seed: of stragglers and garbage.
@@ -136,6 +136,8 @@ def run_gloo(spec: JobSpec, run_dir: Path, comm: Any) -> list[int]:
     def meet() -> None:
         if spec.collective == "gather":
             dist.gather(tensor, gathered)
+        elif spec.collective == "barrier":
+            dist.barrier()
         else:
             dist.all_reduce(tensor)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +19,6 @@ YIELDING = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD":
 """MPICH then gives up the core after each poll, by a short sleep."""
 STEPS = 490
 STRAGGLERS, YIELDED, ALONE = "stragglers", "stragglers, MPI yields", "one core each"
-AFTERWARDS = "stragglers, and 200 steps more"
 BALANCED, BALANCED_PAIRS = "balanced", "balanced, two on a core"
 SHARED = JobSpec(pace=PACE, steps=STEPS, work_ms=6.0, straggle_ms=12.0)
 EVEN = JobSpec(pace=PACE, steps=STEPS, work_ms=10.0)
@@ -29,13 +27,7 @@ SCENES = (
         name=STRAGGLERS,
         spec=SHARED,
         num_ranks=RANKS_PER_CORE * NUM_CORES,
-        policies={"slack": 5, **dict.fromkeys(PUBLISHED, 2)},
-    ),
-    Scene(
-        name=AFTERWARDS,
-        spec=replace(SHARED, steps=STEPS + 200),
-        num_ranks=RANKS_PER_CORE * NUM_CORES,
-        policies={"auto": 4},
+        policies={"slack": 5, **dict.fromkeys(PUBLISHED, 2), "auto": 2},
     ),
     Scene(
         name=YIELDED,
@@ -72,7 +64,7 @@ def late_change(series: Series) -> float:
 
 def run(effort: Effort, tell: Tell) -> Finding:
     found = run_scenes(SCENES, effort, tell)
-    slack, auto = series_of(found, STRAGGLERS, "slack"), series_of(found, AFTERWARDS, "auto")
+    slack, auto = (series_of(found, STRAGGLERS, policy) for policy in ("slack", "auto"))
     yielded = series_of(found, YIELDED, "slack")
     balanced = [series_of(found, name, "slack") for name in (BALANCED, BALANCED_PAIRS)]
     alone = [series for series in found if series.scene.name == ALONE]

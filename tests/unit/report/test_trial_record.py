@@ -51,6 +51,7 @@ def test_both_arms_stand_beside_each_other(tmp_path: Path) -> None:
     assert lines["mean step"].startswith("off 100 ms (CV 0.001); on 90.")
     assert lines["trial"] == "6 pairs of blocks, policy slack"
     assert lines["could help"] == "polling on shared cores"
+    assert "MPIR_CVAR_ENABLE_HEAVY_YIELD=1" in lines["try first"]
 
 
 def test_a_trial_that_has_hardly_begun_is_read(tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""What `auto` keeps of the gain of `slack` behind its trial, and what is left of that gain with the default bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
+from tests.pacing.jobs import HEAD, TRIAL, Scene, run_scenes, series_of, spelled
+from tests.pacing.polling import NUM_CORES, PACE, RANKS_PER_CORE, SHARED, STEPS, STRAGGLERS, late_change
+
+LONGER, DEFAULT = "200 steps more", "default bound"
+NUM_RANKS = RANKS_PER_CORE * NUM_CORES
+SCENES = (
+    Scene(name=STRAGGLERS, spec=SHARED, num_ranks=NUM_RANKS, policies={"slack": 2}),
+    Scene(name=LONGER, spec=replace(SHARED, steps=STEPS + 200), num_ranks=NUM_RANKS, policies={"auto": 4}),
+    Scene(name=DEFAULT, spec=replace(SHARED, pace=dict(TRIAL)), num_ranks=NUM_RANKS, policies={"slack": 2}),
+)
+
+
+def run(effort: Effort, tell: Tell) -> Finding:
+    found = run_scenes(SCENES, effort, tell)
+    slack, auto = series_of(found, STRAGGLERS, "slack"), series_of(found, LONGER, "auto")
+    kept = late_change(auto)
+    gain = slack.change
+    claims = [
+        Claim(
+            text=f"auto keeps at least half of slack's gain, {spelled(gain)}, in its last 100 steps: "
+            f"{100 * kept:+.1f} % ({'; '.join(ran.sentence for ran in auto.ran)})",
+            holds=None if gain is None or gain.value >= 0 else kept <= gain.value / 2,
+        )
+    ]
+    notes = [
+        f"Jobs with stragglers as in the first section on real jobs: {NUM_RANKS} ranks, {NUM_CORES} cores, delays of "
+        f"at most {PACE['max_delay_share']:.0%} of the step. With 200 steps more, the last 100 are behind the trial.",
+        "Default bound: the same jobs with delays of at most 5% of the step.",
+    ]
+    return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)
+
+
+EXPERIMENT = Experiment(name="kept", title="What auto keeps where slack helps", run=run)
