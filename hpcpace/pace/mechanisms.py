@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcpace.pace.points import Point
 
+POLLING = "polling on shared cores"
 # Share of a wait that the waiting thread spends on a core, were it alone there: polling is 1, sleeping nearly 0.
 _POLLING_SHARE = 0.4
 _GC_SHARE = 0.002
@@ -69,7 +70,7 @@ def find_mechanisms(ranks: Sequence[RankFacts], points: Sequence[Point]) -> list
     # Of several pollers on a core, each gets its part of it.
     polling_share = max(rank.polling_share for rank in ranks) * crowding(ranks)
     if crowding(ranks) > 1 and polling_share > _POLLING_SHARE:
-        found.append("polling on shared cores")
+        found.append(POLLING)
     if any(point.kind == _MANY_TO_ONE and len(point.ranks) > _LEAST_SENDERS for point in points):
         found.append("many to one")
     if len(ranks) > 1 and any(rank.gc_share > _GC_SHARE for rank in ranks):
@@ -84,7 +85,7 @@ def policy_for(mechanisms: Sequence[str], *, has_turns: bool) -> str:
         mechanisms: as `find_mechanisms` returns them.
         has_turns: whether the settings give this job its turn on a shared link.
     """
-    if "polling on shared cores" in mechanisms:
+    if POLLING in mechanisms:
         return "slack"
     # Full collections are too rare for the first steps to show: coschedule counts them in the trial's unpaced part.
     return "stagger" if has_turns or "many to one" in mechanisms else "coschedule"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from hpcpace.pace.coschedule import CollectionCount, CollectionPlan, CollectionSchedule, CollectionWatch
 from hpcpace.pace.hold import Holder
 from hpcpace.pace.looking import Introduction, Look
-from hpcpace.pace.mechanisms import RankFacts, find_mechanisms, policy_for
+from hpcpace.pace.mechanisms import POLLING, RankFacts, find_mechanisms, policy_for
 from hpcpace.pace.message import Status
 from hpcpace.pace.outcome import PacingRecord
 from hpcpace.pace.passages import Passages, Ticket
@@ -248,6 +248,8 @@ class Pacer:
         self._record.begin(
             policy=self._policy_name, points=points, mechanisms=mechanisms, facts=facts, seed=told[0].seed
         )
+        if self._policy_name == "slack" and POLLING in mechanisms:
+            settings = settings.where_polled()
         reason = self._why_not(points, facts)
         if reason:
             self._end(reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcpace.errors import ConfigError
 from hpcpace.units import NS_PER_MS, NS_PER_US
@@ -45,6 +45,8 @@ class PaceSettings:
     """Share of its slack that a rank is delayed by at most."""
     max_delay_share: float = 0.05
     """Most delay, as a share of the median step."""
+    polling_delay_share: float = 0.3
+    """The same of slack where ranks poll on shared cores, if that is more: there a short sleep gains nothing."""
     guard_us: float = 200.0
     """Part of the slack that is never used, beside twice the 99th percentile by which sleeps last too long."""
     engage_share: float = 0.005
@@ -89,6 +91,10 @@ class PaceSettings:
             _check(self.stagger_slot <= last, "stagger_slot", self.stagger_slot, f"from 0 to {last}")
             _check(self.stagger_period_ms > 0, "stagger_period_ms", self.stagger_period_ms, "above 0 with slots")
 
+    def where_polled(self) -> PaceSettings:
+        """Return the same for ranks that poll on shared cores."""
+        return replace(self, max_delay_share=max(self.max_delay_share, self.polling_delay_share))
+
     @property
     def guard_ns(self) -> float:
         """The fixed part of the guard in nanoseconds."""
@@ -112,6 +118,7 @@ _RANGES = (
     ("share_low", 0.05, 0.95),
     ("share_high", 0.05, 0.95),
     ("max_delay_share", 0.001, 0.5),
+    ("polling_delay_share", 0.0, 0.5),
     ("guard_us", 0.0, 1e6),
     ("engage_share", 0.0001, 0.5),
     ("engage_steps", 1, 1000),

@@ -8,12 +8,18 @@ from tests.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
 from tests.pacing.jobs import HEAD, TRIAL, Scene, run_scenes, series_of, spelled
 from tests.pacing.polling import NUM_CORES, PACE, RANKS_PER_CORE, SHARED, STEPS, STRAGGLERS, late_change
 
-LONGER, DEFAULT = "200 steps more", "default bound"
+LONGER, DEFAULT, TIGHT = "200 steps more", "default bounds", "at most 5 %"
 NUM_RANKS = RANKS_PER_CORE * NUM_CORES
 SCENES = (
     Scene(name=STRAGGLERS, spec=SHARED, num_ranks=NUM_RANKS, policies={"slack": 2}),
     Scene(name=LONGER, spec=replace(SHARED, steps=STEPS + 200), num_ranks=NUM_RANKS, policies={"auto": 4}),
-    Scene(name=DEFAULT, spec=replace(SHARED, pace=dict(TRIAL)), num_ranks=NUM_RANKS, policies={"slack": 2}),
+    Scene(name=DEFAULT, spec=replace(SHARED, pace=dict(TRIAL)), num_ranks=NUM_RANKS, policies={"auto": 2}),
+    Scene(
+        name=TIGHT,
+        spec=replace(SHARED, pace={**TRIAL, "polling_delay_share": 0.0}),
+        num_ranks=NUM_RANKS,
+        policies={"slack": 1},
+    ),
 )
 
 
@@ -32,7 +38,7 @@ def run(effort: Effort, tell: Tell) -> Finding:
     notes = [
         f"Jobs with stragglers as in the first section on real jobs: {NUM_RANKS} ranks, {NUM_CORES} cores, delays of "
         f"at most {PACE['max_delay_share']:.0%} of the step. With 200 steps more, the last 100 are behind the trial.",
-        "Default bound: the same jobs with delays of at most 5% of the step.",
+        "Default bounds: those of a job that sets none. At most 5 %: `polling_delay_share` 0.",
     ]
     return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)
 

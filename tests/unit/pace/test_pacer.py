@@ -170,6 +170,8 @@ def test_one_rank_waits_for_nobody() -> None:
 def test_auto_tries_slack_where_ranks_poll_on_shared_cores() -> None:
     settings = PaceSettings(policy="auto", aa_pairs=3, max_pairs=8)
     ranks = run_job(settings, _polled_slow_rank, num_steps=600, thread_share=1.0)
+    longest_ns = max(end - begin for rank in ranks for begin, end in rank.delays)
+    assert 2 * settings.max_delay_share * STEP_NS < longest_ns < settings.polling_delay_share * 2 * STEP_NS
     assert {rank.record.tried for rank in ranks} == {"slack"}
     assert ranks[0].record.mechanisms == ["polling on shared cores"]
     assert ranks[0].record.is_on
