@@ -1,4 +1,4 @@
-"""What `auto` keeps of the gain of `slack` behind its trial, and what is left of that gain with the default bound."""
+"""What `auto` keeps of the gain of `slack` behind its trial, and how that gain depends on the bound."""
 
 from __future__ import annotations
 

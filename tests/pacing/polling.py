@@ -107,7 +107,7 @@ def run(effort: Effort, tell: Tell) -> Finding:
         f"MPICH's Allreduce, which polls. On shared cores {RANKS_PER_CORE * NUM_CORES} ranks have {NUM_CORES} cores; "
         f"each works for {SHARED.work_ms:g} ms of processor time, and one of them, another one in each step, for "
         f"{SHARED.straggle_ms:g} ms more. Balanced ones work for {EVEN.work_ms:g} ms each. Nothing is emulated.",
-        f"Delays are bounded by {PACE['max_delay_share']:.0%} of the step, instead of the default; the change is that "
+        f"Delays are bounded by {PACE['max_delay_share']:.0%} of the step; the change is that "
         "of the trial's own blocks, paced against unpaced, in one job, over jobs with other seeds.",
         f"MPI yields: {' '.join(f'{name}={value}' for name, value in YIELDING.items())}.",
     ]

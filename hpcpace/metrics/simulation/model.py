@@ -137,7 +137,7 @@ def simulate(job: Job, rule: DelayRule | None = None) -> Simulated:
     shape = (job.num_steps, job.num_ranks)
     traced = job.noise if isinstance(job.noise, TracedNoise) else None
     places = np.zeros(0) if traced is None else traced.places(job.num_ranks, generator)
-    # Looked up in their order in the trace, neighbours find the same corners: half the time.
+    # Looked up in their order in the trace, neighbours find the same corners, which is faster.
     order = np.argsort(places)
     places = places[order]
     # Each row of this first holds the work of a step, then when it was done.
