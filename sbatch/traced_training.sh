@@ -163,6 +163,12 @@ num_attempts() {
     (find "$1" -maxdepth 1 -name 'attempt-*' 2>/dev/null || true) | wc -l
 }
 
+# has_stopped FOLDER: whether the last start of a run has ended ahead of time, with a checkpoint. Its ranks end after they
+# have said so.
+has_stopped() {
+    grep -q '"outcome": "stopped"' "$1/attempt-$(($(num_attempts "$1") - 1))/result.json" 2>/dev/null
+}
+
 # is_failed_start STATUS SECONDS: whether ranks that ended so, and made no folder, may have failed in the start of MPI.
 is_failed_start() {
     # hpcpace's own statuses are 0 to 4, and 143 where srun ended ranks before they had refused as well; 126 and 127 are
@@ -205,14 +211,15 @@ traced_training() {
         status=0
         train_until_signal "${launch[@]}" "${train[@]}" "${@:4}" || status=$?
     fi
+    # Status 1 is a training that has stopped with a checkpoint. Its first rank to end may have had srun end others, which
+    # were about to.
+    if ((status == 143)) && has_stopped "$run_dir"; then status=1; fi
     local reported=0
     # Slurm repeats SIGTERM, and srun may have ended before this shell got its own.
     (trap '' TERM && exec "${hpcpace[@]}" report "$run_dir") || reported=$?
     # Status 1 is a report that found something, 3 one that cannot tell.
     ((reported <= 1 || reported == 3)) || echo "$name: no report, 'hpcpace report' ended with status $reported" >&2
-    # Status 1 is a training that has stopped with a checkpoint; 143, that the first rank to end with it had srun end
-    # others, which were about to.
-    if ((is_early && !ended_by && (status == 1 || status == 143))); then
+    if ((is_early && !ended_by && status == 1)); then
         trap '' TERM
         requeue "$name"
     fi

@@ -22,6 +22,7 @@ SCRIPTS = sorted([*(REPOSITORY / "sbatch").glob("gpt2_*.sh"), REPOSITORY / "sbat
 AUDIT = REPOSITORY / "sbatch" / "audit.sh"
 FAKES = REPOSITORY / "tests" / "data" / "fake_slurm"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NTASKS": "8"}
+SOON = {**JOB, "HPCPACE_REQUEUE_AFTER_S": "0"}
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 # Of what traced_training.sh does for all of them, two are enough.
@@ -371,26 +372,33 @@ def test_ends_the_training_and_reports_when_a_signal_ends_the_job(
 
 
 @pytest.mark.parametrize(
-    ("environ", "line", "is_requeued"),
+    ("environ", "status", "line", "is_requeued"),
     [
-        ({**JOB, "HPCPACE_REQUEUE_AFTER_S": "0"}, "requeued, goes on from its checkpoint", True),
+        (SOON, 1, "requeued, goes on from its checkpoint", True),
+        ({**SOON, "FAKE_STOP_STATUS": "143"}, 1, "requeued, goes on from its checkpoint", True),
+        ({**SOON, "FAKE_STOP_STATUS": "143", "FAKE_OUTCOME": "out of memory"}, 143, None, False),
+        ({**SOON, "FAKE_STOP_STATUS": "4", "FAKE_OUTCOME": "out of memory"}, 4, None, False),
         (
-            {**JOB, "HPCPACE_REQUEUE_AFTER_S": "0", "FAKE_STOP_STATUS": "143"},
-            "requeued, goes on from its checkpoint",
-            True,
-        ),
-        (
-            {**JOB, "HPCPACE_REQUEUE_AFTER_S": "0", "FAKE_REQUEUE_STATUS": "1"},
+            {**SOON, "FAKE_REQUEUE_STATUS": "1"},
+            1,
             "not requeued: start a job with --resume and the folder of this run",
             True,
         ),
-        (JOB, r"not requeued: it has trained for \d+ s only; give a longer time limit \(-t\)", False),
-        ({}, None, False),
+        (JOB, 1, r"not requeued: it has trained for \d+ s only; give a longer time limit \(-t\)", False),
+        ({}, 1, None, False),
     ],
-    ids=["requeued", "last ranks ended by srun", "requeue refused", "time limit too short", "here"],
+    ids=[
+        "requeued",
+        "last ranks ended by srun",
+        "failed, others ended by srun",
+        "failed",
+        "requeue refused",
+        "time limit too short",
+        "here",
+    ],
 )
 def test_a_job_near_its_time_limit_stops_reports_and_is_requeued(
-    environ: dict[str, str], line: str | None, is_requeued: bool, tmp_path: Path
+    environ: dict[str, str], status: int, line: str | None, is_requeued: bool, tmp_path: Path
 ) -> None:
     calls, train_pid = tmp_path / "calls.jsonl", tmp_path / "train.pid"
     environ = {**environ, "PATH": f"{FAKES}:/usr/bin:/bin", "FAKE_CALLS": str(calls), "FAKE_TRAIN_PID": str(train_pid)}
@@ -398,7 +406,7 @@ def test_a_job_near_its_time_limit_stops_reports_and_is_requeued(
         wait_for_file(train_pid)
         child.send_signal(signal.SIGUSR1)
         _, stderr = child.communicate(timeout=30)
-    assert child.returncode == int(environ.get("FAKE_STOP_STATUS", "1"))
+    assert child.returncode == status
     name = SCRIPTS[0].stem
     first, *others = stderr.splitlines()
     assert first == f"{name}: the time limit is near (SIGUSR1): checkpoint and stop"
