@@ -1,9 +1,9 @@
 """The law that turns slack into a delay: a pure state machine, measurements in, delay out.
 
 A rank has slack where it is ready before the critical one, the last of those that meet at the pacing point; being
-delayed by less than its slack costs nobody anything. The law takes less than that (a share of the lower quartile,
-less a guard), less still in a step in which the rank is late, watches what it costs (harm), and gives up where it
-costs anything. Whatever it cannot trust means no delay.
+delayed by less than its slack costs nobody anything. The law takes less than that (a share of the lower quartile, or of
+the median where steps have got shorter, less a guard), less still in a step in which the rank is late, watches what it
+costs (harm), and gives up where it costs anything. Whatever it cannot trust means no delay.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hpcpace.trace.schema import PaceArm
 
 _NUM_SLACKS = 16
 _QUANTILE = 0.25
+_QUANTILE_OF_GAIN = 0.5
 _NUM_STEPS_OF_MEDIAN = 64
 _NUM_OFF_STEPS = 256
 _NUM_ON_STEPS = 32
@@ -97,7 +98,7 @@ class Controller:
     """Decides on the delay of one rank, from window to window, and takes back from it in a step in which it is late.
 
         late  = own_share * (work - usual work)
-        base  = clip(share * q25(last 16 of slack + late) - guard, 0, bound)
+        base  = clip(share * quantile(last 16 of slack + late) - guard, 0, bound)
         delay = max(base - max(late, 0), 0)
 
     Work is the time from a rank's release until it is ready again, its median is the usual one. Slack + late is the
@@ -111,7 +112,8 @@ class Controller:
     harm, and so they halve together.
 
     Where a different rank is critical in each step, that rank may be delayed, and its delay is harm. It is none where
-    the whole step gets shorter by more than its noise: ranks that poll on shared cores gain more than it costs.
+    the whole step gets shorter by more than its noise: ranks that poll on shared cores gain more than it costs. There
+    the quantile is the median, and the lower quartile as long as that is not shown.
 
     Attributes:
         delay_ns: the base, what `update` returned last.
@@ -241,8 +243,9 @@ class Controller:
             return 0
         guard_ns = settings.guard_ns
         if self._overshoots_ns:
-            guard_ns += 2 * float(np.quantile(self._overshoots_ns, 0.99))
-        wanted_ns = self._share * float(np.quantile(rooms_ns, _QUANTILE)) - guard_ns
+            guard_ns += settings.guard_overshoots * float(np.quantile(self._overshoots_ns, 0.99))
+        quantile = _QUANTILE_OF_GAIN if self._is_step_shorter() else _QUANTILE
+        wanted_ns = self._share * float(np.quantile(rooms_ns, quantile)) - guard_ns
         threshold_ns = settings.engage_share * median_ns
         self._num_steps_above = self._num_steps_above + num_steps if wanted_ns >= threshold_ns else 0
         if self._is_engaged:

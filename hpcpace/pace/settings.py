@@ -48,7 +48,9 @@ class PaceSettings:
     polling_delay_share: float = 0.3
     """The same of slack where ranks poll on shared cores, if that is more: there a short sleep gains nothing."""
     guard_us: float = 200.0
-    """Part of the slack that is never used, beside twice the 99th percentile by which sleeps last too long."""
+    """Part of the slack that is never used."""
+    guard_overshoots: float = 2.0
+    """The same in units of the 99th percentile by which sleeps last too long; none where ranks poll on shared cores."""
     engage_share: float = 0.005
     """Delay, as a share of the median step, from which on pacing begins; it ends below half of it."""
     engage_steps: int = 16
@@ -92,8 +94,12 @@ class PaceSettings:
             _check(self.stagger_period_ms > 0, "stagger_period_ms", self.stagger_period_ms, "above 0 with slots")
 
     def where_polled(self) -> PaceSettings:
-        """Return the same for ranks that poll on shared cores."""
-        return replace(self, max_delay_share=max(self.max_delay_share, self.polling_delay_share))
+        """Return the same for ranks that poll on shared cores.
+
+        There a sleep lasts too long because others compute on that core meanwhile, which is what it is for.
+        """
+        longest = max(self.max_delay_share, self.polling_delay_share)
+        return replace(self, max_delay_share=longest, guard_overshoots=0.0)
 
     @property
     def guard_ns(self) -> float:
@@ -120,6 +126,7 @@ _RANGES = (
     ("max_delay_share", 0.001, 0.5),
     ("polling_delay_share", 0.0, 0.5),
     ("guard_us", 0.0, 1e6),
+    ("guard_overshoots", 0.0, 100.0),
     ("engage_share", 0.0001, 0.5),
     ("engage_steps", 1, 1000),
     ("published_steps", 4, 1000),

@@ -11,7 +11,7 @@ from tests.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
 from tests.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, Series, run_scenes
 from tests.pacing.paced_job import JobSpec
 
-SIZES = {4: 2, 8: 2, 16: 2, 32: 1}
+SIZES = {4: 3, 8: 3, 16: 3, 32: 2}
 SPEC = JobSpec(
     pace={**TRIAL, "aa_pairs": 4, "max_pairs": 6, "max_delay_share": 0.3},
     steps=700,

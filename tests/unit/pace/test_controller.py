@@ -21,6 +21,7 @@ MOST_AGGRESSIVE = PaceSettings(
     share_high=0.95,
     max_delay_share=0.5,
     guard_us=0,
+    guard_overshoots=0,
     engage_share=0.0001,
     engage_steps=1,
 )
@@ -169,6 +170,23 @@ def test_delay_of_the_critical_rank_is_no_harm_where_the_whole_step_gets_shorter
     assert delays["as before"] == 0
 
 
+def test_takes_more_of_the_slack_where_the_whole_step_gets_shorter() -> None:
+    settings = replace(MOST_AGGRESSIVE, share_low=0.8, share_high=0.8)
+    slacks_ms = np.linspace(2.0, 20.0, 10)
+    works_ns = (99e6,) * 10  # without an own share: the slack varies for reasons of others
+    delays = {}
+    for name, step_ns in {"shorter": 80e6, "as before": 99e6}.items():
+        controller = _engaged(settings)
+        spread = np.linspace(-5e6, 5e6, 10)
+        own_ns = tuple(1e6 + 1e6 * slacks_ms)
+        controller.update(_window(7.0, work_ns=works_ns, step_ns=tuple(100e6 + spread)))
+        paced = _window(7.0, own_ns=own_ns, work_ns=works_ns, arm=PaceArm.ON, step_ns=tuple(step_ns + spread))
+        delays[name] = [controller.update(paced) for _ in range(12)][-1]
+    last = np.tile(slacks_ms, 2)[-16:]
+    assert delays["as before"] == pytest.approx(0.8e6 * np.quantile(last, 0.25), rel=0.01)
+    assert delays["shorter"] == pytest.approx(0.8e6 * np.quantile(last, 0.5), rel=0.01)
+
+
 def test_is_passive_in_quiet_phases() -> None:
     work_ns = lockstep.balanced(500, 4, seed=1, noise=0.001)
     found = lockstep.run(_ranks(4, PaceSettings(policy="slack")), work_ns)
@@ -230,6 +248,12 @@ def test_sleeps_that_last_too_long_count_against_the_delay() -> None:
     delays = [controller.update(_window(5.0, overshoot_ns=(500e3,) * 10)) for _ in range(12)]
     assert delays[-1] == pytest.approx(2e6 - 200e3 - 1e6, rel=1e-3)
     assert controller.update(_window(5.0, overshoot_ns=(50e6,))) == 0
+
+
+def test_sleeps_last_too_long_where_ranks_poll_on_shared_cores() -> None:
+    controller = _engaged(PaceSettings(policy="slack").where_polled())
+    delays = [controller.update(_window(5.0, overshoot_ns=(500e3,) * 10)) for _ in range(12)]
+    assert delays[-1] == pytest.approx(2e6 - 200e3, rel=1e-3)
 
 
 def test_starts_anew_after_a_reset() -> None:
