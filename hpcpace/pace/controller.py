@@ -29,7 +29,8 @@ _NUM_WORKS = 32
 _LEAST_STEPS = 8
 _HARM_STANDARD_ERRORS = 3.0
 _HARM_SHARE = 0.005
-_GAIN_STANDARD_ERRORS = 2.0
+_NO_HARM_STANDARD_ERRORS = 2.0
+_GAIN_STANDARD_ERRORS = 3.0
 _INCREASE = 0.05
 _NUM_HALVINGS = 3
 _FIRST_PAUSE = 8
@@ -112,8 +113,8 @@ class Controller:
     harm, and so they halve together.
 
     Where a different rank is critical in each step, that rank may be delayed, and its delay is harm. It is none where
-    the whole step gets shorter by more than its noise: ranks that poll on shared cores gain more than it costs. There
-    the quantile is the median, and the lower quartile as long as that is not shown.
+    the whole step gets shorter by more than its noise: ranks that poll on shared cores gain more than it costs. Where
+    that is beyond doubt the quantile is the median, else the lower quartile.
 
     Attributes:
         delay_ns: the base, what `update` returned last.
@@ -211,21 +212,21 @@ class Controller:
         error_ns = math.sqrt(on_ns.var(ddof=1) / num_on + _MEDIAN_VARIANCE * off_ns.var(ddof=1) / num_off)
         self.harm_ns = round(harm_ns)
         is_above = harm_ns > max(_HARM_STANDARD_ERRORS * error_ns, _HARM_SHARE * self._median_step_ns())
-        if is_above and not self._is_step_shorter():
+        if is_above and not self._is_step_shorter(_NO_HARM_STANDARD_ERRORS):
             self.is_harmful = True
             self.num_harms += 1
             self._back_off()
         else:
             self._share = min(self._share + _INCREASE, self._settings.share_high)
 
-    def _is_step_shorter(self) -> bool:
-        """Whether paced steps are shorter than unpaced ones by more than two standard errors."""
+    def _is_step_shorter(self, standard_errors: float) -> bool:
+        """Whether paced steps are shorter than unpaced ones by more than so many standard errors."""
         num_on, num_off = len(self._on.steps_ns), len(self._off.steps_ns)
         if num_on < _LEAST_STEPS or num_off < _LEAST_STEPS:
             return False
         on_ns, off_ns = np.array(self._on.steps_ns), np.array(self._off.steps_ns)
         error_ns = math.sqrt(on_ns.var(ddof=1) / num_on + off_ns.var(ddof=1) / num_off)
-        return bool(off_ns.mean() - on_ns.mean() > _GAIN_STANDARD_ERRORS * error_ns)
+        return bool(off_ns.mean() - on_ns.mean() > standard_errors * error_ns)
 
     def _back_off(self) -> None:
         self._share /= 2
@@ -244,7 +245,7 @@ class Controller:
         guard_ns = settings.guard_ns
         if self._overshoots_ns:
             guard_ns += settings.guard_overshoots * float(np.quantile(self._overshoots_ns, 0.99))
-        quantile = _QUANTILE_OF_GAIN if self._is_step_shorter() else _QUANTILE
+        quantile = _QUANTILE_OF_GAIN if self._is_step_shorter(_GAIN_STANDARD_ERRORS) else _QUANTILE
         wanted_ns = self._share * float(np.quantile(rooms_ns, quantile)) - guard_ns
         threshold_ns = settings.engage_share * median_ns
         self._num_steps_above = self._num_steps_above + num_steps if wanted_ns >= threshold_ns else 0

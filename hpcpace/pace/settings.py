@@ -53,6 +53,8 @@ class PaceSettings:
     """The same in units of the 99th percentile by which sleeps last too long; none where ranks poll on shared cores."""
     engage_share: float = 0.005
     """Delay, as a share of the median step, from which on pacing begins; it ends below half of it."""
+    polling_engage_share: float = 0.05
+    """The same of slack where ranks poll on shared cores, if that is more: a shorter sleep gains nothing there."""
     engage_steps: int = 16
     """Steps in which the delay must have been that large."""
     published_steps: int = 16
@@ -98,8 +100,12 @@ class PaceSettings:
 
         There a sleep lasts too long because others compute on that core meanwhile, which is what it is for.
         """
-        longest = max(self.max_delay_share, self.polling_delay_share)
-        return replace(self, max_delay_share=longest, guard_overshoots=0.0)
+        return replace(
+            self,
+            max_delay_share=max(self.max_delay_share, self.polling_delay_share),
+            engage_share=max(self.engage_share, self.polling_engage_share),
+            guard_overshoots=0.0,
+        )
 
     @property
     def guard_ns(self) -> float:
@@ -128,6 +134,7 @@ _RANGES = (
     ("guard_us", 0.0, 1e6),
     ("guard_overshoots", 0.0, 100.0),
     ("engage_share", 0.0001, 0.5),
+    ("polling_engage_share", 0.0, 0.5),
     ("engage_steps", 1, 1000),
     ("published_steps", 4, 1000),
     ("published_variation", 0.0, 100.0),

@@ -51,9 +51,9 @@ SCENES = (
         name=BALANCED,
         spec=EVEN,
         num_ranks=RANKS_PER_CORE * NUM_CORES,
-        policies={"slack": 4, **dict.fromkeys(PUBLISHED, 1)},
+        policies={"slack": 10, **dict.fromkeys(PUBLISHED, 1)},
     ),
-    Scene(name=BALANCED_PAIRS, spec=EVEN, num_ranks=2 * NUM_CORES, policies={"slack": 16}),
+    Scene(name=BALANCED_PAIRS, spec=EVEN, num_ranks=2 * NUM_CORES, policies={"slack": 24}),
     Scene(
         name=ALONE,
         spec=JobSpec(pace=PACE, steps=STEPS, work_ms=10.0, straggle_ms=10.0, is_bound=True),

@@ -251,9 +251,20 @@ def test_sleeps_that_last_too_long_count_against_the_delay() -> None:
 
 
 def test_sleeps_last_too_long_where_ranks_poll_on_shared_cores() -> None:
-    controller = _engaged(PaceSettings(policy="slack").where_polled())
-    delays = [controller.update(_window(5.0, overshoot_ns=(500e3,) * 10)) for _ in range(12)]
-    assert delays[-1] == pytest.approx(2e6 - 200e3, rel=1e-3)
+    controller = Controller(PaceSettings(policy="slack").where_polled())
+    delays = [controller.update(_window(31.0, overshoot_ns=(500e3,) * 10)) for _ in range(16)]
+    assert delays[-1] == pytest.approx(0.5 * 30e6 - 200e3, rel=1e-3)
+
+
+def test_a_short_sleep_is_none_where_ranks_poll_on_shared_cores() -> None:
+    settings = PaceSettings(policy="slack")
+    delays = {}
+    for name, law in {"alone": settings, "polled": settings.where_polled()}.items():
+        controller = Controller(law)
+        for _ in range(12):
+            controller.update(_window(5.0))
+        delays[name] = controller.delay_ns
+    assert delays == {"alone": round(0.5 * 4e6 - 200e3), "polled": 0}
 
 
 def test_starts_anew_after_a_reset() -> None:
