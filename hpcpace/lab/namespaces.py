@@ -121,7 +121,8 @@ def _first_process(token: str) -> Anchor | None:
     for process in psutil.process_iter():
         try:
             # unshare has the same words behind its own; once it has started Python, its work is done, /proc included.
-            if process.cmdline()[-1:] == [token] and process.cmdline()[0] == sys.executable:
+            words = process.cmdline()  # once: a process that becomes another program meanwhile, or ends, has none
+            if words[-1:] == [token] and words[0] == sys.executable:
                 namespace = os.readlink(f"/proc/{process.pid}/ns/pid")
                 return Anchor(pid=process.pid, started=_state(process.pid)[1], pid_namespace=namespace)
         except (psutil.Error, OSError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpcpace.lab import namespaces
 from hpcpace.lab.lab import read_anchor
 from hpcpace.lab.namespaces import Anchor, host_command, lab_command
 from hpcpace.rundir import write_json
@@ -103,3 +105,22 @@ def test_a_command_of_a_host_joins_its_control_groups_before_its_namespaces(tmp_
     script = words[words.index("-ec") + 1]
     assert script == f'echo 0 >{tmp_path}/cpu/cgroup.procs; echo 0 >{tmp_path}/freezer/cgroup.procs; exec "$@"'
     assert {"--net", "--time", "--uts", "--mount", "--pid", "--ipc"} <= set(words)
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_not_the_first_of_a_lab(monkeypatch):
+    class Ending:
+        pid = 17
+
+        def __init__(self):
+            self.words = [[sys.executable, "token"], []]
+
+        def cmdline(self):
+            return self.words.pop(0)
+
+    endings = [Ending(), Ending()]
+    endings[0].words.pop(0)
+    monkeypatch.setattr(namespaces.psutil, "process_iter", lambda: iter(endings))
+    monkeypatch.setattr(namespaces.os, "readlink", lambda path: "pid:[1]")
+    found = namespaces._first_process("token")
+    assert found is not None
+    assert found.pid == 17
