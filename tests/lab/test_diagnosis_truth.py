@@ -62,8 +62,12 @@ def test_slow_rank_is_the_one_persistent_straggler(runs: dict[str, Future[Run]])
 def test_rank_that_stopped_is_named_as_the_cause_of_a_hang(runs: dict[str, Future[Run]]) -> None:
     _, judgement = verdict(runs, "hang")
     assert judgement.is_mode_right and judgement.is_found and not judgement.is_wrong
-    log = runs["hang"].result()[0].log()
-    assert "hang: all_reduce" in log and "rank 2 on n3 never entered it" in " ".join(log.split())
+    log = " ".join(runs["hang"].result()[0].log().split())
+    # Where in its step a rank is stopped is chance, and an all_reduce that it has entered goes on behind its backward.
+    before, inside = "rank 2 on n3 never entered it", "rank 2 on n3 gave no sign of life there"
+    assert "hang: all_reduce" in log
+    assert (before in log) != (inside in log)
+    assert (inside in log) == ("though all of its ranks entered it" in log)
 
 
 def test_the_truth_lies_outside_of_every_run(site: DrillSite, runs: dict[str, Future[Run]]) -> None:
