@@ -20,12 +20,21 @@ folder=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=study.sh
 source "$folder/study.sh"
 
+# show_table [OPTION...]: throughput and variation of the study's runs, beside which their audits lie.
+show_table() {
+    local run runs=()
+    for run in "$study"/runs/*; do
+        [[ $run == *-audit ]] || runs+=("$run")
+    done
+    exec "${python[@]}" "$repository/analysis/pacing_table.py" "${runs[@]}" "$@"
+}
+
 usage='pacing_trial.sh STUDY [OPTION...] [-- TRAINING...]'
 (($# > 0)) && [[ $1 != -* ]] || refuse "$usage: name the folder of the study"
 study=$1
 shift
 if [[ ${1:-} == --table ]]; then
-    exec "${python[@]}" "$repository/analysis/pacing_table.py" "$study"/runs/* "${@:2}"
+    show_table "${@:2}"
 fi
 nodes=1,2,4 ranks_per_node=4 policies=none,published-window,published-spread,slack,auto repetitions=3 steps=400 trial=''
 while (($# > 0)) && [[ $1 != -- ]]; do
@@ -85,6 +94,6 @@ done
 if [[ -n ${HPCPACE_STUDY_WAIT:-} ]]; then
     list=$(IFS=,; echo "${jobs[*]}")
     while ((${#jobs[@]})) && [[ -n $(squeue -h -j "$list" -o %i 2>/dev/null) ]]; do sleep 10; done
-    exec "${python[@]}" "$repository/analysis/pacing_table.py" "$study"/runs/* --out "$study/figures"
+    show_table --out "$study/figures"
 fi
 echo "squeue --name pacing_trial; then: bash $0 $study --table"

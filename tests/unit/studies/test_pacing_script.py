@@ -109,6 +109,17 @@ def test_what_is_done_is_not_done_again_and_what_was_stopped_is_put_aside(run: R
     assert "all 2 runs are done" in done.stdout
 
 
+def test_the_table_is_of_the_runs_and_not_of_the_audits_beside_them(run: Run, tmp_path: Path) -> None:
+    runs = tmp_path / "study" / "runs"
+    for name in ("n1x4-none-0", "n1x4-none-0-audit", "n1x4-slack-0", "n1x4-slack-0-audit"):
+        (runs / name / "attempt-0").mkdir(parents=True)
+    done, _ = run("study", "--table", "--bins", HPCPACE_PYTHON="echo")
+    assert done.returncode == 0, done.stderr
+    script, *words = done.stdout.split()
+    assert Path(script) == REPOSITORY / "analysis" / "pacing_table.py"
+    assert words == ["study/runs/n1x4-none-0", "study/runs/n1x4-slack-0", "--bins"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
