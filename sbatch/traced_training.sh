@@ -213,7 +213,7 @@ traced_training() {
     fi
     # Status 1 is a training that has stopped with a checkpoint. Its first rank to end may have had srun end others, which
     # were about to.
-    if ((status == 143)) && has_stopped "$run_dir"; then status=1; fi
+    if ((status == 143 && $(num_attempts "$run_dir") > num_before)) && has_stopped "$run_dir"; then status=1; fi
     local reported=0
     # Slurm repeats SIGTERM, and srun may have ended before this shell got its own.
     (trap '' TERM && exec "${hpcpace[@]}" report "$run_dir") || reported=$?

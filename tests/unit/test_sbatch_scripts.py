@@ -318,6 +318,17 @@ def test_starts_ranks_once_more_that_did_not_get_through_the_start_of_mpi(
 
 
 @two_scripts
+def test_that_the_start_before_has_stopped_says_nothing_of_this_one(
+    script: Path, tmp_path: Path, run_script: RunScript
+) -> None:
+    attempt = tmp_path / "runs" / f"17-{script.stem}" / "attempt-0"
+    attempt.mkdir(parents=True)
+    (attempt / "result.json").write_text(json.dumps({"outcome": "stopped"}, indent=2))
+    outcome = run_script(script, environ={**JOB, "SLURM_RESTART_COUNT": "1", "FAKE_TRAIN_STATUS": "143"})
+    assert outcome.status == 143
+
+
+@two_scripts
 def test_keeps_the_status_of_the_training_when_the_report_fails(script: Path, run_script: RunScript) -> None:
     outcome = run_script(script, environ={**JOB, "FAKE_REPORT_STATUS": "4"})
     assert outcome.status == 0

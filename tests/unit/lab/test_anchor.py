@@ -107,7 +107,7 @@ def test_a_command_of_a_host_joins_its_control_groups_before_its_namespaces(tmp_
     assert {"--net", "--time", "--uts", "--mount", "--pid", "--ipc"} <= set(words)
 
 
-def test_a_process_that_ends_while_it_is_looked_at_is_not_the_first_of_a_lab(monkeypatch):
+def test_a_process_that_loses_its_words_while_it_is_looked_at_is_no_error(monkeypatch):
     class Ending:
         pid = 17
 
@@ -117,9 +117,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_not_the_first_of_a_lab(mon
         def cmdline(self):
             return self.words.pop(0)
 
-    endings = [Ending(), Ending()]
-    endings[0].words.pop(0)
-    monkeypatch.setattr(namespaces.psutil, "process_iter", lambda: iter(endings))
+    monkeypatch.setattr(namespaces.psutil, "process_iter", lambda: iter([Ending()]))
     monkeypatch.setattr(namespaces.os, "readlink", lambda path: "pid:[1]")
     found = namespaces._first_process("token")
     assert found is not None

@@ -250,13 +250,13 @@ def test_sleeps_that_last_too_long_count_against_the_delay() -> None:
     assert controller.update(_window(5.0, overshoot_ns=(50e6,))) == 0
 
 
-def test_sleeps_last_too_long_where_ranks_poll_on_shared_cores() -> None:
+def test_sleeps_that_last_too_long_do_not_count_where_ranks_poll_on_shared_cores() -> None:
     controller = Controller(PaceSettings(policy="slack").where_polled())
     delays = [controller.update(_window(31.0, overshoot_ns=(500e3,) * 10)) for _ in range(16)]
     assert delays[-1] == pytest.approx(0.5 * 30e6 - 200e3, rel=1e-3)
 
 
-def test_a_short_sleep_is_none_where_ranks_poll_on_shared_cores() -> None:
+def test_a_short_delay_is_none_where_ranks_poll_on_shared_cores() -> None:
     settings = PaceSettings(policy="slack")
     delays = {}
     for name, law in {"alone": settings, "polled": settings.where_polled()}.items():
