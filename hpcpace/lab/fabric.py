@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcpace.errors import HpcpaceError
-from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, Host, LabPlan, Link
+from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, Host, LabPlan, Link, hardware_address
 
 _LEAST_BURST_BYTES = 128 << 10
 _QUEUE_LATENCY_MS = 50
@@ -50,9 +50,12 @@ def shape(rate_bps: int) -> str:
 def build_switches(plan: LabPlan) -> None:
     """Make the leaves, the spine, the uplinks and the controller's address, in the namespace of the caller."""
     mtu = plan.config.mtu
-    links = ["link set lo up"]
-    for bridge in (SPINE, *plan.leaves):
-        links += [f"link add {bridge} type bridge", f"link set {bridge} mtu {mtu} up"]
+    # A bridge takes over the least address of its ports unless it has one of its own, and a leaf, which shares this
+    # namespace with the controller, would answer for it: hosts would lose the controller with a neighbour that dies.
+    links = ["link set lo up", f"link add {SPINE} address {hardware_address(CONTROLLER_ADDRESS)} type bridge"]
+    links += [f"link add {leaf} type bridge" for leaf in plan.leaves]
+    links += [f"link set {leaf} arp off" for leaf in plan.leaves]
+    links += [f"link set {bridge} mtu {mtu} up" for bridge in (SPINE, *plan.leaves)]
     for leaf in plan.leaves:
         uplink = plan.links[leaf]
         links += [

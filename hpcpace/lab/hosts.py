@@ -19,10 +19,11 @@ from hpcpace.lab.cgroups import HostCgroup
 from hpcpace.lab.fabric import connect, set_up, shape, unplug
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.namespaces import host_command
-from hpcpace.lab.plan import PREFIX_LENGTH, Host, LabPlan
+from hpcpace.lab.plan import PREFIX_LENGTH, SLURMD_PORT, Host, LabPlan
 
 _TMP_SOURCE = "lab-tmp"
 _END_TIMEOUT_S = 10.0
+_LISTENING = "0A"  # TCP_LISTEN in the kernel's include/net/tcp_states.h
 # Facts behind the lines:
 # - /proc is still that of the lab when the shell reads its own number.
 # - A host sees its own devices in /sys only when it mounts that itself.
@@ -162,6 +163,16 @@ def living_pid(files: LabFiles, host: Host) -> int:
             f"let `hpcpace lab fault kill-host {host.name}` and its undo boot it again"
         )
     return pid
+
+
+def has_slurmd(pid: int) -> bool:
+    """Return whether slurmd takes calls on the host of this first process, which it does some time after the boot."""
+    try:
+        lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    except OSError:
+        return False
+    sockets = (line.split()[1:4] for line in lines)
+    return any(local.endswith(f":{SLURMD_PORT:04X}") and state == _LISTENING for local, _, state in sockets)
 
 
 def kill_host(plan: LabPlan, files: LabFiles, host: Host) -> None:

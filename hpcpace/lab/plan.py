@@ -16,6 +16,15 @@ CONTROLLER = "login"
 """Host name of the place where slurmctld runs and where `hpcpace lab run` runs commands."""
 CONTROLLER_ADDRESS = "10.77.255.1"
 PREFIX_LENGTH = 16
+SLURMD_PORT = 6818
+
+
+def hardware_address(address: str) -> str:
+    """Return the Ethernet address that goes with an IPv4 address.
+
+    What comes up again keeps it, for others remember it for minutes.
+    """
+    return "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +45,8 @@ class Host:
 
     @property
     def hardware_address(self) -> str:
-        """Of its eth0; a host that boots again keeps it, for others remember it for minutes."""
-        return "02:00:" + ":".join(f"{int(part):02x}" for part in self.address.split("."))
+        """Of its eth0."""
+        return hardware_address(self.address)
 
 
 @dataclass(frozen=True, kw_only=True)

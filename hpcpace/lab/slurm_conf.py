@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcpace.lab.files import LabFiles
-from hpcpace.lab.plan import CONTROLLER, CONTROLLER_ADDRESS, SPINE, LabPlan
+from hpcpace.lab.plan import CONTROLLER, CONTROLLER_ADDRESS, SLURMD_PORT, SPINE, LabPlan
 
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
 NODE_TIMEOUT_S = 30
@@ -32,6 +32,7 @@ def slurm_conf(plan: LabPlan, files: LabFiles, *, first_job_id: int = 1) -> str:
         "StateSaveLocation": files.state_dir,
         "SlurmdSpoolDir": files.spool_dir("%n"),
         "SlurmctldPidFile": files.daemon_pid("slurmctld"),
+        "SlurmdPort": SLURMD_PORT,
         "SlurmdPidFile": files.folder / "slurmd-%n.pid",
         "ProctrackType": "proctrack/linuxproc",
         # task/affinity refuses more tasks on a node than the machine has cores.

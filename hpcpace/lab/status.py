@@ -16,7 +16,7 @@ from hpcpace.lab.environment import lab_environ
 from hpcpace.lab.fabric import LinkCounters, read_counters
 from hpcpace.lab.faults import FaultRecord, fault_records
 from hpcpace.lab.files import LabFiles
-from hpcpace.lab.hosts import host_pid
+from hpcpace.lab.hosts import has_slurmd, host_pid
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.plan import LabPlan
 
@@ -30,6 +30,7 @@ class HostStatus:
     Attributes:
         name, address, leaf, clock_offset_s: as in the lab's plan.
         is_alive: whether its first process runs.
+        has_slurmd: whether slurmd takes calls there; Slurm itself may not have noticed yet that it does not.
         slurm_state: Slurm's word for the node, such as idle, mixed or down.
         num_cpus_used: CPUs that jobs have there.
     """
@@ -39,13 +40,14 @@ class HostStatus:
     leaf: str
     clock_offset_s: int
     is_alive: bool
+    has_slurmd: bool
     slurm_state: str
     num_cpus_used: int
 
     @property
     def is_well(self) -> bool:
         """Whether it lives and takes jobs."""
-        return self.is_alive and self.slurm_state in _WELL
+        return self.is_alive and self.has_slurmd and self.slurm_state in _WELL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,7 @@ def read_status(plan: LabPlan, files: LabFiles) -> LabStatus:
             HostStatus(
                 **dataclasses.asdict(host),
                 is_alive=host.name in pids,
+                has_slurmd=host.name in pids and has_slurmd(pids[host.name]),
                 slurm_state=state,
                 num_cpus_used=int(cpus.split("/")[0]),
             )

@@ -48,7 +48,11 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 def _hosts(status: LabStatus) -> Table:
     table = _table("host", "address", "leaf", "Slurm", "CPUs used", "clock", right=("CPUs used", "clock"))
     for host in status.hosts:
-        state = host.slurm_state if host.is_alive else f"{host.slurm_state} (host is dead)"
+        state = host.slurm_state
+        if not host.is_alive:
+            state += " (host is dead)"
+        elif not host.has_slurmd:
+            state += " (no slurmd yet)"
         cpus = f"{host.num_cpus_used} of {status.num_cpus_per_host}"
         style = "" if host.is_well else "red"
         table.add_row(host.name, host.address, host.leaf, state, cpus, f"+{host.clock_offset_s} s", style=style)

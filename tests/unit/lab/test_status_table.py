@@ -43,7 +43,7 @@ def status_of(config: LabConfig, **changes: object) -> LabStatus:
     """All is well in the lab, and nothing went over its links."""
     plan = LabPlan(config)
     hosts = [
-        HostStatus(**dataclasses.asdict(host), is_alive=True, slurm_state="idle", num_cpus_used=0)
+        HostStatus(**dataclasses.asdict(host), is_alive=True, has_slurmd=True, slurm_state="idle", num_cpus_used=0)
         for host in plan.hosts
     ]
     links = [
@@ -100,6 +100,14 @@ def test_says_which_host_is_dead_and_which_link_is_down():
     assert "down* (host is dead)" in " ".join(words_of(hosts, "n2"))
     assert words_of(links, "n2") == ["n2", "-", "0", "B", "0", "B", "0", "no", "carrier"]
     assert "carrier" not in words_of(links, "n1")
+
+
+def test_host_whose_slurmd_has_not_come_up_takes_no_jobs_whatever_slurm_says():
+    status = status_of(LabConfig(hosts=2, leaves=1))
+    booting = dataclasses.replace(status.hosts[1], has_slurmd=False)
+    booted = dataclasses.replace(status, hosts=(status.hosts[0], booting))
+    assert "idle (no slurmd yet)" in " ".join(words_of(text_of(booted).split(" link ")[0], "n2"))
+    assert (status.is_well, booted.is_well) == (True, False)
 
 
 def test_says_that_computation_is_emulated():
