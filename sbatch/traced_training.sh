@@ -204,13 +204,11 @@ traced_training() {
     num_before=$(num_attempts "$run_dir")
     train_until_signal "${launch[@]}" "${train[@]}" "${@:4}" || status=$?
     # Ranks that did not get through the start of MPI have lost nothing. Slurm's pmi2 takes the first 1,024 bytes that it
-    # reads for a whole line, and MPICH over UCX may send it a longer one: then ranks hang, or abort. Over libfabric its
-    # lines are short.
+    # reads for a whole line, and MPICH may send it a longer one: then ranks hang, or abort.
     if ((!ended_by && !is_early)) && is_failed_start "$status" $((SECONDS - started_s)) &&
         (($(num_attempts "$run_dir") == num_before)); then
         echo "$name: the ranks did not get through the start of MPI; starting them once more" >&2
         status=0
-        export MPIR_CVAR_CH4_NETMOD=${MPIR_CVAR_CH4_NETMOD-ofi}
         train_until_signal "${launch[@]}" "${train[@]}" "${@:4}" || status=$?
     fi
     # Status 1 is a training that has stopped with a checkpoint. Its first rank to end may have had srun end others, which

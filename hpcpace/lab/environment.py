@@ -36,9 +36,6 @@ EMULATION_VARIABLE = "HPCPACE_LAB_EMULATION"
 # Set by whoever runs us inside another cluster's job; none of it may reach this one.
 _FOREIGN = re.compile(r"SLURM|SRUN|SBATCH|SALLOC|PMI")
 
-# The way over the network of MPICH, which has UCX's first: that one sends Slurm's pmi2 lines longer than it can read.
-_NETMOD = "ofi"
-
 
 def lab_environ(files: LabFiles) -> dict[str, str]:
     """Return the environment for processes of a lab: this one, with the lab's Slurm, and this Python first on PATH."""
@@ -46,7 +43,6 @@ def lab_environ(files: LabFiles) -> dict[str, str]:
     environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), search_path()])
     environ["SLURM_CONF"] = str(files.slurm_conf)
     environ[NAME_VARIABLE] = files.name
-    environ.setdefault("MPIR_CVAR_CH4_NETMOD", _NETMOD)
     environ[EMULATION_VARIABLE] = LabPlan(read_config(files)).emulation
     return environ
 

@@ -39,6 +39,27 @@ def test_mpi_ranks_of_all_hosts_form_one_world(queue: JobQueue, mpi: str, enviro
     assert done.stdout.splitlines() == ["8 28"] * 8, done.stderr
 
 
+# A heap of dense data with holes in it: without a heap of its own MPI does not start in it, whatever the seed.
+START_IN_A_FULL_HEAP = """
+import os, random
+
+random.seed(1)
+data = [bytes([random.randrange(1, 256)]) * random.randrange(600, 3000) for _ in range(20000)]
+data = [each for each in data if random.random() < 0.7]
+
+from hpcpace.world.environment import rank_info
+from hpcpace.world.mpi import mpi_world
+
+comm = mpi_world(rank_info(os.environ), timeout_s=20)
+print(comm.Get_size(), comm.allreduce(comm.Get_rank()))
+"""
+
+
+def test_mpi_starts_whatever_lies_in_memory(queue: JobQueue) -> None:
+    done = queue.run("srun", "-N4", "--ntasks-per-node=2", sys.executable, "-c", START_IN_A_FULL_HEAP)
+    assert done.stdout.splitlines() == ["8 28"] * 8, done.stderr
+
+
 def test_without_pmi_each_task_is_a_world_of_its_own(queue: JobQueue) -> None:
     done = queue.run("srun", "--mpi=none", "-n", "2", sys.executable, "-c", SUM_OVER_MPI)
     assert done.stdout.splitlines() == ["1 0"] * 2, done.stderr

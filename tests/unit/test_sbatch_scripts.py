@@ -317,17 +317,6 @@ def test_starts_ranks_once_more_that_did_not_get_through_the_start_of_mpi(
     assert outcome.status == status
 
 
-@pytest.mark.parametrize(
-    ("environ", "netmods"), [({}, [None, "ofi"]), ({"MPIR_CVAR_CH4_NETMOD": "ucx"}, ["ucx", "ucx"])]
-)
-def test_second_start_is_one_that_pmi2_does_not_misread(
-    environ: dict[str, str], netmods: list[str | None], run_script: RunScript
-) -> None:
-    outcome = run_script(SCRIPTS[0], environ={**JOB, **environ, "FAKE_TRAIN_STATUS": "15"})
-    starts = [call for call in outcome.calls if call["program"] == "hpcpace" and call["argv"][0] == "train"]
-    assert [start["netmod"] for start in starts] == netmods
-
-
 @two_scripts
 def test_that_the_start_before_has_stopped_says_nothing_of_this_one(
     script: Path, tmp_path: Path, run_script: RunScript

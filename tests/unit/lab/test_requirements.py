@@ -86,14 +86,6 @@ def test_nothing_of_another_cluster_reaches_the_lab(monkeypatch, site):
     assert environ["PATH"].split(":")[0] == str(Path(sys.executable).parent)
 
 
-def test_mpi_takes_the_way_that_pmi2_does_not_misread_unless_told_another(monkeypatch, site):
-    write_config(site.files, site.plan.config)
-    monkeypatch.delenv("MPIR_CVAR_CH4_NETMOD", raising=False)
-    assert lab_environ(site.files)["MPIR_CVAR_CH4_NETMOD"] == "ofi"
-    monkeypatch.setenv("MPIR_CVAR_CH4_NETMOD", "ucx")
-    assert lab_environ(site.files)["MPIR_CVAR_CH4_NETMOD"] == "ucx"
-
-
 @pytest.mark.parametrize("num_cores", [2, 64])
 def test_what_runs_in_the_lab_is_told_where_computation_is_emulated(monkeypatch, site, num_cores):
     write_config(site.files, site.plan.config)
