@@ -53,7 +53,7 @@ class PaceSettings:
     """The same in units of the 99th percentile by which sleeps last too long; none where ranks poll on shared cores."""
     engage_share: float = 0.005
     """Delay, as a share of the median step, from which on pacing begins; it ends below half of it."""
-    polling_engage_share: float = 0.05
+    polling_engage_share: float = 0.1
     """The same of slack where ranks poll on shared cores, if that is more: a shorter sleep gains nothing there."""
     engage_steps: int = 16
     """Steps in which the delay must have been that large."""
