@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def short_start_of_mpi() -> Iterator[None]:
-    """Let a start of MPI that hangs, as one in a hundred of MPICH under pmi2 does, be repeated within a test's time."""
+    """Let a start of MPI that hangs be repeated within a test's time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCPACE_WORLD_START_TIMEOUT_S", "30")
         yield

@@ -30,7 +30,7 @@ dist.destroy_process_group()
 )
 def test_mpi_ranks_of_all_hosts_form_one_world(queue: JobQueue, mpi: str, environ: dict[str, str]) -> None:
     command = ("srun", f"--mpi={mpi}", "-N4", "--ntasks-per-node=2", sys.executable, "-c", SUM_OVER_MPI)
-    # One start of MPICH in a hundred hangs under pmi2: docs/slurm.md.
+    # mpi4py by itself: pmi2 may misread its start, as docs/slurm.md tells.
     for _ in range(2):
         done = queue.run("timeout", "--signal=KILL", "25", *command, environ=environ)
         if done.returncode != 137:

@@ -45,7 +45,7 @@ def slow_lab(rate: str) -> Iterator[Lab]:
 def run_together(lab: Lab, jobs: Sequence[LabJob], *, timeout_s: float = 120) -> list[Ran]:
     """Run jobs at the same time and return what came of each.
 
-    One in a hundred starts of MPICH under Slurm's pmi2 hangs: all are then started once more.
+    Where one of them does not come through, all are started once more.
 
     Raises:
         JobFailed: they failed several times.
