@@ -6,21 +6,24 @@ package loads neither torch nor MPI.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcpace.observe.session import Session, session
 
-try:
-    __version__ = version("hpcpace")
-except PackageNotFoundError:  # running from a source tree that was never installed
-    __version__ = "0+unknown"
-
 __all__ = ["Session", "__version__", "session"]
+__version__: str
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        # Only now: `python -m hpcpace` gets here while Python still looks for modules in the working folder.
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("hpcpace")
+        except PackageNotFoundError:  # running from a source tree that was never installed
+            return "0+unknown"
     if name in ("Session", "session"):
         from hpcpace.observe import session as module
 

@@ -61,10 +61,17 @@ class TraceConfig:
     """Whether network and host counters are read once a second."""
     snapshot: bool = True
     """Whether the audit's snapshot of each host, with what its ranks have, is saved when the session starts."""
+    start_timeout_s: float = 20.0
+    """Seconds that a rank waits for the others to enter a session, and again for what they then agree on; then nothing
+    is recorded."""
+    copy_timeout_s: float = 300.0
+    """Seconds that copying a trace from trace_dir into the run may take at the end; then it stays where it is."""
 
     def __post_init__(self) -> None:
         _check_least("trace", "flush_interval_s", self.flush_interval_s, 0.01)
         _check_least("trace", "max_rows", self.max_rows, 100_000)
+        _check_least("trace", "start_timeout_s", self.start_timeout_s, 0.1)
+        _check_least("trace", "copy_timeout_s", self.copy_timeout_s, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +273,25 @@ class LabConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """How a report reads a run, which may be anybody's."""
+
+    memory: str = "2GiB"
+    """What the tables of a run may take in memory; files that would take more are left out, the largest first."""
+
+    def __post_init__(self) -> None:
+        try:
+            parse_size(self.memory)
+        except ValueError as error:
+            raise ConfigError(f"report.memory: {error}") from error
+
+    @property
+    def memory_bytes(self) -> int:
+        """The same as a number."""
+        return parse_size(self.memory)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DiagnosisConfig:
     """From where on a report says that something is wrong; docs/diagnosis.md explains each."""
 
@@ -311,6 +337,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     pace: PaceSettings = field(default_factory=PaceSettings)
     lab: LabConfig = field(default_factory=LabConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     diagnosis: DiagnosisConfig = field(default_factory=DiagnosisConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
 
@@ -319,7 +346,7 @@ class Config:
         return {
             section: {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
             for section, values in dataclasses.asdict(self).items()
-            if section not in ("lab", "diagnosis", "audit")
+            if section not in ("lab", "report", "diagnosis", "audit")
         }
 
 
@@ -355,6 +382,11 @@ def load_config(
     }
     _merge(merged, given, "the command line")
     return Config(**{section: kind(**merged[section]) for section, kind in _sections().items()})
+
+
+def setting_variables() -> frozenset[str]:
+    """Return the names of the environment variables that are settings."""
+    return frozenset(variable for _, _, variable in _variables())
 
 
 def _sections() -> dict[str, type]:

@@ -10,24 +10,60 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcpace.errors import TraceError
+from hpcpace.files import Folder, write_file
+from hpcpace.redaction import Redaction
 
 _ATTEMPT = re.compile(r"attempt-(\d+)$")
 _TRACE = re.compile(r"rank-(\d+)\.(h5|journal)$")
 
+NUM_OURS_OF_TRACES = 2
+"""Names at the end of the path of an attempt's traces that are ours, as for `hpcpace.files.Folder.open`."""
+
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run: the first, or one after a requeue or an elastic restart."""
+    """One start of a run: the first, or one after a requeue or an elastic restart.
+
+    Attributes:
+        path: its folder.
+        run_folder: the run's folder where that is held open; else `open` looks the path up.
+    """
 
     path: Path
+    run_folder: Folder | None = field(default=None, compare=False, repr=False)
+
+    def open(self, *, make: bool = False) -> Folder:
+        """Open its folder, in a run that somebody else may have written.
+
+        Raises:
+            OSError: there is none, and `make` does not ask for it or could not make it; a link is none.
+        """
+        if self.run_folder is None:
+            return Folder.open(self.path, make=make, num_ours=1)
+        name = self.path.name
+        return self.run_folder.make_folder(name) if make else self.run_folder.folder(name)
+
+    def write_json(self, path: Path, content: Mapping[str, Any], *, make: bool = False) -> None:
+        """Write one of its JSON files, in one piece; see `hpcpace.files.Folder.write`.
+
+        Args:
+            path: `run_json`, `result_json` or `trial_json`.
+            content: of the file.
+            make: whether to make the attempt's folder where there is none.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with self.open(make=make) as folder:
+            folder.write(path.name, json_text(content))
 
     @property
     def number(self) -> int:
@@ -66,19 +102,26 @@ class Attempt:
 
     def trace_files(self) -> dict[int, Path]:
         """Return the trace file of every rank that left one, or only its journal, by rank."""
-        found = {}
-        for path in sorted(self.trace_dir.glob("rank-*")):
-            match = _TRACE.search(path.name)
-            if match:
-                found[int(match.group(1))] = path.with_suffix(".h5")
-        return dict(sorted(found.items()))
+        try:
+            with self.open() as folder, folder.folder(self.trace_dir.name) as traces:
+                names = traces.names()
+        except OSError:
+            return {}
+        found = {int(match.group(1)): name for name in names if (match := _TRACE.fullmatch(name))}
+        return {rank: (self.trace_dir / name).with_suffix(".h5") for rank, name in sorted(found.items())}
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run: its attempts, and what was computed from all of them."""
+    """A run: its attempts, and what was computed from all of them.
+
+    Attributes:
+        path: its folder.
+        folder: the same held open, as `open_run` does it, because the run may belong to somebody else.
+    """
 
     path: Path
+    folder: Folder | None = field(default=None, compare=False, repr=False)
 
     @property
     def report_html(self) -> Path:
@@ -103,12 +146,36 @@ class RunDirectory:
 
     def attempt(self, number: int) -> Attempt:
         """Return an attempt, whether it exists or not."""
-        return Attempt(self.path / f"attempt-{number}")
+        return Attempt(self.path / f"attempt-{number}", self.folder)
 
     def attempts(self) -> list[Attempt]:
         """Return the attempts that exist, in order of their number."""
-        found = [Attempt(p) for p in self.path.glob("attempt-*") if _ATTEMPT.search(p.name) and p.is_dir()]
-        return sorted(found, key=lambda attempt: attempt.number)
+        try:
+            with Folder.open(self.path) if self.folder is None else nullcontext(self.folder) as folder:
+                names = [name for name in folder.names() if _ATTEMPT.fullmatch(name) and folder.has_folder(name)]
+        except OSError:
+            return []
+        return sorted((Attempt(self.path / name, self.folder) for name in names), key=lambda attempt: attempt.number)
+
+    def write(self, name: str, content: str) -> None:
+        """Write a file into its folder in one piece; see `hpcpace.files.Folder.write`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with Folder.open(self.path) if self.folder is None else nullcontext(self.folder) as folder:
+            folder.write(name, content)
+
+    def last_attempt(self) -> Attempt:
+        """Return the attempt with the highest number.
+
+        Raises:
+            TraceError: there is none, or none any more.
+        """
+        attempts = self.attempts()
+        if not attempts:
+            raise TraceError(f"{self.path} holds no attempt-N folder: it is no run directory, or the job never started")
+        return attempts[-1]
 
     def new_attempt(self) -> Attempt:
         """Create and return the next attempt; two processes that ask at once get two.
@@ -116,28 +183,33 @@ class RunDirectory:
         Raises:
             OSError: the folder cannot be made.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        while True:
-            attempt = self.attempt(self.next_attempt_number)
-            try:
-                attempt.path.mkdir()
-            except FileExistsError:
-                continue
-            attempt.trace_dir.mkdir()
-            return attempt
+        with Folder.open(self.path, make=True) if self.folder is None else nullcontext(self.folder) as folder:
+            while True:
+                attempt = self.attempt(self.next_attempt_number)
+                try:
+                    made = folder.new_folder(attempt.path.name)
+                except FileExistsError:
+                    continue
+                with made:
+                    made.new_folder(attempt.trace_dir.name).close()
+                return attempt
 
 
 def open_run(path: str | os.PathLike[str]) -> RunDirectory:
-    """Return an existing run directory.
+    """Return an existing run directory, held open: whatever is exchanged meanwhile, it is this one that is read.
 
     Raises:
         TraceError: the path does not exist or holds no attempt.
     """
-    run = RunDirectory(Path(path))
-    if not run.path.is_dir():
-        raise TraceError(f"no run directory at {run.path}: name the folder that holds attempt-0 (runs/ lists them)")
-    if not run.attempts():
-        raise TraceError(f"{run.path} holds no attempt-N folder: it is no run directory, or the job never started")
+    try:
+        run = RunDirectory(Path(path), Folder.open(Path(path)))
+    except OSError as error:
+        is_there = not isinstance(error, (FileNotFoundError, NotADirectoryError))
+        reason = f" ({error.strerror})" if is_there else ""
+        raise TraceError(
+            f"no run directory at {path}{reason}: name the folder that holds attempt-0 (runs/ lists them)"
+        ) from error
+    run.last_attempt()
     return run
 
 
@@ -161,19 +233,15 @@ def default_run_path(name: str, environ: Mapping[str, str], *, base: Path = Path
     return path
 
 
+def json_text(content: Mapping[str, Any]) -> str:
+    """Return content as every JSON file of a run has it, without secrets; see `hpcpace.redaction`."""
+    return json.dumps(Redaction().content(content), indent=2, sort_keys=True) + "\n"
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file to a temporary name and rename it, so that nobody reads half of it.
+    """Write a JSON file in one piece; see `hpcpace.files.Folder.write`.
 
     Raises:
         OSError: the file cannot be written.
     """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(content, stream, indent=2, sort_keys=True)
-            stream.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_file(path, json_text(content))

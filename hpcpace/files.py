@@ -1,0 +1,332 @@
+"""Reading and writing files in folders that may belong to somebody else, also as root.
+
+A folder is opened once and held; names are looked up in it by descriptor, and links in it are not followed, so that its
+owner can lead neither reads nor writes to another place, whatever is exchanged meanwhile. Every file that hpcpace
+writes beside traces is written here: under a temporary name, with the modes that the umask leaves, and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# To open a FIFO would wait for its writer; on a regular file the flag changes nothing.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK_BYTES = 1 << 20
+_REASONS = {
+    errno.ELOOP: "it is a symbolic link, which is not followed here",
+    errno.ENOTDIR: "it is no folder, or a symbolic link to one, which is not followed here",
+    errno.ENXIO: "it is no regular file",
+}
+
+
+class Folder:
+    """A folder that is held open; `close`, the end of a `with` block or of the object lets go of it.
+
+    Attributes:
+        path: what messages call it; only `open` looks it up.
+    """
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._finalizer = weakref.finalize(self, os.close, descriptor)
+
+    @classmethod
+    def open(cls, path: Path, *, make: bool = False, num_ours: int = 0) -> Folder:
+        """Open the folder at a path, whose links are followed: it is the user who names it.
+
+        Args:
+            path: of the folder.
+            make: whether to make it and what it lies in, where there is none.
+            num_ours: how many names at the path's end are ours and not the user's: links there are not followed.
+
+        Raises:
+            OSError: there is none, and `make` does not ask for it or could not make it.
+        """
+        if num_ours:
+            with cls.open(path.parent, make=make, num_ours=num_ours - 1) as parent:
+                return parent.make_folder(path.name) if make else parent.folder(path.name)
+        if make:
+            path.mkdir(parents=True, exist_ok=True)
+        return cls(os.open(path, _FOLDER), path)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._finalizer()
+
+    @property
+    def descriptor(self) -> int:
+        """The open folder."""
+        return self._descriptor
+
+    def names(self) -> list[str]:
+        """Return the names in it, in order.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return sorted(os.listdir(self._descriptor))
+
+    def folder(self, name: str) -> Folder:
+        """Open a folder in it.
+
+        Raises:
+            OSError: there is none of this name; a link is none.
+        """
+        with _named(self.path / name):
+            return Folder(os.open(_checked(name), _FOLDER | os.O_NOFOLLOW, dir_fd=self._descriptor), self.path / name)
+
+    def has_folder(self, name: str) -> bool:
+        """Return whether there is a folder of this name in it; a link is none."""
+        try:
+            return stat.S_ISDIR(os.stat(name, dir_fd=self._descriptor, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
+
+    def has(self, name: str) -> bool:
+        """Return whether anything has this name in it, also a link that leads nowhere."""
+        try:
+            os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def size_bytes(self, name: str) -> int:
+        """Return the size of a regular file in it; 0 where there is none of this name."""
+        try:
+            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        except OSError:
+            return 0
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+    def status(self, name: str) -> os.stat_result:
+        """Return what the file system says of a name in it; of a link, what it says of the link.
+
+        Raises:
+            OSError: there is nothing of this name.
+        """
+        with _named(self.path / name):
+            return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
+
+    def open_file(self, name: str) -> int:
+        """Return a descriptor that reads a regular file in it.
+
+        Raises:
+            OSError: there is none of this name; links, FIFOs, sockets and devices are none.
+        """
+        with _named(self.path / name):
+            return _regular(os.open(_checked(name), _FILE, dir_fd=self._descriptor))
+
+    def read(self, name: str, *, most_bytes: int) -> bytes:
+        """Return what a regular file in it holds.
+
+        Raises:
+            OSError: as `open_file`, or it holds more than `most_bytes`.
+        """
+        descriptor = self.open_file(name)
+        try:
+            with _named(self.path / name):
+                return read_most(descriptor, most_bytes)
+        finally:
+            os.close(descriptor)
+
+    def make_folder(self, name: str, *, mode: int = 0o777) -> Folder:
+        """Open a folder in it, and make it first if there is none; the umask takes from the mode.
+
+        Raises:
+            OSError: it cannot be made, or what has the name is no folder; a link is none.
+        """
+        with _named(self.path / name), contextlib.suppress(FileExistsError):
+            os.mkdir(_checked(name), mode, dir_fd=self._descriptor)
+        return self.folder(name)
+
+    def new_folder(self, name: str, *, mode: int = 0o777) -> Folder:
+        """Make a folder in it and open that one; the umask takes from the mode.
+
+        Raises:
+            OSError: it cannot be made, something has the name, or somebody has put another folder in its place.
+        """
+        with _named(self.path / name):
+            os.mkdir(_checked(name), mode, dir_fd=self._descriptor)
+        folder = self.folder(name)
+        if os.fstat(folder.descriptor).st_uid != os.geteuid():
+            folder.close()
+            raise OSError(errno.EPERM, "somebody else has put a folder in its place", str(self.path / name))
+        return folder
+
+    def create_file(self, name: str, *, mode: int = 0o666) -> int:
+        """Return a descriptor that writes, and reads, a new file in it; the umask takes from the mode.
+
+        Raises:
+            OSError: it cannot be made, or something has the name, if only a link.
+        """
+        with _named(self.path / name):
+            return os.open(_checked(name), _NEW_FILE, mode, dir_fd=self._descriptor)
+
+    def write(self, name: str, content: str | bytes, *, mode: int = 0o666) -> Path:
+        """Write a file in one piece, so that nobody reads half of it, and return its path.
+
+        What has the name is replaced and never followed or written to. The umask takes from the mode.
+
+        Raises:
+            OSError: it cannot be written; what had the name is still there.
+        """
+        data = content.encode() if isinstance(content, str) else content
+        with (
+            _named(self.path / name),
+            self.replacing(name, mode=mode) as descriptor,
+            os.fdopen(descriptor, "wb", closefd=False) as file,
+        ):
+            file.write(data)
+        return self.path / name
+
+    @contextmanager
+    def replacing(self, name: str, *, mode: int = 0o666) -> Iterator[int]:
+        """Yield a descriptor of a new file, which gets the name once the block under it has ended without an error.
+
+        What has the name is replaced and never followed or written to. The descriptor is closed with the block; after
+        an error the new file is gone. The umask takes from the mode.
+
+        Raises:
+            OSError: the file cannot be made, closed or renamed; what had the name is still there.
+        """
+        temporary = f".{_checked(name)}.{secrets.token_hex(8)}"
+        descriptor = self.create_file(temporary, mode=mode)
+        try:
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)  # some file systems say only now that the disk is full
+            os.rename(temporary, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the folder's owner may have removed it
+                self.remove(temporary)
+            raise
+
+    def remove(self, name: str) -> None:
+        """Remove a file from it; a link is removed and not followed.
+
+        Raises:
+            OSError: it cannot be removed, or there is none.
+        """
+        os.unlink(_checked(name), dir_fd=self._descriptor)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file in one piece; see `Folder.write`.
+
+    Raises:
+        OSError: the file cannot be written, or its folder does not exist.
+    """
+    with Folder.open(path.parent) as folder:
+        folder.write(path.name, content)
+
+
+def read_file(path: Path, *, most_bytes: int) -> bytes:
+    """Return what the regular file at a path holds; see `Folder.read`.
+
+    Raises:
+        OSError: there is none, or it holds more than `most_bytes`.
+    """
+    with Folder.open(path.parent) as folder:
+        return folder.read(path.name, most_bytes=most_bytes)
+
+
+def read_most(descriptor: int, most_bytes: int) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        OSError: it cannot be read, or holds more than `most_bytes`; no more than these are read.
+    """
+    size = os.fstat(descriptor).st_size
+    if size <= most_bytes:
+        blocks = []
+        left = most_bytes + 1  # the file may grow meanwhile
+        while left and (block := os.read(descriptor, min(_BLOCK_BYTES, left))):
+            blocks.append(block)
+            left -= len(block)
+        if left:
+            return b"".join(blocks)
+    raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes")
+
+
+def write_some(descriptor: int, content: bytes, offset: int) -> tuple[int, OSError | None]:
+    """Write as much as a disk takes; return how many bytes that were, and why it did not take the rest."""
+    view, num_taken = memoryview(content), 0
+    try:
+        while num_taken < len(view):
+            num_taken += os.pwrite(descriptor, view[num_taken:], offset + num_taken)
+    except OSError as error:
+        return num_taken, error
+    return num_taken, None
+
+
+def write_all(descriptor: int, content: bytes, offset: int) -> None:
+    """Write at an offset of a file.
+
+    Raises:
+        OSError: the disk did not take all of it.
+    """
+    _, problem = write_some(descriptor, content, offset)
+    if problem is not None:
+        raise problem
+
+
+def copy_file(source: int, target: int, *, before_block: Callable[[], None] = lambda: None) -> None:
+    """Copy what a file holds into an empty one.
+
+    Args:
+        before_block: called before each block of a mebibyte is read; what it raises ends the copy.
+
+    Raises:
+        OSError: one cannot be read, or the other not written.
+    """
+    offset = 0
+    before_block()
+    while block := os.pread(source, _BLOCK_BYTES, offset):
+        write_all(target, block, offset)
+        offset += len(block)
+        before_block()
+
+
+def _checked(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise OSError(errno.EINVAL, "not the name of a file in this folder", name)
+    return name
+
+
+def _regular(descriptor: int) -> int:
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return descriptor
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let an error say which file it is about, and why that file is not opened."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+        raise OSError(error.errno, reason, str(path)) from error

@@ -1,0 +1,232 @@
+"""Secrets are taken out of texts wherever they occur, and useful facts stay."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from hpcpace.redaction import MARK, Redaction, is_secret
+
+SECRET = "correct-horse-7"
+HUGGING_FACE = "hf_" + "aB3dE6gH9jK2" * 3
+GITHUB = "ghp_" + "aB3dE6gH9jK2" * 3
+OPENAI = "sk-proj-" + "aB3dE6gH9jK2" * 3
+AWS = "AKIA" + "ABCDEFGH23456789"
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N"
+
+SECRET_NAMES = [
+    *("--wandb-key", "WANDB_API_KEY", "api_key", "apiKey", "apikey", "X-Api-Key", "OPENAI_API_KEY_2", "--key"),
+    *("--hf-token", "HF_TOKEN", "token", "githubToken", "--use_auth_token", "NCCL_X_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
+    *("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "client_secret", "SECRET_THING", "secrets"),
+    *("--password", "DB_PASSWORD", "dbPassword", "passwd", "MYSQL_PWD", "DB_PASS", "--passphrase", "--pass"),
+    *("--credentials", "GOOGLE_APPLICATION_CREDENTIALS", "creds", "--auth", "HTTP_AUTH", "SLURM_JWT", "AZURE_PAT"),
+    *("logger.wandb.key", "NEPTUNE_API_TOKEN", "private-key", "ssh_private_key", "Authorization", "session_cookie"),
+]
+
+HARMLESS_NAMES = [
+    *("--key-padding-mask", "--num-key-value-heads", "--sort-key", "--primary_key", "--image-key", "cache_key", "seed"),
+    *("--num-tokens", "--max-tokens", "--tokens-per-batch", "--tokenizer", "TOKENIZERS_PARALLELISM", "--pad-token"),
+    *("--eos-token-id", "mask_token", "--special-tokens", "--token-dropout", "token_type", "num_tokens", "tokens"),
+    *("NCCL_IB_PKEY", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "host_key", "public_key", "--keys", "--keyword", "monkey"),
+    *("--password-file", "--api-key-path", "--token-file", "--secret-name-length", "--api-url", "--api-version"),
+    *("PWD", "OLDPWD", "--passes", "--forward-pass", "compass", "--author", "--no-auth", "auth_type", "--bypass"),
+    *("SLURM_JOB_ID", "OMP_NUM_THREADS", "HPCPACE_TRAIN_COMPRESS", "SSH_AUTH_SOCK", "XAUTHORITY", "learning_rate"),
+]
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_a_name_tells_of_a_secret(name: str) -> None:
+    assert is_secret(name, SECRET)
+
+
+@pytest.mark.parametrize("name", HARMLESS_NAMES)
+def test_a_name_that_only_resembles_one_of_a_secret_tells_of_none(name: str) -> None:
+    assert not is_secret(name, SECRET)
+
+
+@pytest.mark.parametrize("value", ["", "true", "False", "none", "auto"])
+def test_a_switch_is_no_secret(value: str) -> None:
+    assert not is_secret("--use-auth-token", value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_hidden"),
+    [("--token", "128", False), ("--key", "3.5", False), ("--token", "123456", True), ("--password", "1234", True)],
+)
+def test_a_small_number_is_a_secret_only_where_the_name_leaves_no_doubt(name: str, value: str, is_hidden: bool) -> None:
+    assert is_secret(name, value) == is_hidden
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train.py --wandb-key=correct-horse-7 --lr 3", "train.py --wandb-key=[redacted] --lr 3"),
+        ("train.py --wandb-key correct-horse-7 --lr 3", "train.py --wandb-key [redacted] --lr 3"),
+        ("train.py --wandb-key correct-horse-7 data.txt", "train.py --wandb-key [redacted] data.txt"),
+        ("train.py -token correct-horse-7", "train.py -token [redacted]"),
+        ("train.py --password -correct-horse-7", "train.py --password [redacted]"),
+        ("train.py --password --lr 3", "train.py --password --lr 3"),
+        ("train.py --api-keys correct-horse-7 b7 --lr 3", "train.py --api-keys [redacted] [redacted] --lr 3"),
+        ("env WANDB_KEY=correct-horse-7 python train.py", "env WANDB_KEY=[redacted] python train.py"),
+        ("train.py +logger.api_key=correct-horse-7", "train.py +logger.api_key=[redacted]"),
+        ("srun --export=ALL,A_KEY=correct-horse-7 train.py", "srun --export=ALL,A_KEY=[redacted] train.py"),
+        ("srun --env=DB_PASSWORD=a=correct-horse-7&b train.py", "srun --env=DB_PASSWORD=[redacted] train.py"),
+        ("train.py '--password=correct horse \"7'", "train.py '--password=[redacted]'"),
+        ("""train.py '{"wandb": {"api_key": "correct-horse-7"}, "lr": 3}'""",
+         """train.py '{"wandb": {"api_key": "[redacted]"}, "lr": 3}'"""),
+        ("bash -c 'export HF_TOKEN=correct-horse-7; python train.py --lr 3'",
+         "bash -c 'export HF_TOKEN=[redacted] python train.py --lr 3'"),
+        ("bash -c 'python train.py --wandb-key correct-horse-7 --lr 3'",
+         "bash -c 'python train.py --wandb-key [redacted] --lr 3'"),
+        ("curl -H 'X-Api-Key: correct-horse-7'", "curl -H 'X-Api-Key: [redacted]'"),
+        ("curl -H 'Authorization: Basic dXNlcjpwYXNz'", "curl -H 'Authorization: [redacted]'"),
+    ],
+)  # fmt: skip
+def test_a_command_line_keeps_its_words_and_loses_its_secrets(line: str, expected: str) -> None:
+    assert Redaction().command(shlex.split(line)) == shlex.split(expected)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py --key-padding-mask=left --num-tokens 128 --tokenizer gpt2 --max-tokens=5 --pad-token '<pad>'",
+        "train.py --use-auth-token true --sort-key length --api rest --num-key-value-heads 8",
+        "srun --export=ALL,NCCL_IB_PKEY=0x7fff,NCCL_DEBUG=INFO -c 4 python train.py",
+        "train.py --data s3://bucket/key/part-0 --hub https://huggingface.co/gpt2?revision=main --repo ssh://git@host/a",
+        "train.py --task-name risk-management-of-2024-portfolio --host n1:29500 --mail a@b.de",
+        "train.py --lr=3e-4 --betas 0.9 0.95 --resume runs/17-gpt2/checkpoints/step-00000100 --seed 1234567",
+        'train.py \'{"optimizer": {"lr": 0.1}, "max_tokens": 5, "tokenizer": "gpt2"}\'',
+        "train.py 4f2c1d3b5a69788796a5b4c3d2e1f00112233445",
+    ],
+)
+def test_a_command_line_without_secrets_stays_as_it_was(line: str) -> None:
+    assert Redaction().command(shlex.split(line)) == shlex.split(line)
+
+
+@pytest.mark.parametrize("secret", [HUGGING_FACE, GITHUB, OPENAI, AWS, JWT, f"glpat-{'aB3dE6gH9jK2' * 2}"])
+@pytest.mark.parametrize("text", ["{}", "train.py {}", "cannot open '{}'", "x={}&y", "https://host/{}/a", '"{}"'])
+def test_a_token_of_known_shape_is_found_anywhere(secret: str, text: str) -> None:
+    assert Redaction().text(text.format(secret)) == text.format(MARK)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://me:correct-horse-7@host:80/a", "https://[redacted]@host:80/a"),
+        ("proxy=http://me:cor@rect#7?@host", "proxy=http://[redacted]@host"),
+        ("git clone https://correct-horse-7@host/a.git", "git clone https://[redacted]@host/a.git"),
+        (
+            "postgres://me:correct-horse-7@host,redis://:correct-horse-7@host2",
+            "postgres://[redacted]@host,redis://[redacted]@host2",
+        ),
+        ("https://host/a?token=correct-horse-7&x=1", "https://host/a?token=[redacted]&x=1"),
+        ("https://host/a?x=1&sig=correct-horse-7", "https://host/a?x=1&sig=[redacted]"),
+        ("Bearer abcdefghijklmnop", "Bearer [redacted]"),
+        ("['curl', '--token', 'correct-horse-7'] failed", "['curl', '--token', '[redacted]'] failed"),
+        ("password: correct-horse-7", "password: [redacted]"),
+        ("api_key: correct-horse-7", "api_key: [redacted]"),
+        (r'"{\"api_key\": \"correct-horse-7\"}"', r'"{\"api_key\": \"[redacted]\"}"'),
+        ("os.environ['HF_TOKEN']='correct-horse-7'", "os.environ['HF_TOKEN']='[redacted]'"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "[redacted]"),
+    ],
+)
+def test_a_text_loses_its_secrets(text: str, expected: str) -> None:
+    assert Redaction().text(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unexpected token: end of file",
+        "no key: the file has none",
+        "unknown key 'tokens' in [train]: the keys are preset, mesh",
+        "rank 3 on n1 is out of memory after 3.1 GiB: lower --batch-size (8) (tensor of 128 tokens)",
+        "HPCPACE_TRACE_MAX_ROWS: trace.max_rows is 'x': expected a whole number",
+        "cannot make the run directory runs/17-gpt2: Permission denied",
+        "bearer of bad news",
+    ],
+)
+def test_a_message_without_secrets_stays_as_it_was(text: str) -> None:
+    assert Redaction().text(text) == text
+
+
+def test_variables_lose_secrets_by_name_and_by_value() -> None:
+    environ = {
+        "NCCL_X_TOKEN": SECRET,
+        "NCCL_IB_PKEY": "0x7fff",
+        "NCCL_NET_PLUGIN": f"http://me:{SECRET}@host/plugin",
+        "NCCL_TUNER": HUGGING_FACE,
+        "NCCL_DEBUG": "INFO",
+    }
+    assert Redaction().variables(environ) == {
+        "NCCL_X_TOKEN": MARK,
+        "NCCL_IB_PKEY": "0x7fff",
+        "NCCL_NET_PLUGIN": f"http://{MARK}@host/plugin",
+        "NCCL_TUNER": MARK,
+        "NCCL_DEBUG": "INFO",
+    }
+
+
+def test_a_secret_of_the_environment_is_found_where_nothing_else_tells_of_it() -> None:
+    redaction = Redaction.of({"WANDB_API_KEY": SECRET, "HF_TOKEN_PATH": "/home/me/token"})
+    assert redaction.command(["wandb", "login", SECRET]) == ["wandb", "login", MARK]
+    assert redaction.text(f"cannot log in as {SECRET}!") == f"cannot log in as {MARK}!"
+    assert redaction.text("/home/me/token") == "/home/me/token"
+
+
+@pytest.mark.parametrize("command", [["--db-password", SECRET], [f"--db-password={SECRET}"]])
+def test_a_secret_of_the_command_line_is_found_in_messages(command: list[str]) -> None:
+    assert Redaction.of({}, command).text(f"refused: {SECRET}") == f"refused: {MARK}"
+
+
+def test_a_short_value_is_not_sought_in_other_words() -> None:
+    assert Redaction.of({"DB_PASSWORD": "train"}).text("train.py") == "train.py"
+
+
+def test_nested_content_loses_its_secrets_and_keeps_its_form() -> None:
+    content = {
+        "wandb": {"api_key": SECRET, "project": "gpt2", "enabled": True},
+        "credentials": {"user": "me", "word": SECRET},
+        "password": 123456,
+        "command": ["train.py", "--token", SECRET],
+        "num_tokens": 128,
+        "losses": [1.5, 2.5],
+        "none": None,
+        "rows": [{"token": SECRET}],
+    }
+    assert Redaction().content(content) == {
+        "wandb": {"api_key": MARK, "project": "gpt2", "enabled": True},
+        "credentials": MARK,
+        "password": MARK,
+        "command": ["train.py", "--token", MARK],
+        "num_tokens": 128,
+        "losses": [1.5, 2.5],
+        "none": None,
+        "rows": [{"token": MARK}],
+    }
+
+
+def test_redacting_twice_changes_nothing_more() -> None:
+    environ = {"A_TOKEN": SECRET, "URL": f"https://me:{SECRET}@host?token={SECRET}&x=1", "NOTE": f"Bearer {JWT}"}
+    words = ["--key", SECRET, f"--a-secret={SECRET}", json.dumps({"password": SECRET}), f"--token {SECRET}"]
+    redaction = Redaction()
+    once = redaction.content({"environment": environ, "command": words, "note": f"password: {SECRET}"})
+    assert SECRET not in json.dumps(once)
+    assert redaction.content(once) == once
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a=", "-", "a.", "- ", "password='", "token:", "token: ", "--key ", "http://", "a@", "sk-", "eyJ-", "bearer "],
+)
+def test_a_long_text_does_not_take_the_square_of_its_length(piece: str) -> None:
+    """Minutes each, where it did; nothing is timed."""
+    text = piece * (100_000 // len(piece))
+    Redaction().command([text])
+    Redaction().text(text)
+
+
+def test_a_long_value_is_taken_out_as_a_whole() -> None:
+    assert Redaction().text(f"token={'a1' * 5000} --lr 3") == f"token={MARK} --lr 3"

@@ -1,0 +1,73 @@
+"""A new attempt in a run that somebody else may write: what is exchanged meanwhile leads nowhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcpace.config import Config
+from hpcpace.errors import TraceError
+from hpcpace.observe.recording import Recording
+from hpcpace.rundir import RunDirectory, open_run
+from hpcpace.trace.schema import TraceHeader
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    (tmp_path / "elsewhere").mkdir()
+    return tmp_path / "elsewhere"
+
+
+def test_an_attempt_has_a_folder_for_traces(tmp_path):
+    attempt = RunDirectory(tmp_path / "run").new_attempt()
+    assert attempt.number == 0 and attempt.trace_dir.is_dir()
+    assert RunDirectory(tmp_path / "run").new_attempt().number == 1
+
+
+def test_an_attempt_that_is_exchanged_while_it_is_made_is_not_written_to(tmp_path, elsewhere, monkeypatch):
+    make = os.mkdir
+
+    def make_and_exchange(name, *given, **named):
+        make(name, *given, **named)
+        if str(name).endswith("attempt-0"):
+            (tmp_path / "run" / "attempt-0").rename(tmp_path / "run" / "moved")
+            (tmp_path / "run" / "attempt-0").symlink_to(elsewhere)
+
+    monkeypatch.setattr(os, "mkdir", make_and_exchange)
+    with pytest.raises(OSError, match="attempt-0"):
+        RunDirectory(tmp_path / "run").new_attempt()
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_run_whose_attempt_is_gone_by_now_says_so(tmp_path):
+    RunDirectory(tmp_path).new_attempt()
+    run = open_run(tmp_path)
+    (tmp_path / "attempt-0").rename(tmp_path / "moved")
+    with pytest.raises(TraceError, match="holds no attempt-N folder"):
+        run.last_attempt()
+
+
+@pytest.mark.parametrize("name", ["attempt-0", "attempt-0/trace"])
+def test_a_recording_follows_no_link_in_its_run(tmp_path, elsewhere, name):
+    attempt = RunDirectory(tmp_path / "run").new_attempt()
+    (tmp_path / "run" / name).rename(tmp_path / "moved")
+    (tmp_path / "run" / name).symlink_to(elsewhere)
+    warnings: list[str] = []
+    header = TraceHeader(run_id="run", attempt=0, rank=0, world_size=1, local_rank=0, local_size=1, node=0, host="n0")
+    recording = Recording(
+        path=attempt.trace_file(0),
+        header=header,
+        config=Config(),
+        clock_sync=None,
+        network=None,
+        on_optimizer_step=None,
+        warn=warnings.append,
+        warn_once_for_all=warnings.append,
+    )
+    recording.recorder.add_step(0, 0, 1, 1, 0)
+    recording.recorder.start()
+    recording.recorder.close()
+    assert list(elsewhere.iterdir()) == []
+    assert any("symbolic link" in warning for warning in warnings)
