@@ -1,15 +1,16 @@
-"""Chunks of a trace file read past HDF5: found through its index, then inflated by threads.
+"""Columns of a trace file read past HDF5: found through its index, then read and inflated by threads.
 
-h5py holds one lock for all files while HDF5 inflates, and each of its calls on a column costs more than a small table's
-rows. What is not exactly as the writer lays it out is left to h5py, which then says what is wrong with it.
+h5py holds one lock for all files while HDF5 inflates, each of its calls on a column costs more than a small table's
+rows, and its inflating has no bound. Here nothing inflates to more than the index says.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -17,98 +18,193 @@ from numpy.typing import NDArray
 from zlib_ng import zlib_ng
 
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
+from hpcpace.trace.opening import filters_of, open_column
 from hpcpace.trace.schema import TableSchema
 from hpcpace.trace.tables import Table
 
-_FILTERS = [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE]
+_SHUFFLE, _DEFLATE = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE
+_FLETCHER32, _CHECKSUM_BYTES = h5py.h5z.FILTER_FLETCHER32, 4
+_BOTH = (_SHUFFLE, _DEFLATE)
 # Deflate makes nothing smaller than this, and nothing longer than by a few bytes in each 16 KiB.
 _MOST_COMPRESSED, _MOST_LONGER_BYTES = 1032, 1024
-_MOST_CHUNK_ROWS = 1 << 20
+# Eight times what a chunk of ours takes, so that no single one is a burden.
+_MOST_CHUNK_BYTES = 1 << 26
+# A billion rows of a rank in chunks of ours; each costs a call in Python.
+_MOST_CHUNKS = 1 << 17
 # Names of groups, numbers of steps, kinds of operations and the like compress to few bytes, equal on most ranks.
 _MOST_SHARED, _MOST_SHARED_BYTES = 128, 8192
 
 
-class ForeignChunks(Exception):
-    """A chunk is not what its index says; h5py has to read the table."""
+class DamagedColumn(Exception):
+    """A column, or a chunk of it, is not what its file says, or not as a trace may have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnChunks:
-    """Where the chunks of one column lie in the file: offset and size in bytes, by ascending row."""
+    """Where the chunks of one column lie in the file.
+
+    Attributes:
+        dtype: of the rows as the schema has them.
+        stored: of the values in the file.
+        chunk_rows: rows of a chunk; of a contiguous column all of them.
+        places: offset and size in bytes by ascending row; a size of 0 where a chunk was never written.
+        filters: which were applied to each chunk, in their order; one entry where they are the same for all.
+    """
 
     dtype: np.dtype
+    stored: np.dtype
     chunk_rows: int
     places: tuple[tuple[int, int], ...]
+    filters: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableChunks:
-    """Where the chunks of a table lie, all columns in the same number of rows."""
+    """Where the chunks of a table lie.
+
+    Attributes:
+        num_rows: rows of the table.
+        columns: by name.
+        longest: rows of the longest column, which is more where a file is still written, or damaged.
+    """
 
     num_rows: int
     columns: Mapping[str, ColumnChunks]
+    longest: int
+
+    @property
+    def size_bytes(self) -> int:
+        """What the rows take in memory."""
+        return self.num_rows * sum(column.dtype.itemsize for column in self.columns.values())
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all columns have chunks of the same rows, so that the table can be read by chunks."""
+        return len({(column.chunk_rows, len(column.places)) for column in self.columns.values()}) == 1
 
 
-def index_chunks(file: h5py.File, table: TableSchema) -> TableChunks | None:
-    """Return where the rows of a table lie; None where anything is not as this version's writer leaves it.
+def index_table(group: h5py.h5g.GroupID, table: TableSchema, *, file_bytes: int) -> TableChunks:
+    """Return where the rows of a table lie.
 
     Args:
-        file: the open trace file.
-        table: schema of the table.
+        group: of the table, in the open trace file.
+        table: its schema.
+        file_bytes: size of the file, which bounds what a column can hold.
+
+    Raises:
+        DamagedColumn: a column is missing, damaged, or not as a trace may have it.
     """
-    try:
-        group = h5py.h5g.open(file.id, table.name.encode())
-        has_enqueue = table.name == "collectives" and ENQUEUE_COLUMN.encode() in group
-        dtype = row_dtype(table, has_enqueue=has_enqueue)
-        columns: dict[str, ColumnChunks] = {}
-        lengths = set()
-        for name in dtype.names or ():
-            dataset = h5py.h5d.open(group, name.encode())
-            found = _index_column(dataset, dtype[name])
-            if found is None:
-                return None
-            num_rows, columns[name] = found
-            lengths.add(num_rows)
-    # What h5py raises on damage, and AttributeError where an old one has no chunk_iter.
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError, OverflowError):
-        return None
-    return TableChunks(num_rows=lengths.pop(), columns=columns) if len(lengths) == 1 else None
+    has_enqueue = table.name == "collectives" and group.links.exists(ENQUEUE_COLUMN.encode())
+    dtype = row_dtype(table, has_enqueue=has_enqueue)
+    found = {}
+    for name in dtype.names or ():
+        try:
+            found[name] = _index_column(group, name, dtype[name], file_bytes)
+        # What h5py raises on damage.
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError, OverflowError) as error:
+            raise DamagedColumn(f"column {name}: {error}") from error
+    lengths = [num_rows for num_rows, _ in found.values()]
+    columns = {name: column for name, (_, column) in found.items()}
+    return TableChunks(num_rows=min(lengths), columns=columns, longest=max(lengths))
 
 
-def _index_column(dataset: h5py.h5d.DatasetID, dtype: np.dtype) -> tuple[int, ColumnChunks] | None:
-    """Return the number of rows and where they lie; None where something is unusual."""
+def _index_column(group: h5py.h5g.GroupID, name: str, dtype: np.dtype, file_bytes: int) -> tuple[int, ColumnChunks]:
+    """Return the number of rows that are really there, and where they lie.
+
+    A kill may come between a column's length and its chunk.
+    """
+    found = open_column(group, name)
+    if found is None:
+        raise ValueError("it is missing")
     # Of thousands of files each property of a dataset takes its share of the time: each is asked for once.
-    shape = dataset.get_space().get_simple_extent_dims()
-    if len(shape) != 1 or _stored_dtype(dataset.get_type().encode()) != dtype:
-        return None
+    column, properties = found
+    shape = column.get_space().get_simple_extent_dims()
+    if len(shape) != 1:
+        raise ValueError(f"it has {len(shape)} dimensions")
+    stored = _stored_dtype(column.get_type().encode())
+    if stored.kind not in ("S" if dtype.kind == "S" else "iu"):
+        raise ValueError(f"it is of type {stored}, not {dtype}")
     (num_rows,) = shape
     if not num_rows:
-        return 0, ColumnChunks(dtype=dtype, chunk_rows=0, places=())
-    properties = dataset.get_create_plist()
-    filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
-    if properties.get_layout() != h5py.h5d.CHUNKED or filters != _FILTERS:
-        return None
+        return 0, ColumnChunks(dtype=dtype, stored=stored, chunk_rows=0, places=(), filters=())
+    if num_rows * stored.itemsize > _MOST_COMPRESSED * file_bytes:
+        raise ValueError(f"it claims {num_rows} rows in a file of {file_bytes} bytes")
+    if properties.get_layout() == h5py.h5d.CONTIGUOUS:
+        laid = _contiguous(column, stored, num_rows)
+    else:
+        laid = _chunked(column, properties, stored, num_rows)
+    chunks = ColumnChunks(
+        dtype=dtype, stored=stored, chunk_rows=laid.chunk_rows, places=laid.places, filters=laid.filters
+    )
+    return laid.num_rows, chunks
+
+
+class _Laid(NamedTuple):
+    num_rows: int
+    chunk_rows: int
+    places: tuple[tuple[int, int], ...]
+    filters: tuple[tuple[int, ...], ...]
+
+
+def _contiguous(column: h5py.h5d.DatasetID, stored: np.dtype, num_rows: int) -> _Laid:
+    size_bytes, offset = num_rows * stored.itemsize, column.get_offset()
+    if offset is None or column.get_storage_size() < size_bytes:
+        raise ValueError(f"it claims {num_rows} rows in {column.get_storage_size()} bytes")
+    return _Laid(num_rows, num_rows, ((offset, size_bytes),), ((),))
+
+
+def _chunked(column: h5py.h5d.DatasetID, properties: h5py.h5p.PropDCID, stored: np.dtype, num_rows: int) -> _Laid:
+    filters = filters_of(properties)
     (chunk_rows,) = properties.get_chunk()
-    if not 0 < chunk_rows <= _MOST_CHUNK_ROWS:
-        return None
-    size_bytes = chunk_rows * dtype.itemsize
-    places: dict[int, tuple[int, int]] = {}
+    chunk_bytes = chunk_rows * stored.itemsize
+    if not 0 < chunk_bytes <= _MOST_CHUNK_BYTES:
+        raise ValueError(f"it has chunks of {chunk_rows} rows")
+    found: dict[int, tuple[int, int, int]] = {}
+    for chunk in _stored_chunks(column, min(-(-num_rows // chunk_rows), _MOST_CHUNKS)):
+        least, most = _sizes(chunk_bytes, _unmasked(filters, chunk.filter_mask))
+        if chunk.byte_offset is None or not least <= chunk.size <= most:
+            raise ValueError(f"it has a chunk of {chunk.size} bytes for {chunk_bytes}")
+        found[chunk.chunk_offset[0]] = chunk.byte_offset, chunk.size, chunk.filter_mask
+    num_rows = min(num_rows, len(found) * chunk_rows)
+    chosen = [found.get(start, (0, 0, 0)) for start in range(0, num_rows, chunk_rows)]
+    places = tuple((offset, size) for offset, size, _ in chosen)
+    if any(mask for _, _, mask in chosen):
+        return _Laid(num_rows, chunk_rows, places, tuple(_unmasked(filters, mask) for _, _, mask in chosen))
+    return _Laid(num_rows, chunk_rows, places, (filters,))
 
-    num_visited = 0
 
-    def visit(chunk: h5py.h5d.StoreInfo) -> None:
-        nonlocal num_visited
-        num_visited += 1
-        is_sound = not chunk.filter_mask and chunk.byte_offset is not None
-        if is_sound and size_bytes / _MOST_COMPRESSED <= chunk.size <= size_bytes + _MOST_LONGER_BYTES:
-            places[chunk.chunk_offset[0]] = (chunk.byte_offset, chunk.size)
+def _sizes(chunk_bytes: int, filters: tuple[int, ...]) -> tuple[float, float]:
+    """Return the least and the most bytes that a chunk takes behind its filters."""
+    extra = _CHECKSUM_BYTES if _FLETCHER32 in filters else 0
+    if _DEFLATE in filters:
+        return chunk_bytes / _MOST_COMPRESSED + extra, chunk_bytes + _MOST_LONGER_BYTES + extra
+    return chunk_bytes + extra, chunk_bytes + extra
 
-    dataset.chunk_iter(visit)
-    starts = range(0, num_rows, chunk_rows)
-    if num_visited != len(starts) or places.keys() != set(starts):
-        return None
-    found = tuple(places[start] for start in starts)
-    return num_rows, ColumnChunks(dtype=dtype, chunk_rows=chunk_rows, places=found)
+
+def _unmasked(filters: tuple[int, ...], mask: int) -> tuple[int, ...]:
+    """Return the filters that were applied to a chunk: a bit of its mask is set for each that was left out."""
+    return tuple(one for index, one in enumerate(filters) if not mask >> index & 1)
+
+
+def _stored_chunks(column: h5py.h5d.DatasetID, most: int) -> Sequence[Any]:
+    """Return offset, size, first row and filter mask of each chunk that the file holds, as h5py's StoreInfo.
+
+    Raises:
+        ValueError: there are more than `most`.
+    """
+    found: list[Any] = []
+
+    def visit(chunk: Any) -> bool | None:
+        found.append(chunk)
+        return True if len(found) > most else None  # anything but None ends the visits
+
+    if hasattr(column, "chunk_iter"):
+        column.chunk_iter(visit)
+    else:  # h5py over a HDF5 before 1.12.3
+        found += [column.get_chunk_info(index) for index in range(min(column.get_num_chunks(), most + 1))]
+    if len(found) > most:
+        raise ValueError(f"it has more than {most} chunks")
+    return found
 
 
 @lru_cache(maxsize=_MOST_SHARED)
@@ -127,7 +223,7 @@ def read_chunks(descriptor: int, chunks: TableChunks, lead: Table | None = None)
         lead: rows to put before them, with the same columns.
 
     Raises:
-        ForeignChunks: a chunk cannot be read, or is not what the index says.
+        DamagedColumn: a chunk cannot be read, or is not what the index says.
     """
     columns = chunks.columns.items()
     if lead is None or not len(lead):
@@ -140,9 +236,8 @@ def read_chunks(descriptor: int, chunks: TableChunks, lead: Table | None = None)
 
 
 def _read_column(descriptor: int, column: ColumnChunks, num_rows: int) -> NDArray[np.generic]:
-    if len(column.places) == 1 and column.places[0][1] <= _MOST_SHARED_BYTES:
-        (offset, stored_bytes) = column.places[0]
-        return _shared_column(_stored(descriptor, offset, stored_bytes), column.dtype.str, column.chunk_rows, num_rows)
+    if len(column.places) == 1 and _is_shared(column, 0):
+        return _shared_column(_stored(descriptor, *column.places[0]), column.dtype.str, column.chunk_rows, num_rows)
     values: NDArray[np.generic] = np.zeros(num_rows, column.dtype)
     _fill(descriptor, column, values)
     return values
@@ -152,11 +247,27 @@ def _fill(descriptor: int, column: ColumnChunks, values: NDArray[np.generic]) ->
     """Write the rows of a column into zeros."""
     for number, (offset, stored_bytes) in enumerate(column.places):
         rows = values[number * column.chunk_rows : (number + 1) * column.chunk_rows]
+        if not stored_bytes or not len(rows):
+            continue
         content = _stored(descriptor, offset, stored_bytes)
-        if stored_bytes <= _MOST_SHARED_BYTES:
+        if _is_shared(column, number):
             rows[:] = _shared_column(content, column.dtype.str, column.chunk_rows, len(rows))
-        else:
+        elif column.stored == column.dtype and _filters_of(column, number) == _BOTH:
             _inflate(content, column.chunk_rows, rows)
+        else:
+            rows[:] = _foreign(content, column, number, len(rows))
+
+
+def _filters_of(column: ColumnChunks, number: int) -> tuple[int, ...]:
+    return column.filters[number if len(column.filters) > 1 else 0]
+
+
+def _is_shared(column: ColumnChunks, number: int) -> bool:
+    return (
+        0 < column.places[number][1] <= _MOST_SHARED_BYTES
+        and column.stored == column.dtype
+        and _filters_of(column, number) == _BOTH
+    )
 
 
 @lru_cache(maxsize=_MOST_SHARED)
@@ -170,21 +281,63 @@ def _shared_column(content: bytes, dtype: str, chunk_rows: int, num_rows: int) -
 
 def _stored(descriptor: int, offset: int, size_bytes: int) -> bytes:
     try:
-        return os.pread(descriptor, size_bytes, offset)
+        content = os.pread(descriptor, size_bytes, offset)
     except (OSError, OverflowError, MemoryError) as error:
-        raise ForeignChunks(str(error)) from error
+        raise DamagedColumn(str(error)) from error
+    if len(content) < size_bytes:
+        raise DamagedColumn(f"a chunk of {size_bytes} bytes at {offset} is cut off after {len(content)}")
+    return content
+
+
+def _foreign(content: bytes, column: ColumnChunks, number: int, num_rows: int) -> NDArray[np.generic]:
+    """Return the first rows of a chunk that this version's writer would lay out in another way."""
+    filters, size_bytes = _filters_of(column, number), column.chunk_rows * column.stored.itemsize
+    if _FLETCHER32 in filters:
+        content = _without_checksum(content)
+    if _DEFLATE in filters:
+        content = _inflated(content, size_bytes)
+    if _SHUFFLE in filters:
+        planes = np.frombuffer(content, np.uint8).reshape(column.stored.itemsize, column.chunk_rows)
+        content = planes[:, :num_rows].T.tobytes()
+    values: NDArray[np.generic] = np.frombuffer(content, column.stored, count=num_rows)
+    return values.astype(column.dtype)
+
+
+def _without_checksum(content: bytes) -> bytes:
+    """Return a chunk without its checksum of two sums of 16-bit words modulo 65535 (Fletcher 1982).
+
+    Raises:
+        DamagedColumn: the checksum is another one.
+    """
+    content, stored = content[:-_CHECKSUM_BYTES], int.from_bytes(content[-_CHECKSUM_BYTES:], "little")
+    words = np.frombuffer(content + b"\0" * (len(content) % 2), ">u2").astype(np.int64)
+    second = (words % 65535 * (np.arange(len(words), 0, -1) % 65535) % 65535).sum()
+    if (int(words.sum()) % 65535, int(second) % 65535) != ((stored & 0xFFFF) % 65535, (stored >> 16) % 65535):
+        raise DamagedColumn("the checksum of a chunk is wrong")
+    return content
+
+
+def _inflated(content: bytes, size_bytes: int) -> bytes:
+    """Return what a chunk inflates to, which is read no further than it should be.
+
+    Raises:
+        DamagedColumn: it is more, less, or damaged.
+    """
+    try:
+        # Two to four times as fast as zlib, and at loading a trace inflating is what takes longest.
+        inflated: bytes = zlib_ng.decompressobj().decompress(content, size_bytes + 1)
+    except (zlib_ng.error, MemoryError) as error:  # type: ignore[misc]  # its stub takes the class for an instance
+        raise DamagedColumn(str(error)) from error
+    if len(inflated) != size_bytes:
+        held = f"{len(inflated)}" if len(inflated) < size_bytes else "more"
+        raise DamagedColumn(f"a chunk that should inflate to {size_bytes} bytes holds {held}")
+    return inflated
 
 
 def _inflate(content: bytes, chunk_rows: int, values: NDArray[np.generic]) -> None:
     """Write the first rows of a chunk into zeros."""
     size = values.dtype.itemsize
-    try:
-        # Two to four times as fast as zlib, and at loading a trace inflating is what takes longest.
-        inflated = zlib_ng.decompress(content, bufsize=chunk_rows * size)
-    except (zlib_ng.error, MemoryError) as error:  # type: ignore[misc]  # its stub takes the class for an instance
-        raise ForeignChunks(str(error)) from error
-    if len(inflated) != chunk_rows * size:
-        raise ForeignChunks(f"a chunk of {chunk_rows} rows of {size} bytes holds {len(inflated)}")
+    inflated = _inflated(content, chunk_rows * size)
     # The shuffle filter lays the first bytes of all values side by side, then the second ones, and so on. Most are
     # zero, and to compare is faster than to scatter.
     planes, zeros = values.view(np.uint8).reshape(len(values), size), bytes(len(values))
@@ -195,12 +348,10 @@ def _inflate(content: bytes, chunk_rows: int, values: NDArray[np.generic]) -> No
 
 
 def split_last(chunks: TableChunks) -> tuple[TableChunks, TableChunks]:
-    """Return all chunks of a table but the last one of each column, and the last ones."""
-    num_chunks = {len(column.places) for column in chunks.columns.values()}
-    rows = {column.chunk_rows for column in chunks.columns.values()}
-    if len(num_chunks) != 1 or len(rows) != 1 or not chunks.num_rows:
+    """Return all chunks of an even table but the last one of each column, and the last ones."""
+    if not chunks.num_rows:
         return select_chunks(chunks, 0, 0), chunks
-    last = num_chunks.pop() - 1
+    last = len(next(iter(chunks.columns.values())).places) - 1
     return select_chunks(chunks, 0, last), select_chunks(chunks, last, last + 1)
 
 
@@ -210,8 +361,13 @@ def split_all(chunks: TableChunks) -> tuple[TableChunks, TableChunks]:
 
 
 def select_chunks(chunks: TableChunks, first: int, stop: int) -> TableChunks:
-    """Return the chunks `first <= number < stop` of a table whose columns have chunks of one length."""
-    columns = {name: replace(column, places=column.places[first:stop]) for name, column in chunks.columns.items()}
+    """Return the chunks `first <= number < stop` of an even table."""
+    columns = {name: _selected(column, first, stop) for name, column in chunks.columns.items()}
     chunk_rows = max(column.chunk_rows for column in columns.values())
     num_rows = max(min(chunks.num_rows, stop * chunk_rows) - first * chunk_rows, 0)
-    return TableChunks(num_rows=num_rows, columns=columns)
+    return TableChunks(num_rows=num_rows, columns=columns, longest=num_rows)
+
+
+def _selected(column: ColumnChunks, first: int, stop: int) -> ColumnChunks:
+    filters = column.filters if len(column.filters) <= 1 else column.filters[first:stop]
+    return replace(column, places=column.places[first:stop], filters=filters or ((),))

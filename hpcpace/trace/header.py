@@ -11,7 +11,12 @@ from typing import Any
 from hpcpace.errors import TraceError
 from hpcpace.trace.schema import FORMAT, FORMAT_VERSION, TraceHeader
 
+MOST_RANKS = 1 << 20
+"""Of a run: sixty times the largest that anybody has reported, and few enough to make a list of those missing."""
+
 _VERSION = re.compile(r"([0-9]{1,6})\.[0-9]{1,6}")
+# Of places and coordinates; a time of day is int64.
+_MOST_NUMBER = (1 << 31) - 1
 
 
 class OtherVersion(TraceError):
@@ -53,10 +58,15 @@ def parse_header(values: Mapping[str, Any], place: str) -> TraceHeader:
             )
             raise TraceError(message) from error
     header = TraceHeader(**known)
-    if not 0 <= header.rank < header.world_size:
+    if not 0 <= header.rank < header.world_size <= MOST_RANKS:
         raise TraceError(
             f"{place}: rank {header.rank} of {header.world_size} ranks cannot be; the file is damaged, leave it out"
         )
+    for name, value in known.items():
+        if isinstance(value, int) and name != "created_unix_ns" and abs(value) > _MOST_NUMBER:
+            raise TraceError(
+                f"{place}: attribute {name} is {value}, which cannot be; the file is damaged, leave it out"
+            )
     return header
 
 

@@ -28,6 +28,9 @@ _COLUMN_KIND = re.compile(r"<[iu][248]|\|[iu]1|\|S\d{1,4}")
 _PREFIX = [("check", "<u4"), ("table", "u1"), ("kind", "u1"), ("size", "<u2"), ("row", "<u8")]
 # Records looked at in one go; of a table with few rows in a row, most would be looked at in vain.
 _MOST_RECORDS = 1024
+# Each flush appends one run of records a table at most, and a journal is begun anew after some thousand flushes.
+_MOST_RUNS = 1 << 16
+_MOST_HEADER_BYTES = 1 << 20
 _CHECK_SEED = 0xCBF29CE484222325
 _CHECK_FACTOR = 0x9E3779B97F4A7C15
 
@@ -103,7 +106,9 @@ def decode(content: bytes, place: str) -> JournalContent:
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{place}: the journal's tables cannot be understood ({error}); leave the file out") from error
     records: list[list[NDArray[np.void]]] = [[] for _ in names]
-    while (run := _run_of_records(content, offset, dtypes)) is not None:
+    for _ in range(_MOST_RUNS):
+        if (run := _run_of_records(content, offset, dtypes)) is None:
+            break
         records[int(run["table"][0])].append(run)
         offset += run.nbytes
     journal.num_left_bytes = len(content) - offset
@@ -122,7 +127,7 @@ def _decode_header(content: bytes, place: str) -> tuple[dict[str, Any], int]:
         raise TraceError(f"{place} is no journal of hpcpace: it begins with {content[:8]!r}; leave it out")
     _, size, check = _PREAMBLE.unpack_from(content)
     text = content[_PREAMBLE.size : _PREAMBLE.size + size]
-    if len(text) < size or zlib.crc32(text) != check:
+    if size > _MOST_HEADER_BYTES or len(text) < size or zlib.crc32(text) != check:
         raise TraceError(f"{place}: the journal's header is damaged or cut off at {len(content)} bytes; leave it out")
     try:
         description = json.loads(text)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import ExitKind
 from hpcpace.trace.tables import RankTrace, Table
 
@@ -31,6 +32,7 @@ _BOUNDS: Mapping[str, Mapping[str, tuple[int, int]]] = {
         "blocked_ns": _DURATION,
         "enqueue_ns": _TIME,
     },
+    "groups": {"rank": (0, MOST_RANKS - 1)},
     "clock": {
         "local_ns": _TIME,
         "offset_ns": _TIME,

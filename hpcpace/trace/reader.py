@@ -1,19 +1,17 @@
-"""Reading of traces: HDF5 file and journal merged, also of a rank that still runs or was killed.
+"""Reading of one rank's trace: HDF5 file and journal merged, also of a rank that still runs or was killed.
 
-Needs neither torch nor MPI. What is damaged is left out and said so; the rest is read.
+Needs neither torch nor MPI. What is damaged is left out and said so; the rest is read. A file may come from anybody:
+it is opened once, must be a regular file, and takes no more memory than it is allowed to.
 """
 
 from __future__ import annotations
 
-import itertools
+import errno
 import math
 import os
 import threading
-import zlib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,50 +20,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import TraceError
-from hpcpace.rundir import Attempt
+from hpcpace.files import Folder
 from hpcpace.trace import journal
-from hpcpace.trace.chunks import ForeignChunks, TableChunks, index_chunks, read_chunks, split_all, split_last
-from hpcpace.trace.container import is_marked_open, open_for_reading
+from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, read_chunks, split_all, split_last
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
 from hpcpace.trace.header import OtherVersion, parse_header
-from hpcpace.trace.plausible import without_implausible
+from hpcpace.trace.opening import attribute_values, check_object, is_marked_open, open_group, open_trace
 from hpcpace.trace.schema import TABLES, TableSchema, TraceHeader
-from hpcpace.trace.stream import MOST_ROWS, StoredTable, TraceStream
+from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of
 from hpcpace.trace.tables import RankTrace, Table
-from hpcpace.trace.threads import map_processes, map_threads
+
+DEFAULT_MEMORY_BYTES = 2 << 30
+"""What the tables of a run may take once they are in memory, unless more is allowed."""
 
 # What h5py and HDF5 raise on files that are damaged or not theirs.
 _FOREIGN_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
-# Deflate makes nothing smaller than this; a length beyond it is damage, and reading it would fill the memory.
-_MOST_COMPRESSED = 1032
-_MOST_NAMED = 16
-_LEAST_FOR_PROCESSES = 32
 # A writer keeps a million rows in memory at most, and the journal holds no others.
-_MOST_JOURNAL_BYTES = 1 << 28
+_MOST_JOURNAL_BYTES = 1 << 27
+# Its bytes, its rows, and their copies while they are put in order.
+_JOURNAL_COPIES = 3
+# Members of all groups of a rank: some times the ranks of the run.
+_MOST_GROUP_ROWS, _GROUP_ROW_BYTES = 1 << 21, 6
 _HEADER_NAMES = frozenset(item.name for item in fields(TraceHeader))
 _OPERATION = ["group", "seq", "op", "peer", "enter_ns"]
-# HDF5 is not made for threads, and h5py's own lock does not cover what `open_for_reading` sets past it.
+# HDF5 is not made for threads, and h5py's own lock does not cover what `open_trace` sets past it.
 _HDF5 = threading.Lock()
 
 
-@dataclass(frozen=True)
-class AttemptTraces:
-    """The traces of one attempt, by rank, and what is missing or was left out of it."""
-
-    traces: list[RankTrace]
-    problems: tuple[str, ...]
-
-
-def read_trace(path: str | os.PathLike[str]) -> RankTrace:
+def read_trace(path: str | os.PathLike[str], *, memory_bytes: float = DEFAULT_MEMORY_BYTES) -> RankTrace:
     """Read the trace file of a rank together with its journal.
 
     Args:
         path: the HDF5 file; it may be missing where a journal stands beside it. The journal's name does as well.
+        memory_bytes: what the tables may take in memory.
 
     Raises:
+        TooLarge: they take more.
         TraceError: neither can be read, or they have another major version of the format.
     """
-    return _read(_container_path(path), most_rows=math.inf).trace
+    return _read_path(path, most_rows=math.inf, most_bytes=memory_bytes).trace
 
 
 def stream_trace(path: str | os.PathLike[str]) -> TraceStream:
@@ -77,171 +70,101 @@ def stream_trace(path: str | os.PathLike[str]) -> TraceStream:
     Raises:
         TraceError: as of `read_trace`.
     """
-    return _read(_container_path(path), most_rows=-1)
+    return _read_path(path, most_rows=-1, most_bytes=DEFAULT_MEMORY_BYTES)
 
 
-def _read(path: Path, *, most_rows: float, names: Collection[str] = TABLES) -> TraceStream:
-    problems: list[str] = []
-    # The journal first: rows only move from it into the file, so what is gone from the one is in the other.
-    journal_path = path.with_suffix(".journal")
-    content = _read_journal(journal_path, problems)
+def _read_path(path: str | os.PathLike[str], *, most_rows: float, most_bytes: float) -> TraceStream:
+    path = Path(path)
+    if not path.name:
+        raise TraceError(f"{path} is a folder: name a rank-NNNNN.h5 of a run")
     try:
-        header, stored, is_open, left = _read_container(
-            path, problems, most_rows=most_rows, names=names, has_journal=content is not None
+        folder = Folder.open(path.parent)
+    except OSError as error:
+        raise TraceError(f"no trace file at {path} ({error.strerror}): name a rank-NNNNN.h5 of a run") from error
+    name = path.with_suffix(".h5").name if path.suffix == ".journal" else path.name
+    with folder:
+        return read_rank(name, folder, most_rows=most_rows, most_bytes=most_bytes)
+
+
+def read_rank(
+    name: str,
+    folder: Folder,
+    *,
+    most_rows: float,
+    tables: Collection[str] = TABLES,
+    most_bytes: float = DEFAULT_MEMORY_BYTES,
+) -> TraceStream:
+    """Read the trace file of a rank together with its journal.
+
+    Args:
+        name: of the HDF5 file.
+        folder: in which it lies.
+        most_rows: with more collectives than this, they stay on disk.
+        tables: the ones to read, by name; the others then have no rows.
+        most_bytes: what all that does not stay on disk may take in memory.
+
+    Raises:
+        TooLarge: it takes more.
+        TraceError: as of `read_trace`.
+    """
+    problems: list[str] = []
+    path, journal_name = folder.path / name, Path(name).with_suffix(".journal").name
+    # The journal first: rows only move from it into the file, so what is gone from the one is in the other.
+    journal_bytes = _JOURNAL_COPIES * min(folder.size_bytes(journal_name), _MOST_JOURNAL_BYTES)
+    check_size(f"{path}: its tables", journal_bytes, most_bytes)
+    content = _read_journal(folder, journal_name, problems)
+    try:
+        found = _read_container(
+            name,
+            folder,
+            tables=tables,
+            most_rows=most_rows,
+            most_bytes=most_bytes - journal_bytes,
+            has_journal=content is not None,
         )
-    except OtherVersion:
+    except (OtherVersion, TooLarge):
         raise
     except TraceError as error:
         if content is None:
             raise
         problems.append(f"{error} (only its journal is read)")
-        header, stored, is_open, left = content.header, {}, True, None
-    is_closed = not is_open and not os.path.exists(journal_path)
-    if stored and content is None and not is_closed:
+        found = _Container(header=content.header, is_open=True)
+    problems += found.problems
+    is_closed = not found.is_open and not folder.has(journal_name)
+    if found.tables and content is None and not is_closed:
         problems.append(f"{path} was not closed and its journal cannot be read: its last rows are missing")
-    if content is not None and _identity(content.header) != _identity(header):
-        problems.append(f"{journal_path} belongs to another run, attempt or rank; it is left out")
+    if content is not None and _identity(content.header) != _identity(found.header):
+        problems.append(f"{path.with_suffix('.journal')} belongs to another run, attempt or rank; it is left out")
         content = None
-    tables = {}
-    for name, table in TABLES.items():
-        numbers, journalled = (None, None) if content is None else content.rows.get(name, (None, None))
-        rows = stored.get(name)
-        if rows is None:
-            has_enqueue = journalled is not None and ENQUEUE_COLUMN in (journalled.dtype.names or ())
-            rows = Table.from_rows(np.zeros(0, dtype=row_dtype(table, has_enqueue=has_enqueue)))
-        if numbers is not None and journalled is not None:
-            num_left = left.num_rows if left is not None and name == "collectives" else 0
-            rows = _merge(rows, numbers - num_left, journalled, f"{path}: table {name}", problems)
-        tables[name] = rows
+    merged = {schema.name: _merged(schema, found, content, path, problems) for schema in TABLES.values()}
     trace = RankTrace(
         path=path,
-        header=header,
-        tables=tables,
+        header=found.header,
+        tables=merged,
         problems=tuple(problems),
         closed_cleanly=is_closed,
-        open_collectives=_still_open(content, tables["collectives"]),
+        open_collectives=_still_open(content, merged["collectives"]),
     )
-    return TraceStream(trace=trace, chunks=left)
+    return TraceStream(trace=trace, chunks=found.left, identity=found.identity)
 
 
-def read_attempt(
-    attempt: Attempt,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    most_rows: int = MOST_ROWS,
-    tables: Collection[str] = TABLES,
-) -> AttemptTraces:
-    """Read the traces of all ranks of an attempt.
-
-    Args:
-        attempt: names the files.
-        progress: called with the number of files read and the number of files, after each.
-        most_rows: with more collectives than this, they stay on disk (`hpcpace.trace.stream.StoredTable`).
-        tables: the ones to read, by name; the others then have no rows.
-
-    Raises:
-        TraceError: no trace can be read.
-    """
-    files = attempt.trace_files()
-    traces: dict[int, RankTrace] = {}
-    problems: list[str] = []
-    misnamed: list[RankTrace] = []
-    read = partial(_trace_or_error, most_rows=most_rows // max(len(files), 1), names=tables)
-    # Of many small files most time goes into opening them, which HDF5 does on one core for all threads of a process.
-    found_of = map_processes if len(files) >= _LEAST_FOR_PROCESSES else map_threads
-    for number, (rank, trace) in enumerate(zip(files, found_of(read, list(files.values())), strict=True), start=1):
-        if isinstance(trace, TraceError):
-            problems.append(str(trace))
-        elif trace.header.rank != rank:
-            misnamed.append(trace)
-        else:
-            traces[rank] = trace
-            problems += trace.problems
-        if progress is not None:
-            progress(number, len(files))
-    for trace in misnamed:
-        says = f"{trace.path} says that it is rank {trace.header.rank}"
-        if trace.header.rank in traces:
-            problems.append(f"{says}, and so does {traces[trace.header.rank].path}; it is left out")
-        else:
-            problems += [says, *trace.problems]
-            traces[trace.header.rank] = trace
-    if not traces:
-        raise TraceError("; ".join([f"no trace can be read in {attempt.trace_dir}", *problems]))
-    problems += _world_problems(traces)
-    found = [traces[rank] for rank in sorted(traces)]
-    if sum(len(trace.tables["collectives"]) for trace in found) <= most_rows:
-        found = [_in_memory(trace) for trace in found]
-    return AttemptTraces(found, tuple(problems))
+def _size_bytes(table_name: str, chunks: TableChunks) -> float:
+    """Return what a table takes in memory, without the texts of groups, which need to be kept once only."""
+    if table_name != "groups":
+        return chunks.size_bytes
+    return chunks.num_rows * _GROUP_ROW_BYTES if chunks.num_rows <= _MOST_GROUP_ROWS else math.inf
 
 
-def _trace_or_error(path: Path, most_rows: int, names: Collection[str]) -> RankTrace | TraceError:
+def _read_journal(folder: Folder, name: str, problems: list[str]) -> journal.JournalContent | None:
+    path = folder.path / name
     try:
-        stream = _read(path, most_rows=most_rows, names=names)
-        trace = without_implausible(stream.trace)
-    except TraceError as error:
-        return error
-    if stream.chunks is None or not stream.chunks.num_rows:
-        return trace
-    stored = StoredTable(TraceStream(trace=trace, chunks=stream.chunks))
-    return replace(trace, tables={**trace.tables, "collectives": stored})
-
-
-def _in_memory(trace: RankTrace) -> RankTrace:
-    """Return a trace with all rows; some ranks have more collectives than others."""
-    table = trace.tables["collectives"]
-    if not isinstance(table, StoredTable):
-        return trace
-    rows = Table({name: table[name] for name in table})
-    return without_implausible(replace(trace, tables={**trace.tables, "collectives": rows}))
-
-
-def world_size_of(traces: Iterable[RankTrace]) -> int:
-    """Return the number of ranks that most traces say, of equals the larger.
-
-    One damaged size must not make a million ranks missing.
-    """
-    sizes = Counter(trace.header.world_size for trace in traces)
-    return max(sizes, key=lambda size: (sizes[size], size))
-
-
-def _world_problems(traces: dict[int, RankTrace]) -> list[str]:
-    """Return what the ranks that were read say about the others: sizes that disagree, ranks that are missing."""
-    problems = []
-    world_size = world_size_of(traces.values())
-    for trace in traces.values():
-        if trace.header.world_size != world_size:
-            problems.append(f"{trace.path} says {trace.header.world_size} ranks, and most others say {world_size}")
-    num_missing = world_size - sum(rank < world_size for rank in traces)
-    if num_missing:
-        missing = (rank for rank in range(world_size) if rank not in traces)
-        names = ", ".join(map(str, itertools.islice(missing, _MOST_NAMED)))
-        more = f", ... and {num_missing - _MOST_NAMED} more" if num_missing > _MOST_NAMED else ""
-        problems.append(f"{num_missing} of {world_size} ranks have no readable trace: {names}{more}")
-    return problems
-
-
-def _container_path(path: str | os.PathLike[str]) -> Path:
-    path = Path(path)
-    if not path.name:
-        raise TraceError(f"{path} is a folder: name a rank-NNNNN.h5 of a run")
-    return path.with_suffix(".h5") if path.suffix == ".journal" else path
-
-
-def _read_journal(path: Path, problems: list[str]) -> journal.JournalContent | None:
-    try:
-        if not path.is_file():
-            if os.path.lexists(path):
-                problems.append(f"{path} is no plain file; its rows are left out")
-            return None
-        if path.stat().st_size > _MOST_JOURNAL_BYTES:
-            problems.append(f"{path} has {path.stat().st_size} bytes, more than any journal; its rows are left out")
-            return None
-        content = journal.decode(path.read_bytes(), str(path))
+        content = journal.decode(folder.read(name, most_bytes=_MOST_JOURNAL_BYTES), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
-        problems.append(f"{path} cannot be read: {error.strerror}; its rows are left out")
+        is_large = error.errno == errno.EFBIG
+        size = f"has {folder.size_bytes(name)} bytes, more than any journal"
+        problems.append(f"{path} {size if is_large else f'cannot be read: {error.strerror}'}; its rows are left out")
         return None
     except TraceError as error:
         problems.append(str(error))
@@ -251,108 +174,117 @@ def _read_journal(path: Path, problems: list[str]) -> journal.JournalContent | N
     return content
 
 
+@dataclass(kw_only=True)
+class _Container:
+    """What was read of an HDF5 file.
+
+    Attributes:
+        tables: the sound tables; of one that is partly on disk the rows behind that part.
+        is_open: whether the writer has not closed the file.
+        left: the chunks of collectives that stay on disk.
+        identity: of the file, to know it again.
+    """
+
+    header: TraceHeader
+    is_open: bool
+    tables: dict[str, Table] = field(default_factory=dict)
+    left: TableChunks | None = None
+    identity: tuple[int, int] | None = None
+    problems: list[str] = field(default_factory=list)
+
+
 def _read_container(
-    path: Path, problems: list[str], *, most_rows: float, names: Collection[str], has_journal: bool
-) -> tuple[TraceHeader, dict[str, Table], bool, TableChunks | None]:
-    """Return the header, the sound tables, whether the writer has not closed the file, and the chunks left unread.
+    name: str, folder: Folder, *, tables: Collection[str], most_rows: float, most_bytes: float, has_journal: bool
+) -> _Container:
+    """Return what the HDF5 file holds.
 
     Of more collectives than `most_rows` only the last chunk is read, with which a journal may overlap, if there is one.
     """
-    stored: dict[str, Table] = {}
-    chunks: dict[str, TableChunks] = {}
+    path = folder.path / name
     try:
-        if not path.is_file():
-            raise TraceError(f"no trace file at {path}: name a rank-NNNNN.h5 of a run")
-        with _HDF5, open_for_reading(path) as file:
-            attributes = file.attrs  # each access to it opens the root group
-            values = {name: attributes[name] for name in attributes if name in _HEADER_NAMES}
-            header = parse_header({**values, **_group_values(file)}, str(path))
-            is_open = is_marked_open(path)
-            for name, table in TABLES.items():
-                if name not in names:
-                    continue
-                found = index_chunks(file, table)
-                if found is not None:
-                    chunks[name] = found
-                elif (rows := _read_table(file, table, path, problems, is_open=is_open)) is not None:
-                    stored[name] = rows
-            descriptor = os.dup(file.id.get_vfd_handle())
-        left = None
-        if "collectives" in chunks and chunks["collectives"].num_rows > most_rows:
-            split = split_last if has_journal else split_all
-            left, chunks["collectives"] = split(chunks["collectives"])
-        try:
-            damaged = _read_chunked(descriptor, chunks, stored)
-        finally:
-            os.close(descriptor)
-        if damaged:
-            with _HDF5, open_for_reading(path) as file:
-                for name in damaged:
-                    left = left if name != "collectives" else None
-                    if (rows := _read_table(file, TABLES[name], path, problems, is_open=is_open)) is not None:
-                        stored[name] = rows
+        descriptor = folder.open_file(name)
+    except OSError as error:
+        reason = "" if isinstance(error, FileNotFoundError) else f" ({error.strerror})"
+        raise TraceError(f"no trace file at {path}{reason}: name a rank-NNNNN.h5 of a run") from error
+    try:
+        found, chunks = _index(descriptor, path, tables)
+        collectives = chunks.get("collectives")
+        if collectives is not None and collectives.num_rows > most_rows and collectives.is_even:
+            found.left, chunks["collectives"] = (split_last if has_journal else split_all)(collectives)
+        check_size(f"{path}: its tables", sum(map(_size_bytes, chunks, chunks.values())), most_bytes)
+        for table_name, places in chunks.items():
+            try:
+                found.tables[table_name] = read_chunks(descriptor, places)
+            except DamagedColumn as error:
+                found.left = None if table_name == "collectives" else found.left
+                found.problems.append(f"{path}: table {table_name} is damaged and left out ({error})")
     except _FOREIGN_ERRORS as error:
-        raise TraceError(f"{path} cannot be read as HDF5 ({error}); it is damaged or foreign, leave it out") from error
-    return header, stored, is_open, left
+        reason = str(error).replace(f"/proc/self/fd/{descriptor}", name)
+        raise TraceError(f"{path} cannot be read as HDF5 ({reason}); it is damaged or foreign, leave it out") from error
+    finally:
+        os.close(descriptor)
+    return found
 
 
-def _read_chunked(descriptor: int, chunks: Mapping[str, TableChunks], stored: dict[str, Table]) -> Sequence[str]:
-    """Read tables past HDF5 into `stored`; return those that it has to look at."""
-    damaged = []
-    for name, places in chunks.items():
-        try:
-            stored[name] = read_chunks(descriptor, places)
-        except ForeignChunks:
-            damaged.append(name)
-    return damaged
+def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Container, dict[str, TableChunks]]:
+    """Return header and state of a trace file, and where its tables lie."""
+    file_bytes = os.fstat(descriptor).st_size
+    chunks: dict[str, TableChunks] = {}
+    with _HDF5, open_trace(descriptor) as file:
+        root = h5py.h5g.open(file.id, b"/")
+        check_object(root)
+        groups: dict[str, h5py.h5g.GroupID] = {}
+        problems = []
+        for schema in TABLES.values():
+            try:
+                group = open_group(root, schema.name)
+            except _FOREIGN_ERRORS as error:
+                problems.append(f"{path}: table {schema.name} is damaged and left out ({error})")
+                continue
+            if group is not None:
+                groups[schema.name] = group
+            elif schema.required:
+                problems.append(f"{path}: table {schema.name} is missing")
+        header = parse_header({**attribute_values(root, _HEADER_NAMES), **_group_values(groups)}, str(path))
+        is_open = is_marked_open(descriptor)
+        for table_name in (table_name for table_name in groups if table_name in tables):
+            try:
+                chunks[table_name] = index_table(groups[table_name], TABLES[table_name], file_bytes=file_bytes)
+            except DamagedColumn as error:
+                problems.append(f"{path}: table {table_name} is damaged and left out ({error})")
+                continue
+            # In a file that is written, the columns grow one after the other.
+            num_rows, longest = chunks[table_name].num_rows, chunks[table_name].longest
+            if num_rows < longest and not is_open:
+                problems.append(
+                    f"{path}: columns of {table_name} hold {num_rows} to {longest} rows; {num_rows} are read"
+                )
+    found = _Container(header=header, is_open=is_open, identity=identity_of(descriptor), problems=problems)
+    return found, chunks
 
 
-def _group_values(file: h5py.File) -> dict[str, Any]:
-    values = {}
-    for group, name in (("steps", "samples_unit"), ("network", "interfaces")):
-        found = file.get(group)
-        if isinstance(found, h5py.Group) and name in (attributes := found.attrs):
-            values[name] = attributes[name]
+def _group_values(groups: dict[str, h5py.h5g.GroupID]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for table_name, name in (("steps", "samples_unit"), ("network", "interfaces")):
+        if table_name in groups:
+            values |= attribute_values(groups[table_name], (name,))
     return values
 
 
-def _read_table(file: h5py.File, table: TableSchema, path: Path, problems: list[str], *, is_open: bool) -> Table | None:
-    if table.name not in file:
-        if table.required:
-            problems.append(f"{path}: table {table.name} is missing")
-        return None
-    try:
-        group = file[table.name]
-        dtype = row_dtype(table, has_enqueue=ENQUEUE_COLUMN in group)
-        columns = {column: group[column] for column in dtype.names or ()}
-        lengths = [_num_rows(column) for column in columns.values()]
-        num_rows = min(lengths)
-        # In a file that is written, the columns grow one after the other.
-        if num_rows < max(lengths) and not is_open:
-            problems.append(
-                f"{path}: columns of {table.name} hold {num_rows} to {max(lengths)} rows; {num_rows} are read"
-            )
-        for name, column in columns.items():
-            if num_rows * column.dtype.itemsize > _MOST_COMPRESSED * column.id.get_storage_size():
-                raise ValueError(f"column {name} claims {num_rows} rows in {column.id.get_storage_size()} bytes")
-            if column.dtype.kind not in ("S" if dtype[name].kind == "S" else "iu"):
-                raise ValueError(f"column {name} is of type {column.dtype}, not {dtype[name]}")
-        rows = np.zeros(num_rows, dtype=dtype)
-        for name, column in columns.items():
-            rows[name] = column[:num_rows]
-    except (*_FOREIGN_ERRORS, zlib.error) as error:
-        problems.append(f"{path}: table {table.name} is damaged and left out ({error})")
-        return None
-    return Table.from_rows(rows)
-
-
-def _num_rows(column: h5py.Dataset) -> int:
-    """Return the number of rows that are really there: a kill may come between a column's length and its chunk."""
-    if column.ndim != 1:
-        raise ValueError(f"column {column.name} has {column.ndim} dimensions")
-    if column.chunks is None:
-        return int(column.shape[0])
-    return int(min(column.shape[0], column.id.get_num_chunks() * column.chunks[0]))
+def _merged(
+    schema: TableSchema, found: _Container, content: journal.JournalContent | None, path: Path, problems: list[str]
+) -> Table:
+    """Return the rows of a table that the file holds, with those behind them that only the journal has."""
+    numbers, journalled = (None, None) if content is None else content.rows.get(schema.name, (None, None))
+    stored = found.tables.get(schema.name)
+    if stored is None:
+        has_enqueue = journalled is not None and ENQUEUE_COLUMN in (journalled.dtype.names or ())
+        stored = Table.from_rows(np.zeros(0, dtype=row_dtype(schema, has_enqueue=has_enqueue)))
+    if numbers is None or journalled is None:
+        return stored
+    if found.left is not None and schema.name == "collectives":
+        numbers = numbers - found.left.num_rows
+    return _merge(stored, numbers, journalled, f"{path}: table {schema.name}", problems)
 
 
 def _merge(
@@ -398,4 +330,4 @@ def _identity(header: TraceHeader) -> tuple[Any, ...]:
     return header.run_id, header.attempt, header.rank
 
 
-__all__ = ["AttemptTraces", "RankTrace", "Table", "TraceStream", "read_attempt", "read_trace", "stream_trace"]
+__all__ = ["RankTrace", "Table", "TooLarge", "TraceStream", "read_rank", "read_trace", "stream_trace"]

@@ -11,19 +11,22 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcpace.errors import UsageError
+from hpcpace.files import Folder
 from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
+from hpcpace.trace.losses import Losses
 from hpcpace.trace.schema import NO_STEP, TABLES, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
 
 AddRow = Callable[..., None]
+_REMEDY = "make room there, or name another disk in trace.trace_dir"
 # Rows that do not fill a chunk stay in memory in any case; a bound below that would drop for ever.
 _LEAST_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
 
@@ -34,11 +37,17 @@ class Recorder:
     The methods `add_...` take one row of their table, columns in file order. `phase(name)` returns a context manager
     that records the block under it as a phase of the current step.
 
+    Args:
+        path: the HDF5 file.
+        warn: takes a warning, from any thread.
+        open_folder: opens the folder of the file, and makes it where there is none; that of `path` when not given.
+
     Attributes:
         step: the current step; the owner sets it.
         open_collectives: returns rows of the operations that are entered and not completed; asked at each flush.
         num_events: rows taken from the buffers so far.
-        num_dropped: rows given up because memory was full or a value did not fit its column.
+        num_dropped: rows given up because memory was full or a value did not fit its column; once it is closed, also
+            those that the disk did not take to the end.
         cost_ns: the recorder's own time so far: processor time of the flush thread, and each row at its measured cost.
     """
 
@@ -52,6 +61,7 @@ class Recorder:
         warn: Callable[[str], None],
         clock: Callable[[], int] = time.monotonic_ns,
         has_enqueue: bool = False,
+        open_folder: Callable[[], Folder] | None = None,
     ) -> None:
         if max_rows < _LEAST_MAX_ROWS:
             raise UsageError(f"max_rows is {max_rows}: use {_LEAST_MAX_ROWS} or more, a chunk of each table")
@@ -71,9 +81,13 @@ class Recorder:
         self._first_flush_s = flush_interval_s * (header.rank * 0.6180339887 % 1)
         self._dtypes = row_dtypes(has_enqueue=has_enqueue)
         self._buffers: dict[str, list[bytes]] = {name: [] for name in self._dtypes}
-        self._writer = TraceWriter(Path(path), header, has_enqueue=has_enqueue)
+        self._writer = TraceWriter(Path(path), header, has_enqueue=has_enqueue, open_folder=open_folder)
         self._reported = (0, 0, 0)
         self._drop_lock = threading.Lock()
+        self._dropped = Losses()
+        # Why the last flush failed; empty after one that did not.
+        self._write_problem = ""
+        self._flush_lock = threading.Lock()
         self._wake = threading.Event()
         self._progress = threading.Condition()
         self._num_asked = self._num_flushed = 0
@@ -112,19 +126,46 @@ class Recorder:
                 lambda: self._num_flushed >= asked or not self._is_running(), timeout=timeout_s
             )
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Write everything, close the file and end the flush thread; give up after a time, for a disk may hang."""
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Write everything, close the file and end the flush thread; give up after a time, for a disk may hang.
+
+        What could not be written is one warning, whatever was said before.
+
+        Returns:
+            Whether nothing writes to the files any more.
+        """
         if self._is_closing or self._process != os.getpid():
-            return
+            return not self._is_running()
         self.start()
         assert self._thread is not None
         self._is_closing = True
         self._wake.set()
         self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            self._warn_once("hung", f"{self._writer.path} hangs for {timeout_s:g} s; its last rows may be lost")
-        if self.num_dropped:
-            self._warn_once("dropped", f"{self.num_dropped} rows of {self._writer.path} were dropped")
+        is_over = not self._thread.is_alive()
+        problem = self._write_problem if is_over else f"it hangs for {timeout_s:g} s"
+        lost = self._losses(problem, has_buffers=not is_over)
+        self.num_dropped = lost.num_rows
+        if lost.num_rows:
+            self._tell(f"{lost.sentence(self._writer.path, is_certain=is_over)}; {_REMEDY}")
+        elif problem:
+            self._tell(f"cannot close {self._writer.path}: {problem}; all rows are in it and in its journal")
+        return is_over
+
+    def tell_losses(self) -> None:
+        """Warn of rows that no file has, where there are some; for an end without `close`."""
+        lost = self._losses(self._write_problem or "they could not be written in time", has_buffers=True)
+        if lost.num_rows:
+            self._tell(f"{lost.sentence(self._writer.path, is_certain=False)}; {_REMEDY}")
+
+    @contextmanager
+    def held(self, timeout_s: float) -> Iterator[bool]:
+        """Keep the files as they are for the block under it; yield whether they are, for a disk may hang."""
+        is_held = self._flush_lock.acquire(timeout=timeout_s)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                self._flush_lock.release()
 
     def __enter__(self) -> Recorder:
         self.start()
@@ -135,16 +176,16 @@ class Recorder:
 
     def _adder(self, table: str, rows: list[bytes]) -> AddRow:
         pack, push, wake_rows = row_struct(self._dtypes[table]).pack, rows.append, self._wake_rows
-        keep_or_drop, drop = self._keep_or_drop, self._drop
+        keep_or_drop, drop_misfit = self._keep_or_drop, self._drop_misfit
 
         def add(*row: Any) -> None:
             try:
                 if len(rows) < wake_rows:
                     push(pack(*row))
                 else:
-                    keep_or_drop(rows, pack(*row))
+                    keep_or_drop(table, rows, pack(*row))
             except struct.error as error:
-                drop(f"a row of {table} does not fit its columns ({error}): {row!r}")
+                drop_misfit(table, row, error)
 
         return add
 
@@ -170,23 +211,39 @@ class Recorder:
                 if len(rows) < wake_rows:
                     push(packed)
                 else:
-                    keep_or_drop(rows, packed)
+                    keep_or_drop("phases", rows, packed)
 
         return Region()
 
-    def _keep_or_drop(self, rows: list[bytes], packed: bytes) -> None:
+    def _keep_or_drop(self, table: str, rows: list[bytes], packed: bytes) -> None:
         if not self._wake.is_set():
             self._wake.set()
         if sum(map(len, self._buffers.values())) + self._writer.num_kept < self._max_rows:
             rows.append(packed)
         else:
-            self._drop(None)
+            with self._drop_lock:
+                self._dropped.add(table, 1, self._why_full, first_step=self.step, last_step=self.step)
+                self.num_dropped += 1
 
-    def _drop(self, why: str | None, num_rows: int = 1) -> None:
+    def _drop_misfit(self, table: str, row: tuple[Any, ...], error: struct.error) -> None:
         with self._drop_lock:
-            self.num_dropped += num_rows
-        if why is not None:
-            self._warn_once("row", why)
+            self._dropped.add(table, 1, "a value did not fit its column")
+            self.num_dropped += 1
+        self._warn_once("row", f"a row of {table} does not fit its columns ({error}): {row!r}")
+
+    @property
+    def _why_full(self) -> str:
+        return self._write_problem or f"writing took so long that more than {self._max_rows} rows waited in memory"
+
+    def _losses(self, reason: str, *, has_buffers: bool = False) -> Losses:
+        """Return the rows that were dropped and those that no file has, because of a reason."""
+        with self._drop_lock:
+            lost = self._dropped.copy()
+        for name, rows in self._writer.missing().items():
+            lost.add_rows(name, rows, reason)
+            lost.add(name, self._writer.num_removed.get(name, 0), reason)
+            lost.add(name, len(self._buffers[name]) if has_buffers else 0, reason)
+        return lost
 
     def _measured_row_cost_ns(self) -> int:
         num_rows = 200
@@ -208,7 +265,8 @@ class Recorder:
             wait_s = self._flush_interval_s
             asked, is_last = self._num_asked, self._is_closing
             begin_ns = time.thread_time_ns()
-            self._flush(is_last)
+            with self._flush_lock:
+                self._flush(is_last)
             self.cost_ns += time.thread_time_ns() - begin_ns
             with self._progress:
                 self._num_flushed = asked
@@ -224,9 +282,12 @@ class Recorder:
             elif self._writer.flush():
                 self._warn_once("removed", f"{self._writer.path} was removed while in use; it was made again")
         except Exception as error:
-            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-            what = "the last rows may be lost" if is_last else f"up to {self._max_rows} rows wait in memory for a retry"
-            self._warn_once("write", f"cannot write {self._writer.path}: {reason}; training goes on, {what}")
+            self._write_problem = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+            if not is_last:  # the end has a warning of its own, which says what was lost
+                waits = f"training goes on, up to {self._max_rows} rows wait in memory for a retry"
+                self._warn_once("write", f"cannot write {self._writer.path}: {self._write_problem}; {waits}")
+        else:
+            self._write_problem = ""
 
     def _take_rows(self) -> None:
         room = max(self._max_rows - self._writer.num_kept, 0)
@@ -234,21 +295,23 @@ class Recorder:
             num_rows = len(buffer)
             if not num_rows:
                 continue
-            packed = b"".join(buffer[: min(num_rows, room)])
+            packed = b"".join(buffer[:num_rows])
             del buffer[:num_rows]
-            self._drop(None, max(num_rows - room, 0))
-            rows = np.frombuffer(packed, dtype=self._dtypes[name]).copy()
+            rows, dropped = np.split(np.frombuffer(packed, dtype=self._dtypes[name]).copy(), [min(num_rows, room)])
+            with self._drop_lock:
+                self._dropped.add_rows(name, dropped, self._why_full)
+                self.num_dropped += len(dropped)
             round_times(name, rows)
             self._writer.add(name, rows)
             room -= len(rows)
             self.num_events += len(rows)
             self.cost_ns += len(rows) * self._row_cost_ns
-        if room:
-            totals = (self.num_events, self.num_dropped, self.cost_ns)
-            since = [total - reported for total, reported in zip(totals, self._reported, strict=True)]
-            row = np.array([(self._clock(), *since)], dtype=self._dtypes["account"])
-            self._writer.add("account", row)
-            self._reported = totals
+        # Also where memory is full: else nothing in the file would say so.
+        totals = (self.num_events, self.num_dropped, self.cost_ns)
+        since = [total - reported for total, reported in zip(totals, self._reported, strict=True)]
+        row = np.array([(self._clock(), *since)], dtype=self._dtypes["account"])
+        self._writer.add("account", row)
+        self._reported = totals
 
     def _open_rows(self) -> np.ndarray:
         """Return the rows of open operations. A boundary too: an observer that fails must not cost the other rows."""
@@ -265,9 +328,12 @@ class Recorder:
     def _warn_once(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            # Where the warning itself fails, as on a closed stderr, there is nobody left to tell.
-            with contextlib.suppress(Exception):
-                self._warn(message)
+            self._tell(message)
+
+    def _tell(self, message: str) -> None:
+        # Where the warning itself fails, as on a closed stderr, there is nobody left to tell.
+        with contextlib.suppress(Exception):
+            self._warn(message)
 
 
 class NullRecorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +14,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import TraceError
-from hpcpace.trace.chunks import ForeignChunks, TableChunks, read_chunks, select_chunks
+from hpcpace.files import Folder
+from hpcpace.trace.chunks import DamagedColumn, TableChunks, read_chunks, select_chunks
 from hpcpace.trace.schema import NO_STEP
 from hpcpace.trace.tables import RankTrace, Table, join_tables
+from hpcpace.units import format_bytes
 
 MOST_ROWS = 4_000_000
 """Collectives of all ranks that are read into memory together; with more, they stay on disk."""
 
-_BLOCKS_AT_ONCE = 64
+_BLOCKS_AT_ONCE, _BYTES_AT_ONCE = 64, 1 << 24
+
+
+class TooLarge(TraceError):
+    """What a file holds takes more memory than it may.
+
+    Attributes:
+        size_bytes: what it takes.
+    """
+
+    def __init__(self, message: str, size_bytes: float) -> None:
+        super().__init__(message, size_bytes)
+        self.size_bytes = size_bytes
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def check_size(what: str, size_bytes: float, most_bytes: float) -> None:
+    """Refuse what takes more memory than is left for it.
+
+    Raises:
+        TooLarge: it does.
+    """
+    if size_bytes > most_bytes:
+        message = (
+            f"{what} take {format_bytes(size_bytes)} in memory, more than the {format_bytes(max(most_bytes, 0))} left "
+            "for it: --memory allows more"
+        )
+        raise TooLarge(message, size_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +64,14 @@ class TraceStream:
     Attributes:
         trace: everything else; of its table `collectives` only the last rows.
         chunks: where the rows before those lie, None where all are in `trace`.
+        identity: of the file in which they lie, as `identity_of` returns it.
+        most_bytes: what the blocks that are read at once may take in memory.
     """
 
     trace: RankTrace
     chunks: TableChunks | None
+    identity: tuple[int, int] | None = None
+    most_bytes: float = math.inf
 
     @property
     def num_collectives(self) -> int:
@@ -50,7 +86,11 @@ class TraceStream:
     @cached_property
     def last_steps(self) -> NDArray[np.int64]:
         """The step of the last row of each chunk of the file, int64, (num_blocks - 1,); -1 where that is damaged."""
-        bounds = [*range(0, self.num_blocks - 1, _BLOCKS_AT_ONCE), self.num_blocks - 1]
+        if self.chunks is None:
+            return np.zeros(0, np.int64)
+        step = self.chunks.columns["step"]
+        at_once = min(_BYTES_AT_ONCE // (step.chunk_rows * step.dtype.itemsize) + 1, _BLOCKS_AT_ONCE)
+        bounds = [*range(0, self.num_blocks - 1, at_once), self.num_blocks - 1]
         parts = [self._last_steps(first, stop) for first, stop in itertools.pairwise(bounds)]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
@@ -75,6 +115,7 @@ class TraceStream:
             lead: rows to put before them, with these columns.
 
         Raises:
+            TooLarge: they take more memory than they may.
             TraceError: a chunk of the file is damaged; `read_trace` says what of the file can be read.
         """
         last = self.trace.tables["collectives"]
@@ -84,22 +125,39 @@ class TraceStream:
         if self.chunks is None or first >= num_chunks:
             return in_memory if lead is None else join_tables([lead, in_memory])
         chunks = replace(self.chunks, columns={name: self.chunks.columns[name] for name in names})
+        chunks = select_chunks(chunks, first, min(stop, num_chunks))
+        check_size(f"{self.trace.path}: collectives that belong together", chunks.size_bytes, self.most_bytes)
         try:
-            descriptor = os.open(self.trace.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._open()
             try:
-                rows = read_chunks(descriptor, select_chunks(chunks, first, min(stop, num_chunks)), lead)
+                rows = read_chunks(descriptor, chunks, lead)
             finally:
                 os.close(descriptor)
-        except (ForeignChunks, OSError) as error:
+        except (DamagedColumn, OSError) as error:
             which = f"chunk {first} of" if stop - first == 1 else f"a chunk from {first} to {stop - 1} of"
             raise TraceError(
                 f"{self.trace.path}: {which} table collectives is damaged ({error}); read the file whole"
             ) from error
         return rows if stop <= num_chunks else join_tables([rows, in_memory])
 
+    def _open(self) -> int:
+        """Open the file once more, for of thousands not all can stay open, and make sure that it is the same one."""
+        with Folder.open(self.trace.path.parent) as folder:
+            descriptor = folder.open_file(self.trace.path.name)
+        if identity_of(descriptor) != self.identity:
+            os.close(descriptor)
+            raise OSError("it is another file than before")
+        return descriptor
+
     def collectives(self, columns: Sequence[str] | None = None) -> Iterator[Table]:
         """Yield the rows of the table `collectives` in order, block by block; else as `blocks`."""
         return (self.blocks(number, number + 1, columns) for number in range(self.num_blocks))
+
+
+def identity_of(descriptor: int) -> tuple[int, int]:
+    """Return what tells an open file from others: its device and number there."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 class StoredTable(Table):
@@ -113,6 +171,8 @@ class StoredTable(Table):
     def __getitem__(self, column: str) -> NDArray[Any]:
         if column not in self:
             raise KeyError(column)
+        size_bytes = self._num_rows * self.stream.trace.tables["collectives"][column].itemsize
+        check_size(f"{self.stream.trace.path}: collectives", size_bytes, self.stream.most_bytes)
         return np.concatenate([rows[column] for rows in self.stream.collectives([column])])
 
     def select(self, mask: NDArray[np.bool_] | NDArray[np.integer[Any]] | slice) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,57 @@ class Table(Mapping[str, NDArray[Any]]):
     def __repr__(self) -> str:
         return f"Table({self._num_rows} rows: {', '.join(self._columns)})"
 
+    @property
+    def size_bytes(self) -> int:
+        """What the columns take in memory."""
+        return sum(column.nbytes for column in self._columns.values())
+
     def select(self, mask: NDArray[np.bool_] | NDArray[np.integer[Any]] | slice) -> Table:
         """Return the rows under a mask, of these numbers, or of a slice."""
         return Table({name: column[mask] for name, column in self._columns.items()})
+
+
+class GroupTable(Table):
+    """The table `groups` with the texts of each group once: each of thousands of ranks names thousands of members.
+
+    Args:
+        table: the table as a file has it.
+    """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__({name: table[name] for name in ("id", "rank")})
+        numbers = self["id"]
+        self._numbers, last = np.unique(numbers[::-1], return_index=True)
+        self._texts = {name: table[name][len(numbers) - 1 - last] for name in ("name", "backend")}
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        texts = self._texts.get(column) if column not in self._columns else None
+        return self._columns[column] if texts is None else texts[np.searchsorted(self._numbers, self["id"])]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._columns, *self._texts))
+
+    def __contains__(self, column: object) -> bool:
+        return column in self._columns or column in self._texts
+
+    def select(self, mask: NDArray[np.bool_] | NDArray[np.integer[Any]] | slice) -> Table:
+        """Return the rows under a mask, of these numbers, or of a slice."""
+        return Table({name: self[name][mask] for name in self})
+
+    def share(self, known: dict[bytes, NDArray[Any]]) -> int:
+        """Take equal columns of other ranks in the place of its own, and return the bytes of those that are new.
+
+        Args:
+            known: columns by their digest; new ones are added.
+        """
+        num_new = 0
+        for name, column in self._columns.items():
+            digest = blake2b(column.data, digest_size=16).digest()
+            if digest not in known:
+                known[digest] = column
+                num_new += column.nbytes
+            self._columns[name] = known[digest]
+        return num_new
 
 
 def join_tables(tables: Sequence[Table]) -> Table:
@@ -77,3 +126,8 @@ class RankTrace:
     problems: tuple[str, ...]
     closed_cleanly: bool
     open_collectives: Table
+
+    @property
+    def size_bytes(self) -> int:
+        """What its tables take in memory."""
+        return sum(table.size_bytes for table in self.tables.values())

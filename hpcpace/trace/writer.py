@@ -6,45 +6,80 @@ One thread owns a writer. Rows that could not be written stay in memory, and eve
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.files import Folder, write_all
 from hpcpace.trace.container import Container, container_image
 from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.journal import RecordKind, encode_header, encode_records
+from hpcpace.trace.journal import RecordKind, encode_header
+from hpcpace.trace.journal_file import JournalFile, Run
 from hpcpace.trace.schema import TABLES, TraceHeader
+
+# What a full disk still takes, it takes of these first: they are small and the others are worth little without them.
+# The journal begins with account, whose last row there says what is missing; HDF5, from where no row comes back, ends
+# with it.
+_SMALL_FIRST = tuple(dict.fromkeys(("steps", "clock", "groups", "network", "host", "pacing", *TABLES)))
+_STORED_ORDER = (*(name for name in _SMALL_FIRST if name != "account"), "account")
+_JOURNALLED_ORDER = ("account", *(name for name in _SMALL_FIRST if name != "account"))
+# Rows that the journal keeps though they would fill a chunk.
+_LEAST_JOURNALLED = {"account": 1}
 
 
 class TraceWriter:
     """Writes the trace file and journal of one rank.
 
     The folder is held open and files are named relative to it: a run that is moved while in use keeps all its rows.
+    A full disk gets as many rows as it takes: steps, clock and other small tables before phases, and collectives last;
+    of each table the oldest first. The last row of `account` in the journal counts the rows that it did not take.
+
+    Args:
+        path: the HDF5 file; the journal stands beside it.
+        open_folder: opens the folder of both, and makes it where there is none.
+
+    Attributes:
+        num_removed: rows by table in an HDF5 file that somebody removed and that could not be made again to the end.
     """
 
-    def __init__(self, path: Path, header: TraceHeader, *, has_enqueue: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        header: TraceHeader,
+        *,
+        has_enqueue: bool = False,
+        open_folder: Callable[[], Folder] | None = None,
+    ) -> None:
         self.path = path
         self.journal_path = path.with_suffix(".journal")
         self._header = header
         self._dtypes = row_dtypes(has_enqueue=has_enqueue)
-        self._numbers = {name: number for number, name in enumerate(self._dtypes)}
+        self._open = open_folder or partial(Folder.open, path.parent, make=True)
+        self._folder: Folder | None = None
         self._container: Container | None = None
-        self._folder: int | None = None
-        self._journal: int | None = None
-        self._journal_end = 0
-        self._is_journal_stale = False
+        self._journal: JournalFile | None = None
+        self._is_begun = self._is_journal_stale = False
         self._num_stored = dict.fromkeys(self._dtypes, 0)
-        self._num_journalled = dict.fromkeys(self._dtypes, 0)
         self._tails = {name: np.zeros(0, dtype=dtype) for name, dtype in self._dtypes.items()}
         self._open_rows = self._tails["collectives"]
+        # By table, the number of the row behind the last one that the journal has, also once it is closed.
+        self._next_rows: Mapping[str, int] = {}
+        self.num_removed: dict[str, int] = {}
         self._journalled_open: set[bytes] = set()
 
     @property
     def num_kept(self) -> int:
         """Rows in memory, whether the journal holds them or not."""
         return sum(map(len, self._tails.values()))
+
+    def missing(self) -> dict[str, NDArray[np.void]]:
+        """Return the rows that are in neither file nor journal, by table; without `account`, which adds up the rest."""
+        found = {name: tail[self._num_journalled(name) :] for name, tail in self._tails.items() if name != "account"}
+        found["collectives"] = np.concatenate([found["collectives"], self._still_open(is_journalled=False)])
+        return found
 
     def add(self, name: str, rows: NDArray[np.void]) -> None:
         """Take rows of a table; nothing is written yet."""
@@ -59,163 +94,181 @@ class TraceWriter:
         """Write what there is; return whether the files had been removed and were made again.
 
         Raises:
-            OSError: a file cannot be made or written. Rows stay in memory, and the next flush tries again.
+            OSError: a file cannot be made or written. What the disk took of it is kept, the other rows stay in memory,
+                and the next flush tries again.
         """
-        self._open_folder()
-        was_removed = self._renew_if_removed()
-        if self._journal is None:
-            self._start_journal()
-        try:
-            if self._container is None:
-                self._create_container()
-            self._store({name: len(tail) - len(tail) % TABLES[name].chunk_rows for name, tail in self._tails.items()})
-        finally:
-            if self._is_journal_stale:
-                self._start_journal()
-            else:
-                self._append_to_journal()
-        return was_removed
+        return self._write(self._store_chunks)
 
     def close(self) -> None:
         """Write everything into the HDF5 file, close it and remove the journal.
 
         Raises:
-            OSError: something could not be written; the journal stays where it is.
+            OSError: something could not be written; the journal stays where it is, with the rows that it took.
         """
         try:
-            self.flush()
-            self.add("collectives", self._open_rows)
-            self._store({name: len(tail) for name, tail in self._tails.items()})
-        except BaseException:
+            self._write(self._store_all)
+            assert self._container is not None and self._folder is not None
+            container, self._container = self._container, None
+            container.close()
+            self._folder.remove(self.journal_path.name)
+        finally:
             self.abandon()
-            raise
-        assert self._container is not None
-        self._container.close()
-        self._container = None
-        os.unlink(self._place(self.journal_path))
-        self.abandon()
 
     def abandon(self) -> None:
         """Let go of the files as they are; a journal stays, so that a reader misses nothing that is in it."""
         self._close_journal()
-        self._close_folder()
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
         if self._container is not None:
-            self._container.close()
-            self._container = None
+            container, self._container = self._container, None
+            self.num_removed = dict(self._num_stored) if container.is_removed else {}
+            container.close()
 
-    def _store(self, num_rows: Mapping[str, int]) -> None:
-        tables = {name: self._tails[name][:count] for name, count in num_rows.items() if count}
-        if not tables:
-            return
+    def _write(self, store: Callable[[], None]) -> bool:
+        self._open_folder()
+        was_removed = self._container is not None and self._container.is_removed
+        if self._journal is not None and self._journal.is_removed:
+            self._close_journal()
+            self._next_rows, self._journalled_open = {}, set()
+            was_removed = True
+        if self._journal is None:
+            self._start_journal()
+        try:
+            self._open_container()
+            store()
+        finally:
+            # What HDF5 did not take; nothing, if it was to take everything and did.
+            if self.num_kept:
+                self._write_journal()
+        return was_removed
+
+    def _store_chunks(self) -> None:
+        """Bring whole chunks into the HDF5 file."""
+        free = {name: max(len(tail) - _LEAST_JOURNALLED.get(name, 0), 0) for name, tail in self._tails.items()}
+        self._store({name: num_rows - num_rows % TABLES[name].chunk_rows for name, num_rows in free.items()})
+
+    def _store_all(self) -> None:
+        """Bring all rows into the HDF5 file; operations that are still open become rows like the others."""
+        num_open = len(self._open_rows)
+        self.add("collectives", self._open_rows)
+        self._open_rows = self._open_rows[:0]
+        try:
+            self._store({name: len(tail) for name, tail in self._tails.items()}, is_last=True)
+        finally:
+            tail = self._tails["collectives"]
+            num_done = max(len(tail) - num_open, 0)
+            self._tails["collectives"], self._open_rows = tail[:num_done], tail[num_done:]
+
+    def _store(self, num_rows: Mapping[str, int], *, is_last: bool = False) -> None:
+        """Bring the first rows of each table's tail into the HDF5 file, chunk by chunk, until one does not fit."""
         assert self._container is not None
-        self._container.append(self._num_stored, tables)
-        for name, rows in tables.items():
-            self._num_stored[name] += len(rows)
-            self._tails[name] = self._tails[name][len(rows) :].copy()
-        self._is_journal_stale = True
+        if not any(num_rows.values()):
+            return
+        num_taken = dict.fromkeys(num_rows, 0)
+        try:
+            for name in _STORED_ORDER:
+                rows, chunk_rows = self._tails[name][: num_rows[name]], TABLES[name].chunk_rows
+                for start in range(0, len(rows), chunk_rows):
+                    chunk = rows[start : start + chunk_rows]
+                    self._container.append(name, self._num_stored[name] + start, chunk)
+                    num_taken[name] += len(chunk)
+        finally:
+            if any(num_taken.values()):
+                self._container.flush(is_last=is_last)
+                self._is_journal_stale = True
+            for name, count in num_taken.items():
+                self._num_stored[name] += count
+                self._tails[name] = self._tails[name][count:].copy() if count else self._tails[name]
+            # The journal needs what a chunk that did not fit had reserved.
+            self._container.release()
 
-    def _append_to_journal(self) -> None:
-        new_open = [row for row in self._open_rows if row.tobytes() not in self._journalled_open]
-        content = b"".join(self._records(np.array(new_open, dtype=self._open_rows.dtype), self._num_journalled))
-        self._write_at(self._journal, content, self._journal_end)
-        self._journalled(len(content), self._journal_end)
+    def _write_journal(self) -> None:
+        """Bring the rows that the HDF5 file lacks into the journal, as far as the disk takes them."""
+        try:
+            if self._is_journal_stale:
+                self._start_journal()
+        finally:
+            self._append_to_journal()
 
     def _start_journal(self) -> None:
-        """Write a journal of the rows that HDF5 does not hold, and put it in the place of the old one at once."""
-        content = encode_header(self._header, self._dtypes) + b"".join(self._records(self._open_rows, {}))
-        if self._journal is None:
-            self._refuse_existing(self.journal_path)
-            self._refuse_existing(self.path)
-        place = self._place(self.journal_path)
-        temporary = place.with_suffix(".journal-new")
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            self._write_at(descriptor, content, 0)
-            os.replace(temporary, place)
-        except BaseException:
-            os.close(descriptor)
-            temporary.unlink(missing_ok=True)
-            raise
+        """Put a new journal in the place of the old one at once, without the rows that the HDF5 file has.
+
+        It begins with what the old one has, so that no row is given up that the disk has taken, and a row of account.
+        """
+        assert self._folder is not None
+        if not self._is_begun:
+            self._refuse_existing(self._folder)
+        runs = [
+            Run(name, RecordKind.ROW, self._num_stored[name], self._tails[name][:num_rows])
+            for name in _JOURNALLED_ORDER
+            for num_rows in (max(self._num_journalled(name), _LEAST_JOURNALLED.get(name, 0)),)
+        ]
+        runs.append(Run("collectives", RecordKind.OPEN, 0, self._still_open(is_journalled=True)))
+        with self._folder.replacing(self.journal_path.name) as descriptor:
+            journal = JournalFile(descriptor)
+            journal.begin(encode_header(self._header, self._dtypes))
+            journal.append(runs)
         self._close_journal()
-        self._journal, self._is_journal_stale = descriptor, False
-        self._journalled_open.clear()
-        self._journalled(len(content), 0)
+        self._journal, self._is_journal_stale, self._is_begun = journal, False, True
+        self._next_rows, self._journalled_open = journal.next_rows, journal.open_rows
 
-    def _journalled(self, size_bytes: int, offset: int) -> None:
-        self._journal_end = offset + size_bytes
-        self._journalled_open.update(row.tobytes() for row in self._open_rows)
-        for name, tail in self._tails.items():
-            self._num_journalled[name] = self._num_stored[name] + len(tail)
-
-    def _records(self, open_rows: NDArray[np.void], first_rows: Mapping[str, int]) -> Iterable[bytes]:
-        for name, tail in self._tails.items():
-            first = max(first_rows.get(name, 0), self._num_stored[name])
-            yield encode_records(self._numbers[name], RecordKind.ROW, first, tail[first - self._num_stored[name] :])
-        yield encode_records(self._numbers["collectives"], RecordKind.OPEN, 0, open_rows)
-
-    def _write_at(self, descriptor: int | None, content: bytes, offset: int) -> None:
-        assert descriptor is not None
-        view, end = memoryview(content), offset
+    def _append_to_journal(self) -> None:
+        assert self._journal is not None
+        nothing = self._tails["account"][:0]
+        self._journal.amend_account(nothing, 0)
+        runs = [
+            Run(name, RecordKind.ROW, self._num_stored[name] + num_rows, self._tails[name][num_rows:])
+            for name in _JOURNALLED_ORDER
+            for num_rows in (self._num_journalled(name),)
+        ]
         try:
-            while view:
-                size = os.pwrite(descriptor, view, end)
-                view, end = view[size:], end + size
+            self._journal.append([*runs, Run("collectives", RecordKind.OPEN, 0, self._still_open(is_journalled=False))])
         except OSError:
-            # What a full disk took of it is cut off, so that the journal ends with a whole record.
-            os.ftruncate(descriptor, offset)
+            waiting = self._tails["account"][self._num_journalled("account") :]
+            self._journal.amend_account(waiting, sum(map(len, self.missing().values())))
             raise
 
-    def _create_container(self) -> None:
-        image = container_image(self._header, self._dtypes)
-        place = self._place(self.path)
-        temporary = place.with_suffix(".h5-new")
-        try:
-            temporary.write_bytes(image)
-            os.replace(temporary, place)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        self._container = Container(place)
+    def _num_journalled(self, name: str) -> int:
+        """Return how many rows of a table's tail the journal has."""
+        return max(self._next_rows.get(name, 0) - self._num_stored[name], 0)
 
-    def _renew_if_removed(self) -> bool:
-        """Make files again where somebody removed them, with what the open ones still hold."""
-        if self._journal is None:
-            return False
-        is_journal_removed = os.fstat(self._journal).st_nlink == 0
-        if self._container is not None and self._container.is_removed:
-            place = self._place(self.path)
-            temporary = place.with_suffix(".h5-new")
-            self._container.copy_to(temporary)
-            os.replace(temporary, place)
-            renewed = Container(place)
-            self._container.close()
-            self._container, self._is_journal_stale = renewed, True
-            return True
-        self._is_journal_stale |= is_journal_removed
-        return is_journal_removed
+    def _still_open(self, *, is_journalled: bool) -> NDArray[np.void]:
+        """Return the open operations that the journal has, or those that it lacks."""
+        rows = [row for row in self._open_rows if (row.tobytes() in self._journalled_open) == is_journalled]
+        return np.array(rows, dtype=self._open_rows.dtype)
+
+    def _open_container(self) -> None:
+        """Make the HDF5 file; where somebody removed it, with what the open one still holds."""
+        removed = self._container
+        if removed is not None and not removed.is_removed:
+            return
+        assert self._folder is not None
+        with self._folder.replacing(self.path.name) as descriptor:
+            if removed is None:
+                write_all(descriptor, container_image(self._header, self._dtypes), 0)
+            else:
+                removed.copy_to(descriptor)
+            container = Container(descriptor)
+        self._container = container
+        if removed is not None:
+            removed.close()
 
     def _open_folder(self) -> None:
-        """Make and open the folder where it is not open yet, or was removed."""
-        if self._folder is not None and os.fstat(self._folder).st_nlink:
-            return
-        self._close_folder()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    def _place(self, path: Path) -> Path:
-        """Return a path that names a file of the open folder, wherever that was moved to."""
-        return Path(f"/proc/self/fd/{self._folder}", path.name)
-
-    def _refuse_existing(self, path: Path) -> None:
-        if self._place(path).exists():
-            raise FileExistsError(f"{path} exists already; a run never overwrites another one's trace")
-
-    def _close_folder(self) -> None:
+        """Open the folder where it is not open yet, or was removed."""
         if self._folder is not None:
-            os.close(self._folder)
+            if os.fstat(self._folder.descriptor).st_nlink:
+                return
+            self._folder.close()
             self._folder = None
+        self._folder = self._open()
+
+    def _refuse_existing(self, folder: Folder) -> None:
+        for path in (self.journal_path, self.path):
+            if folder.has(path.name):
+                raise FileExistsError(f"{path} exists already; a run never overwrites another one's trace")
 
     def _close_journal(self) -> None:
         if self._journal is not None:
-            os.close(self._journal)
+            self._journal.close()
             self._journal = None

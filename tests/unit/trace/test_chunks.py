@@ -1,4 +1,4 @@
-"""What is read past HDF5 is what HDF5 reads; whatever else a file may be is left to HDF5."""
+"""What is read past HDF5 is what HDF5 reads, whatever way of storing it a trace may have."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from rows import ADDERS, header, random_rows
 
-from hpcpace.trace import reader
-from hpcpace.trace.chunks import ForeignChunks, index_chunks, read_chunks, select_chunks, split_last
+from hpcpace.trace.chunks import DamagedColumn, index_table, read_chunks, select_chunks, split_last
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import CHUNK_ROWS, TABLES
 from hpcpace.trace.writer import TraceWriter
 
 _NUM_ROWS = dict.fromkeys(ADDERS, 50) | {"phases": 2 * CHUNK_ROWS + 50}
-_PHASES = TABLES["phases"]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["", "enqueue"])
@@ -37,10 +35,13 @@ def closed(written: Path, path: Path) -> Path:
     return Path(shutil.copy(written, path))
 
 
+def index(file: h5py.File, table: str):
+    return index_table(file[table].id, TABLES[table], file_bytes=1 << 30)
+
+
 def read_table(path: Path, table: str, select=lambda chunks: chunks):
     with h5py.File(path, "r") as file:
-        chunks = index_chunks(file, TABLES[table])
-    assert chunks is not None
+        chunks = index(file, table)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return read_chunks(descriptor, select(chunks))
@@ -57,17 +58,6 @@ def test_every_column_is_what_h5py_reads(closed, table):
             expected = file[table][name][:]
             assert column.dtype == expected.dtype
             assert column.tolist() == expected.tolist()
-
-
-def test_a_trace_is_the_same_with_and_without_hdf5(closed, monkeypatch):
-    past = read_trace(closed)
-    monkeypatch.setattr(reader, "index_chunks", lambda file, table: None)
-    through = read_trace(closed)
-    assert past.problems == through.problems == ()
-    for name, table in through.tables.items():
-        assert {key: (column.dtype, column.tolist()) for key, column in table.items()} == {
-            key: (column.dtype, column.tolist()) for key, column in past.tables[name].items()
-        }
 
 
 @pytest.mark.parametrize(("first", "stop", "num_rows"), [(0, 1, CHUNK_ROWS), (1, 3, CHUNK_ROWS + 50), (3, 3, 0)])
@@ -91,22 +81,44 @@ def test_the_last_chunk_is_parted_from_those_before_it(closed, table, num_last):
         {"chunks": (8,)},
         {"chunks": (8,), "compression": "gzip"},
         {"chunks": (8,), "shuffle": True},
-        {"chunks": (8,), "compression": "gzip", "shuffle": True, "fletcher32": True},
-        {"chunks": (8,), "compression": "lzf", "shuffle": True},
+        {"chunks": (8,), "fletcher32": True},
+        {"chunks": (7,), "compression": "gzip", "shuffle": True, "fletcher32": True},
         {"chunks": (8,), "compression": "gzip", "shuffle": True, "dtype": ">i8"},
         {"chunks": (8,), "compression": "gzip", "shuffle": True, "dtype": "i4"},
         {},
     ],
 )
-def test_another_layout_of_a_column_is_left_to_hdf5_and_reads_the_same(closed, dataset):
+def test_another_way_of_storing_a_column_reads_the_same(closed, dataset):
     expected = read_trace(closed).tables["phases"]["end_ns"].astype(np.dtype(dataset.get("dtype", "i8")))
     with h5py.File(closed, "r+") as file:
         del file["phases/end_ns"]
         file["phases"].create_dataset("end_ns", data=expected, **dataset)
-        assert index_chunks(file, _PHASES) is None
     trace = read_trace(closed)
     assert trace.problems == ()
     assert trace.tables["phases"]["end_ns"].tolist() == expected.tolist()
+
+
+def test_a_chunk_that_skipped_its_filters_is_read_as_it_is(closed):
+    values = np.arange(16, dtype="<i8")
+    with h5py.File(closed, "r+") as file:
+        del file["phases/end_ns"]
+        made = {"shape": (16,), "maxshape": (None,), "chunks": (8,), "compression": "gzip", "shuffle": True}
+        column = file["phases"].create_dataset("end_ns", dtype="i8", **made)
+        column[:8] = values[:8]
+        column.id.write_direct_chunk((8,), values[8:].tobytes(), filter_mask=3)
+    assert read_trace(closed).tables["phases"]["end_ns"].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("num_skipped", [0, 1])
+def test_a_wrong_checksum_is_damage(closed, num_skipped):
+    with h5py.File(closed, "r+") as file:
+        del file["phases/end_ns"]
+        file["phases"].create_dataset("end_ns", data=np.arange(8), chunks=(8,), fletcher32=True)
+        place = file["phases/end_ns"].id.get_chunk_info(0)
+    with open(closed, "r+b") as file:
+        file.seek(place.byte_offset + num_skipped)
+        file.write(b"\x7f")
+    assert any("checksum" in problem for problem in read_trace(closed).problems)
 
 
 def _shorten(file: h5py.File) -> None:
@@ -118,23 +130,22 @@ def _lengthen(file: h5py.File) -> None:
         column.resize((5 * CHUNK_ROWS,))
 
 
-def _remove_column(file: h5py.File) -> None:
-    del file["phases/end_ns"]
-
-
-def _remove_table(file: h5py.File) -> None:
-    del file["phases"]
-
-
-@pytest.mark.parametrize("change", [_shorten, _lengthen, _remove_column, _remove_table])
-def test_what_is_not_whole_is_left_to_hdf5(closed, change):
+@pytest.mark.parametrize(("change", "num_rows"), [(_shorten, 40), (_lengthen, 3 * CHUNK_ROWS)])
+def test_only_rows_that_all_columns_really_have_are_read(closed, change, num_rows):
     with h5py.File(closed, "r+") as file:
         change(file)
-        assert index_chunks(file, _PHASES) is None
+        assert index(file, "phases").num_rows == num_rows
+
+
+def test_a_column_that_is_missing_is_damage(closed):
+    with h5py.File(closed, "r+") as file:
+        del file["phases/end_ns"]
+        with pytest.raises(DamagedColumn, match="end_ns: it is missing"):
+            index(file, "phases")
 
 
 @pytest.mark.parametrize("size_bytes", [1, 40])
-def test_a_chunk_that_was_overwritten_is_foreign(closed, size_bytes):
+def test_a_chunk_that_was_overwritten_is_damage(closed, size_bytes):
     with h5py.File(closed, "r") as file:
         place = file["phases/end_ns"].id.get_chunk_info(1)
     with open(closed, "r+b") as file:
@@ -142,7 +153,7 @@ def test_a_chunk_that_was_overwritten_is_foreign(closed, size_bytes):
         content = file.read(size_bytes)
         file.seek(place.byte_offset + place.size // 2)
         file.write(bytes(byte ^ 0xFF for byte in content))
-    with pytest.raises(ForeignChunks):
+    with pytest.raises(DamagedColumn):
         read_table(closed, "phases")
     assert any("table phases is damaged" in problem for problem in read_trace(closed).problems)
 

@@ -10,7 +10,7 @@ import pytest
 from rows import header
 
 from hpcpace.rundir import Attempt
-from hpcpace.trace.reader import read_attempt, world_size_of
+from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.recorder import Recorder
 
 

@@ -16,6 +16,7 @@ import pytest
 from rows import ADDERS, header, random_rows, record
 
 from hpcpace.errors import TraceError
+from hpcpace.files import Folder
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.header import OtherVersion
 from hpcpace.trace.journal import encode_header
@@ -98,7 +99,7 @@ def test_a_path_without_a_file_is_refused(tmp_path, monkeypatch, name):
 def test_a_pipe_is_not_waited_for(killed):
     killed.with_suffix(".journal").unlink()
     os.mkfifo(killed.with_suffix(".journal"))
-    assert any("no plain file" in problem for problem in read_trace(killed).problems)
+    assert any("no regular file" in problem for problem in read_trace(killed).problems)
     killed.unlink()
     os.mkfifo(killed)
     with pytest.raises(TraceError, match="no trace file"):
@@ -221,14 +222,14 @@ def test_another_major_version_is_refused(closed, has_journal):
 @pytest.mark.parametrize("suffix", [".h5", ".journal"])
 def test_a_file_that_may_not_be_read_is_named(killed, monkeypatch, suffix):
     # As root every file may be read, so the system's answer is put in its place.
-    victim, is_file = killed.with_suffix(suffix), Path.is_file
+    victim, open_file = killed.with_suffix(suffix), Folder.open_file
 
-    def refuse(path: Path) -> bool:
-        if path == victim:
-            raise PermissionError(13, "Permission denied", str(path))
-        return is_file(path)
+    def refuse(folder: Folder, name: str) -> int:
+        if folder.path / name == victim:
+            raise PermissionError(13, "Permission denied", str(victim))
+        return open_file(folder, name)
 
-    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr(Folder, "open_file", refuse)
     if suffix == ".h5":
         assert any(str(victim) in problem and "Permission denied" in problem for problem in read_trace(killed).problems)
         killed.with_suffix(".journal").unlink()

@@ -1,5 +1,7 @@
 """A disk that fills in the middle of a flush and is freed again costs one warning and no row.
 
+One that stays full costs what it has no room for.
+
 Without root the limit on file sizes stands in for the disk: it cuts a write in the middle in the same way.
 """
 
@@ -103,19 +105,26 @@ def test_recording_goes_on_after_a_write_was_cut_in_the_middle(start, path, warn
 
 
 @pytest.mark.root
-def test_closing_on_a_full_disk_warns_and_keeps_what_was_flushed(start, small_disk, warnings):
+@pytest.mark.parametrize("num_free_bytes", [0, 5_000, 40_000, 100_000, 200_000])
+def test_closing_on_a_full_disk_keeps_what_fits_and_counts_the_rest(start, small_disk, warnings, num_free_bytes):
     path = small_disk / "trace" / "rank-00000.h5"
     recorder = start(path)
-    rows = random_rows("phases", 1000)
+    rows = random_rows("phases", 7000)
     expected = record(recorder, "phases", rows[:900])
     assert recorder.flush()
-    with _filled(small_disk, 0):
-        record(recorder, "phases", rows[900:])
+    with _filled(small_disk, num_free_bytes):
+        expected = np.concatenate([expected, record(recorder, "phases", rows[900:])])
         recorder.close()
         trace = read_trace(path)
-    assert len(warnings) == 1
-    assert not trace.closed_cleanly
-    assert_table(trace.tables["phases"], expected)
+    num_read = len(trace.tables["phases"])
+    assert num_read >= 900 + num_free_bytes // 48
+    assert_table(trace.tables["phases"], expected[:num_read])
+    assert trace.tables["account"]["dropped"].sum() == recorder.num_dropped == 7000 - num_read
+    assert trace.closed_cleanly == (num_read == 7000)
+    assert len(warnings) == (num_read < 7000)
+    if warnings:
+        assert warnings[0].startswith(f"{7000 - num_read} rows of {path} are lost ({7000 - num_read} of phases; steps ")
+        assert "No space left on device" in warnings[0]
 
 
 @pytest.mark.root
@@ -129,6 +138,24 @@ def test_a_disk_that_is_full_from_the_start_is_used_once_it_is_freed(start, smal
     assert recorder.flush()
     assert len(warnings) == 1
     assert_table(read_trace(path).tables["phases"], expected)
+
+
+@pytest.mark.parametrize("num_free_bytes", [0, 5_000, 120_000])
+def test_closing_after_writes_were_cut_keeps_what_was_written_and_counts_the_rest(
+    start, path, warnings, num_free_bytes
+):
+    recorder = start()
+    expected = record(recorder, "phases", random_rows("phases", 9000))
+    recorder.flush()
+    with _limited(path.parent, num_free_bytes):
+        expected = np.concatenate([expected, record(recorder, "phases", random_rows("phases", 9001))])
+        recorder.close()
+    trace = read_trace(path)
+    num_read = len(trace.tables["phases"])
+    assert 9000 <= num_read <= 18_001
+    assert_table(trace.tables["phases"], expected[:num_read])
+    assert trace.tables["account"]["dropped"].sum() == recorder.num_dropped == 18_001 - num_read
+    assert len(warnings) == 1
 
 
 @pytest.mark.root
