@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from hpcpace.audit.facts import Gpu, Kernel, Nvml, PciDevice
 from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Tree, Unreadable
+from hpcpace.redaction import Redaction
 
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "gdrdrv", "amdgpu", "mlx5_ib", "ib_uverbs", "efa", "cxi_core")
 _NVIDIA_GPUS = "proc/driver/nvidia/gpus"
@@ -66,7 +67,9 @@ def nccl_conf(tree: Tree, path: str) -> dict[str, str]:
         tree.unreadable[path] = str(error)
         return {}
     pairs = [line.split("#")[0].partition("=") for line in lines if "=" in line.split("#")[0]]
-    return {printable(name.strip())[:60]: printable(value.strip())[:200] for name, _, value in pairs[:50]}
+    # Redacted before it is cut: a half of a token has no known shape.
+    variables = Redaction().variables({name.strip(): value.strip() for name, _, value in pairs[:50]})
+    return {printable(name)[:60]: printable(value)[:200] for name, value in variables.items()}
 
 
 def _gpu(tree: Tree, address: str, vendor: str | None, nvml: Nvml | None) -> Gpu:
@@ -129,7 +132,7 @@ def _rdma_holders(tree: Tree) -> tuple[str, ...] | None:
 
 
 def _command_line(tree: Tree) -> str:
-    return printable(tree.text("proc/cmdline"))[:2000]
+    return printable(" ".join(Redaction().command(tree.text("proc/cmdline").split(" "))))[:2000]
 
 
 def _is_virtual(tree: Tree) -> bool:

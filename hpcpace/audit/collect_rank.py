@@ -10,16 +10,21 @@ from hpcpace.audit.collect_host import nccl_conf
 from hpcpace.audit.facts import RankFacts, RankGpu
 from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Tree, Unreadable
+from hpcpace.redaction import Redaction
 from hpcpace.world.environment import RankInfo
 
-_PREFIXES = ("NCCL_", "UCX_", "GLOO_", "OMP_", "CUDA_MPS_", "TORCH_NCCL_", "RCCL_")
-_NAMES = frozenset(
+KEPT_PREFIXES = ("NCCL_", "UCX_", "GLOO_", "OMP_", "CUDA_MPS_", "TORCH_NCCL_", "RCCL_")
+"""Beginnings of the environment variables that a snapshot keeps."""
+
+KEPT_VARIABLES = frozenset(
     (
         *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
         *("MKL_NUM_THREADS", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS"),
         *("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TOPOLOGY_ADDR"),
     )
 )
+"""Further ones."""
+
 _MOST_VARIABLES, _MOST_VALUE = 80, 300
 _UNLIMITED_BYTES = 1 << 60
 # cgroup v1 writes "no limit" as the largest multiple of a page.
@@ -83,9 +88,11 @@ def collect_rank(
 
 
 def chosen_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that rules look at, and no other: an environment may hold secrets."""
-    chosen = [name for name in sorted(environ) if name in _NAMES or name.startswith(_PREFIXES)]
-    return {printable(name)[:60]: printable(environ[name])[:_MOST_VALUE] for name in chosen[:_MOST_VARIABLES]}
+    """Return the variables that rules look at, and no other: an environment may hold secrets, which are taken out."""
+    names = [name for name in sorted(environ) if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)]
+    # Redacted before they are cut: a half of a token has no known shape.
+    chosen = Redaction.of(environ).variables({name: environ[name] for name in names[:_MOST_VARIABLES]})
+    return {printable(name)[:60]: printable(value)[:_MOST_VALUE] for name, value in chosen.items()}
 
 
 def visible_gpus(

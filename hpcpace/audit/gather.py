@@ -1,37 +1,46 @@
 """Bringing the facts of all ranks of a job to rank 0: through files in a shared folder, or by one gather over MPI.
 
 Each rank reads its own facts; the first rank of each host reads the host's as well. Nobody waits but rank 0, and it
-waits no longer than its timeout: who is missing is named.
+waits no longer than its timeout: who is missing is named. Folders may belong to somebody else, who then gets no further
+than to have a rank's facts left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
 from hpcpace.audit.hostnames import expand, short_list
 from hpcpace.audit.quoting import printable
-from hpcpace.audit.schema import decoded, plain, snapshot_from, snapshot_text
+from hpcpace.audit.schema import decoded, json_from, plain, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
-from hpcpace.audit.snapshot_files import file_name, with_own_names, write_whole
+from hpcpace.audit.snapshot_files import file_name, with_own_names
 from hpcpace.audit.tree import Tree
 from hpcpace.errors import SnapshotError, UsageError, WorldError
+from hpcpace.files import Folder, read_most
 from hpcpace.rundir import RunDirectory, default_run_path
 from hpcpace.world.environment import RankInfo, host_identity
 from hpcpace.world.mpi import mpi_world
 
-_PART = re.compile(r"rank-\d{5,7}\.json")
+NUM_OURS_OF_STEP = 3
+"""How many names at the end of `snapshot_folder` the user has not chosen, as for `hpcpace.files.Folder.open`."""
+
+_PART = re.compile(r"rank-(\d{5,7})\.json")
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
 _MOST_NAMED = 6
+_MOST_PART_BYTES = 1 << 20
+_MOST_BYTES = 1 << 28  # of all parts; those of 16,384 ranks on 2,048 hosts take half of it
+_MOST_REASON = 200
 # A part that is much older than rank 0's own was left by a job that died; the file server's clock tells.
 _OLD_S = 300.0
 
@@ -42,6 +51,34 @@ class Gathered:
 
     snapshots: tuple[Snapshot, ...]
     missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """What one rank hands in.
+
+    Attributes:
+        host_key: what tells hosts apart.
+        host: its name.
+        snapshot: JSON text of the host's facts, from its first rank.
+        rank: the rank's facts.
+        unreadable: reasons of what it could not read.
+    """
+
+    host_key: str
+    host: str
+    snapshot: str | None
+    rank: RankFacts
+    unreadable: dict[str, str]
+
+
+@dataclass(kw_only=True)
+class _Arrived:
+    """The parts that have come so far, by rank, and why others that lie there cannot be used."""
+
+    parts: dict[int, tuple[RankPart, Snapshot | None]] = field(default_factory=dict)
+    left_out: dict[int, str] = field(default_factory=dict)
+    num_bytes: int = 0
 
 
 def own_part(
@@ -77,7 +114,13 @@ def own_part(
 
 
 def gather_by_files(
-    info: RankInfo, environ: Mapping[str, str], folder: Path, part: Mapping[str, Any], *, timeout_s: float
+    info: RankInfo,
+    environ: Mapping[str, str],
+    folder: Path,
+    part: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    num_ours: int = 0,
 ) -> Gathered | None:
     """Hand in a part through a shared folder; return everybody's on rank 0, None on the others.
 
@@ -87,27 +130,29 @@ def gather_by_files(
         folder: a folder that all hosts share; parts lie in a folder of this step below it and are removed at the end.
         part: of this rank.
         timeout_s: how long rank 0 waits.
+        num_ours: of the folder's names, as for `hpcpace.files.Folder.open`.
 
     Raises:
         UsageError: the folder cannot be written.
     """
-    parts = folder / f".ranks-{file_name(f'{info.job_id}.{info.step_id}')}"
-    own = parts / f"rank-{info.rank:05d}.json"
+    own = _part_name(info.rank)
     try:
-        parts.mkdir(parents=True, exist_ok=True)
-        write_whole(own, json.dumps(part, separators=(",", ":")))
-        if info.rank:
-            return None
-        found = _wait_for(parts, info.world_size, own.stat().st_mtime, timeout_s)
+        with (
+            Folder.open(folder, make=True, num_ours=num_ours) as shared,
+            shared.make_folder(f".ranks-{file_name(f'{info.job_id}.{info.step_id}')}") as parts,
+        ):
+            parts.write(own, json.dumps(part, separators=(",", ":")))
+            if info.rank:
+                return None
+            arrived = _Arrived(parts={0: _part_from(part)})
+            _wait_for(parts, info.world_size, parts.status(own), timeout_s, arrived)
+            _remove(shared, parts)
     except OSError as error:
         raise UsageError(
             f"cannot gather the ranks' facts in {folder}: {error.strerror}; name a folder that all hosts share and you "
             "may write with --save, or gather with --mpi"
         ) from error
-    try:
-        return joined(found, info.world_size, environ, timeout_s)
-    finally:
-        _remove(parts)
+    return _joined(arrived, [], info.world_size, environ, timeout_s)
 
 
 def gather_by_mpi(info: RankInfo, comm: Any, part: Mapping[str, Any], environ: Mapping[str, str]) -> Gathered | None:
@@ -143,28 +188,35 @@ def joined(parts: Sequence[Any], world_size: int, environ: Mapping[str, str], ti
         environ: environment, with Slurm's names of hosts.
         timeout_s: how long was waited.
     """
+    arrived = _Arrived()
+    damaged = []
+    for values in parts:
+        try:
+            made = _part_from(values)
+            if arrived.parts.setdefault(made[0].rank.rank, made) is not made:
+                raise SnapshotError(f"there are others of rank {made[0].rank.rank}")
+        except SnapshotError as error:
+            damaged.append(f"a rank's facts are damaged: {printable(str(error))[:_MOST_REASON]}")
+    return _joined(arrived, damaged, world_size, environ, timeout_s)
+
+
+def _joined(
+    arrived: _Arrived, damaged: Sequence[str], world_size: int, environ: Mapping[str, str], timeout_s: float
+) -> Gathered:
     hosts: dict[str, Snapshot] = {}
     ranks: dict[str, list[RankFacts]] = {}
     unreadable: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}
-    missing: list[str] = []
-    for part in parts:
-        try:
-            key = str(part["host_key"])
-            facts: RankFacts = decoded(RankFacts, part["rank"])
-            snapshot = snapshot_from(part["snapshot"]) if part["snapshot"] is not None else None
-            reasons = {str(name): str(reason) for name, reason in part["unreadable"].items()}
-            names[key] = str(part["host"])
-        except (KeyError, TypeError, AttributeError, SnapshotError) as error:
-            missing.append(f"a rank's facts are damaged: {printable(str(error))[:100]}")
-            continue
-        ranks.setdefault(key, []).append(facts)
-        unreadable.setdefault(key, {}).update(reasons)
+    for _, (part, snapshot) in sorted(arrived.parts.items()):
+        names[part.host_key] = printable(part.host)[:_MOST_REASON]
+        ranks.setdefault(part.host_key, []).append(part.rank)
+        unreadable.setdefault(part.host_key, {}).update(part.unreadable)
         if snapshot is not None:
-            hosts.setdefault(key, snapshot)
+            hosts.setdefault(part.host_key, snapshot)
+    missing = [*damaged, *(reason for _, reason in sorted(arrived.left_out.items()))]
     lonely = [names[key] for key in ranks if key not in hosts]
     missing += [f"the first rank of {name} did not hand in the host's facts" for name in lonely]
-    present = {facts.rank for own in ranks.values() for facts in own}
+    present = {*arrived.parts, *arrived.left_out}
     missing += _missing(present, world_size, set(names.values()), environ, timeout_s)
     snapshots = [with_ranks(snapshot, ranks[key], unreadable[key]) for key, snapshot in hosts.items()]
     return Gathered(snapshots=tuple(with_own_names(snapshots)), missing=tuple(missing))
@@ -178,27 +230,69 @@ def snapshot_folder(environ: Mapping[str, str]) -> Path:
     return run.attempt(int(restarts) if restarts.isdigit() and len(restarts) < 6 else 0).snapshot_dir
 
 
-def _wait_for(parts: Path, world_size: int, own_time_s: float, timeout_s: float) -> list[Any]:
+def _wait_for(parts: Folder, world_size: int, own: os.stat_result, timeout_s: float, arrived: _Arrived) -> None:
     deadline_s = time.monotonic() + timeout_s
     pause_s = _FIRST_POLL_S
     while True:
-        files = [entry for entry in os.scandir(parts) if _PART.fullmatch(entry.name)]
-        if len(files) >= world_size or time.monotonic() >= deadline_s:
-            break
+        for name in parts.names():
+            found = _PART.fullmatch(name)
+            rank = int(found[1]) if found else world_size
+            if rank < world_size and rank not in arrived.parts and name == _part_name(rank):
+                _read_part(parts, name, rank, own, arrived)
+        if len(arrived.parts) == world_size or time.monotonic() >= deadline_s:
+            return
         time.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
         pause_s = min(2 * pause_s, _LONGEST_POLL_S)
-    read = []
-    for entry in sorted(files, key=lambda entry: entry.name):
-        if own_time_s - entry.stat().st_mtime < _OLD_S:
-            read.append(_read_part(Path(entry.path)))
-    return read
 
 
-def _read_part(path: Path) -> Any:
+def _read_part(parts: Folder, name: str, rank: int, own: os.stat_result, arrived: _Arrived) -> None:
+    """Take a part, or say why it cannot be used; the rank itself may still replace what somebody else has put there."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return {"error": printable(str(error))}
+        content = _content(parts, name, own, min(_MOST_PART_BYTES, _MOST_BYTES - arrived.num_bytes))
+        if content is None:
+            return
+        made = _part_from(json_from(content))
+        if made[0].rank.rank != rank:
+            raise SnapshotError(f"they are those of rank {made[0].rank.rank}")
+    except (OSError, SnapshotError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        place = printable(str(parts.path / name))
+        arrived.left_out[rank] = f"rank {rank}'s facts are left out: {printable(reason)[:_MOST_REASON]} ({place})"
+    else:
+        arrived.left_out.pop(rank, None)
+        arrived.parts[rank] = made
+        arrived.num_bytes += len(content)
+
+
+def _content(parts: Folder, name: str, own: os.stat_result, most_bytes: int) -> bytes | None:
+    """Return what a part holds; None for that of a job before.
+
+    Raises:
+        OSError: it cannot be read, or somebody else has written it.
+    """
+    descriptor = parts.open_file(name)
+    try:
+        status = os.fstat(descriptor)
+        if own.st_mtime - status.st_mtime >= _OLD_S:
+            return None
+        if status.st_uid != own.st_uid:
+            raise PermissionError(errno.EPERM, f"they belong to user {status.st_uid}, not {own.st_uid}")
+        return read_most(descriptor, most_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def _part_from(values: Any) -> tuple[RankPart, Snapshot | None]:
+    """Return a part, and the snapshot in it, of what `own_part` made.
+
+    Raises:
+        SnapshotError: it is something else.
+    """
+    part: RankPart = decoded(RankPart, values)
+    snapshot = None if part.snapshot is None else snapshot_from(part.snapshot)
+    if snapshot is not None and snapshot.ranks:
+        raise SnapshotError("its host's facts have ranks already")
+    return part, snapshot
 
 
 def _missing(
@@ -219,9 +313,14 @@ def _missing(
     return [*texts, f"{len(absent)} of {world_size} ranks did not answer{within}: {ranks}"]
 
 
-def _remove(parts: Path) -> None:
-    for entry in list(os.scandir(parts)):
-        if _PART.fullmatch(entry.name):
-            os.unlink(entry.path)
+def _remove(shared: Folder, parts: Folder) -> None:
+    for name in parts.names():
+        if _PART.fullmatch(name):
+            with contextlib.suppress(OSError):  # as where it is a folder
+                os.unlink(name, dir_fd=parts.descriptor)
     with contextlib.suppress(OSError):  # a rank that came after the timeout is still writing
-        parts.rmdir()
+        os.rmdir(parts.path.name, dir_fd=shared.descriptor)
+
+
+def _part_name(rank: int) -> str:
+    return f"rank-{rank:05d}.json"

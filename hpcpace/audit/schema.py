@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.facts import SCHEMA, Snapshot
@@ -23,9 +23,10 @@ from hpcpace.errors import SnapshotError
 MOST_BYTES = 65_536
 """A snapshot is smaller than this."""
 
-_MOST_READ_BYTES = 1 << 20
 _MOST_RANKS = 4_096
+_MOST_SAME = 1 << 17  # values that all ranks have alike, times ranks: a short text must not take a lot of memory
 _MOST_SHARED = 32
+_NESTED = "variables"
 _SHARED = ("hardware", "kernel", "net", "rdma")
 
 Decode = Callable[[Any, str], Any]
@@ -45,45 +46,33 @@ def snapshot_text(snapshot: Snapshot) -> str:
     raise SnapshotError(f"the facts of {printable(snapshot.host)} take {len(text)} bytes, more than {MOST_BYTES}")
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """Return the snapshot in a file.
-
-    Raises:
-        SnapshotError: it cannot be read, is cut off, has another version, or a value of the wrong kind.
-    """
-    place = printable(str(path))
-    if path.exists() and not path.is_file():  # to open a FIFO would wait for a writer, and a device may have no end
-        raise SnapshotError(f"{place} is no file")
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(_MOST_READ_BYTES + 1)
-    except OSError as error:
-        raise SnapshotError(f"cannot read {place}: {error.strerror}") from error
-    if len(content) > _MOST_READ_BYTES:
-        raise SnapshotError(f"{place} is larger than {_MOST_READ_BYTES} bytes: it is no snapshot")
-    try:
-        return snapshot_from(content)
-    except SnapshotError as error:
-        raise SnapshotError(f"{place}: {error}") from None
-
-
 def snapshot_from(content: str | bytes) -> Snapshot:
     """Return the snapshot that a JSON text holds.
 
     Raises:
         SnapshotError: it is cut off, of another version, or has a value of the wrong kind.
     """
+    document = json_from(content)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not schema.startswith("hpcpace-audit-snapshot/"):
+        raise SnapshotError("no snapshot of hpcpace audit: it has no such `schema`")
+    if schema != SCHEMA:
+        raise SnapshotError(f"a snapshot of schema {printable(schema[:60])}: this reads {SCHEMA}")
+    document["ranks"] = _rows(document.get("ranks"), "ranks")
+    snapshot: Snapshot = _decoded(Snapshot, document, "")
+    return snapshot
+
+
+def json_from(content: str | bytes) -> Any:
+    """Return the values of a JSON text.
+
+    Raises:
+        SnapshotError: it is cut off, nested too deeply, has NaN or Infinity, or a name twice in one object.
+    """
     try:
-        document = json.loads(content)
+        return json.loads(content, parse_constant=_no_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise SnapshotError(f"no whole JSON ({printable(str(error))[:100]}): take the snapshot again") from None
-    if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("hpcpace-audit-snapshot/"):
-        raise SnapshotError("no snapshot of hpcpace audit: it has no such `schema`")
-    if document["schema"] != SCHEMA:
-        raise SnapshotError(f"a snapshot of schema {printable(str(document['schema'])[:60])}: this reads {SCHEMA}")
-    document["ranks"] = _rows(document.get("ranks"))
-    snapshot: Snapshot = _of_dataclass(Snapshot)(document, "")
-    return snapshot
 
 
 def decoded(kind: type, value: Any) -> Any:
@@ -92,7 +81,7 @@ def decoded(kind: type, value: Any) -> Any:
     Raises:
         SnapshotError: one is missing, or of the wrong kind.
     """
-    return _of_dataclass(kind)(value, kind.__name__)
+    return _decoded(kind, value, kind.__name__)
 
 
 def plain(value: Any) -> Any:
@@ -121,21 +110,39 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
         values = [row.get(name) for row in rows]
         if all(value == values[0] for value in values):
             same[name] = values[0]
-        elif all(isinstance(value, dict) for value in values) and name == "variables":
+        elif all(isinstance(value, dict) for value in values) and name == _NESTED:
             each[name] = _columns([dict(value) for value in values if value is not None])
         else:
             each[name] = values
     return {"num": len(rows), "same": same, "each": each}
 
 
-def _rows(columns: Any) -> list[dict[str, Any]]:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name comes twice in one object")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no value of JSON")
+
+
+def _decoded(kind: type, value: Any, where: str) -> Any:
+    try:
+        return _of_dataclass(kind)(value, where)
+    except RecursionError:  # json takes what is nested just less deeply than that
+        raise SnapshotError(f"{where or 'the snapshot'} is nested too deeply") from None
+
+
+def _rows(columns: Any, where: str) -> list[dict[str, Any]]:
     """Return what `_columns` made columns of.
 
     Raises:
         SnapshotError: they are something else.
     """
     if not isinstance(columns, dict) or not {"num", "same", "each"} <= set(columns):
-        raise _wrong(columns, "ranks", "an object with num, same and each")
+        raise _wrong(columns, where, "an object with num, same and each")
     num, same, each = columns["num"], columns["same"], columns["each"]
     if (
         not isinstance(num, int)
@@ -143,13 +150,19 @@ def _rows(columns: Any) -> list[dict[str, Any]]:
         or not isinstance(same, dict)
         or not isinstance(each, dict)
     ):
-        raise _wrong(columns, "ranks", f"columns of at most {_MOST_RANKS} ranks")
+        raise _wrong(columns, where, f"columns of at most {_MOST_RANKS} ranks")
+    if num * sum(1 + (len(value) if isinstance(value, (dict, list)) else 0) for value in same.values()) > _MOST_SAME:
+        raise _wrong(columns, where, f"columns of at most {_MOST_SAME} values that are the same")
     rows = [dict(same) for _ in range(num)]
     for name, values in each.items():
+        place = f"{where}.{printable(name[:60])}"
         if isinstance(values, dict):
-            values = [{key: value for key, value in row.items() if value is not None} for row in _rows(values)]
+            if name != _NESTED or where != "ranks":
+                raise _wrong(values, place, f"a list of {num}")
+            nested = _rows(values, place)
+            values = [{key: value for key, value in row.items() if value is not None} for row in nested]
         if not isinstance(values, list) or len(values) != num:
-            raise _wrong(values, f"ranks.{name}", f"a list of {num}")
+            raise _wrong(values, place, f"a list of {num}")
         for row, value in zip(rows, values, strict=True):
             row[name] = value
     return rows
@@ -295,5 +308,5 @@ _SIMPLE: dict[Any, Decode] = {str: _text, int: _whole_number, float: _number, bo
 
 
 def _wrong(value: Any, where: str, expected: str) -> SnapshotError:
-    seen = printable(re.sub(r"\s+", " ", repr(value)))[:60]
+    seen = printable(re.sub(r"\s+", " ", reprlib.repr(value)))[:60]
     return SnapshotError(f"{where} is {seen}: expected {expected}")

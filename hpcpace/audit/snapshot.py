@@ -18,6 +18,7 @@ from hpcpace.audit.nvml import NvmlAnswer, read_nvml
 from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Tree, Unreadable
 from hpcpace.errors import UsageError, WorldError
+from hpcpace.redaction import Redaction
 from hpcpace.world.environment import RankInfo, rank_info
 
 _MOST_PROCESSES = 512
@@ -109,7 +110,7 @@ def take_tree(root: Path) -> Snapshot:
         try:
             info = rank_info(environ, host=snapshot.host)
         except (WorldError, ValueError) as error:
-            tree.unreadable[f"rank/{printable(proc)}"] = printable(str(error))[:120]
+            tree.unreadable[f"rank/{printable(proc)}"] = printable(Redaction.of(environ).text(str(error)))[:120]
             continue
         ranks.append(collect_rank(tree, info, environ, proc=proc))
     return with_ranks(snapshot, ranks, tree.unreadable)

@@ -1,35 +1,58 @@
-"""Snapshots as files: a folder with one HOST.json for each host, in a run or anywhere else."""
+"""Snapshots as files: a folder with one HOST.json for each host, in a run or anywhere else.
+
+Folders may belong to somebody else: what is no regular file, is too large, or holds no snapshot is left out and named.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.schema import read_snapshot, snapshot_text
+from hpcpace.audit.quoting import printable
+from hpcpace.audit.schema import snapshot_from, snapshot_text
 from hpcpace.errors import SnapshotError, UsageError
-from hpcpace.rundir import RunDirectory
+from hpcpace.files import Folder
+from hpcpace.rundir import Attempt, RunDirectory
+
+NUM_OURS_OF_RUN = 2
+"""How many names at the end of an attempt's snapshot folder the user has not chosen, as for `Folder.open`."""
+
+_MOST_READ_BYTES = 1 << 20
+_MOST_REASON = 200
+# Of all snapshots of a folder: no more than 16,384 files, and 256 MiB with what their ranks take in memory.
+_MOST_WEIGHT, _LEAST_WEIGHT, _WEIGHT_OF_VALUE = 1 << 28, 1 << 14, 32
 
 
-def save_snapshots(folder: Path, snapshots: Sequence[Snapshot]) -> list[Path]:
+def save_snapshots(folder: Path, snapshots: Sequence[Snapshot], *, num_ours: int = 0) -> list[Path]:
     """Write each snapshot as HOST.json.
+
+    Args:
+        folder: where to; it is made.
+        snapshots: of hosts with names of their own.
+        num_ours: of the folder's names, as for `Folder.open`.
 
     Raises:
         UsageError: the folder cannot be written.
+        SnapshotError: some snapshots are too large, or something has the names of their files; the others are saved.
     """
-    paths = []
+    paths, problems = [], []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for snapshot in snapshots:
-            path = folder / f"{file_name(snapshot.host)}.json"
-            write_whole(path, snapshot_text(snapshot))
-            paths.append(path)
+        held = Folder.open(folder, make=True, num_ours=num_ours)
     except OSError as error:
         raise UsageError(f"cannot save snapshots in {folder}: {error.strerror}: name another folder") from error
+    with held:
+        for snapshot in snapshots:
+            try:
+                paths.append(held.write(f"{file_name(snapshot.host)}.json", snapshot_text(snapshot)))
+            except SnapshotError as error:
+                problems.append(str(error))
+            except OSError as error:
+                problems.append(f"{printable(snapshot.host)}: {error.strerror}")
+    if problems:
+        raise SnapshotError(f"cannot save snapshots in {folder}: {'; '.join(problems)[:_MOST_REASON]}")
     return paths
 
 
@@ -39,19 +62,39 @@ def load_snapshots(path: Path) -> tuple[list[Snapshot], list[str]]:
     Raises:
         UsageError: there is none at all.
     """
-    if path.is_dir():
-        attempts = RunDirectory(path).attempts()
-        snapshots, problems = read_folder(attempts[-1].snapshot_dir if attempts else path)
+    try:
+        folder = Folder.open(path)
+    except OSError:
+        snapshots, problems = _read_file(path)
     else:
-        snapshots, problems = _read([path])
+        with folder:
+            attempts = RunDirectory(path, folder).attempts()
+            snapshots, problems = read_attempt(attempts[-1]) if attempts else _read_all(folder)
     if not snapshots:
         raise UsageError(problems[0] if problems else f"no snapshot in {path}: `hpcpace audit --save DIR` writes some")
     return snapshots, problems
 
 
+def read_attempt(attempt: Attempt) -> tuple[list[Snapshot], list[str]]:
+    """Return the snapshots of an attempt, and a sentence for each file that is none; both empty where it has none."""
+    try:
+        with attempt.open() as folder, folder.folder(attempt.snapshot_dir.name) as held:
+            return _read_all(held)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [_unread(attempt.snapshot_dir, error)]
+
+
 def read_folder(folder: Path) -> tuple[list[Snapshot], list[str]]:
     """Return the snapshots in a folder, and a sentence for each file that is none; both empty where it is not there."""
-    return _read(sorted(file for file in folder.glob("*.json") if not file.name.startswith(".")))
+    try:
+        with Folder.open(folder) as held:
+            return _read_all(held)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [_unread(folder, error)]
 
 
 def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
@@ -70,24 +113,43 @@ def file_name(host: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.#-]", "_", host).lstrip(".")[:120] or "host"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name and rename it, so that nobody reads half of it."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def _read_file(path: Path) -> tuple[list[Snapshot], list[str]]:
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        with Folder.open(path.parent) as folder:
+            return _read(folder, [path.name])
+    except OSError as error:
+        return [], [_unread(path, error)]
 
 
-def _read(files: Sequence[Path]) -> tuple[list[Snapshot], list[str]]:
+def _read_all(folder: Folder) -> tuple[list[Snapshot], list[str]]:
+    return _read(folder, [name for name in folder.names() if name.endswith(".json") and not name.startswith(".")])
+
+
+def _read(folder: Folder, names: Sequence[str]) -> tuple[list[Snapshot], list[str]]:
     snapshots, problems = [], []
-    for file in files:
+    weight = 0
+    for number, name in enumerate(names):
+        if weight >= _MOST_WEIGHT:
+            problems.append(f"{len(names) - number} more files of {printable(str(folder.path))} are left out: too much")
+            break
+        weight += _LEAST_WEIGHT
         try:
-            snapshots.append(read_snapshot(file))
+            content = folder.read(name, most_bytes=_MOST_READ_BYTES)
+            weight += len(content)
+            snapshots.append(snapshot_from(content))
+        except OSError as error:
+            problems.append(_unread(folder.path / name, error))
         except SnapshotError as error:
-            problems.append(str(error))
+            problems.append(f"{printable(str(folder.path / name))}: {error}")
+        else:
+            weight += _WEIGHT_OF_VALUE * _num_values(snapshots[-1])
     return with_own_names(snapshots), problems
+
+
+def _num_values(snapshot: Snapshot) -> int:
+    """Return about how many values the ranks have; as text, what they have alike is there once."""
+    return sum(32 + len(rank.variables) + len(rank.user_conf) + len(rank.gpus or ()) for rank in snapshot.ranks)
+
+
+def _unread(path: Path, error: OSError) -> str:
+    return f"cannot read {printable(str(path))}: {error.strerror}"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpcpace.audit.gather import gather_by_files, joined, own_part, snapshot_folder
+from hpcpace.audit import gather
+from hpcpace.audit.gather import Gathered, gather_by_files, joined, own_part, snapshot_folder
 from hpcpace.audit.hostnames import exclude_option, expand, short_list
 from hpcpace.errors import UsageError
 from hpcpace.world.environment import rank_info
@@ -22,12 +26,14 @@ STEP = {
 }
 
 
-def _environ(rank: int) -> dict[str, str]:
-    return {**STEP, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+def _environ(rank: int, num_ranks: int = 2) -> dict[str, str]:
+    num = str(num_ranks)
+    size = {"SLURM_STEP_NUM_TASKS": num, "SLURM_STEP_TASKS_PER_NODE": num}
+    return {**STEP, **size, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
 
 
-def _part(rank: int) -> dict:
-    environ = _environ(rank)
+def _part(rank: int, num_ranks: int = 2) -> dict:
+    environ = _environ(rank, num_ranks)
     return json.loads(json.dumps(own_part(rank_info(environ, host="n1"), environ)))
 
 
@@ -67,6 +73,116 @@ def test_a_damaged_part_is_left_out_and_said_so(damaged: object) -> None:
     gathered = joined([_part(0), damaged], 2, STEP, 1.0)
     assert len(gathered.snapshots) == 1
     assert any("damaged" in text for text in gathered.missing)
+
+
+def _gathered_with(folder: Path, make: Callable[[Path], object], *, timeout_s: float = 0.05) -> Gathered:
+    """Return what rank 0 gathers where rank 1 has handed in its part, and something lies in the place of rank 2's."""
+    parts = folder / ".ranks-17.0"
+    parts.mkdir(exist_ok=True)
+    (parts / "rank-00001.json").write_text(json.dumps(_part(1, 3)))
+    make(parts / "rank-00002.json")
+    environ = {**_environ(0, 3), "SLURM_STEP_NODELIST": "n1"}
+    found = gather_by_files(rank_info(environ, host="n1"), environ, folder, _part(0, 3), timeout_s=timeout_s)
+    assert found is not None
+    return found
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def _text(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+def _changed(**changes: Any) -> Callable[[Path], object]:
+    return lambda path: path.write_text(json.dumps({**_part(2, 3), **changes}))
+
+
+def _with_ranks() -> str:
+    document = json.loads(_part(0)["snapshot"])
+    facts = _part(1)["rank"]
+    return json.dumps({**document, "ranks": {"num": 1, "same": facts, "each": {}}})
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "no regular file"),
+        (lambda path: path.mkdir(), "no regular file"),
+        (lambda path: path.symlink_to("rank-00001.json"), "symbolic link"),
+        (lambda path: path.symlink_to("/dev/zero"), "symbolic link"),
+        (_sparse, "it has more than 1048576 bytes"),
+        (_text(""), "no whole JSON"),
+        (_text("7"), "expected an object"),
+        (_text("[" * 100_000), "no whole JSON"),
+        (_text("[" * 900 + "]" * 900), "expected an object"),
+        (_changed(rank=float("inf")), "Infinity is no value of JSON"),
+        (lambda path: path.write_text(json.dumps(_part(2, 3)).replace('"rank": 2', '"rank": 1e999')), "rank is inf"),
+        (lambda path: path.write_text(json.dumps(_part(2, 3)).replace('"rank": 2', '"rank": 2, "rank": 3')), "twice"),
+        (lambda path: path.write_text(json.dumps(_part(1))), "they are those of rank 1"),
+        (_changed(host=["n1"]), "expected a text"),
+        (_changed(unreadable={"a": 5}), "expected a text"),
+        (_changed(snapshot="{"), "no whole JSON"),
+        (_changed(snapshot=_with_ranks()), "have ranks already"),
+    ],
+)
+def test_a_part_that_cannot_be_used_is_left_out_and_the_others_are_there(
+    make: Callable[[Path], object], reason: str, tmp_path: Path
+) -> None:
+    gathered = _gathered_with(tmp_path, make)
+    (snapshot,) = gathered.snapshots
+    assert [rank.rank for rank in snapshot.ranks] == [0, 1]
+    (missing,) = gathered.missing
+    assert missing.startswith("rank 2's facts are left out: ") and reason in missing and "rank-00002.json" in missing
+    assert len(missing) < 300 + len(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_part_that_somebody_else_has_written_is_left_out(tmp_path: Path) -> None:
+    def make(path: Path) -> None:
+        path.write_text(json.dumps(_part(2, 3)))
+        os.chown(path, 65534, 65534)
+
+    gathered = _gathered_with(tmp_path, make)
+    assert [rank.rank for rank in gathered.snapshots[0].ranks] == [0, 1]
+    assert "they belong to user 65534, not 0" in gathered.missing[0]
+
+
+def test_a_rank_still_replaces_what_lies_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hand_in(_: float) -> None:
+        environ = _environ(2, 3)
+        assert gather_by_files(rank_info(environ, host="n1"), environ, tmp_path, _part(2, 3), timeout_s=1) is None
+
+    monkeypatch.setattr(gather.time, "sleep", hand_in)
+    gathered = _gathered_with(tmp_path, os.mkfifo, timeout_s=60)
+    assert [rank.rank for rank in gathered.snapshots[0].ranks] == [0, 1, 2]
+    assert gathered.missing == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_of_ranks_that_the_job_does_not_have_are_not_waited_for_instead(tmp_path: Path) -> None:
+    def make(path: Path) -> None:
+        for name in ("rank-00003.json", "rank-0000002.json", "rank-99999.json"):
+            path.with_name(name).write_text(json.dumps(_part(2, 3)))
+
+    gathered = _gathered_with(tmp_path, make)
+    assert gathered.missing == ("1 of 3 ranks did not answer within 0.05 s: 2",)
+
+
+def test_what_a_job_before_has_left_is_no_answer(tmp_path: Path) -> None:
+    def make(path: Path) -> None:
+        path.write_text(json.dumps(_part(2, 3)))
+        os.utime(path, (1e9, 1e9))
+
+    assert _gathered_with(tmp_path, make).missing == ("1 of 3 ranks did not answer within 0.05 s: 2",)
+
+
+def test_two_parts_of_one_rank_are_not_both_taken() -> None:
+    gathered = joined([_part(0), _part(1), _part(1)], 2, STEP, 1.0)
+    assert [rank.rank for rank in gathered.snapshots[0].ranks] == [0, 1]
+    assert "a rank's facts are damaged: there are others of rank 1" in gathered.missing
 
 
 def test_a_host_whose_first_rank_is_missing_is_named() -> None:

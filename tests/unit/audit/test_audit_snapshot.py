@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ from hpcpace.audit.differences import differences
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
-from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
+from hpcpace.audit.snapshot_files import load_snapshots, read_attempt, save_snapshots
 from hpcpace.errors import SnapshotError, UsageError
+from hpcpace.rundir import open_run
 
 
 @pytest.fixture
@@ -105,6 +108,99 @@ def test_a_folder_with_one_bad_snapshot_is_read_without_it(snapshot: Snapshot, t
     snapshots, problems = load_snapshots(tmp_path)
     assert [one.host for one in snapshots] == ["n1"]
     assert len(problems) == 1 and "n2.json" in problems[0]
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "it is no regular file"),
+        (lambda path: path.mkdir(), "it is no regular file"),
+        (lambda path: path.symlink_to("n1.json"), "symbolic link"),
+        (lambda path: path.symlink_to("/dev/zero"), "symbolic link"),
+        (_sparse, "it has more than 1048576 bytes"),
+    ],
+)
+def test_what_is_no_file_is_left_out_and_named(
+    make: Callable[[Path], object], reason: str, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    save_snapshots(tmp_path, [snapshot])
+    make(tmp_path / "n2.json")
+    snapshots, problems = load_snapshots(tmp_path)
+    assert [one.host for one in snapshots] == ["n1"]
+    assert len(problems) == 1 and problems[0].startswith(f"cannot read {tmp_path}/n2.json: ") and reason in problems[0]
+
+
+DEEP = "[" * 900 + "]" * 900
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"mtu":9000', '"mtu":NaN', "NaN is no value of JSON"),
+        ('"mtu":9000', '"mtu":-Infinity', "-Infinity is no value of JSON"),
+        ('"mtu":9000', '"mtu":1e999', "mtu is inf: expected a whole number"),
+        ('"mtu":9000', '"mtu":' + "9" * 5000, "no whole JSON"),
+        ('"mtu":9000', '"mtu":' + "9" * 4000, "expected a whole number"),
+        ('"mtu":9000', f'"mtu":{DEEP}', r"mtu is \[\[\["),
+        ('"mtu":9000', '"mtu":9000,"mtu":1500', "a name comes twice in one object"),
+        ('"host":"n1"', '"host":"n2","host":"n1"', "a name comes twice in one object"),
+        ('"schema":"hpcpace-audit-snapshot/1"', f'"schema":{DEEP}', "it has no such `schema`"),
+        ('"same":{', f'"same":{{"x":{DEEP},"rank":', "no whole JSON|expected"),
+        ('"num":2,"same":{', '"num":4096,"same":{"x":[' + "0," * 40 + "0],", "values that are the same"),
+        ('"each":{', '"each":{"x":{"num":2,"same":{},"each":{}},', r"ranks\.x is .* expected a list of 2"),
+    ],
+)
+def test_a_hostile_snapshot_is_left_out_and_named(
+    old: str, new: str, reason: str, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    save_snapshots(tmp_path, [snapshot])
+    text = snapshot_text(snapshot)
+    assert old in text
+    (tmp_path / "n2.json").write_text(text.replace(old, new, 1))
+    snapshots, problems = load_snapshots(tmp_path)
+    assert [one.host for one in snapshots] == ["n1"]
+    (problem,) = problems
+    assert problem.startswith(f"{tmp_path}/n2.json: ") and len(problem) < len(str(tmp_path)) + 250
+    with pytest.raises(UsageError, match=reason):
+        load_snapshots(tmp_path / "n2.json")
+
+
+def test_snapshots_together_take_so_much_memory_and_no_more(
+    snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcpace.audit.snapshot_files._MOST_WEIGHT", 50_000)
+    save_snapshots(tmp_path, [dataclasses.replace(snapshot, host=f"n{number}") for number in range(9)])
+    snapshots, problems = load_snapshots(tmp_path)
+    assert 1 < len(snapshots) < 9
+    assert problems == [f"{9 - len(snapshots)} more files of {tmp_path} are left out: too much"]
+
+
+@pytest.mark.parametrize("name", ["attempt-0/snapshot", "attempt-0"])
+def test_the_snapshots_of_a_run_are_not_read_through_a_link(name: str, snapshot: Snapshot, tmp_path: Path) -> None:
+    save_snapshots(tmp_path / "other" / "snapshot", [snapshot])
+    (tmp_path / "run" / "attempt-0").mkdir(parents=True)
+    run = open_run(tmp_path / "run")
+    attempt = run.attempts()[0]
+    if name == "attempt-0":
+        attempt.path.rmdir()
+        attempt.path.symlink_to(tmp_path / "other")
+    else:
+        attempt.snapshot_dir.symlink_to(tmp_path / "other" / "snapshot")
+    snapshots, (problem,) = read_attempt(attempt)
+    assert snapshots == [] and "symbolic link" in problem
+
+
+def test_a_snapshot_that_cannot_be_saved_keeps_no_other_from_it(snapshot: Snapshot, tmp_path: Path) -> None:
+    (tmp_path / "n1.json").mkdir()
+    large = dataclasses.replace(snapshot, host="n2", boot_id="x" * MOST_BYTES)
+    with pytest.raises(SnapshotError, match=r"n1: Is a directory; the facts of n2 take"):
+        save_snapshots(tmp_path, [snapshot, large, dataclasses.replace(snapshot, host="n3")])
+    assert [one.host for one in load_snapshots(tmp_path)[0]] == ["n3"]
 
 
 def test_unknown_fields_of_a_later_minor_version_are_ignored(snapshot: Snapshot) -> None:
