@@ -1,13 +1,22 @@
-"""How the ranks of a session agree on what they share: over MPI where there is a world of it, else over torch."""
+"""How the ranks of a session agree on what they share: over MPI where there is a world of it, else over torch.
+
+First all of them say that they take part (`roll_call`); from there on every exchange has a timeout.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import timedelta
 from typing import Any, Protocol
 
+import numpy as np
+
 from hpcpace.errors import WorldError
+from hpcpace.observe.roll_call import Attendance, call_over_mpi, call_over_store
+from hpcpace.world.deadline import Deadline
 from hpcpace.world.environment import RankInfo
+from hpcpace.world.gloo import gloo_group
 from hpcpace.world.transport import GlooTransport, MpiTransport, Transport
 
 _POLL_INTERVAL_S = 0.001
@@ -20,8 +29,12 @@ class Coordinator(Protocol):
     def name(self) -> str:
         """What carries the messages: `mpi`, `torch` or `alone`."""
 
-    def allgather(self, value: Any) -> list[Any]:
-        """Return the value of every rank, in order of rank."""
+    def allgather(self, value: Any, timeout_s: float) -> list[Any]:
+        """Return the value of every rank, in order of rank; values are those of JSON.
+
+        Raises:
+            WorldError: not every rank came in time.
+        """
 
     def meet(self, timeout_s: float) -> None:
         """Wait until every rank is here; afterwards only `close` may be called.
@@ -30,8 +43,12 @@ class Coordinator(Protocol):
             WorldError: not every rank came in time.
         """
 
-    def transport(self) -> Transport | None:
-        """Return a new way for the messages of clock synchronisations, None in a world of one."""
+    def transport(self, timeout_s: float) -> Transport | None:
+        """Return a new way for the messages of clock synchronisations, None in a world of one.
+
+        Raises:
+            ClockSyncError: not every rank came in time.
+        """
 
     def close(self) -> None:
         """Free what was opened."""
@@ -42,14 +59,14 @@ class Alone:
 
     name = "alone"
 
-    def allgather(self, value: Any) -> list[Any]:
+    def allgather(self, value: Any, timeout_s: float) -> list[Any]:
         """Return the only value."""
         return [value]
 
     def meet(self, timeout_s: float) -> None:
         """Return at once."""
 
-    def transport(self) -> Transport | None:
+    def transport(self, timeout_s: float) -> Transport | None:
         """Return nothing, since there is nobody to talk to."""
         return None
 
@@ -62,35 +79,48 @@ class OverMpi:
 
     name = "mpi"
 
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm.Dup()
-        self._abandoned: Any = None
+    def __init__(self, comm: Any, timeout_s: float) -> None:
+        """Duplicate the communicator. Collective: every rank of `comm` calls this.
 
-    def allgather(self, value: Any) -> list[Any]:
+        Raises:
+            WorldError: not every rank came in time.
+        """
+        self._abandoned: list[Any] = []
+        self._comm, request = comm.Idup()
+        self._wait(request, Deadline(timeout_s))
+
+    def allgather(self, value: Any, timeout_s: float) -> list[Any]:
         """Return the value of every rank, in order of rank."""
-        gathered: list[Any] = self._comm.allgather(value)
-        return gathered
+        deadline = Deadline(timeout_s)
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = np.zeros(self._comm.Get_size(), np.int64)
+        self._wait(self._comm.Iallgather(np.array([len(text)]), sizes), deadline)
+        texts = np.zeros(int(sizes.sum()), np.uint8)
+        ends = np.cumsum(sizes)
+        self._wait(self._comm.Iallgatherv(text, [texts, sizes, ends - sizes, _mpi_byte()]), deadline)
+        parts = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
+        return [json.loads(texts[begin:end].tobytes()) for begin, end in parts]
 
     def meet(self, timeout_s: float) -> None:
         """Wait until every rank is here; see Coordinator."""
-        # MPI's own Barrier waits for ever for a rank that has died.
-        request = self._comm.Ibarrier()
-        deadline_s = time.monotonic() + timeout_s
-        while not request.Test():
-            if time.monotonic() > deadline_s:
-                # MPI cannot take a collective back.
-                self._abandoned = request
-                raise _not_all_came(timeout_s)
-            time.sleep(_POLL_INTERVAL_S)
+        self._wait(self._comm.Ibarrier(), Deadline(timeout_s))
 
-    def transport(self) -> Transport | None:
+    def transport(self, timeout_s: float) -> Transport | None:
         """Return messages over MPI."""
-        return MpiTransport(self._comm)
+        return MpiTransport(self._comm, timeout_s)
 
     def close(self) -> None:
-        """Free the duplicate; where a rank did not come to meet it is left to MPI, because freeing needs all ranks."""
-        if self._abandoned is None:
+        """Free the duplicate; where a rank did not come it is left to MPI, because freeing needs all ranks."""
+        if not self._abandoned:
             self._comm.Free()
+
+    def _wait(self, request: Any, deadline: Deadline) -> None:
+        # MPI's own calls wait for ever for a rank that has died.
+        while not request.Test():
+            if deadline.is_over:
+                self._abandoned.append(request)  # MPI cannot take a collective back
+                raise _not_all_came(deadline.timeout_s)
+            time.sleep(_POLL_INTERVAL_S)
 
 
 class OverTorch:
@@ -98,18 +128,42 @@ class OverTorch:
 
     name = "torch"
 
-    def __init__(self) -> None:
-        import torch.distributed as dist
+    def __init__(self, timeout_s: float, store: Any) -> None:
+        """Make the group by a connection to torch's store. Collective: every rank calls this.
 
-        self._group: Any = dist.new_group(backend="gloo", group_desc="hpcpace")
+        Raises:
+            WorldError: not every rank came in time.
+        """
+        self._store = store
+        try:
+            self._gloo: Any = gloo_group("session", timeout_s, store)
+        except RuntimeError as error:
+            raise _not_all_came(timeout_s) from error
 
-    def allgather(self, value: Any) -> list[Any]:
+    def allgather(self, value: Any, timeout_s: float) -> list[Any]:
         """Return the value of every rank, in order of rank."""
-        import torch.distributed as dist
+        import torch
 
-        gathered: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(gathered, value, group=self._group)
-        return gathered
+        deadline = Deadline(timeout_s)
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = [int(size[0]) for size in self._gathered(torch.tensor([len(text)]), deadline)]
+        own = torch.zeros(max(sizes), dtype=torch.uint8)
+        own[: len(text)] = torch.from_numpy(text.copy())
+        parts = self._gathered(own, deadline)
+        return [json.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+    def _gathered(self, own: Any, deadline: Deadline) -> list[Any]:
+        import torch
+        from torch._C._distributed_c10d import AllgatherOptions
+
+        options = AllgatherOptions()
+        options.timeout = timedelta(seconds=deadline.left_s)
+        parts = [torch.zeros_like(own) for _ in range(self._gloo.size())]
+        try:
+            self._gloo.allgather([parts], [own], options).wait()
+        except RuntimeError as error:
+            raise _not_all_came(deadline.timeout_s) from error
+        return parts
 
     def meet(self, timeout_s: float) -> None:
         """Wait until every rank is here; see Coordinator."""
@@ -119,44 +173,60 @@ class OverTorch:
         options.timeout = timedelta(seconds=timeout_s)
         try:
             # torch's monitored_barrier keeps the time on rank 0 only: a rank that came after rank 0 had gone hung.
-            self._group.barrier(options).wait()
+            self._gloo.barrier(options).wait()
         except RuntimeError as error:
             raise _not_all_came(timeout_s) from error
 
-    def transport(self) -> Transport | None:
+    def transport(self, timeout_s: float) -> Transport | None:
         """Return messages over a further gloo group."""
-        return GlooTransport()
+        return GlooTransport(timeout_s, self._store)
 
     def close(self) -> None:
         """End the group, and with it gloo's threads.
 
         A thread of gloo that frees a tensor while Python shuts down ends the process with SIGABRT.
         """
-        import torch.distributed as dist
+        self._gloo = self._store = None
 
-        group, self._group = self._group, None
-        if dist.is_initialized():
-            dist.destroy_process_group(group)
+
+def _mpi_byte() -> Any:
+    from mpi4py import MPI
+
+    return MPI.BYTE
 
 
 def _not_all_came(timeout_s: float) -> WorldError:
-    return WorldError(f"not every rank came within {timeout_s:g} s: one has died, or is very late")
+    return WorldError(f"not every rank came within {timeout_s:.3g} s: one has died, or is very late")
 
 
-def coordinate(world: RankInfo, comm: Any) -> Coordinator:
-    """Return the way in which the ranks of this job agree. Collective: every rank calls this.
+def coordinate(world: RankInfo | None, comm: Any, attendance: Attendance, *, timeout_s: float) -> Coordinator:
+    """Return the way in which the ranks of this job agree. Every rank calls this, also one that cannot take part.
+
+    Args:
+        world: this rank's place; None where its environment does not tell it.
+        comm: an MPI communicator of all ranks, or None.
+        attendance: what this rank says of itself.
+        timeout_s: how long it waits for the others to come, and again for making the way.
 
     Raises:
+        NotEveryRank: a rank cannot take part, or did not come.
         WorldError: there are several ranks and neither MPI nor torch connects them yet.
     """
     if comm is not None and comm.Get_size() > 1:
-        return OverMpi(comm)
-    if world.world_size == 1:
+        call_over_mpi(comm, attendance, timeout_s)
+        return OverMpi(comm, timeout_s)
+    if world is not None and world.world_size == 1:
         return Alone()
     import torch.distributed as dist
 
-    if dist.is_initialized() and dist.get_world_size() == world.world_size:
-        return OverTorch()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        if world is not None and dist.get_world_size() != world.world_size:
+            told = f"{world.launcher} started {world.world_size} ranks, and torch connects {dist.get_world_size()}"
+            attendance = Attendance(problem=attendance.problem or told, settings=attendance.settings)
+        store = call_over_store(dist.get_rank(), dist.get_world_size(), attendance, timeout_s)
+        return OverTorch(timeout_s, store)
+    if world is None:
+        raise WorldError("the place of this rank is not known, and nothing connects it with others")
     raise WorldError(
         f"{world.world_size} ranks started by {world.launcher} are not connected yet: enter the session after "
         "torch.distributed.init_process_group, or pass an MPI communicator as comm"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
 from hpcpace.errors import WorldError
 from hpcpace.pace.pacer import Gathering
+from hpcpace.world.gloo import gloo_group
 
 _POLL_INTERVAL_S = 0.0001
 
@@ -24,15 +24,9 @@ class TorchExchange:
     """Over a gloo group of all ranks of torch's default group. Collective: every rank makes one."""
 
     def __init__(self, timeout_s: float) -> None:
-        import torch
-        import torch.distributed as dist
-
-        self._group: Any = dist.new_group(
-            backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc="hpcpace_pace"
-        )
         # The operators of torch.distributed would be observed as part of the training.
-        self._backend: Any = self._group._get_backend(torch.device("cpu"))
-        self._num_ranks = self._group.size()
+        self._backend: Any = gloo_group("pace", timeout_s)
+        self._num_ranks = self._backend.size()
         self._pending: tuple[Any, Any] | None = None
 
     def allgather(self, value: Any) -> list[Any]:
@@ -69,11 +63,7 @@ class TorchExchange:
 
     def close(self) -> None:
         """End the group, and with it gloo's threads; see OverTorch.close."""
-        import torch.distributed as dist
-
-        self._backend, group, self._group = None, self._group, None
-        if dist.is_initialized():
-            dist.destroy_process_group(group)
+        self._backend = None
 
 
 class MpiExchange:
@@ -82,10 +72,11 @@ class MpiExchange:
     def __init__(self, comm: Any, timeout_s: float) -> None:
         from mpi4py import MPI
 
-        self._comm = comm.Dup()
         self._min = MPI.MIN
         self._timeout_s = timeout_s
         self._pending: tuple[Any, Any, Any] | None = None
+        self._comm, request = comm.Idup()
+        self._wait(request)
 
     def allgather(self, value: Any) -> list[Any]:
         """Return the value of every rank, in order of rank."""

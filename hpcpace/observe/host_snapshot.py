@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
 from hpcpace.audit.schema import decoded, plain
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
-from hpcpace.audit.snapshot_files import save_snapshots
+from hpcpace.audit.snapshot_files import NUM_OURS_OF_RUN, save_snapshots
 from hpcpace.audit.tree import Tree
 from hpcpace.observe.coordination import Coordinator
+from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.environment import RankInfo
 
 # A file system that hangs, like that of ~/.nccl.conf, must not keep the job from training.
-_TIMEOUT_S = 10.0
-
-_Read = TypeVar("_Read")
+_TIMEOUT_S = 5.0
 
 
 def save_host_snapshots(
@@ -34,6 +33,7 @@ def save_host_snapshots(
     environ: Mapping[str, str],
     folder: Path,
     warn: Callable[[str], None],
+    deadline: Deadline,
 ) -> None:
     """Save the snapshot of each host, on its first rank, as HOST.json.
 
@@ -44,23 +44,31 @@ def save_host_snapshots(
         world: this rank's place.
         host_keys: of all ranks, what tells hosts apart.
         environ: of this rank.
-        folder: where to.
+        folder: where to, as `Attempt.snapshot_dir`.
         warn: told what did not work.
+        deadline: when all of it has to be done.
+
+    Raises:
+        WorldError: not every rank came by then.
     """
     part: dict[str, Any] = {"host": world.host, "rank": world.rank}
     host: Snapshot | None = None
     try:
         gpu, nccl_version = _own_gpu(), _nccl_version()  # here, because each thread has a current device of its own
-        facts, unreadable, host = _in_time(lambda: _read(world, environ, gpu, nccl_version))
+        facts, unreadable, host = in_time(
+            lambda: _read(world, environ, gpu, nccl_version), min(_TIMEOUT_S, deadline.left_s), "reading /sys and /proc"
+        )
         part |= {"facts": plain(facts), "unreadable": unreadable}
     except Exception as error:  # the boundary to somebody else's job, whose other ranks wait for our part
         warn(f"no snapshot for the audit: {error or type(error).__name__}")
-    parts = coordinator.allgather(part)
+    parts = coordinator.allgather(part, deadline.left_s)
     if host is None:
         return
     try:
         own = [other for other, key in zip(parts, host_keys, strict=True) if key == host_keys[world.rank]]
-        save_snapshots(folder, [_joined(_named(host, parts, host_keys, world.rank), own)])
+        snapshot = _joined(_named(host, parts, host_keys, world.rank), own)
+        save = partial(save_snapshots, folder, [snapshot], num_ours=NUM_OURS_OF_RUN)
+        in_time(save, deadline.left_s, f"writing to {folder}")
     except Exception as error:  # the boundary to somebody else's job
         warn(f"the audit's snapshot of {world.host} is not saved: {error or type(error).__name__}")
 
@@ -107,28 +115,3 @@ def _nccl_version() -> str:
         return ""
     version = torch.cuda.nccl.version()
     return ".".join(map(str, version)) if isinstance(version, tuple) else ""
-
-
-def _in_time(read: Callable[[], _Read]) -> _Read:
-    """Return what `read` returns.
-
-    Raises:
-        TimeoutError: it has not come to its end in time; its thread is left to itself.
-    """
-    done: list[_Read] = []
-    failed: list[Exception] = []
-
-    def run() -> None:
-        try:
-            done.append(read())
-        except Exception as error:  # handed on below
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="hpcpace-snapshot", daemon=True)
-    thread.start()
-    thread.join(_TIMEOUT_S)
-    if failed:
-        raise failed[0]
-    if not done:
-        raise TimeoutError(f"reading /sys and /proc took longer than {_TIMEOUT_S:g} s")
-    return done[0]

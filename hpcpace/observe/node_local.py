@@ -9,39 +9,107 @@ import contextlib
 import ctypes
 import os
 import re
-import shutil
 import signal
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from hpcpace.files import Folder, copy_file
+from hpcpace.world.deadline import Deadline, in_time
+
 _ENDS_WITHIN_S = 5.0
+# Of the time to copy a trace, what is kept for removing what was copied of one that takes longer.
+_TIDYING_SHARE = 0.1
 
 
-def copy_trace(source: Path, destination: Path) -> None:
-    """Copy a trace file and its journal, where there is one, each by a temporary name.
+class NodeLocalTrace:
+    """A trace that lies on node-local disk while the job runs, and is brought home, whole or not at all.
 
-    Raises:
-        OSError: a file cannot be read or written.
+    The disk may be open to everybody, as /tmp is: the trace gets a new folder, which is held open, and no link that
+    somebody plants is followed.
+
+    Args:
+        trace_dir: the folder on that disk, made where there is none.
+        name: of the trace's own folder in it.
+        destination: the HDF5 file in the run.
+
+    Attributes:
+        path: the HDF5 file on that disk.
+        destination: the one in the run.
     """
-    for suffix in (".journal", ".h5"):
-        origin, target = source.with_suffix(suffix), destination.with_suffix(suffix)
-        if origin.exists():
-            temporary = target.with_name(f".{target.name}.copying")
-            shutil.copyfile(origin, temporary)
-            os.replace(temporary, target)
 
+    def __init__(self, trace_dir: Path, name: str, destination: Path) -> None:
+        self.path = trace_dir / name / destination.name
+        self._trace_dir = trace_dir
+        self.destination = destination
+        self._folder: Folder | None = None
 
-def remove_trace(path: Path) -> None:
-    """Remove a trace that was copied, and its folder once no other rank's trace is in it."""
-    with contextlib.suppress(OSError):  # what stays costs space, and nothing else
-        for suffix in (".journal", ".h5"):
-            path.with_suffix(suffix).unlink(missing_ok=True)
-        path.parent.rmdir()
+    def open_folder(self) -> Folder:
+        """Make the trace's own folder and open it.
+
+        Raises:
+            OSError: it cannot be made, or something has its name.
+        """
+        with Folder.open(self._trace_dir, make=True) as parent:
+            folder = parent.new_folder(self.path.parent.name)
+        self._folder = Folder(os.dup(folder.descriptor), folder.path)
+        return folder
+
+    def bring_home(self, timeout_s: float) -> None:
+        """Copy HDF5 file and journal, as far as they exist, into the run; they get their names once both are there.
+
+        Raises:
+            OSError: one cannot be read or written, or it takes too long.
+        """
+        if self._folder is None:
+            return
+        # What was copied is removed within the time, too. Where the file system hangs, `in_time` ends the wait.
+        deadline = Deadline((1 - _TIDYING_SHARE) * timeout_s)
+        in_time(partial(self._copy, self._folder, deadline), timeout_s, "it")
+
+    def remove(self) -> None:
+        """Remove a trace that was brought home, and its folder."""
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError), self._folder:  # what stays costs space, and nothing else
+            for name in self._names(self._folder):
+                self._folder.remove(name)
+            with Folder.open(self._trace_dir) as parent:
+                os.rmdir(self.path.parent.name, dir_fd=parent.descriptor)
+
+    def _copy(self, source: Folder, deadline: Deadline) -> None:
+        names = self._names(source)
+        with Folder.open(self.destination.parent) as target:
+            with ExitStack() as copies:
+                for name in names:
+                    copy = copies.enter_context(target.replacing(name))
+                    self._copy_file(source, name, copy, deadline)
+            for name in {self._journal_name}.difference(names):
+                # That of a copy at an earlier SIGTERM, which this rank has survived.
+                with contextlib.suppress(FileNotFoundError):
+                    target.remove(name)
+
+    def _copy_file(self, source: Folder, name: str, copy: int, deadline: Deadline) -> None:
+        origin = source.open_file(name)
+        try:
+            copy_file(origin, copy, before_block=deadline.check)
+        finally:
+            os.close(origin)
+        os.fsync(copy)
+        deadline.check()
+
+    @property
+    def _journal_name(self) -> str:
+        return self.path.with_suffix(".journal").name
+
+    def _names(self, folder: Folder) -> list[str]:
+        return [name for name in (self.path.name, self._journal_name) if folder.has(name)]
 
 
 class TerminationTrap:

@@ -12,7 +12,7 @@ from hpcpace.pace.mechanisms import RankFacts, core_names
 from hpcpace.pace.pacer import Gathering, Pacer
 from hpcpace.pace.passages import Ticket
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.rundir import Attempt, write_json
+from hpcpace.rundir import Attempt
 from hpcpace.world.environment import RankInfo
 
 
@@ -62,7 +62,7 @@ def close_pacer(pacer: Pacer, attempt: Attempt, rank: int, *, in_order: bool, wa
         return
     print(f"hpcpace: {record.sentence()}", file=sys.stderr, flush=True)
     try:
-        write_json(attempt.trial_json, record.to_json())
+        attempt.write_json(attempt.trial_json, record.to_json())
     except OSError as error:
         warn(f"cannot write {attempt.trial_json}: {error.strerror}")
 

@@ -1,4 +1,8 @@
-"""What run.json says about a run: settings, versions, hosts, commit."""
+"""What run.json says about a run: settings, versions, hosts, commit.
+
+Of the environment only the variables below are kept, and of nothing a secret (`hpcpace.redaction`).
+docs/recorded-data.md lists every field.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,22 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.config import Config
+from hpcpace.config import Config, setting_variables
+from hpcpace.redaction import Redaction
 
 _PACKAGES = ("torch", "numpy", "h5py", "mpi4py", "mpich")
-_VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-_PREFIXES = ("SLURM_JOB_", "SLURM_STEP_", "NCCL_", "GLOO_", "HPCPACE_")
+KEPT_VARIABLES = frozenset(
+    (
+        *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HPCPACE_LAB_NAME", "HPCPACE_LAB_EMULATION"),
+        *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"),
+        *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"),
+        *("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_RESTART_COUNT"),
+    )
+)
+"""Environment variables that run.json keeps, along with those of hpcpace's own settings."""
+
+KEPT_PREFIXES = ("NCCL_", "GLOO_")
+"""Beginnings of further ones."""
 
 
 def run_record(
@@ -32,7 +47,7 @@ def run_record(
         hosts: one entry a rank: rank, host, node, pid.
         facts: what the caller knows beyond that, such as model, data, mesh and launcher.
     """
-    return {
+    record = {
         "schema": "hpcpace-run/1",
         "name": name,
         "created_unix_ns": time.time_ns(),
@@ -42,9 +57,17 @@ def run_record(
         "versions": {"hpcpace": __version__, "python": platform.python_version(), **_versions()},
         "kernel": platform.release(),
         "git_commit": _git_commit(),
-        "environment": {k: v for k, v in sorted(environ.items()) if k in _VARIABLES or k.startswith(_PREFIXES)},
+        "environment": _kept(environ),
         **facts,
     }
+    # A secret that a name gives away here is taken out also where nothing else tells of it.
+    redacted: dict[str, Any] = Redaction.of(environ, sys.argv).content(record)
+    return redacted
+
+
+def _kept(environ: Mapping[str, str]) -> dict[str, str]:
+    names = KEPT_VARIABLES | setting_variables()
+    return {name: environ[name] for name in sorted(environ) if name in names or name.startswith(KEPT_PREFIXES)}
 
 
 def _versions() -> dict[str, str]:

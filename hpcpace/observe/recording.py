@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.errors import ClockSyncError
+from hpcpace.files import Folder
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.host import HostCounters
 from hpcpace.observe.network import NetworkCounters
-from hpcpace.observe.node_local import TerminationTrap, copy_trace, remove_trace
+from hpcpace.observe.node_local import NodeLocalTrace, TerminationTrap
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.sampling import CounterThread
 from hpcpace.pace.pacer import Pacer
+from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import Phase, TraceHeader
 from hpcpace.world.clock import ClockSync
@@ -24,6 +27,7 @@ from hpcpace.world.clock import ClockSync
 _FIRST_FLUSH_TIMEOUT_S = 5.0
 # A disk that hangs must not cost the seconds that Slurm leaves between SIGTERM and SIGKILL (KillWait, 30 by default).
 _RESCUE_TIMEOUT_S = 3.0
+_RESCUE_COPY_TIMEOUT_S = 20.0
 
 
 class Recording:
@@ -34,6 +38,8 @@ class Recording:
         network: the host's interfaces, None on ranks that do not record them.
         clock_sync: compares clocks with the other ranks, None where that is switched off.
         on_optimizer_step: called after each step of an optimizer.
+        warn: takes a warning.
+        warn_once_for_all: takes one of what all ranks meet alike.
     """
 
     def __init__(
@@ -46,20 +52,24 @@ class Recording:
         network: NetworkCounters | None,
         on_optimizer_step: Callable[[], None] | None,
         warn: Callable[[str], None],
+        warn_once_for_all: Callable[[str], None],
     ) -> None:
-        self._destination = path
-        self._path = _local_path(config.trace.trace_dir, path, header) if config.trace.trace_dir else path
-        self._warn = warn
+        trace_dir = config.trace.trace_dir
+        self._local = None if trace_dir is None else NodeLocalTrace(trace_dir, _local_name(header), path)
+        self._copy_timeout_s = config.trace.copy_timeout_s
+        self._warn, self._warn_once_for_all = warn, warn_once_for_all
         self._clock_sync = clock_sync
         self._cleanup = ExitStack()
         self._device_times = _device_times()
+        open_folder = partial(Folder.open, path.parent, make=True, num_ours=NUM_OURS_OF_TRACES)
         self.recorder = Recorder(
-            self._path,
+            path if self._local is None else self._local.path,
             header,
             flush_interval_s=config.trace.flush_interval_s,
             max_rows=config.trace.max_rows,
             warn=warn,
             has_enqueue=self._device_times is not None,
+            open_folder=open_folder if self._local is None else self._local.open_folder,
         )
         self._collectives = CollectiveObserver(self.recorder, warn=warn, device_times=self._device_times)
         self.recorder.open_collectives = self._collectives.open_collectives
@@ -115,10 +125,11 @@ class Recording:
         self._collectives.uninstall()
         if self._counters is not None:
             self._counters.stop()
-        self.recorder.close()
+        is_written = self.recorder.close()
         self._cleanup.close()
-        if self._copy():
-            remove_trace(self._path)
+        # Of a disk that hangs, the recorder has said so.
+        if self._local is not None and is_written and self._bring_home(self._local, self._copy_timeout_s):
+            self._local.remove()
         clock_sync, self._clock_sync = self._clock_sync, None
         if in_order and clock_sync is not None:
             clock_sync.close()
@@ -133,7 +144,9 @@ class Recording:
             sample = self._clock_sync.sync(step)
         except ClockSyncError as error:
             self._clock_sync = None
-            self._warn(f"clocks are compared no further: {error}; times of different hosts lose precision from here on")
+            self._warn_once_for_all(
+                f"clocks are compared no further: {error}; times of different hosts lose precision from here on"
+            )
         else:
             self.recorder.add_clock(*sample)
         finally:
@@ -141,23 +154,28 @@ class Recording:
 
     def _rescue(self) -> None:
         self.recorder.flush(_RESCUE_TIMEOUT_S)
-        self._copy()
+        with self.recorder.held(_RESCUE_TIMEOUT_S) as is_held:
+            self.recorder.tell_losses()
+            if self._local is not None and is_held:
+                self._bring_home(self._local, min(self._copy_timeout_s, _RESCUE_COPY_TIMEOUT_S))
 
-    def _copy(self) -> bool:
-        """Bring the trace home from a node-local disk, and return whether that was needed and worked."""
-        if self._path == self._destination:
-            return False
+    def _bring_home(self, trace: NodeLocalTrace, timeout_s: float) -> bool:
+        """Bring the trace home from a node-local disk, and return whether that worked."""
         try:
-            copy_trace(self._path, self._destination)
+            trace.bring_home(timeout_s)
         except OSError as error:
-            self._warn(f"the trace stays in {self._path}: copying it to {self._destination} failed: {error.strerror}")
+            reason = error.strerror or str(error)
+            self._warn(
+                f"the trace stays in {trace.path}: copying it to {trace.destination} failed: {reason}; "
+                "copy it, and the journal beside it, before the disk is cleared"
+            )
             return False
         return True
 
 
-def _local_path(trace_dir: Path, path: Path, header: TraceHeader) -> Path:
-    """Return where a rank writes on node-local disk, apart from what earlier jobs have left there."""
-    return trace_dir / f"{header.run_id}-attempt-{header.attempt}-{header.created_unix_ns}" / path.name
+def _local_name(header: TraceHeader) -> str:
+    """Return a name for a rank's folder on node-local disk, apart from what earlier jobs have left there."""
+    return f"{header.run_id}-attempt-{header.attempt}-{header.created_unix_ns}"
 
 
 def _device_times() -> DeviceTimes | None:

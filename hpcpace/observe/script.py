@@ -12,17 +12,20 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpcpace.config import Config
 from hpcpace.errors import DataError, WorldError
 from hpcpace.observe.session import session
 from hpcpace.world.environment import process_environ, rank_info
+
+# Where a launcher of several ranks has left any of these, the script will connect them.
+_LAUNCHED = frozenset(("RANK", "WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"))
 
 
 def run_script(
     script: Path,
     arguments: Sequence[str],
     *,
-    config: Config,
+    config_file: Path | None,
+    pace: str | None,
     run_dir: Path | None,
     warmup_steps: int,
     samples_unit: str,
@@ -38,7 +41,8 @@ def run_script(
     try:
         connects = rank_info(process_environ()).world_size > 1
     except WorldError:
-        connects = False  # the session says why it cannot record, and the script runs
+        # The session says why this rank cannot record, where the script connects it with others also to those.
+        connects = not _LAUNCHED.isdisjoint(process_environ())
     with ExitStack() as stack:
 
         def begin() -> None:
@@ -46,7 +50,8 @@ def run_script(
                 session(
                     name=script.stem,
                     run_dir=run_dir,
-                    config=config,
+                    config_file=config_file,
+                    pace=pace,
                     samples_unit=samples_unit,
                     warmup_steps=warmup_steps,
                     record={"script": str(script), "arguments": list(arguments)},
@@ -58,9 +63,19 @@ def run_script(
             _between_init_and_destroy(begin, stack)
         else:
             begin()
-        sys.argv = [str(script), *arguments]
-        sys.path[0] = str(script.parent)
+        _take_place_of_command(script, arguments)
         runpy.run_path(str(script), run_name="__main__")
+
+
+def _take_place_of_command(script: Path, arguments: Sequence[str]) -> None:
+    """Give the script the arguments and the search path for modules that `python SCRIPT ARGUMENTS` gives it."""
+    folder_of_command = str(Path(sys.argv[0]).resolve().parent)
+    if sys.path[:1] == [folder_of_command]:
+        del sys.path[0]
+    # -P may be meant for hpcpace alone, the variable is meant for every Python.
+    if not process_environ().get("PYTHONSAFEPATH"):
+        sys.path.insert(0, str(script.resolve().parent))
+    sys.argv = [str(script), *arguments]
 
 
 def _between_init_and_destroy(begin: Any, stack: ExitStack) -> None:

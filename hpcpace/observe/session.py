@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hpcpace import __version__
 from hpcpace.config import Config, load_config
+from hpcpace.errors import ClockSyncError, WorldError
 from hpcpace.observe.coordination import Coordinator, coordinate
 from hpcpace.observe.exchange import open_exchange
 from hpcpace.observe.host_snapshot import save_host_snapshots
@@ -29,12 +31,15 @@ from hpcpace.observe.network import find_network_counters
 from hpcpace.observe.pacing import PacedBlock, close_pacer, open_pacer
 from hpcpace.observe.record import run_record
 from hpcpace.observe.recording import Recording
+from hpcpace.observe.roll_call import Attendance, NotEveryRank
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.rundir import Attempt, RunDirectory, default_run_path, write_json
+from hpcpace.redaction import Redaction
+from hpcpace.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag, TraceHeader
 from hpcpace.world.clock import ClockSync
+from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.environment import HostIdentity, RankInfo, host_identity, locate, process_environ, rank_info
 
 
@@ -47,7 +52,8 @@ class Session:
     Args:
         name: what the run directory is called after.
         run_dir: the run directory; `runs/JOB-NAME` or `runs/TIME-NAME` when not given.
-        config: settings; merged from the centre's file and the environment when not given.
+        config: settings; merged from the centre's file, `config_file` and the environment when not given.
+        config_file: a TOML file with settings.
         mesh: size of each parallel dimension, like `{"dp": 2, "pp": 2, "tp": 1}`.
         coords: this rank's place in each dimension.
         samples_unit: what `step(samples=...)` counts: images, tokens, ...
@@ -72,7 +78,7 @@ class Session:
 
     phase: Callable[[str], AbstractContextManager[Any]]
     _config: Config
-    _world: RankInfo
+    _world: RankInfo | None
 
     def __init__(
         self,
@@ -80,6 +86,7 @@ class Session:
         name: str = "train",
         run_dir: Path | None = None,
         config: Config | None = None,
+        config_file: Path | None = None,
         mesh: Mapping[str, int] | None = None,
         coords: Mapping[str, int] | None = None,
         samples_unit: str = "samples",
@@ -96,6 +103,7 @@ class Session:
         self.phase = NullRecorder().phase
         self._environ = process_environ()
         self._given_config = config
+        self._config_file = config_file
         self._given_world = world
         self._comm = comm
         self._name = name
@@ -115,6 +123,7 @@ class Session:
         self._step = first_step
         self._begin_ns = 0
         self._warned: set[str] = set()
+        self._has_warned_for_all = False
         self._who = ""
 
     @property
@@ -158,13 +167,19 @@ class Session:
 
         Operations of torch.distributed are seen by themselves; this is for those of MPI, or of libraries.
         """
-        return PacedBlock(self._pacer, name, self._world.world_size if self._pacer is not None else 1)
+        num_ranks = self._world.world_size if self._world is not None else 1
+        return PacedBlock(self._pacer, name, num_ranks)
 
     def __enter__(self) -> Session:
         try:
             self._start()
         except Exception as error:  # the boundary to somebody else's job, which goes on without us
-            self._warn(f"nothing is recorded: {error or type(error).__name__}")
+            is_shared = isinstance(error, (WorldError, ClockSyncError))
+            warn = self._warn_once_for_all if is_shared and not isinstance(error, NotEveryRank) else self._warn
+            if not (isinstance(error, NotEveryRank) and error.is_told):
+                warn(f"nothing is recorded: {str(error) or type(error).__name__}")
+            if is_shared:
+                self._coordinator = None  # the others have not come, and will not come to the end either
             self._stop(in_order=False)
         return self
 
@@ -176,16 +191,23 @@ class Session:
             self._leave_together(self._coordinator)
 
     def _start(self) -> None:
-        self._config = self._given_config or load_config(environ=self._environ)
-        if self._pace is not None:
-            self._config = replace(self._config, pace=replace(self._config.pace, policy=self._pace))
-        self._world = self._given_world or rank_info(self._environ)
-        self._who = f"rank {self._world.rank}: "
-        self._coordinator = coordinate(self._world, self._comm)
+        problem = self._prepare()
+        try:
+            self._coordinator = coordinate(
+                self._world,
+                self._comm,
+                Attendance(problem=str(problem or ""), settings=self._shared_settings()),
+                timeout_s=self._config.trace.start_timeout_s,
+            )
+        finally:
+            if problem is not None:
+                raise problem
+        assert self._world is not None
+        deadline = Deadline(self._config.trace.start_timeout_s)
         identity = host_identity()
-        host_keys = self._coordinator.allgather(identity.host_key)
+        host_keys = self._coordinator.allgather(identity.host_key, deadline.left_s)
         self._world = locate(self._world, host_keys)
-        self._make_attempt()
+        self._make_attempt(deadline)
         is_paced = self._config.pace.policy != NO_POLICY
         if not self._config.trace.enabled or self.attempt is None:
             if is_paced and self._world.rank == 0:
@@ -193,6 +215,7 @@ class Session:
             return
         # Before anything that can fail on one rank alone: the others would wait for it here.
         exchange = open_exchange(self._comm, self._world.world_size, self._config.pace.timeout_s) if is_paced else None
+        clock_sync = self._clock_sync(host_keys, deadline)
         if self._config.trace.snapshot:
             # Not the environment that __init__ saw: torch's group has set the interface of gloo and NCCL since.
             save_host_snapshots(
@@ -202,15 +225,17 @@ class Session:
                 process_environ(),
                 self.attempt.snapshot_dir,
                 warn=self._warn,
+                deadline=deadline,
             )
         recording = Recording(
             path=self.attempt.trace_file(self._world.rank),
             header=self._header(identity),
             config=self._config,
-            clock_sync=self._clock_sync(host_keys),
+            clock_sync=clock_sync,
             network=find_network_counters() if self._world.local_rank == 0 else None,
             on_optimizer_step=self.step if self._step_per_optimizer else None,
             warn=self._warn,
+            warn_once_for_all=self._warn_once_for_all,
         )
         self._recording = recording
         if is_paced:
@@ -228,6 +253,30 @@ class Session:
         self.phase = recording.recorder.phase
         self._begin_ns = time.monotonic_ns()
 
+    def _prepare(self) -> Exception | None:
+        """Find out settings and place, and return why that cannot be; the other ranks want to know that, too."""
+        self._config, self._world = Config(), self._given_world
+        try:
+            self._config = self._given_config or load_config(file=self._config_file, environ=self._environ)
+            if self._pace is not None:
+                self._config = replace(self._config, pace=replace(self._config.pace, policy=self._pace))
+            self._world = self._given_world or rank_info(self._environ)
+        except Exception as error:  # the boundary to somebody else's job, whose other ranks wait for our answer
+            return error
+        finally:
+            self._who = f"rank {self._world.rank}: " if self._world is not None else ""
+        return None
+
+    def _shared_settings(self) -> dict[str, Any]:
+        """Return the settings that decide which messages ranks exchange."""
+        return {
+            "trace.enabled": self._config.trace.enabled,
+            "trace.snapshot": self._config.trace.snapshot,
+            "clock.enabled": self._config.clock.enabled,
+            "clock.num_pings": self._config.clock.num_pings,
+            "pace.policy": self._config.pace.policy,
+        }
+
     def _stop(self, *, in_order: bool) -> None:
         recording, self._recording = self._recording, None
         self.phase = NullRecorder().phase
@@ -241,7 +290,7 @@ class Session:
 
     def _end_pacing(self, *, in_order: bool) -> None:
         pacer, self._pacer = self._pacer, None
-        if pacer is None or self.attempt is None:
+        if pacer is None or self.attempt is None or self._world is None:
             return
         try:
             close_pacer(pacer, self.attempt, self._world.rank, in_order=in_order, warn=self._warn)
@@ -255,32 +304,40 @@ class Session:
                 coordinator.meet(self._config.clock.timeout_s)
             self._coordinator = None
         except Exception as error:  # the job may have ended torch's process group already: no reason to fail it
-            self._warn(f"the ranks did not leave the session together, and traces may lack their end: {error}")
+            self._warn_once_for_all(f"the ranks did not leave the session together: {error}")
 
-    def _make_attempt(self) -> None:
+    def _make_attempt(self, deadline: Deadline) -> None:
         """Let rank 0 make the folder of this start, and tell the others where it is, or why there is none."""
-        assert self._coordinator is not None
+        assert self._coordinator is not None and self._world is not None
         world = self._world
-        hosts = self._coordinator.allgather({"rank": world.rank, "host": world.host, "node": world.node})
-        made: Attempt | str = ""
+        hosts = self._coordinator.allgather(
+            {"rank": world.rank, "host": world.host, "node": world.node}, deadline.left_s
+        )
+        made = {"path": "", "problem": ""}
         if world.rank == 0:
             run = RunDirectory(self._run_dir or default_run_path(self._name, self._environ))
             try:
-                made = RunDirectory(run.path.absolute()).new_attempt()
-                write_json(made.run_json, self._facts(hosts))
+                # A file system that hangs must not keep the job from training.
+                path = in_time(partial(self._new_attempt, run, hosts), deadline.left_s / 2, "its file system")
+                made["path"] = str(path)
             except Exception as error:  # whatever it is, the other ranks wait for an answer
-                reason = error.strerror if isinstance(error, OSError) else error
-                made = f"cannot make the run directory {run.path}: {reason}"
-        made = self._coordinator.allgather(made)[0]
-        if isinstance(made, str):
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+                made["problem"] = f"cannot make the run directory {run.path}: {reason}"
+        made = self._coordinator.allgather(made, deadline.left_s)[0]
+        if made["problem"]:
             if world.rank == 0:
-                self._warn(f"nothing is recorded: {made}; name another one")
+                self._warn(f"nothing is recorded: {made['problem']}; name another one")
             return
-        self.attempt = made
-        self.run = RunDirectory(made.path.parent)
+        self.attempt = Attempt(Path(made["path"]))
+        self.run = RunDirectory(self.attempt.path.parent)
+
+    def _new_attempt(self, run: RunDirectory, hosts: list[Mapping[str, Any]]) -> Path:
+        made = RunDirectory(run.path.absolute()).new_attempt()
+        made.write_json(made.run_json, self._facts(hosts))
+        return made.path
 
     def _facts(self, hosts: list[Mapping[str, Any]]) -> dict[str, Any]:
-        assert self._coordinator is not None
+        assert self._coordinator is not None and self._world is not None
         facts = {
             "launcher": self._world.launcher,
             "world_size": self._world.world_size,
@@ -292,7 +349,7 @@ class Session:
         return run_record(name=self._name, config=self._config, environ=self._environ, hosts=hosts, facts=facts)
 
     def _header(self, identity: HostIdentity) -> TraceHeader:
-        assert self.run is not None and self.attempt is not None
+        assert self.run is not None and self.attempt is not None and self._world is not None
         world, counters = self._world, find_network_counters()
         return TraceHeader(
             run_id=self.run.path.name,
@@ -317,13 +374,13 @@ class Session:
             hpcpace_version=__version__,
         )
 
-    def _clock_sync(self, host_keys: list[str]) -> ClockSync | None:
-        assert self._coordinator is not None
+    def _clock_sync(self, host_keys: list[str], deadline: Deadline) -> ClockSync | None:
+        assert self._coordinator is not None and self._world is not None
         settings = self._config.clock
         if not settings.enabled:
             return None
         return ClockSync(
-            self._coordinator.transport(),
+            self._coordinator.transport(deadline.left_s),
             self._world.rank,
             host_keys,
             num_pings=settings.num_pings,
@@ -331,9 +388,16 @@ class Session:
             timeout_s=settings.timeout_s,
         )
 
+    def _warn_once_for_all(self, message: str) -> None:
+        """Warn of what all ranks meet alike, on two of them, one of which may be the dead one; the first time only."""
+        if not self._has_warned_for_all and (self._world is None or self._world.rank <= 1):
+            self._warn(message)
+        self._has_warned_for_all = True
+
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
+            message = Redaction.of(self._environ, sys.argv).text(message)
             print(f"hpcpace: {self._who}warning: {message}", file=sys.stderr, flush=True)
 
 

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 from hpcpace.errors import EXIT_FAILED, HpcpaceError, TrainingFailed, UsageError, WorldError
-from hpcpace.world.environment import HostIdentity, RankInfo, locate
+from hpcpace.redaction import Redaction
+from hpcpace.world.environment import HostIdentity, RankInfo, locate, process_environ
 
 _AGREE_TIMEOUT_S = 1.0
 _DIGEST_BYTES = 16
@@ -230,6 +231,7 @@ class _Ending:
 
     def _print(self, message: str, label: str = "") -> None:
         if message:
+            message = Redaction.of(process_environ(), sys.argv).text(message)
             text = "".join(f"{label}{line}\n" for line in message.splitlines())
             self._stream.write(text)
             self._stream.flush()

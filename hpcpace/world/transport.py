@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 from hpcpace.errors import ClockSyncError
 from hpcpace.units import NS_PER_S
+from hpcpace.world.gloo import gloo_group
 
 NUM_VALUES = 6
 _FORMAT = struct.Struct(f"={NUM_VALUES}q")
 _TAG = 7
 _SPIN_NS = 200_000
+_MAKE_TIMEOUT_S = 30.0
 _PAUSE_S = 20e-6
 
 
@@ -46,14 +48,19 @@ class Transport(Protocol):
 class MpiTransport:
     """Messages over a duplicate of an MPI communicator."""
 
-    def __init__(self, comm: Any) -> None:
-        """Duplicate the communicator. Collective: every rank of `comm` calls this."""
+    def __init__(self, comm: Any, timeout_s: float = _MAKE_TIMEOUT_S) -> None:
+        """Duplicate the communicator. Collective: every rank of `comm` calls this.
+
+        Raises:
+            ClockSyncError: not every rank came within the timeout.
+        """
         from mpi4py import MPI
 
         self._mpi_error = MPI.Exception
-        self._comm = comm.Dup()
         self._buffer = bytearray(_FORMAT.size)
         self._abandoned: list[Any] = []
+        self._comm, request = comm.Idup()
+        self._wait(request, "not every rank took part in making the messages' way", timeout_s)
 
     def send(self, peer: int, values: tuple[int, ...], timeout_s: float) -> None:
         """Send to a rank; see Transport."""
@@ -100,13 +107,18 @@ class MpiTransport:
 class GlooTransport:
     """Messages over a gloo group of their own, past torch's dispatcher, so that nothing observes them."""
 
-    def __init__(self) -> None:
-        """Create the group. Collective: every rank of torch's default group calls this."""
-        import torch
-        import torch.distributed as dist
+    def __init__(self, timeout_s: float = _MAKE_TIMEOUT_S, store: Any = None) -> None:
+        """Create the group; `store` as of `gloo_group`. Collective: every rank of torch's default group calls this.
 
-        self._group: Any = dist.new_group(backend="gloo", group_desc="hpcpace_clock")
-        self._gloo: Any = self._group._get_backend(torch.device("cpu"))
+        Raises:
+            ClockSyncError: not every rank came within the timeout.
+        """
+        import torch
+
+        try:
+            self._gloo: Any = gloo_group("clock", timeout_s, store)
+        except RuntimeError as error:
+            raise ClockSyncError(f"no group of gloo within {timeout_s:.3g} s: {error}") from error
         self._out = torch.zeros(NUM_VALUES, dtype=torch.int64)
         self._in = torch.zeros(NUM_VALUES, dtype=torch.int64)
         # A view without a copy: reading an element of a tensor takes microseconds.
@@ -124,11 +136,7 @@ class GlooTransport:
 
     def close(self) -> None:
         """End the group, and with it gloo's threads, before Python shuts down."""
-        import torch.distributed as dist
-
-        group, self._group, self._gloo = self._group, None, None
-        if group is not None and dist.is_initialized():
-            dist.destroy_process_group(group)
+        self._gloo = None
 
     def _wait(self, start: Any, tensor: Any, peer: int, timeout_s: float) -> None:
         try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -132,4 +135,58 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning(mpiexec, tmp_path):
     result = mpiexec(2, *TRAIN, *SHORT, "--steps", 4, "--checkpoint-every", 2, "--run-dir", run)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("warning: cannot write the checkpoint") == 2
-    assert result.stderr.count("File exists; training goes on") == 2
+    assert result.stderr.count("checkpoints: it is no folder") == 2
+    assert result.stderr.count("; training goes on") == 2
+
+
+class Call:
+    """Pickled as a call of os.system."""
+
+    def __init__(self, command):
+        self._command = command
+
+    def __reduce__(self):
+        return os.system, (self._command,)
+
+
+@pytest.fixture(scope="module")
+def two_stages(tmp_path_factory):
+    """Where a run of two ranks, each with a file in the checkpoint, is once the first test has made it."""
+    return tmp_path_factory.mktemp("two-stages") / "run"
+
+
+def _let_everybody_write(checkpoint):
+    checkpoint.parent.chmod(0o777)
+
+
+def _hide_code(checkpoint):
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Call(f"touch {checkpoint}/marker")))
+
+
+def _cut_off_rank_1(checkpoint):
+    os.truncate(checkpoint / "__1_0.distcp", 1000)
+
+
+@pytest.mark.parametrize(
+    ("damage", "seen"),
+    [
+        (_let_everybody_write, "can be written to by everybody (mode 0777); if all in it is yours, chmod -R go-w"),
+        (_hide_code, "asks for 'posix.system', which no checkpoint needs"),
+        (_cut_off_rank_1, "__1_0.distcp ends before byte"),
+    ],
+)
+def test_ranks_refuse_a_checkpoint_together(mpiexec, two_stages, tmp_path, damage, seen):
+    arguments = (*TRAIN, *SHORT, "--mesh", "pp=2", "--checkpoint-every", 2)
+    if not two_stages.exists():
+        made = mpiexec(2, *arguments, "--steps", 2, "--run-dir", two_stages)
+        assert made.returncode == 0, made.stderr
+    run = tmp_path / "run"
+    shutil.copytree(two_stages, run)
+    checkpoint = run / "checkpoints" / "step-00000002"
+    damage(checkpoint)
+    result = mpiexec(2, *arguments, "--steps", 4, "--run-dir", run)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count(seen) == 1
+    assert "Traceback" not in result.stderr
+    assert not (checkpoint / "marker").exists()
+    assert [path.name for path in run.glob("attempt-*")] == ["attempt-0"]

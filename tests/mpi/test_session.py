@@ -106,8 +106,9 @@ def test_ranks_go_on_when_one_never_leaves_the_session(mpiexec: Run, tmp_path: P
     result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", how, "leave", HPCPACE_CLOCK_TIMEOUT_S="0.3", timeout_s=60)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("went on") == num_ranks
-    warning = "the ranks did not leave the session together, and traces may lack their end: not every rank came within"
-    assert result.stderr.count(warning) == num_ranks - 1
+    # What all meet alike is told by two of them at the most, and once.
+    assert result.stderr.count("warning") == min(num_ranks - 1, 2)
+    assert result.stderr.count("clocks are compared no further") == min(num_ranks - 1, 2)
     assert f"rank {num_ranks - 1}: warning" not in result.stderr
     assert [trace.closed_cleanly for trace in _traces(tmp_path / "run")] == [True] * num_ranks
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hpcpace.errors import CannotTell, HpcpaceError, MeshError, WorldError
+from hpcpace.errors import CannotTell, HpcpaceError, MeshError, UsageError, WorldError
 from hpcpace.world.environment import rank_info
 from hpcpace.world.mpi import abort_guard, check_world, mpi_world
 
@@ -63,6 +63,14 @@ def test_a_single_process_ends_with_the_code_of_its_error(error, code, last_line
         raise error
     assert raised.value.code == code
     assert (stream.getvalue().splitlines() or [""])[-1] == last_line
+
+
+def test_an_error_that_quotes_a_secret_is_printed_without_it(monkeypatch):
+    monkeypatch.setenv("DB_PASSWORD", "correct-horse-7")
+    stream = io.StringIO()
+    with pytest.raises(SystemExit), abort_guard(None, SINGLE, stream=stream):
+        raise UsageError("cannot open postgres://me:other-horse-7@host as correct-horse-7")
+    assert stream.getvalue() == "error: cannot open postgres://[redacted]@host as [redacted]\n"
 
 
 @pytest.mark.parametrize("code", [None, 0])
