@@ -2,97 +2,79 @@
 
 A checkpoint is a folder `step-N` of torch.distributed.checkpoint, in which each rank writes what it alone has, with
 progress.json beside. It is written under another name and renamed when all of it is on disk, so that a job that is
-killed meanwhile leaves the one before.
+killed meanwhile leaves the one before. Nobody but the user can write to it, and reading one runs no code from it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from hpcpace.errors import DataError, TrainingFailed
-from hpcpace.rundir import RunDirectory, write_json
+from hpcpace.errors import DataError, HpcpaceError, TrainingFailed
+from hpcpace.files import Folder
+from hpcpace.rundir import RunDirectory
+from hpcpace.train.checkpoint_access import check_access, open_checkpoint, unreadable
+from hpcpace.train.checkpoint_history import PROGRESS, History, identity_of, write_history
+from hpcpace.train.checkpoint_reader import CheckpointReader, TensorPlanner
+from hpcpace.train.checkpoint_writer import NewCheckpoint, clear_checkpoints
 from hpcpace.train.mesh import Mesh
 from hpcpace.train.parallel import Replica
 from hpcpace.train.plan import TrainPlan
 
-CHECKPOINT_SCHEMA = "hpcpace-checkpoint/1"
 _NUM_KEPT = 2
-_NAME = re.compile(r"step-(\d+)$")
-_PROGRESS = "progress.json"
-# Settings that change nothing of the losses; all others must be as they were.
-_FREE_SETTINGS = (
-    *("steps", "warmup_steps", "log_every", "eval_every", "eval_batches", "checkpoint_every", "resume", "inject"),
-    *("data", "vocabulary", "mesh"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class History:
-    """What a training has come to by some step.
-
-    Attributes:
-        num_steps: steps done.
-        losses: the loss of each.
-        evaluations: facts of the evaluations so far.
-    """
-
-    num_steps: int = 0
-    losses: tuple[float, ...] = ()
-    evaluations: tuple[Mapping[str, Any], ...] = ()
+_NAME = re.compile(r"step-([0-9]+)")
+# For each tensor there are some 300 bytes on what it is and where.
+_METADATA_BYTES_PER_TENSOR = 1 << 10
+_MOST_OTHER_METADATA_BYTES = 1 << 20
+_T = TypeVar("_T")
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """Return the last whole checkpoint of a run, or the path itself where it is a checkpoint; None without any."""
-    if (path / _PROGRESS).is_file():
-        return path
-    found = [
-        (int(match.group(1)), entry)
-        for entry in RunDirectory(path).checkpoint_dir.glob("step-*")
-        if (match := _NAME.search(entry.name)) and (entry / _PROGRESS).is_file()
-    ]
-    return max(found)[1] if found else None
-
-
-def read_history(path: Path, plan: TrainPlan, *, data_digest: str) -> History:
-    """Return how far the training of a checkpoint was.
+    """Return the last whole checkpoint of a run, or the path itself where it is a checkpoint; None without any.
 
     Raises:
-        DataError: it cannot be read, or belongs to a training with other settings or data.
+        DataError: the folder of the run's checkpoints cannot be read, or somebody else could have put one there.
     """
     try:
-        content = json.loads((path / _PROGRESS).read_text())
-        schema, identity = content["schema"], content["identity"]
-        history = History(
-            num_steps=content["num_steps"],
-            losses=tuple(content["losses"]),
-            evaluations=tuple(content["evaluations"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"cannot read the checkpoint {path} ({error}): name another one with --resume") from error
-    if schema != CHECKPOINT_SCHEMA:
-        raise DataError(f"the checkpoint {path} has schema {schema!r}, not {CHECKPOINT_SCHEMA}: name another one")
-    wanted = _identity(plan, data_digest)
-    for key in sorted(wanted.keys() | identity.keys()):
-        if identity.get(key) != wanted.get(key):
-            raise DataError(
-                f"the checkpoint {path} was trained with {key} {identity.get(key)!r}, not {wanted.get(key)!r}: give "
-                "the same settings, another --run-dir, or --resume never"
-            )
-    return history
+        run = Folder.open(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    name = RunDirectory(path).checkpoint_dir.name
+    with run:
+        try:
+            names = run.names()
+            if PROGRESS in names:
+                return path
+            if name not in names:
+                return None
+            with run.folder(name) as folder:
+                found = _last_whole(folder)
+                if found is not None:
+                    check_access(folder.descriptor, folder.path, checkpoint=found)
+                return found
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+
+def _last_whole(folder: Folder) -> Path | None:
+    numbered = [(int(match.group(1)), name) for name in folder.names() if (match := _NAME.fullmatch(name))]
+    for _, name in sorted(numbered, reverse=True):
+        with folder.folder(name) as checkpoint:
+            if PROGRESS in checkpoint.names():
+                return checkpoint.path
+    return None
 
 
 class Checkpoints:
@@ -120,7 +102,7 @@ class Checkpoints:
         data_digest: str,
     ) -> None:
         self._folder = folder
-        self._identity = _identity(plan, data_digest)
+        self._identity = identity_of(plan, data_digest)
         self._stages = list(zip(plan.stages_of(place), replica.stages, strict=True))
         # ZeroRedundancyOptimizer keeps the state of this rank's share in an optimizer of its own.
         self._optimizer: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
@@ -137,14 +119,18 @@ class Checkpoints:
             TrainingFailed: it cannot be written; the ones before are still there. All ranks raise alike.
         """
         target = self._folder / f"step-{history.num_steps:08d}"
-        writing = self._folder / f".{target.name}.writing"
-        self._agree(lambda: self._begin(writing), target)
-        with _quiet():
+
+        def failed(error: BaseException) -> TrainingFailed:
+            return TrainingFailed(f"cannot write the checkpoint {target}: {_reason(error)}")
+
+        with ExitStack() as held, _quiet():
+            self._agree(lambda: clear_checkpoints(self._folder) if self._is_writer else None, failed)
+            new = self._agree(lambda: held.enter_context(NewCheckpoint(self._folder, target.name)), failed)
             try:
-                dcp.save(self._state(is_saved=True), checkpoint_id=writing, process_group=self._group)
+                dcp.save(self._state(is_saved=True), storage_writer=new.writer(), process_group=self._group)
             except (dcp.CheckpointException, OSError) as error:
-                raise TrainingFailed(f"cannot write the checkpoint {target}: {_reason(error)}") from error
-        self._agree(lambda: self._finish(writing, target, history), target)
+                raise failed(error) from error
+            self._agree(lambda: self._finish(new, history) if self._is_writer else None, failed)
         return target
 
     def load(self, path: Path) -> None:
@@ -153,15 +139,23 @@ class Checkpoints:
         Collective: every rank calls this.
 
         Raises:
-            DataError: the checkpoint lacks something or cannot be read.
+            DataError: the checkpoint lacks something, cannot be read, or somebody else could have written to it. All
+                ranks raise alike.
         """
         _make_state(self._optimizer)
         state = self._state(is_saved=False)
-        with _quiet():
+        num_tensors = len(state) * dist.get_world_size()
+        most_bytes = _MOST_OTHER_METADATA_BYTES + _METADATA_BYTES_PER_TENSOR * num_tensors
+        with ExitStack() as held, _quiet():
+            reader = self._agree(
+                lambda: CheckpointReader(held.enter_context(open_checkpoint(path)), most_metadata_bytes=most_bytes),
+                lambda error: error if isinstance(error, DataError) else unreadable(path, _reason(error)),
+            )
             try:
-                dcp.load(state, checkpoint_id=path, process_group=self._group)
+                dcp.load(state, storage_reader=reader, planner=TensorPlanner(), process_group=self._group)
             except (dcp.CheckpointException, OSError, RuntimeError) as error:
-                raise DataError(f"cannot read the checkpoint {path}: {_reason(error)}") from error
+                cause = _cause(error)
+                raise (cause if isinstance(cause, DataError) else unreadable(path, _reason(cause))) from error
 
     def _state(self, *, is_saved: bool) -> dict[str, Tensor]:
         """Return this rank's tensors, each under a name that only ranks with the same values share."""
@@ -179,44 +173,25 @@ class Checkpoints:
                 state |= {f"{prefix}stage{index}.{name}": buffer for name, buffer in stage.named_buffers()}
         return state
 
-    def _begin(self, writing: Path) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for left_over in self._folder.glob(".step-*.writing"):
-            shutil.rmtree(left_over)
-        writing.mkdir()
+    def _finish(self, new: NewCheckpoint, history: History) -> None:
+        write_history(new.folder, history, self._identity)
+        new.publish(num_kept=_NUM_KEPT)
 
-    def _finish(self, writing: Path, target: Path, history: History) -> None:
-        write_json(writing / _PROGRESS, {"schema": CHECKPOINT_SCHEMA, "identity": self._identity, **asdict(history)})
-        _synchronise(writing / _PROGRESS)
-        _synchronise(writing)
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(writing, target)
-        _synchronise(self._folder)
-        # Later ones are of a training that was begun anew.
-        whole = sorted(self._folder.glob("step-*"))
-        last = whole.index(target) + 1
-        for other in {*whole} - {*whole[max(last - _NUM_KEPT, 0) : last]}:
-            shutil.rmtree(other, ignore_errors=True)
-
-    def _agree(self, action: Callable[[], None], target: Path) -> None:
-        """Let rank 0 do something, and let all ranks know whether it could."""
-        told: list[str | None] = [None]
-        if self._is_writer:
-            try:
-                action()
-            except OSError as error:
-                told = [_reason(error)]
+    def _agree(self, action: Callable[[], _T], failed: Callable[[BaseException], HpcpaceError]) -> _T:
+        """Do something on all ranks, and raise on all of them alike where one cannot."""
+        result: _T | None = None
+        error: HpcpaceError | None = None
+        try:
+            result = action()
+        except (HpcpaceError, OSError) as caught:
+            error = failed(caught)
+        errors = [error]
         if self._group is not None:
-            dist.broadcast_object_list(told, src=0, group=self._group)
-        if told[0] is not None:
-            raise TrainingFailed(f"cannot write the checkpoint {target}: {told[0]}")
-
-
-def _identity(plan: TrainPlan, data_digest: str) -> dict[str, Any]:
-    """Return the settings that a training must keep, as plain values."""
-    settings = {key: value for key, value in asdict(plan.settings).items() if key not in _FREE_SETTINGS}
-    return {**settings, "seq_len": plan.seq_len, "mesh": str(plan.mesh), "data": data_digest}
+            errors = [None] * dist.get_world_size(self._group)
+            dist.all_gather_object(errors, error, group=self._group)
+        for first in filter(None, errors):
+            raise first
+        return cast(_T, result)
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -240,19 +215,15 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _cause(error: BaseException) -> BaseException:
+    """Return the first cause: torch packs the errors of all ranks into one."""
+    inner = next(iter(error.failures.values()), None) if isinstance(error, dcp.CheckpointException) else None
+    return inner[0] if inner else error
+
+
 def _reason(error: BaseException) -> str:
-    """Return the first cause in a line: torch packs the errors of all ranks into one."""
-    if isinstance(error, dcp.CheckpointException):
-        inner = next(iter(error.failures.values()), None)
-        error = inner[0] if inner else error
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-    return " ".join(text.splitlines()[:1])
-
-
-def _synchronise(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Return the first cause in a line."""
+    error = _cause(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
+    return " ".join((str(error) or type(error).__name__).splitlines()[:1])

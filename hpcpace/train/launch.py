@@ -27,7 +27,7 @@ def mpiexec_command(num_ranks: int, arguments: Sequence[str]) -> list[str]:
         )
     # Inside a Slurm allocation MPICH's mpiexec would start its ranks by srun, over all hosts.
     local = ["-launcher", "fork", "-hosts", "localhost"]
-    return [mpiexec, *local, "-n", str(num_ranks), sys.executable, "-m", "hpcpace", *arguments]
+    return [mpiexec, *local, "-n", str(num_ranks), sys.executable, "-P", "-m", "hpcpace", *arguments]
 
 
 def become_mpiexec(num_ranks: int, arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

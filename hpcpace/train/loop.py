@@ -17,7 +17,8 @@ from hpcpace.config import Config
 from hpcpace.errors import TrainingFailed
 from hpcpace.observe.session import Session, session
 from hpcpace.trace.schema import StepFlag
-from hpcpace.train.checkpoint import Checkpoints, History
+from hpcpace.train.checkpoint import Checkpoints
+from hpcpace.train.checkpoint_history import History
 from hpcpace.train.data import TrainingData
 from hpcpace.train.evaluation import Evaluator, to_device
 from hpcpace.train.inject import Injector

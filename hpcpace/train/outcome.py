@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hpcpace.errors import TrainingFailed
-from hpcpace.rundir import Attempt, write_json
+from hpcpace.rundir import Attempt
 from hpcpace.train.memory import memory_facts
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
@@ -64,7 +64,7 @@ def write_result(attempt: Attempt, result: TrainResult) -> None:
         "peak_memory": result.peak_memory,
     }
     try:
-        write_json(attempt.result_json, content)
+        attempt.write_json(attempt.result_json, content)
     except OSError as error:
         print(f"hpcpace: cannot write {attempt.result_json}: {error.strerror}", file=sys.stderr)
 
@@ -78,8 +78,7 @@ def out_of_memory(
     cause = re.sub(r"^\[enforce fail[^\]]*\] [^.]*\. ", "", " ".join(str(error).split())) or type(error).__name__
     content = {"schema": RESULT_SCHEMA, "outcome": "out of memory", "cause": cause, "peak_memory": [memory]}
     with contextlib.suppress(OSError, MemoryError):
-        attempt.path.mkdir(parents=True, exist_ok=True)
-        write_json(attempt.result_json, content)
+        attempt.write_json(attempt.result_json, content, make=True)
     used = memory["device_bytes"] or memory["rss_bytes"]
     return TrainingFailed(
         f"rank {info.rank} on {info.host} is out of memory after {format_bytes(used)}: {_remedy(plan)} ({cause[:120]})"

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from hpcpace.errors import ConfigError, DataError, HpcpaceError
 from hpcpace.rundir import Attempt, RunDirectory, default_run_path
-from hpcpace.train.checkpoint import History, find_checkpoint, read_history
+from hpcpace.train.checkpoint import find_checkpoint
+from hpcpace.train.checkpoint_history import History, read_history
 from hpcpace.train.plan import TrainPlan
 from hpcpace.world.environment import RankInfo, process_environ
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,14 @@ pytest.importorskip("torch")
 
 from hpcpace.config import TrainConfig
 from hpcpace.errors import DataError
-from hpcpace.train.checkpoint import CHECKPOINT_SCHEMA, _identity, find_checkpoint, read_history
+from hpcpace.train.checkpoint import find_checkpoint
+from hpcpace.train.checkpoint_history import CHECKPOINT_SCHEMA, identity_of, read_history
 from hpcpace.train.plan import plan_training
+
+
+@pytest.fixture(autouse=True)
+def usual_umask(umask: Callable[[int], int]) -> None:
+    """Let the checkpoints that are made by hand here be those of the user alone."""
 
 
 def _plan(**settings: Any):
@@ -23,7 +31,7 @@ def _checkpoint(run: Path, num_steps: int, *, digest: str = "d", **settings: Any
     path.mkdir(parents=True)
     content = {
         "schema": CHECKPOINT_SCHEMA,
-        "identity": _identity(_plan(**settings), digest),
+        "identity": identity_of(_plan(**settings), digest),
         "num_steps": num_steps,
         "losses": [1.0] * num_steps,
         "evaluations": [],
@@ -70,17 +78,93 @@ def test_the_mesh_must_stay(tmp_path: Path) -> None:
         read_history(path, plan_training(TrainConfig(), 2), data_digest="d")
 
 
+def _changed(**changes: Any) -> str:
+    content = {"schema": CHECKPOINT_SCHEMA, "identity": identity_of(_plan(), "d"), "num_steps": 1, "losses": [1.0]}
+    return json.dumps({**content, "evaluations": [], **changes})
+
+
 @pytest.mark.parametrize(
     ("content", "seen"),
     [
+        ("", "cannot read the checkpoint"),
         ("{", "cannot read the checkpoint"),
-        ("{}", "cannot read the checkpoint"),
-        ("[]", "cannot read the checkpoint"),
+        ("{}", "it has schema None, not hpcpace-checkpoint/1"),
+        ("[]", "it is no table"),
+        ("NaN", "it is no table"),
+        (b"\xff\xfe\x00", "cannot read the checkpoint"),
+        (b"\x80abc", "cannot read the checkpoint"),
+        ("[" * 100_000, "recursion"),
+        ('{"a":' * 100_000, "recursion"),
+        (" " * (17 << 20), "it has more than"),
         ('{"schema": "x", "identity": {}, "num_steps": 1, "losses": [], "evaluations": []}', "has schema 'x'"),
+        (_changed(schema=["\x1b[2J"] * 10_000), "it has schema"),
+        (_changed(identity=None), "its identity is no table"),
+        (_changed(identity=[["seed", 0]]), "its identity is no table"),
+        (_changed(identity={}), "was trained with batch_size None, not 8"),
+        (_changed(identity={"\x1b[2J" + "x" * 10_000: 1}), r"trained with '\\x1b\[2Jxxx"),
+        (_changed(identity={**identity_of(_plan(), "d"), "seed": float("nan")}), "was trained with seed nan, not 0"),
+        (
+            _changed(identity={**identity_of(_plan(), "d"), "seed": [[[0]]]}),
+            r"was trained with seed \[\[\[0\]\]\], not 0",
+        ),
+        (_changed(num_steps=None), "it says after None steps"),
+        (_changed(num_steps=float("nan")), "it says after nan steps"),
+        (_changed(num_steps=float("inf")), "it says after inf steps"),
+        (_changed(num_steps=1.0), r"it says after 1\.0 steps"),
+        (_changed(num_steps=-1), "it says after -1 steps"),
+        (_changed(num_steps=True), "it says after True steps"),
+        (_changed(num_steps="1"), "it says after '1' steps"),
+        (_changed(num_steps=2), "it has 1 losses of 2 steps"),
+        (_changed(losses="1"), "its losses are no list of numbers"),
+        (_changed(losses=["1"]), "its losses are no list of numbers"),
+        (_changed(losses=[None]), "its losses are no list of numbers"),
+        (_changed(losses=[[1.0]]), "its losses are no list of numbers"),
+        (_changed(losses=[True]), "its losses are no list of numbers"),
+        (_changed(losses={"0": 1.0}), "its losses are no list of numbers"),
+        (_changed(losses=[10**400]), "too large to convert"),
+        (_changed().replace("1.0", "1" * 5000), "digits"),
+        (_changed(evaluations=None), "its evaluations are no list"),
+        (_changed(evaluations=[5]), "its evaluations are no list"),
+        (_changed(evaluations=[{"loss": "1"}]), "its evaluations are no list"),
+        (_changed(evaluations=[{"loss": [[[]]]}]), "its evaluations are no list"),
     ],
 )
-def test_refuses_a_checkpoint_that_cannot_be_read(tmp_path: Path, content: str, seen: str) -> None:
+def test_refuses_a_checkpoint_that_cannot_be_read(tmp_path: Path, content: str | bytes, seen: str) -> None:
     path = _checkpoint(tmp_path, 3)
-    (path / "progress.json").write_text(content)
-    with pytest.raises(DataError, match=seen):
+    (path / "progress.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=seen) as caught:
         read_history(path, _plan(), data_digest="d")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_refuses_progress_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = _checkpoint(tmp_path, 3)
+    (path / "progress.json").unlink()
+    make(path / "progress.json")
+    assert find_checkpoint(tmp_path) == path
+    with pytest.raises(DataError, match=r"progress\.json: it is"):
+        read_history(path, _plan(), data_digest="d")
+
+
+def test_losses_that_are_no_numbers_any_more_are_kept(tmp_path: Path) -> None:
+    """A training that has diverged is resumed as any other."""
+    path = _checkpoint(tmp_path, 3)
+    (path / "progress.json").write_text(_changed(losses=[float("nan")]))
+    losses = read_history(path, _plan(), data_digest="d").losses
+    assert len(losses) == 1
+    assert losses[0] != losses[0]
+
+
+@pytest.mark.parametrize("what", ["missing", "a file"])
+def test_a_path_without_a_run_holds_no_checkpoint(tmp_path: Path, what: str) -> None:
+    if what == "a file":
+        (tmp_path / "run").touch()
+    assert find_checkpoint(tmp_path / "run") is None
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(DataError, match="checkpoints: it is no folder"):
+        find_checkpoint(tmp_path)

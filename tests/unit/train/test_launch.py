@@ -16,7 +16,7 @@ def test_ranks_run_this_python_with_the_same_arguments(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert launch.mpiexec_command(4, ["train", "gpt2", "--ranks", "4"]) == [
         *(str(tmp_path / "mpiexec"), "-launcher", "fork", "-hosts", "localhost", "-n", "4"),
-        *(str(tmp_path / "python"), "-m", "hpcpace", "train", "gpt2", "--ranks", "4"),
+        *(str(tmp_path / "python"), "-P", "-m", "hpcpace", "train", "gpt2", "--ranks", "4"),
     ]
 
 
