@@ -11,7 +11,7 @@ from synthetic_run import SyntheticRun
 from hpcpace.report.analysis import Selection, summarize
 from hpcpace.report.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.report.summary import Summary
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 
 NASTY = "<script>alert(1)</script>\x1b[2J"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.metrics.links import LinkFindings, Locality
@@ -35,11 +36,16 @@ class Diagnosis:
         cannot_tell: why the data decide nothing; empty where they do.
         smallest_effect: the smallest excess of one rank that would have been named with a probability of 0.9; None
             where no two ranks are compared.
+        absent: ranks with which the judged ones communicate, and of which nothing is known. What waits and transfers
+            say is no finding then, and what a straggler costs is the most that it can be.
+        num_present: ranks that are judged.
     """
 
     findings: tuple[Finding, ...]
     cannot_tell: str
     smallest_effect: float | None
+    absent: tuple[int, ...] = ()
+    num_present: int = 0
 
 
 def diagnose(
@@ -51,6 +57,7 @@ def diagnose(
     crossing: Locality | None = None,
     is_clock_wrong: bool = False,
     graph: StepGraph | None = None,
+    absent: Sequence[int] = (),
     settings: DiagnosisConfig | None = None,
 ) -> Diagnosis:
     """Return what is wrong with a run.
@@ -64,14 +71,18 @@ def diagnose(
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
         graph: the steps as a graph, which tells what stragglers and slow stages cost; None where they are not taken
             apart.
+        absent: ranks with which those of the panels communicate, and of which nothing is known.
         settings: the thresholds.
     """
     settings = settings or DiagnosisConfig()
     num_steps = len(panels.times_ns)
-    hang = hang_finding(hangs, panels, silences_ns or {}, settings)
+    hang = hang_finding(hangs, panels, silences_ns or {}, settings, unrecorded=absent)
+    known = partial(Diagnosis, absent=tuple(absent), num_present=len(panels.rank))
     if num_steps < settings.least_steps:
         reason = f"{num_steps} steps are too few: {settings.least_steps} are wanted"
-        return Diagnosis(findings=hang, cannot_tell="" if hang else reason, smallest_effect=None)
+        return known(findings=hang, cannot_tell="" if hang else reason, smallest_effect=None)
+    if absent:
+        graph = None  # messages of absent ranks would be missing from it
     search = search_stragglers(panels, settings)
     steps = rebuild(graph) if graph is not None and 2 * len(graph.step) >= num_steps else None
     straggler, without = straggler_findings(panels, search, steps, settings)
@@ -94,11 +105,25 @@ def diagnose(
     findings = _joined(findings)
     findings.sort(key=lambda finding: (finding.mode is not Mode.HANG, -finding.loss_share))
     reason = ""
-    if not findings and is_clock_wrong:
+    if absent:
+        findings = [finding for finding in findings if _needs_no_others(finding)]
+        reason = "" if findings else "nothing that is certain explains the step time"
+    elif not findings and is_clock_wrong:
         reason = "a clock is wrong, so transfers cannot be judged; own work shows nothing"
     elif not findings and search.num_compared:
         reason = search.cannot_tell
-    return Diagnosis(findings=tuple(findings), cannot_tell=reason, smallest_effect=search.smallest_share)
+    return known(findings=tuple(findings), cannot_tell=reason, smallest_effect=search.smallest_share)
+
+
+def _needs_no_others(finding: Finding) -> bool:
+    """Return whether a finding rests on what ranks measured of themselves, or on an operation that never ended.
+
+    Who waits for whom, and how long a transfer takes, is not known while members of a group are; nor is what an event
+    or jitter costs, for the steps may be as long without it.
+    """
+    if finding.mode is Mode.RUNTIME:
+        return finding.variety == "garbage collection"
+    return finding.mode in (Mode.HANG, Mode.STRAGGLER, Mode.INPUT)
 
 
 def _joined(findings: Sequence[Finding]) -> list[Finding]:

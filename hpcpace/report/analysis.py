@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.config import DiagnosisConfig
 from hpcpace.errors import CannotTell
+from hpcpace.metrics.diagnosis import Diagnosis
 from hpcpace.metrics.overlap import overlap_share
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT
 from hpcpace.metrics.steps import StepPanel, throughput
@@ -21,6 +22,7 @@ from hpcpace.report.attempts import attempt_rows
 from hpcpace.report.audit_figures import audit_figures
 from hpcpace.report.audit_words import audit_remarks
 from hpcpace.report.cause_figures import cause_figures
+from hpcpace.report.credible import absent_ranks, credible_traces, incredible_ranks
 from hpcpace.report.cut_off import find_cut_off
 from hpcpace.report.evidence import gather_evidence
 from hpcpace.report.examination import Ground, Selection, diagnose_ground, hotspots_of, lay_ground, panels_of
@@ -37,7 +39,9 @@ from hpcpace.report.summary import CutOff, Shares, Steps, Summary, Tracing, Verd
 from hpcpace.report.trial_record import read_trial_record
 from hpcpace.report.verdict import near_misses, remarks_of, verdict_of
 from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.trace.reader import RankTrace, world_size_of
+from hpcpace.trace.attempt_reader import world_size_of
+from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.same_run import of_one_run
 from hpcpace.trace.schema import StepFlag
 from hpcpace.trace.threads import beside
 
@@ -62,6 +66,7 @@ def analyze(
     settings: DiagnosisConfig | None = None,
     audit_settings: AuditConfig | None = None,
     *,
+    world_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:
     """Return all that is known of one attempt.
@@ -74,17 +79,25 @@ def analyze(
         selection: which steps to use.
         settings: the thresholds of the diagnosis.
         audit_settings: those of the audit.
+        world_size: ranks of the run; what most traces say when not given.
         progress: called with the number of ranges measured and their number, where a run is measured in ranges.
 
     Raises:
-        CannotTell: no step that all ranks have is left.
+        CannotTell: no step that all ranks have is left, or no trace that can be believed.
     """
     settings = settings or DiagnosisConfig()
+    world_size = world_size or world_size_of(traces)
+    traces, contradictory = credible_traces(traces)
+    problems = [*problems, *contradictory]
+    if not traces:
+        raise CannotTell("\n- ".join([f"{attempt.path}: there is no trace that can be believed", *problems]))
     # What does not fit into memory is folded when it is known which steps count.
     evidence = None if is_on_disk(traces) else gather_evidence(traces)
-    world_size, ranks = world_size_of(traces), {trace.header.rank for trace in traces}
+    ranks = {trace.header.rank for trace in traces}
     missing = tuple(sorted(set(range(min(world_size, _MOST_MISSING))) - ranks))
-    record, result = read_run_record(attempt), read_result_record(attempt)
+    unusable: list[str] = []
+    record, result = read_run_record(attempt, unusable), read_result_record(attempt, unusable)
+    pacing = read_trial_record(attempt, unusable)
     hosts = {**record.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
     together, apart, nothing_common = traces, list[str](), ""
     try:
@@ -102,7 +115,7 @@ def analyze(
             whole = ground.evidence
     cut_off = find_cut_off(
         whole,
-        (*problems, *apart, *(folded.problems if folded else ())),
+        (*problems, *unusable, *apart, *(folded.problems if folded else ())),
         missing=missing,
         hosts=hosts,
         done=folded.completed if folded else None,
@@ -111,14 +124,35 @@ def analyze(
         raise CannotTell("\n- ".join([nothing_common, *_what_is_cut(cut_off, hosts)]))
     if apart:
         ground = lay_ground(together, selection, progress=progress)
+    incredible, why = incredible_ranks(ground)
+    if incredible:
+        return analyze(
+            run,
+            attempt,
+            [trace for trace in traces if trace.header.rank not in incredible],
+            [*problems, *why],
+            selection,
+            settings,
+            audit_settings,
+            world_size=world_size,
+            progress=progress,
+        )
     panel, chosen, parts, clocks = ground.panel, ground.chosen, ground.parts, ground.clocks
     panels = panels_of(ground)
     # Of all that rests on the panels, jitter takes about half of the time, of large runs more than to fork.
     apart_from_others = beside if ground.folded is not None else nullcontext
     with apart_from_others(partial(jitter_figures, ground, panels)) as figures_of_jitter:
-        diagnosis = diagnose_ground(ground, panels, clocks=clocks, cut_off=cut_off, settings=settings)
+        diagnosis = diagnose_ground(
+            ground,
+            panels,
+            clocks=clocks,
+            cut_off=cut_off,
+            settings=settings,
+            absent=absent_ranks(ground.evidence.traces, world_size),
+        )
         hotspots = hotspots_of(ground, panels)
-        causes = cause_figures(ground, panels)
+        # Of waits for an absent rank nobody knows where they began; they would pass for transfers.
+        causes = None if diagnosis.absent else cause_figures(ground, panels)
         rows, roles = rank_figures(ground.evidence.traces, parts, ground.totals, has_messages=ground.has_messages)
         sensitivity = sensitivity_figures(ground)
         jitter, curve = figures_of_jitter()
@@ -164,7 +198,7 @@ def analyze(
         outcome=result.outcome,
         memory=result.memory,
         audit=audit,
-        pacing=read_trial_record(attempt),
+        pacing=pacing,
     )
     plots = plot_data(
         ground,
@@ -195,15 +229,41 @@ def examine(
     selection: Selection | None = None,
     settings: DiagnosisConfig | None = None,
 ) -> Verdict:
-    """Return the verdict on traces alone, without a run directory around them; arguments as for `summarize`."""
-    evidence = gather_evidence(traces)
-    hosts = {trace.header.rank: trace.header.host for trace in traces}
-    cut_off = find_cut_off(evidence, problems, missing=(), hosts=hosts)
-    ground = lay_ground(traces, selection or Selection(), evidence=evidence)
+    """Return the verdict on traces alone, without a run directory around them; arguments as for `summarize`.
+
+    Where nothing can be judged, it is that it cannot tell.
+    """
+    of_run, _ = of_one_run(traces)
+    try:
+        ground = _believed(of_run, selection or Selection())
+    except CannotTell as error:
+        return verdict_of(Diagnosis(findings=(), cannot_tell=str(error), smallest_effect=None), hosts={})
+    hosts = {trace.header.rank: trace.header.host for trace in ground.evidence.traces}
     diagnosis = diagnose_ground(
-        ground, panels_of(ground), clocks=ground.clocks, cut_off=cut_off, settings=settings or DiagnosisConfig()
+        ground,
+        panels_of(ground),
+        clocks=ground.clocks,
+        cut_off=find_cut_off(ground.evidence, problems, missing=(), hosts=hosts),
+        settings=settings or DiagnosisConfig(),
+        absent=absent_ranks(ground.evidence.traces, world_size_of(of_run)),
     )
     return verdict_of(diagnosis, hosts=hosts)
+
+
+def _believed(traces: Sequence[RankTrace], selection: Selection) -> Ground:
+    """Return what the figures rest on, of the ranks that contradict neither themselves nor all others.
+
+    Raises:
+        CannotTell: nothing is left.
+    """
+    traces, contradictory = credible_traces(traces)
+    if not traces:
+        raise CannotTell("\n- ".join(["there is no trace that can be believed", *contradictory]))
+    ground = lay_ground(traces, selection, evidence=gather_evidence(traces))
+    incredible, _ = incredible_ranks(ground)
+    if not incredible:
+        return ground
+    return _believed([trace for trace in traces if trace.header.rank not in incredible], selection)
 
 
 def _what_is_cut(cut_off: CutOff, hosts: Mapping[int, str]) -> list[str]:
@@ -252,10 +312,19 @@ def _tracing(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
         for trace, account in zip(traces, accounts, strict=True)
         if len(account)
     )
-    files = [path for trace in attempt.trace_files().values() for path in (trace, trace.with_suffix(".journal"))]
     return Tracing(
         overhead_share=cost_ns / span_ns if span_ns > 0 else None,
-        size_bytes=sum(path.stat().st_size for path in files if path.is_file()),
+        size_bytes=_size_bytes(attempt),
         num_events=sum(int(account["events"].sum()) for account in accounts),
         num_dropped=sum(int(account["dropped"].sum()) for account in accounts),
     )
+
+
+def _size_bytes(attempt: Attempt) -> int:
+    """Return what the traces take on disk; nothing where they have been taken away since they were read."""
+    try:
+        with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as traces:
+            names = {name for path in attempt.trace_files().values() for name in (path.name, path.stem + ".journal")}
+            return sum(traces.size_bytes(name) for name in names)
+    except OSError:
+        return 0

@@ -16,7 +16,8 @@ from hpcpace.report.evidence import rank_clocks
 from hpcpace.report.examination import Selection
 from hpcpace.report.summary import AttemptRow
 from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.trace.reader import RankTrace, read_attempt, world_size_of
+from hpcpace.trace.attempt_reader import read_attempt, world_size_of
+from hpcpace.trace.reader import RankTrace
 
 _MOST_ATTEMPTS = 16
 

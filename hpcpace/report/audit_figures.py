@@ -16,7 +16,7 @@ from hpcpace.audit.hostnames import short_list
 from hpcpace.audit.job import Job
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.settings import AuditConfig
-from hpcpace.audit.snapshot_files import read_folder
+from hpcpace.audit.snapshot_files import read_attempt
 from hpcpace.metrics.diagnosis import Culprit, Mode
 from hpcpace.metrics.diagnosis import Finding as Blame
 from hpcpace.report.layout import printable
@@ -39,9 +39,7 @@ def audit_figures(
         hosts: host names by rank.
         settings: of the audit.
     """
-    if not attempt.snapshot_dir.is_dir():
-        return None
-    snapshots, problems = read_folder(attempt.snapshot_dir)
+    snapshots, problems = read_attempt(attempt)
     if not snapshots and not problems:
         return None
     try:

@@ -308,9 +308,15 @@ def _reach_ns(ground: Ground) -> NDArray[np.float64]:
 
 
 def diagnose_ground(
-    ground: Ground, panels: Panels, *, clocks: Clocks, cut_off: CutOff, settings: DiagnosisConfig
+    ground: Ground,
+    panels: Panels,
+    *,
+    clocks: Clocks,
+    cut_off: CutOff,
+    settings: DiagnosisConfig,
+    absent: Sequence[int] = (),
 ) -> Diagnosis:
-    """Return what is wrong with a run, by its figures."""
+    """Return what is wrong with a run, by its figures; `absent` as of `diagnose`."""
     groups, places = ground.groups, ground.places
     # A message that waits for its receiver tells of the receiver; collectives, where there are some, of the link alone.
     collectives = [group for group in groups if group.op != "send"] or groups
@@ -328,5 +334,6 @@ def diagnose_ground(
         crossing=locality(groups, places),
         is_clock_wrong=clocks.num_wrong > 0,
         graph=ground.changeable,
+        absent=absent,
         settings=settings,
     )

@@ -5,7 +5,6 @@ A script is a click command over run directories; its errors are those of hpcpac
 
 from __future__ import annotations
 
-import csv
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,18 +18,21 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcpace.errors import CannotTell, HpcpaceError, UsageError
+from hpcpace.files import Folder
 from hpcpace.metrics.diagnosis import Panels
+from hpcpace.report.csv_text import csv_bytes
 from hpcpace.report.evidence import TABLES_USED
 from hpcpace.report.examination import Ground, Selection, lay_ground, panels_of
 from hpcpace.report.layout import plural, printable
 from hpcpace.report.terminal import MAX_WIDTH
 from hpcpace.rundir import open_run
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI = 150
+_OUT = Path("figures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +60,16 @@ class ExaminedRun:
 
 def figure_command(function: Callable[..., None]) -> click.Command:
     """Return a command that takes `RUN... [--out DIR]` and calls the function with `runs` and `out`."""
-    out_help = "Folder for the CSV, PNG and SVG; it is made."
-    out = click.option(
-        "--out", default=Path("figures"), show_default=True, type=click.Path(path_type=Path), help=out_help
-    )
     runs = click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-    return click.command(context_settings={"help_option_names": ["-h", "--help"]})(runs(out(function)))
+    return click.command(context_settings={"help_option_names": ["-h", "--help"]})(runs(out_option(function)))
+
+
+def out_option(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the option --out to a command: the folder that `write_files` writes to."""
+    out_help = "Folder for the CSV, PNG and SVG; it is made."
+    return click.option("--out", default=_OUT, show_default=True, type=click.Path(path_type=Path), help=out_help)(
+        function
+    )
 
 
 def run_script(command: click.Command) -> None:
@@ -90,7 +96,7 @@ def examined(paths: Sequence[Path]) -> Iterator[ExaminedRun]:
     runs = [open_run(path) for path in paths]
     names = [run.path.resolve().name for run in runs]
     for run, name in zip(runs, names, strict=True):
-        found = read_attempt(run.attempts()[-1], tables=TABLES_USED)
+        found = read_attempt(run.last_attempt(), tables=TABLES_USED)
         try:
             ground = lay_ground(found.traces, Selection())
         except CannotTell as error:
@@ -134,23 +140,16 @@ def write_files(out: Path, name: str, *, columns: Sequence[str], rows: Iterable[
     """
     import matplotlib
 
-    table, png, svg = (out / f"{name}.{ending}" for ending in ("csv", "png", "svg"))
+    png, svg = io.BytesIO(), io.BytesIO()
+    # Without a date and random ids the same run gives the same file.
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(png, format="png", dpi=_DPI)
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    contents = {"csv": csv_bytes(columns, rows), "png": png.getvalue(), "svg": svg.getvalue()}
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with table.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows([_cell(value) for value in row] for row in rows)
-        # Without a date and random ids the same run gives the same file.
-        with matplotlib.rc_context({"svg.hashsalt": name}):
-            figure.savefig(png, dpi=_DPI)
-            figure.savefig(svg, metadata={"Date": None})
+        # The user has not named the folder that is taken otherwise.
+        with Folder.open(out, make=True, num_ours=out == _OUT) as folder:
+            written = [folder.write(f"{name}.{ending}", content) for ending, content in contents.items()]
     except OSError as error:
         raise UsageError(f"cannot write to {out} ({error.strerror}): name another folder with --out") from None
-    return f"\nwritten: {printable(f'{table} {png} {svg}')}"
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"\nwritten: {printable(' '.join(map(str, written)))}"

@@ -9,15 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import tempfile
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 from plotly.offline import get_plotlyjs
 
+from hpcpace.files import write_file
 from hpcpace.report import html_maps, html_plots, html_sections
 from hpcpace.report.audit_words import audit_subtitle
 from hpcpace.report.html_causes import cause_content, cause_plots
@@ -49,7 +48,7 @@ _REASONS = {
 
 
 def write_html(path: Path, summary: Summary, verdict: Verdict, plots: PlotData) -> None:
-    """Write the page in one piece, so that a reader never sees half of it.
+    """Write the page in one piece, so that a reader never sees half of it; see `hpcpace.files.Folder.write`.
 
     Args:
         path: where to, usually RUN/report.html.
@@ -60,16 +59,7 @@ def write_html(path: Path, summary: Summary, verdict: Verdict, plots: PlotData) 
     Raises:
         OSError: it cannot be written.
     """
-    content = page(summary, verdict, plots)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o644)
-            file.write(content)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_file(path, page(summary, verdict, plots))
 
 
 def page(summary: Summary, verdict: Verdict, plots: PlotData) -> str:
@@ -150,7 +140,10 @@ def _figures(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
         (
             "Where the time went",
             "Mean over ranks and used steps. Busy is forward, backward and optimizer.",
-            (html_sections.shares_bar(summary.shares), html_sections.speed_tiles(summary)),
+            (
+                html_sections.shares_bar(summary.shares, has_missing=bool(summary.world.missing)),
+                html_sections.speed_tiles(summary),
+            ),
         ),
         (
             "Attempts",

@@ -49,8 +49,13 @@ def speed_tiles(summary: Summary) -> str:
     )
 
 
-def shares_bar(shares: Shares) -> str:
-    """Return where the average step went as one bar, with its figures."""
+def shares_bar(shares: Shares, *, has_missing: bool) -> str:
+    """Return where the average step went as one bar, with its figures.
+
+    Args:
+        shares: of the step.
+        has_missing: whether ranks have no trace.
+    """
     entries = (
         ("busy", "@busy", ""),
         ("exposed wait", "@wait", ""),
@@ -58,9 +63,11 @@ def shares_bar(shares: Shares) -> str:
         ("other", "@other", ""),
     )
     hidden = shares.overlap or 0.0
-    told = f"{percent(hidden)} of communication is hidden behind computation" if hidden >= _LEAST_SHOWN else ""
+    told = [f"{percent(hidden)} of communication is hidden behind computation"] if hidden >= _LEAST_SHOWN else []
+    if has_missing:
+        told.append("waits for ranks without a trace count as transfer")
     bar = stacked_bar(entries, (shares.busy, shares.exposed_wait, shares.transfer, shares.other))
-    return bar + notes([told] if told else [])
+    return bar + notes(told)
 
 
 def kinds_table(summary: Summary) -> str:

@@ -7,13 +7,14 @@ operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import TraceError
 from hpcpace.metrics.communication import Kind, RankTotals, rank_totals
+from hpcpace.metrics.contradictions import num_contradictory
 from hpcpace.metrics.kind_sums import KindSums, add_kinds, join_kinds, kind_sums
 from hpcpace.metrics.lost_records import join_records
 from hpcpace.metrics.overlap import communication_ns
@@ -28,13 +29,14 @@ from hpcpace.report.evidence_windows import MARGIN_STEPS, divide_steps, iter_sha
 from hpcpace.report.group_transfers import TransferSums, transfer_series, transfer_sums
 from hpcpace.trace.plausible import plausible_rows
 from hpcpace.trace.schema import Op
-from hpcpace.trace.stream import StoredTable, TraceStream
+from hpcpace.trace.stream import StoredTable, TooLarge, TraceStream
 from hpcpace.trace.tables import RankTrace, Table, join_tables
 from hpcpace.trace.threads import exhaust, map_threads, num_threads, shared_zeros, watch_processes
 
 MAX_ROWS = 2_500_000
 """Rows that are in memory at once, about."""
 _LEAST_ROWS = 1024
+_CHECKED_COLUMNS = ("op", "enter_ns", "exit_ns", "exit_kind")
 _PARTS_COLUMNS = ("step", "enter_ns", "exit_ns", "blocked_ns")
 
 
@@ -53,6 +55,7 @@ class OperationFigures:
         causality: what they say against the clocks, of all steps.
         completed: what they tell of what is missing, of all steps.
         under_way_ns: time in which any operation of a rank was under way, float64, (num_ranks,).
+        num_read, num_contradictory: rows of each rank that were read, and those that cannot be, int64, (num_ranks,).
         problems: what of them could not be read.
     """
 
@@ -66,6 +69,8 @@ class OperationFigures:
     causality: Causality
     completed: Completed
     under_way_ns: NDArray[np.float64]
+    num_read: NDArray[np.int64]
+    num_contradictory: NDArray[np.int64]
     problems: tuple[str, ...]
 
 
@@ -117,7 +122,7 @@ def fold_operations(
                 if len(shares) == 1:  # else this process is not the one that tells
                     tell()
             del evidence  # the next range takes its place in memory
-        return found.figures([problem for stream in streams for problem in stream.problems])
+        return found.figures(streams)
 
     parts = watch_processes(fold, range(len(shares)), tell)
     kept = [replace(stream.trace, tables={**stream.trace.tables, "collectives": stream.nothing}) for stream in streams]
@@ -126,9 +131,15 @@ def fold_operations(
 
 @dataclass(frozen=True, kw_only=True)
 class _SoundStream(TraceStream):
-    """A stream without implausible rows, and without those of damaged chunks."""
+    """A stream without implausible rows, and without those of damaged chunks.
 
-    problems: list[str]
+    Attributes:
+        problems: what was left out.
+        counts: rows that were read, and those of them that cannot be.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    counts: list[int] = field(default_factory=lambda: [0, 0])
 
     @property
     def nothing(self) -> Table:
@@ -139,7 +150,7 @@ class _SoundStream(TraceStream):
         try:
             rows = super().blocks(first, stop, columns, lead)
         except TraceError as error:
-            if stop - first > 1:
+            if stop - first > 1 and not isinstance(error, TooLarge):
                 blocks = [self.blocks(number, number + 1, columns) for number in range(first, stop)]
                 return join_tables([*([] if lead is None else [lead]), *blocks])
             self.problems.append(f"{error}; its rows are left out")
@@ -148,14 +159,20 @@ class _SoundStream(TraceStream):
         sound = plausible_rows(rows, "collectives", str(self.trace.path), problems)
         if not self.problems:
             self.problems.extend(problems)
+        if columns is None or set(_CHECKED_COLUMNS) <= set(columns):
+            self.counts[0] += len(rows)
+            self.counts[1] += num_contradictory(rows)
         return sound
 
 
 def _stream_of(trace: RankTrace) -> _SoundStream:
     table = trace.tables["collectives"]
     if isinstance(table, StoredTable):
-        return _SoundStream(trace=table.stream.trace, chunks=table.stream.chunks, problems=[])
-    return _SoundStream(trace=trace, chunks=None, problems=[])
+        stream = table.stream
+        return _SoundStream(
+            trace=stream.trace, chunks=stream.chunks, identity=stream.identity, most_bytes=stream.most_bytes
+        )
+    return _SoundStream(trace=trace, chunks=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +186,7 @@ class _Found:
     causality: Causality
     completed: list[Completed]
     under_way_ns: NDArray[np.float64]
+    counts: NDArray[np.int64]
     problems: list[str]
 
 
@@ -257,8 +275,8 @@ class _Fold:
     def _keep_tails(self, stop: int, rows: Sequence[Table]) -> None:
         self._tails = [table.select(table["step"] >= stop - 2 * MARGIN_STEPS) for table in rows]
 
-    def figures(self, problems: list[str]) -> _Found:
-        """Return what was found in all ranges."""
+    def figures(self, streams: Sequence[_SoundStream]) -> _Found:
+        """Return what was found in all ranges of some streams."""
         return _Found(
             has_messages=self._has_messages,
             transfers=self._transfers,
@@ -267,7 +285,8 @@ class _Fold:
             causality=self._causality[0],
             completed=self._completed,
             under_way_ns=self._under_way_ns,
-            problems=problems,
+            counts=np.array([stream.counts for stream in streams], np.int64),
+            problems=[problem for stream in streams for problem in stream.problems],
         )
 
 
@@ -281,6 +300,7 @@ def _joined(
     for share in shares:
         add_kinds(kinds, list(share.kinds.values()))
     completed = [part for share in shares for part in share.completed]
+    counts = np.sum([share.counts for share in shares], axis=0)
     return OperationFigures(
         has_messages=any(share.has_messages for share in shares),
         parts_ns=parts_ns,
@@ -296,6 +316,8 @@ def _joined(
             opened=[rows for part in completed for rows in part.opened],
         ),
         under_way_ns=np.sum([share.under_way_ns for share in shares], axis=0),
+        num_read=counts[:, 0],
+        num_contradictory=counts[:, 1],
         problems=tuple(dict.fromkeys(problem for share in shares for problem in share.problems)),
     )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
+from hpcpace.report.run_files import read_json
 from hpcpace.report.summary import RankMemory
 from hpcpace.rundir import Attempt
 
-_MOST_BYTES = 1 << 28  # a loss a step, and a hundred bytes a rank
+_MOST_BYTES = 1 << 26  # a loss a step, of two million
+_MOST_NUMBER = 1 << 62
+_MOST_TEXT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +29,29 @@ class ResultRecord:
     memory: tuple[RankMemory, ...] = ()
 
 
-def read_result_record(attempt: Attempt) -> ResultRecord:
-    """Return what can be read of result.json."""
-    path = attempt.result_json
-    try:
-        # To open a FIFO would wait for a writer, and a device may have no end.
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return ResultRecord()
-        content = json.loads(path.read_text())
-        return ResultRecord(
-            outcome=str(content.get("outcome", "")),
-            cause=str(content.get("cause", "")),
-            memory=_memory(content.get("peak_memory", [])),
+def read_result_record(attempt: Attempt, problems: list[str]) -> ResultRecord:
+    """Return what result.json says; a sentence is added to `problems` where it cannot be used."""
+    found = read_json(attempt, attempt.result_json.name, _record, problems, most_bytes=_MOST_BYTES)
+    return found or ResultRecord()
+
+
+def _record(content: Any) -> ResultRecord:
+    memory = [
+        RankMemory(
+            rank=_number(row["rank"]),
+            rss_bytes=_number(row["rss_bytes"]),
+            device_bytes=_number(row["device_bytes"]),
         )
-    except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError, OverflowError):
-        return ResultRecord()
-
-
-def _memory(rows: Any) -> tuple[RankMemory, ...]:
-    known = (
-        RankMemory(rank=int(row["rank"]), rss_bytes=int(row["rss_bytes"]), device_bytes=int(row["device_bytes"]))
-        for row in rows
+        for row in content.get("peak_memory", [])
+    ]
+    return ResultRecord(
+        outcome=str(content.get("outcome", ""))[:_MOST_TEXT],
+        cause=str(content.get("cause", ""))[:_MOST_TEXT],
+        memory=tuple(sorted(memory, key=lambda row: row.rank)),
     )
-    return tuple(sorted(known, key=lambda row: row.rank))
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < _MOST_NUMBER:
+        raise ValueError(f"{value!r} is no number of a rank or of bytes")
+    return value

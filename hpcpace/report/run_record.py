@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcpace.report.run_files import read_json
 from hpcpace.rundir import Attempt
+from hpcpace.trace.header import MOST_RANKS
 
-_MOST_BYTES = 1 << 26  # some hundreds for each rank
+_MOST_TEXT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,34 +28,27 @@ class RunRecord:
     versions: tuple[tuple[str, str], ...] = ()
 
 
-def read_run_record(attempt: Attempt) -> RunRecord:
-    """Return what can be read of run.json."""
-    try:
-        # To open a FIFO would wait for a writer, and a device may have no end.
-        if not attempt.run_json.is_file() or attempt.run_json.stat().st_size > _MOST_BYTES:
-            return RunRecord()
-        content = json.loads(attempt.run_json.read_text())
-    except (OSError, ValueError, RecursionError):
-        return RunRecord()
-    return RunRecord(hosts=_hosts(content), emulation=_emulation(content), versions=_versions(content))
+def read_run_record(attempt: Attempt, problems: list[str]) -> RunRecord:
+    """Return what run.json says; a sentence is added to `problems` where it cannot be used."""
+    return read_json(attempt, attempt.run_json.name, _record, problems) or RunRecord()
 
 
-def _hosts(content: Any) -> dict[int, str]:
-    try:
-        return {int(entry["rank"]): str(entry["host"]) for entry in content["ranks"]}
-    except (ValueError, TypeError, KeyError):
-        return {}
+def _record(content: Any) -> RunRecord:
+    return RunRecord(
+        hosts=dict(_host(entry) for entry in content.get("ranks", [])),
+        emulation=_text(content.get("environment", {}).get("HPCPACE_LAB_EMULATION", "")),
+        versions=tuple((_text(name), _text(of)) for name, of in content.get("versions", {}).items() if of),
+    )
 
 
-def _emulation(content: Any) -> str:
-    try:
-        return str(content["environment"].get("HPCPACE_LAB_EMULATION", ""))
-    except (AttributeError, TypeError, KeyError):
-        return ""
+def _host(entry: Any) -> tuple[int, str]:
+    rank = entry["rank"]
+    if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
+        raise ValueError(f"a rank is {rank!r}")
+    return rank, _text(entry["host"])
 
 
-def _versions(content: Any) -> tuple[tuple[str, str], ...]:
-    try:
-        return tuple((str(name), str(version)) for name, version in content["versions"].items() if version)
-    except (AttributeError, TypeError, KeyError):
-        return ()
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value[:_MOST_TEXT]

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 from hpcpace.report.layout import printable
+from hpcpace.report.run_files import read_json
 from hpcpace.report.summary import PacingFigures
 from hpcpace.rundir import Attempt
 
-_MOST_BYTES = 1 << 26  # a number for each rank
 _MOST_TEXT = 500
+_MOST_NAMES = 64
 
 
-def read_trial_record(attempt: Attempt) -> PacingFigures | None:
-    """Return what can be read of trial.json; None where the run was not paced."""
-    path = attempt.trial_json
-    try:
-        # To open a FIFO would wait for a writer, and a device may have no end.
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return None
-        return _figures(json.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError, OverflowError):
-        return None
+def read_trial_record(attempt: Attempt, problems: list[str]) -> PacingFigures | None:
+    """Return what trial.json says; None where the run was not paced.
+
+    A sentence is added to `problems` where it cannot be used.
+    """
+    return read_json(attempt, attempt.trial_json.name, _figures, problems)
 
 
 def _figures(content: Any) -> PacingFigures:
@@ -34,13 +30,13 @@ def _figures(content: Any) -> PacingFigures:
         tried=_text(content["tried"]),
         is_on=content["is_on"] is True,
         sentence=_text(content["sentence"]),
-        mechanisms=tuple(_text(name) for name in content["mechanisms"]),
-        points=tuple(dict.fromkeys(_text(point["name"]) for point in content["points"])),
+        mechanisms=tuple(_text(name) for name in content["mechanisms"][:_MOST_NAMES]),
+        points=tuple(dict.fromkeys(_text(point["name"]) for point in content["points"][:_MOST_NAMES])),
         outcome=_text(trial.get("outcome", "")),
         gain=_number(effect.get("mean")),
         interval=_interval(effect),
         detectable=_number(effect.get("detectable")),
-        num_pairs=int(trial.get("num_pairs", 0)),
+        num_pairs=_count(trial.get("num_pairs", 0)),
         step_off_ns=_number(trial.get("step_off_ns")),
         step_on_ns=_number(trial.get("step_on_ns")),
         cv_off=_number(trial.get("variation_off")),
@@ -54,9 +50,16 @@ def _interval(effect: Any) -> tuple[float, float] | None:
 
 
 def _number(value: Any) -> float | None:
-    if value is None or isinstance(value, bool) or not math.isfinite(value):
+    if value is None or isinstance(value, bool):
         return None
-    return float(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ValueError(f"{value!r} is no count")
+    return value
 
 
 def _text(value: Any) -> str:

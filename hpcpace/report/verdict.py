@@ -11,11 +11,21 @@ from dataclasses import replace
 from hpcpace.metrics.diagnosis import Culprit, Diagnosis, Finding, Mode, Panels
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.report.exclusion import exclusion, node_name
-from hpcpace.report.layout import alias_name, listed, named_ranks, percent, place_name, plural, printable
+from hpcpace.report.layout import (
+    alias_name,
+    listed,
+    named_ranks,
+    percent,
+    place_name,
+    plural,
+    printable,
+    rank_list,
+)
 from hpcpace.report.summary import Causes, Verdict
 from hpcpace.units import format_duration
 
 _MOST_NAMED = 4
+_LONGEST_LIST = 30
 
 
 def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Sequence[str] = ()) -> Verdict:
@@ -29,18 +39,43 @@ def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Seque
     if not diagnosis.findings:
         return _nothing(diagnosis, remarks)
     first, *others = diagnosis.findings
+    is_most = bool(diagnosis.absent)
     return Verdict(
         mode=str(first.mode),
         variety=first.variety,
         culprits=tuple(culprit for finding in diagnosis.findings for culprit in finding.culprits),
         confidence=first.confidence,
         loss_share=first.loss_share,
-        headline=_headline(first, hosts),
+        headline="; ".join([_headline(first, hosts, is_most=is_most), *_absent(diagnosis)]),
         why=tuple(_why(first)),
-        next=tuple(_next(first, hosts)),
-        also=(*(_headline(other, hosts) for other in others), *remarks),
+        next=(*_next(first, hosts), *_bring(diagnosis)),
+        also=(*(_headline(other, hosts, is_most=is_most) for other in others), *remarks),
         findings=diagnosis.findings,
     )
+
+
+def _absent(diagnosis: Diagnosis) -> list[str]:
+    """Return what belongs into every headline while traces are missing."""
+    if not diagnosis.absent:
+        return []
+    num_ranks = diagnosis.num_present + len(diagnosis.absent)
+    has = "has" if len(diagnosis.absent) == 1 else "have"
+    return [f"{_ranks_of(diagnosis)} of {num_ranks} {has} no trace that can be used"]
+
+
+def _ranks_of(diagnosis: Diagnosis) -> str:
+    text = rank_list(diagnosis.absent)
+    if len(text) <= _LONGEST_LIST:
+        return text
+    return f"{len(diagnosis.absent)} ranks ({rank_list(diagnosis.absent[:_MOST_NAMED])}, ...)"
+
+
+def _bring(diagnosis: Diagnosis) -> list[str]:
+    """Return what to do about missing traces."""
+    if not diagnosis.absent:
+        return []
+    traces = "trace" if len(diagnosis.absent) == 1 else "traces"
+    return [f"find the {traces} of {_ranks_of(diagnosis)}: the list of what is missing, below, says why"]
 
 
 def main_verdict(verdict: Verdict) -> Verdict:
@@ -92,9 +127,10 @@ def _nothing(diagnosis: Diagnosis, remarks: Sequence[str]) -> Verdict:
             culprits=(),
             confidence=0.0,
             loss_share=0.0,
-            headline=f"cannot tell: {diagnosis.cannot_tell}",
-            why=(),
-            next=("see the clock error below" if "clock" in diagnosis.cannot_tell else _MORE_STEPS,),
+            headline=f"cannot tell: {'; '.join([*_absent(diagnosis), diagnosis.cannot_tell])}",
+            why=tuple(_certain(diagnosis)),
+            next=tuple(_bring(diagnosis))
+            or ("see the clock error below" if "clock" in diagnosis.cannot_tell else _MORE_STEPS,),
             also=tuple(remarks),
             findings=(),
         )
@@ -113,6 +149,19 @@ def _nothing(diagnosis: Diagnosis, remarks: Sequence[str]) -> Verdict:
         also=tuple(remarks),
         findings=(),
     )
+
+
+def _certain(diagnosis: Diagnosis) -> list[str]:
+    """Return what holds whatever the missing ranks did."""
+    if not diagnosis.absent:
+        return []
+    said = ["others may have waited for a missing rank, so waits and transfers prove nothing here"]
+    if diagnosis.smallest_effect is not None:
+        said.append(
+            f"certain: of the {diagnosis.num_present} ranks with a trace none is {percent(diagnosis.smallest_effect)} "
+            "slower than its role; that would have been seen"
+        )
+    return said
 
 
 def culprit_name(culprit: Culprit, hosts: Mapping[int, str]) -> str:
@@ -143,13 +192,15 @@ def _named(finding: Finding, hosts: Mapping[int, str]) -> str:
     return ("nodes " if are_nodes else "") + listed([*names[:_MOST_NAMED], *more])
 
 
-def _headline(finding: Finding, hosts: Mapping[int, str]) -> str:
-    lost = f"{percent(finding.loss_share)} of the step time"
+def _headline(finding: Finding, hosts: Mapping[int, str], *, is_most: bool = False) -> str:
+    lost = f"{'at most ' if is_most else ''}{percent(finding.loss_share)} of the step time"
     who = _named(finding, hosts)
     match finding.mode:
         case Mode.HANG:
             where = f"{finding.variety} in step {finding.numbers['step']:.0f}"
             who = named_ranks([int(culprit.id) for culprit in finding.culprits][:_MOST_RANKS], hosts)
+            if finding.numbers.get("absent", 1.0) and not finding.culprits:
+                return f"hang: {where} never completed, and all ranks with a trace had entered it"
             if finding.numbers.get("absent", 1.0):
                 return f"hang: {where} never completed, because {who} never entered it"
             silent = f", and {who} gave no sign of life there" if finding.culprits else ""

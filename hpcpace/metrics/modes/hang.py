@@ -19,7 +19,12 @@ def silence_ns(flushes_ns: Int64s) -> int:
 
 
 def hang_finding(
-    hangs: Sequence[OpenOperation], panels: Panels, silences_ns: Mapping[int, int], settings: DiagnosisConfig
+    hangs: Sequence[OpenOperation],
+    panels: Panels,
+    silences_ns: Mapping[int, int],
+    settings: DiagnosisConfig,
+    *,
+    unrecorded: Sequence[int] = (),
 ) -> tuple[Finding, ...]:
     """Return the hang, where an operation lasted longer than `hang_s` and twenty usual steps.
 
@@ -31,19 +36,25 @@ def hang_finding(
         panels: the steps.
         silences_ns: longest silence of each rank.
         settings: the thresholds.
+        unrecorded: ranks of which nothing is known: whether they entered an operation nobody can tell.
     """
     usual_ns = float(np.median(panels.times_ns)) if len(panels.times_ns) else 0.0
     least_ns = max(settings.hang_s * 1e9, 20 * usual_ns)
     found = [operation for operation in hangs if operation.age_ns >= least_ns]
     inside = {rank for operation in hangs for rank in operation.inside}
-    missed = [operation for operation in found if operation.absent]
+    known_absent = {operation: set(operation.absent) - set(unrecorded) for operation in found}
+    missed = [operation for operation in found if known_absent[operation]]
+    untold = [operation for operation in found if operation.absent and not known_absent[operation]]
     entered = [
         operation for operation in found if operation.members and set(operation.inside) == set(operation.members)
     ]
-    if missed:
-        # Who stands in another operation is held up himself.
-        first = max(missed, key=lambda operation: (bool(set(operation.absent) - inside), operation.age_ns))
-        guilty = sorted(set(first.absent) - inside) or list(first.absent)
+    # Who stands in another operation is held up himself, by a rank of which nothing is known where there is one.
+    is_told = any(known_absent[operation] - inside for operation in missed)
+    if missed and (is_told or not untold):
+        first = max(missed, key=lambda operation: (bool(known_absent[operation] - inside), operation.age_ns))
+        guilty = sorted(known_absent[first] - inside) or sorted(known_absent[first])
+    elif untold:
+        first, guilty = max(untold, key=lambda operation: operation.age_ns), []
     elif entered:
         first = max(entered, key=lambda operation: operation.age_ns)
         guilty = [rank for rank in first.inside if silences_ns.get(rank, 0) >= _ALIKE * first.age_ns]

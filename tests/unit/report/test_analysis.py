@@ -6,7 +6,7 @@ from synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TR
 from hpcpace.errors import CannotTell
 from hpcpace.report.analysis import Selection, summarize
 from hpcpace.rundir import write_json
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 
 STEP_NS = DATA_NS + FORWARD_NS + BACKWARD_NS + TRANSFER_NS + OPTIMIZER_NS
 CLOSE = {"rel": 1e-4}

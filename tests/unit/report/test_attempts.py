@@ -9,7 +9,7 @@ from hpcpace.report.attempt_words import attempts_differ, ended
 from hpcpace.report.attempts import attempt_rows
 from hpcpace.report.examination import Selection
 from hpcpace.report.summary import AttemptRow
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 
 
 def rows_of(run, number=-1, selection=None):

@@ -198,6 +198,7 @@ def test_what_is_missing_or_cut_off_is_listed(tmp_path):
     text = Elements(page(hung, VERDICT, PlotData())).sentences
     assert "2 steps left out as warm-up" in text
     assert "no trace of rank 3" in text
+    assert "waits for ranks without a trace count as transfer" in text
     assert "never completed: ranks 1-2 inside" in text or "rank 2 on n1 inside" in text
     assert "not closed: the trace of ranks 0-1 on n0, rank 2 on n1" in text
 

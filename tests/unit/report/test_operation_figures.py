@@ -17,8 +17,8 @@ from hpcpace.report.evidence import gather_evidence
 from hpcpace.report.examination import Selection
 from hpcpace.report.operation_figures import fold_operations, is_on_disk
 from hpcpace.rundir import RunDirectory
+from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.reader import read_attempt
 from hpcpace.trace.schema import ExitKind, Op, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
 

@@ -10,7 +10,7 @@ from hpcpace.report.cause_words import skew_reading
 from hpcpace.report.examination import Selection, lay_ground
 from hpcpace.report.sensitivity_figures import sensitivity_figures
 from hpcpace.report.summary import SensitivityRow
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 
 ROW = SensitivityRow(op="all_reduce", group_size=4, size_bytes=4096, slope=0.0, interval=(0.0, 0.0), num_operations=40)
 

@@ -9,7 +9,7 @@ from synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TR
 from hpcpace.metrics.phases import Part
 from hpcpace.report.examination import Selection, lay_ground, panels_of
 from hpcpace.report.step_lanes import lanes_of, regular_steps, representative_step, step_detail, telling_ranks
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import StepFlag
 
 

@@ -12,7 +12,7 @@ from hpcpace.report.analysis import Selection, summarize
 from hpcpace.report.layout import alias_name, line, milliseconds, named_ranks, note, printable, rank_list, suspect_line
 from hpcpace.report.summary import Clocks, ClockSuspect
 from hpcpace.report.terminal import print_report
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 
 EXPECTED = Path(__file__).parents[2] / "data" / "report-slow-rank.txt"
 

@@ -33,7 +33,7 @@ def _written(tmp_path: Path, *, num_windows: int = 200) -> Attempt:
 
 
 def test_what_a_job_writes_is_read(tmp_path: Path) -> None:
-    found = read_trial_record(_written(tmp_path))
+    found = read_trial_record(_written(tmp_path), [])
     assert found is not None
     assert (found.policy, found.tried, found.outcome, found.is_on) == ("auto", "slack", "gain", True)
     assert found.gain == pytest.approx(0.105, abs=0.01)
@@ -44,7 +44,7 @@ def test_what_a_job_writes_is_read(tmp_path: Path) -> None:
 
 
 def test_both_arms_stand_beside_each_other(tmp_path: Path) -> None:
-    found = read_trial_record(_written(tmp_path))
+    found = read_trial_record(_written(tmp_path), [])
     assert found is not None
     lines = dict(pacing_lines(found))
     assert lines["outcome"].startswith("pacing on: slack is faster (+10.")
@@ -55,7 +55,7 @@ def test_both_arms_stand_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_has_hardly_begun_is_read(tmp_path: Path) -> None:
-    found = read_trial_record(_written(tmp_path, num_windows=1))
+    found = read_trial_record(_written(tmp_path, num_windows=1), [])
     assert found is not None and found.outcome == "running"
     assert found.gain is None and found.interval is None and found.step_on_ns is None
     assert "mean step" not in dict(pacing_lines(found))
@@ -75,26 +75,26 @@ def test_a_trial_that_has_hardly_begun_is_read(tmp_path: Path) -> None:
 def test_a_file_of_another_shape_tells_nothing(tmp_path: Path, change: dict[str, object]) -> None:
     attempt = _written(tmp_path)
     attempt.trial_json.write_text(json.dumps(json.loads(attempt.trial_json.read_text()) | change))
-    assert read_trial_record(attempt) is None
+    assert read_trial_record(attempt, []) is None
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "7", "{}", "[" * 99999])
 def test_a_file_that_is_missing_or_foreign_tells_nothing(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "trial.json").write_text(content)
-    assert read_trial_record(Attempt(tmp_path)) is None
+    assert read_trial_record(Attempt(tmp_path), []) is None
 
 
 def test_a_pipe_in_its_place_is_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "trial.json")
-    assert read_trial_record(Attempt(tmp_path)) is None
+    assert read_trial_record(Attempt(tmp_path), []) is None
 
 
 def test_texts_that_could_steer_a_terminal_are_escaped(tmp_path: Path) -> None:
     attempt = _written(tmp_path)
     content = json.loads(attempt.trial_json.read_text()) | {"sentence": "\x1b[2J", "policy": "x" * 9999}
     attempt.trial_json.write_text(json.dumps(content))
-    found = read_trial_record(attempt)
+    found = read_trial_record(attempt, [])
     assert found is not None
     assert found.sentence == "\\x1b[2J" and len(found.policy) == 500
 
@@ -104,5 +104,5 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
     content = json.loads(attempt.trial_json.read_text())
     content["trial"]["step_on_ns"] = float("nan")
     attempt.trial_json.write_text(json.dumps(content))
-    found = read_trial_record(attempt)
+    found = read_trial_record(attempt, [])
     assert found is not None and found.step_on_ns is None

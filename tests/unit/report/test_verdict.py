@@ -141,3 +141,30 @@ def test_a_host_that_is_called_by_its_domain_is_left_out_by_its_node_name():
     )
     verdict = verdict_of(diagnosis, hosts={0: "n1.example.org", 1: "n2.example.org"})
     assert verdict.next[0].endswith("#SBATCH --exclude=n2")
+
+
+def test_missing_ranks_are_in_the_headline_and_what_others_can_cost_is_at_most():
+    found = finding(Mode.STRAGGLER, culprit("rank", "2"), variety="fixed")
+    diagnosis = Diagnosis(findings=(found,), cannot_tell="", smallest_effect=0.03, absent=(0, 1), num_present=2)
+    verdict = verdict_of(diagnosis, hosts=HOSTS)
+    assert verdict.headline == (
+        "persistent straggler: rank 2 on n2 costs at most 10.0 % of the step time; "
+        "ranks 0-1 of 4 have no trace that can be used"
+    )
+    assert "find the traces of ranks 0-1" in verdict.next[-1]
+
+
+def test_where_missing_ranks_leave_nothing_to_say_what_is_still_certain_is_said():
+    diagnosis = Diagnosis(
+        findings=(), cannot_tell="nothing is certain", smallest_effect=0.03, absent=(3,), num_present=3
+    )
+    verdict = verdict_of(diagnosis, hosts=HOSTS)
+    assert verdict.headline == "cannot tell: rank 3 of 4 has no trace that can be used; nothing is certain"
+    assert verdict.why[-1].startswith("certain: of the 3 ranks with a trace none is 3.0 % slower")
+
+
+def test_a_long_list_of_missing_ranks_is_shortened():
+    diagnosis = Diagnosis(
+        findings=(), cannot_tell="x", smallest_effect=None, absent=tuple(range(0, 200, 2)), num_present=100
+    )
+    assert "100 ranks (ranks 0, 2, 4, 6, ...) of 200 have no trace" in verdict_of(diagnosis, hosts=HOSTS).headline

@@ -1,0 +1,114 @@
+"""What a rank's own rows say against each other, on its own clock: what cannot have been recorded is not judged by.
+
+A few such rows are damage, and are passed over by what uses them. Where they are more, nothing of the rank is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.trace.schema import ExitKind, Op, Phase
+
+Columns = Mapping[str, NDArray[Any]]
+
+# Steps follow each other; what a writer rounds is less than this share of a step.
+_OVERLAP_SHARE = 0.01
+_MOST_SHARE, _MOST_ROWS = 0.05, 4
+
+
+class Contradiction(NamedTuple):
+    """Rows of one table that cannot be.
+
+    Attributes:
+        table: its name.
+        what: what is wrong with them, behind their number.
+        num_bad: how many.
+        num_rows: rows of the table.
+    """
+
+    table: str
+    what: str
+    num_bad: int
+    num_rows: int
+
+    @property
+    def is_grave(self) -> bool:
+        """Whether there are so many that nothing of the rank is believed."""
+        return self.num_bad > max(_MOST_ROWS, _MOST_SHARE * self.num_rows)
+
+    def __str__(self) -> str:
+        return f"{self.num_bad} of {self.num_rows} rows of {self.table} {self.what}"
+
+
+def contradictions(tables: Mapping[str, Columns]) -> list[Contradiction]:
+    """Return what contradicts itself in the tables of a rank.
+
+    Args:
+        tables: `steps`, `phases` and `collectives` by name.
+    """
+    found = [
+        Contradiction(name, what, int(bad(tables[name]).sum()), len(tables[name]["step"]))
+        for name, checks in _CHECKS.items()
+        for what, bad in checks
+    ]
+    return [one for one in found if one.num_bad]
+
+
+def num_contradictory(collectives: Columns) -> int:
+    """Return how many rows of some of a table of collectives cannot be."""
+    return int(np.logical_or.reduce([bad(collectives) for _, bad in _CHECKS["collectives"]]).sum())
+
+
+def _takes_no_time(steps: Columns) -> NDArray[np.bool_]:
+    bad: NDArray[np.bool_] = steps["end_ns"] <= steps["begin_ns"]
+    return bad
+
+
+def _overlaps(steps: Columns) -> NDArray[np.bool_]:
+    """Return which steps end after the next one begins, bool, (num_rows,)."""
+    begin_ns, end_ns = steps["begin_ns"], steps["end_ns"]
+    overlaps = np.zeros(len(begin_ns), np.bool_)
+    # Of a number that comes again the first row counts, as in common_steps.
+    _, rows = np.unique(steps["step"], return_index=True)
+    rows = rows[end_ns[rows] > begin_ns[rows]]
+    if len(rows) > 1:
+        tolerance_ns = _OVERLAP_SHARE * np.median(end_ns[rows] - begin_ns[rows])
+        overlaps[rows[:-1]] = end_ns[rows[:-1]] - begin_ns[rows[1:]] > tolerance_ns
+    return overlaps
+
+
+def _ends_before_it_begins(phases: Columns) -> NDArray[np.bool_]:
+    bad: NDArray[np.bool_] = phases["end_ns"] < phases["begin_ns"]
+    return bad
+
+
+def _exits_before_it_enters(collectives: Columns) -> NDArray[np.bool_]:
+    bad: NDArray[np.bool_] = collectives["exit_ns"] < collectives["enter_ns"]
+    bad &= collectives["exit_kind"] != ExitKind.NEVER
+    return bad
+
+
+def _unknown(column: str, largest: int) -> Callable[[Columns], NDArray[np.bool_]]:
+    def bad(table: Columns) -> NDArray[np.bool_]:
+        unknown: NDArray[np.bool_] = table[column] > largest
+        return unknown
+
+    return bad
+
+
+_CHECKS: Mapping[str, tuple[tuple[str, Callable[[Columns], NDArray[np.bool_]]], ...]] = {
+    "steps": (("take no time", _takes_no_time), ("end after the next one has begun", _overlaps)),
+    "phases": (
+        ("end before they begin", _ends_before_it_begins),
+        ("are of phases that this version does not know", _unknown("phase", max(Phase))),
+    ),
+    "collectives": (
+        ("exit before they enter", _exits_before_it_enters),
+        ("are of operations that this version does not know", _unknown("op", max(Op))),
+        ("have ends that this version does not know", _unknown("exit_kind", max(ExitKind))),
+    ),
+}

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcpace.metrics.contradictions import contradictions, num_contradictory
+from hpcpace.trace.schema import TABLES, ExitKind, Op, Phase
+
+NUM_ROWS, STEP_NS = 100, 1_000_000
+
+
+def sound():
+    """Return the tables of a rank whose rows agree: a phase and an operation in each of 100 steps."""
+    tables = {name: np.zeros(NUM_ROWS, TABLES[name].dtype) for name in ("steps", "phases", "collectives")}
+    number = np.arange(NUM_ROWS)
+    for table in tables.values():
+        table["step"] = number
+    tables["steps"]["begin_ns"] = tables["phases"]["begin_ns"] = number * STEP_NS
+    tables["steps"]["end_ns"] = tables["phases"]["end_ns"] = (number + 1) * STEP_NS
+    tables["collectives"]["enter_ns"] = number * STEP_NS + 100
+    tables["collectives"]["exit_ns"] = number * STEP_NS + 200
+    return {name: {column: table[column] for column in table.dtype.names} for name, table in tables.items()}
+
+
+def zero_times(tables, rows):
+    tables["steps"]["begin_ns"][rows] = tables["steps"]["end_ns"][rows] = 0
+
+
+def long_steps(tables, rows):
+    tables["steps"]["end_ns"][rows] += STEP_NS // 2
+
+
+def phase_ends_first(tables, rows):
+    tables["phases"]["end_ns"][rows] -= 2 * STEP_NS
+
+
+def unknown_phase(tables, rows):
+    tables["phases"]["phase"][rows] = max(Phase) + 1
+
+
+def exit_first(tables, rows):
+    tables["collectives"]["exit_ns"][rows] -= 3600 * 10**9
+
+
+def unknown_op(tables, rows):
+    tables["collectives"]["op"][rows] = max(Op) + 1
+
+
+def unknown_exit(tables, rows):
+    tables["collectives"]["exit_kind"][rows] = max(ExitKind) + 1
+
+
+CASES = [
+    (zero_times, "steps take no time"),
+    (long_steps, "steps end after the next one has begun"),
+    (phase_ends_first, "phases end before they begin"),
+    (unknown_phase, "phases are of phases that this version does not know"),
+    (exit_first, "collectives exit before they enter"),
+    (unknown_op, "collectives are of operations that this version does not know"),
+    (unknown_exit, "collectives have ends that this version does not know"),
+]
+
+
+def test_nothing_is_found_in_rows_that_agree():
+    assert contradictions(sound()) == []
+
+
+@pytest.mark.parametrize(("change", "said"), CASES)
+def test_a_contradiction_in_many_rows_is_grave_and_counted(change, said):
+    tables = sound()
+    change(tables, slice(10, 50))
+    (found,) = contradictions(tables)
+    assert found.is_grave
+    assert str(found) == f"40 of 100 rows of {said}"
+
+
+@pytest.mark.parametrize(("change", "said"), CASES)
+def test_a_few_damaged_rows_are_told_and_do_not_condemn_the_rank(change, said):
+    tables = sound()
+    change(tables, slice(10, 13))
+    (found,) = contradictions(tables)
+    assert not found.is_grave
+    assert str(found) == f"3 of 100 rows of {said}"
+
+
+def test_an_operation_that_never_ended_has_no_exit_to_contradict_its_enter():
+    tables = sound()
+    tables["collectives"]["exit_ns"][50:] = 0
+    tables["collectives"]["exit_kind"][50:] = ExitKind.NEVER
+    assert contradictions(tables) == []
+
+
+def test_a_step_that_is_recorded_twice_does_not_overlap_itself():
+    tables = sound()
+    for column in tables["steps"]:
+        tables["steps"][column][50:] = tables["steps"][column][:50]
+    assert contradictions(tables) == []
+
+
+def test_steps_that_touch_but_for_rounding_do_not_overlap():
+    tables = sound()
+    tables["steps"]["end_ns"] += STEP_NS // 200
+    assert contradictions(tables) == []
+
+
+def test_a_row_that_contradicts_itself_twice_counts_once():
+    tables = sound()
+    exit_first(tables, slice(0, 10))
+    unknown_op(tables, slice(5, 15))
+    assert num_contradictory(tables["collectives"]) == 15
