@@ -9,6 +9,8 @@ import click
 
 from hpcpace import __version__
 from hpcpace.errors import HpcpaceError
+from hpcpace.redaction import Redaction
+from hpcpace.world.environment import process_environ
 
 COMMANDS = {
     "train": "Train a reference workload, traced.",
@@ -59,5 +61,6 @@ def main() -> None:
     try:
         cli.main(prog_name="hpcpace")
     except HpcpaceError as error:
-        print(f"hpcpace: {_shown(str(error))}", file=sys.stderr)
+        message = Redaction.of(process_environ(), sys.argv).text(str(error))
+        print(f"hpcpace: {_shown(message)}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -15,6 +15,7 @@ import click
 from hpcpace.audit.differences import differences
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.gather import (
+    NUM_OURS_OF_STEP,
     Gathered,
     gather_by_files,
     gather_by_mpi,
@@ -34,7 +35,7 @@ from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import explanation, map_lines, matrix_lines, prolog_line, verdict_lines
 from hpcpace.config import load_config
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, UsageError
+from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, SnapshotError, UsageError
 from hpcpace.world.environment import RankInfo, process_environ, rank_info
 
 
@@ -144,7 +145,7 @@ def command(
     if gathered is None:
         return
     if save is not None:
-        save_snapshots(save, gathered.snapshots)
+        problems += _save(save, gathered)
     job = Job(gathered.snapshots, settings, log)
     result = audit(job, ids=rules or None, num_tasks=tasks_per_node, missing=gathered.missing, problems=problems)
     if prolog:
@@ -242,10 +243,12 @@ def _facts(
         return Gathered(snapshots=(take_tree(sysfs_root),), missing=()), []
     environ = process_environ()
     info = rank_info(environ)
-    return _of_job(info, save, with_mpi=with_mpi, timeout_s=timeout_s, window_s=window_s), []
+    return _of_job(info, save, with_mpi=with_mpi, timeout_s=timeout_s, window_s=window_s)
 
 
-def _of_job(info: RankInfo, save: Path | None, *, with_mpi: bool, timeout_s: float, window_s: float) -> Gathered | None:
+def _of_job(
+    info: RankInfo, save: Path | None, *, with_mpi: bool, timeout_s: float, window_s: float
+) -> tuple[Gathered | None, list[str]]:
     environ = process_environ()
     comm, mpi_size = mpi_communicator(info) if with_mpi else (None, None)
     if info.world_size > 1 and comm is None and save is None and info.launcher != "slurm":
@@ -257,14 +260,23 @@ def _of_job(info: RankInfo, save: Path | None, *, with_mpi: bool, timeout_s: flo
         )
     part = own_part(info, environ, window_s=window_s, mpi_size=mpi_size)
     if comm is not None:
-        return gather_by_mpi(info, comm, part, environ)
+        return gather_by_mpi(info, comm, part, environ), []
     if info.world_size == 1:
-        return joined([json.loads(json.dumps(part))], 1, environ, 0.0)
-    folder = save or snapshot_folder(environ)
-    gathered = gather_by_files(info, environ, folder, part, timeout_s=timeout_s + window_s)
-    if gathered is not None:
-        save_snapshots(folder, gathered.snapshots)
-    return gathered
+        return joined([json.loads(json.dumps(part))], 1, environ, 0.0), []
+    folder, num_ours = (save, 0) if save is not None else (snapshot_folder(environ), NUM_OURS_OF_STEP)
+    gathered = gather_by_files(info, environ, folder, part, timeout_s=timeout_s + window_s, num_ours=num_ours)
+    if gathered is None or save is not None:
+        return gathered, []
+    return gathered, _save(folder, gathered, num_ours=num_ours)
+
+
+def _save(folder: Path, gathered: Gathered, *, num_ours: int = 0) -> list[str]:
+    """Save snapshots, and return what could not be saved: the audit itself does not need them."""
+    try:
+        save_snapshots(folder, gathered.snapshots, num_ours=num_ours)
+    except SnapshotError as error:
+        return [str(error)]
+    return []
 
 
 def _prolog_exit(result: AuditResult, fail_on: Sequence[str]) -> int:

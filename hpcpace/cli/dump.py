@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table as TextTable
 from rich.text import Text
 
+from hpcpace.cli.foreign import warn_of_old_hdf5
+from hpcpace.config import ReportConfig
 from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TABLES
@@ -27,13 +29,15 @@ _MAX_WIDTH = 100
 @click.option("--table", type=click.Choice([*TABLES, "open_collectives"]), help="Show only this table.")
 @click.option("--limit", type=click.IntRange(min=0), default=5, show_default=True, help="Rows to show of each table.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def command(file: Path, table: str | None, limit: int, as_json: bool) -> None:
+@click.option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Memory that its tables may take.")
+def command(file: Path, table: str | None, limit: int, as_json: bool, memory: str) -> None:
     """Show what the trace FILE of one rank holds: header, tables, first rows, problems.
 
     FILE is a rank-NNNNN.h5; rows that are still in its journal are shown with the others. Exits with 0, with 1 where
     something in the file was left out, and with 2 where it cannot be read.
     """
-    trace = read_trace(file)
+    warn_of_old_hdf5(file)
+    trace = read_trace(file, memory_bytes=ReportConfig(memory=memory).memory_bytes)
     tables = {**trace.tables, "open_collectives": trace.open_collectives}
     chosen = {name: rows for name, rows in tables.items() if table in (None, name)}
     if as_json:

@@ -27,6 +27,6 @@ def attach_inside(name: str) -> Lab:
         raise UsageError(f"the lab needs root; this is user {os.geteuid()}: start it with sudo")
     lab = Lab.attach(name)
     if not lab.is_here:
-        again = lab.command([sys.executable, "-m", "hpcpace", *sys.argv[1:]])
+        again = lab.command([sys.executable, "-P", "-m", "hpcpace", *sys.argv[1:]])
         os.execvpe(again[0], again, lab.environ())
     return lab

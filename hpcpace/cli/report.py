@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.progress import Tell, shown_progress
 from hpcpace.config import Config, load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_WARNING, CannotTell, HpcpaceError, ReportError, TraceError, UsageError
@@ -22,13 +22,13 @@ from hpcpace.metrics.diagnosis import Mode
 from hpcpace.report.analysis import Analysis, analyze
 from hpcpace.report.evidence import TABLES_USED
 from hpcpace.report.examination import Selection
-from hpcpace.report.html import write_html
+from hpcpace.report.html import page
 from hpcpace.report.layout import printable
 from hpcpace.report.result_record import read_result_record
 from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH, print_report
 from hpcpace.report.verdict import main_verdict
-from hpcpace.rundir import Attempt, RunDirectory, open_run, write_json
-from hpcpace.trace.reader import AttemptTraces, read_attempt
+from hpcpace.rundir import Attempt, RunDirectory, json_text, open_run
+from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.world.environment import process_environ
 
 
@@ -68,6 +68,7 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
     "--ranks", metavar="LIST", callback=_rank_list, help="Show only these ranks, like 0,4-7; all are still used."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("--memory", metavar="SIZE", help="Memory for the tables of the run, like 8GiB; 2GiB otherwise.")
 @click.option(
     "--config",
     "config_file",
@@ -81,6 +82,7 @@ def command(
     include_warmup: bool,
     ranks: frozenset[int] | None,
     as_json: bool,
+    memory: str | None,
     config_file: Path | None,
 ) -> None:
     """Say why RUN does not go faster, and write RUN/summary.json and RUN/report.html.
@@ -88,12 +90,18 @@ def command(
     Exit codes: 0 healthy; 1 something is wrong, with the run or, as when traces are missing, with what is known of it;
     2 bad input; 3 cannot tell.
     """
-    settings = load_config(file=config_file, environ=process_environ())
+    settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
     directory = open_run(run)
+    warn_of_old_hdf5(run)
     attempt = _attempt(directory, attempt_number)
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
     with shown_progress() as stage, _outcome_told(attempt):
-        found = read_attempt(attempt, progress=stage("reading traces"), tables=TABLES_USED)
+        found = read_attempt(
+            attempt,
+            progress=stage("reading traces"),
+            tables=TABLES_USED,
+            memory_bytes=settings.report.memory_bytes,
+        )
         analysis = _analyzed(directory, attempt, found, selection, settings, stage("measuring"))
     summary = analysis.summary
     shown = sorted(ranks & set(summary.world.ranks)) if ranks is not None else None
@@ -103,7 +111,7 @@ def command(
         )
     written = _write(directory, analysis)
     if as_json:
-        click.echo(json.dumps(summary.to_json(), indent=2, sort_keys=True))
+        click.echo(json_text(summary.to_json()), nl=False)
     else:
         print_report(_console(), summary, ranks=shown)
         if written:
@@ -120,7 +128,7 @@ def _outcome_told(attempt: Attempt) -> Iterator[None]:
     try:
         yield
     except (TraceError, CannotTell) as error:
-        result = read_result_record(attempt)
+        result = read_result_record(attempt, [])
         if not result.cause:
             raise
         who = ", ".join(f"rank {row.rank}" for row in result.memory)
@@ -162,16 +170,16 @@ def _analyzed(
 
 
 def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
-    """Write the summary and the page, and return what could be written."""
+    """Write the summary and the page into the run that was read, and return what could be written."""
     summary = analysis.summary
-    writers: list[tuple[Path, Callable[[Path], None]]] = [
-        (directory.summary_json, lambda path: write_json(path, summary.to_json())),
-        (directory.report_html, lambda path: write_html(path, summary, main_verdict(summary.verdict), analysis.plots)),
+    contents: list[tuple[Path, Callable[[], str]]] = [
+        (directory.summary_json, lambda: json_text(summary.to_json())),
+        (directory.report_html, lambda: page(summary, main_verdict(summary.verdict), analysis.plots)),
     ]
     written = []
-    for path, write in writers:
+    for path, content in contents:
         try:
-            write(path)
+            directory.write(path.name, content())
         except OSError as error:
             place = printable(str(path))
             click.echo(f"hpcpace: warning: cannot write {place} ({error.strerror}); it is not kept", err=True)
@@ -181,9 +189,9 @@ def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
 
 
 def _attempt(directory: RunDirectory, number: int | None) -> Attempt:
-    attempts = directory.attempts()
     if number is None:
-        return attempts[-1]
+        return directory.last_attempt()
+    attempts = directory.attempts()
     if number not in [attempt.number for attempt in attempts]:
         raise TraceError(
             f"no attempt {number} in {directory.path}: it has {', '.join(str(a.number) for a in attempts)}"

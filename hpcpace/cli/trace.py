@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from hpcpace.config import load_config
 from hpcpace.pace.settings import POLICIES
 
 
@@ -37,10 +36,17 @@ def command(
 
     Inside any launcher: `srun hpcpace trace -- train.py ARGS`, `torchrun --nproc-per-node 8 -m hpcpace trace --
     train.py ARGS`. The trace begins when the script calls torch.distributed.init_process_group (at once in a world of
-    one), and a step ends with each step of an optimizer.
+    one), and a step ends with each step of an optimizer. Where settings are wrong, the script runs untraced.
     """
     from hpcpace.observe.script import run_script
-    from hpcpace.world.environment import process_environ
 
-    config = load_config(file=config_file, environ=process_environ(), options={"pace": {"policy": pace}})
-    run_script(script, arguments, config=config, run_dir=run_dir, warmup_steps=warmup_steps, samples_unit=samples_unit)
+    # Settings are read where they can be wrong on one rank alone and the script still runs.
+    run_script(
+        script,
+        arguments,
+        config_file=config_file,
+        pace=pace,
+        run_dir=run_dir,
+        warmup_steps=warmup_steps,
+        samples_unit=samples_unit,
+    )

@@ -227,7 +227,7 @@ def _train(
         click.echo(f"hpcpace report {result.run}")
         if is_reported:
             sys.stdout.flush()
-            subprocess.run([sys.executable, "-m", "hpcpace", "report", str(result.run)], check=False)
+            subprocess.run([sys.executable, "-P", "-m", "hpcpace", "report", str(result.run)], check=False)
     return bool(result.stopped_by)
 
 

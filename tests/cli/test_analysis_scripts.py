@@ -211,3 +211,10 @@ def test_the_model_says_what_the_published_table_requires(script, tmp_path, monk
     rows = _rows(tmp_path / "pacing_table_model.csv")
     assert len(rows) == 3 * 5
     assert max(float(row["gain"]) for row in rows if row["coupling"] == "none") <= 1e-9
+
+
+def test_a_host_that_is_named_like_a_formula_is_text_in_the_table(script, tmp_path):
+    hosts = ("=cmd|'/C calc'!A0", "@n2")
+    run = SyntheticRun(num_ranks=4, num_steps=14, hosts=hosts, noise=0.02).write(tmp_path / "run").path
+    script("bottleneck_timeline", run, "--out", tmp_path)
+    assert {row["host"] for row in _rows(tmp_path / "bottleneck_timeline.csv")} == {f"'{host}" for host in hosts}

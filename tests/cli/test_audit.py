@@ -207,6 +207,32 @@ def test_ranks_of_a_slurm_step_gather_in_a_run_of_their_own(tmp_path: Path) -> N
     assert [str(path.parent) for path in files] == ["runs/17.3-audit/attempt-0/snapshot"]
 
 
+def test_a_part_that_is_no_file_costs_its_rank_only(tmp_path: Path) -> None:
+    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    parts = tmp_path / "runs" / "17.3-audit" / "attempt-0" / "snapshot" / ".ranks-17.3"
+    parts.mkdir(parents=True)
+    os.mkfifo(parts / "rank-00001.json")
+    rank = {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    # Of rules that find nothing on any machine, so that the missing rank alone decides.
+    done = _audit("--timeout-s", "0.2", "--rules", "N05", cwd=tmp_path, **step, **rank)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert "(1 node, 1 rank, " in done.stdout
+    assert "left out: rank 1's facts are left out: it is no regular file" in done.stdout
+
+
+def test_a_folder_with_a_fifo_is_read_without_it(cluster: Path) -> None:
+    os.mkfifo(cluster / "n9.json")
+    done = _audit("--from", str(cluster))
+    assert "left out: cannot read" in done.stdout and "4 nodes" in done.stdout
+
+
+def test_a_snapshot_that_cannot_be_saved_is_named_below_the_verdict(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "saved" / "smt1.json").mkdir(parents=True)
+    done = _audit("--sysfs-root", str(tree), "--save", str(tmp_path / "saved"))
+    assert done.returncode == 4 and "F A04" in done.stdout
+    assert "left out: cannot save snapshots in" in done.stdout
+
+
 def test_ranks_of_mpiexec_are_told_how_to_gather() -> None:
     pmi = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
     done = _audit(**pmi)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -142,3 +143,14 @@ def test_wrong_usage_exits_with_2(dump, arguments):
     code, out, err = dump(*arguments)
     assert (code, out) == (2, "")
     assert err
+
+
+@pytest.mark.parametrize(
+    ("owner", "version", "warns"), [(1, (1, 14, 6), True), (0, (1, 14, 6), False), (1, (2, 0, 0), False)]
+)
+def test_somebody_elses_file_is_read_by_an_old_hdf5_with_a_warning(dump, trace, monkeypatch, owner, version, warns):
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + owner)
+    monkeypatch.setattr(h5py.version, "hdf5_version_tuple", version)
+    _, _, err = dump(trace)
+    assert ("has known faults that a file can use: update h5py" in err) == warns

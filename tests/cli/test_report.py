@@ -4,6 +4,7 @@ import json
 import os
 import sys
 
+import h5py
 import pytest
 from synthetic_run import MS, SyntheticRun
 
@@ -277,3 +278,10 @@ def test_many_ranks_are_shown_as_roles_and_extremes(report, tmp_path):
     _, out, _ = report(run)
     assert "8 of 24 ranks shown" in out
     assert out.count("%<") == 1
+
+
+def test_somebody_elses_run_is_read_by_an_old_hdf5_with_a_warning(report, run, monkeypatch):
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    monkeypatch.setattr(h5py.version, "hdf5_version_tuple", (1, 14, 6))
+    assert "belongs to somebody else" in report(run)[2]

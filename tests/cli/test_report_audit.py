@@ -128,7 +128,7 @@ def test_what_is_no_file_is_a_note(report: Report, tmp_path: Path) -> None:
     os.mkfifo(run.attempt(0).snapshot_dir / "n2.json")
     (run.attempt(0).snapshot_dir / "n3.json").mkdir()
     _, out, err = report(run.path)
-    assert err == "" and words(out).count("is no file") == 2
+    assert err == "" and words(out).count("is no regular file") == 2
 
 
 def test_an_error_of_the_rules_is_a_note(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,29 @@
+"""What is said of files that belong to somebody else before they are opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+
+def warn_of_old_hdf5(path: Path) -> None:
+    """Warn where somebody else's traces are to be read by an HDF5 with known faults that a file can use."""
+    import h5py
+
+    from hpcpace.trace.opening import LEAST_HDF5
+
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        return  # whoever opens it says so
+    if owner != os.geteuid() and h5py.version.hdf5_version_tuple < LEAST_HDF5:
+        from hpcpace.report.layout import printable
+
+        least = ".".join(map(str, LEAST_HDF5))
+        click.echo(
+            f"hpcpace: warning: {printable(str(path))} belongs to somebody else (uid {owner}), and HDF5 "
+            f"{h5py.version.hdf5_version} has known faults that a file can use: update h5py to one with HDF5 {least}",
+            err=True,
+        )
