@@ -182,9 +182,7 @@ def draw_growth(
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option(
-    "--out", default=Path("figures"), show_default=True, type=click.Path(path_type=Path), help="Folder; it is made."
-)
+@files.out_option
 def command(study: Path, out: Path) -> None:
     """Show how a model-size STUDY grows: a table, and NAME.csv, .png and .svg in a folder."""
     rows, problems = study_figures(StudyFolder(study))

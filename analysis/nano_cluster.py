@@ -171,9 +171,7 @@ def _points(rows: Sequence[SetupFigures], layout: Layout, parallelism: str) -> l
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option(
-    "--out", default=Path("figures"), show_default=True, type=click.Path(path_type=Path), help="Folder; it is made."
-)
+@files.out_option
 def command(study: Path, out: Path) -> None:
     """Show a nano-cluster STUDY beside the published values: tables, and NAME.csv, .png and .svg in a folder."""
     rows, problems = study_figures(StudyFolder(study))

@@ -250,9 +250,7 @@ def draw_model(found: Sequence[Simulation], published: Sequence[Target]) -> Figu
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("runs", metavar="[RUN...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--simulate", is_flag=True, help="Show what the published table would require: a minute, no RUN needed.")
-@click.option(
-    "--out", default=Path("figures"), show_default=True, type=click.Path(path_type=Path), help="Folder; it is made."
-)
+@files.out_option
 def command(runs: tuple[Path, ...], simulate: bool, out: Path) -> None:
     """Show throughput and variation of paced RUNs beside the published table, or what that table would require."""
     published = read_published_pacing(PUBLISHED)

@@ -19,7 +19,7 @@ from hpcpace.report.evidence import TABLES_USED
 from hpcpace.report.examination import Ground, Selection, lay_ground
 from hpcpace.studies.folder import DONE, StudyFolder
 from hpcpace.studies.setups import Setup, StudyRun
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.tables import RankTrace
 from hpcpace.units import NS_PER_MS, NS_PER_S
 
@@ -118,12 +118,12 @@ def run_figures(study: StudyFolder, run: StudyRun) -> RunFigures:
         TraceError: no trace of it can be read.
         CannotTell: it has no step behind the warm-up that all ranks have.
     """
-    attempt = study.run_dir(run).attempts()[-1]
+    attempt = study.run_dir(run).last_attempt()
     traces = read_attempt(attempt, tables=(*TABLES_USED, "network")).traces
     ground = lay_ground(traces, Selection())
     speed = throughput(ground.times_ns, ground.chosen.samples)
     traffic = _traffic(traces, ground) if run.setup.layout.servers > 1 else None
-    memory = study.result(attempt.result_json).get("peak_memory", [])
+    memory = study.result(attempt).get("peak_memory", [])
     device = [row["device_bytes"] for row in memory]
     return RunFigures(
         samples_per_s=speed.samples_per_s,

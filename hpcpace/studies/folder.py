@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.errors import UsageError
-from hpcpace.rundir import RunDirectory, write_json
+from hpcpace.files import Folder, read_file
+from hpcpace.report.run_files import json_object, read_json
+from hpcpace.rundir import Attempt, RunDirectory, json_text
 from hpcpace.studies.setups import Layout, Setup, StudyRun
 
 SCHEMA = "hpcpace-study/1"
+MOST_PLAN_BYTES = 1 << 24
+"""Of plan.json: some hundred bytes a run."""
+
 DONE, OUT_OF_MEMORY, FAILED, OPEN = "finished", "out of memory", "failed", "open"
 _MOST_ATTEMPTS = 2
 
@@ -51,8 +56,10 @@ class StudyFolder:
             return False
         rows = [{"name": run.name, "repetition": run.repetition, "setup": _to_json(run.setup)} for run in runs]
         try:
-            (self.path / "runs").mkdir(parents=True, exist_ok=True)
-            write_json(self.plan_json, {"schema": SCHEMA, "study": name, "facts": facts or {}, "runs": rows})
+            with Folder.open(self.path, make=True) as folder:
+                folder.make_folder("runs").close()
+                plan = {"schema": SCHEMA, "study": name, "facts": facts or {}, "runs": rows}
+                folder.write(self.plan_json.name, json_text(plan))
         except OSError as error:
             raise UsageError(f"cannot write to {self.path}: {error.strerror}") from error
         return True
@@ -79,7 +86,7 @@ class StudyFolder:
         """Return finished, out of memory, failed (it ended twice without a result), or open."""
         attempts = self.run_dir(run).attempts()
         for attempt in attempts[::-1]:
-            outcome = self.result(attempt.result_json).get("outcome", "")
+            outcome = self.result(attempt).get("outcome", "")
             if outcome in (DONE, OUT_OF_MEMORY):
                 return str(outcome)
         return FAILED if len(attempts) >= _MOST_ATTEMPTS else OPEN
@@ -88,22 +95,18 @@ class StudyFolder:
         """Return the runs that are still to be done, of one layout or of all."""
         return [run for run in self.runs() if layout in (None, run.setup.layout) and self.state(run) == OPEN]
 
-    def result(self, path: Path) -> dict[str, Any]:
-        """Return what a result.json says; nothing where there is none, or half of one."""
-        try:
-            content: dict[str, Any] = json.loads(path.read_text())
-        except (OSError, ValueError):
-            return {}
-        return content
+    def result(self, attempt: Attempt) -> dict[str, Any]:
+        """Return what the result.json of an attempt says; nothing where there is none, or half of one."""
+        return read_json(attempt, attempt.result_json.name, json_object, []) or {}
 
     def _plan(self) -> dict[str, Any]:
         try:
-            content: dict[str, Any] = json.loads(self.plan_json.read_text())
+            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
         except FileNotFoundError:
             raise UsageError(
                 f"no study at {self.path}: it has no plan.json; sbatch/nano_cluster.sh makes one"
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"cannot read {self.plan_json}: {error}") from error
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise UsageError(f"{self.plan_json} is no plan of {SCHEMA}: name the folder of a study")

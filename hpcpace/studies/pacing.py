@@ -6,7 +6,6 @@ Throughput and variation always stand together: a lower variation alone is never
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,9 @@ from hpcpace.metrics.simulation.published import Target
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.report.evidence import TABLES_USED
 from hpcpace.report.examination import Selection, lay_ground
+from hpcpace.report.run_files import json_object, read_json
 from hpcpace.rundir import RunDirectory
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +75,18 @@ def read_paced_run(run: RunDirectory) -> PacedRun:
         TraceError: no trace of it can be read.
         CannotTell: it has no step behind the warm-up that all ranks have.
     """
-    attempt = run.attempts()[-1]
+    attempt = run.last_attempt()
     traces = read_attempt(attempt, tables=TABLES_USED).traces
     ground = lay_ground(traces, Selection())
     times_ns = ground.times_ns.astype(np.float64)
     has_samples = bool(ground.chosen.samples.any()) and times_ns.sum() > 0
-    trial = _json(attempt.trial_json)
+    trial = read_json(attempt, attempt.trial_json.name, json_object, []) or {}
+    record = read_json(attempt, attempt.run_json.name, json_object, []) or {}
     return PacedRun(
         name=run.path.resolve().name,
         nodes=len({trace.header.node for trace in traces}),
         num_ranks=len(traces),
-        policy=_policy(_json(attempt.run_json), trial),
+        policy=_policy(record, trial),
         samples_per_s=throughput_of_steps(times_ns, ground.chosen.samples) if has_samples else None,
         variation=variation_of_steps(times_ns),
         sentence=str(trial.get("sentence", "")),
@@ -169,11 +170,3 @@ def _policy(record: dict[str, Any], trial: dict[str, Any]) -> str:
         return str(record["config"]["pace"]["policy"])
     except (KeyError, TypeError):
         return str(trial.get("policy", NO_POLICY))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.errors import UsageError
+from hpcpace.files import Folder, read_file
 from hpcpace.metrics.modes.finding import Mode
-from hpcpace.rundir import RunDirectory, write_json
+from hpcpace.rundir import RunDirectory, json_text
+from hpcpace.studies.folder import MOST_PLAN_BYTES
 
 SCHEMA = "hpcpace-scaling-study/1"
+_MOST_SUMMARY_BYTES = 1 << 26
 PLACEMENTS = ("block", "cyclic")
 HEALTHY = "none"
 FAULTS: Mapping[str, tuple[Mode, ...]] = {
@@ -198,8 +201,9 @@ class ScalingFolder:
             return False
         rows = [{"name": run.name, **dataclasses.asdict(run)} for run in merged]
         try:
-            (self.path / "runs").mkdir(parents=True, exist_ok=True)
-            write_json(self.plan_json, {"schema": SCHEMA, "study": "scaling", "runs": rows})
+            with Folder.open(self.path, make=True) as folder:
+                folder.make_folder("runs").close()
+                folder.write(self.plan_json.name, json_text({"schema": SCHEMA, "study": "scaling", "runs": rows}))
         except OSError as error:
             raise UsageError(f"cannot write to {self.path}: {error.strerror}") from error
         return True
@@ -211,13 +215,13 @@ class ScalingFolder:
             UsageError: there is no plan, or it cannot be read.
         """
         try:
-            content = json.loads(self.plan_json.read_text())
+            content = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
             if content["schema"] != SCHEMA:
                 raise UsageError(f"{self.plan_json} is no plan of {SCHEMA}: name the folder of a scaling study")
             return [ScalingRun(**{k: v for k, v in row.items() if k != "name"}) for row in content["runs"]]
         except FileNotFoundError:
             raise UsageError(f"no study at {self.path}: sbatch/scaling_study.sh makes one") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"cannot read {self.plan_json}: {error}") from error
 
     def run_named(self, name: str) -> ScalingRun:
@@ -234,8 +238,9 @@ class ScalingFolder:
     def summary(self, run: ScalingRun) -> dict[str, Any] | None:
         """Return what the report of a run says, None where the run is not done."""
         try:
-            summary: dict[str, Any] = json.loads(self.run_dir(run).summary_json.read_text())
-        except (OSError, ValueError):
+            content = read_file(self.run_dir(run).summary_json, most_bytes=_MOST_SUMMARY_BYTES)
+            summary: dict[str, Any] = json.loads(content)
+        except (OSError, ValueError, RecursionError):
             return None
         return summary
 
