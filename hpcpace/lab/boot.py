@@ -16,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcpace.errors import HpcpaceError
+from hpcpace.files import Folder
 from hpcpace.lab.environment import lab_environ
 from hpcpace.lab.fabric import build_switches
-from hpcpace.lab.files import LabFiles
+from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.hosts import host_pid, start_hosts
 from hpcpace.lab.plan import CONTROLLER, CONTROLLER_ADDRESS, LabPlan
 from hpcpace.lab.settings import read_config
@@ -62,8 +63,8 @@ def write_files(plan: LabPlan, files: LabFiles) -> None:
     """Write all that the daemons read."""
     for folder in (files.state_dir, files.pids_dir, files.faults_dir, files.mounts_dir):
         folder.mkdir()
-    files.munge_key.write_bytes(secrets.token_bytes(128))
-    files.munge_key.chmod(0o400)
+    with Folder.open(files.munge_key.parent) as secret:
+        secret.write(files.munge_key.name, secrets.token_bytes(128), mode=0o400)
     files.cgroup_conf.write_text(CGROUP_CONF)
     files.slurm_conf.write_text(slurm_conf(plan, files, first_job_id=_first_job_id(time.time())))
     files.topology_conf.write_text(topology_conf(plan))
@@ -146,7 +147,8 @@ def main(name: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command outside hears it, too, and ends the whole lab
     files = LabFiles.of(name)
     try:
-        boot(LabPlan(read_config(files)), files, _print_progress)
+        with writable_to_owner_only():
+            boot(LabPlan(read_config(files)), files, _print_progress)
     except HpcpaceError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import psutil
 
 from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.files import Folder
 from hpcpace.lab.cgroups import HostCgroup
 from hpcpace.lab.environment import check_programs, lab_environ
 from hpcpace.lab.fabric import set_mtu, set_rate, set_up
@@ -365,16 +367,22 @@ class FillDisk(HostFault):
 
     def apply(self, site: Site) -> None:
         """Allocate a file of what is free, again and again while others free some more."""
-        tmp = self._tmp(site)
-        size = 0
-        for _ in range(3):
-            state = os.statvfs(tmp)
-            free = state.f_bavail * state.f_frsize - self.left_bytes
-            if free <= 0:
-                return
-            size += free
-            with (tmp / FILLER).open("ab") as filler:
-                os.posix_fallocate(filler.fileno(), 0, size)
+        # Everybody on the host may write to its /tmp: what has the name may be a link to a file of the machine.
+        with Folder.open(self._tmp(site)) as tmp:
+            with suppress(FileNotFoundError):
+                os.unlink(FILLER, dir_fd=tmp.descriptor)
+            filler = tmp.create_file(FILLER, mode=0o600)
+        try:
+            size = 0
+            for _ in range(3):
+                state = os.fstatvfs(filler)
+                free = state.f_bavail * state.f_frsize - self.left_bytes
+                if free <= 0:
+                    return
+                size += free
+                os.posix_fallocate(filler, 0, size)
+        finally:
+            os.close(filler)
 
     def undo(self, site: Site) -> None:
         """Remove the file."""

@@ -16,7 +16,7 @@ from typing import Any
 from hpcpace.errors import HpcpaceError
 from hpcpace.lab.fault_kinds import KillHost, Site, Wait
 from hpcpace.lab.faults import FaultRecord, end_faults_of, fault_records
-from hpcpace.lab.files import LabFiles
+from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.plan import LabPlan
 from hpcpace.lab.settings import read_config
 from hpcpace.lab.truth import TruthLog
@@ -86,4 +86,5 @@ def main(name: str, fault_id: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    with writable_to_owner_only():
+        sys.exit(main(sys.argv[1], sys.argv[2]))

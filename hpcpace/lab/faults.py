@@ -24,7 +24,7 @@ import psutil
 from hpcpace.errors import HpcpaceError, UsageError
 from hpcpace.lab.environment import lab_environ
 from hpcpace.lab.fault_kinds import KINDS, Fault, KillHost, Site
-from hpcpace.lab.files import LabFiles
+from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.rundir import write_json
 
 UNFINISHED = ("scheduled", "active")
@@ -102,15 +102,16 @@ def start_fault(site: Site, fault: Fault, *, start_s: float = 0.0, duration_s: f
                 f"{fault.target} has a fault of this kind already, {other.fault_id}: undo it first, by "
                 f"`hpcpace lab fault undo {other.fault_id}`"
             )
-    record = FaultRecord(
-        fault_id=_new_id(site.files, len(records) + 1),
-        kind=fault.kind,
-        settings=fault.settings(),
-        start_s=start_s,
-        duration_s=duration_s,
-    )
-    record.write(site.files)
-    _spawn_holder(site.files, record.fault_id)
+    with writable_to_owner_only():
+        record = FaultRecord(
+            fault_id=_new_id(site.files, len(records) + 1),
+            kind=fault.kind,
+            settings=fault.settings(),
+            start_s=start_s,
+            duration_s=duration_s,
+        )
+        record.write(site.files)
+        _spawn_holder(site.files, record.fault_id)
     states = ("scheduled",) if start_s == 0 else ()
     return _wait_while(site.files, record.fault_id, states=states)
 
@@ -135,9 +136,10 @@ def undo_fault(site: Site, fault_id: str) -> FaultRecord:
     if record is None:
         raise UsageError(f"no fault {fault_id!r}: `hpcpace lab fault list` shows them")
     if record.state == "lost":
-        record.fault.undo(site)
-        record = dataclasses.replace(record, state="over", message="its process had died")
-        record.write(site.files)
+        with writable_to_owner_only():
+            record.fault.undo(site)
+            record = dataclasses.replace(record, state="over", message="its process had died")
+            record.write(site.files)
         return record
     if record.state not in UNFINISHED:
         raise UsageError(f"fault {fault_id} is {record.state} already")
@@ -160,7 +162,7 @@ def _spawn_holder(files: LabFiles, fault_id: str) -> None:
     """Start the process that holds a fault, on its own."""
     with files.log(fault_id).open("wb") as log:
         subprocess.Popen(
-            [sys.executable, "-m", "hpcpace.lab.fault_process", files.name, fault_id],
+            [sys.executable, "-P", "-m", "hpcpace.lab.fault_process", files.name, fault_id],
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.config import check_lab_name
+from hpcpace.errors import UsageError
 
 BASE = Path("/run/hpcpace-lab")
+
+
+def check_base() -> None:
+    """Refuse a folder of labs that somebody else could have made or could write to: labs are root's.
+
+    Raises:
+        UsageError: it is such a folder; where there is none nothing is refused.
+    """
+    try:
+        found = os.lstat(BASE)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"{BASE} is no folder: remove it, labs are kept there")
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"{BASE} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, so that others than "
+            "root can write there: remove it, labs are kept there"
+        )
+
+
+@contextmanager
+def writable_to_owner_only() -> Iterator[None]:
+    """Let nobody else write to what this process and its children make meanwhile, whatever the umask."""
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @dataclass(frozen=True)
@@ -22,8 +57,10 @@ class LabFiles:
 
         Raises:
             ConfigError: it cannot be a lab's, such as `../lock`: the folder is removed in the end.
+            UsageError: others than root can write to the folder of all labs.
         """
         check_lab_name(name)
+        check_base()
         return cls(BASE / name)
 
     @property

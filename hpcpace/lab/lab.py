@@ -18,9 +18,10 @@ from typing import IO
 
 from hpcpace.config import LabConfig
 from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.files import Folder
 from hpcpace.lab.cgroups import remove_cgroups, thaw_all
 from hpcpace.lab.environment import check_requirements, lab_environ
-from hpcpace.lab.files import BASE, LabFiles
+from hpcpace.lab.files import BASE, LabFiles, check_base, writable_to_owner_only
 from hpcpace.lab.hosts import is_lab_host
 from hpcpace.lab.namespaces import Anchor, lab_command, start_anchor
 from hpcpace.lab.plan import LabPlan
@@ -55,9 +56,10 @@ class Lab:
             HpcpaceError: it did not come up; nothing is left of it then.
         """
         check_requirements()
+        files = LabFiles.of(config.name)
         _refuse_inside()
         config = dataclasses.replace(config, share=_shared_folders(config.share))
-        files, plan = LabFiles.of(config.name), LabPlan(config)
+        plan = LabPlan(config)
         with _locked(files):
             anchor = read_anchor(files)
             if anchor and anchor.is_alive and files.ready_json.exists():
@@ -67,7 +69,8 @@ class Lab:
                 )
             _remove(files, anchor)
             try:
-                return cls._boot(files, plan, progress)
+                with writable_to_owner_only():
+                    return cls._boot(files, plan, progress)
             except BaseException:
                 _remove(files, read_anchor(files))
                 raise
@@ -79,7 +82,7 @@ class Lab:
         write_config(files, plan.config)
         anchor = start_anchor(files.log("anchor"), lab_environ(files))
         write_json(files.anchor_json, dataclasses.asdict(anchor))
-        program = [sys.executable, "-m", "hpcpace.lab.boot", files.name]
+        program = [sys.executable, "-P", "-m", "hpcpace.lab.boot", files.name]
         command = lab_command(anchor, program, folder=Path("/"))
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=lab_environ(files)) as booting:
@@ -210,10 +213,18 @@ def bring_down(name: str, *, truth: Path | None = None) -> bool:
         anchor = read_anchor(files)
         if truth is not None and files.truth.exists():
             try:
-                shutil.copyfile(files.truth, truth)
+                _keep(files.truth, truth)
             except OSError as error:
                 raise UsageError(f"cannot keep the log of truth at {truth}: {error.strerror}") from error
         return _remove(files, anchor)
+
+
+def _keep(log: Path, place: Path) -> None:
+    """Copy a file; only a regular one is replaced, and no link is followed, for others may write there, too."""
+    with Folder.open(place.parent) as folder:
+        if folder.has(place.name):
+            os.close(folder.open_file(place.name))
+        folder.write(place.name, log.read_bytes())
 
 
 def _remove(files: LabFiles, anchor: Anchor | None) -> bool:
@@ -245,7 +256,8 @@ def _open_lock(path: Path) -> IO[str] | None:
     """Return the lock file, held, or None where another command has just removed it."""
     try:
         path.parent.mkdir(mode=0o755, exist_ok=True)
-        lock = path.open("w")
+        check_base()
+        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w")
     except (FileNotFoundError, FileExistsError):
         return None
     try:

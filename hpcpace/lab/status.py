@@ -125,7 +125,7 @@ def status_of(lab: Lab) -> LabStatus:
     Raises:
         HpcpaceError: it cannot be read.
     """
-    done = lab.run(sys.executable, "-m", "hpcpace", "lab", "status", "--json")
+    done = lab.run(sys.executable, "-P", "-m", "hpcpace", "lab", "status", "--json")
     if not done.stdout:
         raise HpcpaceError(f"cannot read the state of lab {lab.files.name}: {done.stderr.strip()}")
     values = json.loads(done.stdout)

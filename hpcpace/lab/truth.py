@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.lab.plan import LabPlan
+from hpcpace.redaction import Redaction
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class TruthLog:
     path: Path
 
     def write(self, event: str, **facts: Any) -> None:
-        """Append one event with the present time."""
+        """Append one event with the present time, without secrets."""
         entry = {"event": event, "unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns(), **facts}
-        line = json.dumps(entry, sort_keys=True) + "\n"
+        line = json.dumps(Redaction().content(entry), sort_keys=True) + "\n"
         # One write to a file opened for appending: lines of two processes do not mix.
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

@@ -13,7 +13,7 @@ from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.planned import planned
 from hpcpace.studies.ratio import link_bytes_per_step
 from hpcpace.studies.setups import Setup, parse_layout, repeated
-from hpcpace.trace.reader import read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
 from tests.studies.lab_set_up import run_study, study_lab
 
 QUOTA, LINK_BPS = 0.4, 20e6

@@ -70,3 +70,10 @@ def test_says_what_the_lab_itself_is(tmp_path):
         ("leaf2", 5 * 10**8),
     ]
     assert event["emulation"] == plan.emulation
+
+
+def test_a_message_that_quotes_a_secret_is_kept_without_it(tmp_path):
+    log = TruthLog(tmp_path / "truth.jsonl")
+    log.write("fault-failed", fault_id="f1", message="['srun', '--token', 'correct-horse-7'] failed")
+    (event,) = log.read()
+    assert event["message"] == "['srun', '--token', '[redacted]'] failed" and event["fault_id"] == "f1"
