@@ -19,12 +19,18 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 
-# sbatch runs a copy of this script from Slurm's spool folder; Slurm knows where the original lies.
-folder=$(dirname "${BASH_SOURCE[0]}")
-if [[ ! -f $folder/traced_training.sh ]]; then
-    folder=$(scontrol show job "${SLURM_JOB_ID:-}" | sed -n 's|^ *Command=\(.*\)/gpt2_tp\.sh.*|\1|p')
+script=$(realpath -- "${BASH_SOURCE[0]}")
+if [[ ! -f ${script%/*}/traced_training.sh ]]; then
+    # sbatch runs a copy from Slurm's spool folder. Slurm knows the original by its path, as a rule from the folder of
+    # submission, and the arguments behind it, all unquoted: what is left without the arguments is the path.
+    job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+    script=$(unset "${!SQUEUE_@}" && squeue --noheader --jobs "$job" --format %o && echo .) || script=''
+    script=${script%"${1+ $*}"$'\n.'}
+    [[ $script == /* ]] || script=${SLURM_SUBMIT_DIR:-}/$script
 fi
-[[ -n $folder ]] || { echo "gpt2_tp.sh: cannot find its folder: submit it by its path, not from a pipe" >&2; exit 2; }
+folder=${script%/*}
+[[ $script == *.sh && -f $folder/traced_training.sh ]] ||
+    { echo "gpt2_tp.sh: cannot find its folder: submit it by its path, not from a pipe" >&2; exit 2; }
 # shellcheck source=traced_training.sh
 source "$folder/traced_training.sh"
 

@@ -16,7 +16,8 @@
 # variables; HPCPACE_PACE_... are the settings of pacing.
 set -euo pipefail
 
-folder=$(dirname "${BASH_SOURCE[0]}")
+script=$(realpath -- "${BASH_SOURCE[0]}")
+folder=${script%/*}
 # shellcheck source=study.sh
 source "$folder/study.sh"
 

@@ -11,7 +11,8 @@
 # docs/studies.md is the guide, study.sh lists the environment variables.
 set -euo pipefail
 
-folder=$(dirname "${BASH_SOURCE[0]}")
+script=$(realpath -- "${BASH_SOURCE[0]}")
+folder=${script%/*}
 # shellcheck source=study.sh
 source "$folder/study.sh"
 

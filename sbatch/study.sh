@@ -8,15 +8,15 @@
 #   HPCPACE_STUDY_SUBMIT 1: submit jobs also from within a job
 
 # shellcheck source=traced_training.sh
-source "$(dirname "${BASH_SOURCE[0]}")/traced_training.sh"
+source "${BASH_SOURCE[0]%/*}/traced_training.sh"
 
-# The Python of hpcpace: the last word of `python -m hpcpace`, or what the first line of the program names.
+# The Python of hpcpace: what stands before `-P -m hpcpace`, or what the first line of the program names.
 if ((${#hpcpace[@]} > 1)); then
-    python=("${hpcpace[@]:0:${#hpcpace[@]}-2}")
+    python=("${hpcpace[@]:0:${#hpcpace[@]}-3}")
 else
     read -ra python < <(sed -n '1s/^#! *//p' "$(command -v "${hpcpace[0]}")")
 fi
-studies=("${python[@]}" -m hpcpace.studies)
+studies=("${python[@]}" -P -m hpcpace.studies)
 
 _most_failures=2
 

@@ -21,7 +21,8 @@
 # `--signal` has Slurm send SIGUSR1 to this shell ahead of the time limit. The ranks then write a checkpoint and stop,
 # and the job is requeued: its next attempt goes on in the same folder, with the same losses as without the stop.
 
-repository=$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")
+repository=$(realpath -- "${BASH_SOURCE[0]}")
+repository=${repository%/*/*}
 
 refuse() {
     echo "hpcpace: $1" >&2
@@ -36,14 +37,24 @@ esac
 if [[ -n ${HPCPACE_PRELUDE:-} ]]; then
     # Environment modules and site files seldom bear `set -eu`.
     set +eu
+    # `source` looks along PATH for a name without a slash.
+    [[ $HPCPACE_PRELUDE == */* || ! -f $HPCPACE_PRELUDE ]] || HPCPACE_PRELUDE=./$HPCPACE_PRELUDE
     # shellcheck disable=SC1090 # the user's own file
-    if [[ -f $HPCPACE_PRELUDE ]]; then source "$HPCPACE_PRELUDE"; else eval "$HPCPACE_PRELUDE"; fi ||
-        refuse "HPCPACE_PRELUDE ended with status $?: $HPCPACE_PRELUDE"
+    if [[ -f $HPCPACE_PRELUDE ]]; then source -- "$HPCPACE_PRELUDE"; else eval "$HPCPACE_PRELUDE"; fi ||
+        refuse "HPCPACE_PRELUDE ended with status $?: see what it printed above"
     set -eu
 fi
 
+# bash runs commands that stand in what it calculates with, as in `a[$(id)]`.
+for name in SLURM_{JOB_NUM_NODES,NTASKS,NTASKS_PER_NODE,CPUS_PER_TASK,RESTART_COUNT} HPCPACE_{RANKS,REQUEUE_AFTER_S}; do
+    [[ ${!name:-0} =~ ^(0|[1-9][0-9]{0,8})$ ]] || refuse "$name is ${!name}: it must be a whole number"
+done
+[[ ${HPCPACE_WORLD_START_TIMEOUT_S:-0} =~ ^(0|[1-9][0-9]{0,8})(\.[0-9]+)?$ ]] ||
+    refuse "HPCPACE_WORLD_START_TIMEOUT_S is $HPCPACE_WORLD_START_TIMEOUT_S: it must be a number of seconds"
+
 if [[ -n ${HPCPACE_PYTHON:-} ]]; then
-    read -ra hpcpace <<<"$HPCPACE_PYTHON -m hpcpace"
+    # -P: modules are not looked for in the working folder.
+    read -ra hpcpace <<<"$HPCPACE_PYTHON -P -m hpcpace"
 elif command -v hpcpace >/dev/null; then
     hpcpace=(hpcpace)
 elif [[ -x $repository/.venv/bin/hpcpace ]]; then
@@ -160,7 +171,11 @@ audit_first() {
 
 # num_attempts FOLDER: print how many starts of a run have made their folder.
 num_attempts() {
-    (find "$1" -maxdepth 1 -name 'attempt-*' 2>/dev/null || true) | wc -l
+    local attempt number=0
+    for attempt in "$1"/attempt-*; do
+        [[ ! -e $attempt ]] || number=$((number + 1))
+    done
+    echo "$number"
 }
 
 # has_stopped FOLDER: whether the last start of a run has ended ahead of time, with a checkpoint. Its ranks end after they
@@ -181,6 +196,8 @@ is_failed_start() {
 traced_training() {
     local name=$1 mesh=$2 workload=$3 status=0
     local run_dir=${HPCPACE_RUN_DIR:-runs/${SLURM_JOB_ID:-$(date +%Y%m%d-%H%M%S)}-$name}
+    # Whose name begins with a dash is a folder, too, and no option.
+    [[ $run_dir != -* ]] || run_dir=./$run_dir
     # A requeued job goes on in its folder as a further attempt; another job must not join it.
     [[ ! -e $run_dir || ${SLURM_RESTART_COUNT:-0} -gt 0 ]] ||
         refuse "$run_dir exists already: name another folder by HPCPACE_RUN_DIR"

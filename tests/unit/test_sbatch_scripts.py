@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,6 +82,16 @@ def run_script(tmp_path: Path) -> RunScript:
         return Outcome(done, [json.loads(line) for line in noted])
 
     return run
+
+
+def run_spool_copy(
+    run_script: RunScript, script: Path, submitted: str, *arguments: str, environ: Mapping[str, str] | None = None
+) -> Outcome:
+    """Run a script as Slurm does that was submitted by this path: as a copy, with the whole command at squeue's."""
+    with tempfile.TemporaryDirectory() as spool:
+        copy = Path(shutil.copy(script, Path(spool) / "slurm_script"))
+        command = " ".join([submitted, *arguments])
+        return run_script(copy, *arguments, environ={**JOB, "FAKE_COMMAND": command, **(environ or {})})
 
 
 @pytest.mark.parametrize("script", sorted((REPOSITORY / "sbatch").glob("*.sh")), ids=lambda path: path.stem)
@@ -247,14 +258,21 @@ def test_runs_the_prelude_first(is_file: bool, tmp_path: Path, run_script: RunSc
 def test_stops_where_the_prelude_fails(run_script: RunScript) -> None:
     outcome = run_script(SCRIPTS[0], environ={"HPCPACE_PRELUDE": "module load mpich"})
     assert outcome.status == 2
-    assert "HPCPACE_PRELUDE ended with status 127: module load mpich" in outcome.stderr
+    assert "module: command not found" in outcome.stderr
+    assert "HPCPACE_PRELUDE ended with status 127: see what it printed above" in outcome.stderr
     assert outcome.calls == []
+
+
+def test_a_prelude_that_fails_is_not_shown_for_it_may_set_secrets(run_script: RunScript) -> None:
+    outcome = run_script(SCRIPTS[0], environ={"HPCPACE_PRELUDE": "export HF_TOKEN=correct-horse-7; false"})
+    assert outcome.status == 2
+    assert "correct-horse-7" not in outcome.stderr + outcome.stdout
 
 
 def test_takes_the_python_of_the_user(run_script: RunScript) -> None:
     outcome = run_script(SCRIPTS[0], environ={**JOB, "HPCPACE_PYTHON": "echo in-container python"})
-    assert "in-container python -m hpcpace train gpt2 --run-dir runs/17-" in outcome.stdout
-    assert outcome.stdout.splitlines()[-1].startswith("in-container python -m hpcpace report runs/17-")
+    assert "in-container python -P -m hpcpace train gpt2 --run-dir runs/17-" in outcome.stdout
+    assert outcome.stdout.splitlines()[-1].startswith("in-container python -P -m hpcpace report runs/17-")
 
 
 def test_refuses_to_run_without_hpcpace(tmp_path: Path, run_script: RunScript) -> None:
@@ -273,24 +291,148 @@ def test_takes_the_environment_of_the_repository(tmp_path: Path, run_script: Run
 
 
 @every_script
-@pytest.mark.parametrize("arguments", ["", " --steps 20"], ids=["bare", "with arguments"])
+@pytest.mark.parametrize("arguments", [[], ["--steps", "20"]], ids=["bare", "with arguments"])
 def test_finds_its_folder_from_the_spool_copy(
-    script: Path, arguments: str, tmp_path: Path, run_script: RunScript
+    script: Path, arguments: list[str], tmp_path: Path, run_script: RunScript
 ) -> None:
     home = tmp_path / "my repository"
     shutil.copytree(REPOSITORY / "sbatch", home / "sbatch")
-    (tmp_path / "spool").mkdir()
-    copy = Path(shutil.copy(script, tmp_path / "spool" / "slurm_script"))
-    outcome = run_script(copy, environ={**JOB, "FAKE_COMMAND": f"{home}/sbatch/{script.name}{arguments}"})
+    outcome = run_spool_copy(run_script, script, f"{home}/sbatch/{script.name}", *arguments)
+    assert outcome.status == 0, outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "argument"),
+    [
+        *(
+            (folder, "x EVIL/gpt2_pp.sh")
+            for folder in (
+                "a b",
+                "gpt2_pp.sh",
+                "a/gpt2_pp.sh b",
+                "new\nline",
+                "ends\n",
+                "it's",
+                'a"b',
+                "$(touch ran)",
+                "-n",
+            )
+        ),
+        *(
+            ("my repository", argument)
+            for argument in (
+                None,
+                "",
+                " ",
+                "\n",
+                "*",
+                "EVIL/gpt2_pp.sh",
+                "x\nEVIL/gpt2_pp.sh\n",
+                "\n   Command=EVIL/gpt2_pp.sh\n   WorkDir=/",
+                'it\'s "quoted" $(touch ran) `touch ran` \\',
+            )
+        ),
+    ],
+    ids=ascii,
+)
+def test_sources_nothing_but_what_lies_beside_the_original(
+    folder: str, argument: str | None, tmp_path: Path, run_script: RunScript
+) -> None:
+    script, home, evil = REPOSITORY / "sbatch" / "gpt2_pp.sh", tmp_path / folder, tmp_path / "evil"
+    shutil.copytree(REPOSITORY / "sbatch", home)
+    evil.mkdir()
+    (evil / "traced_training.sh").write_text(f"touch {tmp_path}/ran\n")
+    arguments = [] if argument is None else ["--name", argument.replace("EVIL", str(evil))]
+    outcome = run_spool_copy(run_script, script, f"{home}/gpt2_pp.sh", *arguments)
+    assert outcome.status == 0, outcome.stderr
+    assert not (tmp_path / "ran").exists()
+    assert outcome.argv("hpcpace", "train")[len(outcome.argv("hpcpace", "train")) - len(arguments) :] == arguments
+
+
+def test_all_find_their_folder_in_the_same_way() -> None:
+    scripts = [*SCRIPTS, AUDIT, AUDIT.with_name("nano_cluster.sh")]
+    found = {
+        re.search(r"^script=.*?^    .*cannot find its folder.*?$", path.read_text(), re.S | re.M)[0] for path in scripts
+    }
+    names = "|".join([*(path.stem for path in scripts), "traced_training", "study"])
+    assert len({re.sub(rf"\b({names})\.sh", "NAME.sh", text) for text in found}) == 1
+
+
+def test_takes_a_relative_path_from_where_the_job_was_submitted(tmp_path: Path, run_script: RunScript) -> None:
+    """`sbatch --chdir ELSEWHERE ./gpt2_pp.sh`: the job runs elsewhere, and Slurm tells the path as it was given."""
+    shutil.copytree(REPOSITORY / "sbatch", tmp_path / "home" / "sbatch")
+    (tmp_path / "sbatch").mkdir()
+    (tmp_path / "sbatch" / "traced_training.sh").write_text("echo evil; exit 9\n")
+    environ = {"SLURM_SUBMIT_DIR": str(tmp_path / "home")}
+    outcome = run_spool_copy(run_script, SCRIPTS[0], f"./sbatch/{SCRIPTS[0].name}", environ=environ)
+    assert outcome.status == 0, outcome.stderr
+
+
+def test_asks_for_its_own_element_of_a_job_array_whatever_the_user_lets_squeue_show(
+    tmp_path: Path, run_script: RunScript
+) -> None:
+    environ = {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "3", "FAKE_JOB": "15_3", "SQUEUE_STATES": "PENDING"}
+    outcome = run_spool_copy(run_script, SCRIPTS[0], str(SCRIPTS[0]), environ=environ)
     assert outcome.status == 0, outcome.stderr
 
 
 @two_scripts
-def test_says_when_slurm_does_not_know_its_folder(script: Path, tmp_path: Path, run_script: RunScript) -> None:
-    copy = Path(shutil.copy(script, tmp_path / "slurm_script"))
-    outcome = run_script(copy, environ={**JOB, "FAKE_COMMAND": "(null)"})
+@pytest.mark.parametrize("command", ["(null)", "", "/elsewhere/gpt2_pp.sh", "{folder}/gpt2_pp.sh --more"])
+def test_says_when_slurm_does_not_know_its_folder(
+    script: Path, command: str, tmp_path: Path, run_script: RunScript
+) -> None:
+    (tmp_path / "traced_training.sh").write_text("echo evil; exit 9\n")
+    environ = {"SLURM_SUBMIT_DIR": str(tmp_path)}
+    outcome = run_spool_copy(run_script, script, command.format(folder=script.parent), environ=environ)
     assert outcome.status == 2
     assert f"{script.name}: cannot find its folder" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLURM_JOB_NUM_NODES",
+        "SLURM_NTASKS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_RESTART_COUNT",
+        "HPCPACE_RANKS",
+        "HPCPACE_REQUEUE_AFTER_S",
+        "HPCPACE_WORLD_START_TIMEOUT_S",
+    ],
+)
+@pytest.mark.parametrize("value", ["a[$(touch ran)]", "4 + 4", "-1", "08", "1\n"], ids=ascii)
+def test_calculates_with_nothing_but_numbers(name: str, value: str, tmp_path: Path, run_script: RunScript) -> None:
+    outcome = run_script(SCRIPTS[0], environ={**JOB, name: value})
+    assert (outcome.status, outcome.calls) == (2, [])
+    assert outcome.stderr.startswith(f"hpcpace: {name} is {value}: it must be a ")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_job_name_is_only_a_name(tmp_path: Path, run_script: RunScript) -> None:
+    environ = {**JOB, "SLURM_JOB_NAME": "x\n   Command=/evil/gpt2_pp.sh; $(touch ran)"}
+    assert run_script(SCRIPTS[0], environ=environ).status == 0
+    assert not (tmp_path / "ran").exists()
+
+
+@two_scripts
+def test_a_folder_of_a_run_is_no_option(script: Path, tmp_path: Path, run_script: RunScript) -> None:
+    (tmp_path / "kept").touch()
+    outcome = run_script(script, environ={**JOB, "HPCPACE_RUN_DIR": "-delete"})
+    assert outcome.status == 0, outcome.stderr
+    assert outcome.train_options["run_dir"] == Path("-delete")
+    assert outcome.argv("hpcpace", "report") == ["report", "./-delete"]
+    assert (tmp_path / "kept").exists()
+
+
+def test_a_prelude_beside_the_job_is_not_looked_for_on_path(tmp_path: Path, run_script: RunScript) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "site.sh").write_text("touch ran\n")
+    (tmp_path / "site.sh").write_text("export OMP_NUM_THREADS=3\n")
+    environ = {**JOB, "HPCPACE_PRELUDE": "site.sh", "PATH": f"{tmp_path}/bin:{FAKES}:/usr/bin:/bin"}
+    outcome = run_script(SCRIPTS[0], environ=environ)
+    assert (outcome.status, outcome.calls[0]["threads"]) == (0, "3"), outcome.stderr
+    assert not (tmp_path / "ran").exists()
 
 
 @two_scripts
@@ -488,11 +630,10 @@ def test_the_audit_alone_takes_options_and_ends_with_its_status(
     assert re.fullmatch(rf"{folder}/attempt-0/snapshot", argv[2])
 
 
-def test_the_audit_alone_finds_its_folder_from_the_spool_copy(tmp_path: Path, run_script: RunScript) -> None:
-    copy = Path(shutil.copy(AUDIT, tmp_path / "slurm_script"))
-    outcome = run_script(copy, environ={**JOB, "FAKE_COMMAND": f"{AUDIT} --matrix"})
+def test_the_audit_alone_finds_its_folder_from_the_spool_copy(run_script: RunScript) -> None:
+    outcome = run_spool_copy(run_script, AUDIT, str(AUDIT), "--matrix")
     assert (outcome.status, outcome.stderr) == (0, "")
-    assert run_script(copy, environ={**JOB, "FAKE_COMMAND": "(null)"}).status == 2
+    assert run_spool_copy(run_script, AUDIT, "(null)").status == 2
 
 
 def test_an_audit_that_a_signal_ends_is_not_followed_by_a_training(tmp_path: Path) -> None:
