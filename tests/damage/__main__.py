@@ -1,30 +1,47 @@
-"""Thousands of damaged inputs, each reported in a process of its own; `--write` writes the document."""
+"""Thousands of damaged inputs, each reported in a process of its own; races; what bombs take in memory.
+
+`--write` writes the document of all three. `--races N` and `--memory` alone do only that.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from tests.damage.campaign import Input, Outcome, run_inputs, spread
+from tests.damage.child import preload
 from tests.damage.document import write_document
 from tests.damage.kinds import KINDS
+from tests.damage.memory import Measured, measure
+from tests.damage.races import RaceOutcome, all_races
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability-input.md"
 _FRESH_EVERY = 100
+_ROUNDS = 200
+_MOST_PROBLEMS = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=2400, help="how many, at least")
+    parser.add_argument("--inputs", type=int, default=3200, help="how many, at least")
     parser.add_argument("--only", nargs="+", metavar="KIND", help="kinds, or KIND#NUMBER for one input")
     parser.add_argument("--at-once", type=int, default=2, help="processes at one time")
     parser.add_argument("--fresh", action="store_true", help="start an interpreter for each")
     parser.add_argument("--keep", type=Path, help="folder for inputs that failed")
+    parser.add_argument("--races", type=int, metavar="ROUNDS", help="rounds of each race; 200 with --write")
+    parser.add_argument("--memory", action="store_true", help="measure what bombs take")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     args = parser.parse_args()
     begin_s = time.monotonic()
+    is_alone = (args.races is not None or args.memory) and not args.write
+    races = _races(args.races or _ROUNDS) if args.races is not None or args.write else []
+    measured = _measured() if args.memory or args.write else []
+    if is_alone:
+        failed_races = [race for race in races if race.problems and not race.is_naive]
+        sys.exit(1 if failed_races or not all(one.is_kept for one in measured) else 0)
     inputs = _inputs(args.only, args.inputs)
     outcomes: list[Outcome] = []
     for outcome in run_inputs(inputs, at_once=args.at_once, fresh=args.fresh, keep=args.keep):
@@ -39,16 +56,45 @@ def main() -> None:
     failed = [outcome for outcome in outcomes if outcome.problems]
     duration_s = time.monotonic() - begin_s
     longest = max(outcomes, key=lambda outcome: outcome.result.wall_s)
-    largest = max(outcomes, key=lambda outcome: outcome.result.memory_bytes)
+    largest = max(outcomes, key=lambda outcome: outcome.memory_bytes)
     print(
         f"{len(outcomes)} inputs in {duration_s:.0f} s, {len(failed)} failed; longest {longest.result.wall_s:.1f} s "
-        f"({longest.input.name}), largest {largest.result.memory_bytes >> 20} MiB ({largest.input.name})"
+        f"({longest.input.name}), largest {largest.memory_bytes >> 20} MiB ({largest.input.name})"
     )
     if args.write:
-        write_document(DOCUMENT, outcomes, num_fresh=num_fresh, duration_s=duration_s)
+        write_document(DOCUMENT, outcomes, races=races, measured=measured, num_fresh=num_fresh, duration_s=duration_s)
         print(f"written: {DOCUMENT}")
-    if failed:
+    if failed or any(race.problems and not race.is_naive for race in races) or not all(m.is_kept for m in measured):
         sys.exit(1)
+
+
+def _races(num_rounds: int) -> list[RaceOutcome]:
+    preload()
+    found = []
+    with tempfile.TemporaryDirectory(prefix="hpcpace-races-") as name:
+        for race in all_races(num_rounds, Path(name)):
+            found.append(race)
+            print(
+                f"{race.program}, {race.swapper} exchanged: {race.num_rounds} rounds, {race.num_hit} hit, "
+                f"{race.num_exchanged} exchanges, exit codes {dict(race.codes)}, {len(race.problems)} problems",
+                flush=True,
+            )
+            for problem in race.problems[:_MOST_PROBLEMS]:
+                print(f"  {problem}", flush=True)
+    return found
+
+
+def _measured() -> list[Measured]:
+    found = []
+    with tempfile.TemporaryDirectory(prefix="hpcpace-memory-") as name:
+        for one in measure(Path(name)):
+            found.append(one)
+            print(
+                f"{one.command} --memory {one.memory} of {one.what}: {one.most_bytes >> 20} MiB of "
+                f"{one.limit_bytes >> 20}, exit {one.code}{'' if one.is_kept else ': FAILED'}",
+                flush=True,
+            )
+    return found
 
 
 def _inputs(only: list[str] | None, num_inputs: int) -> list[Input]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shutil
 import tempfile
+import traceback
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.damage.child import Child, Result, preload, wait_for_one
-from tests.damage.judge import problems_of
+from tests.damage.judge import problems_of, problems_of_view
 from tests.damage.kind import Damaged, Kind
 from tests.damage.names import run_folder
 from tests.damage.specimen import RunCopy, Shelf
@@ -51,11 +55,24 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one input."""
+    """What became of one input.
+
+    Attributes:
+        input: what was damaged, and how.
+        result: how the report ended.
+        views: how the further commands ended.
+        problems: what did not hold of any.
+    """
 
     input: Input
     result: Result
+    views: tuple[Result, ...] = ()
     problems: tuple[str, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that any of the commands took."""
+        return max(result.memory_bytes for result in (self.result, *self.views))
 
 
 def spread(kinds: Sequence[Kind], num_inputs: int) -> list[Input]:
@@ -100,27 +117,80 @@ def run_inputs(
 
 
 class _Running:
+    """One input and the command that looks at it now: the report first, then the further views."""
+
     def __init__(self, one: Input, shelf: Shelf, place: Path, *, fresh: bool) -> None:
-        self._input, self._place = one, place
+        self._input, self._place, self._fresh = one, place, fresh
         place.mkdir()
-        self._run, self._damaged = one.make(shelf, place / "run")
+        self._run, self._damaged = _forked(one.make, shelf, place / "run")
         self._folder = run_folder(self._run) if self._run.path.is_dir() else self._run.path
         arguments = ["report", str(self._folder), *(["--json"] if one.as_json else [])]
-        rights = self._damaged.without_rights
-        self.child = Child(arguments, place / "output", without_rights=rights, fresh=fresh)
+        if self._damaged.memory:
+            arguments += ["--memory", self._damaged.memory]
+        # A fresh interpreter is to end as a fork does, which the report shows.
+        self._left = [] if fresh else list(self._damaged.views)
+        self._results: list[Result] = []
+        self._problems: list[str] = []
+        self.child = self._started(arguments)
 
-    def judged(self, result: Result, keep: Path | None) -> Outcome:
+    def goes_on(self, result: Result) -> bool:
+        """Judge the command that ended, and start the next one if there is one."""
+        secret = self._run.shelf.secret
+        if not self._results:
+            as_json = self._input.as_json
+            self._problems += problems_of(result, self._damaged, self._run, self._folder, as_json=as_json)
+        else:
+            self._problems += problems_of_view(self._view, result, self._damaged, secret, self._folder)
+        self._results.append(result)
+        if not self._left:
+            return False
+        self._view = self._left.pop(0)
+        self.child = self._started(self._view)
+        return True
+
+    def outcome(self, keep: Path | None) -> Outcome:
         """Return what became of the input, and remove it."""
-        problems = problems_of(result, self._damaged, self._run, self._folder, as_json=self._input.as_json)
-        if problems and keep is not None:
+        if self._problems and keep is not None:
             shutil.copytree(self._place, keep / self._input.name, symlinks=True, ignore=_no_plain_file)
         _remove(self._place)
-        return Outcome(input=self._input, result=result, problems=tuple(problems))
+        report, *views = self._results
+        return Outcome(input=self._input, result=report, views=tuple(views), problems=tuple(self._problems))
+
+    def _started(self, arguments: Sequence[str]) -> Child:
+        rights = self._damaged.without_rights
+        return Child(arguments, self._place / "output", without_rights=rights, fresh=self._fresh)
+
+
+def _forked(make: Callable[[Shelf, Path], tuple[RunCopy, Damaged]], shelf: Shelf, path: Path) -> Any:
+    """Return what a function returns in a process of its own.
+
+    What a damage leaves in HDF5 and in memory would otherwise be in all reports that are forked later.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(reader)
+            with os.fdopen(writer, "wb") as stream:
+                pickle.dump(make(shelf, path), stream)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        content = stream.read()
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        raise RuntimeError(f"the damage could not be done to {path}")
+    return pickle.loads(content)
 
 
 def _first_ended(running: list[_Running], keep: Path | None) -> Outcome:
-    index, result = wait_for_one([one.child for one in running])
-    return running.pop(index).judged(result, keep)
+    while True:
+        index, result = wait_for_one([one.child for one in running])
+        if not running[index].goes_on(result):
+            return running.pop(index).outcome(keep)
 
 
 def _no_plain_file(folder: str, names: list[str]) -> list[str]:
@@ -131,6 +201,6 @@ def _no_plain_file(folder: str, names: list[str]) -> list[str]:
 
 
 def _remove(path: Path) -> None:
-    for folder in [path, *(entry for entry in path.rglob("*") if entry.is_dir() and not entry.is_symlink())]:
-        folder.chmod(0o755)
+    for folder, _, _ in os.walk(path):  # which follows no links
+        os.chmod(folder, 0o755)
     shutil.rmtree(path)

@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import os
 import resource
+import runpy
 import select
 import signal
 import struct
@@ -17,19 +18,35 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from hpcpace.units import parse_size
+
 TIME_LIMIT_S = 10.0
 MEMORY_LIMIT_BYTES = 1 << 30
+_BASE_BYTES, _MEMORY_FACTOR = 1280 << 20, 3
 _ADDRESSES_BYTES = 6 << 30
 """Of address space, which the libraries' threads alone take a good part of; it keeps the machine alive."""
-_KILL_AFTER_S = 2 * TIME_LIMIT_S
+KILL_AFTER_S = 20.0
+_OF_FIGURES = ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
 _DROP_BOUND, _VERSION_3 = 24, 0x20080522
 """PR_CAPBSET_DROP of prctl(2), _LINUX_CAPABILITY_VERSION_3 of capset(2)."""
 _LAST_CAPABILITY = 40
+
+
+def memory_limit_bytes(memory: str) -> int:
+    """Return what a command may take that was told `--memory` with this, or nothing.
+
+    `--memory` is for the tables: what is computed of them takes up to one and a half times as much again, of operations
+    in memory six times, and these are four million at most (hpcpace.trace.stream.MOST_ROWS).
+    """
+    return _BASE_BYTES + _MEMORY_FACTOR * parse_size(memory) if memory else MEMORY_LIMIT_BYTES
+
+
+Command = Sequence[str] | Callable[[], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,24 +64,22 @@ class Result:
 
 
 class Child:
-    """A running report.
+    """A running command.
 
     Args:
-        arguments: of `hpcpace`.
+        command: arguments of `hpcpace`, the path of a script and its own, or a call that returns the exit code.
         place: prefix of the names of the files that take its output.
         without_rights: whether it gives up root's rights to read and write what its modes forbid.
         fresh: whether it starts an interpreter of its own.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], place: Path, *, without_rights: bool = False, fresh: bool = False
-    ) -> None:
+    def __init__(self, command: Command, place: Path, *, without_rights: bool = False, fresh: bool = False) -> None:
         self._stdout, self._stderr = place.with_suffix(".stdout"), place.with_suffix(".stderr")
         self._begin_s = time.monotonic()
         sys.stdout.flush()
         self._pid = os.fork()
         if not self._pid:
-            _be_child(arguments, self._stdout, self._stderr, without_rights=without_rights, fresh=fresh)
+            _be_child(command, self._stdout, self._stderr, without_rights=without_rights, fresh=fresh)
         self._descriptor = os.pidfd_open(self._pid)
 
     @property
@@ -75,7 +90,7 @@ class Child:
     @property
     def left_s(self) -> float:
         """Time until it is to be killed."""
-        return max(_KILL_AFTER_S - (time.monotonic() - self._begin_s), 0.0)
+        return max(KILL_AFTER_S - (time.monotonic() - self._begin_s), 0.0)
 
     def end(self, *, is_ended: bool) -> Result:
         """Return how it ended; it is killed if it has not."""
@@ -84,13 +99,14 @@ class Child:
             os.kill(self._pid, signal.SIGKILL)
         _, status, usage = os.wait4(self._pid, 0)
         os.close(self._descriptor)
+        cpu_s = usage.ru_utime + usage.ru_stime
         is_signalled = os.WIFSIGNALED(status)
         return Result(
             code=-1 if is_signalled else os.WEXITSTATUS(status),
             signal=os.WTERMSIG(status) if is_signalled and is_ended else 0,
             is_late=not is_ended or wall_s > TIME_LIMIT_S,
             wall_s=wall_s,
-            cpu_s=usage.ru_utime + usage.ru_stime,
+            cpu_s=cpu_s,
             memory_bytes=usage.ru_maxrss * 1024,
             stdout=self._stdout.read_bytes(),
             stderr=self._stderr.read_bytes(),
@@ -107,7 +123,7 @@ def wait_for_one(children: Sequence[Child]) -> tuple[int, Result]:
     return index, children[index].end(is_ended=False)
 
 
-def _be_child(arguments: Sequence[str], stdout: Path, stderr: Path, *, without_rights: bool, fresh: bool) -> NoReturn:
+def _be_child(command: Command, stdout: Path, stderr: Path, *, without_rights: bool, fresh: bool) -> NoReturn:
     code = 70
     try:
         for number, path in ((1, stdout), (2, stderr)):
@@ -118,9 +134,10 @@ def _be_child(arguments: Sequence[str], stdout: Path, stderr: Path, *, without_r
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if without_rights:
             _give_up_rights()
-        if fresh:
-            os.execv(sys.executable, [sys.executable, "-m", "hpcpace", *arguments])
-        code = _report(arguments)
+        if fresh and not callable(command):
+            program = list(command) if _is_script(command) else ["-m", "hpcpace", *command]
+            os.execv(sys.executable, [sys.executable, *program])
+        code = _run(command)
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
     finally:
@@ -137,18 +154,28 @@ def _give_up_rights() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def _report(arguments: Sequence[str]) -> int:
+def _is_script(command: Sequence[str]) -> bool:
+    return command[0].endswith(".py")
+
+
+def _run(command: Command) -> int:
     """Run the command as an interpreter of its own would, and return its exit code."""
     from hpcpace.cli import main
 
-    sys.argv = ["hpcpace", *arguments]
+    if not callable(command):
+        sys.argv = list(command) if _is_script(command) else ["hpcpace", *command]
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     warnings.resetwarnings()
     warnings.simplefilter("default", RuntimeWarning)
     code = 0
     try:
-        main()
+        if callable(command):
+            code = command()
+        elif _is_script(command):
+            runpy.run_path(command[0], run_name="__main__")
+        else:
+            main()
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except BaseException:
@@ -161,6 +188,6 @@ def _report(arguments: Sequence[str]) -> int:
 
 
 def preload() -> None:
-    """Import what a report imports, so that each child finds it there."""
-    for name in ("hpcpace.cli.report", "importlib.readers"):
+    """Import what a report, and the other commands, import, so that each child finds it there."""
+    for name in ("hpcpace.cli.report", "hpcpace.cli.dump", "hpcpace.cli.audit", "importlib.readers", *_OF_FIGURES):
         importlib.import_module(name)

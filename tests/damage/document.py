@@ -11,22 +11,34 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.damage.campaign import Outcome
+from tests.damage.memory import Measured
+from tests.damage.races import RaceOutcome
 
 _PROSE = Path(__file__).with_name("prose")
 _MOST_FAILED = 50
 
 
-def write_document(path: Path, outcomes: Sequence[Outcome], *, num_fresh: int, duration_s: float) -> None:
+def write_document(
+    path: Path,
+    outcomes: Sequence[Outcome],
+    *,
+    races: Sequence[RaceOutcome],
+    measured: Sequence[Measured],
+    num_fresh: int,
+    duration_s: float,
+) -> None:
     """Write the document.
 
     Args:
         path: where to.
         outcomes: of all inputs.
+        races: what came of each race.
+        measured: what bombs took in memory.
         num_fresh: how many of them were reported by fresh interpreters, too, with the same end.
         duration_s: what all of it took.
     """
     parts = [_prose("head"), _measured(outcomes, num_fresh, duration_s), _table(outcomes), *_failed(outcomes)]
-    parts.append(_prose("limits"))
+    parts += [_prose("races"), _races(races), *_lost(races), _prose("memory"), _memory(measured), _prose("limits")]
     path.write_text("\n\n".join(part.strip() for part in parts) + "\n")
 
 
@@ -63,9 +75,41 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> str:
         *(str(sum(result.code == code for result in results)) for code in range(4)),
         f"{statistics.median(result.wall_s for result in results):.2f} s",
         f"{max(result.wall_s for result in results):.2f} s",
-        f"{max(result.memory_bytes for result in results) >> 20} MiB",
+        f"{max(outcome.memory_bytes for outcome in outcomes) >> 20} MiB",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _races(races: Sequence[RaceOutcome]) -> str:
+    lines = [
+        "| program | exchanged | rounds | hit | exchanges | exit codes | wrong | longest |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for race in races:
+        codes = ", ".join(f"{code}: {count}" for code, count in race.codes.items())
+        wrong = f"caught in round {race.num_rounds}" if race.is_naive and race.problems else str(len(race.problems))
+        cells = [race.program, race.swapper, str(race.num_rounds), str(race.num_hit), f"{race.num_exchanged:,}"]
+        lines.append(f"| {' | '.join([*cells, codes, wrong, f'{race.longest_s:.1f} s'])} |")
+    return "\n".join(lines)
+
+
+def _lost(races: Sequence[RaceOutcome]) -> list[str]:
+    lines = [
+        f"- {race.program}, {race.swapper}: {problem[:300]}"
+        for race in races
+        for problem in race.problems
+        if not race.is_naive
+    ]
+    return ["What did not hold:\n\n" + "\n".join(lines[:_MOST_FAILED])] if lines else []
+
+
+def _memory(measured: Sequence[Measured]) -> str:
+    lines = ["| run | command | `--memory` | peak | limit | exit |", "|---|---|---|---|---|---|"]
+    for one in measured:
+        peak = f"{one.most_bytes >> 20} MiB{'' if one.is_kept else ': too much'}"
+        cells = [one.what, one.command, one.memory, peak, f"{one.limit_bytes >> 20} MiB", str(one.code)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _failed(outcomes: Sequence[Outcome]) -> list[str]:

@@ -60,11 +60,11 @@ def _of_another_run(run: RunCopy, random: Random) -> Damaged:
     rank = _journalled(run, random)
     path = run.journal(rank)
     values = ("run_id", "other"), ("attempt", 7), ("rank", (rank + 1) % run.num_ranks)
-    _rewrite(run, rank, dict([values[int(random.integers(3))]]))
+    rewrite_header(run, rank, dict([values[int(random.integers(3))]]))
     return of_rank(run, rank, path.name)
 
 
-def _rewrite(run: RunCopy, rank: int, changes: Mapping[str, Any], tables: Any = None) -> None:
+def rewrite_header(run: RunCopy, rank: int, changes: Mapping[str, Any], tables: Any = None) -> None:
     """Write the header of a journal anew, with a sound checksum."""
     content = run.journal(rank).read_bytes()
     magic, size, _ = _PREAMBLE.unpack_from(content)
@@ -83,7 +83,7 @@ def _odd_header(run: RunCopy, random: Random) -> Damaged:
     rank = _journalled(run, random)
     names = ("run_id", "rank", "world_size", "host", "attempt", "node", "pp", "interfaces", "format", "format_version")
     name = names[int(random.integers(len(names)))]
-    _rewrite(run, rank, {name: odd[int(random.integers(len(odd)))]})
+    rewrite_header(run, rank, {name: odd[int(random.integers(len(odd)))]})
     return of_rank(run, rank)
 
 
@@ -102,7 +102,7 @@ def _odd_tables(run: RunCopy, random: Random) -> Damaged:
         [{"name": ["a"], "columns": {"a": "<i4"}}],
     )
     rank = _journalled(run, random)
-    _rewrite(run, rank, {}, odd[int(random.integers(len(odd)))])
+    rewrite_header(run, rank, {}, odd[int(random.integers(len(odd)))])
     return of_rank(run, rank)
 
 

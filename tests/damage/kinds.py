@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from tests.damage import clocks, content, journals, names, runs, tables
+from tests.damage import bombs, clocks, content, journals, links, mixed, names, runs, tables
 
-KINDS = (*content.KINDS, *journals.KINDS, *tables.KINDS, *clocks.KINDS, *names.KINDS, *runs.KINDS)
+KINDS = (
+    *content.KINDS,
+    *journals.KINDS,
+    *tables.KINDS,
+    *clocks.KINDS,
+    *names.KINDS,
+    *runs.KINDS,
+    *mixed.KINDS,
+    *links.KINDS,
+    *bombs.KINDS,
+)

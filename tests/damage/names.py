@@ -46,7 +46,8 @@ def _named(attribute: str) -> Callable[[RunCopy, Random], Damaged]:
     """Return the damage that gives odd names to all ranks: all of them must be reported, with the names escaped."""
 
     def damage(run: RunCopy, random: Random) -> Damaged:
-        same = random.random() < 0.5
+        # Ranks with different run ids are of different runs; see the kind "mixed-runs".
+        same = random.random() < 0.5 or attribute == "run_id"
         name = _NAMES[int(random.integers(len(_NAMES)))]
         for rank in sorted(run.ranks):
             with opened(run.file(rank)) as file:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.rundir import Attempt, RunDirectory
+from tests.damage.secret import Secret
 from tests.synthetic_run import SyntheticRun
 
 _HOSTS = ("n1", "n2", "n3", "n4")
@@ -31,10 +32,12 @@ class RunCopy:
     Attributes:
         path: the run folder.
         num_ranks: of its last attempt; all have a trace.
+        shelf: where other specimens and the secret are.
     """
 
     path: Path
     num_ranks: int
+    shelf: Shelf
 
     @property
     def attempt(self) -> Attempt:
@@ -56,17 +59,26 @@ class RunCopy:
 
 
 class Shelf:
-    """Writes each specimen once into a folder, and hands out copies."""
+    """Writes each specimen once into a folder, and hands out copies.
+
+    Attributes:
+        secret: what no report may give away; it is made where an attack leads to it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._folder.mkdir(exist_ok=True)
+        self.secret = Secret(folder / "secret")
 
     def copy(self, name: str, path: Path) -> RunCopy:
         """Copy a specimen to a path that does not exist yet."""
+        shutil.copytree(self.kept(name), path)
+        return RunCopy(path, SPECIMENS[name][-1].num_ranks, self)
+
+    def kept(self, name: str) -> Path:
+        """Return the specimen itself, to be read only."""
         kept = self._folder / name
         if not kept.exists():
-            self._folder.mkdir(exist_ok=True)
             for attempt in SPECIMENS[name]:
                 attempt.write(kept)
-        shutil.copytree(kept, path)
-        return RunCopy(path, SPECIMENS[name][-1].num_ranks)
+        return kept
