@@ -24,8 +24,9 @@ import numpy as np
 
 from hpcpace.report.evidence import gather_evidence
 from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.reader import RankTrace, read_attempt
+from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import Op
 from hpcpace.trace.writer import TraceWriter
 from hpcpace.units import NS_PER_MS

@@ -28,8 +28,8 @@ from hpcpace.report.analysis import analyze
 from hpcpace.report.evidence import TABLES_USED
 from hpcpace.report.examination import Selection
 from hpcpace.rundir import RunDirectory
+from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import round_times, row_dtypes
-from hpcpace.trace.reader import read_attempt
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 from hpcpace.trace.stream import MOST_ROWS
 from hpcpace.trace.writer import TraceWriter

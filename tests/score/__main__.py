@@ -13,14 +13,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.score.campaign import Outcome, run, tasks
-from tests.score.cells import CELLS, power_cells
+from tests.score.cells import CELLS, LOST_CELLS, power_cells
 from tests.score.document import (
     CELL_COLUMNS,
     CONFIDENCE_COLUMNS,
+    LOST_COLUMNS,
     TARGET_COLUMNS,
     cell_rows,
     confidence_rows,
     document,
+    lost_rows,
     mode_rows,
     power_rows,
     target_rows,
@@ -35,7 +37,7 @@ _WIDTH = 160
 def main() -> None:
     args = _arguments()
     begin_s = time.monotonic()
-    cells = [cell for cell in CELLS if not args.cells or cell.name in args.cells]
+    cells = [cell for cell in (*CELLS, *LOST_CELLS) if not args.cells or cell.name in args.cells]
     todo = tasks(cells, per_cell=args.per_cell or (_QUICK if args.quick else _PER_CELL), of=args.seeds)
     if args.power or not args.cells:
         per_point = args.per_point or (_QUICK_POWER if args.quick else _PER_POWER_CELL)
@@ -61,7 +63,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.score", description=__doc__)
-    names = [cell.name for cell in CELLS]
+    names = [cell.name for cell in (*CELLS, *LOST_CELLS)]
     parser.add_argument("--seeds", choices=("develop", "report"), default="develop", help="develop: even; report: odd")
     parser.add_argument("--cells", type=_list_of(names), help=f"only these, of {', '.join(names)}")
     parser.add_argument("--per-cell", type=int, help=f"traces of each cell, {_PER_CELL} otherwise")
@@ -108,7 +110,9 @@ def _line(outcome: Outcome) -> str:
 
 def _show(console: Console, outcomes: list[Outcome]) -> None:
     _table(console, CELL_COLUMNS, cell_rows(outcomes))
-    _table(console, ("cell", "modes given (not right)"), mode_rows(outcomes))
+    _table(console, ("cell", "modes given (not right)"), mode_rows(outcomes, (*CELLS, *LOST_CELLS)))
+    if lost := lost_rows(outcomes):
+        _table(console, LOST_COLUMNS, lost)
     if targets := target_rows(outcomes):
         _table(console, TARGET_COLUMNS, targets)
     _table(console, CONFIDENCE_COLUMNS, confidence_rows(outcomes))

@@ -6,15 +6,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
 from hpcpace.report.analysis import examine
-from hpcpace.trace.reader import read_attempt
-from tests.score.cells import CELLS, Cell, SeedSet, power_cells, seeds
+from hpcpace.trace.attempt_reader import read_attempt
+from tests.score.cells import CELLS, LOST_CELLS, Cell, SeedSet, power_cells, seeds
 from tests.score.generator import traces_of, write_run
 from tests.score.judge import Judgement, Verdict, judge
+from tests.score.lost import with_losses
 from tests.score.scenario import Scenario
 from tests.score.truth import Truth, truth_of
 
@@ -52,8 +53,10 @@ class Outcome:
 def tasks(cells: Sequence[Cell], *, per_cell: int, of: SeedSet) -> list[Task]:
     """Return what to do: `per_cell` traces of each cell, fewer of those that cost more."""
     pairs = [(cell.name, seed) for cell in cells for seed in seeds(max(per_cell // cell.cost, 1), of)]
+    written = {cell.name for cell in cells if cell not in LOST_CELLS}
     return [
-        Task(cell=name, seed=seed, is_written=number % WRITTEN_EVERY == 0) for number, (name, seed) in enumerate(pairs)
+        Task(cell=name, seed=seed, is_written=number % WRITTEN_EVERY == 0 and name in written)
+        for number, (name, seed) in enumerate(pairs)
     ]
 
 
@@ -68,7 +71,7 @@ def examined(task: Task, *, examination: Callable[..., Verdict] = examine) -> Ou
     """Return what one trace comes to."""
     scenario = _CELLS[task.cell].scenario(task.seed)
     truth = truth_of(scenario)
-    traces = traces_of(scenario)
+    traces = with_losses(scenario, traces_of(scenario), lambda: traces_of(_another_run(scenario)))
     begin_s = time.perf_counter()
     try:
         verdict = examination(traces, ())
@@ -91,6 +94,11 @@ def examined(task: Task, *, examination: Callable[..., Verdict] = examine) -> Ou
     )
 
 
+def _another_run(scenario: Scenario) -> Scenario:
+    """Return a scenario of as many ranks in which all of them are slower."""
+    return replace(scenario, seed=scenario.seed + 1, fault="none", size=0.0, level=2 * scenario.level, data="sound")
+
+
 def _from_disk(scenario: Scenario, examination: Callable[..., Verdict]) -> Verdict:
     with tempfile.TemporaryDirectory() as folder:
         written = write_run(scenario, Path(folder) / "run")
@@ -98,4 +106,4 @@ def _from_disk(scenario: Scenario, examination: Callable[..., Verdict]) -> Verdi
         return examination(found.traces, found.problems)
 
 
-_CELLS = {cell.name: cell for cell in (*CELLS, *power_cells())}
+_CELLS = {cell.name: cell for cell in (*CELLS, *LOST_CELLS, *power_cells())}

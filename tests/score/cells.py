@@ -184,6 +184,74 @@ CELLS: tuple[Cell, ...] = (
 )
 
 
+_FAULTS = ("none", "slow_rank", "slow_node", "transient", "input_bound", "communication_bound", "contention", "hang")
+_CONTRADICTIONS = ("zero_times", "unknown_enums", "exits_before_enters", "overlapping_steps", "wrong_clock")
+
+
+def _lost_cell(name: str, title: str, *, faults: tuple[str, ...] = _FAULTS, cost: int = 1, **values: Any) -> Cell:
+    """Return a cell whose traces cannot carry a verdict on all of the job; of values in tuples one is drawn."""
+
+    def draw(random: np.random.Generator) -> dict[str, Any]:
+        drawn = {**_any(random), **_noise(random, 0.01, 0.02, 0.05)}
+        drawn |= {"fault": _pick(random, *faults), "size": _pick(random, 0.10, 0.20, 0.40)}
+        if drawn["fault"] == "none":
+            drawn["size"] = 0.0
+        return drawn | {key: _pick(random, *of) if isinstance(of, tuple) else of for key, of in values.items()}
+
+    return Cell(name=name, title=title, draw=draw, cost=cost)
+
+
+_SLOW = ("slow_rank", "slow_node")
+LOST_CELLS: tuple[Cell, ...] = (
+    _lost_cell("lost-one", "one trace is missing", data="missing", lost_share=0.0),
+    _lost_cell(
+        "lost-culprit",
+        "the trace of the slow rank or node is missing",
+        faults=_SLOW,
+        data="missing",
+        lost_share=0.0,
+        is_culprit_lost=True,
+    ),
+    _lost_cell("lost-half", "half of the traces are missing", data="missing", lost_share=0.5),
+    _lost_cell(
+        "lost-half-culprit",
+        "half of the traces are missing, that of the slow rank or node among them",
+        faults=_SLOW,
+        data="missing",
+        lost_share=0.5,
+        is_culprit_lost=True,
+    ),
+    _lost_cell("lost-most", "all traces but one are missing", data="missing", lost_share=0.999),
+    _lost_cell(
+        "lost-others",
+        "all traces but that of the slow rank are missing",
+        faults=_SLOW,
+        data="missing",
+        lost_share=0.999,
+    ),
+    _lost_cell(
+        "mixed-runs",
+        "some traces are of another run, or of another start under the same names",
+        data=("other_run", "other_start"),
+        lost_share=(0.0, 0.25),
+        is_culprit_lost=(False, True),
+    ),
+    _lost_cell(
+        "contradictory-all",
+        "all traces contradict themselves",
+        data=_CONTRADICTIONS[:-1],
+        lost_share=1.0,
+    ),
+    _lost_cell(
+        "contradictory-some",
+        "some traces contradict themselves, or the others by an hour, or lack their operations",
+        data=(*_CONTRADICTIONS, "no_collectives"),
+        lost_share=(0.0, 0.25),
+        is_culprit_lost=(False, True),
+    ),
+)
+
+
 def power_cells() -> tuple[Cell, ...]:
     """Return a cell of each size of a slow rank and each level of normal noise: 64 ranks, 200 steps."""
     return tuple(

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.score.campaign import Outcome
-from tests.score.cells import CELLS, POWER_LEVELS, POWER_SIZES
+from tests.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, POWER_SIZES, Cell
+from tests.score.truth import CANNOT_TELL
 
 _PROSE = Path(__file__).with_name("prose.md")
 _BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -31,6 +32,7 @@ TARGET_COLUMNS = (
     "nobody named",
     "somebody else named",
 )
+LOST_COLUMNS = ("cell", "traces", "cannot tell", "certain and right", "wrong and confident", "wanted")
 CELL_COLUMNS = (
     "cell",
     "traces",
@@ -62,6 +64,14 @@ def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) ->
         "## Persistent faults against what is wanted\n\nRuns of the cells above with 200 steps and noise of up to 5 % "
         "whose culprit the data tell. A run in which nobody is named is a miss.\n\n"
         + _markdown(TARGET_COLUMNS, target_rows(outcomes)),
+        "## Data that cannot carry a verdict\n\nTraces are missing, of another run, or contradict themselves. Right is "
+        '"cannot tell", or what the ranks with a trace measured of themselves: a straggler among them, waiting for '
+        "data, a hang. Anything that rests on waits or transfers counts as wrong, and so does healthy.\n\n"
+        + _markdown(LOST_COLUMNS, lost_rows(outcomes))
+        + "\n\n"
+        + _markdown(("cell", "what happens in it"), [(cell.name, cell.title) for cell in LOST_CELLS])
+        + "\n\n"
+        + _markdown(("cell", "modes"), mode_rows(outcomes, LOST_CELLS)),
         "## Power\n\nShare of traces in which the slow rank is named: 64 ranks, 8 a node, 200 steps, normal noise.\n\n"
         + _markdown(("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS)), power_rows(outcomes)),
         "## Confidence\n\n" + _markdown(CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
@@ -102,6 +112,21 @@ def _cell_row(name: str, outcomes: Sequence[Outcome]) -> list[str]:
     ]
 
 
+def lost_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return a row for each cell whose data cannot carry a verdict, columns as in LOST_COLUMNS, and one for all."""
+    by_cell = [(cell.name, [o for o in outcomes if o.task.cell == cell.name]) for cell in LOST_CELLS]
+    by_cell.append(("all", [o for _, chosen in by_cell for o in chosen]))
+    rows = []
+    for name, chosen in by_cell:
+        done = [o.judgement for o in chosen if o.judgement is not None]
+        if chosen:
+            num_told = sum(j.mode != CANNOT_TELL and j.is_right for j in done)
+            num_wrong = sum(j.is_wrong_and_confident for j in done)
+            shares = (sum(j.mode == CANNOT_TELL for j in done), num_told, num_wrong)
+            rows.append([name, str(len(chosen)), *(_share(number, len(chosen)) for number in shares), "0.5 %"])
+    return rows
+
+
 def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """Return how often the culprit of a persistent fault is named, by size and kind of fault, columns TARGET_COLUMNS.
 
@@ -115,6 +140,7 @@ def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
         and outcome.scenario.num_steps >= _LEAST_STEPS
         and outcome.truth.culprits
         and outcome.truth.is_identifiable
+        and outcome.scenario.data == "sound"
         and not outcome.task.cell.startswith("power-")
     ]
     rows = []
@@ -132,10 +158,10 @@ def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return rows
 
 
-def mode_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+def mode_rows(outcomes: Sequence[Outcome], cells: Sequence[Cell] = CELLS) -> list[list[str]]:
     """Return for each cell the modes that were given, the most frequent first; those that are not right in brackets."""
     rows = []
-    for cell in CELLS:
+    for cell in cells:
         said: dict[str, int] = {}
         for outcome in outcomes:
             if outcome.task.cell == cell.name:

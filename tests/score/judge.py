@@ -83,6 +83,11 @@ class Judgement:
         return self.num_named > self.num_named_right
 
     @property
+    def is_wrong_and_confident(self) -> bool:
+        """Whether it says something, and that is wrong: a mode, or whom it names."""
+        return self.mode != CANNOT_TELL and not self.is_right
+
+    @property
     def is_right(self) -> bool:
         """Whether nothing in it is wrong: the mode, and whom it names, if anybody."""
         return self.is_mode_right and not self.is_wrong

@@ -28,6 +28,19 @@ Fault = Literal[
     "hang",
 ]
 
+DataFault = Literal[
+    "sound",
+    "missing",
+    "other_run",
+    "other_start",
+    "zero_times",
+    "unknown_enums",
+    "exits_before_enters",
+    "overlapping_steps",
+    "wrong_clock",
+    "no_collectives",
+]
+
 NUM_WARMUP = 2
 EVERYWHERE = -1
 
@@ -51,6 +64,9 @@ class Scenario:
         size: of the fault, relative to the computation of a step: what it adds to a step of its target at most times.
         target: rank, node, leaf or stage, from 0, whichever the fault is about; None leaves it to the seed, EVERYWHERE
             is for a periodic service on all nodes.
+        data: what is wrong with the traces themselves.
+        lost_share: of the ranks whose traces that is about; one rank at least, and all but one at the most unless 1.
+        is_culprit_lost: whether the ranks that the fault slows are among them.
     """
 
     seed: int
@@ -71,6 +87,9 @@ class Scenario:
     fault: Fault = "none"
     size: float = 0.0
     target: int | None = None
+    data: DataFault = "sound"
+    lost_share: float = 0.0
+    is_culprit_lost: bool = False
 
     def __post_init__(self) -> None:
         if self.noise not in get_args(NoiseKind) or self.fault not in get_args(Fault):
@@ -143,6 +162,20 @@ class Scenario:
         if self.fault in ("slow_node", "periodic_service"):
             return tuple(ranks[self.node_of_rank == target].tolist())
         return tuple(ranks[ranks % self.num_stages == target].tolist()) if self.fault == "slow_stage" else ()
+
+    @property
+    def lost_ranks(self) -> frozenset[int]:
+        """The ranks of which the traces say nothing that can be believed."""
+        if self.data == "sound":
+            return frozenset()
+        if self.lost_share == 1:
+            return frozenset(range(self.num_ranks))
+        guilty = set(self.affected_ranks)
+        others = [rank for rank in range(self.num_ranks) if rank not in guilty]
+        order = self.random("lost").permutation(others).tolist()
+        order = [*sorted(guilty), *order] if self.is_culprit_lost else [*order, *sorted(guilty)]
+        number = min(max(round(self.lost_share * self.num_ranks), 1), self.num_ranks - 1)
+        return frozenset(order[:number])
 
     @property
     def clock_error_node(self) -> int | None:

@@ -6,7 +6,7 @@ What a cause costs is known by leaving it out: the run without the fault, and th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ CANNOT_TELL = "cannot tell"
 
 HEALTHY_SHARE, AMPLIFIED_SHARE = 0.04, 0.08
 _BUBBLE_SHARE = 0.08
+_CERTAIN = (STRAGGLER, RUNTIME, "input-bound", "hang")
 _MODES = {
     "slow_rank": (STRAGGLER,),
     "slow_node": (STRAGGLER,),
@@ -85,7 +86,7 @@ def truth_of(scenario: Scenario) -> Truth:
     link = slow_link(scenario)
     culprits = same_names(scenario, scenario.affected_ranks) if link is None else _links(scenario, link)
     is_identifiable = link is None or len(culprits) == 1
-    return Truth(
+    truth = Truth(
         modes=_modes(scenario, fault_share, noise_share, is_identifiable=is_identifiable),
         varieties=_varieties(scenario),
         culprits=culprits,
@@ -95,6 +96,27 @@ def truth_of(scenario: Scenario) -> Truth:
         effect=_own_effect(scenario) if link is None else _link_effect(scenario, link, faulty, healthy),
         fault_share=fault_share,
         noise_share=noise_share,
+    )
+    return truth if scenario.data == "sound" else _without(truth, scenario)
+
+
+def _without(truth: Truth, scenario: Scenario) -> Truth:
+    """Return what is right to say where nothing is known of some ranks: only what the others measured of themselves.
+
+    Waits and transfers prove nothing then. A rank that is slow is slow all the same; that the others are not does not
+    make the job healthy.
+    """
+    left = tuple(rank for rank in truth.ranks if rank not in scenario.lost_ranks)
+    modes = [mode for mode in truth.modes if mode in _CERTAIN and (left or mode not in (STRAGGLER, RUNTIME))]
+    if left and scenario.fault in ("slow_rank", "slow_node", "transient"):
+        modes.append(STRAGGLER)  # what it costs is said as the most that it can be
+    return replace(
+        truth,
+        modes=(CANNOT_TELL, *modes),
+        culprits=same_names(scenario, truth.ranks) if left else (),
+        ranks=left,
+        is_identifiable=bool(left),
+        effect=None,
     )
 
 

@@ -11,7 +11,8 @@ import pytest
 from hpcpace.metrics.clock import CommonClock
 from hpcpace.metrics.steps import common_steps
 from hpcpace.report.evidence import Evidence, gather_evidence
-from hpcpace.trace.reader import RankTrace, read_attempt
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import Op, Phase
 from tests.score.generator import HALFWIDTH_NS, START_NS, clocks_of, traces_of, write_run
 from tests.score.scenario import NUM_WARMUP, Scenario
