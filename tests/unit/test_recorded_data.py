@@ -1,0 +1,135 @@
+"""docs/recorded-data.md has every field that is recorded, and no other; no name of ours is taken for a secret's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcpace.audit import collect_rank, facts
+from hpcpace.config import Config
+from hpcpace.files import Folder
+from hpcpace.observe import record
+from hpcpace.pace.outcome import PacingRecord
+from hpcpace.redaction import MARK, is_secret
+from hpcpace.report import summary
+from hpcpace.studies.folder import StudyFolder
+from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.train.checkpoint_history import CHECKPOINT_SCHEMA, History, write_history
+
+DOC = (Path(__file__).parents[2] / "docs" / "recorded-data.md").read_text()
+SNAPSHOT_PARTS = [
+    kind
+    for kind in vars(facts).values()
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == facts.__name__
+]
+# Of `hpcpace trace`, `hpcpace train` and a session; tests/mpi/test_recorded_secrets.py looks at real files.
+OF_COMMANDS = {"script", "arguments", "model", "parallelism", "data", "inject", "resumed"}
+OF_SESSION = {"launcher", "world_size", "mesh", "samples_unit", "coordinated_over"}
+
+
+def _rows(section: str) -> list[list[str]]:
+    """Return the cells of the first table of a section."""
+    match = re.search(rf"^## {re.escape(section)}$(.*?)(?=^## |\Z)", DOC, re.MULTILINE | re.DOTALL)
+    assert match, f"docs/recorded-data.md has no section {section!r}"
+    lines = [line for line in match[1].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def _names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def _fields_by_part(section: str) -> dict[str, set[str]]:
+    return {row[0]: set(_names(row[1])) for row in _rows(section)}
+
+
+def _fields(section: str) -> set[str]:
+    return {name for row in _rows(section) for name in _names(row[0])}
+
+
+def _fields_of(kind: Any) -> set[str]:
+    return {item.name for item in dataclasses.fields(kind)}
+
+
+def test_every_attribute_and_column_of_a_trace_is_documented() -> None:
+    expected = {name: set(table.dtype.names or ()) for name, table in TABLES.items()}
+    assert _fields_by_part("RUN/attempt-N/trace/rank-NNNNN.h5") == {"header": _fields_of(TraceHeader), **expected}
+
+
+def test_every_field_of_a_snapshot_is_documented() -> None:
+    expected = {kind.__name__: _fields_of(kind) for kind in SNAPSHOT_PARTS}
+    assert _fields_by_part("RUN/attempt-N/snapshot/HOST.json") == expected
+
+
+def test_every_field_of_run_json_is_documented() -> None:
+    made = record.run_record(name="mine", config=Config(), environ={}, hosts=[], facts={})
+    assert _fields("RUN/attempt-N/run.json") == {*made, *OF_COMMANDS, *OF_SESSION}
+
+
+def test_every_section_of_the_settings_in_run_json_is_documented() -> None:
+    row = next(row for row in _rows("RUN/attempt-N/run.json") if row[0] == "`config`")
+    assert set(re.findall(r"`\[(\w+)\]`", row[1])) == set(Config().to_json())
+
+
+def test_every_field_of_trial_json_is_documented() -> None:
+    assert _fields("RUN/attempt-N/trial.json") == set(PacingRecord(policy="slack").to_json())
+
+
+def test_every_field_of_a_summary_is_documented() -> None:
+    fields = _fields_of(summary.Summary) | {"schema", "hpcpace_version"}
+    assert _fields("RUN/summary.json and RUN/report.html") == fields
+
+
+def test_every_field_of_a_checkpoint_is_documented(tmp_path: Path) -> None:
+    with Folder.open(tmp_path) as folder:
+        write_history(folder, History(), {})
+    content = json.loads((tmp_path / "progress.json").read_text())
+    assert content["schema"] == CHECKPOINT_SCHEMA
+    assert _fields("RUN/checkpoints/step-NNNNNNNN") == set(content)
+
+
+def test_every_field_of_a_study_is_documented(tmp_path: Path) -> None:
+    study = StudyFolder(tmp_path)
+    study.write_plan("mine", [])
+    assert _fields("STUDY/plan.json") == set(json.loads(study.plan_json.read_text()))
+
+
+@pytest.mark.parametrize(("file", "module"), [("run.json", record), ("snapshots", collect_rank)])
+def test_every_variable_that_is_kept_is_documented(file: str, module: Any) -> None:
+    row = next(row for row in _rows("Environment variables") if row[0] == file)
+    assert set(_names(row[1])) == module.KEPT_VARIABLES
+    assert set(_names(row[2])) == set(module.KEPT_PREFIXES)
+
+
+def test_only_the_variables_that_are_documented_are_kept() -> None:
+    environ = {
+        **dict.fromkeys(("SLURM_JOB_ID", "NCCL_DEBUG", "HPCPACE_TRACE_COUNTERS", "OMP_NUM_THREADS"), "1"),
+        **dict.fromkeys(("HOME", "SLURM_JOB_USER", "HPCPACE_PRELUDE", "HPCPACE_TRACE_OTHER", "WANDB_NAME"), "2"),
+    }
+    made = record.run_record(name="mine", config=Config(), environ=environ, hosts=[], facts={})
+    assert set(made["environment"].values()) == {"1"} and len(made["environment"]) == 4
+
+
+def _names_within(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value) | {name for entry in value.values() for name in _names_within(entry)}
+    return set()
+
+
+def test_no_name_of_ours_is_taken_for_that_of_a_secret() -> None:
+    kinds = [TraceHeader, *SNAPSHOT_PARTS]
+    kinds += [kind for kind in vars(summary).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+    names = {name for kind in kinds for name in _fields_of(kind)} | OF_COMMANDS | OF_SESSION
+    names |= _names_within(record.run_record(name="mine", config=Config(), environ={}, hosts=[], facts={}))
+    names |= _names_within(dataclasses.asdict(Config())) | record.KEPT_VARIABLES | collect_rank.KEPT_VARIABLES
+    names |= _names_within(PacingRecord(policy="slack").to_json())
+    assert [name for name in sorted(names) if is_secret(name, "correct-horse-7")] == []
+
+
+def test_the_document_names_the_mark() -> None:
+    assert f"becomes `{MARK}`" in DOC.replace("\n", " ")
