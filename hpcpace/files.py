@@ -97,26 +97,17 @@ class Folder:
 
     def has_folder(self, name: str) -> bool:
         """Return whether there is a folder of this name in it; a link is none."""
-        try:
-            return stat.S_ISDIR(os.stat(name, dir_fd=self._descriptor, follow_symlinks=False).st_mode)
-        except OSError:
-            return False
+        found = self._found(name)
+        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def has(self, name: str) -> bool:
         """Return whether anything has this name in it, also a link that leads nowhere."""
-        try:
-            os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-        except OSError:
-            return False
-        return True
+        return self._found(name) is not None
 
     def size_bytes(self, name: str) -> int:
         """Return the size of a regular file in it; 0 where there is none of this name."""
-        try:
-            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-        except OSError:
-            return 0
-        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+        found = self._found(name)
+        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0
 
     def status(self, name: str) -> os.stat_result:
         """Return what the file system says of a name in it; of a link, what it says of the link.
@@ -126,6 +117,12 @@ class Folder:
         """
         with _named(self.path / name):
             return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
+
+    def _found(self, name: str) -> os.stat_result | None:
+        try:
+            return self.status(name)
+        except OSError:
+            return None
 
     def open_file(self, name: str) -> int:
         """Return a descriptor that reads a regular file in it.
@@ -228,7 +225,28 @@ class Folder:
         Raises:
             OSError: it cannot be removed, or there is none.
         """
-        os.unlink(_checked(name), dir_fd=self._descriptor)
+        with _named(self.path / name):
+            os.unlink(_checked(name), dir_fd=self._descriptor)
+
+    def remove_tree(self, name: str, *, most_nested: int = 32) -> None:
+        """Remove a folder in it with all that it holds; links and FIFOs there are removed and not opened.
+
+        shutil.rmtree opens before it looks, and so waits for ever at a FIFO.
+
+        Raises:
+            OSError: there is no folder of this name, a link is none; or something cannot be removed; or folders are
+                nested more than `most_nested` deep.
+        """
+        if not most_nested:
+            raise OSError(errno.ENAMETOOLONG, "folders are nested too deep", str(self.path / name))
+        with self.folder(name) as inner:
+            for other in inner.names():
+                if inner.has_folder(other):
+                    inner.remove_tree(other, most_nested=most_nested - 1)
+                else:
+                    inner.remove(other)
+        with _named(self.path / name):
+            os.rmdir(name, dir_fd=self._descriptor)
 
 
 def write_file(path: Path, content: str | bytes) -> None:

@@ -121,7 +121,7 @@ class Checkpoints:
         target = self._folder / f"step-{history.num_steps:08d}"
 
         def failed(error: BaseException) -> TrainingFailed:
-            return TrainingFailed(f"cannot write the checkpoint {target}: {_reason(error)}")
+            return TrainingFailed(f"cannot write the checkpoint {target}: {reason_of(error)}")
 
         with ExitStack() as held, _quiet():
             self._agree(lambda: clear_checkpoints(self._folder) if self._is_writer else None, failed)
@@ -149,13 +149,13 @@ class Checkpoints:
         with ExitStack() as held, _quiet():
             reader = self._agree(
                 lambda: CheckpointReader(held.enter_context(open_checkpoint(path)), most_metadata_bytes=most_bytes),
-                lambda error: error if isinstance(error, DataError) else unreadable(path, _reason(error)),
+                lambda error: error if isinstance(error, DataError) else unreadable(path, reason_of(error)),
             )
             try:
                 dcp.load(state, storage_reader=reader, planner=TensorPlanner(), process_group=self._group)
             except (dcp.CheckpointException, OSError, RuntimeError) as error:
                 cause = _cause(error)
-                raise (cause if isinstance(cause, DataError) else unreadable(path, _reason(cause))) from error
+                raise (cause if isinstance(cause, DataError) else unreadable(path, reason_of(cause))) from error
 
     def _state(self, *, is_saved: bool) -> dict[str, Tensor]:
         """Return this rank's tensors, each under a name that only ranks with the same values share."""
@@ -194,6 +194,14 @@ class Checkpoints:
         return cast(_T, result)
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first cause of an error that torch.distributed.checkpoint or the file system raised, in a line."""
+    error = _cause(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
+    return " ".join((str(error) or type(error).__name__).splitlines()[:1])
+
+
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
     """Let the optimizer make its state, to be overwritten, by a step that moves nothing."""
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -219,11 +227,3 @@ def _cause(error: BaseException) -> BaseException:
     """Return the first cause: torch packs the errors of all ranks into one."""
     inner = next(iter(error.failures.values()), None) if isinstance(error, dcp.CheckpointException) else None
     return inner[0] if inner else error
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first cause in a line."""
-    error = _cause(error)
-    if isinstance(error, OSError) and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
-    return " ".join((str(error) or type(error).__name__).splitlines()[:1])

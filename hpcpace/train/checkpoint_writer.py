@@ -6,10 +6,10 @@ it write elsewhere. Here every file is a new one in the folder itself.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
-import shutil
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -40,7 +40,7 @@ def clear_checkpoints(path: Path) -> None:
         withhold_write(folder.descriptor)
         _check_own(folder)
         for left_over in filter(_WRITING.fullmatch, folder.names()):
-            shutil.rmtree(left_over, dir_fd=folder.descriptor)
+            folder.remove_tree(left_over)
 
 
 class NewCheckpoint:
@@ -86,14 +86,15 @@ class NewCheckpoint:
         parent = self._parent.descriptor
         os.fsync(self.folder.descriptor)
         if self._name in self._parent.names():
-            shutil.rmtree(self._name, dir_fd=parent)
+            self._parent.remove_tree(self._name)
         os.rename(self._writing, self._name, src_dir_fd=parent, dst_dir_fd=parent)
         os.fsync(parent)
         whole = sorted(name for name in self._parent.names() if _NAME.fullmatch(name))
         # Later ones are of a training that was begun anew.
         last = whole.index(self._name) + 1
         for other in {*whole} - {*whole[max(last - num_kept, 0) : last]}:
-            shutil.rmtree(other, ignore_errors=True, dir_fd=parent)
+            with contextlib.suppress(OSError):
+                self._parent.remove_tree(other)
 
 
 class _HeldWriter(dcp.FileSystemWriter):

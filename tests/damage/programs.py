@@ -62,6 +62,7 @@ def save_checkpoints(run: Path) -> int:
     import torch
     import torch.distributed.checkpoint as dcp
 
+    from hpcpace.train.checkpoint import reason_of
     from hpcpace.train.checkpoint_writer import NewCheckpoint, clear_checkpoints
 
     torch.set_num_threads(1)
@@ -72,8 +73,8 @@ def save_checkpoints(run: Path) -> int:
             with NewCheckpoint(folder, f"step-{step:08d}") as checkpoint:
                 dcp.save({"weight": torch.ones(8)}, storage_writer=checkpoint.writer(), no_dist=True)
                 checkpoint.publish(num_kept=2)
-    except (OSError, HpcpaceError) as error:
-        print(error)
+    except (dcp.CheckpointException, OSError, HpcpaceError) as error:
+        print(reason_of(error))
         return 2
     return 0
 

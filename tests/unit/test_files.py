@@ -54,6 +54,32 @@ def test_reads_regular_files_only(run, secret, make, reason):
         folder.read("name", most_bytes=100)
 
 
+def test_a_tree_is_removed_and_nothing_that_its_links_lead_to(run, secret):
+    tree = run / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "a" / "file").write_text("content")
+    (tree / "to-file").symlink_to(secret)
+    (tree / "a" / "to-folder").symlink_to(secret.parent)
+    os.mkfifo(tree / "a" / "b" / "fifo")
+    with Folder.open(run) as folder:
+        folder.remove_tree("tree")
+    assert list(run.iterdir()) == [] and secret.read_bytes() == SECRET
+
+
+@pytest.mark.parametrize("make", [_fifo, _socket, lambda path, secret: path.symlink_to(secret.parent)])
+def test_what_is_no_folder_is_no_tree_and_not_opened(run, secret, make):
+    make(run / "tree", secret)
+    with Folder.open(run) as folder, pytest.raises(OSError, match="it is no folder"):
+        folder.remove_tree("tree")
+    assert [path.name for path in run.iterdir()] == ["tree"]
+
+
+def test_a_tree_that_is_too_deep_is_an_error(run):
+    (run / "tree").joinpath(*["a"] * 40).mkdir(parents=True)
+    with Folder.open(run) as folder, pytest.raises(OSError, match="too deep"):
+        folder.remove_tree("tree")
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../secret", "/etc/passwd", "a\0b"])
 def test_refuses_what_is_no_name(run, name):
     with Folder.open(run) as folder:
