@@ -7,6 +7,7 @@ are, ranks communicate nothing of their own.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -157,7 +158,7 @@ def main(place: Path, name: str) -> None:
         from mpi4py import MPI
 
         run_rank(place, next(case for case in CASES if case.name == name), MPI.COMM_WORLD.rank, MPI.COMM_WORLD)
-    import faulty_job  # noqa: F401  # with torch, once for all that are forked
+    importlib.import_module("faulty_job")  # with torch, once for all that are forked
 
     host, children = socket.gethostname(), []
     for case in CASES:

@@ -139,7 +139,7 @@ def test_a_part_that_cannot_be_used_is_left_out_and_the_others_are_there(
     assert len(missing) < 300 + len(str(tmp_path))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.root
 def test_a_part_that_somebody_else_has_written_is_left_out(tmp_path: Path) -> None:
     def make(path: Path) -> None:
         path.write_text(json.dumps(_part(2, 3)))
