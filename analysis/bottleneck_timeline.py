@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.figures.step_timeline import StepDetail, step_detail
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
-from hpcpace.report import figure_files as files
-from hpcpace.report import figure_plots as plots
-from hpcpace.report.layout import milliseconds, note, printable, table, title
-from hpcpace.report.step_lanes import StepDetail, step_detail
+from hpcpace.plots import charts as plots
+from hpcpace.plots import files
+from hpcpace.quoting import printable
+from hpcpace.report.terminal.layout import note, table, title
 from hpcpace.units import NS_PER_MS, format_duration
+from hpcpace.wording import milliseconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

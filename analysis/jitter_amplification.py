@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcpace.diagnosis.figures.jitter import jitter_figures
+from hpcpace.diagnosis.summary import Jitter
 from hpcpace.errors import CannotTell
-from hpcpace.metrics.growth import GrowthCurve
-from hpcpace.report import figure_files as files
-from hpcpace.report import figure_plots as plots
-from hpcpace.report.jitter_figures import jitter_figures
-from hpcpace.report.layout import note, percent, printable, table, title
-from hpcpace.report.summary import Jitter
+from hpcpace.metrics.jitter.growth import GrowthCurve
+from hpcpace.plots import charts as plots
+from hpcpace.plots import files
+from hpcpace.quoting import printable
+from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.wording import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

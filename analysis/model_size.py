@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcpace.metrics.studies import Spread, straight_line
-from hpcpace.report import figure_files as files
-from hpcpace.report import figure_plots as plots
-from hpcpace.report.layout import note, table, title
+from hpcpace.plots import charts as plots
+from hpcpace.plots import files
+from hpcpace.report.terminal.layout import note, table, title
 from hpcpace.studies.figures import SetupFigures, study_figures
 from hpcpace.studies.folder import OUT_OF_MEMORY, StudyFolder
 from hpcpace.studies.planned import planned
 from hpcpace.studies.published import PEAK_MEMORY_GBYTE, published_volume_gbyte
+from hpcpace.studies.statistics import Spread, straight_line
 from hpcpace.train.presets import GPT2Shape
 from hpcpace.units import format_bytes, format_count
 

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcpace.metrics.studies import Spread
-from hpcpace.report import figure_files as files
-from hpcpace.report import figure_plots as plots
-from hpcpace.report.layout import note, plural, table, title
+from hpcpace.plots import charts as plots
+from hpcpace.plots import files
+from hpcpace.report.terminal.layout import note, table, title
 from hpcpace.studies.comparison import Published, compute_spread, orders, published_of
 from hpcpace.studies.figures import SetupFigures, study_figures
 from hpcpace.studies.folder import DONE, StudyFolder
 from hpcpace.studies.published import BATCH, read_published
 from hpcpace.studies.setups import Layout
+from hpcpace.studies.statistics import Spread
 from hpcpace.units import format_bytes, format_count, format_rate
+from hpcpace.wording import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

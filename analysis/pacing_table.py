@@ -15,12 +15,13 @@ import click
 
 from hpcpace.errors import CannotTell, UsageError
 from hpcpace.metrics.repetitions import Estimate
-from hpcpace.metrics.simulation.published import RANKS_PER_NODE, Target
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.report import figure_files as files
-from hpcpace.report import figure_plots as plots
-from hpcpace.report.layout import note, plural, printable, table, title
+from hpcpace.plots import charts as plots
+from hpcpace.plots import files
+from hpcpace.quoting import printable
+from hpcpace.report.terminal.layout import note, table, title
 from hpcpace.rundir import open_run
+from hpcpace.simulation.published import RANKS_PER_NODE, Target
 from hpcpace.studies.pacing import PacingRow, pacing_rows, read_paced_run, read_published_pacing
 from hpcpace.studies.pacing_model import (
     NEAR,
@@ -32,6 +33,7 @@ from hpcpace.studies.pacing_model import (
     strengths_needed,
 )
 from hpcpace.units import format_count
+from hpcpace.wording import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

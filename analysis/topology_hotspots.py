@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcpace.report import figure_files as files
-from hpcpace.report import figure_plots as plots
-from hpcpace.report.hotspot_figures import HotspotFigures, hotspot_figures
-from hpcpace.report.layout import alias_name, note, percent, place_name, printable, table, title
+from hpcpace.diagnosis.figures.hotspots import HotspotFigures, hotspot_figures
+from hpcpace.plots import charts as plots
+from hpcpace.plots import files
+from hpcpace.quoting import printable
+from hpcpace.report.terminal.layout import note, table, title
 from hpcpace.units import NS_PER_MS
+from hpcpace.wording import alias_name, percent, place_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

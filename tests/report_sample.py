@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from synthetic_run import SyntheticRun
 
-from hpcpace.report.analysis import Selection, summarize
-from hpcpace.report.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
-from hpcpace.report.summary import Summary
+from hpcpace.diagnosis.analyze import Selection, summarize
+from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
+from hpcpace.diagnosis.summary import Summary
 from hpcpace.trace.attempt_reader import read_attempt
 
 NASTY = "<script>alert(1)</script>\x1b[2J"

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.facts import Cache, Cpus, Hardware, NumaNode, PciDevice
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Tree, Unreadable
+from hpcpace.quoting import printable
 
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 

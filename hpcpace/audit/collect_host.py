@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hpcpace.audit.facts import Gpu, Kernel, Nvml, PciDevice
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Tree, Unreadable
+from hpcpace.quoting import printable
 from hpcpace.redaction import Redaction
 
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "gdrdrv", "amdgpu", "mlx5_ib", "ib_uverbs", "efa", "cxi_core")

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Set
 
 from hpcpace.audit.collect_hardware import ADDRESS
 from hpcpace.audit.facts import Gid, NetDevice, RdmaDevice, RdmaPort
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.shaping import read_shapers
 from hpcpace.audit.tree import Tree, Unreadable
+from hpcpace.quoting import printable
 
 _RDMA = "sys/class/infiniband"
 _NET = "sys/class/net"

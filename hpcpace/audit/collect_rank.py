@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from hpcpace.audit import cpusets
 from hpcpace.audit.collect_host import nccl_conf
 from hpcpace.audit.facts import RankFacts, RankGpu
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Tree, Unreadable
+from hpcpace.quoting import printable
 from hpcpace.redaction import Redaction
 from hpcpace.world.environment import RankInfo
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.schema import plain
+from hpcpace.quoting import printable
 
 _KEYS = ("address", "name", "number", "rank", "index")
 # What every snapshot has anew, or what only says how it was taken.

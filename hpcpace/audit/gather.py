@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
-from hpcpace.audit.hostnames import expand, short_list
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.schema import decoded, json_from, plain, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
 from hpcpace.audit.snapshot_files import file_name, with_own_names
 from hpcpace.audit.tree import Tree
 from hpcpace.errors import SnapshotError, UsageError, WorldError
 from hpcpace.files import Folder, read_most
+from hpcpace.hostlist import expand, short_list
+from hpcpace.quoting import printable
 from hpcpace.rundir import RunDirectory, default_run_path
 from hpcpace.world.environment import RankInfo, host_identity
 from hpcpace.world.mpi import mpi_world

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpcpace.audit.findings import Certainty, Finding, Severity
-from hpcpace.audit.hostnames import short_list
+from hpcpace.hostlist import short_list
 
 _MOST_PLACES = 8
 _WITH_DIGITS = re.compile(r"\S*\d\S*")

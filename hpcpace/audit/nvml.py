@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcpace.audit.facts import Nvml, RankGpu
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Unreadable
+from hpcpace.quoting import printable
 
 _MOST_LINKS = 18
 _FABRIC_STATES = {0: "none", 1: "not started", 2: "in progress", 3: "completed"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.result import AuditResult
 from hpcpace.audit.rulebook import BY_ID
+from hpcpace.quoting import printable
 
 
 def exposition(result: AuditResult) -> str:

@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from hpcpace.audit.facts import SCHEMA, Snapshot
-from hpcpace.audit.quoting import printable
 from hpcpace.errors import SnapshotError
+from hpcpace.quoting import printable
 
 MOST_BYTES = 65_536
 """A snapshot is smaller than this."""

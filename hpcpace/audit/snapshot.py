@@ -15,9 +15,9 @@ from hpcpace.audit.collect_network import collect_net, collect_rdma, read_aer, r
 from hpcpace.audit.collect_rank import collect_rank
 from hpcpace.audit.facts import Counters, Nvml, RankFacts, RankGpu, Snapshot
 from hpcpace.audit.nvml import NvmlAnswer, read_nvml
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Tree, Unreadable
 from hpcpace.errors import UsageError, WorldError
+from hpcpace.quoting import printable
 from hpcpace.redaction import Redaction
 from hpcpace.world.environment import RankInfo, rank_info
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.schema import snapshot_from, snapshot_text
 from hpcpace.errors import SnapshotError, UsageError
 from hpcpace.files import Folder
+from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt, RunDirectory
 
 NUM_OURS_OF_RUN = 2

@@ -10,11 +10,11 @@ from hpcpace.audit.findings import Severity
 from hpcpace.audit.grouping import Group, blocks, grouped, hosts_text, place_text
 from hpcpace.audit.hardware import parsed
 from hpcpace.audit.job import Host, Job
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.result import AuditResult, Binding, PathMatrix
 from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.rules.table import Rule
 from hpcpace.audit.tree import Unreadable
+from hpcpace.quoting import printable
 
 MOST_LINES = 30
 WIDTH = 100

@@ -27,7 +27,6 @@ from hpcpace.audit.gather import (
 from hpcpace.audit.job import Job
 from hpcpace.audit.nccl_log import read_nccl_log
 from hpcpace.audit.prometheus import exposition
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.result import AuditResult, audit
 from hpcpace.audit.rulebook import BY_ID, check_ids
 from hpcpace.audit.settings import AuditConfig
@@ -36,6 +35,7 @@ from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import explanation, map_lines, matrix_lines, prolog_line, verdict_lines
 from hpcpace.config import load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, SnapshotError, UsageError
+from hpcpace.quoting import printable
 from hpcpace.world.environment import RankInfo, process_environ, rank_info
 
 

@@ -19,7 +19,7 @@ def warn_of_old_hdf5(path: Path) -> None:
     except OSError:
         return  # whoever opens it says so
     if owner != os.geteuid() and h5py.version.hdf5_version_tuple < LEAST_HDF5:
-        from hpcpace.report.layout import printable
+        from hpcpace.quoting import printable
 
         least = ".".join(map(str, LEAST_HDF5))
         click.echo(

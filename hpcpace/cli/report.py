@@ -17,16 +17,16 @@ from rich.console import Console
 from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.progress import Tell, shown_progress
 from hpcpace.config import Config, load_config
+from hpcpace.diagnosis.analyze import Analysis, analyze
+from hpcpace.diagnosis.diagnose import Mode
+from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.records.result import read_result_record
+from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_WARNING, CannotTell, HpcpaceError, ReportError, TraceError, UsageError
-from hpcpace.metrics.diagnosis import Mode
-from hpcpace.report.analysis import Analysis, analyze
-from hpcpace.report.evidence import TABLES_USED
-from hpcpace.report.examination import Selection
-from hpcpace.report.html import page
-from hpcpace.report.layout import printable
-from hpcpace.report.result_record import read_result_record
-from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH, print_report
-from hpcpace.report.verdict import main_verdict
+from hpcpace.quoting import printable
+from hpcpace.report.html.page import page
+from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH, print_report
 from hpcpace.rundir import Attempt, RunDirectory, json_text, open_run
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.world.environment import process_environ

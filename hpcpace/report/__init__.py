@@ -1,1 +1,1 @@
-"""What users see of a run. Nothing here computes beyond rounding: the numbers come from hpcpace.metrics."""
+"""What users see of a run. Nothing here computes beyond rounding: the numbers come from `hpcpace.diagnosis`."""

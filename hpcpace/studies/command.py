@@ -184,8 +184,9 @@ def scaling_network(study: Path, name: str) -> None:
 @_STUDY
 def verdicts(study: Path) -> None:
     """Print what the reports of a scaling study say, beside what was injected."""
-    from hpcpace.report.figure_files import console_for_tables
-    from hpcpace.report.layout import printable, table
+    from hpcpace.plots.files import console_for_tables
+    from hpcpace.quoting import printable
+    from hpcpace.report.terminal.layout import table
 
     console = console_for_tables()
     shown = table("run", ["tokens/s", "a node,\nrelative", "step", "CV", "report says", "right"])

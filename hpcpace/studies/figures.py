@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.measure import Ground, Selection, lay_ground
 from hpcpace.errors import CannotTell, TraceError
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.steps import throughput
-from hpcpace.metrics.studies import Spread, counted_between, scaling_factor, spread
-from hpcpace.report.evidence import TABLES_USED
-from hpcpace.report.examination import Ground, Selection, lay_ground
 from hpcpace.studies.folder import DONE, StudyFolder
 from hpcpace.studies.setups import Setup, StudyRun
+from hpcpace.studies.statistics import Spread, counted_between, scaling_factor, spread
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.tables import RankTrace
 from hpcpace.units import NS_PER_MS, NS_PER_S

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.measure import Selection, lay_ground
+from hpcpace.diagnosis.records.json_files import json_object, read_json
 from hpcpace.errors import DataError
 from hpcpace.metrics.repetitions import Estimate, mean_of, throughput_of_steps, variation_of_steps
-from hpcpace.metrics.simulation.published import Target
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.report.evidence import TABLES_USED
-from hpcpace.report.examination import Selection, lay_ground
-from hpcpace.report.run_files import json_object, read_json
 from hpcpace.rundir import RunDirectory
+from hpcpace.simulation.published import Target
 from hpcpace.trace.attempt_reader import read_attempt
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.metrics.simulation.published import CAUSES, STRENGTHS, Outcome, Scene, Target, distance, fit, paced
 from hpcpace.pace.settings import PaceSettings
+from hpcpace.simulation.published import CAUSES, STRENGTHS, Outcome, Scene, Target, distance, fit, paced
 
 POLICIES = ("published-window", "published-spread", "slack", "stagger")
 MOST_DELAY_SHARE = 0.3

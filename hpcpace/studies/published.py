@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.errors import DataError
-from hpcpace.metrics.studies import Spread, spread
 from hpcpace.studies.ratio import Balance, bytes_per_sample
 from hpcpace.studies.setups import Layout
+from hpcpace.studies.statistics import Spread, spread
 
 LINK_BPS = 1e9
 BATCH = 16

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcpace.diagnosis.modes.finding import Mode
 from hpcpace.errors import UsageError
 from hpcpace.files import Folder, read_file
-from hpcpace.metrics.modes.finding import Mode
 from hpcpace.rundir import RunDirectory, json_text
 from hpcpace.studies.folder import MOST_PLAN_BYTES
 

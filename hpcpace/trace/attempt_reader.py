@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hpcpace.errors import TraceError
 from hpcpace.files import Folder
+from hpcpace.parallel import map_processes, map_threads
 from hpcpace.rundir import Attempt
 from hpcpace.trace.plausible import without_implausible
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, TooLarge, read_rank
@@ -20,7 +21,6 @@ from hpcpace.trace.same_run import of_one_run
 from hpcpace.trace.schema import TABLES
 from hpcpace.trace.stream import MOST_ROWS, StoredTable, TraceStream
 from hpcpace.trace.tables import GroupTable, RankTrace, Table
-from hpcpace.trace.threads import map_processes, map_threads
 
 _MOST_NAMED = 16
 _LEAST_FOR_PROCESSES = 32

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.report.evidence import Evidence, reference_times
+from hpcpace.diagnosis.evidence import Evidence, reference_times
 from hpcpace.units import NS_PER_US
 
 # The prefix that HolisticTraceAnalysis 0.5.0 looks for when it seeks stragglers; NCCL since 2.19 says ncclDevKernel.

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.report.evidence import gather_evidence
+from hpcpace.diagnosis.evidence import gather_evidence
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes

@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.report import analysis, examination
-from hpcpace.report.analysis import analyze
-from hpcpace.report.evidence import TABLES_USED
-from hpcpace.report.examination import Selection
+from hpcpace.diagnosis import analyze as analysis
+from hpcpace.diagnosis import measure as examination
+from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import round_times, row_dtypes

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from hpcpace.metrics.simulation import Job, Noise, ParametricNoise, ResampledNoise, TracedNoise, simulate
+from hpcpace.simulation import Job, Noise, ParametricNoise, ResampledNoise, TracedNoise, simulate
 
 NS_PER_MS = 1e6
 

@@ -22,7 +22,7 @@ def _command(name: str) -> Any:
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run a script and return its exit code, stdout and stderr."""
-    from hpcpace.report.figure_files import run_script
+    from hpcpace.plots.files import run_script
 
     def call(name: str, *arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])

@@ -15,7 +15,7 @@ from synthetic_run import SyntheticRun
 
 pytest.importorskip("matplotlib")
 
-from hpcpace.metrics.simulation.published import fit
+from hpcpace.simulation.published import fit
 
 FOLDER = Path(__file__).parents[2] / "analysis"
 NAMES = ("jitter_amplification", "topology_hotspots", "bottleneck_timeline")

@@ -10,8 +10,8 @@ import pytest
 from chromium import INSTALL, Browser, find_chromium
 from report_sample import HEALTHY, NASTY, SampleVerdict, sample_plots, sample_summary
 
-from hpcpace.report.html import write_html
-from hpcpace.report.plot_data import PlotData
+from hpcpace.diagnosis.plot_data import PlotData
+from hpcpace.report.html.page import write_html
 
 WIDTHS = (1280, 390)
 

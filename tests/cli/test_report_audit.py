@@ -138,7 +138,7 @@ def test_an_error_of_the_rules_is_a_note(report: Report, tmp_path: Path, monkeyp
     def fail(*_: object) -> None:
         raise IndexError("of 7")
 
-    monkeypatch.setattr("hpcpace.report.audit_figures.run_rules", fail)
+    monkeypatch.setattr("hpcpace.diagnosis.figures.audit.run_rules", fail)
     code, out, _ = report(run.path)
     assert code == 1
     assert "the rules ended with an error of hpcpace's own (IndexError: of 7)" in words(out)

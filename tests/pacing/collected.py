@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hpcpace.metrics.simulation import Job, ParametricNoise, simulate
+from hpcpace.simulation import Job, ParametricNoise, simulate
 from tests.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
 from tests.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, Series, run_scenes
 from tests.pacing.paced_job import JobSpec

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from hpcpace.report.analysis import examine
+from hpcpace.diagnosis.analyze import examine
 from hpcpace.trace.attempt_reader import read_attempt
 from tests.score.cells import CELLS, LOST_CELLS, Cell, SeedSet, power_cells, seeds
 from tests.score.generator import traces_of, write_run

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcpace.metrics.diagnosis import Mode
+from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.train.inject import parse_fault
 from tests.score.network import same_traffic
 from tests.score.scenario import Scenario

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.config import LabConfig
+from hpcpace.diagnosis.diagnose import Culprit
 from hpcpace.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
-from hpcpace.metrics.diagnosis import Culprit
 from tests.drills.cluster import DrillJob, DrillSite, MisreadStart
 from tests.score.judge import Judgement, judge
 from tests.score.lab_cases import CASES, JOB, Case, truth_of_case

@@ -14,12 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hpcpace.metrics.studies import Spread, straight_line
 from hpcpace.studies.comparison import compute_spread, orders, published_of
 from hpcpace.studies.figures import SetupFigures
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.planned import planned
 from hpcpace.studies.published import BATCH, PublishedRow, published_volume_gbyte
+from hpcpace.studies.statistics import Spread, straight_line
 from hpcpace.units import format_bytes, format_count, format_rate
 from tests.studies.lab_set_up import REPOSITORY, SetUp
 

@@ -15,9 +15,9 @@ import pytest
 
 from hpcpace.cli import cli
 from hpcpace.config import Config, DiagnosisConfig
-from hpcpace.metrics.diagnosis import Mode
-from hpcpace.report import summary
-from hpcpace.report.summary import Summary
+from hpcpace.diagnosis import summary
+from hpcpace.diagnosis.diagnose import Mode
+from hpcpace.diagnosis.summary import Summary
 
 ROOT = Path(__file__).parents[2]
 CLI_DOC = (ROOT / "docs" / "cli.md").read_text()

@@ -12,11 +12,11 @@ import pytest
 
 from hpcpace.audit import collect_rank, facts
 from hpcpace.config import Config
+from hpcpace.diagnosis import summary
 from hpcpace.files import Folder
 from hpcpace.observe import record
 from hpcpace.pace.outcome import PacingRecord
 from hpcpace.redaction import MARK, is_secret
-from hpcpace.report import summary
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.trace.schema import TABLES, TraceHeader
 from hpcpace.train.checkpoint_history import CHECKPOINT_SCHEMA, History, write_history

@@ -59,8 +59,8 @@ PROMISES = {
     ),
     "A file that is damaged, of another run": (
         f"{_HOSTILE}::test_a_hostile_table_is_left_out_and_the_others_are_read",
-        "unit/report/test_lost_ranks.py::test_traces_of_another_run_are_left_out",
-        "unit/report/test_lost_ranks.py::test_each_contradiction_is_listed_with_the_file",
+        "unit/diagnosis/test_lost_ranks.py::test_traces_of_another_run_are_left_out",
+        "unit/diagnosis/test_lost_ranks.py::test_each_contradiction_is_listed_with_the_file",
     ),
     "No file can hang or crash a report.": (
         f"{_FILES}::test_reads_regular_files_only",
@@ -68,8 +68,8 @@ PROMISES = {
     ),
     "Names and texts from a run": (
         "unit/report/test_html.py::test_text_from_files_is_only_text",
-        "unit/report/test_verdict.py::test_names_from_files_cannot_steer_the_terminal",
-        "unit/report/test_csv_text.py::test_what_would_be_a_formula_is_text",
+        "unit/diagnosis/test_verdict.py::test_names_from_files_cannot_steer_the_terminal",
+        "unit/plots/test_csv_text.py::test_what_would_be_a_formula_is_text",
     ),
     "What remains is the risk of the HDF5 library": (
         f"{_HERE}::test_the_hdf5_that_is_recommended_is_the_one_that_is_installed",

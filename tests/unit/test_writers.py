@@ -158,5 +158,5 @@ def test_all_files_are_written_by_the_one_writer() -> None:
 
 def test_all_tables_are_written_as_csv_in_one_module() -> None:
     assert [name for name, source in _modules() if re.search(r"\bcsv\.(writer|DictWriter)\b", source)] == [
-        "hpcpace/report/csv_text.py"
+        "hpcpace/plots/csv_text.py"
     ]

@@ -10,9 +10,9 @@ from hpcpace.audit.facts import PciDevice
 from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
 from hpcpace.audit.hardware import ORDER
 from hpcpace.audit.job import FabricPort, Host, Job, has_peermem
-from hpcpace.audit.quoting import printable, shell_word
 from hpcpace.audit.rules.choices import hca_selects, rank_variables
 from hpcpace.audit.tree import Unreadable
+from hpcpace.quoting import printable, shell_word
 
 _LAST_GOOD_NCCL_GAP = (2, 22, 3)
 

@@ -11,8 +11,8 @@ from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
 from hpcpace.audit.hardware import parsed, sum_of
 from hpcpace.audit.job import Host, Job, rank_place
 from hpcpace.audit.masks import bind_masks, bind_option
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Unreadable
+from hpcpace.quoting import printable
 
 
 def a01_mpi_singletons(job: Job, host: Host) -> Iterator[Finding]:

@@ -8,8 +8,8 @@ from functools import lru_cache
 from hpcpace.audit.facts import RankFacts
 from hpcpace.audit.findings import Certainty, Finding, Severity, unknown
 from hpcpace.audit.job import Host, Job, rank_place
-from hpcpace.audit.quoting import printable, shell_word
 from hpcpace.audit.tree import Unreadable
+from hpcpace.quoting import printable, shell_word
 
 
 def n03_names_nothing(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:

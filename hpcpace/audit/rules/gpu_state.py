@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from hpcpace.audit.facts import Gpu, Nvml
 from hpcpace.audit.findings import Certainty, Finding, Severity, Skip, unknown
 from hpcpace.audit.job import Host, Job
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Unreadable
+from hpcpace.quoting import printable
 
 _HARD_THROTTLE, _SOFT_THROTTLE = 0x8 | 0x40 | 0x80, 0x20
 # nvmlClocksEventReason: 0x8 hardware slowdown, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake.

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
-from hpcpace.audit.hostnames import exclude_option
 from hpcpace.audit.job import Host, Job
-from hpcpace.audit.quoting import printable, shell_word
 from hpcpace.audit.tree import Unreadable
+from hpcpace.hostlist import exclude_option
+from hpcpace.quoting import printable, shell_word
 
 _MOST_SHOWN = 60
 

@@ -9,8 +9,8 @@ from itertools import pairwise, product
 from hpcpace.audit.facts import PciDevice
 from hpcpace.audit.findings import Certainty, Finding, Severity, Skip, unknown
 from hpcpace.audit.job import Host, Job
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Unreadable
+from hpcpace.quoting import printable
 
 _BUSY_PERCENT = 50
 _REDIRECT = 0x0C

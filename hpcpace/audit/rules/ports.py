@@ -10,7 +10,7 @@ from hpcpace.audit.collect_network import LINK_ERRORS
 from hpcpace.audit.facts import NetDevice, RdmaDevice, RdmaPort
 from hpcpace.audit.findings import Certainty, Finding, Severity, unknown
 from hpcpace.audit.job import Host, Job
-from hpcpace.audit.quoting import printable, shell_word
+from hpcpace.quoting import printable, shell_word
 
 
 def n05_ports(job: Job) -> Iterator[Finding]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
 from hpcpace.audit.hardware import sum_of
 from hpcpace.audit.job import Host, Job, rank_place
-from hpcpace.audit.quoting import printable
 from hpcpace.audit.tree import Unreadable
+from hpcpace.quoting import printable
 from hpcpace.units import format_bytes
 
 _FAST_WITH_POWERSAVE = ("intel_pstate", "amd-pstate-epp")

@@ -12,8 +12,8 @@ import pytest
 
 from hpcpace.audit import gather
 from hpcpace.audit.gather import Gathered, gather_by_files, joined, own_part, snapshot_folder
-from hpcpace.audit.hostnames import exclude_option, expand, short_list
 from hpcpace.errors import UsageError
+from hpcpace.hostlist import exclude_option, expand, short_list
 from hpcpace.world.environment import rank_info
 
 STEP = {

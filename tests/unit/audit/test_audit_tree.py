@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcpace.audit import cpusets
-from hpcpace.audit.quoting import printable, shell_word
 from hpcpace.audit.tree import Tree, Unreadable
+from hpcpace.quoting import printable, shell_word
 
 
 @pytest.mark.parametrize(

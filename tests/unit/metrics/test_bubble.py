@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from known_runs import MESSAGE_NS, MS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.bubble import ideal_bubble, message_waits, microbatches, pipeline_bubble
-from hpcpace.metrics.segments import local_work
+from hpcpace.metrics.causes.bubble import ideal_bubble, message_waits, microbatches, pipeline_bubble
+from hpcpace.metrics.lateness.segments import local_work
 from hpcpace.trace.schema import ExitKind, Op
 
 

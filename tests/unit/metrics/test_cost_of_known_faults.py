@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcpace.metrics.diagnosis import Mode, diagnose
-from hpcpace.metrics.replay import TRANSFER
-from hpcpace.metrics.what_if import Change, rebuild
-from hpcpace.report.cause_figures import cause_figures
-from hpcpace.report.examination import Selection, lay_ground, panels_of
+from hpcpace.diagnosis.diagnose import Mode, diagnose
+from hpcpace.diagnosis.figures.causes import cause_figures
+from hpcpace.diagnosis.measure import Selection, lay_ground, panels_of
+from hpcpace.metrics.causes.replay import TRANSFER
+from hpcpace.metrics.causes.what_if import Change, rebuild
 from tests.score.generator import traces_of
 from tests.score.scenario import Scenario
 from tests.score.truth import truth_of

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.special import beta
 
-from hpcpace.metrics.growth import default_points, expected_maxima, growth_curve, growth_of, maximum_weights
-from hpcpace.metrics.separation import separate
+from hpcpace.metrics.jitter.growth import default_points, expected_maxima, growth_curve, growth_of, maximum_weights
+from hpcpace.metrics.jitter.variance_shares import separate
 
 HARMONIC = np.cumsum(1 / np.arange(1, 5000))
 

@@ -5,10 +5,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.links import locality, locate_links
+from hpcpace.metrics.network.links import locality, locate_links
+from hpcpace.metrics.network.transfer_matrix import leaf_matrix, node_matrix
+from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.topology import Topology, topology_of
-from hpcpace.metrics.transfer_matrix import leaf_matrix, node_matrix
-from hpcpace.metrics.transfers import GroupTransfers
 
 MS = 1_000_000.0
 

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hpcpace.metrics.collectives import Group, Operations, match, rank_slices
-from hpcpace.metrics.waits import waits
+from hpcpace.metrics.operations.matching import Group, Operations, match, rank_slices
+from hpcpace.metrics.operations.waits import waits
 from hpcpace.trace.schema import ExitKind, Op
 
 _NEVER_NS = np.iinfo(np.int64).min

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.overlap import communication_ns, overlap_share
+from hpcpace.metrics.operations.overlap import communication_ns, overlap_share
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.stragglers import find_stragglers
+from hpcpace.metrics.lateness.stragglers import find_stragglers
 
 BASE_NS = 10_000_000
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from hpcpace.metrics import suspects
-from hpcpace.metrics.collectives import RankOperations, gather_operations, match
-from hpcpace.metrics.suspects import contradictions, judge, proven_leads
-from hpcpace.metrics.waits import waits
+from hpcpace.metrics.clocks.suspects import contradictions, judge, proven_leads
+from hpcpace.metrics.operations.matching import RankOperations, gather_operations, match
+from hpcpace.metrics.operations.waits import waits
 from hpcpace.trace.schema import TABLES, ExitKind, Op
 
 MS = 1_000_000

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcpace.errors import TraceError
-from hpcpace.metrics.hostlist import compress, exclude_line
+from hpcpace.hostlist import compress, exclude_line
 from hpcpace.metrics.topology import topology_of
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.collectives import RankOperations, completed, gather_operations, match
-from hpcpace.metrics.communication import kinds, rank_totals
-from hpcpace.metrics.open_operations import open_operations
-from hpcpace.metrics.waits import waits
+from hpcpace.metrics.operations.communication import kinds, rank_totals
+from hpcpace.metrics.operations.incomplete import open_operations
+from hpcpace.metrics.operations.matching import RankOperations, completed, gather_operations, match
+from hpcpace.metrics.operations.waits import waits
 from hpcpace.trace.schema import TABLES, ExitKind, Op
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcpace.report.cause_words import gains_remark, told_gains, told_origins, told_path
-from hpcpace.report.summary import Causes, GainRow, OriginRow, PathRow
+from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow
+from hpcpace.report.words.causes import gains_remark, told_gains, told_origins, told_path
 
 
 def gain(name, share, low=None):

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_plots, sample_summary
 
-from hpcpace.report.html import page, write_html
-from hpcpace.report.html_figure import plot_text, unique
-from hpcpace.report.html_maps import own_delay, transfer_matrix
-from hpcpace.report.html_plots import MAX_BARS, growth, phase_shares, step_distribution, step_times
-from hpcpace.report.html_thinning import binned, bins, packed
-from hpcpace.report.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
-from hpcpace.report.summary import AttemptRow, Jitter, Prediction, Predictions, SensitivityRow
-from hpcpace.report.summary import Growth as SummaryGrowth
+from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
+from hpcpace.diagnosis.summary import AttemptRow, Jitter, Prediction, Predictions, SensitivityRow
+from hpcpace.diagnosis.summary import Growth as SummaryGrowth
+from hpcpace.report.html.charts import MAX_BARS, growth, phase_shares, step_distribution, step_times
+from hpcpace.report.html.figure import plot_text, unique
+from hpcpace.report.html.maps import own_delay, transfer_matrix
+from hpcpace.report.html.page import page, write_html
+from hpcpace.report.html.thinning import binned, bins, packed
 
 VERDICT = SampleVerdict()
 LIBRARY = "window.Plotly = {};"
@@ -29,7 +29,7 @@ OF_SUMMARY = {"origins", "gains", "phase-shares", "wait-transfer"}
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch):
     # The library is 5 MB, which every page here would be parsed for.
-    monkeypatch.setattr("hpcpace.report.html.get_plotlyjs", lambda: LIBRARY)
+    monkeypatch.setattr("hpcpace.report.html.page.get_plotlyjs", lambda: LIBRARY)
 
 
 @pytest.fixture(scope="module")
@@ -495,7 +495,7 @@ def test_a_matrix_is_shown_in_a_unit_that_suits_it(size_us, unit):
 
 
 def test_a_library_that_names_the_end_of_a_script_does_not_end_it(summary, monkeypatch):
-    monkeypatch.setattr("hpcpace.report.html.get_plotlyjs", lambda: 'x = "</script>"; y = "</SCRIPT>"')
+    monkeypatch.setattr("hpcpace.report.html.page.get_plotlyjs", lambda: 'x = "</script>"; y = "</SCRIPT>"')
     codes = [text for kind, text in Elements(page(summary, VERDICT, PlotData())).scripts if kind is None]
     assert codes[0] == 'x = "<\\/script>"; y = "<\\/SCRIPT>"'
 

@@ -8,11 +8,14 @@ import pytest
 from rich.console import Console
 from synthetic_run import SyntheticRun
 
-from hpcpace.report.analysis import Selection, summarize
-from hpcpace.report.layout import alias_name, line, milliseconds, named_ranks, note, printable, rank_list, suspect_line
-from hpcpace.report.summary import Clocks, ClockSuspect
-from hpcpace.report.terminal import print_report
+from hpcpace.diagnosis.analyze import Selection, summarize
+from hpcpace.diagnosis.sentences import suspect_line
+from hpcpace.diagnosis.summary import Clocks, ClockSuspect
+from hpcpace.quoting import printable
+from hpcpace.report.terminal.layout import line, note
+from hpcpace.report.terminal.page import print_report
 from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.wording import alias_name, milliseconds, named_ranks, rank_list
 
 EXPECTED = Path(__file__).parents[2] / "data" / "report-slow-rank.txt"
 

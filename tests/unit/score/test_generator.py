@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcpace.metrics.clock import CommonClock
+from hpcpace.diagnosis.evidence import Evidence, gather_evidence
+from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.steps import common_steps
-from hpcpace.report.evidence import Evidence, gather_evidence
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import Op, Phase

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcpace.config import TrainConfig
-from hpcpace.metrics.diagnosis import Mode
+from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.train.plan import plan_training
 from tests.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
 from tests.score.lab_document import line, table

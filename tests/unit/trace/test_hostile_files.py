@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from rows import ADDERS, header, random_rows
 
+from hpcpace.diagnosis.streamed_operations import fold_operations
 from hpcpace.errors import TraceError
-from hpcpace.report.operation_figures import fold_operations
 from hpcpace.rundir import Attempt
 from hpcpace.trace import journal
 from hpcpace.trace.attempt_reader import read_attempt

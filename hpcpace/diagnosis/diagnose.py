@@ -1,0 +1,141 @@
+"""From panels of steps to what is wrong: each mode is judged by its own rule, and takes a share of the loss.
+
+A rule says nothing where its evidence stays below its threshold or within chance. Own work needs no common clock, so
+who is late is judged by it; transfers need one, and are not judged where a clock is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.modes.communication import communication_findings
+from hpcpace.diagnosis.modes.events import event_finding
+from hpcpace.diagnosis.modes.finding import Culprit, Finding, Mode, Panels
+from hpcpace.diagnosis.modes.hang import hang_finding
+from hpcpace.diagnosis.modes.jitter import jitter_finding
+from hpcpace.diagnosis.modes.phase import collection_finding, input_finding
+from hpcpace.diagnosis.modes.pipeline import imbalance_finding
+from hpcpace.diagnosis.modes.straggler import search_stragglers, straggler_findings
+from hpcpace.metrics.causes.replay import StepGraph
+from hpcpace.metrics.causes.what_if import rebuild
+from hpcpace.metrics.network.links import LinkFindings, Locality
+from hpcpace.metrics.operations.incomplete import OpenOperation
+
+__all__ = ["Culprit", "Diagnosis", "Finding", "Mode", "Panels", "diagnose"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What is wrong, the largest loss first; empty where nothing is.
+
+    Attributes:
+        findings: all modes above their thresholds.
+        cannot_tell: why the data decide nothing; empty where they do.
+        smallest_effect: the smallest excess of one rank that would have been named with a probability of 0.9; None
+            where no two ranks are compared.
+        absent: ranks with which the judged ones communicate, and of which nothing is known. What waits and transfers
+            say is no finding then, and what a straggler costs is the most that it can be.
+        num_present: ranks that are judged.
+    """
+
+    findings: tuple[Finding, ...]
+    cannot_tell: str
+    smallest_effect: float | None
+    absent: tuple[int, ...] = ()
+    num_present: int = 0
+
+
+def diagnose(
+    panels: Panels,
+    *,
+    hangs: Sequence[OpenOperation] = (),
+    silences_ns: Mapping[int, int] | None = None,
+    links: LinkFindings | None = None,
+    crossing: Locality | None = None,
+    is_clock_wrong: bool = False,
+    graph: StepGraph | None = None,
+    absent: Sequence[int] = (),
+    settings: DiagnosisConfig | None = None,
+) -> Diagnosis:
+    """Return what is wrong with a run.
+
+    Args:
+        panels: the steps that are judged.
+        hangs: operations that some members entered and that never completed.
+        silences_ns: by rank, the longest time without a sign of life.
+        links: what comparing the transfers of groups found; None where they were not compared.
+        crossing: groups that cross switches against those inside; None where there are not both.
+        is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
+        graph: the steps as a graph, which tells what stragglers and slow stages cost; None where they are not taken
+            apart.
+        absent: ranks with which those of the panels communicate, and of which nothing is known.
+        settings: the thresholds.
+    """
+    settings = settings or DiagnosisConfig()
+    num_steps = len(panels.times_ns)
+    hang = hang_finding(hangs, panels, silences_ns or {}, settings, unrecorded=absent)
+    known = partial(Diagnosis, absent=tuple(absent), num_present=len(panels.rank))
+    if num_steps < settings.least_steps:
+        reason = f"{num_steps} steps are too few: {settings.least_steps} are wanted"
+        return known(findings=hang, cannot_tell="" if hang else reason, smallest_effect=None)
+    if absent:
+        graph = None  # messages of absent ranks would be missing from it
+    search = search_stragglers(panels, settings)
+    steps = rebuild(graph) if graph is not None and 2 * len(graph.step) >= num_steps else None
+    straggler, without = straggler_findings(panels, search, steps, settings)
+    communication: list[Finding] = []
+    if not is_clock_wrong:
+        communication = communication_findings(panels, links, crossing, settings)
+    findings = [
+        *hang,
+        *straggler,
+        *imbalance_finding(panels, without, steps, settings),
+        *input_finding(panels, without, settings),
+        *collection_finding(panels, settings),
+        *communication,
+    ]
+    findings += event_finding(panels, without, settings)
+    passing = (Mode.RUNTIME, Mode.AMPLIFICATION)
+    attributed = sum(each.loss_share for each in findings if each.mode in passing or each.variety == "transient")
+    attributed += sum(each.loss_share - each.numbers["share"] for each in findings if each.mode is Mode.INPUT)
+    findings += jitter_finding(panels, without, attributed, settings)
+    findings = _joined(findings)
+    findings.sort(key=lambda finding: (finding.mode is not Mode.HANG, -finding.loss_share))
+    reason = ""
+    if absent:
+        findings = [finding for finding in findings if _needs_no_others(finding)]
+        reason = "" if findings else "nothing that is certain explains the step time"
+    elif not findings and is_clock_wrong:
+        reason = "a clock is wrong, so transfers cannot be judged; own work shows nothing"
+    elif not findings and search.num_compared:
+        reason = search.cannot_tell
+    return known(findings=tuple(findings), cannot_tell=reason, smallest_effect=search.smallest_share)
+
+
+def _needs_no_others(finding: Finding) -> bool:
+    """Return whether a finding rests on what ranks measured of themselves, or on an operation that never ended.
+
+    Who waits for whom, and how long a transfer takes, is not known while members of a group are; nor is what an event
+    or jitter costs, for the steps may be as long without it.
+    """
+    if finding.mode is Mode.RUNTIME:
+        return finding.variety == "garbage collection"
+    return finding.mode in (Mode.HANG, Mode.STRAGGLER, Mode.INPUT)
+
+
+def _joined(findings: Sequence[Finding]) -> list[Finding]:
+    """Return one finding a mode: the first one of it, with the loss and the culprits of all."""
+    joined: dict[Mode, Finding] = {}
+    for finding in findings:
+        first = joined.get(finding.mode)
+        if first is None:
+            joined[finding.mode] = finding
+            continue
+        known = {culprit.aliases for culprit in first.culprits}
+        more = tuple(culprit for culprit in finding.culprits if culprit.aliases not in known)
+        share = first.loss_share + finding.loss_share
+        joined[finding.mode] = replace(first, loss_share=share, culprits=first.culprits + more)
+    return list(joined.values())

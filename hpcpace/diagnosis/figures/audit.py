@@ -1,0 +1,154 @@
+"""What the audit's snapshots of a run say of those whom the verdict blames.
+
+The rules run here, on the snapshots that the session has saved. A finding explains who is slow where it does not hold
+for everybody else as well; so those come first, and of the others one is told, as common.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from hpcpace.audit.facts import RankFacts
+from hpcpace.audit.findings import Finding, Severity
+from hpcpace.audit.grouping import blocks, grouped, kind_of
+from hpcpace.hostlist import short_list
+from hpcpace.audit.job import Job
+from hpcpace.audit.rulebook import run_rules
+from hpcpace.audit.settings import AuditConfig
+from hpcpace.audit.snapshot_files import read_attempt
+from hpcpace.diagnosis.diagnose import Culprit, Mode
+from hpcpace.diagnosis.diagnose import Finding as Blame
+from hpcpace.quoting import printable
+from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
+from hpcpace.rundir import Attempt
+
+_MOST_OWN, _MOST_COMMON, _MOST_CULPRITS = 3, 1, 8
+_ORDER = {Severity.FAIL: 0, Severity.WARNING: 1}
+_LOCAL_RANK = re.compile(r"(?:local )?rank \d+")
+
+
+def audit_figures(
+    attempt: Attempt, blamed: Sequence[Blame], hosts: Mapping[int, str], settings: AuditConfig | None = None
+) -> AuditFigures | None:
+    """Return what the snapshots of an attempt say; None where it has none.
+
+    Args:
+        attempt: its folder.
+        blamed: the findings of the diagnosis.
+        hosts: host names by rank.
+        settings: of the audit.
+    """
+    snapshots, problems = read_attempt(attempt)
+    if not snapshots and not problems:
+        return None
+    try:
+        job = Job(snapshots, settings)
+        findings = run_rules(job).findings if snapshots else ()
+        matches = tuple(_matches(job, findings, blamed, hosts)) if snapshots else ()
+    except Exception as error:  # the boundary to a part of the report that the rest does not need
+        problems.append(f"the rules ended with an error of hpcpace's own ({type(error).__name__}: {error})")
+        job, findings, matches = Job(()), (), ()
+    seen = {rank.rank for host in job.hosts for rank in host.ranks}
+    absent = sorted({host for rank, host in hosts.items() if rank not in seen})
+    if absent:
+        problems.append(f"no snapshot has the ranks of {short_list(absent)}")
+    counts = {str(severity): 0 for severity in Severity}
+    for block in blocks(grouped(findings)):
+        counts[block[0].severity] += len(block)
+    return AuditFigures(
+        num_hosts=len(job.hosts),
+        num_ranks=len(seen),
+        counts=counts,
+        matches=matches,
+        problems=tuple(printable(problem) for problem in problems),
+    )
+
+
+def _matches(
+    job: Job, findings: Iterable[Finding], blamed: Sequence[Blame], hosts: Mapping[int, str]
+) -> Iterator[AuditMatch]:
+    """Yield the findings on those who are blamed, by culprit, the most telling first."""
+    by_host = {host.name: host.ranks for host in job.hosts}
+    by_host[""] = tuple(rank for host in job.hosts for rank in host.ranks)
+    world = {rank.rank for rank in by_host[""]}
+    bad = [(finding, _concerned(by_host, finding)) for finding in findings if finding.severity in _ORDER]
+    having: dict[tuple[str, str], set[int]] = {}
+    for finding, concerned in bad:
+        having.setdefault(kind_of(finding), set()).update(concerned)
+    told: set[str] = set()
+    for blame in blamed:
+        for culprit in blame.culprits:
+            for who, ranks in _places(culprit, hosts):
+                if who in told or len(told) == _MOST_CULPRITS:
+                    continue
+                told.add(who)
+                own = [finding for finding, concerned in bad if concerned & ranks]
+                # Of two, the one that fewer ranks have tells more of this one.
+                own.sort(key=lambda finding: (len(having[kind_of(finding)]), _ORDER[finding.severity]))
+                common = [finding for finding in own if having[kind_of(finding)] >= world]
+                rest = [finding for finding in own if not having[kind_of(finding)] >= world]
+                for finding in (*rest[:_MOST_OWN], *common[:_MOST_COMMON]):
+                    gpus = {_gpu(rank) for rank in by_host[""] if rank.rank in ranks}
+                    yield _match(finding, who, ranks, gpus, blame.mode, is_common=finding in common)
+
+
+def _places(culprit: Culprit, hosts: Mapping[int, str]) -> Iterator[tuple[str, frozenset[int]]]:
+    """Yield the ranks and nodes that a culprit may be, each with its name and ranks."""
+    names = [f"{culprit.kind} {culprit.id}", *culprit.aliases]
+    has_rank = any(name.startswith("rank ") for name in names)
+    for name in dict.fromkeys(names):
+        kind, _, place = name.partition(" ")
+        if kind == "rank" and place.isdigit() and int(place) in hosts:
+            yield f"rank {place} on {printable(hosts[int(place)])}", frozenset({int(place)})
+        elif kind in ("node", "link") and place in hosts.values() and not has_rank:
+            yield f"{kind} {printable(place)}", frozenset(rank for rank, host in hosts.items() if host == place)
+
+
+def _concerned(by_host: Mapping[str, Sequence[RankFacts]], finding: Finding) -> frozenset[int]:
+    """Return the ranks that a finding is about: those it names, those of its GPU, else all of its host or job."""
+    if finding.ranks:
+        return frozenset(finding.ranks)
+    ranks = by_host.get(finding.host, ())
+    if finding.place.startswith("GPU "):
+        ranks = [rank for rank in ranks if _gpu(rank) == finding.place.removeprefix("GPU ")] or ranks
+    return frozenset(rank.rank for rank in ranks)
+
+
+def _gpu(rank: RankFacts) -> str:
+    return rank.gpus[rank.gpu].address if rank.gpus and 0 <= rank.gpu < len(rank.gpus) else ""
+
+
+def _match(
+    finding: Finding, who: str, ranks: frozenset[int], gpus: Collection[str], mode: Mode, *, is_common: bool
+) -> AuditMatch:
+    state = "hangs" if mode is Mode.HANG else "is slow"
+    so_do = ", as all others do" if is_common else ""
+    subject, verb = _subject(finding, ranks, gpus)
+    seen = printable(finding.seen)
+    return AuditMatch(
+        who=who,
+        rule=finding.rule,
+        severity=str(finding.severity),
+        host=finding.host,
+        place=finding.place,
+        seen=finding.seen,
+        cost=finding.cost,
+        fix=finding.fix,
+        is_common=is_common,
+        told=f"{who} {state}, and {subject} {verb} {finding.rule}{so_do}: {seen}",
+    )
+
+
+def _subject(finding: Finding, ranks: frozenset[int], gpus: Collection[str]) -> tuple[str, str]:
+    """Return what a finding is on, as said of who is blamed, and the verb that goes with it."""
+    place = printable(finding.place)
+    if not place or finding.seen.startswith(f"{finding.place} differs"):
+        return ("its node" if finding.host else "the job"), "has"
+    if len(ranks) == 1 and _LOCAL_RANK.fullmatch(place) and set(finding.ranks) == ranks:
+        return "it", "has"
+    if finding.ranks:
+        return place, "have" if place.startswith("local ranks ") else "has"
+    if len(ranks) == 1 and place.removeprefix("GPU ") not in gpus and finding.host:
+        return f"its node's {place}", "has"
+    return f"its {place}", "has"

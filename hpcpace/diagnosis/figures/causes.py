@@ -1,0 +1,222 @@
+"""Where waiting began, what the steps hang on, and what they would take with one thing as usual."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.causes.bubble import message_waits, microbatches, pipeline_bubble
+from hpcpace.metrics.operations.communication import op_name
+from hpcpace.metrics.causes.critical_path import WORK, critical_path
+from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.diagnosis.modes.pipeline import stage_excess
+from hpcpace.metrics.lateness.own_delay import agreement
+from hpcpace.metrics.phases import Part
+from hpcpace.metrics.causes.propagation import delay_origins
+from hpcpace.metrics.causes.replay import StepGraph
+from hpcpace.metrics.roles import others_median
+from hpcpace.metrics.causes.what_if import Change, stage_change, what_if
+from hpcpace.diagnosis.measure import OWN_WORK, Ground, own_excess_ns
+from hpcpace.diagnosis.step_structure import StepStructure
+from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, PipelineBubble
+
+_MOST_ROWS = 3
+_MOST_PATH = 6
+_NEEDLESS = (Part.DATA, Part.GC)
+
+
+def cause_figures(ground: Ground, panels: Panels) -> Causes | None:
+    """Return where waiting began and what would change it; None where steps are not taken apart."""
+    structure = ground.structure
+    if structure is None:
+        return None
+    total_ns = float(panels.times_ns.sum())
+    gains, error = _gains(ground, panels, structure)
+    return Causes(
+        gains=gains,
+        rebuild_error=error,
+        origins=_origins(ground, total_ns),
+        path=_path(ground, structure),
+        suspected_ranks=_suspected(ground, structure, panels),
+        bubble=_bubble(ground, structure, panels),
+    )
+
+
+def _gains(ground: Ground, panels: Panels, structure: StepStructure) -> tuple[tuple[GainRow, ...], float | None]:
+    graph = ground.changeable
+    if graph is None:
+        return (), None
+    changes = [
+        *_slow_places(panels),
+        *_stages(panels),
+        *_phases(ground, graph),
+        *_operations(ground, structure),
+    ]
+    names = {(change.kind, change.id): _name(change, panels, ground, structure) for change in changes}
+    found = what_if(graph, changes) if changes else None
+    if found is None:
+        return (), None
+    rows = [
+        GainRow(name=names[gain.change.kind, gain.change.id], gain_share=gain.gain_share, interval=gain.interval)
+        for gain in found.gains
+    ]
+    return tuple(rows), found.error_share
+
+
+def _slow_places(panels: Panels) -> list[Change]:
+    """Return the changes that put the slowest ranks and nodes back to usual."""
+    excess_ns = own_excess_ns(panels)
+    if excess_ns is None:
+        return []
+    of_rank = excess_ns.mean(axis=1)
+    changes = [
+        Change(kind="rank", id=int(panels.rank[row]), ranks=(int(row),)) for row in of_rank.argsort()[::-1][:_MOST_ROWS]
+    ]
+    nodes = np.unique(panels.node)
+    if 1 < len(nodes) < len(panels.rank):
+        of_node = np.array([of_rank[panels.node == node].mean() for node in nodes])
+        for at in of_node.argsort()[::-1][:_MOST_ROWS]:
+            rows = np.flatnonzero(panels.node == nodes[at])
+            changes.append(Change(kind="node", id=int(nodes[at]), ranks=tuple(rows.tolist())))
+    return changes
+
+
+def _stages(panels: Panels) -> list[Change]:
+    """Return the changes that bring stages with more work than the others to the work of those."""
+    stages = np.unique(panels.stage[panels.stage >= 0]).tolist()
+    shares = {stage: stage_excess(panels.work_ns, panels.stage, stage)[0] for stage in stages if len(stages) > 1}
+    return [
+        stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, share)
+        for stage, share in shares.items()
+        if share > 0
+    ]
+
+
+def _phases(ground: Ground, graph: StepGraph) -> list[Change]:
+    """Return the changes that make phases usual: no wait for data, no garbage collection, the others as in the role."""
+    columns = np.searchsorted(ground.chosen.step, graph.step)
+    changes = []
+    for part in OWN_WORK:
+        spent_ns = ground.parts[:, columns, part]
+        removed_ns = spent_ns if part in _NEEDLESS else np.maximum(_beyond_role(spent_ns, ground.role), 0.0)
+        if removed_ns.any():
+            is_at_begin = part == Part.DATA
+            changes.append(Change(kind="phase", id=int(part), removed_ns=removed_ns, is_at_begin=is_at_begin))
+    return changes
+
+
+def _beyond_role(spent_ns: NDArray[np.float64], role: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return by how much each rank exceeds the median of the others of its role in each step, 0 where it is alone."""
+    beyond_ns = np.zeros(spent_ns.shape)
+    for value in np.unique(role):
+        rows = np.flatnonzero(role == value)
+        if len(rows) > 1:
+            beyond_ns[rows] = spent_ns[rows] - others_median(spent_ns[rows])
+    return beyond_ns
+
+
+def _operations(ground: Ground, structure: StepStructure) -> list[Change]:
+    """Return the changes that make the transfers of one kind of operation usual."""
+    done, work = ground.evidence.operations, structure.work
+    changes = []
+    for op in np.unique(done.op[work.is_known]).tolist():
+        positions = np.unique(work.position[work.is_known & (done.op == op)])
+        changes.append(Change(kind="transfers", id=int(op), positions=tuple(positions.tolist()), is_transfer=True))
+    return changes
+
+
+def _name(change: Change, panels: Panels, ground: Ground, structure: StepStructure) -> str:
+    if change.kind == "rank":
+        return f"work of rank {change.id}"
+    if change.kind == "node":
+        return f"work of node {panels.host[int(np.flatnonzero(panels.node == change.id)[0])]}"
+    if change.kind == "stage":
+        return f"work of stage {change.id}"
+    if change.kind == "phase":
+        return f"phase {Part(change.id).name.lower()}"
+    return f"transfers of {op_name(change.id)}"
+
+
+def _origins(ground: Ground, total_ns: float) -> tuple[OriginRow, ...]:
+    evidence = ground.evidence
+    done = evidence.operations
+    exposed_ns = np.minimum(evidence.waits.wait_ns, done.blocked_ns).astype(np.float64)
+    found = delay_origins(
+        done, evidence.matching, evidence.waits, ranks=evidence.ranks, mask=ground.in_steps, wait_ns=exposed_ns
+    )
+    waited_ns = max(float(found.waited_ns.sum()), 1.0)
+    rows = found.caused_ns.argsort()[::-1][: 2 * _MOST_ROWS]
+    scale = max(total_ns * len(evidence.ranks), 1.0)
+    return tuple(
+        OriginRow(
+            rank=int(evidence.ranks[row]),
+            share_of_waits=float(found.caused_ns[row]) / waited_ns,
+            propagated_share=float(found.propagated_ns[row]) / max(float(found.caused_ns[row]), 1.0),
+            step_share=float(found.caused_ns[row]) / scale,
+        )
+        for row in rows.tolist()
+        if found.caused_ns[row] > 0
+    )
+
+
+def _path(ground: Ground, structure: StepStructure) -> tuple[PathRow, ...]:
+    evidence, ranks = ground.evidence, structure.ranks
+    found = critical_path(
+        evidence.operations,
+        evidence.matching,
+        structure.work,
+        structure.steps,
+        ranks=ranks,
+        blocks=structure.blocks,
+    )
+    total_ns = max(float(found.length_ns.sum()), 1.0)
+    of_rank: NDArray[np.float64] = found.work_by_rank(len(ranks))
+    rows = [
+        PathRow(name=f"work of rank {ranks[row]}", share=float(of_rank[row]) / total_ns) for row in range(len(ranks))
+    ]
+    rows += [
+        PathRow(name=f"transfer of {op_name(kind)}", share=length_ns / total_ns)
+        for kind, length_ns in found.by_kind().items()
+        if kind != WORK
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.share)[:_MOST_PATH])
+
+
+def _suspected(ground: Ground, structure: StepStructure, panels: Panels) -> tuple[int, ...]:
+    """Return the ranks whose arrival on the common clock contradicts how long their operations last."""
+    evidence = ground.evidence
+    halfwidth_ns = np.array(
+        [
+            float(np.median(clock.to_reference(end_ns).halfwidth_ns))
+            for clock, end_ns in zip(evidence.clocks, ground.chosen.end_ns, strict=True)
+        ]
+    )
+    node = np.zeros(int(panels.rank.max()) + 1, np.int64)
+    node[panels.rank] = np.unique(panels.node, return_inverse=True)[1]  # a damaged number may be anything
+    found = agreement(
+        evidence.operations,
+        evidence.matching,
+        structure.work,
+        ranks=evidence.ranks,
+        halfwidth_ns=halfwidth_ns,
+        node=node,
+    )
+    return tuple(found.rank[found.is_suspected].tolist())
+
+
+def _bubble(ground: Ground, structure: StepStructure, panels: Panels) -> PipelineBubble | None:
+    if len(np.unique(panels.stage)) < 2:
+        return None
+    evidence = ground.evidence
+    waited_ns = message_waits(
+        evidence.operations,
+        evidence.waits,
+        structure.steps,
+        ranks=np.asarray(evidence.ranks, np.int64),
+        mask=ground.in_steps,
+    )
+    num_microbatches = microbatches(evidence.operations, structure.work)
+    found = pipeline_bubble(waited_ns, panels.times_ns, panels.stage, num_microbatches=num_microbatches)
+    if found is None:
+        return None
+    return PipelineBubble(share=found.share, ideal_share=found.ideal_share, by_stage=tuple(found.by_stage.tolist()))

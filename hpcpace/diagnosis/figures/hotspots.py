@@ -1,0 +1,90 @@
+"""Where a run is held up: the slow places and links, the matrices of transfers, and which nodes to leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.metrics.lateness.hotspots import Hotspot
+from hpcpace.metrics.network.links import LinkCulprit, locate_links
+from hpcpace.metrics.topology import Topology
+from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix
+from hpcpace.diagnosis.measure import Ground, hotspots_of, own_excess_ns
+from hpcpace.hostlist import exclusion
+from hpcpace.diagnosis.sentences import suspect_line
+
+_MOST_NODES = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotspotFigures:
+    """The hotspots of a run.
+
+    Attributes:
+        spots: slow ranks, nodes and leaves, by what they add to their own work; the largest effect first.
+        links: slow links, by what they add to the transfers that pass them; the largest effect first.
+        mean_work_ns: own work of a rank in a step, which effects of `spots` are relative to.
+        link_ends: both ends of each link, by its id.
+        matrices: transfers between nodes (of at most 512) and between leaf switches, where there are two or more.
+        is_compared: whether any two ranks are known to do the same work.
+        exclude: the line that keeps the slow nodes out of the next job; empty without any, or where that is all.
+        reasons: why nothing is named, or what cannot be told apart, as sentences.
+    """
+
+    spots: tuple[Hotspot, ...]
+    links: tuple[LinkCulprit, ...]
+    mean_work_ns: float
+    link_ends: Mapping[str, str]
+    matrices: tuple[tuple[str, TransferMatrix], ...]
+    is_compared: bool
+    exclude: str
+    reasons: tuple[str, ...]
+
+
+def hotspot_figures(ground: Ground, panels: Panels, settings: DiagnosisConfig | None = None) -> HotspotFigures:
+    """Return where a run is held up.
+
+    Args:
+        ground: what was measured.
+        panels: its panels.
+        settings: the thresholds of the diagnosis.
+    """
+    settings, places, groups = settings or DiagnosisConfig(), ground.places, ground.groups
+    wrong = suspect_line(ground.clocks)
+    # What a wrong clock makes of transfers would blame the innocent.
+    found = locate_links([] if wrong else groups, places, floor_share=settings.link_share, level=settings.level)
+    spots, work_ns = hotspots_of(ground, panels), max(float(panels.work_ns.mean()), 1.0)
+    is_compared = own_excess_ns(panels) is not None
+    matrices = [("node", node_matrix(groups, places))] if 2 <= places.num_nodes <= _MOST_NODES else []
+    matrices += [("leaf switch", leaf_matrix(groups, places))] if places.num_leaves > 1 else []
+    reasons = []
+    if not is_compared:
+        reasons.append("no two ranks are known to do the same work: places are not compared")
+    elif not spots:
+        reasons.append("no rank, node or leaf is slower than its like beyond noise")
+    if wrong:
+        reasons.append(f"{wrong}; links are not judged")
+    elif found.reason or not found.culprits:
+        reasons.append(found.reason or "no link is slower than its like")
+    return HotspotFigures(
+        spots=spots,
+        links=found.culprits,
+        mean_work_ns=work_ns,
+        link_ends=places.link_ends,
+        matrices=tuple(matrices),
+        is_compared=is_compared,
+        exclude=_exclude(spots, found.culprits, places, settings.straggler_share * work_ns),
+        reasons=tuple(reasons),
+    )
+
+
+def _exclude(spots: Sequence[Hotspot], links: Sequence[LinkCulprit], places: Topology, floor_ns: float) -> str:
+    """Return the line against slow nodes, and those of slow ranks and of host links, with an effect that counts."""
+    of_host = dict(zip(places.node_names, places.slurm_names, strict=True))
+    of_rank = {str(rank): places.slurm_names[node] for rank, node in zip(places.ranks, places.node, strict=True)}
+    names = {"node": of_host, "rank": of_rank}
+    faulty = {names[spot.kind][spot.id] for spot in spots if spot.kind in names and spot.effect_ns >= floor_ns}
+    faulty |= {of_host[link.ids[0]] for link in links if len(link.ids) == 1 and link.ids[0] in of_host}
+    return exclusion(faulty, places.slurm_names)

@@ -1,0 +1,86 @@
+"""The figures of each rank and role: parts of the step, excess over the role, communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.operations.communication import RankTotals
+from hpcpace.metrics.phases import BUSY, Part
+from hpcpace.metrics.roles import Excess, excess_over_role
+from hpcpace.diagnosis.summary import RankRow, RoleRow
+from hpcpace.trace.reader import RankTrace
+
+
+def rank_figures(
+    traces: Sequence[RankTrace], parts: NDArray[np.float64], totals: RankTotals, *, has_messages: bool
+) -> tuple[tuple[RankRow, ...], tuple[RoleRow, ...]]:
+    """Return a row per rank and per role.
+
+    Args:
+        traces: ascending by rank.
+        parts: nanoseconds, (num_ranks, num_steps, num_parts).
+        totals: of the operations of these steps.
+        has_messages: whether ranks send to each other.
+    """
+    num_steps = parts.shape[1]
+    mean = parts.mean(axis=1)
+    members: dict[str, list[int]] = {}
+    for index, trace in enumerate(traces):
+        members.setdefault(_role(trace), []).append(index)
+    busy = parts[:, :, list(BUSY)].sum(axis=2)
+    num_compared = sum(len(indices) for indices in members.values() if len(indices) > 1)
+    excess: dict[int, Excess | None] = {}
+    # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
+    is_told = not (has_messages and traces[0].header.pp < 0)
+    for indices in members.values():
+        found = excess_over_role(busy[indices], num_compared=num_compared) if is_told else [None] * len(indices)
+        excess.update(zip(indices, found, strict=True))
+    rows = tuple(
+        RankRow(
+            rank=trace.header.rank,
+            host=trace.header.host,
+            role=_role(trace),
+            step_ns=float(mean[index].sum()),
+            parts_ns=_named(mean[index]),
+            shares=_named(relative(mean[index])),
+            busy_share=float(relative(mean[index])[list(BUSY)].sum()),
+            excess=excess[index],
+            num_operations=float(totals.num_operations[index] / num_steps),
+            size_bytes=float(totals.size_bytes[index] / num_steps),
+            wait_ns=float(totals.wait_ns[index] / num_steps),
+            transfer_ns=float(totals.transfer_ns[index] / num_steps),
+        )
+        for index, trace in enumerate(traces)
+    )
+    roles = []
+    for role, indices in members.items():
+        of_role = mean[indices].mean(axis=0)
+        roles.append(
+            RoleRow(
+                role=role,
+                ranks=tuple(traces[index].header.rank for index in indices),
+                step_ns=float(of_role.sum()),
+                parts_ns=_named(of_role),
+                shares=_named(relative(of_role)),
+                busy_share=float(relative(of_role)[list(BUSY)].sum()),
+            )
+        )
+    return rows, tuple(roles)
+
+
+def _role(trace: RankTrace) -> str:
+    slots = [f"{name}{value}" for name, value in (("pp", trace.header.pp), ("tp", trace.header.tp)) if value >= 0]
+    return " ".join(slots) or "all"
+
+
+def _named(values: NDArray[np.float64]) -> dict[str, float]:
+    return {part.name.lower(): float(values[part]) for part in Part}
+
+
+def relative(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values relative to their sum."""
+    shares: NDArray[np.float64] = values / max(float(values.sum()), 1.0)
+    return shares

@@ -1,0 +1,158 @@
+"""One step in detail: which step stands for a run, which ranks stand for its roles, and what each rank did when.
+
+A lane is exact where it has few stretches; else it is cut into equal cells, so that its size does not grow with the
+number of operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.metrics.phases import Part, parts_of_steps
+from hpcpace.diagnosis.measure import Ground, own_excess_ns
+from hpcpace.trace.schema import StepFlag
+
+MOST_RANKS = 16
+_MOST_CELLS = 1600
+
+
+Stretch = tuple[Part, float, float]
+"""Part, begin and end, in nanoseconds since the first of the ranks shown began the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDetail:
+    """The representative step of a run, rank by rank.
+
+    Attributes:
+        step: its number.
+        time_ns, median_ns: its time, and the median of the regular steps.
+        work_ns, excess_ns: own work in the step, and what of it is beyond the others of the role, or the median of all
+            where roles are unknown, float64, (num_ranks,).
+        parts_ns, mean_ns: parts of the step, and of the mean regular step, float64, (num_ranks, num_parts).
+        rows: the ranks that stand for all, int64, (num_lanes,).
+        lanes: the stretches of each of those, in order, (num_lanes,).
+    """
+
+    step: int
+    time_ns: float
+    median_ns: float
+    work_ns: NDArray[np.float64]
+    excess_ns: NDArray[np.float64]
+    parts_ns: NDArray[np.float64]
+    mean_ns: NDArray[np.float64]
+    rows: NDArray[np.int64]
+    lanes: tuple[tuple[Stretch, ...], ...]
+
+
+def step_detail(ground: Ground, panels: Panels) -> StepDetail:
+    """Return the representative step of a run.
+
+    Args:
+        ground: what was measured.
+        panels: its panels.
+    """
+    regular = regular_steps(ground.chosen.flags)
+    column = representative_step(panels.times_ns, regular)
+    compared, work_ns = own_excess_ns(panels), panels.work_ns[:, column]
+    excess_ns = compared[:, column] if compared is not None else work_ns - np.median(work_ns)
+    rows = telling_ranks(excess_ns, panels.role)
+    return StepDetail(
+        step=int(ground.chosen.step[column]),
+        time_ns=float(panels.times_ns[column]),
+        median_ns=float(np.median(panels.times_ns[regular])),
+        work_ns=work_ns,
+        excess_ns=excess_ns,
+        parts_ns=ground.parts[:, column],
+        mean_ns=ground.parts[:, regular].mean(axis=1),
+        rows=rows,
+        lanes=lanes_of(ground, column, rows),
+    )
+
+
+def regular_steps(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which steps have neither checkpoint nor evaluation, or all where no step is without, (num_steps,).
+
+    Args:
+        flags: `hpcpace.trace.schema.StepFlag` of each step, (num_steps,).
+    """
+    regular = (flags & (StepFlag.CHECKPOINT | StepFlag.EVAL)) == 0
+    return regular if regular.any() else np.ones(len(flags), np.bool_)
+
+
+def representative_step(times_ns: NDArray[np.float64], regular: NDArray[np.bool_]) -> int:
+    """Return the column of the regular step whose time is closest to their median; the first of equals.
+
+    Args:
+        times_ns: step times, at least one, (num_steps,).
+        regular: which of them count, at least one, bool, (num_steps,).
+    """
+    distance = np.abs(times_ns - np.median(times_ns[regular]))
+    return int(np.argmin(np.where(regular, distance, np.inf)))
+
+
+def telling_ranks(excess_ns: NDArray[np.float64], role: NDArray[np.int64], most: int = MOST_RANKS) -> NDArray[np.int64]:
+    """Return the rows that stand for all ranks, ascending: all of at most `most` ranks.
+
+    Of more, the most typical rank of each role (of half as many roles as ranks fit), the one with the least excess,
+    and those with the largest.
+
+    Args:
+        excess_ns: work beyond that of the role, (num_ranks,).
+        role: index of each rank's role, (num_ranks,).
+        most: ranks to return, at least 4.
+    """
+    if len(excess_ns) <= most:
+        return np.arange(len(excess_ns))
+    roles = np.unique(role)[: most // 2]
+    typical = [int(np.argmin(np.where(role == one, np.abs(excess_ns), np.inf))) for one in roles]
+    order = [row for row in np.argsort(-excess_ns, kind="stable").tolist() if row not in typical]
+    return np.array(sorted([*typical, *order[: most - len(typical) - 1], order[-1]]), np.int64)
+
+
+def lanes_of(
+    ground: Ground, column: int, rows: NDArray[np.int64], most_cells: int = _MOST_CELLS
+) -> tuple[tuple[Stretch, ...], ...]:
+    """Return what ranks did during one step, stretch by stretch, (num_lanes,).
+
+    Args:
+        ground: what was measured.
+        column: of the step among the used ones.
+        rows: of the ranks, (num_lanes,).
+        most_cells: of each lane; one with more edges gets so many equal cells, each of the part that takes most of it.
+    """
+    chosen, evidence = ground.chosen, ground.evidence
+    length_ns = chosen.end_ns[rows, column] - chosen.begin_ns[rows, column]
+    begin_ns, end_ns = ground.begin_all_ns[rows, column], ground.end_all_ns[rows, column]
+    is_known = np.array([evidence.ranks[row] not in evidence.unknown_clocks for row in rows.tolist()])
+    if is_known.any():
+        # A rank whose clock is unknown has no place in common time: its step is shown as ending with the last one.
+        begin_ns = np.where(is_known, begin_ns, end_ns[is_known].max() - length_ns)
+    late_ns = (begin_ns - begin_ns.min()).tolist()
+    return tuple(_lane(ground, column, row, late, most_cells) for row, late in zip(rows.tolist(), late_ns, strict=True))
+
+
+def _lane(ground: Ground, column: int, row: int, late_ns: int, most_cells: int) -> tuple[Stretch, ...]:
+    evidence, begin_ns = ground.evidence, int(ground.chosen.begin_ns[row, column])
+    end_ns = int(ground.chosen.end_ns[row, column])
+    phases, table = evidence.traces[row].tables["phases"], evidence.collectives[row]
+    first = sum(len(other) for other in evidence.collectives[:row])
+    near = (phases["end_ns"] > begin_ns) & (phases["begin_ns"] < end_ns)
+    met = (table["exit_ns"] > begin_ns) & (table["enter_ns"] < end_ns)
+    spans = (phases["phase"][near], phases["begin_ns"][near], phases["end_ns"][near])
+    wait_ns = evidence.waits.wait_ns[first : first + len(table)][met]
+    operations = (table["enter_ns"][met], table["exit_ns"][met], table["blocked_ns"][met], wait_ns)
+    enter_ns, exit_ns, blocked_ns, _ = operations
+    edges_ns = np.concatenate([*spans[1:], enter_ns, exit_ns, exit_ns - blocked_ns, enter_ns + wait_ns])
+    edges_ns = np.unique(np.clip(np.append(edges_ns, [begin_ns, end_ns]), begin_ns, end_ns))
+    if len(edges_ns) > most_cells + 1:
+        edges_ns = np.rint(np.linspace(0, end_ns - begin_ns, most_cells + 1)).astype(np.int64) + begin_ns
+    # Each cell passes for a step of its own: the rules of the parts stay in one place.
+    part = parts_of_steps((edges_ns[:-1], edges_ns[1:]), spans, operations).argmax(axis=1)
+    starts = np.flatnonzero(np.diff(part, prepend=-1))
+    bounds = (edges_ns[np.append(starts, len(part))] - begin_ns + late_ns).astype(np.float64).tolist()
+    return tuple(zip(map(Part, part[starts].tolist()), bounds[:-1], bounds[1:], strict=True))

@@ -1,0 +1,137 @@
+"""What of a run is missing: operations that never completed, traces that were not closed, records that they lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcpace.diagnosis.evidence import Evidence, rank_operations
+from hpcpace.diagnosis.summary import CutOff, CutRank
+from hpcpace.metrics.operations.incomplete import open_operations
+from hpcpace.metrics.operations.lost_records import LostOperations, Records, lost_operations, records_of
+from hpcpace.metrics.operations.matching import RankOperations, gather_operations
+from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.schema import ExitKind
+
+_MOST_OPEN_SHOWN = 20
+_MOST_RANKS = 10_000
+_NOTHING = LostOperations(num_operations=0, step=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """What completed operations tell of what is missing; that of a long run is joined from parts of it.
+
+    Attributes:
+        records: what others prove that ranks entered.
+        end_ns: the last exit, on the common clock; 0 without any.
+        opened: rows that never completed and are not in the traces at hand.
+    """
+
+    records: Records
+    end_ns: int
+    opened: Sequence[RankOperations] = ()
+
+
+def find_cut_off(
+    evidence: Evidence,
+    problems: Sequence[str],
+    *,
+    missing: Sequence[int],
+    hosts: Mapping[int, str],
+    done: Completed | None = None,
+) -> CutOff:
+    """Return what was missing or cut off.
+
+    Args:
+        evidence: the readable traces.
+        problems: what could not be read.
+        missing: the ranks without a readable trace.
+        hosts: host names by rank, as far as they are known.
+        done: what completed, where `evidence` does not hold it.
+    """
+    missing = missing[:_MOST_RANKS]
+    done = done or completed_of(evidence)
+    opened = gather_operations(sorted([*_opened(evidence), *done.opened], key=lambda part: part.rank))
+    ends_ns = _ends_ns(evidence)
+    end_ns = max([*ends_ns.values(), done.end_ns])
+    closed = {trace.header.rank: trace.closed_cleanly for trace in evidence.traces}
+    lost = lost_operations(done.records, opened, closed | dict.fromkeys(missing, False))
+    last_ns = max((ns for rank, ns in ends_ns.items() if rank not in evidence.unknown_clocks), default=0)
+    gaps_ns = {rank: last_ns - ns for rank, ns in ends_ns.items() if rank not in evidence.unknown_clocks}
+    cut = [_cut_rank(trace, lost.get(trace.header.rank, _NOTHING), gaps_ns) for trace in evidence.traces]
+    cut = [rank for rank in cut if rank.num_lost_operations or rank.num_dropped or not closed[rank.rank]]
+    cut += [_missing_rank(rank, hosts.get(rank, ""), lost.get(rank, _NOTHING)) for rank in missing]
+    cut.sort(key=lambda rank: (-rank.num_lost_operations, rank.rank))
+    return CutOff(
+        problems=tuple(problems),
+        not_closed=tuple(rank for rank, is_closed in closed.items() if not is_closed),
+        num_open=len(opened),
+        open=tuple(open_operations(opened, done.records.rows, end_ns=end_ns, limit=_MOST_OPEN_SHOWN)),
+        ranks=tuple(cut[:_MOST_RANKS]),
+    )
+
+
+def completed_of(evidence: Evidence) -> Completed:
+    """Return what completed operations tell of what is missing."""
+    return Completed(
+        records=records_of(evidence.operations, evidence.matching),
+        end_ns=int(evidence.operations.exit_ns.max(initial=0)),
+    )
+
+
+def never_completed(evidence: Evidence) -> list[RankOperations]:
+    """Return the rows of operations that never completed, of each rank that has some."""
+    parts = []
+    for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
+        table = trace.tables["collectives"]
+        never = table["exit_kind"] == ExitKind.NEVER
+        if never.any():
+            parts.append(rank_operations(trace, clock, table.select(never)))
+    return parts
+
+
+def _opened(evidence: Evidence) -> list[RankOperations]:
+    journalled = [
+        rank_operations(trace, clock, trace.open_collectives)
+        for trace, clock in zip(evidence.traces, evidence.clocks, strict=True)
+    ]
+    return [*journalled, *never_completed(evidence)]
+
+
+def _ends_ns(evidence: Evidence) -> dict[int, int]:
+    """Return when each rank's recording ended, at its last flush, on the common clock; none where it never flushed."""
+    return {
+        trace.header.rank: int(clock.to_reference(trace.tables["account"]["time_ns"]).time_ns.max())
+        for trace, clock in zip(evidence.traces, evidence.clocks, strict=True)
+        if len(trace.tables["account"])
+    }
+
+
+def _cut_rank(trace: RankTrace, lost: LostOperations, gaps_ns: Mapping[int, int]) -> CutRank:
+    steps = np.asarray(trace.tables["steps"]["step"], np.int64)
+    return CutRank(
+        rank=trace.header.rank,
+        host=trace.header.host,
+        has_trace=True,
+        last_step=int(steps.max()) if len(steps) else None,
+        gap_ns=gaps_ns.get(trace.header.rank),
+        num_lost_operations=lost.num_operations,
+        num_lost_steps=max(lost.step - 1 - int(steps.max(initial=-1)), 0),
+        num_dropped=int(trace.tables["account"]["dropped"].sum()),
+    )
+
+
+def _missing_rank(rank: int, host: str, lost: LostOperations) -> CutRank:
+    return CutRank(
+        rank=rank,
+        host=host,
+        has_trace=False,
+        last_step=None,
+        gap_ns=None,
+        num_lost_operations=lost.num_operations,
+        num_lost_steps=max(lost.step, 0),
+        num_dropped=0,
+    )

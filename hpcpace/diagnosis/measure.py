@@ -1,0 +1,339 @@
+"""Everything that is measured on the traces of one attempt, in the order in which one figure rests on another.
+
+The summary, the plots and the scripts of analysis/ take their figures from here; nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
+from hpcpace.diagnosis.evidence import Evidence, gather_evidence, reference_times, step_parts
+from hpcpace.diagnosis.figures.clocks import clock_figures
+from hpcpace.diagnosis.group_transfers import group_transfers
+from hpcpace.diagnosis.modes.hang import silence_ns
+from hpcpace.diagnosis.step_structure import StepStructure, step_structure
+from hpcpace.diagnosis.streamed_operations import (
+    OperationFigures,
+    blocked_of,
+    fold_operations,
+    has_messages,
+    is_on_disk,
+)
+from hpcpace.diagnosis.summary import Clocks, CutOff
+from hpcpace.errors import CannotTell
+from hpcpace.metrics.causes.replay import StepGraph
+from hpcpace.metrics.causes.what_if import transient_loss_ns
+from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
+from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
+from hpcpace.metrics.network.transfers import GroupTransfers
+from hpcpace.metrics.operations.communication import Kind, RankTotals, kinds, rank_totals
+from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
+from hpcpace.metrics.roles import others_median
+from hpcpace.metrics.steps import StepPanel, columns_of, common_steps, step_times, used_steps
+from hpcpace.metrics.topology import Topology, topology_of
+from hpcpace.trace.reader import RankTrace
+
+OWN_WORK = (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.GC, Part.OTHER)
+
+# Of the step, by which senders that are held at most make a predicted gain wrong.
+_MOST_HELD_SHARE = 0.02
+_AWAY = (Part.SYNC_WAIT, Part.SYNC_TRANSFER, Part.CHECKPOINT, Part.EVAL, Part.PACE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which steps a report uses: not the warm-up unless asked for, and `first <= step < stop`."""
+
+    include_warmup: bool = False
+    first: int | None = None
+    stop: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What the figures rest on.
+
+    Attributes:
+        evidence: the traces, on one clock and matched.
+        panel: the steps that all ranks have.
+        used: which of them the figures use, bool, (num_common,).
+        chosen: the used steps, on each rank's own clock.
+        in_steps: which operations belong to them, bool, (num_operations,).
+        parts: nanoseconds of each part of each used step, float64, (num_ranks, num_steps, num_parts).
+        times_ns: step times of the used steps, int64, (num_steps,).
+        begin_all_ns, end_all_ns: begins and ends of the used steps on the common clock, where a rank's clock is
+            unknown on its own, int64, (num_ranks, num_steps).
+        end_ns: the latest end of each, of ranks with a known clock, int64, (num_steps,).
+        folded: the figures of the operations, where they are too many for `evidence` to hold them.
+    """
+
+    evidence: Evidence
+    panel: StepPanel
+    used: NDArray[np.bool_]
+    chosen: StepPanel
+    in_steps: NDArray[np.bool_]
+    parts: NDArray[np.float64]
+    times_ns: NDArray[np.int64]
+    begin_all_ns: NDArray[np.int64]
+    end_all_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    folded: OperationFigures | None = None
+
+    @cached_property
+    def role(self) -> NDArray[np.int64]:
+        """Which ranks do the same work, int64, (num_ranks,)."""
+        headers = [trace.header for trace in self.evidence.traces]
+        roles = {slot: index for index, slot in enumerate(sorted({(header.pp, header.tp) for header in headers}))}
+        return np.array([roles[header.pp, header.tp] for header in headers], np.int64)
+
+    @cached_property
+    def structure(self) -> StepStructure | None:
+        """The steps taken apart; None where they are not."""
+        steps = replace(self.chosen, begin_ns=self.begin_all_ns, end_ns=self.end_all_ns)
+        return step_structure(self.evidence, steps, self.role)
+
+    @property
+    def changeable(self) -> StepGraph | None:
+        """The steps as a graph that tells what a change of some work would bring; None where there is none.
+
+        A sender that is held until its receiver comes, as by gloo, is rebuilt as if it were held as long whatever the
+        receiver does, and so hides what its receiver costs.
+        """
+        held_share = float(self.blocked_ns[1].mean()) / max(float(self.times_ns.mean()), 1.0)
+        return None if self.structure is None or held_share > _MOST_HELD_SHARE else self.structure.graph
+
+    @cached_property
+    def groups(self) -> list[GroupTransfers]:
+        """The transfers of each process group, step by step."""
+        if self.folded is not None:
+            return list(self.folded.transfers)
+        return group_transfers(self.evidence, self.chosen.step)
+
+    @cached_property
+    def has_messages(self) -> bool:
+        """Whether ranks send to each other."""
+        return self.folded.has_messages if self.folded is not None else has_messages(self.evidence)
+
+    @cached_property
+    def blocked_ns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """How long ranks were blocked on synchronising collectives, and on sends, each (num_ranks, num_steps)."""
+        if self.folded is not None:
+            return self.folded.blocked_ns, self.folded.sent_ns
+        steps = self.chosen.step
+        return blocked_of(self.evidence, columns_of(steps, self.evidence.operations.step), len(steps))
+
+    @cached_property
+    def totals(self) -> RankTotals:
+        """Sums over the operations of each rank."""
+        if self.folded is not None:
+            return self.folded.totals
+        return rank_totals(self.evidence.operations, self.evidence.waits, self.in_steps, self.evidence.ranks)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The operations by their kind."""
+        if self.folded is not None:
+            return self.folded.kinds
+        evidence = self.evidence
+        return tuple(kinds(evidence.operations, evidence.matching, evidence.waits, self.in_steps))
+
+    @cached_property
+    def clocks(self) -> Clocks:
+        """How well times of different ranks compare."""
+        return clock_figures(self.evidence, self.chosen, self.folded.causality if self.folded is not None else None)
+
+    @cached_property
+    def places(self) -> Topology:
+        """Where the ranks are."""
+        headers = [trace.header for trace in self.evidence.traces]
+        return topology_of(
+            ranks=[header.rank for header in headers],
+            nodes=[header.node for header in headers],
+            hosts=[header.host for header in headers],
+            addresses=[header.topology_addr for header in headers],
+        )
+
+
+def lay_ground(
+    traces: Sequence[RankTrace],
+    selection: Selection,
+    *,
+    evidence: Evidence | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ground:
+    """Return what the figures rest on; `evidence` where it is there already, `progress` as `fold_operations` takes it.
+
+    Raises:
+        CannotTell: no step that all ranks have is left.
+    """
+    panel = common_steps([trace.tables["steps"] for trace in traces])
+    used = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
+    if not used.any():
+        raise CannotTell(_why_no_steps(traces, panel))
+    chosen, folded = panel.select(used), None
+    if evidence is None and is_on_disk(traces):
+        folded, traces = fold_operations(traces, chosen, progress=progress)
+    evidence = evidence or gather_evidence(traces)
+    clocks = evidence.clocks
+    begin_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.begin_ns, strict=True)])
+    end_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.end_ns, strict=True)])
+    # A rank whose clock is unknown cannot say when a step ended for the others. Where all are, the first one speaks.
+    known = [index for index, rank in enumerate(evidence.ranks) if rank not in evidence.unknown_clocks] or [0]
+    return Ground(
+        evidence=evidence,
+        panel=panel,
+        used=used,
+        chosen=chosen,
+        in_steps=columns_of(chosen.step, evidence.operations.step) >= 0,
+        parts=step_parts(evidence, chosen) if folded is None else folded.parts_ns,
+        times_ns=step_times(panel.step, begin_ns[known], end_ns[known])[used],
+        begin_all_ns=begin_ns[:, used],
+        end_all_ns=end_ns[:, used],
+        end_ns=end_ns[known].max(axis=0)[used],
+        folded=folded,
+    )
+
+
+def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
+    if len(panel):
+        return (
+            f"none of the {len(panel)} common steps ({panel.step[0]} to {panel.step[-1]}) is left: "
+            "use --include-warmup, or another --steps A:B"
+        )
+    counts = ", ".join(f"rank {trace.header.rank}: {len(trace.tables['steps'])}" for trace in traces[:8])
+    return (
+        f"no step that all {len(traces)} ranks have ({counts}): the job ended before its first step, or files are mixed"
+    )
+
+
+def panels_of(ground: Ground) -> Panels:
+    """Return what the diagnosis judges."""
+    headers = [trace.header for trace in ground.evidence.traces]
+    parts = ground.parts
+    # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
+    return Panels(
+        rank=np.array([header.rank for header in headers], np.int64),
+        host=tuple(header.host for header in headers),
+        node=np.array([header.node for header in headers], np.int64),
+        role=ground.role,
+        stage=np.array([header.pp for header in headers], np.int64),
+        times_ns=ground.times_ns.astype(np.float64),
+        since_ns=(ground.end_ns - ground.end_ns[0]).astype(np.float64),
+        work_ns=parts[:, :, list(OWN_WORK)].sum(axis=2),
+        reach_ns=_reach_ns(ground),
+        data_ns=parts[:, :, Part.DATA],
+        gc_ns=parts[:, :, Part.GC],
+        wait_ns=parts[:, :, list(EXPOSED_WAIT)].sum(axis=2),
+        transfer_ns=_transfer_ns(ground),
+        is_role_known=not (ground.has_messages and headers[0].pp < 0),
+        transient_share=_transient_share(ground),
+    )
+
+
+def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns: float) -> LinkFindings:
+    """Return slow links with the clocks' error in their intervals: it does not shrink with more steps.
+
+    A transfer is counted from the last enter of all ranks, so it is wrong by up to the half-widths, relative to the
+    fast groups' transfer.
+    """
+    usual_ns = [float(np.nanmedian(group.transfer_ns)) for group in groups if np.isfinite(group.transfer_ns).any()]
+    if not found.culprits or not usual_ns:
+        return found
+    share = halfwidth_ns / max(float(np.quantile(usual_ns, 0.25)), 1.0)
+    culprits = []
+    for culprit in found.culprits:
+        extra = share * (1 + culprit.effect_share)
+        low, high = (culprit.effect_share - end for end in culprit.interval)
+        low, high = culprit.effect_share - np.hypot(low, extra), culprit.effect_share + np.hypot(high, extra)
+        culprits.append(replace(culprit, interval=(float(low), float(high))))
+    return replace(found, culprits=tuple(culprits))
+
+
+def hotspots_of(ground: Ground, panels: Panels) -> tuple[Hotspot, ...]:
+    """Return the places whose ranks do their own work more slowly than others of their role."""
+    excess_ns = own_excess_ns(panels)
+    return delay_hotspots(excess_ns, ground.places) if excess_ns is not None else ()
+
+
+def _transient_share(ground: Ground) -> float | None:
+    """Return what changing work costs the steps of a pipeline; None without one."""
+    stages = {trace.header.pp for trace in ground.evidence.traces}
+    if len(stages) < 2 or ground.structure is None or ground.structure.graph is None:
+        return None
+    return transient_loss_ns(ground.structure.graph) / max(float(ground.times_ns.mean()), 1.0)
+
+
+def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:
+    """Return each rank's own work less the median of the others of its role, (num_ranks, num_steps).
+
+    Of two ranks of a role, it is the excess over the faster one: else that one would seem early. 0 where a rank is
+    alone in its role; None where no two ranks are compared.
+    """
+    excess_ns = np.zeros(panels.work_ns.shape)
+    compared = False
+    for value in np.unique(panels.role):
+        rows = np.flatnonzero(panels.role == value)
+        if len(rows) > 1 and panels.is_role_known:
+            work_ns = panels.work_ns[rows]
+            usual_ns = work_ns[work_ns.mean(axis=1).argmin()] if len(rows) == 2 else others_median(work_ns)
+            excess_ns[rows] = work_ns - usual_ns
+            compared = True
+    return excess_ns if compared else None
+
+
+def _transfer_ns(ground: Ground) -> NDArray[np.float64]:
+    """Return the exposed transfer of each step but for blocked senders, float64, (num_ranks, num_steps).
+
+    Where large messages are handed over in person, as by gloo, a sender is blocked until its receiver comes: that is no
+    transfer, and the receiver's side has what the message takes.
+    """
+    transfer_ns: NDArray[np.float64] = ground.parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
+    less: NDArray[np.float64] = np.maximum(transfer_ns - ground.blocked_ns[1], 0.0)
+    return less
+
+
+def _reach_ns(ground: Ground) -> NDArray[np.float64]:
+    """Return the time of each step outside of synchronising collectives, float64, (num_ranks, num_steps)."""
+    parts = ground.parts
+    away = parts[:, :, list(_AWAY)].sum(axis=2)
+    reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - ground.blocked_ns[0], 0.0)
+    return reach
+
+
+def diagnose_ground(
+    ground: Ground,
+    panels: Panels,
+    *,
+    clocks: Clocks,
+    cut_off: CutOff,
+    settings: DiagnosisConfig,
+    absent: Sequence[int] = (),
+) -> Diagnosis:
+    """Return what is wrong with a run, by its figures; `absent` as of `diagnose`."""
+    groups, places = ground.groups, ground.places
+    # A message that waits for its receiver tells of the receiver; collectives, where there are some, of the link alone.
+    collectives = [group for group in groups if group.op != "send"] or groups
+    return diagnose(
+        panels,
+        hangs=cut_off.open,
+        silences_ns={
+            trace.header.rank: silence_ns(trace.tables["account"]["time_ns"]) for trace in ground.evidence.traces
+        },
+        links=_widened(
+            locate_links(collectives, places, floor_share=settings.link_share, level=settings.level),
+            collectives,
+            clocks.median_halfwidth_ns or 0.0,
+        ),
+        crossing=locality(groups, places),
+        is_clock_wrong=clocks.num_wrong > 0,
+        graph=ground.changeable,
+        absent=absent,
+        settings=settings,
+    )

@@ -1,0 +1,75 @@
+"""A hang: an operation that some ranks entered and others never did, or that all entered and none came out of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.modes.finding import Finding, Int64s, Mode, Panels, rank_culprit
+from hpcpace.metrics.operations.incomplete import OpenOperation
+
+_ALIKE = 0.5
+
+
+def silence_ns(flushes_ns: Int64s) -> int:
+    """Return the longest time between two signs of life of a rank, its flushes, nanoseconds; 0 for fewer than two."""
+    return int(np.diff(np.sort(flushes_ns)).max(initial=0))
+
+
+def hang_finding(
+    hangs: Sequence[OpenOperation],
+    panels: Panels,
+    silences_ns: Mapping[int, int],
+    settings: DiagnosisConfig,
+    *,
+    unrecorded: Sequence[int] = (),
+) -> tuple[Finding, ...]:
+    """Return the hang, where an operation lasted longer than `hang_s` and twenty usual steps.
+
+    To blame is who never entered it. Where all members are inside, it is who gave no sign of life for half of that
+    time, unless that are most of them: a stopped process does not flush either.
+
+    Args:
+        hangs: operations that never completed.
+        panels: the steps.
+        silences_ns: longest silence of each rank.
+        settings: the thresholds.
+        unrecorded: ranks of which nothing is known: whether they entered an operation nobody can tell.
+    """
+    usual_ns = float(np.median(panels.times_ns)) if len(panels.times_ns) else 0.0
+    least_ns = max(settings.hang_s * 1e9, 20 * usual_ns)
+    found = [operation for operation in hangs if operation.age_ns >= least_ns]
+    inside = {rank for operation in hangs for rank in operation.inside}
+    known_absent = {operation: set(operation.absent) - set(unrecorded) for operation in found}
+    missed = [operation for operation in found if known_absent[operation]]
+    untold = [operation for operation in found if operation.absent and not known_absent[operation]]
+    entered = [
+        operation for operation in found if operation.members and set(operation.inside) == set(operation.members)
+    ]
+    # Who stands in another operation is held up himself, by a rank of which nothing is known where there is one.
+    is_told = any(known_absent[operation] - inside for operation in missed)
+    if missed and (is_told or not untold):
+        first = max(missed, key=lambda operation: (bool(known_absent[operation] - inside), operation.age_ns))
+        guilty = sorted(known_absent[first] - inside) or sorted(known_absent[first])
+    elif untold:
+        first, guilty = max(untold, key=lambda operation: operation.age_ns), []
+    elif entered:
+        first = max(entered, key=lambda operation: operation.age_ns)
+        guilty = [rank for rank in first.inside if silences_ns.get(rank, 0) >= _ALIKE * first.age_ns]
+        guilty = guilty if 2 * len(guilty) <= len(first.inside) else []
+    else:
+        return ()
+    hosts = dict(zip(panels.rank.tolist(), panels.host, strict=True))
+    numbers = {"age_ns": float(first.age_ns), "step": float(first.step), "inside": float(len(first.inside))}
+    return (
+        Finding(
+            mode=Mode.HANG,
+            variety=first.op,
+            loss_share=1.0,
+            confidence=0.99,
+            culprits=tuple(rank_culprit(rank, hosts, 1.0, (1.0, 1.0), panels) for rank in guilty),
+            numbers=numbers | {"absent": float(len(first.absent))},
+        ),
+    )

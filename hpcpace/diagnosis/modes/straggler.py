@@ -1,0 +1,200 @@
+"""Stragglers: who is late again and again by own work, and what the others lose by waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri, stdtrit
+from scipy.stats import trim_mean
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.modes.chance import block_means, confidence_of, half_width
+from hpcpace.diagnosis.modes.finding import Culprit, Finding, Floats, Int64s, Mode, Panels, rank_culprit, slowest_ns
+from hpcpace.metrics.causes.what_if import Change, Rebuilt
+from hpcpace.metrics.lateness.stragglers import Straggler, StragglerSearch, find_stragglers
+
+_LEAST_COMPARED, _LEAST_TOLD = 3, 8
+_SLOW = ("fixed", "transient")
+
+
+def search_stragglers(panels: Panels, settings: DiagnosisConfig) -> StragglerSearch:
+    """Return who is late again and again; nobody is compared where roles are not known."""
+    if not panels.is_role_known:
+        return StragglerSearch(found=(), cannot_tell="", smallest_share=None, num_compared=0)
+    search = find_stragglers(
+        panels.work_ns, panels.role, panels.node, floor_share=settings.straggler_share, level=settings.level
+    )
+    slow = np.zeros(len(panels.rank), np.bool_)
+    slow[[rank for each in search.found if each.klass in _SLOW for rank in each.ranks]] = True
+    usual_excess = _usual_excess(panels, slow, settings.level)
+    found, num_steps = [_measured(each, slow, panels) for each in search.found], panels.work_ns.shape[1]
+    return replace(search, found=tuple(each for each in found if _matters(each, usual_excess, num_steps, settings)))
+
+
+def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings: DiagnosisConfig) -> bool:
+    """Return whether an excess costs enough, and is beyond what ranks differ by anyhow.
+
+    A periodic one costs its size over its period, a passing one its share of the steps.
+    """
+    if straggler.klass == "periodic":
+        return straggler.effect_share / max(straggler.period_steps or 1, 1) >= settings.runtime_share
+    if straggler.step_range is not None:
+        first, stop = straggler.step_range
+        return straggler.effect_share * (stop - first) / num_steps >= settings.runtime_share
+    return straggler.klass != "fixed" or straggler.effect_share >= max(usual_excess, settings.straggler_share)
+
+
+def _usual_excess(panels: Panels, slow: NDArray[np.bool_], level: float) -> float:
+    """Return what the mean work of the slowest of so many ranks exceeds its role by, because none are equally fast.
+
+    Among many that differ by 1 percent some are 3 percent slower than the others. The limit that the largest of n
+    normal deviations passes with the probability `level` (Student's t, Bonferroni), the spread being that of the ranks
+    of roles of three and more that are not slow, without the tenth that is farthest out; 0 where fewer than eight tell
+    it. It holds what is left of the noise of single steps.
+
+    Args:
+        panels: the steps.
+        slow: ranks that may be stragglers, bool, (num_ranks,).
+        level: over all ranks together.
+    """
+    deviations = [np.zeros(0)]
+    for value in np.unique(panels.role):
+        members = panels.role == value
+        if members.sum() >= _LEAST_COMPARED and (members & ~slow).any():
+            mean_ns = panels.work_ns[members & ~slow].mean(axis=1)
+            deviations.append(mean_ns / max(float(mean_ns.mean()), 1.0) - 1)
+    size = np.sort(np.abs(np.concatenate(deviations)))
+    freedom = len(size) - len(deviations) + 1
+    if len(size) < _LEAST_TOLD or freedom < 2:
+        return 0.0
+    kept = size[: -(-9 * len(size) // 10)]
+    share = len(kept) / len(size)
+    farthest = float(ndtri(0.5 + share / 2)) if share < 1 else 0.0
+    # The mean square of a normal distribution between -q and q is 1 - 2 q phi(q) / share.
+    of_normal = 1 - 2 * farthest * float(np.exp(-(farthest**2) / 2)) / float(np.sqrt(2 * np.pi)) / share
+    spread = float(np.sqrt((kept**2).mean() / of_normal * len(size) / freedom))
+    return spread * float(stdtrit(freedom, 1 - level / len(size)))
+
+
+def straggler_findings(
+    panels: Panels, search: StragglerSearch, steps: Rebuilt | None, settings: DiagnosisConfig
+) -> tuple[list[Finding], Floats]:
+    """Return what stragglers cost, and the own work of all ranks with theirs put back to that of their role's others.
+
+    The loss is what the slowest rank of a role costs with them, less without: mean_i(max_r x) of both panels. That of
+    fixed and transient stragglers is what rebuilt steps gain with their work as usual, where steps are rebuilt: a delay
+    takes its way through the stages of a pipeline, and may hide transfers. These are one mode, periodic ones are the
+    control plane's, and lateness that goes round is amplification, for which no rank is to blame.
+
+    Args:
+        panels: the steps.
+        search: who is late.
+        steps: the steps rebuilt; None where they are not.
+        settings: the thresholds.
+    """
+    work = panels.work_ns
+    findings = []
+    for mode, classes in _MODE_OF_CLASS:
+        found = [straggler for straggler in search.found if straggler.klass in classes]
+        if not found:
+            continue
+        replaced = _put_back(work, panels.role, found)
+        loss_ns = slowest_ns(work, panels.role) - slowest_ns(replaced, panels.role)
+        if steps is not None and mode is Mode.STRAGGLER:
+            ranks = sorted({rank for each in found for rank in each.ranks})
+            gain = steps.gain(Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks)))
+            loss_ns = gain.gain_share * steps.measured_ns
+        first = found[0]
+        loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
+        numbers = {"effect": first.effect_share, "p_value": first.p_value, "late_share": first.late_share}
+        numbers["share"] = loss_share
+        if first.period_steps is not None:
+            numbers["period_ns"] = first.period_steps * panels.mean_time_ns
+        if first.step_range is not None:
+            numbers |= {"first": float(first.step_range[0]), "stop": float(first.step_range[1])}
+        finding = Finding(
+            mode=mode,
+            variety=first.klass,
+            loss_share=loss_share,
+            confidence=confidence_of(first.p_value),
+            culprits=() if _is_everywhere(found, panels) else tuple(_straggler_culprit(each, panels) for each in found),
+            numbers=numbers,
+        )
+        # What nobody waits for is no loss, but a slow rank is one that others will wait for at the next scale.
+        if finding.loss_share >= settings.runtime_share or mode is Mode.STRAGGLER:
+            findings.append(finding)
+            work = replaced
+    return findings, work
+
+
+def _measured(straggler: Straggler, slow: NDArray[np.bool_], panels: Panels) -> Straggler:
+    """Return a lasting straggler with its effect against all ranks of its role that are none.
+
+    Means over blocks of steps: the ranks' own, relative to the trimmed mean of the others'; 95 % by Student's t over
+    blocks. What finds a straggler is more robust, and a little too small where many of a role are slow.
+    """
+    if straggler.klass != "fixed":
+        return straggler
+    blocks = block_means(panels.work_ns)
+    shares = []
+    for rank in straggler.ranks:
+        others = blocks[(panels.role == panels.role[rank]) & ~slow]
+        if not len(others):
+            return straggler
+        usual = trim_mean(others, 0.1, axis=0)
+        shares.append(blocks[rank] / np.maximum(usual, 1.0) - 1)
+    share = np.mean(shares, axis=0)
+    effect = float(share.mean())
+    half = half_width(float(share.std(ddof=1)) / float(np.sqrt(len(share))), panels.work_ns.shape[1])
+    return replace(straggler, effect_share=effect, interval=(effect - half, effect + half))
+
+
+def _is_everywhere(found: Sequence[Straggler], panels: Panels) -> bool:
+    """Return whether nobody in particular is to blame: lateness goes round, or a period strikes many nodes."""
+    if found[0].klass != "periodic":
+        return found[0].klass == "rotating"
+    ranks = [rank for each in found for rank in each.ranks]
+    num_struck, num_nodes = len(np.unique(panels.node[ranks])), len(np.unique(panels.node))
+    if num_nodes == 1:
+        return 4 * len(ranks) > len(panels.rank)
+    return num_struck > 1 and 4 * num_struck > num_nodes
+
+
+_MODE_OF_CLASS = (
+    (Mode.STRAGGLER, _SLOW),
+    (Mode.RUNTIME, ("periodic",)),
+    (Mode.AMPLIFICATION, ("rotating",)),
+)
+
+
+def _put_back(work_ns: Floats, role: Int64s, found: Sequence[Straggler]) -> Floats:
+    replaced = work_ns.copy()
+    slow = np.zeros(len(work_ns), np.bool_)
+    slow[[rank for straggler in found for rank in straggler.ranks]] = True
+    for value in np.unique(role[slow]):
+        others = work_ns[(role == value) & ~slow]
+        if len(others):
+            own = np.flatnonzero((role == value) & slow)
+            replaced[own] = np.minimum(work_ns[own], np.median(others, axis=0))
+    return replaced
+
+
+def _straggler_culprit(straggler: Straggler, panels: Panels) -> Culprit:
+    hosts = dict(zip(panels.rank.tolist(), panels.host, strict=True))
+    first = straggler.ranks[0]
+    if straggler.kind == "rank":
+        return rank_culprit(int(panels.rank[first]), hosts, straggler.effect_share, straggler.interval, panels)
+    name = panels.host[first] if straggler.kind == "node" else f"local{straggler.ids[0]}"
+    aliases = [f"{straggler.kind} {name}"]
+    if len(straggler.ranks) == 1:
+        aliases.append(f"rank {panels.rank[first]}")
+    return Culprit(
+        kind=straggler.kind,
+        id=name,
+        aliases=tuple(aliases),
+        effect=straggler.effect_share,
+        interval=straggler.interval,
+    )

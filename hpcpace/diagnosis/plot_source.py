@@ -1,0 +1,108 @@
+"""The arrays behind the plots of the page, taken from what was examined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.diagnosis.evidence import Evidence
+from hpcpace.diagnosis.measure import Ground, own_excess_ns
+from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
+from hpcpace.metrics.clocks.common_clock import CommonClock
+from hpcpace.metrics.jitter.growth import GrowthCurve
+from hpcpace.metrics.lateness.hotspots import Hotspot
+from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix
+from hpcpace.units import NS_PER_MS, NS_PER_S
+
+_MOST_HOSTS = 64
+_MOST_NODES = 512
+
+
+def plot_data(
+    ground: Ground,
+    panels: Panels,
+    *,
+    curve: GrowthCurve | None,
+    is_node_unit: bool,
+    hotspots: Sequence[Hotspot],
+    versions: tuple[tuple[str, str], ...],
+) -> PlotData:
+    """Return what the plots of a page show."""
+    headers = [trace.header for trace in ground.evidence.traces]
+    excess_ns = own_excess_ns(panels)
+    places, groups = ground.places, ground.groups
+    communication = panels.transfer_ns.mean(axis=0) + panels.wait_ns.mean(axis=0)
+    reasons = {}
+    if excess_ns is None:
+        reasons["own_delay_ms"] = "no two ranks are known to do the same work"
+    few = 2 <= places.num_nodes <= _MOST_NODES
+    return PlotData(
+        step=ground.chosen.step,
+        step_ms=panels.times_ns / NS_PER_MS,
+        own_delay_ms=excess_ns / NS_PER_MS if excess_ns is not None else None,
+        rank_labels=tuple(f"{header.rank} {header.host}" for header in headers) if excess_ns is not None else (),
+        communication_share=communication / np.maximum(panels.work_ns.mean(axis=0) + communication, 1.0),
+        growth=_growth(curve, is_node_unit=is_node_unit),
+        leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
+        node_matrix=_matrix(node_matrix(groups, places)) if few else None,
+        hotspots=tuple(_row(spot) for spot in hotspots),
+        clocks=_clocks(ground.evidence),
+        versions=versions,
+        reasons=reasons,
+    )
+
+
+def _growth(curve: GrowthCurve | None, *, is_node_unit: bool) -> Growth | None:
+    if curve is None or curve.low is None or curve.high is None or curve.null is None:
+        return None
+    return Growth(
+        k=curve.k,
+        unit="node" if is_node_unit else "rank",
+        measured=curve.amplification,
+        low=curve.low,
+        high=curve.high,
+        null=curve.null,
+        null_low=curve.null,
+        null_high=curve.null,
+    )
+
+
+def _matrix(found: TransferMatrix | None) -> Matrix | None:
+    return Matrix(labels=found.labels, values_us=found.mean_ns / 1000) if found is not None else None
+
+
+def _row(spot: Hotspot) -> HotspotRow:
+    low, high = spot.interval_ns
+    return HotspotRow(
+        kind=spot.kind,
+        name=spot.id,
+        effect_ms=spot.effect_ns / NS_PER_MS,
+        low_ms=low / NS_PER_MS,
+        high_ms=high / NS_PER_MS,
+        loss_share=spot.loss_share,
+        aliases=tuple(alias for alias in spot.aliases if alias != f"{spot.kind} {spot.id}"),
+    )
+
+
+def _clocks(evidence: Evidence) -> tuple[HostClock, ...] | None:
+    """Return the samples of one rank of each host, but for the host of the reference."""
+    found, seen = [], set()
+    for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
+        if trace.header.node in seen or clock.is_reference or not clock.num_samples:
+            continue
+        seen.add(trace.header.node)
+        found.append(_host_clock(trace.header.host, clock))
+        if len(found) == _MOST_HOSTS:
+            break
+    return tuple(found) or None
+
+
+def _host_clock(host: str, clock: CommonClock) -> HostClock:
+    time_s: NDArray[np.float64] = (clock.local_ns - clock.local_ns[0]) / NS_PER_S
+    residual_us = np.full(clock.num_samples, np.nan)
+    inner = clock.residuals_ns()
+    residual_us[1 : 1 + len(inner)] = inner / 1000
+    return HostClock(host=host, time_s=time_s, halfwidth_us=clock.halfwidth_ns / 1000, residual_us=residual_us)

@@ -1,0 +1,1 @@
+"""What a run wrote down about itself: run.json, result.json, trial.json."""

@@ -1,0 +1,65 @@
+"""The JSON files of an attempt, which may be missing, damaged, foreign, or made to do harm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hpcpace.quoting import printable
+from hpcpace.rundir import Attempt
+
+MOST_BYTES = 1 << 24
+"""Of run.json and trial.json: some hundred bytes for each rank, of 16,384. JSON takes 20 times that in memory."""
+_LEAST_VALUE_BYTES = 32
+"""Of the text of a value, in the mean: the smallest ones take 60 times their text in memory."""
+_MOST_REASON = 100
+# What code raises that takes values of any kind for what they should be.
+_FOREIGN_ERRORS = (ValueError, RecursionError, AttributeError, TypeError, KeyError, OverflowError, IndexError)
+
+_Found = TypeVar("_Found")
+
+
+def json_object(content: Any) -> dict[str, Any]:
+    """Return values of JSON that are an object.
+
+    Raises:
+        TypeError: they are something else.
+    """
+    if not isinstance(content, dict):
+        raise TypeError("it is no object of JSON")
+    return content
+
+
+def _check_values(content: bytes, most_values: int) -> None:
+    """Refuse JSON of so many values that they would take many times its bytes in memory."""
+    num_values = sum(content.count(sign) for sign in (b",", b"[", b"{"))
+    if num_values > most_values:
+        raise ValueError(f"it has {num_values} values, more than {most_values}")
+
+
+def read_json(
+    attempt: Attempt, name: str, made_of: Callable[[Any], _Found], problems: list[str], *, most_bytes: int = MOST_BYTES
+) -> _Found | None:
+    """Return what a JSON file of an attempt says; None where there is none, and where it cannot be used.
+
+    Args:
+        attempt: where it lies.
+        name: of the file.
+        made_of: makes what is returned of the file's content.
+        problems: takes the sentence on why a file cannot be used.
+        most_bytes: more are not read.
+    """
+    try:
+        with attempt.open() as folder:
+            content = folder.read(name, most_bytes=most_bytes)
+        _check_values(content, most_bytes // _LEAST_VALUE_BYTES)
+        return made_of(json.loads(content))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except _FOREIGN_ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"
+    problems.append(f"{attempt.path / name} is left out ({printable(reason)[:_MOST_REASON]})")
+    return None

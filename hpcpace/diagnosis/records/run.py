@@ -1,0 +1,54 @@
+"""What a report takes from run.json, which knows ranks without a trace, too; nothing where it is missing or foreign."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcpace.diagnosis.records.json_files import read_json
+from hpcpace.rundir import Attempt
+from hpcpace.trace.header import MOST_RANKS
+
+_MOST_TEXT = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The record of one attempt.
+
+    Attributes:
+        hosts: host names by rank.
+        emulation: in what way the speed of computation was not real, as in a lab; empty where it was.
+        versions: names and versions of what ran.
+    """
+
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    emulation: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+
+
+def read_run_record(attempt: Attempt, problems: list[str]) -> RunRecord:
+    """Return what run.json says; a sentence is added to `problems` where it cannot be used."""
+    return read_json(attempt, attempt.run_json.name, _record, problems) or RunRecord()
+
+
+def _record(content: Any) -> RunRecord:
+    return RunRecord(
+        hosts=dict(_host(entry) for entry in content.get("ranks", [])),
+        emulation=_text(content.get("environment", {}).get("HPCPACE_LAB_EMULATION", "")),
+        versions=tuple((_text(name), _text(of)) for name, of in content.get("versions", {}).items() if of),
+    )
+
+
+def _host(entry: Any) -> tuple[int, str]:
+    rank = entry["rank"]
+    if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
+        raise ValueError(f"a rank is {rank!r}")
+    return rank, _text(entry["host"])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value[:_MOST_TEXT]

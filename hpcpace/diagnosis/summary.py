@@ -1,0 +1,570 @@
+"""What a report says, as data: the terminal prints it, RUN/summary.json holds it.
+
+Whoever shows a summary needs no other module: names of metrics that its fields are made of are exported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hpcpace import __version__
+from hpcpace.diagnosis.diagnose import Culprit, Finding
+from hpcpace.metrics.clocks.causality import PairViolations
+from hpcpace.metrics.lateness.hotspots import Hotspot
+from hpcpace.metrics.operations.communication import Kind as Kind
+from hpcpace.metrics.operations.incomplete import OpenOperation
+from hpcpace.metrics.phases import Part as Part
+from hpcpace.metrics.roles import EXCESS_FLOOR as EXCESS_FLOOR
+from hpcpace.metrics.roles import Excess as Excess
+from hpcpace.metrics.steps import Throughput as Throughput
+
+SCHEMA = "hpcpace-summary/2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a report says first.
+
+    Attributes:
+        mode: the mode that takes the largest share of the loss, or healthy, or cannot tell.
+        variety: how it recurs or which variety it is, such as fixed or transient; may be empty.
+        culprits: who or what is at fault in any of the modes, those of the main one first; `findings` has them by mode.
+        confidence: probability that the mode is right, as calibrated against known truth.
+        loss_share: share of the step time that the mode costs; 0 where nothing is wrong.
+        headline: one line.
+        why: sentences with the numbers behind it.
+        next: what to do, one sentence each.
+        also: other modes that share the loss, one sentence each.
+        findings: all modes above their thresholds, with their figures.
+    """
+
+    mode: str
+    variety: str
+    culprits: tuple[Culprit, ...]
+    confidence: float
+    loss_share: float
+    headline: str
+    why: tuple[str, ...]
+    next: tuple[str, ...]
+    also: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Who took part: `ranks` are those with a readable trace, `missing` those without.
+
+    `emulation` says in what way the speed of computation was not real, as in a lab; it is empty where it was.
+    """
+
+    world_size: int
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    hosts: tuple[str, ...]
+    mesh: str
+    samples_unit: str
+    emulation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Which steps the figures use.
+
+    Attributes:
+        num_used: steps used.
+        first, last: the first and the last of them.
+        num_common: steps that all ranks have.
+        num_seen: steps that any rank has.
+        num_warmup: common steps left out as warm-up.
+        num_checkpoint, num_eval: used steps with a checkpoint or an evaluation.
+    """
+
+    num_used: int
+    first: int
+    last: int
+    num_common: int
+    num_seen: int
+    num_warmup: int
+    num_checkpoint: int
+    num_eval: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Shares of the step, means over ranks, adding up to 1: forward, backward and optimizer are busy.
+
+    `overlap` is apart: hidden communication over all communication; None where it is not known.
+    """
+
+    busy: float
+    exposed_wait: float
+    transfer: float
+    other: float
+    overlap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracing:
+    """What the trace itself cost; the overhead is the recorder's own time relative to that of the recording."""
+
+    overhead_share: float | None
+    size_bytes: int
+    num_events: int
+    num_dropped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """The most memory that a rank had: of the process, and of torch's tensors on its GPU, 0 without one."""
+
+    rank: int
+    rss_bytes: int
+    device_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """One rank's steps; times are means per step.
+
+    Attributes:
+        parts_ns: by name of `Part` in lower case; they add up to step_ns.
+        shares: the same relative to step_ns.
+        excess: of the busy time over the other ranks of its role; None without any, or with too few steps.
+        num_operations, size_bytes, wait_ns, transfer_ns: of all its communication, exposed or hidden.
+    """
+
+    rank: int
+    host: str
+    role: str
+    step_ns: float
+    parts_ns: dict[str, float]
+    shares: dict[str, float]
+    busy_share: float
+    excess: Excess | None
+    num_operations: float
+    size_bytes: float
+    wait_ns: float
+    transfer_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleRow:
+    """Means over the ranks of one role: one pipeline stage and tensor slot."""
+
+    role: str
+    ranks: tuple[int, ...]
+    step_ns: float
+    parts_ns: dict[str, float]
+    shares: dict[str, float]
+    busy_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPair(PairViolations):
+    """Violations of causality between two nodes, with the names of their hosts."""
+
+    exit_host: str
+    enter_host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockSuspect:
+    """A host whose clock may be wrong.
+
+    Attributes:
+        ahead_ns, behind_ns: how far ahead of and behind another clock it is at least; 0 where that is not proven.
+        against: hosts whose clocks it contradicts, the first ones.
+        num_against: how many those are.
+    """
+
+    node: int
+    host: str
+    ahead_ns: int
+    behind_ns: int
+    against: tuple[str, ...]
+    num_against: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """How well times of different ranks compare.
+
+    Attributes:
+        num_samples: synchronisations of the rank with the fewest.
+        num_unknown: ranks whose clock cannot be compared with that of the others.
+        median_halfwidth_ns, max_halfwidth_ns: certified bound of the error, over ranks and used steps.
+        residual_ns: largest leave-one-out residual.
+        drift_ppm: largest drift against the reference.
+        extrapolated_share: share of used step ends outside of the synchronised time.
+        num_checked: matched synchronising operations of two ranks or more.
+        num_negative: rows of them with a negative transfer, that is, an exit before the last enter.
+        num_negative_messages: messages received before they were sent.
+        pairs: violations of synchronising operations by pair of nodes, with their sizes, and how many the half-widths
+            do not explain.
+        num_wrong: the fewest wrong clocks that explain what half-widths do not; 0 where all is explained.
+        num_suspects: hosts in the smallest sets that explain it: as many as num_wrong where there is one such set.
+        suspects: the first of them.
+    """
+
+    num_samples: int
+    num_unknown: int
+    median_halfwidth_ns: float | None
+    max_halfwidth_ns: float | None
+    residual_ns: float | None
+    drift_ppm: float | None
+    extrapolated_share: float | None
+    num_checked: int
+    num_negative: int
+    num_negative_messages: int
+    pairs: tuple[HostPair, ...]
+    num_wrong: int
+    num_suspects: int
+    suspects: tuple[ClockSuspect, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutRank:
+    """A rank whose trace is missing, was not closed, or lacks records.
+
+    Attributes:
+        host: empty where unknown.
+        has_trace: whether its trace can be read.
+        last_step: the last step that it recorded, None without any.
+        gap_ns: from the end of its trace to that of the last one; None where that cannot be compared.
+        num_lost_operations: those that it entered, as other ranks show, and that are not in its trace; at least.
+        num_lost_steps: steps that it ended, as those operations show, and that are not in its trace; at least.
+        num_dropped: records that its recorder gave up and counted.
+    """
+
+    rank: int
+    host: str
+    has_trace: bool
+    last_step: int | None
+    gap_ns: int | None
+    num_lost_operations: int
+    num_lost_steps: int
+    num_dropped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOff:
+    """What was missing or cut off; `ranks` has those with most lost operations first."""
+
+    problems: tuple[str, ...]
+    not_closed: tuple[int, ...]
+    num_open: int
+    open: tuple[OpenOperation, ...]
+    ranks: tuple[CutRank, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """How the loss to the slowest grows with the number of units that wait for each other; equally long columns.
+
+    Attributes:
+        k: numbers of units.
+        amplification: A(k), with its 95 % interval from low to high; these are empty for few steps.
+        null: A(k) of units that are independent of each other; empty where unknown.
+        exponent: slope of ln(A(k) - 1) over ln k in the upper half; None where there is none.
+    """
+
+    k: tuple[int, ...]
+    amplification: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    null: tuple[float, ...]
+    exponent: float | None
+    exponent_interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The loss to waiting on a number of nodes, as a share of the present step time."""
+
+    num_nodes: int
+    loss_share: float
+    interval: tuple[float, float]
+    is_speculative: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """The loss at larger scales: `points`, or why it is not predicted; `label` says what is in it."""
+
+    refused: str
+    label: str
+    points: tuple[Prediction, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jitter:
+    """What the set of ranks that loses most loses by waiting for its slowest; see docs/measuring.md.
+
+    Attributes:
+        ranks: the ranks that wait for each other.
+        num_steps, num_segments: steps used, and stretches of work between two synchronisations in each.
+        amplification: E[max] / E[mean] of the work, with its 95 % interval; persistent times transient.
+        persistent_null: what `persistent` would be by noise alone.
+        loss_share: share of the step time.
+        null, null_interval: amplification of independent units of the same noise; the comparison says where the
+            measured one lies; a unit is a node where ranks of a node share their noise.
+        common_share, rank_share, residual_share: of the variance.
+        noise_intensity: mean over 5 % quantile, less 1.
+        noise_amplification: alpha, how much of the noise reaches the step time.
+        compute_bound_share: of the steps; the others are communication-bound.
+    """
+
+    ranks: tuple[int, ...]
+    num_steps: int
+    num_segments: int
+    amplification: float
+    interval: tuple[float, float] | None
+    persistent: float
+    persistent_null: float | None
+    transient: float
+    loss_share: float
+    null: float | None
+    null_interval: tuple[float, float] | None
+    comparison: str
+    is_node_unit: bool
+    common_share: float | None
+    rank_share: float | None
+    residual_share: float | None
+    noise_intensity: float | None
+    noise_amplification: float | None
+    compute_bound_share: float | None
+    num_regime_switches: int
+    growth: Growth | None
+    predictions: Predictions
+
+
+@dataclass(frozen=True, kw_only=True)
+class GainRow:
+    """What the step would gain, as a share of it, if the own work or the transfers named were as usual."""
+
+    name: str
+    gain_share: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginRow:
+    """The exposed waiting of all ranks that began at one rank.
+
+    Attributes:
+        share_of_waits: of all waiting.
+        propagated_share: of that, what reached others through ranks that had waited themselves.
+        step_share: of the step time, mean over all ranks.
+    """
+
+    rank: int
+    share_of_waits: float
+    propagated_share: float
+    step_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathRow:
+    """A share of the critical path: own work of a rank, or transfers of a kind of operation."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineBubble:
+    """The share of the step in which stages wait for messages; the ideal one where all stages are alike."""
+
+    share: float
+    ideal_share: float | None
+    by_stage: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causes:
+    """Where waiting began and what would change the step.
+
+    Attributes:
+        gains: what one change at a time would bring, the largest first.
+        rebuild_error: median relative error of the steps rebuilt from their operations; None where they were not.
+        origins: the ranks at which most waiting began.
+        path: what the critical path consists of, the largest shares.
+        suspected_ranks: ranks whose arrivals on the common clock contradict how long their operations last.
+        bubble: of a pipeline; None where there is none.
+    """
+
+    gains: tuple[GainRow, ...]
+    rebuild_error: float | None
+    origins: tuple[OriginRow, ...]
+    path: tuple[PathRow, ...]
+    suspected_ranks: tuple[int, ...]
+    bubble: PipelineBubble | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityRow:
+    """How the transfer of one kind and size of collectives depends on the skew of their ranks; see docs/measuring.md.
+
+    Attributes:
+        slope: transfer per skew, with its 95 % interval; below 0 where all arriving together makes transfers longer.
+        num_operations: collectives used, those whose skew is beyond the clocks' error.
+    """
+
+    op: str
+    group_size: int
+    size_bytes: int
+    slope: float
+    interval: tuple[float, float]
+    num_operations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRow:
+    """One of several attempts of a run.
+
+    Attributes:
+        world_size, num_ranks: ranks of the job; those with a readable trace. Both 0 where none can be read.
+        num_steps, first, last: steps that count, as for the report; the first and the last of them.
+        p50_ns: median step time; None without a step.
+        num_not_closed: traces that were not closed: the rank was killed, crashed, or still runs.
+        num_inside: ranks that stood inside an operation when their recording ended.
+    """
+
+    attempt: int
+    world_size: int
+    num_ranks: int
+    hosts: tuple[str, ...]
+    mesh: str
+    num_steps: int
+    first: int | None
+    last: int | None
+    p50_ns: float | None
+    num_not_closed: int
+    num_inside: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditMatch:
+    """A finding of the audit on somebody whom the verdict blames.
+
+    Attributes:
+        who: a rank, node or link, as the verdict names it.
+        rule: id of the rule; `hpcpace audit explain ID` has more.
+        severity: F or W.
+        host, place, seen, cost, fix: as the audit says them.
+        is_common: whether it holds for all ranks of the job, and so does not tell why this one is slow.
+        told: one sentence.
+    """
+
+    who: str
+    rule: str
+    severity: str
+    host: str
+    place: str
+    seen: str
+    cost: str
+    fix: str
+    is_common: bool
+    told: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFigures:
+    """What the audit's rules say of the snapshots that the session has saved.
+
+    Attributes:
+        num_hosts, num_ranks: those that the snapshots have.
+        counts: findings by severity, alike ones of several hosts once.
+        matches: those on whom the verdict blames.
+        problems: snapshots that cannot be read, or are not there, one sentence each.
+    """
+
+    num_hosts: int
+    num_ranks: int
+    counts: dict[str, int]
+    matches: tuple[AuditMatch, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacingFigures:
+    """What came of pacing, from trial.json.
+
+    Attributes:
+        policy: what was asked for.
+        tried: the policy that was tried; empty where none was.
+        is_on: whether ranks were paced at the end.
+        sentence: what came of it.
+        mechanisms: what could make pacing pay in this job.
+        points: names of the operations at which ranks were paced.
+        outcome: of the trial; empty without one.
+        gain: mean of ln(T_off / T_on), with its interval.
+        detectable: the smallest gain that the trial would have shown.
+        num_pairs: pairs of a paced and an unpaced block.
+        step_off_ns, step_on_ns: mean step of the unpaced and the paced blocks.
+        cv_off, cv_on: their coefficients of variation.
+    """
+
+    policy: str
+    tried: str
+    is_on: bool
+    sentence: str
+    mechanisms: tuple[str, ...]
+    points: tuple[str, ...]
+    outcome: str
+    gain: float | None
+    interval: tuple[float, float] | None
+    detectable: float | None
+    num_pairs: int
+    step_off_ns: float | None
+    step_on_ns: float | None
+    cv_off: float | None
+    cv_on: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All that a report says about one attempt of a run; `settings` are the thresholds of `[diagnosis]` by name.
+
+    `history` has all attempts where there are several, `sensitivity` the collectives that take most time. `outcome` and
+    `memory` are what `hpcpace train` told of itself at its end; empty elsewhere. `audit` is None without snapshots,
+    `pacing` where the run was not paced.
+    """
+
+    run: str
+    run_id: str
+    attempt: int
+    attempts: tuple[int, ...]
+    verdict: Verdict
+    world: World
+    steps: Steps
+    throughput: Throughput
+    shares: Shares
+    jitter: Jitter | None
+    hotspots: tuple[Hotspot, ...]
+    causes: Causes | None
+    tracing: Tracing
+    ranks: tuple[RankRow, ...]
+    roles: tuple[RoleRow, ...]
+    kinds: tuple[Kind, ...]
+    clocks: Clocks
+    cut_off: CutOff
+    settings: dict[str, float] = field(default_factory=dict)
+    sensitivity: tuple[SensitivityRow, ...] = ()
+    history: tuple[AttemptRow, ...] = ()
+    outcome: str = ""
+    memory: tuple[RankMemory, ...] = ()
+    audit: AuditFigures | None = None
+    pacing: PacingFigures | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank's trace was there, closed, readable and without gaps, and no clock was wrong."""
+        cut = self.cut_off
+        is_missing = self.world.missing or cut.problems or cut.not_closed or cut.num_open or cut.ranks
+        return not (is_missing or self.tracing.num_dropped or self.clocks.num_wrong)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of summary.json; times are nanoseconds, shares fractions of 1."""
+        return {"schema": SCHEMA, "hpcpace_version": __version__, **asdict(self)}

@@ -1,0 +1,121 @@
+"""Names of nodes in Slurm's short form, and the options that keep faulty nodes out of the next job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Set
+
+from hpcpace.errors import TraceError
+from hpcpace.quoting import printable, shell_word
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})")
+_MOST_HOSTS = 65_536
+_PART = re.compile(r"([^\[\],]*)(?:\[([0-9,-]+)\])?([^\[\],]*)")
+
+
+def exclude_line(hosts: Iterable[str]) -> str:
+    """Return `#SBATCH --exclude=n[3,7-9]` for the nodes, in any order; empty for none.
+
+    Raises:
+        TraceError: a name has characters that no node of Slurm has.
+    """
+    names = compress(hosts)
+    return f"#SBATCH --exclude={names}" if names else ""
+
+
+def compress(hosts: Iterable[str]) -> str:
+    """Return Slurm's hostlist expression (`scontrol show hostlist`) of nodes, each once: `n[3,7-9]`, `n[008-010],gpu5`.
+
+    The width of the first number of a range holds for all of it, as Slurm expands it.
+
+    Raises:
+        TraceError: a name has characters that no node of Slurm has.
+    """
+    by_prefix: dict[str, list[str]] = {}
+    for host in sorted(set(hosts)):
+        if not _NAME.fullmatch(host):
+            raise TraceError(
+                f"{host!r} is no name of a node: letters, digits, '.', '_' and '-' only; exclude it by hand"
+            )
+        numbered = _NUMBERED.fullmatch(host)
+        prefix, number = (numbered[1], numbered[2]) if numbered and numbered[1] else (host, "")
+        by_prefix.setdefault(prefix, []).append(number)
+    return ",".join(part for prefix, numbers in by_prefix.items() for part in _of_prefix(prefix, numbers))
+
+
+def _of_prefix(prefix: str, numbers: list[str]) -> list[str]:
+    ranges: list[list[str]] = []
+    for number in sorted(filter(None, numbers), key=lambda digits: (int(digits), len(digits))):
+        if ranges and number == str(int(ranges[-1][-1]) + 1).zfill(len(ranges[-1][0])):
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    plain = [prefix] if "" in numbers else []
+    if len(ranges) == 1 and len(ranges[0]) == 1:
+        return [*plain, prefix + ranges[0][0]]
+    return [*plain, f"{prefix}[{','.join('-'.join(pair) for pair in ranges)}]"] if ranges else plain
+
+
+def short_list(names: Iterable[str]) -> str:
+    """Return names as `n[01-04,07]`; names that no Slurm has are listed as they are, escaped."""
+    names = list(names)
+    try:
+        return compress(names)
+    except TraceError:
+        return ",".join(sorted(printable(name) for name in names))
+
+
+def exclusion(faulty: Set[str], nodes: Collection[str]) -> str:
+    """Return `#SBATCH --exclude=n[3,7-9]`; empty where it helps nobody.
+
+    Args:
+        faulty: names of the nodes to leave out.
+        nodes: names of all nodes of the job; where all are faulty, or one is not of the job, no line is right.
+    """
+    try:
+        return exclude_line(faulty) if faulty < set(nodes) else ""
+    except TraceError:  # a name that no node of Slurm has
+        return ""
+
+
+def node_name(host: str) -> str:
+    """Return the name by which Slurm knows a host that calls itself by its domain, too."""
+    return host.partition(".")[0]
+
+
+def exclude_option(names: Iterable[str]) -> str:
+    """Return `--exclude=n[3,7]` for sbatch, safe to paste."""
+    names = list(names)
+    try:
+        return f"--exclude={compress(names)}"
+    except TraceError:
+        return f"--exclude={shell_word(','.join(names))}"
+
+
+def expand(text: str) -> list[str]:
+    """Return the names of Slurm's `n[01-03,7],gpu5`.
+
+    Raises:
+        ValueError: the text is something else, or has very many names.
+    """
+    names: list[str] = []
+    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text)
+    if ",".join(parts) != text:
+        raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
+    for part in parts:
+        found = _PART.fullmatch(part)
+        if not found:
+            raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
+        if found[2] is None:
+            names.append(part)
+            continue
+        for item in found[2].split(","):
+            first, _, last = item.partition("-")
+            if not first.isdigit() or (last and not last.isdigit()):
+                raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
+            numbers = range(int(first), int(last or first) + 1)
+            if len(numbers) + len(names) > _MOST_HOSTS:
+                raise ValueError(f"{text[:80]!r} has more than {_MOST_HOSTS} hosts")
+            names += [f"{found[1]}{number:0{len(first)}d}{found[3]}" for number in numbers]
+    return names

@@ -1,0 +1,1 @@
+"""Where waiting began, and what the step would take without it."""

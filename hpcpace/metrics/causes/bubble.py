@@ -1,0 +1,131 @@
+"""The pipeline bubble: how long a stage neither computes nor transfers, against what the schedule itself costs.
+
+A bubble is not a straggler: with p stages and m microbatches, p - 1 of m + p - 1 slots are idle on every stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.lateness.segments import LocalWork
+from hpcpace.metrics.operations.matching import Operations
+from hpcpace.metrics.operations.waits import Waits
+from hpcpace.metrics.phases import innermost
+from hpcpace.metrics.steps import StepPanel
+from hpcpace.trace.schema import Op
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bubble:
+    """The bubble of a pipeline.
+
+    Attributes:
+        share: mean over ranks and steps of the time spent waiting for messages, relative to the step.
+        by_stage: the same for each stage, float64, (num_stages,).
+        ideal_share: what the schedule costs where all stages are alike; None without a number of microbatches.
+        excess_share: share - ideal_share; None like it.
+    """
+
+    share: float
+    by_stage: FloatArray
+    ideal_share: float | None
+    excess_share: float | None
+
+
+def ideal_bubble(num_stages: int, num_microbatches: int) -> float:
+    """Return (p - 1) / (m + p - 1), the idle share of GPipe's and 1F1B's schedules (Huang et al. 2019, section 2.3).
+
+    Raises:
+        ValueError: fewer than one stage or microbatch.
+    """
+    if num_stages < 1 or num_microbatches < 1:
+        raise ValueError(f"stages and microbatches must be at least 1, not {num_stages} and {num_microbatches}")
+    return (num_stages - 1) / (num_microbatches + num_stages - 1)
+
+
+def message_waits(
+    operations: Operations, waits: Waits, steps: StepPanel, *, ranks: NDArray[np.int64], mask: NDArray[np.bool_]
+) -> FloatArray:
+    """Return how long each rank was blocked waiting for messages in each step, float64, (num_ranks, num_steps).
+
+    The exposed wait of send and recv: what lies before enter + wait of the last `blocked` nanoseconds before the exit.
+    Waits that overlap count once.
+
+    Args:
+        operations: rows of all ranks.
+        waits: their waits.
+        steps: the steps, on the clock of the operations.
+        ranks: what the rows of `steps` are, ascending, int64, (num_ranks,).
+        mask: the rows to use, bool, (num_operations,).
+    """
+    total = np.zeros(steps.begin_ns.shape)
+    end = np.minimum(operations.enter_ns + waits.wait_ns, operations.exit_ns)
+    begin = np.maximum(operations.exit_ns - operations.blocked_ns, operations.enter_ns)
+    rows = np.flatnonzero(mask & np.isin(operations.op, (Op.SEND, Op.RECV)) & (end > begin))
+    if not len(rows) or not total.size:
+        return total
+    starts = np.searchsorted(operations.rank[rows], ranks)
+    stops = np.searchsorted(operations.rank[rows], ranks, side="right")
+    for index, (first, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        own = rows[first:stop]
+        if not len(own):
+            continue
+        opens, closes = steps.begin_ns[index], steps.end_ns[index]
+        edges = np.unique(np.concatenate([begin[own], end[own], opens, closes]))
+        waited = innermost(begin[own], end[own], edges) >= 0
+        step = np.searchsorted(opens, edges[:-1], side="right") - 1
+        inside = waited & (step >= 0) & (edges[:-1] < closes[np.maximum(step, 0)])
+        length = np.diff(edges).astype(np.float64)
+        total[index] = np.bincount(step[inside], weights=length[inside], minlength=len(steps))
+    return total
+
+
+def pipeline_bubble(
+    message_wait_ns: FloatArray,
+    step_ns: FloatArray,
+    stage: NDArray[np.int64],
+    *,
+    num_microbatches: int | None = None,
+) -> Bubble | None:
+    """Return the bubble of a pipeline; None with a single stage, or without steps that take time.
+
+    Args:
+        message_wait_ns: from `message_waits`, (num_ranks, num_steps).
+        step_ns: time of each step, (num_steps,).
+        stage: pipeline stage of each rank, int64, (num_ranks,).
+        num_microbatches: of a step; see `microbatches`.
+    """
+    stages = np.unique(stage)
+    total_ns = float(np.sum(step_ns))
+    if len(stages) < 2 or total_ns <= 0:
+        return None
+    by_rank = np.asarray(message_wait_ns, np.float64).sum(axis=1) / total_ns
+    by_stage = np.array([by_rank[stage == of].mean() for of in stages])
+    share = float(by_stage.mean())
+    ideal = ideal_bubble(len(stages), num_microbatches) if num_microbatches else None
+    return Bubble(
+        share=share,
+        by_stage=by_stage,
+        ideal_share=ideal,
+        excess_share=None if ideal is None else share - ideal,
+    )
+
+
+def microbatches(operations: Operations, work: LocalWork) -> int | None:
+    """Return how many messages a rank sends to one peer in most steps, which is microbatches; None without messages.
+
+    A stage sends one activation per microbatch to the next, and one gradient to the one before. With v model chunks a
+    rank it is v times as many, with which `ideal_bubble` holds as well (Narayanan et al. 2021, section 2.2.2), but on
+    two ranks, where wrap-around messages go to the same peer.
+    """
+    rows = np.flatnonzero((operations.op == Op.SEND) & work.is_known)
+    if not len(rows):
+        return None
+    key = np.stack([operations.rank[rows], operations.peer[rows], operations.step[rows]])
+    _, counts = np.unique(key, axis=1, return_counts=True)
+    return int(np.bincount(counts).argmax())

@@ -1,0 +1,231 @@
+"""What the step would take with one rank, node, stage, phase or operation as usual: predicted from the rebuilt steps.
+
+The error of rebuilding is part of the answer: a gain smaller than that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcpace.metrics.causes.replay import START, TRANSFER, WORK, FloatArray, Int64Array, StepGraph, rebuilt_ns, replay
+from hpcpace.metrics.lateness.recurrence import mean_interval
+from hpcpace.metrics.roles import others_median
+
+_MOST_BLOCKS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What is put back to usual.
+
+    Attributes:
+        kind, id: what it is called, e.g. "rank" and 3.
+        ranks: indices of the ranks whose local work, or transfers, are as usual; all where empty.
+        positions: the positions (`LocalWork.position`) it is limited to; all where empty.
+        is_transfer: whether transfers, rather than local work, are as usual.
+        share: share of the excess that goes away, as where one phase makes up that share of it.
+        removed_ns: local work that goes away, instead of what is beyond usual, of every rank, float64, (num_ranks,
+            num_steps) or (num_ranks, 1): as of a stage, which is usual in its role. In proportion to all work of the
+            step.
+        is_at_begin: whether it goes away from the begin of the step on, as of data that are waited for.
+    """
+
+    kind: str
+    id: int
+    ranks: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+    is_transfer: bool = False
+    share: float = 1.0
+    removed_ns: FloatArray | None = None
+    is_at_begin: bool = False
+
+
+def stage_change(stage: int, ranks: Int64Array, work_ns: FloatArray, share: float) -> Change:
+    """Return the change that takes the excess of a pipeline stage over the other stages away.
+
+    Args:
+        stage: its number.
+        ranks: indices of its ranks.
+        work_ns: local work, float64, (num_ranks, num_steps).
+        share: its excess relative to the other stages, above 0.
+    """
+    removed_ns = np.zeros((len(work_ns), 1))
+    removed_ns[ranks] = work_ns[ranks].mean(axis=1, keepdims=True) * share / (1 + share)
+    return Change(kind="stage", id=stage, removed_ns=removed_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What a change would bring.
+
+    Attributes:
+        change: the change.
+        step_ns: predicted mean time of a step: the measured mean less the predicted gain.
+        gain_share: gain relative to the measured mean.
+        interval: 95 % confidence interval of it, from blocks of steps; the error of rebuilding is apart.
+    """
+
+    change: Change
+    step_ns: float
+    gain_share: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What several changes would bring, one at a time.
+
+    Attributes:
+        measured_ns: mean measured time of the steps rebuilt, from last wait to last wait.
+        error_share: median over steps of |rebuilt - measured| / measured.
+        num_steps: steps rebuilt.
+        num_left_out: steps whose operations are not those of most steps.
+        gains: largest first.
+    """
+
+    measured_ns: float
+    error_share: float
+    num_steps: int
+    num_left_out: int
+    gains: tuple[Gain, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuilt:
+    """Steps rebuilt once, which changes are held against.
+
+    Attributes:
+        graph: the steps.
+        usual_ns: what each node's weight usually is, float64, (num_nodes, num_steps).
+        base_ns: the rebuilt step times, float64, (num_steps,).
+        measured_ns: mean measured time of them, above 0.
+    """
+
+    graph: StepGraph
+    usual_ns: FloatArray
+    base_ns: FloatArray
+    measured_ns: float
+
+    def gain(self, change: Change) -> Gain:
+        """Return what a change would bring; it costs one replay of all steps."""
+        gain_ns = self.base_ns - rebuilt_ns(self.graph, replay(self.graph, _changed(self.graph, change, self.usual_ns)))
+        num_blocks = min(_MOST_BLOCKS, len(gain_ns))
+        mean_ns = float(gain_ns.mean())
+        _, low, high = mean_interval(np.array([block.mean() for block in np.array_split(gain_ns, num_blocks)]))
+        return Gain(
+            change=change,
+            step_ns=self.measured_ns - mean_ns,
+            gain_share=mean_ns / self.measured_ns,
+            interval=(low / self.measured_ns, high / self.measured_ns),
+        )
+
+
+def rebuild(graph: StepGraph) -> Rebuilt | None:
+    """Return steps rebuilt; None for steps without length.
+
+    Local work as usual is the median of the others of the role, up to the same event of the same step; where nobody
+    else has the role, the rank's own median over steps. Transfers as usual are the median of the same position over the
+    ranks of the role and steps.
+    """
+    measured_ns = float(graph.measured_ns.mean()) if len(graph.measured_ns) else 0.0
+    if measured_ns <= 0:
+        return None
+    base_ns = rebuilt_ns(graph, replay(graph))
+    return Rebuilt(graph=graph, usual_ns=_usual(graph), base_ns=base_ns, measured_ns=measured_ns)
+
+
+def what_if(graph: StepGraph, changes: Sequence[Change]) -> Prediction | None:
+    """Return what each change by itself would bring, usual being as in `rebuild`; None for steps without length."""
+    rebuilt = rebuild(graph)
+    if rebuilt is None:
+        return None
+    gains = [rebuilt.gain(change) for change in changes]
+    valid = graph.measured_ns > 0
+    return Prediction(
+        measured_ns=rebuilt.measured_ns,
+        error_share=float(np.median(np.abs(rebuilt.base_ns - graph.measured_ns)[valid] / graph.measured_ns[valid])),
+        num_steps=len(graph.step),
+        num_left_out=graph.num_left_out,
+        gains=tuple(sorted(gains, key=lambda gain: -gain.gain_share)),
+    )
+
+
+def _changed(graph: StepGraph, change: Change, usual_ns: FloatArray) -> FloatArray:
+    weight_ns = graph.weight_ns.copy()
+    if change.removed_ns is not None:
+        when_ns = replay(graph).mean(axis=1) if change.is_at_begin else None
+        for rank in np.flatnonzero(change.removed_ns.any(axis=1)).tolist():
+            nodes = np.flatnonzero((graph.kind == WORK) & (graph.rank == rank))
+            if when_ns is not None:
+                nodes = nodes[when_ns[nodes].argsort(kind="stable")]
+            weight_ns[nodes] = _without(weight_ns[nodes], change.removed_ns[rank], is_at_begin=change.is_at_begin)
+        return weight_ns
+    chosen = graph.kind == (TRANSFER if change.is_transfer else WORK)
+    if change.ranks:
+        chosen &= np.isin(graph.rank, change.ranks)
+    if change.positions:
+        chosen &= np.isin(graph.position, change.positions)
+    weight_ns[chosen] += change.share * (usual_ns[chosen] - weight_ns[chosen])
+    return weight_ns
+
+
+def _without(work_ns: FloatArray, removed_ns: FloatArray, *, is_at_begin: bool) -> FloatArray:
+    """Return one rank's pieces of local work in order of time, (num_nodes, num_steps), without some of each step's."""
+    if is_at_begin:
+        return np.diff(np.maximum(work_ns.cumsum(axis=0) - removed_ns, 0.0), axis=0, prepend=0.0)
+    left: FloatArray = work_ns * (1 - np.minimum(removed_ns / np.maximum(work_ns.sum(axis=0), 1.0), 1.0))
+    return left
+
+
+def _usual(graph: StepGraph) -> FloatArray:
+    """Return what each node's weight usually is, float64, (num_nodes, num_steps)."""
+    usual = graph.weight_ns.copy()
+    nodes = np.flatnonzero((graph.kind != START) & (graph.rank >= 0))
+    ordinal = _ordinals(graph, nodes)
+    keys = np.stack([graph.kind[nodes], graph.role[graph.rank[nodes]], graph.position[nodes], ordinal])
+    _, cell = np.unique(keys, axis=1, return_inverse=True)
+    order = nodes[np.argsort(cell.ravel(), kind="stable")]
+    for alike in np.split(order, np.cumsum(np.bincount(cell.ravel()))[:-1]):
+        weight = graph.weight_ns[alike]
+        if graph.kind[alike[0]] == TRANSFER:
+            usual[alike] = np.median(weight)
+        elif len(alike) > 1:
+            usual[alike] = others_median(weight)
+        else:
+            usual[alike] = np.median(weight)
+    return usual
+
+
+def _ordinals(graph: StepGraph, nodes: Int64Array) -> Int64Array:
+    """Return the how-manieth node of its rank, kind and position each is: an enter comes before its wait."""
+    order = np.lexsort((nodes, graph.position[nodes], graph.kind[nodes], graph.rank[nodes]))
+    chosen = nodes[order]
+    same = np.ones(len(order), np.bool_)
+    for values in (graph.rank[chosen], graph.kind[chosen], graph.position[chosen]):
+        same[1:] &= np.diff(values) == 0
+    same[:1] = False
+    index = np.arange(len(order))
+    ordinal = np.empty(len(order), np.int64)
+    ordinal[order] = index - np.maximum.accumulate(np.where(same, 0, index))
+    return ordinal
+
+
+def transient_loss_ns(graph: StepGraph) -> float:
+    """Return what the mean step loses because work changes from step to step, nanoseconds; 0 without steps.
+
+    Mean of the rebuilt steps less the step rebuilt from the mean of all local work, with transfers and starts as in the
+    mean, too: E[f(c)] - f(E[c]), which for one synchronisation is E[max c] - max E[c].
+    """
+    if not graph.weight_ns.size:
+        return 0.0
+    changing = graph.weight_ns.copy()
+    starts = graph.kind == START
+    changing[starts] -= changing[starts].max(axis=0)
+    fixed = graph.kind != WORK
+    changing[fixed] = changing[fixed].mean(axis=1, keepdims=True)
+    steady = changing.mean(axis=1, keepdims=True)
+    lost = replay(graph, changing)[graph.end].max(axis=0).mean() - replay(graph, steady)[graph.end].max(axis=0).mean()
+    return max(float(lost), 0.0)

@@ -1,0 +1,1 @@
+"""The common clock: offsets, how well it holds, and whose clock is wrong."""

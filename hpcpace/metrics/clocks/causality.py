@@ -1,0 +1,172 @@
+"""What the end of an operation proves of others' enters, and how often the common clock contradicts that.
+
+Operations that nobody leaves before all have entered order times of different hosts whatever their clocks say. A
+violation beyond both half-widths is an error that the clocks do not know of; `suspects` finds whose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hpcpace.metrics.operations.matching import Operations
+from hpcpace.metrics.operations.waits import is_one_of, synchronises
+from hpcpace.trace.schema import Op
+
+Int64Array = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+def shows_all_members(operations: Operations) -> BoolArray:
+    """Return whose completion shows that all members of the group have entered, bool, (num_operations,).
+
+    Synchronising operations on every rank, reduce and gather on their root. An all_to_all is not among them: with
+    uneven parts a rank need not hear from all. Neither is an operation without content, for which nothing need be sent.
+    """
+    to_root = is_one_of(operations.op, (Op.REDUCE, Op.GATHER)) & (operations.rank == operations.peer)
+    return np.asarray(meets_all(operations.op, operations.size_bytes) | (to_root & (operations.size_bytes > 0)))
+
+
+def meets_all(op: NDArray[np.uint8], size_bytes: Int64Array) -> BoolArray:
+    """Return which operations show on every rank that all members have entered, bool, (num_operations,).
+
+    Args:
+        op: operations, (num_operations,).
+        size_bytes: their content.
+    """
+    return np.asarray(synchronises(op) & (op != Op.ALL_TO_ALL) & ((op == Op.BARRIER) | (size_bytes > 0)))
+
+
+def shows_peer(operations: Operations) -> BoolArray:
+    """Return whose completion shows that the rank `peer` has entered, bool, (num_operations,).
+
+    Broadcast and scatter on others than their root, and recv. A completed send shows nothing: small messages are
+    buffered.
+    """
+    op, is_root = operations.op, operations.rank == operations.peer
+    from_peer = (is_one_of(op, (Op.BROADCAST, Op.SCATTER)) & ~is_root) | (op == Op.RECV)
+    return np.asarray((operations.size_bytes > 0) & (operations.peer >= 0) & from_peer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairViolations:
+    """Ranks of one node that left a collective before a rank of another node had entered it.
+
+    Attributes:
+        exit_node: node of the ranks that left too early.
+        enter_node: node of the rank that entered last.
+        num_violations: exits before the last entry.
+        median_ns: median size.
+        max_ns: largest size.
+        num_unexplained: those larger than both half-widths and rounding together: the clock is wrong there.
+    """
+
+    exit_node: int
+    enter_node: int
+    num_violations: int
+    median_ns: int
+    max_ns: int
+    num_unexplained: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalityCheck:
+    """How often the common clock contradicts causality.
+
+    Attributes:
+        num_ops: collectives that could be checked: present on two ranks or more.
+        num_ops_violated: those with at least one violation.
+        pairs: by node pair, those with most unexplained violations first.
+    """
+
+    num_ops: int
+    num_ops_violated: int
+    pairs: tuple[PairViolations, ...]
+
+    @property
+    def num_violations(self) -> int:
+        """Exits before the last entry."""
+        return sum(pair.num_violations for pair in self.pairs)
+
+    @property
+    def num_unexplained(self) -> int:
+        """Violations that the half-widths do not explain."""
+        return sum(pair.num_unexplained for pair in self.pairs)
+
+    @property
+    def max_ns(self) -> int:
+        """Size of the largest violation, 0 if there is none."""
+        return max((pair.max_ns for pair in self.pairs), default=0)
+
+
+def check_causality(
+    enter_ns: Int64Array,
+    exit_ns: Int64Array,
+    halfwidth_ns: ArrayLike,
+    nodes: ArrayLike,
+    present: BoolArray | None = None,
+    *,
+    resolution_ns: int = 0,
+) -> CausalityCheck:
+    """Check that of a synchronising collective no rank exits before the last one enters.
+
+    Args:
+        enter_ns: int64, (num_ops, num_ranks), reference time.
+        exit_ns: int64, (num_ops, num_ranks), reference time.
+        halfwidth_ns: broadcasts to (num_ops, num_ranks); ranks of one node share a clock, so among them it is 0.
+        nodes: int, (num_ranks,), node index of each rank.
+        present: bool, (num_ops, num_ranks), which ranks took part; all when not given.
+        resolution_ns: what rounding may add to a violation, on one node too.
+    """
+    if present is None:
+        present = np.ones(enter_ns.shape, dtype=bool)
+    widths_ns = np.broadcast_to(np.asarray(halfwidth_ns, dtype=np.float64), enter_ns.shape)
+    checked = present.sum(axis=1) >= 2
+    enter_ns, exit_ns, widths_ns, present = (array[checked] for array in (enter_ns, exit_ns, widths_ns, present))
+    if not len(enter_ns):
+        return CausalityCheck(num_ops=0, num_ops_violated=0, pairs=())
+
+    last = np.where(present, enter_ns, np.iinfo(np.int64).min).argmax(axis=1)
+    rows = np.arange(len(last))
+    size_ns = enter_ns[rows, last][:, None] - exit_ns
+    violated = present & (size_ns > 0)
+    op, rank = np.nonzero(violated)
+    node = np.asarray(nodes)
+    exit_node, enter_node = node[rank], node[last[op]]
+    allowed_ns = np.where(exit_node == enter_node, 0.0, widths_ns[op, rank] + widths_ns[op, last[op]]) + resolution_ns
+    pairs = pair_violations(exit_node, enter_node, size_ns[op, rank], allowed_ns)
+    return CausalityCheck(num_ops=len(rows), num_ops_violated=int(violated.any(axis=1).sum()), pairs=pairs)
+
+
+def pair_violations(
+    exit_node: Int64Array, enter_node: Int64Array, size_ns: Int64Array, allowed_ns: FloatArray
+) -> tuple[PairViolations, ...]:
+    """Return the violations by node pair, those with most unexplained ones first.
+
+    Args:
+        exit_node: node of each rank that left too early, (num_violations,).
+        enter_node: node of the rank that entered last.
+        size_ns: by how much the one lies before the other.
+        allowed_ns: what half-widths and rounding explain of it.
+    """
+    pairs = [
+        _pair(int(a), int(b), size_ns[chosen], allowed_ns[chosen])
+        for a, b in np.unique(np.stack([exit_node, enter_node], axis=1), axis=0)
+        for chosen in [(exit_node == a) & (enter_node == b)]
+    ]
+    pairs.sort(key=lambda pair: (-pair.num_unexplained, -pair.num_violations, pair.exit_node, pair.enter_node))
+    return tuple(pairs)
+
+
+def _pair(exit_node: int, enter_node: int, sizes_ns: Int64Array, allowed_ns: FloatArray) -> PairViolations:
+    return PairViolations(
+        exit_node=exit_node,
+        enter_node=enter_node,
+        num_violations=len(sizes_ns),
+        median_ns=int(np.median(sizes_ns)),
+        max_ns=int(sizes_ns.max()),
+        num_unexplained=int((sizes_ns > allowed_ns).sum()),
+    )

@@ -1,0 +1,271 @@
+"""Whose clock is wrong: what causality proves about pairs of hosts, and the fewest clocks that explain all of it.
+
+An exit that depends on an enter of another host and is recorded as earlier, beyond half-widths and rounding, proves
+by how far at least the one clock is ahead of the other. Which of the two is wrong, only further hosts can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.clocks.causality import shows_all_members, shows_peer
+from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Matching, Operations, select_rows
+from hpcpace.metrics.operations.waits import Waits, is_one_of
+from hpcpace.trace.schema import Op
+
+MOST_WRONG = 3
+"""With more wrong clocks than this, no set of them is looked for: everybody in a contradiction is a suspect."""
+_MOST_PAIRS = 2_000_000  # of rows that are compared with each other: bounds memory and time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contradictions:
+    """Rows of operations in which some exit comes before an enter that it depends on, whatever the half-widths.
+
+    Attributes:
+        rows: row numbers of `Operations`, int64, (num_rows,).
+        instance: the operation of each, 0, 1, ..., int64, (num_rows,).
+        is_cause: whether others depend on its enter, bool, (num_rows,).
+        is_effect: whether its exit depends on the enters of the causes, bool, (num_rows,).
+        num_messages: messages received before they were sent.
+    """
+
+    rows: NDArray[np.int64]
+    instance: NDArray[np.int64]
+    is_cause: NDArray[np.bool_]
+    is_effect: NDArray[np.bool_]
+    num_messages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """One clock that may be wrong.
+
+    Attributes:
+        node: its host's index.
+        ahead_ns: how far ahead of another one's it is at least; 0 where that is not proven.
+        behind_ns: how far behind.
+        against: the nodes whose clocks it contradicts, ascending; where the wrong clocks are known, the others only.
+    """
+
+    node: int
+    ahead_ns: int
+    behind_ns: int
+    against: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Which clocks may be wrong.
+
+    Attributes:
+        num_wrong: the fewest wrong clocks that explain everything: 0 for none, `MOST_WRONG` + 1 for more than that.
+        suspects: all clocks of all smallest sets; as many as `num_wrong` only where there is one such set.
+    """
+
+    num_wrong: int
+    suspects: tuple[Suspect, ...]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the suspects are the only smallest explanation."""
+        return len(self.suspects) == self.num_wrong
+
+
+def contradictions(operations: Operations, matching: Matching, waits: Waits) -> Contradictions:
+    """Return the operations whose times contradict causality before any uncertainty is allowed for.
+
+    Members without a record take nothing from what the others prove.
+
+    Who depends on whom: all members on all of a synchronising operation, the others on the root of a broadcast or
+    scatter, the root on the others of a reduce or gather, a receiver on its sender.
+    """
+    rows = (
+        np.flatnonzero(waits.may_contradict[matching.instance]) if waits.may_contradict.any() else np.zeros(0, np.int64)
+    )
+    own = select_rows(operations, rows)
+    usable = own.group != UNKNOWN_GROUP
+    if len(rows) and not matching.slices:
+        usable &= _is_usable(operations, matching)[rows]
+    causes, effects = _roles(own, usable)
+    instance, num_instances = _numbered(matching.instance[rows], len(matching.num_rows))
+    last_ns, first_ns = _extremes(instance, num_instances, own.enter_ns, own.exit_ns, causes, effects)
+    chosen = np.flatnonzero((last_ns > first_ns)[instance] & (causes | effects))
+    return Contradictions(
+        rows=rows[chosen],
+        instance=_numbered(instance[chosen], num_instances)[0],
+        is_cause=causes[chosen],
+        is_effect=effects[chosen],
+        num_messages=int((own.op[chosen] == Op.RECV).sum()),
+    )
+
+
+def _numbered(instance: NDArray[np.int64], num_instances: int) -> tuple[NDArray[np.int64], int]:
+    """Return operations renumbered in order without gaps, and how many of them occur."""
+    occurs = np.zeros(num_instances, np.bool_)
+    occurs[instance] = True
+    number = np.cumsum(occurs) - 1
+    return number[instance], int(np.count_nonzero(occurs))
+
+
+def _roles(own: Operations, usable: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return on which rows' enters others depend, and which rows' exits depend on others, each bool, (num_rows,)."""
+    is_root = own.rank == own.peer
+    effects = usable & (shows_all_members(own) | shows_peer(own))
+    from_root, to_root = is_one_of(own.op, (Op.BROADCAST, Op.SCATTER)), is_one_of(own.op, (Op.REDUCE, Op.GATHER))
+    causes = np.where(from_root, is_root, np.where(to_root, ~is_root, own.op != Op.RECV)) & usable
+    return causes, effects
+
+
+def proven_leads(
+    operations: Operations,
+    found: Contradictions,
+    *,
+    node: NDArray[np.int64],
+    enter_error_ns: NDArray[np.float64],
+    exit_error_ns: NDArray[np.float64],
+) -> dict[tuple[int, int], int]:
+    """Return by how many nanoseconds at least the clock of node b is ahead of that of a, by (a, b).
+
+    The largest contradictions of each group are used first, as far as memory and time allow; each one is a proof.
+
+    Args:
+        operations: rows of all ranks.
+        found: those that contradict causality.
+        node: index of the host of each row of `found`, int64, (num_rows,).
+        enter_error_ns, exit_error_ns: what the times of causes and of effects may be wrong by: half-width and
+            rounding, float64, (num_rows,).
+    """
+    enter_ns = operations.enter_ns[found.rows] - _whole(enter_error_ns)
+    exit_ns = operations.exit_ns[found.rows] + _whole(exit_error_ns)
+    num_instances = int(found.instance.max(initial=-1)) + 1
+    last_ns, first_ns = _extremes(found.instance, num_instances, enter_ns, exit_ns, found.is_cause, found.is_effect)
+    late = np.flatnonzero(found.is_cause & (enter_ns > first_ns[found.instance]))
+    early = np.flatnonzero(found.is_effect & (exit_ns < last_ns[found.instance]))
+    num_pairs = np.bincount(found.instance[late], minlength=num_instances) * np.bincount(
+        found.instance[early], minlength=num_instances
+    )
+    group = np.zeros(num_instances, np.int64)
+    group[found.instance] = operations.group[found.rows]
+    is_used = _largest_of_each(group, last_ns, first_ns, num_pairs)
+    late, early = late[is_used[found.instance[late]]], early[is_used[found.instance[early]]]
+    of_late, of_early = _pairs(found.instance[late], found.instance[early])
+    late, early = late[of_late], early[of_early]
+    lead_ns = enter_ns[late] - exit_ns[early]
+    is_proof = (lead_ns > 0) & (node[late] != node[early])
+    return _largest_by_pair(node[early][is_proof], node[late][is_proof], lead_ns[is_proof])
+
+
+def judge(leads_ns: Mapping[tuple[int, int], int]) -> Verdict:
+    """Return the fewest clocks that explain all proven leads, as in the smallest vertex covers of their graph.
+
+    That a clock which all others contradict is the wrong one, and not all the others alike, is parsimony, no proof.
+    Where only two hosts contradict each other it is either of them.
+
+    Args:
+        leads_ns: by (a, b), how far at least the clock of node b is ahead of that of node a.
+    """
+    edges = {(min(pair), max(pair)) for pair in leads_ns}
+    if not edges:
+        return Verdict(num_wrong=0, suspects=())
+    for num_wrong in range(1, MOST_WRONG + 1):
+        nodes = {node for cover in _covers(edges, num_wrong) for node in cover}
+        if nodes:
+            break
+    else:
+        num_wrong, nodes = MOST_WRONG + 1, {node for edge in edges for node in edge}
+    # Two wrong clocks contradict each other by more than either is wrong: others are what a wrong one is judged by.
+    sound = {pair: lead for pair, lead in leads_ns.items() if not nodes.issuperset(pair)}
+    suspects = (_suspect(node, sound if len(nodes) == num_wrong else leads_ns) for node in sorted(nodes))
+    return Verdict(num_wrong=num_wrong, suspects=tuple(suspects))
+
+
+def _suspect(node: int, leads_ns: Mapping[tuple[int, int], int]) -> Suspect:
+    return Suspect(
+        node=node,
+        ahead_ns=max((lead for (_, ahead), lead in leads_ns.items() if ahead == node), default=0),
+        behind_ns=max((lead for (behind, _), lead in leads_ns.items() if behind == node), default=0),
+        against=tuple(sorted({sum(pair) - node for pair in leads_ns if node in pair})),
+    )
+
+
+def _covers(edges: Iterable[tuple[int, int]], size: int) -> set[frozenset[int]]:
+    """Return the sets of at most `size` nodes that touch every edge: of any edge, one end is in each of them."""
+    edge = next(iter(edges), None)
+    if edge is None:
+        return {frozenset()}
+    if size == 0:
+        return set()
+    return {
+        rest | {node} for node in edge for rest in _covers([other for other in edges if node not in other], size - 1)
+    }
+
+
+def _is_usable(operations: Operations, matching: Matching) -> NDArray[np.bool_]:
+    """Return which rows are of an operation that no rank has twice, bool, (num_operations,)."""
+    instance, rank = matching.instance[matching.order], operations.rank[matching.order]
+    is_again = (np.diff(instance, prepend=-1) == 0) & (np.diff(rank, prepend=-1) == 0)
+    num_again = np.bincount(instance[is_again], minlength=len(matching.starts))
+    return np.asarray(num_again[matching.instance] == 0)
+
+
+def _extremes(
+    instance: NDArray[np.int64],
+    num_instances: int,
+    enter_ns: NDArray[np.int64],
+    exit_ns: NDArray[np.int64],
+    causes: NDArray[np.bool_],
+    effects: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the last enter of the causes and the first exit of the effects, each int64, (num_instances,)."""
+    last_ns = np.full(num_instances, np.iinfo(np.int64).min)
+    first_ns = np.full(num_instances, np.iinfo(np.int64).max)
+    np.maximum.at(last_ns, instance[causes], enter_ns[causes])
+    np.minimum.at(first_ns, instance[effects], exit_ns[effects])
+    return last_ns, first_ns
+
+
+def _whole(error_ns: NDArray[np.float64]) -> NDArray[np.int64]:
+    # An endless half-width, of an unknown clock, must still fit: a century is as good.
+    return np.minimum(np.ceil(error_ns), 3.2e18).astype(np.int64)
+
+
+def _largest_of_each(
+    group: NDArray[np.int64], last_ns: NDArray[np.int64], first_ns: NDArray[np.int64], num_pairs: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return which operations to use: the largest of each group, then the second of each, up to `_MOST_PAIRS`."""
+    if num_pairs.sum() <= _MOST_PAIRS:
+        return num_pairs > 0
+    size_ns = np.where(num_pairs > 0, last_ns - first_ns, 0)
+    order = np.lexsort((-size_ns, group))
+    begins = np.flatnonzero(np.diff(group[order], prepend=-2))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+    order = np.lexsort((-size_ns, place))
+    is_used = np.zeros(len(order), np.bool_)
+    total = np.cumsum(num_pairs[order])
+    is_used[order] = (total <= _MOST_PAIRS) | (total == num_pairs[order])
+    return is_used & (num_pairs > 0)
+
+
+def _pairs(left: NDArray[np.int64], right: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return all pairs of positions in `left` and `right` with the same value."""
+    order = np.argsort(right, kind="stable")
+    begin = np.searchsorted(right[order], left, side="left")
+    count = np.searchsorted(right[order], left, side="right") - begin
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    return np.repeat(np.arange(len(left)), count), order[np.repeat(begin, count) + within]
+
+
+def _largest_by_pair(
+    first: NDArray[np.int64], second: NDArray[np.int64], value: NDArray[np.int64]
+) -> dict[tuple[int, int], int]:
+    order = np.lexsort((value, second, first))
+    first, second, value = first[order], second[order], value[order]
+    is_last = np.append((np.diff(first) != 0) | (np.diff(second) != 0), True)[: len(order)]
+    kept = zip(first[is_last].tolist(), second[is_last].tolist(), value[is_last].tolist(), strict=True)
+    return {(a, b): lead for a, b, lead in kept}

@@ -1,0 +1,1 @@
+"""What waiting for the slowest costs, to what kind of noise, and how it grows."""

@@ -1,0 +1,301 @@
+"""What jitter would cost on more nodes than were measured, or why that cannot be said.
+
+The measured nodes stay as they are; the new ones are drawn from the population of nodes that was seen, whose tail is a
+generalised Pareto distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.jitter.variance_shares import Separation, separate, unit_maxima
+from hpcpace.metrics.resampling import block_length, lag_one
+
+FEWEST_EXCEEDANCES = 30
+SPECULATIVE_BEYOND = 16
+"""Predictions for more than so many times the measured nodes are marked."""
+_TAIL_SHARE = 0.05
+_MOST_EXCEEDANCES = 2000  # per segment; more would only reach into the body of the distribution
+_NUM_BODY_POINTS = 256
+_NUM_TAIL_POINTS = 128
+_LEAST_TAIL = 1e-12  # tail probability up to which the integral is numeric; analytic beyond
+
+
+class Algorithm(StrEnum):
+    """How the transfer of a collective grows with nodes."""
+
+    RING = "ring"
+    TREE = "tree"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferTerm:
+    """The transfer of a step, to be extrapolated with the waiting.
+
+    Attributes:
+        algorithm: ring, B (n - 1) / n + latency (n - 1) with n nodes; or tree, in proportion to log2 n.
+        transfer_ns: exposed transfer per step on the measured nodes.
+        latency_ns: of one hop of the ring, times the number of operations per step.
+    """
+
+    algorithm: Algorithm
+    transfer_ns: float
+    latency_ns: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pareto:
+    """Generalised Pareto distribution of excesses, survival (1 + shape x / scale)^(-1 / shape).
+
+    Attributes:
+        shape: 0 exponential, above heavier, below bounded; float64, (num_fits,).
+        scale: float64, (num_fits,).
+    """
+
+    shape: NDArray[np.float64]
+    scale: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extrapolation:
+    """Predicted loss per step.
+
+    Attributes:
+        num_nodes: asked for, int64, (num_points,).
+        loss_ns: E[max] - E[mean] on so many nodes, plus what the transfer grows by; float64, (num_points,).
+        low_ns, high_ns: 95 % of it over resampled steps, float64, (num_points,). That other nodes may be unlike the
+            measured ones is not in it.
+        transfer_ns: exposed transfer per step, float64, (num_points,); None without its term.
+        is_speculative: more than 16 times the measured nodes, bool, (num_points,).
+        label: "waiting only" without a transfer term, else "waiting and transfer".
+        shape: of the tail in each segment, float64, (num_segments,).
+        num_exceedances: fewest of any segment.
+    """
+
+    num_nodes: NDArray[np.int64]
+    loss_ns: NDArray[np.float64]
+    low_ns: NDArray[np.float64]
+    high_ns: NDArray[np.float64]
+    transfer_ns: NDArray[np.float64] | None
+    is_speculative: NDArray[np.bool_]
+    label: str
+    shape: NDArray[np.float64]
+    num_exceedances: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why nothing is predicted.
+
+    Attributes:
+        reason: a sentence without its full stop.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tail:
+    """The largest pooled values of one segment, ascending."""
+
+    body_ns: NDArray[np.float64]
+    body_survival: NDArray[np.float64]
+    threshold_ns: float
+    excess_ns: NDArray[np.float64]
+    step: NDArray[np.int64]
+
+
+def fit_pareto(excess: NDArray[np.float64], weight: NDArray[np.float64]) -> Pareto:
+    """Fit generalised Pareto distributions by probability-weighted moments.
+
+    scale = 2 a0 a1 / (a0 - 2 a1), shape = 2 - a0 / (a0 - 2 a1), a0 = E[x], a1 = E[x (1 - F(x))] (Hosking & Wallis 1987,
+    section 3, with plotting positions (j - 0.35) / n). The shape is below 1 always, and is held within -5 and 0.95.
+
+    Args:
+        excess: above the threshold, ascending, float64, (num_exceedances,).
+        weight: how often each counts, float64, (num_fits, num_exceedances), not all 0.
+    """
+    total = weight.sum(axis=1, keepdims=True)
+    position = np.clip((np.cumsum(weight, axis=1) - 0.5 * weight + 0.15) / total, 0.0, 1.0)
+    first = (weight * excess).sum(axis=1) / total[:, 0]
+    second = (weight * (1 - position) * excess).sum(axis=1) / total[:, 0]
+    gap = np.maximum(first - 2 * second, 1e-6 * first)
+    ratio = np.divide(first, gap, out=np.full_like(first, 2.0), where=gap > 0.0)
+    shape = np.clip(2 - ratio, -5.0, 0.95)
+    # The scale that keeps the mean, scale / (1 - shape), where the shape is held.
+    return Pareto(shape=shape, scale=np.maximum(first * (1 - shape), np.finfo(np.float64).tiny))
+
+
+def extrapolate(
+    work_ns: NDArray[np.float64],
+    node: NDArray[np.int64],
+    num_nodes: NDArray[np.int64],
+    *,
+    parts: Separation | None = None,
+    transfer: TransferTerm | None = None,
+    seed: int = 0,
+    num_draws: int = 100,
+) -> Extrapolation | Refusal:
+    """Return the loss to waiting on more nodes, or the reason why not.
+
+    The step median is removed and counts once, as it would on any number of nodes. M_i is the largest rest of the
+    measured nodes; Y that of N - U new ones, each with the distribution F of all node maxima, its tail from the upper
+    5 % on (2,000 values at most) generalised Pareto. Then E[max(M_i, Y)] = M_i + integral from M_i of 1 - F^(N - U), so
+    that the prediction for the measured nodes is the measured loss, and a slow node among them hides the new ones.
+    Few nodes with much in common make it up to about 5 % too large (8 nodes, normal noise), see `separate`.
+
+    Args:
+        work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
+        node: index of the host, int64, (num_ranks,).
+        num_nodes: numbers of nodes, none below the measured one, int64, (num_points,).
+        parts: the work taken apart, if that has been done.
+        transfer: how the transfer grows; waiting only if None.
+        seed: of the bootstrap over blocks of steps.
+        num_draws: of the bootstrap.
+    """
+    unit = np.unique(node, return_inverse=True)[1]
+    num_units = int(unit.max(initial=-1)) + 1
+    num_nodes = np.asarray(num_nodes, np.int64)
+    reason = _obstacle(work_ns, num_units, num_nodes)
+    if reason is None and parts is None:
+        parts = separate(work_ns, node, seed=seed)
+    if reason is not None or parts is None:
+        return Refusal(reason=reason or "there is nothing to separate")
+    highest_ns = unit_maxima(work_ns - parts.location_ns, unit, num_units).max(axis=0)
+    pooled_ns = unit_maxima(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], unit, num_units)
+    tails = [_tail(pooled_ns[:, :, segment]) for segment in range(work_ns.shape[2])]
+    fewest = min(len(tail.excess_ns) for tail in tails)
+    if fewest < FEWEST_EXCEEDANCES:
+        return Refusal(reason=f"{fewest} values of a segment are in the tail, {FEWEST_EXCEEDANCES} are needed")
+    base_ns = (parts.location_ns + highest_ns - work_ns.mean(axis=0)).sum(axis=1)
+    counts = _resampled_counts(base_ns, num_draws, seed)
+    loss_ns = np.repeat((counts @ base_ns / len(base_ns))[:, np.newaxis], len(num_nodes), axis=1)
+    shapes = []
+    for segment, tail in enumerate(tails):
+        added_ns, shape = _added(tail, highest_ns[:, segment], counts, num_units, num_nodes - num_units)
+        loss_ns += added_ns
+        shapes.append(shape)
+    transfer_ns = None if transfer is None else extrapolated_transfer(transfer, num_units, num_nodes)
+    if transfer is not None and transfer_ns is not None:
+        loss_ns += transfer_ns - transfer.transfer_ns
+    low_ns, high_ns = np.quantile(loss_ns[1:], (0.025, 0.975), axis=0) if num_draws else (loss_ns[0], loss_ns[0])
+    return Extrapolation(
+        num_nodes=num_nodes,
+        loss_ns=loss_ns[0],
+        low_ns=np.minimum(low_ns, loss_ns[0]),
+        high_ns=np.maximum(high_ns, loss_ns[0]),
+        transfer_ns=transfer_ns,
+        is_speculative=num_nodes > SPECULATIVE_BEYOND * num_units,
+        label="waiting only" if transfer is None else "waiting and transfer",
+        shape=np.array(shapes),
+        num_exceedances=fewest,
+    )
+
+
+def extrapolated_transfer(
+    transfer: TransferTerm, num_measured: int, num_nodes: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the transfer per step on more nodes in nanoseconds, float64, (num_points,).
+
+    Ring: B (n - 1) / n + latency (n - 1); tree: in proportion to log2 n (Thakur, Rabenseifner & Gropp 2005, section 4).
+
+    Args:
+        transfer: on the measured nodes.
+        num_measured: how many those are, at least 2.
+        num_nodes: int64, (num_points,).
+    """
+    if transfer.algorithm is Algorithm.TREE:
+        return np.asarray(transfer.transfer_ns * np.log2(num_nodes) / np.log2(num_measured))
+    latency_ns = min(transfer.latency_ns, transfer.transfer_ns / (num_measured - 1))
+    volume_ns = (transfer.transfer_ns - latency_ns * (num_measured - 1)) * num_measured / (num_measured - 1)
+    return np.asarray(volume_ns * (num_nodes - 1) / num_nodes + latency_ns * (num_nodes - 1))
+
+
+def _obstacle(work_ns: NDArray[np.float64], num_units: int, num_nodes: NDArray[np.int64]) -> str | None:
+    if num_units < 2:
+        return "one node does not tell its own noise from what all nodes share"
+    if work_ns.shape[1] < 8 or work_ns.shape[2] == 0:
+        return f"{work_ns.shape[1]} steps were measured, at least 8 are needed"
+    if len(num_nodes) and int(num_nodes.min()) < num_units:
+        return f"{int(num_nodes.min())} nodes are fewer than the {num_units} measured: see the growth curve"
+    return None
+
+
+def _tail(pooled_ns: NDArray[np.float64]) -> _Tail:
+    """Return tail and thinned body of the values of all units, (num_units, num_steps), of one segment."""
+    num_steps = pooled_ns.shape[1]
+    flat = pooled_ns.ravel()
+    num_tail = max(min(int(_TAIL_SHARE * flat.size), _MOST_EXCEEDANCES), 1)
+    threshold = float(np.partition(flat, flat.size - num_tail - 1)[flat.size - num_tail - 1])
+    # Values that differ from the threshold by rounding only do not exceed it.
+    above = np.flatnonzero(flat > threshold + 1e-9 * max(abs(threshold), float(np.abs(flat).max())))
+    above = above[np.argsort(flat[above])]
+    levels = np.linspace(0.0, 1.0 - len(above) / flat.size, _NUM_BODY_POINTS)
+    return _Tail(
+        body_ns=np.append(np.quantile(flat, levels)[:-1], threshold),
+        body_survival=1.0 - levels,
+        threshold_ns=threshold,
+        excess_ns=flat[above] - threshold,
+        step=above % num_steps,
+    )
+
+
+def _resampled_counts(values: NDArray[np.float64], num_draws: int, seed: int) -> NDArray[np.float64]:
+    """Return how often each step is drawn, (1 + num_draws, num_steps): once in the first row, then in blocks.
+
+    Blocks go round the end, so that every step is as likely (Politis & Romano 1992).
+    """
+    num_steps = len(values)
+    length = block_length(num_steps, lag_one(values))
+    num_blocks = -(-num_steps // length)
+    start = np.random.default_rng(seed).integers(num_steps, size=(num_draws, num_blocks))
+    step = (start[:, :, np.newaxis] + np.arange(length)).reshape(num_draws, -1)[:, :num_steps] % num_steps
+    row = np.arange(num_draws)[:, np.newaxis] * num_steps
+    drawn = np.bincount((step + row).ravel(), minlength=num_draws * num_steps).reshape(num_draws, num_steps)
+    return np.concatenate([np.ones((1, num_steps)), drawn])
+
+
+def _added(
+    tail: _Tail,
+    highest_ns: NDArray[np.float64],
+    counts: NDArray[np.float64],
+    num_units: int,
+    num_new: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], float]:
+    """Return E[max(M, Y)] - E[M] of one segment, (num_draws, num_points), and the shape of its tail."""
+    num_steps = len(highest_ns)
+    weight = counts[:, tail.step]
+    # A resample without any exceedance has the measured tail.
+    weight[weight.sum(axis=1) == 0] = 1.0
+    fit = fit_pareto(tail.excess_ns, weight)
+    share = weight.sum(axis=1) / (num_units * num_steps)
+    added = np.empty((len(counts), len(num_new)))
+    for draw in range(len(counts)):
+        shape, scale = float(fit.shape[draw]), float(fit.scale[draw])
+        grid, survival = _survival(tail, shape, scale, float(share[draw]))
+        beaten = -np.expm1(num_new[:, np.newaxis] * np.log1p(-np.minimum(survival, 1.0 - 1e-15)))
+        # What lies beyond the grid: K times the mean excess over its end.
+        end = num_new * survival[-1] * max(scale + shape * (grid[-1] - tail.threshold_ns), 0.0) / (1 - shape)
+        pieces = 0.5 * (beaten[:, 1:] + beaten[:, :-1]) * np.diff(grid)
+        integral = np.zeros((len(num_new), len(grid)))
+        integral[:, :-1] = np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1]
+        for point in range(len(num_new)):
+            above = np.interp(highest_ns, grid, integral[point] + end[point], right=float(end[point]))
+            added[draw, point] = counts[draw] @ above / num_steps
+    return added, float(fit.shape[0])
+
+
+def _survival(tail: _Tail, shape: float, scale: float, share: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return ascending values, and the probability of exceeding each: empirical body, generalised Pareto tail."""
+    relative = np.geomspace(1.0, _LEAST_TAIL, _NUM_TAIL_POINTS)[1:]
+    is_exponential = abs(shape) < 1e-6
+    excess = -scale * np.log(relative) if is_exponential else scale / shape * np.expm1(-shape * np.log(relative))
+    body_survival = share + (tail.body_survival - tail.body_survival[-1]) * (1 - share) / (1 - tail.body_survival[-1])
+    return (
+        np.concatenate([tail.body_ns, tail.threshold_ns + excess]),
+        np.concatenate([body_survival, share * relative]),
+    )

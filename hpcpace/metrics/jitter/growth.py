@@ -1,0 +1,191 @@
+"""How the loss to jitter grows with the number of units that wait for each other, up to as many as there are.
+
+The expected maximum of k of the P measured units is exact, over all choices of k; the way it grows tells bounded noise
+from heavy tails and from rare events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from hpcpace.metrics.jitter.null_model import serial_length
+from hpcpace.metrics.jitter.variance_shares import Separation, deal, dealt, unit_maxima
+from hpcpace.metrics.resampling import moving_block_bootstrap
+
+MOST_POINTS = 32
+"""Points of a growth curve that are chosen here."""
+_MOST_DEALT = 4_000_000  # values in all draws of the null together, but for the first draw: bounds time
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthCurve:
+    """Amplification among k of the measured units.
+
+    Attributes:
+        k: numbers of units, ascending, int64, (num_points,).
+        amplification: A(k) = 1 + E[max of k residuals] / E[mean work], float64, (num_points,).
+        low, high: 95 % of it, float64, (num_points,); None for fewer than 8 steps.
+        null: A(k) of independent units, float64, (num_points,); None where it was not asked for.
+        exponent: gamma, slope of ln(A(k) - 1) over ln k in the upper half of the points; None where A(k) - 1 is not
+            above 0 there, or for fewer than 2 of them. Near 0 for bounded noise, about 1 / index for heavy tails, 1 for
+            rare events; light tails of few units are still above their limit (normal 0.12 up to 1,024 units).
+        exponent_low, exponent_high: 95 % of it; None with it.
+        null_exponent: the slope of the null.
+    """
+
+    k: NDArray[np.int64]
+    amplification: NDArray[np.float64]
+    low: NDArray[np.float64] | None
+    high: NDArray[np.float64] | None
+    null: NDArray[np.float64] | None
+    exponent: float | None
+    exponent_low: float | None
+    exponent_high: float | None
+    null_exponent: float | None
+
+
+def default_points(num_units: int) -> NDArray[np.int64]:
+    """Return at most 32 numbers of units, evenly spaced in the logarithm: with 1, 2 and all, int64, ascending."""
+    if num_units <= MOST_POINTS:
+        return np.arange(1, num_units + 1)
+    between = np.rint(np.geomspace(2, num_units, MOST_POINTS - 1)).astype(np.int64)
+    return np.unique(np.concatenate([[1], between]))
+
+
+def maximum_weights(num_units: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return what each order statistic counts for in the expected maximum of k of P, float64, (num_points, P).
+
+    C(j-1, k-1) / C(P, k) for the j-th smallest, j >= k, else 0 (Hoeffding 1948: a U-statistic); in logarithms.
+
+    Args:
+        num_units: P.
+        k: numbers of units, 1 to P, int64, (num_points,).
+    """
+    rank, size = np.arange(1, num_units + 1, dtype=np.float64), k[:, np.newaxis].astype(np.float64)
+    above = np.maximum(rank - size, 0.0)
+    logarithm = (
+        gammaln(rank) - gammaln(above + 1) - gammaln(num_units + 1) + gammaln(num_units - size + 1) + np.log(size)
+    )
+    weights = np.where(rank >= size, np.exp(logarithm), 0.0)
+    # The sum is 1; what rounding of large logarithms takes is given back.
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def expected_maxima(residual_ns: NDArray[np.float64], k: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the expected maximum of k units in each step, summed over segments, float64, (num_steps, num_points).
+
+    Args:
+        residual_ns: float64, (num_units, num_steps, num_segments).
+        k: numbers of units, int64, (num_points,).
+    """
+    num_units, num_steps = residual_ns.shape[:2]
+    ascending = np.sort(residual_ns.reshape(num_units, -1).T, axis=1)
+    maxima = ascending @ maximum_weights(num_units, k).T
+    return np.asarray(maxima.reshape(num_steps, -1, len(k)).sum(axis=1))
+
+
+def growth_curve(
+    residual_ns: NDArray[np.float64],
+    mean_ns: float,
+    k: NDArray[np.int64] | None = None,
+    *,
+    null_ns: NDArray[np.float64] | None = None,
+    seed: int = 0,
+    num_draws: int = 500,
+) -> GrowthCurve | None:
+    """Return how amplification grows with the number of units, or None without units, steps, or work.
+
+    E[max of k of P] = sum over j >= k of x_(j) C(j-1, k-1) / C(P, k), x ascending, per step and segment.
+
+    Args:
+        residual_ns: of each unit, float64, (num_units, num_steps, num_segments), or without the last axis.
+        mean_ns: E[mean] of the work per step, summed over segments.
+        k: numbers of units; `default_points` if None.
+        null_ns: expected maxima of independent units, as of `independent_maxima` with the same `k`, (num_points,).
+        seed: of the bootstrap over steps.
+        num_draws: of the bootstrap.
+    """
+    if residual_ns.size == 0 or mean_ns <= 0.0:
+        return None
+    residual_ns = residual_ns.reshape(*residual_ns.shape[:2], -1)
+    k = default_points(len(residual_ns)) if k is None else k
+    maxima = expected_maxima(residual_ns, k) / mean_ns
+    excess = maxima.mean(axis=0)
+    interval = moving_block_bootstrap(maxima, seed=seed, num_draws=num_draws)
+    exponent = _number(_slopes(k, excess[np.newaxis])[0])
+    exponents = None
+    if exponent is not None:
+        exponents = moving_block_bootstrap(maxima, lambda means: _slopes(k, means), seed=seed, num_draws=num_draws)
+    null = None if null_ns is None else null_ns / mean_ns
+    return GrowthCurve(
+        k=k,
+        amplification=1 + excess,
+        low=None if interval is None else 1 + interval[0],
+        high=None if interval is None else 1 + interval[1],
+        null=None if null is None else 1 + null,
+        exponent=exponent,
+        exponent_low=None if exponents is None else _number(exponents[0]),
+        exponent_high=None if exponents is None else _number(exponents[1]),
+        null_exponent=None if null is None else _number(_slopes(k, null[np.newaxis])[0]),
+    )
+
+
+def independent_maxima(
+    parts: Separation, k: NDArray[np.int64], *, seed: int = 0, num_draws: int = 4
+) -> NDArray[np.float64]:
+    """Return the expected maximum of k independent units in nanoseconds, summed over segments, (num_points,).
+
+    Residuals are dealt out over the steps for each unit by itself, as in the null model. Few draws do, since each one
+    is a mean over all steps.
+
+    Args:
+        parts: work taken apart.
+        k: numbers of units, int64, (num_points,).
+        seed: of the generator.
+        num_draws: draws asked for; fewer, at least one, where they hold more than 4 million values.
+    """
+    generator = np.random.default_rng([seed, 2])
+    residual_ns = unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
+    length = serial_length(parts.residual_ns)
+    num_draws = max(min(num_draws, _MOST_DEALT // max(residual_ns.size, 1)), 1)
+    total = np.zeros(len(k))
+    for _ in range(num_draws):
+        order = deal(parts.num_units, residual_ns.shape[1], length, generator)
+        total += expected_maxima(dealt(residual_ns, order), k).mean(axis=0)
+    return total / num_draws
+
+
+def growth_of(parts: Separation, mean_ns: float, *, seed: int = 0) -> GrowthCurve | None:
+    """Return the growth curve of separated work with its null: units are nodes where ranks of a node share noise.
+
+    A(1) - 1 is above 0 for nodes: it is what the ranks of one node cost each other.
+
+    Args:
+        parts: work taken apart.
+        mean_ns: E[mean] of the work per step, summed over segments.
+        seed: of the bootstrap and the null.
+    """
+    k = default_points(parts.num_units)
+    residual_ns = unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
+    return growth_curve(residual_ns, mean_ns, k, null_ns=independent_maxima(parts, k, seed=seed), seed=seed)
+
+
+def _slopes(k: NDArray[np.int64], excess: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the slope of ln(excess) over ln k in the upper half of the points, (num_draws,); NaN where undefined."""
+    begin = len(k) // 2
+    upper, values = np.log(k[begin:].astype(np.float64)), excess[:, begin:]
+    if len(upper) < 2:
+        return np.full(len(excess), np.nan)
+    upper = upper - upper.mean()
+    # Rounding of residuals that are all the same is no growth.
+    is_growing = (values > 1e-12).all(axis=1)
+    logarithm = np.log(np.where(values > 1e-12, values, 1.0))
+    return np.where(is_growing, logarithm @ upper / (upper @ upper), np.nan)
+
+
+def _number(value: NDArray[np.float64] | np.float64) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,163 @@
+"""What the jitter would cost if it struck each rank or node on its own.
+
+What is left of the work when shared and lasting parts are gone, dealt out anew over the steps for each unit by itself,
+is the null model that the measured loss is held against: below it some of the ranks share a cause, above it their
+events avoid each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.jitter.variance_shares import Separation, SharedNoise, deal, dealt, separate
+from hpcpace.metrics.resampling import block_length, lag_one
+
+MOST_ELEMENTS = 160_000_000
+"""Values dealt out in all draws of a null model together: fewer draws than asked for are made beyond this."""
+FEWEST_DRAWS = 39
+"""Draws that are made all the same: of so many, the two outermost bound 95 %."""
+_NUM_UNSHARED_DRAWS = 3
+
+
+class Comparison(StrEnum):
+    """Where a measured loss lies in relation to that of independent units."""
+
+    BELOW = "below"
+    WITHIN = "within"
+    ABOVE = "above"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NullModel:
+    """The measured loss against that of independent units.
+
+    Attributes:
+        observed_loss_ns: E[max] - E[mean] per step, summed over segments.
+        expected_loss_ns: the same for independent units, mean over draws.
+        low_ns, high_ns: 95 % of the draws.
+        unshared_loss_ns: what the loss would be if what all ranks share struck each unit on its own too; far above the
+            measured loss where the noise is common mode.
+        tolerance_ns: what the expected loss may be wrong by, because few units do not tell what they share from their
+            own noise: weight / num_units of it.
+        observed, expected, low, high: the same as amplification, 1 + loss / mean work.
+        comparison: where the measured loss lies: outside the interval by more than the tolerance, or within.
+        p_value: two-sided, tolerance allowed for; at least 1 / (num_draws + 1).
+        num_draws: draws made, fewer than asked for where the data are large.
+        is_node_unit: whether nodes, not ranks, were taken as independent.
+        num_units: how many.
+        shared: how that was decided.
+    """
+
+    observed_loss_ns: float
+    expected_loss_ns: float
+    low_ns: float
+    high_ns: float
+    unshared_loss_ns: float
+    tolerance_ns: float
+    observed: float
+    expected: float
+    low: float
+    high: float
+    comparison: Comparison
+    p_value: float
+    num_draws: int
+    is_node_unit: bool
+    num_units: int
+    shared: SharedNoise
+
+
+def null_model(
+    work_ns: NDArray[np.float64],
+    node: NDArray[np.int64],
+    *,
+    parts: Separation | None = None,
+    seed: int = 0,
+    num_draws: int = 199,
+) -> NullModel | None:
+    """Return the loss that independent units would have, and where the measured loss lies.
+
+    Residuals are dealt out over the steps for each unit by itself, in blocks as long as they are serially correlated
+    (single steps if they are not), the same for all segments and ranks of a unit; rank effects are added back.
+
+    Args:
+        work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
+        node: index of the host, int64, (num_ranks,).
+        parts: the work taken apart, if that has been done.
+        seed: of the generator.
+        num_draws: draws asked for; at least 39 are made, more only up to 160 million values in all.
+
+    Returns:
+        None for fewer than 2 units, fewer than 8 steps, or no work.
+    """
+    parts = parts or separate(work_ns, node, seed=seed)
+    mean_ns = float(work_ns.mean(axis=(0, 1)).sum()) if work_ns.size else 0.0
+    if parts is None or parts.num_units < 2 or work_ns.shape[1] < 8 or mean_ns <= 0.0:
+        return None
+    num_draws = min(num_draws, max(FEWEST_DRAWS, MOST_ELEMENTS // work_ns.size))
+    generator = np.random.default_rng([seed, 1])
+    length = serial_length(parts.residual_ns)
+
+    def losses_ns(values: NDArray[np.float64], num_draws: int) -> NDArray[np.float64]:
+        losses = np.empty(num_draws)
+        for draw in range(num_draws):
+            order = deal(parts.num_units, work_ns.shape[1], length, generator)[parts.unit]
+            losses[draw] = dealt(values, order).max(axis=0).mean(axis=0).sum() - mean_ns
+        return losses
+
+    base_ns = float(parts.location_ns.mean(axis=0).sum())
+    return _compared(
+        parts,
+        observed_ns=float(work_ns.max(axis=0).mean(axis=0).sum()) - mean_ns,
+        losses_ns=losses_ns(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], num_draws) + base_ns,
+        unshared_ns=float(losses_ns(work_ns, _NUM_UNSHARED_DRAWS).mean()),
+        mean_ns=mean_ns,
+    )
+
+
+def serial_length(residual_ns: NDArray[np.float64]) -> int:
+    """Return how many steps stay together when residuals are dealt out: 1 unless neighbours correlate above 0.1.
+
+    Args:
+        residual_ns: float64, (num_ranks, num_steps, num_segments).
+    """
+    correlation = lag_one(residual_ns.sum(axis=2).T)
+    return block_length(residual_ns.shape[1], correlation, shortest=1) if correlation > 0.1 else 1
+
+
+def _compared(
+    parts: Separation, *, observed_ns: float, losses_ns: NDArray[np.float64], unshared_ns: float, mean_ns: float
+) -> NullModel:
+    expected = float(losses_ns.mean())
+    low, high = (float(value) for value in np.quantile(losses_ns, (0.025, 0.975)))
+    tolerance = float(parts.weight.max()) / parts.num_units * abs(expected)
+    # Equal up to rounding is equal: of constant work all losses are.
+    allowed = tolerance + 1e-9 * mean_ns
+    if observed_ns > high + allowed:
+        comparison = Comparison.ABOVE
+    elif observed_ns < low - allowed:
+        comparison = Comparison.BELOW
+    else:
+        comparison = Comparison.WITHIN
+    as_far = int((np.abs(losses_ns - expected) >= abs(observed_ns - expected) - allowed).sum())
+    return NullModel(
+        observed_loss_ns=observed_ns,
+        expected_loss_ns=expected,
+        low_ns=low,
+        high_ns=high,
+        unshared_loss_ns=unshared_ns,
+        tolerance_ns=tolerance,
+        observed=1 + observed_ns / mean_ns,
+        expected=1 + expected / mean_ns,
+        low=1 + low / mean_ns,
+        high=1 + high / mean_ns,
+        comparison=comparison,
+        p_value=(1 + as_far) / (1 + len(losses_ns)),
+        num_draws=len(losses_ns),
+        is_node_unit=parts.shared.is_shared,
+        num_units=parts.num_units,
+        shared=parts.shared,
+    )

@@ -1,0 +1,1 @@
+"""Own work, and who is late by it."""

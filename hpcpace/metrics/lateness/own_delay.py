@@ -1,0 +1,316 @@
+"""Who is late by itself: delays that need no common clock, and whether the common clock tells the same.
+
+Blame follows own delay: arrival order alone blames the heirs of a delay, and a wrong clock makes anyone look late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from hpcpace.metrics.lateness.segments import LocalWork
+from hpcpace.metrics.operations.matching import Matching, Operations
+from hpcpace.metrics.operations.waits import is_synchronising
+from hpcpace.metrics.roles import others_median
+
+FloatArray = NDArray[np.float64]
+Int64Array = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+_LEAST_RANKS = 3
+_LEAST_BLOCKS = 4
+_MOST_BLOCKS = 20
+LATE_LEVEL = 0.005
+_NUM_ERRORS = 2.0
+"""Of how many standard errors a difference must be, beyond the half-widths, to count."""
+
+
+def own_delay(operations: Operations, work: LocalWork) -> FloatArray:
+    """Return by how much each operation's local work exceeds what is usual, nanoseconds, float64, (num_operations,).
+
+    own_delay = work - median of the others of the same role at the same position of the same step. Where fewer than
+    three ranks have that position in that step, the median is taken over all steps: of the other rank where there are
+    two, of the rank itself where it is alone in its role. 0 where the work is not known.
+    """
+    delay = np.zeros(len(operations))
+    rows = np.flatnonzero(work.is_known)
+    if not len(rows):
+        return delay
+    value = work.work_ns[rows].astype(np.float64)
+    cell = _numbered(work.role[rows], work.position[rows])
+    in_step = _numbered(cell, operations.step[rows])
+    reference = _median_of_others(in_step, value)
+    few = np.bincount(in_step)[in_step] < _LEAST_RANKS
+    if few.any():
+        reference[few] = _over_steps(cell[few], operations.rank[rows][few], value[few])
+    delay[rows] = value - reference
+    return delay
+
+
+def _numbered(first: Int64Array, second: Int64Array) -> Int64Array:
+    """Return one number per pair, without large gaps."""
+    first, second = first - first.min(), second - second.min()
+    key = first * (int(second.max()) + 1) + second
+    if int(key.max()) > 4 * len(key) + 4096:
+        key = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    return np.asarray((np.cumsum(np.bincount(key) > 0) - 1)[key], np.int64)
+
+
+def _median_of_others(cell: Int64Array, value: FloatArray) -> FloatArray:
+    """Return for each value the median of the other values of its cell; the value itself where it is alone."""
+    order = np.argsort(cell, kind="stable")
+    count = np.bincount(cell)
+    first = np.cumsum(count) - count
+    median = value.copy()
+    for size in np.unique(count[count > 1]).tolist():
+        rows = order[first[count == size] + np.arange(size)[:, None]]
+        median[rows] = others_median(value[rows])
+    return median
+
+
+def _beyond_median(cell: Int64Array, value: FloatArray) -> FloatArray:
+    """Return by how much each value exceeds the median of its cell, and of two values the other one.
+
+    With the value itself among three or more, one that is wrong does not make the others seem wrong.
+    """
+    order = np.argsort(cell, kind="stable")
+    count = np.bincount(cell)
+    first = np.cumsum(count) - count
+    beyond = np.zeros(len(value))
+    for size in np.unique(count[count > 1]).tolist():
+        rows = order[first[count == size] + np.arange(size)[:, None]]
+        values = value[rows]
+        beyond[rows] = values - (values[::-1] if size == 2 else np.median(values, axis=0))
+    return beyond
+
+
+def _over_steps(cell: Int64Array, rank: Int64Array, value: FloatArray) -> FloatArray:
+    """Return the median over steps: of the other rank of the cell, or of the rank itself where there is none."""
+    pair = _numbered(cell, rank)
+    order = np.lexsort((value, pair))
+    count = np.bincount(pair)
+    first = np.cumsum(count) - count
+    ascending = value[order]
+    median = (ascending[first + (count - 1) // 2] + ascending[first + count // 2]) / 2
+    of_pair = np.zeros(len(count), np.int64)
+    of_pair[pair] = cell
+    pairs_of_cell = np.bincount(of_pair)
+    total = np.bincount(of_pair, weights=median)
+    others = pairs_of_cell[of_pair] - 1
+    reference = np.where(others > 0, (total[of_pair] - median) / np.maximum(others, 1), median)
+    return np.asarray(reference[pair], np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPanel:
+    """One figure per rank and step; NaN where the rank has no such operation in the step.
+
+    Attributes:
+        rank: int64, (num_ranks,).
+        step: int64, (num_steps,).
+        value_ns: float64, (num_ranks, num_steps).
+    """
+
+    rank: Int64Array
+    step: Int64Array
+    value_ns: FloatArray
+
+
+def by_rank_and_step(
+    operations: Operations, value_ns: FloatArray, mask: BoolArray, *, ranks: Sequence[int], step: Int64Array
+) -> RankPanel:
+    """Return the sums of a figure over the operations of each rank and step.
+
+    Args:
+        operations: rows of all ranks.
+        value_ns: the figure, float64, (num_operations,).
+        mask: the rows to use, bool, (num_operations,).
+        ranks: ascending, (num_ranks,).
+        step: step numbers, ascending, (num_steps,).
+    """
+    names, shape = np.asarray(ranks, np.int64), (len(ranks), len(step))
+    if not len(names) or not len(step):
+        return RankPanel(rank=names, step=step, value_ns=np.zeros(shape))
+    slot = np.minimum(np.searchsorted(names, operations.rank), len(names) - 1)
+    column = np.minimum(np.searchsorted(step, operations.step), len(step) - 1)
+    rows = np.flatnonzero(mask & (names[slot] == operations.rank) & (step[column] == operations.step))
+    cell = slot[rows] * len(step) + column[rows]
+    total = np.bincount(cell, weights=value_ns[rows], minlength=shape[0] * shape[1]).astype(np.float64)
+    total[np.bincount(cell, minlength=len(total)) == 0] = np.nan
+    return RankPanel(rank=names, step=step, value_ns=total.reshape(shape))
+
+
+def arrival_lateness(operations: Operations, matching: Matching) -> FloatArray:
+    """Return enter minus the median enter of the operation's ranks, on the common clock, nanoseconds.
+
+    Of two ranks, each is compared with the other. Synchronising operations that are matched, 0 elsewhere; float64,
+    (num_operations,).
+    """
+    late, rows = np.zeros(len(operations)), _compared(operations, matching)
+    if len(rows):
+        instance = matching.instance[rows]
+        enter = (operations.enter_ns[rows] - operations.enter_ns[rows].min()).astype(np.float64)
+        late[rows] = _beyond_median(_numbered(instance, np.zeros_like(instance)), enter)
+    return late
+
+
+def duration_excess(operations: Operations, matching: Matching, *, node: Int64Array | None = None) -> FloatArray:
+    """Return how much longer each rank was in a synchronising operation than the rank that was in it shortest.
+
+    duration_excess_r = (exit - enter)_r - min_k (exit - enter)_k, nanoseconds, float64, (num_operations,); 0 where not
+    matched or not synchronising. The late rank has the shortest collective, whatever the clocks say. A rank that is
+    told of the end later than others on its node seems less late than it is: this exit bias, the median over the
+    operations of its exit minus their mean exit, is taken out. Between nodes it cannot be told from a clock error.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        node: node of each rank by its number, int64, (world_size,); without it no exit bias is taken out.
+    """
+    excess, rows = np.zeros(len(operations)), _compared(operations, matching)
+    if not len(rows):
+        return excess
+    order = rows[np.argsort(matching.instance[rows], kind="stable")]
+    starts = np.flatnonzero(np.diff(matching.instance[order], prepend=-1))
+    duration = (operations.exit_ns[order] - operations.enter_ns[order]).astype(np.float64)
+    if node is not None:
+        duration -= _exit_bias(operations, matching, order, node)[operations.rank[order]]
+    excess[order] = duration - np.repeat(np.minimum.reduceat(duration, starts), np.diff(np.append(starts, len(order))))
+    return excess
+
+
+def _exit_bias(operations: Operations, matching: Matching, rows: Int64Array, node: Int64Array) -> FloatArray:
+    rank = operations.rank[rows]
+    cell = _numbered(matching.instance[rows], node[rank])
+    exit_ns = (operations.exit_ns[rows] - operations.exit_ns[rows].min()).astype(np.float64)
+    difference = exit_ns - (np.bincount(cell, weights=exit_ns) / np.bincount(cell))[cell]
+    order = np.lexsort((difference, rank))
+    count = np.bincount(rank, minlength=len(node))
+    first = np.cumsum(count) - count
+    last = max(len(rows) - 1, 0)
+    low, high = np.minimum(first + np.maximum(count - 1, 0) // 2, last), np.minimum(first + count // 2, last)
+    ascending = difference[order]
+    return np.where(count > 0, (ascending[low] + ascending[high]) / 2, 0.0)
+
+
+def _compared(operations: Operations, matching: Matching) -> Int64Array:
+    return np.flatnonzero(is_synchronising(operations) & matching.is_matched & (operations.group_size > 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Three estimates of how late each rank is in synchronising operations, and where they contradict each other.
+
+    All per operation, relative to the median rank, float64, (num_ranks,), NaN for a rank without such operations.
+
+    Attributes:
+        rank: int64, (num_ranks,).
+        arrival_ns: lateness of the enter on the common clock.
+        own_delay_ns: lateness that the rank's own work explains; needs no common clock.
+        duration_ns: lateness seen from how short the operation was for the rank; needs no common clock.
+        disagreement_ns: arrival_ns - duration_ns, beyond the median rank's: what the common clock adds to the lateness.
+        allowed_ns: what half-widths, the spread of exits and two standard errors explain of it.
+        is_suspected: whether the clock of the rank is suspected: the disagreement exceeds what is allowed, bool.
+        is_late: whether own delay and duration both show the rank late beyond chance (t test of both, LATE_LEVEL over
+            all ranks together), bool.
+    """
+
+    rank: Int64Array
+    arrival_ns: FloatArray
+    own_delay_ns: FloatArray
+    duration_ns: FloatArray
+    disagreement_ns: FloatArray
+    allowed_ns: FloatArray
+    is_suspected: BoolArray
+    is_late: BoolArray
+
+    @property
+    def is_clock_suspected(self) -> bool:
+        """Whether any rank's clock is suspected: nobody is blamed on arrival alone then."""
+        return bool(self.is_suspected.any())
+
+
+def agreement(
+    operations: Operations,
+    matching: Matching,
+    work: LocalWork,
+    *,
+    ranks: Sequence[int],
+    halfwidth_ns: FloatArray,
+    node: Int64Array | None = None,
+) -> Agreement:
+    """Compare arrival order on the common clock, own delay and duration excess of each rank.
+
+    All ranks leave a synchronising operation together, up to the spread of their exits, so that lateness by arrival and
+    by duration differ by the error of the clock. That error is systematic: more steps do not shrink the half-widths.
+    The spread is three robust standard deviations over the ranks, and no more than the shortest duration.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        work: from `local_work`.
+        ranks: ascending, (num_ranks,).
+        halfwidth_ns: of each rank's clock, drift between its samples included, float64, (num_ranks,).
+        node: node of each rank by its number, as for `duration_excess`.
+    """
+    names = np.asarray(ranks, np.int64)
+    rows = _compared(operations, matching)
+    rows = rows[work.is_known[rows] & np.isin(operations.rank[rows], names)]
+    arrival, own, duration = np.full((3, 2, len(names)), np.nan)
+    spread, halfwidth = 0.0, np.asarray(halfwidth_ns, np.float64)
+    if len(rows):
+        late = -duration_excess(operations, matching, node=node)
+        instance = _numbered(matching.instance[rows], np.zeros(len(rows), np.int64))
+        late[rows] = _beyond_median(instance, late[rows])
+        slot = np.searchsorted(names, operations.rank[rows])
+        values = np.stack([arrival_lateness(operations, matching), own_delay(operations, work), late])[:, rows]
+        arrival, own, duration = _means_and_errors(values, slot, len(names))
+        shortest = np.full(int(instance.max()) + 1, np.inf)
+        np.minimum.at(shortest, instance, (operations.exit_ns[rows] - operations.enter_ns[rows]).astype(np.float64))
+        spread = float(np.median(shortest))
+    disagreement = arrival[0] - duration[0]
+    known = disagreement[np.isfinite(disagreement)]
+    if len(known) >= _LEAST_RANKS:
+        disagreement = disagreement - np.median(known)  # the two medians are of different ranks
+    if len(known) > _LEAST_RANKS:
+        spread = min(spread, 3 * 1.4826 * float(np.median(np.abs(known - np.median(known)))))
+    critical = float(stdtrit(_num_blocks(len(rows), len(names)) - 1, 1 - LATE_LEVEL / max(len(names), 1)))
+    other = float(np.median(halfwidth)) if len(halfwidth) else 0.0
+    allowed = halfwidth + other + spread + _NUM_ERRORS * np.hypot(arrival[1], duration[1])
+    return Agreement(
+        rank=names,
+        arrival_ns=arrival[0],
+        own_delay_ns=own[0],
+        duration_ns=duration[0],
+        disagreement_ns=disagreement,
+        allowed_ns=allowed,
+        is_suspected=np.abs(disagreement) > allowed,
+        is_late=(own[0] > critical * own[1]) & (duration[0] > critical * duration[1]),
+    )
+
+
+def _num_blocks(num_rows: int, num_ranks: int) -> int:
+    return int(np.clip(num_rows // max(num_ranks, 1) // 4, _LEAST_BLOCKS, _MOST_BLOCKS))
+
+
+def _means_and_errors(values: FloatArray, slot: Int64Array, num_ranks: int) -> FloatArray:
+    """Return mean and standard error by rank, (num_figures, 2, num_ranks), errors from means of consecutive blocks."""
+    count = np.bincount(slot, minlength=num_ranks)
+    order = np.argsort(slot, kind="stable")
+    place = np.arange(len(slot)) - (np.cumsum(count) - count)[slot[order]]
+    num_blocks = _num_blocks(len(slot), num_ranks)
+    cell = slot[order] * num_blocks + place * num_blocks // np.maximum(count[slot[order]], 1)
+    size = np.bincount(cell, minlength=num_ranks * num_blocks).reshape(num_ranks, num_blocks)
+    used = (size > 0).sum(axis=1)
+    found = np.full((len(values), 2, num_ranks), np.nan)
+    for index, value in enumerate(values):
+        total = np.bincount(cell, weights=value[order], minlength=size.size).reshape(size.shape)
+        mean = np.where(count > 0, total.sum(axis=1) / np.maximum(count, 1), np.nan)
+        deviation = np.where(size > 0, total / np.maximum(size, 1) - mean[:, None], 0.0)
+        error = np.sqrt((deviation**2).sum(axis=1) / np.maximum(used - 1, 1) / np.maximum(used, 1))
+        found[index] = mean, np.where(used > 1, error, np.inf)
+    return found

@@ -1,0 +1,1 @@
+"""Transfers compared: which link between nodes is slow."""

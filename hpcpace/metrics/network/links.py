@@ -1,0 +1,261 @@
+"""Which link between nodes is slow: found by comparing groups that pass it with like groups that do not.
+
+A transfer is as slow as the slowest link that it passes, not the sum over links. So a fast group clears all of its
+links, and a slow one accuses those of its links that nothing clears; the fewest links that explain all slow groups
+are named (group testing). Links that no group tells apart are named as one set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from hpcpace.metrics.network.transfers import Estimate, GroupTransfers, Stratum, above_fast, estimate, strata
+from hpcpace.metrics.topology import Topology, unit_name
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkCulprit:
+    """A slow link, or several of which at least one is.
+
+    Attributes:
+        ids: host name for a node's link, `leaf2 uplink`; more than one where the data cannot separate them.
+        effect_share: by what share the transfers that pass it take longer than those of like groups.
+        interval: 95 percent, of the share.
+        p_value: chance of its slowest group among so many by noise, Bonferroni.
+    """
+
+    ids: tuple[str, ...]
+    effect_share: float
+    interval: tuple[float, float]
+    p_value: float
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The links as `link n3`, `link leaf2 uplink`."""
+        return tuple(unit_name(("link", name)) for name in self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFindings:
+    """What the transfers tell about links.
+
+    Attributes:
+        culprits: slow links, largest effect first; empty where none is slow, or nothing can be compared.
+        is_identifiable: whether each culprit is one link, and if there is none, whether a slow one would have shown.
+        reason: what could not be told, as a sentence; empty otherwise.
+        candidates: links that no like groups differ in: if all operations that pass them are slow, it is one of these.
+    """
+
+    culprits: tuple[LinkCulprit, ...]
+    is_identifiable: bool
+    reason: str
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locality:
+    """Groups that cross leaves against like groups inside of one.
+
+    Attributes:
+        factor: transfer across leaves over transfer inside.
+        interval: 95 percent.
+        p_value: chance of such a factor, or a larger one, where there is no difference.
+        num_inside, num_crossing: groups compared.
+    """
+
+    factor: float
+    interval: tuple[float, float]
+    p_value: float
+    num_inside: int
+    num_crossing: int
+
+
+def locate_links(
+    groups: Sequence[GroupTransfers], topology: Topology, *, floor_share: float = 0.2, level: float = 0.005
+) -> LinkFindings:
+    """Return the slow links.
+
+    A group is slow where its median transfer exceeds that of the fast like groups by `floor_share`, and by half of it
+    beyond chance (blocks of steps, Student's t, Bonferroni over groups); it is fast where chance does not reach
+    `floor_share`. Kinds of operations of which no group is slow (barriers on a link of low rate) clear nothing.
+
+    Args:
+        groups: transfers by group, operation and size.
+        topology: where the ranks are.
+        floor_share: smallest effect.
+        level: largest probability of a false culprit.
+    """
+    links, is_uplink = topology.links, topology.is_uplink
+    none = np.zeros(len(links), np.bool_)
+    between = strata(groups, topology)
+    compared = [stratum for stratum in between if stratum.compared_links.any()]
+    is_used = np.any([none, *(stratum.touches.any(axis=0) for stratum in between)], axis=0)
+    is_compared = np.any([none, *(stratum.compared_links for stratum in between)], axis=0)
+    candidates = _names(links, is_used & ~is_compared)
+    slow = _slow_groups(compared, is_uplink, floor_share=floor_share, level=level)
+    culprits = [_culprit(links, slow, is_meant, rows) for is_meant, rows in _explanations(slow, is_uplink)]
+    num_left = int(np.count_nonzero(~slow.suspected.any(axis=1)))
+    untold = [culprit.ids for culprit in culprits if len(culprit.ids) > 1]
+    reasons = [f"no group tells apart the links {_listed(ids, topology)}" for ids in untold]
+    reasons += [f"no link explains why {num_left} of the groups are slow"] if num_left else []
+    if not between:
+        reasons = ["no group of known ranks communicates between nodes"]
+    elif candidates and not culprits:
+        why = "no like groups differ in it over enough steps"
+        reasons += [f"one of the links {_listed(candidates, topology)} may be slow without showing: {why}"]
+    return LinkFindings(
+        culprits=tuple(sorted(culprits, key=lambda culprit: -culprit.effect_share)),
+        is_identifiable=not reasons,
+        reason="; ".join(reasons),
+        candidates=candidates,
+    )
+
+
+def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality | None:
+    """Return how much slower groups across leaves are than like groups inside; None where there are not both.
+
+    The factor is the ratio of medians over groups in each step, its logarithm averaged over kinds of operations, each
+    with the weight of its smaller side; the error is that of blocks of steps.
+
+    Args:
+        groups: transfers by group, operation and size.
+        topology: where the ranks are.
+    """
+    parts, weights, num_inside, num_crossing = [], [], 0, 0
+    for stratum in strata(groups, topology):
+        crosses = stratum.touches[:, topology.is_uplink].any(axis=1)
+        if not stratum.compared_links[topology.is_uplink].any() or crosses.all():
+            continue
+        inside, across = stratum.log_transfer[~crosses], stratum.log_transfer[crosses]
+        parts.append(estimate((np.median(across, axis=0) - np.median(inside, axis=0))[None]))
+        weights.append(min(len(inside), len(across)))
+        num_inside, num_crossing = num_inside + len(inside), num_crossing + len(across)
+    if not parts:
+        return None
+    share = np.array(weights) / sum(weights)
+    mean = float(sum(part.mean[0] * weight for part, weight in zip(parts, share, strict=True)))
+    error = float(np.sqrt(sum((part.error[0] * weight) ** 2 for part, weight in zip(parts, share, strict=True))))
+    whole = Estimate(mean=np.array([mean]), error=np.array([error]), freedom=min(part.freedom for part in parts))
+    half_width = float(whole.half_width(0.025)[0])
+    return Locality(
+        factor=float(np.exp(mean)),
+        interval=(float(np.exp(mean - half_width)), float(np.exp(mean + half_width))),
+        p_value=float(whole.p_above(0.0)[0]),
+        num_inside=num_inside,
+        num_crossing=num_crossing,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SlowGroups:
+    """Groups that are slow among their like, by row.
+
+    Attributes:
+        suspected: links that each passes and no fast group clears, bool, (num_slow, num_links).
+        above: of each stratum with slow groups, theirs as logarithm of the ratio to fast ones, (num_rows, num_steps);
+            their rows together are those of the other columns.
+        p_value: after correction for the number of groups, (num_slow,).
+        is_all_crossing: whether they are the groups that cross leaves, all of these and no other one.
+    """
+
+    suspected: BoolArray
+    above: Sequence[FloatArray]
+    p_value: FloatArray
+    is_all_crossing: bool
+
+
+def _slow_groups(compared: Sequence[Stratum], is_uplink: BoolArray, *, floor_share: float, level: float) -> _SlowGroups:
+    num_compared = sum(len(stratum.groups) for stratum in compared)
+    floor, near = np.log1p(floor_share), float(np.log1p(floor_share / 2))
+    is_cleared, is_all_crossing = np.zeros(len(is_uplink), np.bool_), True
+    touches, slow, p_values = [], [], []
+    for stratum in compared:
+        above = above_fast(stratum, near=floor_share / 2)
+        found = estimate(above)
+        p_value = np.minimum(found.p_above(near) * num_compared, 1.0)
+        is_slow = (found.mean >= floor) & (p_value <= level)
+        if not is_slow.any():
+            continue
+        is_fast = found.mean + found.half_width(level / num_compared) < floor
+        is_cleared |= stratum.touches[is_fast].any(axis=0)
+        is_all_crossing &= bool((is_slow == stratum.touches[:, is_uplink].any(axis=1)).all())
+        touches.append(stratum.touches[is_slow])
+        slow.append(above[is_slow])
+        p_values.append(p_value[is_slow])
+    return _SlowGroups(
+        suspected=np.concatenate([np.zeros((0, len(is_uplink)), np.bool_), *touches]) & ~is_cleared,
+        above=slow,
+        p_value=np.concatenate([np.zeros(0), *p_values]),
+        is_all_crossing=is_all_crossing,
+    )
+
+
+def _explanations(slow: _SlowGroups, is_uplink: BoolArray) -> list[tuple[BoolArray, BoolArray]]:
+    """Return sets of links, one of each at least being slow, with the slow groups each explains; the most first.
+
+    Greedy minimum set cover. Where several links explain as many groups, but not the same ones, all suspects of these
+    groups are one set: any choice would be a guess.
+    """
+    suspected, found = slow.suspected, []
+    uplinks = np.asarray(suspected.any(axis=0) & is_uplink)
+    if slow.is_all_crossing and uplinks.any():
+        # All that cross are slow: each uplink, what is above them, or distance itself.
+        return [(uplinks, np.asarray((suspected & uplinks).any(axis=1)))]
+    left = np.asarray(suspected.any(axis=1))
+    while left.any():
+        hits = suspected & left[:, None]
+        counts = hits.sum(axis=0)
+        best = counts == counts.max()
+        rows = hits[:, np.argmax(best)]
+        links = best & (hits == rows[:, None]).all(axis=0)
+        rivals = best & ~links & (hits & rows[:, None]).any(axis=0)
+        if rivals.any():
+            rows = rows | hits[:, rivals].any(axis=1)
+            links = (hits & rows[:, None]).any(axis=0)
+        found.append((links, rows))
+        left &= ~rows
+    return found
+
+
+def _culprit(links: Sequence[str], slow: _SlowGroups, is_meant: BoolArray, rows: BoolArray) -> LinkCulprit:
+    mean, half_width = _mean_slowness(slow, rows)
+    return LinkCulprit(
+        ids=_names(links, is_meant),
+        effect_share=float(np.expm1(mean)),
+        interval=(float(np.expm1(mean - half_width)), float(np.expm1(mean + half_width))),
+        p_value=float(slow.p_value[rows].min()),
+    )
+
+
+def _mean_slowness(slow: _SlowGroups, rows: BoolArray) -> tuple[float, float]:
+    """Return the mean logarithm over some of the slow groups, and half of its 95 % interval.
+
+    Groups of one stratum are averaged step by step, because they share the fast ones that they are compared with.
+    """
+    edges = np.cumsum([len(above) for above in slow.above])[:-1]
+    chosen = [(above[own], int(own.sum())) for above, own in zip(slow.above, np.split(rows, edges), strict=True)]
+    parts = [(estimate(above.mean(axis=0, keepdims=True)), number) for above, number in chosen if number]
+    total = sum(number for _, number in parts)
+    mean = sum(float(part.mean[0]) * number for part, number in parts) / total
+    error = float(np.sqrt(sum((float(part.error[0]) * number) ** 2 for part, number in parts))) / total
+    return mean, float(stdtrit(min(part.freedom for part, _ in parts), 0.975)) * error
+
+
+def _names(links: Sequence[str], is_meant: BoolArray) -> tuple[str, ...]:
+    return tuple(links[index] for index in np.flatnonzero(is_meant).tolist())
+
+
+def _listed(ids: Sequence[str], topology: Topology) -> str:
+    ends = topology.link_ends
+    more = [f"and {len(ids) - _MOST_NAMES} more"] if len(ids) > _MOST_NAMES else []
+    return ", ".join([*(ends[link] for link in ids[:_MOST_NAMES]), *more])

@@ -1,0 +1,1 @@
+"""Communication operations of all ranks: one table, matched, with waits and transfers."""

@@ -1,0 +1,172 @@
+"""Communication in figures: by kind of operation, by rank, and what had no counterpart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.operations.matching import Matching, Operations
+from hpcpace.metrics.operations.waits import Waits
+from hpcpace.parallel import exhaust, map_threads
+from hpcpace.trace.schema import Op
+
+_BLOCK_ROWS = 1 << 18
+
+_MOST_TOTAL = 1 << 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """All operations of one kind over groups of one size.
+
+    Attributes:
+        op: name of the operation.
+        group_size: members of the group, 0 where unknown.
+        num_rows: rows of all ranks.
+        size_bytes: bytes of all rows.
+        median_ns, p95_ns: duration of a row.
+        mean_wait_ns: wait of a matched row.
+        mean_transfer_ns: transfer of a matched operation, the largest of its ranks.
+        num_unmatched: rows whose counterparts are not all there.
+        ranks_unmatched: the ranks that recorded those rows.
+    """
+
+    op: str
+    group_size: int
+    num_rows: int
+    size_bytes: int
+    median_ns: float
+    p95_ns: float
+    mean_wait_ns: float
+    mean_transfer_ns: float
+    num_unmatched: int
+    ranks_unmatched: tuple[int, ...]
+
+
+def kinds(operations: Operations, matching: Matching, waits: Waits, mask: NDArray[np.bool_]) -> list[Kind]:
+    """Return the kinds of operations, most time first.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        waits: their waits and transfers.
+        mask: the rows to use, bool, (num_operations,).
+    """
+    group_sizes, kind, num_rows = kind_numbers(operations, mask)
+
+    def figures(number: int) -> tuple[float, Kind]:
+        is_of_kind = kind == number
+        is_of_kind &= mask
+        return _kind(operations, matching, waits, np.flatnonzero(is_of_kind), int(group_sizes[number >> 8]))
+
+    found = list(map_threads(figures, np.flatnonzero(num_rows).tolist()))
+    return [result for _, result in sorted(found, key=lambda pair: -pair[0])]
+
+
+def kind_numbers(
+    operations: Operations, mask: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+    """Return the sizes of groups, ascending, the kind of each row, and how many rows under the mask each kind has.
+
+    A kind is (index of the size) << 8 | operation.
+
+    Args:
+        operations: rows of all ranks.
+        mask: the rows to count, bool, (num_operations,).
+    """
+    group_sizes, size_index = np.unique([0, *(len(group.ranks) for group in operations.groups)], return_inverse=True)
+    # One small number for operation and size; the last of `group` is the unknown one, -1.
+    of_group = np.append(size_index[1:], size_index[0])
+    kind: NDArray[Any] = np.empty(len(operations), np.uint16 if len(group_sizes) <= 1 << 8 else np.uint32)
+
+    def number_of(rows: slice) -> NDArray[np.int64]:
+        kind[rows] = of_group[operations.group[rows]] << 8 | operations.op[rows]
+        return np.bincount(kind[rows][mask[rows]], minlength=len(group_sizes) << 8)
+
+    num_rows = np.zeros(len(group_sizes) << 8, np.int64)
+    for of_block in map_threads(number_of, blocks(len(operations))):
+        num_rows += of_block
+    return group_sizes, kind, num_rows
+
+
+def _kind(
+    operations: Operations, matching: Matching, waits: Waits, rows: NDArray[np.int64], group_size: int
+) -> tuple[float, Kind]:
+    """Return the time of all rows of one kind, and their figures."""
+    duration = operations.exit_ns[rows]
+    duration -= operations.enter_ns[rows]
+    total_ns = float(duration.sum())
+    is_matched = matching.is_matched[rows]
+    matched = rows if is_matched.all() else rows[is_matched]
+    median_ns, p95_ns = np.percentile(duration, (50, 95), overwrite_input=True)
+    result = Kind(
+        op=op_name(int(operations.op[rows[0]])),
+        group_size=group_size,
+        num_rows=len(rows),
+        size_bytes=int(operations.size_bytes[rows].sum()),
+        median_ns=float(median_ns),
+        p95_ns=float(p95_ns),
+        mean_wait_ns=float(waits.wait_ns[matched].mean()) if len(matched) else 0.0,
+        mean_transfer_ns=_mean_transfer_ns(matching.instance[matched], waits.transfer_ns[matched]),
+        num_unmatched=len(rows) - len(matched),
+        ranks_unmatched=tuple(np.unique(operations.rank[rows[~is_matched]]).tolist()),
+    )
+    return total_ns, result
+
+
+def op_name(op: int) -> str:
+    """Return the name of an operation, and its number where a newer hpcpace wrote one that this one does not know."""
+    return Op(op).name.lower() if op in Op._value2member_map_ else f"op {op}"
+
+
+def _mean_transfer_ns(instance: NDArray[np.int64], transfer_ns: NDArray[np.int64]) -> float:
+    if not len(instance):
+        return 0.0
+    largest_ns = np.full(int(instance.max()) + 1, -1)
+    np.maximum.at(largest_ns, instance, transfer_ns)
+    return float(largest_ns[largest_ns >= 0].mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTotals:
+    """Sums over the operations of each rank, each (num_ranks,).
+
+    Attributes:
+        num_operations: completed operations.
+        size_bytes: their bytes.
+        wait_ns: wait, exposed or hidden.
+        transfer_ns: transfer, exposed or hidden.
+    """
+
+    num_operations: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
+    wait_ns: NDArray[np.int64]
+    transfer_ns: NDArray[np.int64]
+
+
+def rank_totals(operations: Operations, waits: Waits, mask: NDArray[np.bool_], ranks: Sequence[int]) -> RankTotals:
+    """Return the sums of each of `ranks` over the rows where `mask` is true; rows are ordered by rank."""
+    slot = {rank: index for index, rank in enumerate(ranks)}
+    totals = np.zeros((len(ranks), 4))
+
+    def of_rank(rows: slice) -> None:
+        used, own = mask[rows], slot.get(int(operations.rank[rows.start]))
+        if own is None:
+            return
+        columns = (operations.size_bytes, waits.wait_ns, waits.transfer_ns)
+        sums = ((values[rows] if used.all() else values[rows][used]).sum(dtype=np.float64) for values in columns)
+        totals[own] += [np.count_nonzero(used), *sums]
+
+    exhaust(map_threads(of_rank, operations.slices or []))
+    # What damaged times add up to may not fit; it stays at the bound then.
+    whole = np.clip(totals, -_MOST_TOTAL, _MOST_TOTAL).astype(np.int64)
+    return RankTotals(num_operations=whole[:, 0], size_bytes=whole[:, 1], wait_ns=whole[:, 2], transfer_ns=whole[:, 3])
+
+
+def blocks(num_rows: int) -> list[slice]:
+    """Return slices of rows that fit into a core's cache."""
+    return [slice(first, min(first + _BLOCK_ROWS, num_rows)) for first in range(0, num_rows, _BLOCK_ROWS)]

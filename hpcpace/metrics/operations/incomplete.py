@@ -1,0 +1,83 @@
+"""Operations that were entered and never completed: what a hang, or a killed rank, leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.operations.communication import op_name
+from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Operations, match
+from hpcpace.trace.schema import Op
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenOperation:
+    """One operation that some rank entered and did not complete.
+
+    Attributes:
+        members: the ranks that take part; empty where the group is unknown.
+        inside: those that entered and did not complete it.
+        completed: those that completed it.
+        absent: members with no record of it.
+        age_ns: from the first enter to the end of the recording.
+    """
+
+    op: str
+    group: str
+    seq: int
+    step: int
+    members: tuple[int, ...]
+    inside: tuple[int, ...]
+    completed: tuple[int, ...]
+    absent: tuple[int, ...]
+    age_ns: int
+
+
+def open_operations(opened: Operations, done: Operations, *, end_ns: int, limit: int) -> list[OpenOperation]:
+    """Return the operations that were entered and not completed, the oldest first, at most `limit`.
+
+    Args:
+        opened: rows without an end.
+        done: rows with an end, with the same groups.
+        end_ns: when the recording ended, on the common clock.
+        limit: how many to return at most.
+    """
+    if not len(opened):
+        return []
+    matching = match(opened)
+    first_enter = np.minimum.reduceat(opened.enter_ns[matching.order], matching.starts)
+    oldest = np.argsort(first_enter, kind="stable")[:limit]
+    return [
+        _describe(opened, done, np.flatnonzero(matching.instance == instance), end_ns - int(first_enter[instance]))
+        for instance in oldest.tolist()
+    ]
+
+
+def _describe(opened: Operations, done: Operations, rows: NDArray[np.int64], age_ns: int) -> OpenOperation:
+    row = int(rows[0])
+    op, rank, peer = int(opened.op[row]), int(opened.rank[row]), int(opened.peer[row])
+    group_index = int(opened.group[row])
+    group = opened.groups[group_index] if group_index != UNKNOWN_GROUP else None
+    same = (done.group == group_index) & (done.seq == opened.seq[row])
+    if op in (Op.SEND, Op.RECV):
+        members = tuple(sorted({rank, peer} - {-1}))
+        other = Op.RECV if op == Op.SEND else Op.SEND
+        same &= (done.op == other) & (done.rank == peer) & (done.peer == rank)
+    else:
+        members = group.ranks if group else ()
+        same &= done.op == op
+    inside = {int(value) for value in opened.rank[rows]}
+    completed = {int(value) for value in done.rank[same]} - inside
+    return OpenOperation(
+        op=op_name(op),
+        group=group.name if group else "",
+        seq=int(opened.seq[row]),
+        step=int(opened.step[row]),
+        members=members,
+        inside=tuple(sorted(inside)),
+        completed=tuple(sorted(completed)),
+        absent=tuple(sorted(set(members) - inside - completed)),
+        age_ns=max(age_ns, 0),
+    )

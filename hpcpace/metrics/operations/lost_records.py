@@ -1,0 +1,287 @@
+"""What the traces of others prove that a rank entered, and its own trace does not have: rows lost with a killed rank.
+
+A rank that is killed takes the rows since its last flush with it. Operations that others completed with it tell how
+many those are at least: who left an all_reduce has seen all members enter it, a receiver its sender, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.clocks.causality import meets_all, shows_all_members, shows_peer
+from hpcpace.metrics.operations.matching import (
+    UNKNOWN_GROUP,
+    Group,
+    Matching,
+    Operations,
+    join_rows,
+    select_rows,
+)
+from hpcpace.metrics.operations.waits import is_one_of
+from hpcpace.trace.schema import Op
+
+_NONE = -1
+_MESSAGES = (Op.SEND, Op.RECV)
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostOperations:
+    """Operations that a rank entered, as others show, and that are not in its trace.
+
+    Attributes:
+        num_operations: how many at least; of send and recv only its sends can be shown.
+        step: the last step in which it entered one of them.
+    """
+
+    num_operations: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What of completed operations tells of lost ones; that of a long run is joined from parts of it.
+
+    Attributes:
+        groups: what `group` indexes.
+        rows: rows of operations that some member has no row of.
+        reached: the largest number that is shown of all members of a group, -1 for none, int64, (num_groups,).
+        reached_by_root: the same for a root that others heard from, by (group, root).
+        last_own: the largest number of a collective that a rank has a row of, by (rank, group).
+        last_sent: the largest number of a message that it has a row of sending, by (rank, group, target).
+        num_apart: by how many steps ranks disagree at most in which step an operation was.
+    """
+
+    groups: tuple[Group, ...]
+    rows: Operations
+    reached: NDArray[np.int64]
+    reached_by_root: Mapping[tuple[int, int], int]
+    last_own: Mapping[tuple[int, int], int]
+    last_sent: Mapping[tuple[int, int, int], int]
+    num_apart: int
+
+
+def records_of(done: Operations, matching: Matching) -> Records:
+    """Return what completed operations tell of lost ones.
+
+    Args:
+        done: completed operations of all ranks, ordered by rank.
+        matching: which of them belong together.
+    """
+    is_message = is_one_of(done.op, _MESSAGES)
+    # Of most operations one row shows all that any of its rows does, and messages show nothing of members.
+    op = done.op[matching.first]
+    is_plain = meets_all(op, done.size_bytes[matching.first])
+    rows = np.flatnonzero(~(is_plain | is_one_of(op, _MESSAGES))[matching.instance])
+    others = select_rows(done, rows)
+    reached, told = np.full(len(done.groups) + 1, _NONE), rows[shows_all_members(others)]
+    for shown in (matching.first[is_plain], told):
+        np.maximum.at(reached, done.group[shown], done.seq[shown])
+    heard = rows[shows_peer(others) & (others.group != UNKNOWN_GROUP)]
+    is_complete = matching.is_matched
+    if matching.slices and not is_complete.all():
+        # A member whose clock is unknown has its row all the same.
+        is_there = matching.num_rows[matching.instance] == np.where(is_message, 2, done.group_size)
+        is_complete = is_complete | (is_there & (done.group != UNKNOWN_GROUP))
+    is_apart = done.step[matching.first][matching.instance] != done.step
+    return Records(
+        groups=done.groups,
+        rows=select_rows(done, np.flatnonzero(~is_complete)),
+        reached=reached[:-1],
+        reached_by_root=_last_of_each((done.group, done.peer), done.seq, heard),
+        last_own=_last_own(done, is_message),
+        last_sent=_last_of_each((done.rank, done.group, done.peer), done.seq, np.flatnonzero(done.op == Op.SEND)),
+        num_apart=_num_apart(done, matching) if (is_apart & ~is_message).any() else 0,
+    )
+
+
+def join_records(parts: Sequence[Records]) -> Records:
+    """Return what parts of a run tell together, at least one, all with the same groups."""
+    return Records(
+        groups=parts[0].groups,
+        rows=join_rows([part.rows for part in parts]),
+        reached=np.maximum.reduce([part.reached for part in parts]),
+        reached_by_root=_largest(part.reached_by_root for part in parts),
+        last_own=_largest(part.last_own for part in parts),
+        last_sent=_largest(part.last_sent for part in parts),
+        num_apart=max(part.num_apart for part in parts),
+    )
+
+
+def lost_operations(records: Records, opened: Operations, ranks: Mapping[int, bool]) -> dict[int, LostOperations]:
+    """Return what ranks have lost, only those that have lost something.
+
+    The number of an operation counts those of its group, or its messages to one rank: who entered it has entered all
+    before it. So operations count that one rank completed and another must have entered, and those of smaller number.
+
+    Args:
+        records: what completed operations tell.
+        opened: operations that were entered and not completed, with the same groups, ordered by rank.
+        ranks: whom to look at, and whether the rank closed its trace: then its last operation ended its recording, and
+            only gaps before that count.
+    """
+    if not len(records.rows.rank):
+        return {}
+    known, sent = _known_collectives(records), _known_messages(records)
+    groups_of: dict[int, list[int]] = {}
+    for index, group in enumerate(records.groups):
+        for rank in group.ranks:
+            groups_of.setdefault(rank, []).append(index)
+    rows = select_rows(records.rows, np.argsort(records.rows.rank, kind="stable"))
+    found = {}
+    for rank, is_closed in ranks.items():
+        own = _own_rows(rank, rows, opened)
+        lost = [known.lost(group, rank, own, is_closed=is_closed) for group in groups_of.get(rank, [])]
+        lost += [sent.lost(rank, own, is_closed=is_closed)]
+        steps = np.concatenate(lost)
+        if len(steps):
+            found[rank] = LostOperations(num_operations=len(steps), step=int(steps.max()) - records.num_apart)
+    return found
+
+
+class _Rows(NamedTuple):
+    """Rows of one rank, each (num_rows,)."""
+
+    group: NDArray[np.int64]
+    op: NDArray[np.uint8]
+    peer: NDArray[np.int64]
+    seq: NDArray[np.int64]
+
+
+def _last_own(done: Operations, is_message: NDArray[np.bool_]) -> dict[tuple[int, int], int]:
+    last_own: dict[tuple[int, int], int] = {}
+    for rows in done.slices or []:
+        last, group = np.full(len(done.groups) + 1, _NONE), done.group[rows]
+        if is_message[rows].any():
+            group = np.where(is_message[rows], UNKNOWN_GROUP, group)
+        np.maximum.at(last, group, done.seq[rows])
+        rank = int(done.rank[rows.start])
+        last_own |= {(rank, own): int(last[own]) for own in np.flatnonzero(last[:-1] > _NONE).tolist()}
+    return last_own
+
+
+def _last_of_each(keys: Sequence[NDArray[np.int64]], seq: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[Any, int]:
+    """Return the largest number that some rows have, by their keys."""
+    rows = rows[np.lexsort((seq[rows], *(key[rows] for key in keys)))]
+    differs = np.logical_or.reduce([np.diff(key[rows]) != 0 for key in keys])
+    lasts = rows[np.append(differs, True)[: len(rows)]]
+    return dict(zip(zip(*(key[lasts].tolist() for key in keys), strict=True), seq[lasts].tolist(), strict=True))
+
+
+def _num_apart(done: Operations, matching: Matching) -> int:
+    """Return by how many steps ranks disagree at most; of numbers with several operations, by (group, number)."""
+    rows = np.flatnonzero(~np.isin(done.op, _MESSAGES) & (done.group != UNKNOWN_GROUP))
+    lowest, highest = done.step[matching.first], done.step[matching.first]
+    np.minimum.at(lowest, matching.instance[rows], done.step[rows])
+    np.maximum.at(highest, matching.instance[rows], done.step[rows])
+    group, seq = done.group[matching.first], done.seq[matching.first]
+    of = np.flatnonzero(~np.isin(done.op[matching.first], _MESSAGES) & (group != UNKNOWN_GROUP))
+    of = of[np.lexsort((seq[of], group[of]))]
+    begins = _begins(group[of], seq[of])
+    if not len(of):
+        return 0
+    return int((np.maximum.reduceat(highest[of], begins) - np.minimum.reduceat(lowest[of], begins)).max())
+
+
+def _begins(group: NDArray[np.int64], seq: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.flatnonzero(np.append(True, (np.diff(group) != 0) | (np.diff(seq) != 0))[: len(group)])
+
+
+def _largest(parts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
+    joined: dict[_Key, int] = {}
+    for part in parts:
+        for key, number in part.items():
+            joined[key] = max(number, joined.get(key, number))
+    return joined
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Collectives:
+    """The collectives that some rank completed and another has no row of, by ascending group and number.
+
+    Attributes:
+        group, seq, step: each (num_known,); the step is the smallest that a rank names.
+    """
+
+    records: Records
+    group: NDArray[np.int64]
+    seq: NDArray[np.int64]
+    step: NDArray[np.int64]
+
+    def lost(self, group: int, rank: int, own: _Rows, *, is_closed: bool) -> NDArray[np.int64]:
+        """Return the steps of the operations of a group that a rank entered and has no record of."""
+        last = max(int(self.records.reached[group]), self.records.reached_by_root.get((group, rank), _NONE))
+        begin, end = np.searchsorted(self.group, [group, group + 1])
+        end = begin + int(np.searchsorted(self.seq[begin:end], last, side="right"))
+        of_group = own.seq[(own.group == group) & ~np.isin(own.op, _MESSAGES)]
+        last_own = max(int(of_group.max(initial=_NONE)), self.records.last_own.get((rank, group), _NONE))
+        return self.step[begin:end][_is_missing(self.seq[begin:end], of_group, last_own if is_closed else None)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Messages:
+    """The messages that were received and of whose sending there is no row, by ascending sender; each (num_known,)."""
+
+    records: Records
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    group: NDArray[np.int64]
+    seq: NDArray[np.int64]
+    step: NDArray[np.int64]
+
+    def lost(self, rank: int, own: _Rows, *, is_closed: bool) -> NDArray[np.int64]:
+        """Return the steps of the messages that a rank sent and has no record of."""
+        mine = slice(*np.searchsorted(self.source, [rank, rank + 1]))
+        group, target, seq, step = self.group[mine], self.target[mine], self.seq[mine], self.step[mine]
+        lost = [np.zeros(0, np.int64)]
+        for of_group, to in np.unique(np.stack([group, target], axis=1), axis=0).tolist():
+            here = (group == of_group) & (target == to)
+            sends = own.seq[(own.group == of_group) & (own.peer == to) & (own.op == Op.SEND)]
+            last = max(int(sends.max(initial=_NONE)), self.records.last_sent.get((rank, of_group, to), _NONE))
+            lost.append(step[here][_is_missing(seq[here], sends, last if is_closed else None)])
+        return np.concatenate(lost)
+
+
+def _known_collectives(records: Records) -> _Collectives:
+    done = records.rows
+    rows = np.flatnonzero(~np.isin(done.op, _MESSAGES) & (done.group != UNKNOWN_GROUP))
+    rows = rows[np.lexsort((done.seq[rows], done.group[rows]))]
+    group, seq, step = done.group[rows], done.seq[rows], done.step[rows]
+    begins = _begins(group, seq)
+    return _Collectives(
+        records=records,
+        group=group[begins],
+        seq=seq[begins],
+        step=np.minimum.reduceat(step, begins) if len(rows) else step,
+    )
+
+
+def _known_messages(records: Records) -> _Messages:
+    done = records.rows
+    rows = np.flatnonzero((done.op == Op.RECV) & (done.peer >= 0) & (done.group != UNKNOWN_GROUP))
+    rows = rows[np.argsort(done.peer[rows], kind="stable")]
+    return _Messages(
+        records=records,
+        source=done.peer[rows],
+        target=done.rank[rows],
+        group=done.group[rows],
+        seq=done.seq[rows],
+        step=done.step[rows],
+    )
+
+
+def _own_rows(rank: int, done: Operations, opened: Operations) -> _Rows:
+    parts = [(table, slice(*np.searchsorted(table.rank, [rank, rank + 1]))) for table in (done, opened)]
+    columns = (np.concatenate([getattr(table, name)[rows] for table, rows in parts]) for name in _Rows._fields)
+    return _Rows(*columns)
+
+
+def _is_missing(known: NDArray[np.int64], own: NDArray[np.int64], last_own: int | None) -> NDArray[np.bool_]:
+    """Return which known numbers are not among a rank's own, up to its last one where that is given."""
+    missing = ~np.isin(known, own)
+    return missing if last_own is None else missing & (known < last_own)

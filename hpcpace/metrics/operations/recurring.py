@@ -1,0 +1,73 @@
+"""The operations that recur in every step alike, in which a step has the shape of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.lateness.segments import LocalWork
+from hpcpace.metrics.operations.matching import Matching, Operations
+from hpcpace.metrics.steps import StepPanel
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The operations that recur in each step: a slot is one of a rank, the same in all steps.
+
+    Attributes:
+        table: rows, int64, (num_slots, num_steps).
+        column: which steps of the panel those are, int64, (num_steps,).
+        rank: index of the rank, int64, (num_slots,).
+        position: position as in `LocalWork`, int64, (num_slots,).
+        partner: the first slot of the same operation, int64, (num_slots,).
+    """
+
+    table: Int64Array
+    column: Int64Array
+    rank: Int64Array
+    position: Int64Array
+    partner: Int64Array
+
+
+def recurring_slots(
+    operations: Operations, matching: Matching, work: LocalWork, steps: StepPanel, ranks: Sequence[int]
+) -> Slots | None:
+    """Return the operations that recur in most steps, of the steps that have just these; None where there are none.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        work: from `local_work`.
+        steps: the steps that all ranks have.
+        ranks: what the rows of `steps` are, ascending, (num_ranks,).
+    """
+    rows = np.flatnonzero(work.is_known & matching.is_matched)
+    if not len(rows) or not work.num_positions:
+        return None
+    column = np.searchsorted(steps.step, operations.step[rows])
+    key = np.searchsorted(np.asarray(ranks), operations.rank[rows]) * work.num_positions + work.position[rows]
+    names, slot = np.unique(key, return_inverse=True)
+    present = np.full((len(names), len(steps)), -1, np.int64)
+    present[slot, column] = rows
+    usual = 2 * (present >= 0).sum(axis=1) > len(steps)
+    kept = ((present >= 0) == usual[:, None]).all(axis=0)
+    table = present[usual][:, kept]
+    if not table.size or len(np.unique(names[usual] // work.num_positions)) < len(ranks):
+        return None
+    first = np.full(len(matching.starts), len(table), np.int64)
+    instance = matching.instance[table]
+    np.minimum.at(first, instance.ravel(), np.repeat(np.arange(len(table)), table.shape[1]))
+    partner = first[instance]
+    same = (partner == partner[:, :1]).all(axis=0)
+    return Slots(
+        table[:, same],
+        np.flatnonzero(kept)[same],
+        names[usual] // work.num_positions,
+        names[usual] % work.num_positions,
+        partner[:, 0],
+    )

@@ -1,0 +1,1 @@
+"""What the scripts of analysis/ share: a command over runs, a table as CSV, and figures."""

@@ -1,0 +1,156 @@
+"""What the scripts of analysis/ share: examining runs one by one, and writing a table and a figure for all of them.
+
+A script is a click command over run directories; its errors are those of hpcpace.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.measure import Ground, Selection, lay_ground, panels_of
+from hpcpace.errors import CannotTell, HpcpaceError, UsageError
+from hpcpace.files import Folder
+from hpcpace.plots.csv_text import csv_bytes
+from hpcpace.quoting import printable
+from hpcpace.report.terminal.page import MAX_WIDTH
+from hpcpace.rundir import open_run
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.wording import plural
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DPI = 150
+_OUT = Path("figures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExaminedRun:
+    """The last attempt of a run, examined.
+
+    Attributes:
+        name: what tables call it: the name of its folder, or the path where two runs have one name.
+        problems: what could not be read of it.
+        ground: what the figures rest on, without warm-up steps.
+        panels: what the diagnosis judges.
+    """
+
+    name: str
+    problems: tuple[str, ...]
+    ground: Ground
+    panels: Panels
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences that belong below any table of this run."""
+        num_lost = len(self.problems)
+        return (f"{plural(num_lost, 'problem')} with its traces: see hpcpace report",) if num_lost else ()
+
+
+def figure_command(function: Callable[..., None]) -> click.Command:
+    """Return a command that takes `RUN... [--out DIR]` and calls the function with `runs` and `out`."""
+    runs = click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+    return click.command(context_settings={"help_option_names": ["-h", "--help"]})(runs(out_option(function)))
+
+
+def out_option(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the option --out to a command: the folder that `write_files` writes to."""
+    out_help = "Folder for the CSV, PNG and SVG; it is made."
+    return click.option("--out", default=_OUT, show_default=True, type=click.Path(path_type=Path), help=out_help)(
+        function
+    )
+
+
+def run_script(command: click.Command) -> None:
+    """Run a script's command; an error of hpcpace becomes one line on stderr and its exit code."""
+    try:
+        if find_spec("matplotlib") is None:
+            raise UsageError("matplotlib is not installed: pip install 'hpcpace[analysis]'")
+        command.main()
+    except HpcpaceError as error:
+        print(f"hpcpace: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def examined(paths: Sequence[Path]) -> Iterator[ExaminedRun]:
+    """Yield runs one after the other, so that the traces of one only need memory.
+
+    Args:
+        paths: run directories; the last attempt of each counts.
+
+    Raises:
+        TraceError: a path is no run directory, or no trace of it can be read.
+        CannotTell: a run has no step that all of its ranks have.
+    """
+    runs = [open_run(path) for path in paths]
+    names = [run.path.resolve().name for run in runs]
+    for run, name in zip(runs, names, strict=True):
+        found = read_attempt(run.last_attempt(), tables=TABLES_USED)
+        try:
+            ground = lay_ground(found.traces, Selection())
+        except CannotTell as error:
+            raise CannotTell(f"{run.path}: {error}") from None
+        unique = name if names.count(name) == 1 else str(run.path)
+        yield ExaminedRun(name=unique, problems=tuple(found.problems), ground=ground, panels=panels_of(ground))
+
+
+def console_for_tables() -> Console:
+    """Return a console that is as wide in a log as in a terminal."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return Console(width=MAX_WIDTH, highlight=False, emoji=False, markup=False)
+
+
+def rows_from_the_top(shown: Table, *, left: Sequence[int] = ()) -> Table:
+    """Return a table of `layout.table` whose cells begin on one line: some have an interval on a second one.
+
+    Args:
+        shown: the table.
+        left: columns of names, which are set to the left.
+    """
+    for index, column in enumerate(shown.columns):
+        column.vertical = "top"
+        column.justify = "left" if index in (0, *left) else "right"
+    return shown
+
+
+def write_files(out: Path, name: str, *, columns: Sequence[str], rows: Iterable[Sequence[Any]], figure: Figure) -> str:
+    """Write NAME.csv, NAME.png and NAME.svg into a folder, and return a line that says so.
+
+    Args:
+        out: the folder; it is made.
+        name: of the files.
+        columns: names of the table's columns.
+        rows: of the table; None becomes an empty cell.
+        figure: the plot.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    import matplotlib
+
+    png, svg = io.BytesIO(), io.BytesIO()
+    # Without a date and random ids the same run gives the same file.
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(png, format="png", dpi=_DPI)
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    contents = {"csv": csv_bytes(columns, rows), "png": png.getvalue(), "svg": svg.getvalue()}
+    try:
+        # The user has not named the folder that is taken otherwise.
+        with Folder.open(out, make=True, num_ours=out == _OUT) as folder:
+            written = [folder.write(f"{name}.{ending}", content) for ending, content in contents.items()]
+    except OSError as error:
+        raise UsageError(f"cannot write to {out} ({error.strerror}): name another folder with --out") from None
+    return f"\nwritten: {printable(' '.join(map(str, written)))}"

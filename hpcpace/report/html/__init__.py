@@ -1,0 +1,1 @@
+"""The report as a page that opens without a network."""

@@ -1,0 +1,157 @@
+"""The section on causes: where waiting began and how it went on, what the step hangs on, and what would shorten it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hpcpace.diagnosis.summary import Causes, GainRow, Summary
+from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, names_axis, plot_text, unique
+from hpcpace.report.html.text import figure, notes, stacked_bar, table
+from hpcpace.report.html.thinning import rounded
+from hpcpace.report.words.causes import gains_remark, told_gains, told_origins, told_path
+from hpcpace.wording import percent
+
+_MOST_ROWS = 12
+_WORK = (("@busy-2", ""), ("@busy-1", ""), ("@busy-3", ""), ("@busy-2", "/"), ("@busy-1", "/"), ("@busy-3", "/"))
+_TRANSFER = (("@transfer", ""), ("@transfer", "/"), ("@c5", ""), ("@c5", "/"), ("@wait", ""), ("@wait", "/"))
+
+
+def cause_plots(summary: Summary) -> dict[str, Plot]:
+    """Return the plots that have data, by name."""
+    causes, drawn = summary.causes, {}
+    if causes is None or len(summary.world.ranks) < 2:
+        return {}
+    if told_origins(causes, _MOST_ROWS):
+        drawn["origins"] = _origins(causes, {row.rank: row.host for row in summary.ranks})
+    if gains := told_gains(summary):
+        drawn["gains"] = _gains(gains[:_MOST_ROWS], causes.rebuild_error or 0.0)
+    return drawn
+
+
+def cause_content(summary: Summary, drawn: Mapping[str, Plot]) -> tuple[str, ...]:
+    """Return the pieces of the section; none where causes are not known."""
+    causes = summary.causes
+    if causes is None or len(summary.world.ranks) < 2:
+        return ()
+    return (
+        figure(drawn["origins"], "Where waiting began") if "origins" in drawn else "",
+        _path(causes),
+        figure(drawn["gains"], "What if") if "gains" in drawn else "",
+        _gains_table(told_gains(summary)),
+        notes([remark] if (remark := gains_remark(summary)) else []),
+    )
+
+
+def _origins(causes: Causes, hosts: Mapping[int, str]) -> Plot:
+    """Return the waiting that began at each rank, divided by how it reached those who waited."""
+    rows = told_origins(causes, _MOST_ROWS)
+    names = unique([plot_text(f"rank {row.rank} {hosts.get(row.rank, '')}".strip(), LABEL_WIDTH) for row in rows])
+    passed = np.array([100 * row.step_share * row.propagated_share for row in rows])
+    whole = np.array([100 * row.step_share for row in rows])
+    of_waits = [percent(row.share_of_waits) for row in rows]
+    columns = [("direct", "@wait", whole - passed)]
+    columns += [("passed on by others", "@late-soft", passed)] if passed.any() else []
+    chain = " Passed on: it reached ranks that did not wait for that rank itself, through others that had."
+    is_passed = len(columns) > 1
+    return Plot(
+        name="origins",
+        label="Waiting by the rank where it began",
+        caption=f"Waiting of all ranks, mean share of the step, by the rank whose delay began it.{chain * is_passed}",
+        height_px=74 + 28 * max(len(rows), 2),
+        traces=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "x": rounded(values),
+                "y": names,
+                "customdata": of_waits,
+                "marker": {"color": color, "line": {"width": 1, "color": "@paper"}},
+                "hovertemplate": f"%{{y}}: {name} %{{x:.2f}} % of the step (%{{customdata}} of waiting)<extra></extra>",
+            }
+            for name, color, values in columns
+        ],
+        layout={
+            "barmode": "stack",
+            "bargap": 0.25,
+            "xaxis": axis("% of the step", rangemode="tozero"),
+            "yaxis": names_axis(len(rows)),
+        },
+        legend=[(name, color, "") for name, color, _ in columns] if is_passed else (),
+    )
+
+
+def _gains(gains: tuple[GainRow, ...], error_share: float) -> Plot:
+    """Return what each change would bring, with its interval, beside the error of rebuilding steps."""
+    gain, low, high = 100 * np.array([(row.gain_share, *row.interval) for row in gains]).T
+    band = " The grey band is what rebuilding the steps gets wrong." * (error_share >= 0.0005)
+    return Plot(
+        name="gains",
+        label="What one change at a time would shorten the step by",
+        caption=f"How much shorter the step would be if one thing were as usual, with 95 % intervals.{band}",
+        height_px=74 + 28 * max(len(gains), 2),
+        traces=[
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": rounded(gain),
+                "y": unique([plot_text(row.name, 2 * LABEL_WIDTH) for row in gains]),
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": rounded(np.maximum(high - gain, 0)),
+                    "arrayminus": rounded(np.maximum(gain - low, 0)),
+                    "color": "@muted",
+                    "thickness": 1.5,
+                    "width": 4,
+                },
+                "marker": {"size": 10, "color": "@good"},
+                "hovertemplate": "%{y}: %{x:.2f} % of the step<extra></extra>",
+            }
+        ],
+        layout={
+            "xaxis": axis("% of the step", zeroline=True, rangemode="tozero"),
+            "yaxis": names_axis(len(gains)),
+            "shapes": [
+                {
+                    "type": "rect",
+                    "xref": "x",
+                    "yref": "paper",
+                    "x0": 0,
+                    "x1": 100 * error_share,
+                    "y0": 0,
+                    "y1": 1,
+                    "line": {"width": 0},
+                    "fillcolor": "@null-band",
+                    "layer": "below",
+                }
+            ],
+        },
+    )
+
+
+def _path(causes: Causes) -> str:
+    """Return what the critical path consists of as one bar; what is not among its largest parts is the rest."""
+    rows = told_path(causes, len(_WORK))
+    if not rows:
+        return ""
+    colours = {"work": iter(_WORK), "transfer": iter(_TRANSFER)}
+    entries = [(row.name, *next(colours["work" if row.name.startswith("work") else "transfer"])) for row in rows]
+    shares = [row.share for row in rows]
+    rest = max(1.0 - sum(shares), 0.0)
+    if rest >= 0.0005:
+        entries, shares = [*entries, ("all else", "@other", "")], [*shares, rest]
+    remark = "The critical path, a chain of work and transfers without a wait: only what shortens it shortens the step."
+    head = f"<h3>What the step hangs on</h3>\n<figcaption>{remark}</figcaption>"
+    return f"<figure>\n{head}\n{stacked_bar(entries, shares)}</figure>"
+
+
+def _gains_table(gains: tuple[GainRow, ...]) -> str:
+    rows = [
+        (gain.name, percent(gain.gain_share), f"{percent(gain.interval[0])} to {percent(gain.interval[1])}")
+        for gain in gains[:_MOST_ROWS]
+    ]
+    made = table("One change at a time", ("if this were as usual", "step shorter by", "95 % interval"), rows)
+    return f"<details><summary>The same in figures</summary>{made}</details>" if made else ""

@@ -1,0 +1,298 @@
+"""The plots of the HTML report, heat maps apart: step times, shares by phase, communication, growth, places, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Values
+from hpcpace.diagnosis.summary import Kind, RankRow, RoleRow, Summary, Throughput
+from hpcpace.quoting import printable
+from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, band, line, mark, names_axis, plot_text, series, unique
+from hpcpace.report.html.thinning import MAX_POINTS, bins, rounded
+from hpcpace.units import NS_PER_MS
+from hpcpace.wording import plural
+
+MAX_BARS, MAX_HOTSPOTS, MAX_HOSTS = 64, 20, 8
+_EXTREMES = 12
+
+# (name, parts, colour, pattern): busy is blue, wait vermilion, transfer yellow; patterns tell equal hues apart.
+_BARS = (
+    ("data", ("data",), "@data", ""),
+    ("forward", ("forward",), "@busy-1", ""),
+    ("backward", ("backward",), "@busy-2", ""),
+    ("optimizer", ("optimizer",), "@busy-3", ""),
+    ("garbage collection", ("gc",), "@gc", ""),
+    ("pacing", ("pace",), "@pace", ""),
+    ("checkpoint, evaluation", ("checkpoint", "eval"), "@checkpoint", ""),
+    ("gradient sync: wait", ("sync_wait",), "@wait", "/"),
+    ("wait", ("wait",), "@wait", ""),
+    ("gradient sync: transfer", ("sync_transfer",), "@transfer", "/"),
+    ("transfer", ("transfer",), "@transfer", ""),
+    ("other", ("other",), "@other", ""),
+)
+_HOST_COLOURS = ("@c1", "@c2", "@c3", "@c4", "@c5", "@c6", "@c7", "@c8")
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_SYMBOLS = ("circle", "square", "diamond", "cross")
+
+
+def step_times(step: NDArray[np.int64], step_ms: Values, speed: Throughput) -> Plot:
+    """Return step times over steps: a line, and beyond MAX_POINTS steps a median and range of each bin."""
+    traces, remark = series(step, step_ms, "@busy", "ms")
+    marks = [mark("y", speed.p50_ns / NS_PER_MS, "p50", "top"), mark("y", speed.p95_ns / NS_PER_MS, "p95")]
+    return Plot(
+        name="step-times",
+        label=f"Step times over {plural(len(step), 'step')}",
+        caption=f"Time of each step; dotted lines mark the median and the 95th percentile.{remark}",
+        height_px=300,
+        traces=traces,
+        layout={
+            "xaxis": axis("step"),
+            "yaxis": axis("ms", rangemode="tozero"),
+            "shapes": [each["shape"] for each in marks],
+            "annotations": [each["annotation"] for each in marks],
+        },
+    )
+
+
+def step_distribution(step_ms: Values) -> Plot:
+    """Return the histogram of step times; what lies beyond five interquartile ranges is counted in the last bar."""
+    known = step_ms[np.isfinite(step_ms)]
+    low, middle, high = np.percentile(known, (25, 50, 75)) if len(known) else (0.0, 0.0, 0.0)
+    limit = float(min(known.max(initial=0.0), middle + 5 * max(high - low, 0.02 * middle)))
+    num_beyond = int((known > limit).sum())
+    counts, edges = np.histogram(np.minimum(known, limit), bins=min(60, max(8, int(np.sqrt(len(known))))))
+    beyond = f" {plural(num_beyond, 'step')} beyond {limit:.4g} ms count in the last bar." if num_beyond else ""
+    return Plot(
+        name="step-distribution",
+        label="Distribution of step times",
+        caption=f"How often each step time occurred.{beyond}",
+        height_px=300,
+        traces=[
+            {
+                "type": "bar",
+                "x": rounded((edges[:-1] + edges[1:]) / 2),
+                "y": [int(count) for count in counts],
+                "width": float(edges[1] - edges[0]),
+                "marker": {"color": "@busy", "line": {"width": 1, "color": "@paper"}},
+                "hovertemplate": "%{x:.4~g} ms: %{y} steps<extra></extra>",
+            }
+        ],
+        layout={"xaxis": axis("ms"), "yaxis": axis("steps"), "bargap": 0},
+    )
+
+
+def phase_shares(summary: Summary) -> Plot:
+    """Return the stacked shares of the step: of ranks up to MAX_BARS, beyond that of roles and of extreme ranks."""
+    is_few = len(summary.ranks) <= MAX_BARS
+    ranks = summary.ranks if is_few else _extremes(summary.ranks)
+    roles = summary.roles[: MAX_BARS - len(ranks)] if not is_few else ()
+    rows: list[RankRow | RoleRow] = [*roles, *ranks]
+    names = [f"{plot_text(role.role, LABEL_WIDTH)} ({len(role.ranks)} ranks)" for role in roles]
+    names += [plot_text(f"{row.rank} {row.host}", LABEL_WIDTH) for row in ranks]
+    shown = [bar for bar in _BARS if any(row.parts_ns[part] for row in rows for part in bar[1])]
+    dropped = len(summary.roles) - len(roles)
+    some = f" Roles first, then the {len(ranks)} of {len(summary.ranks)} ranks with the largest and smallest excess"
+    some += f"; {dropped} roles are not shown." if dropped else "."
+    return Plot(
+        name="phase-shares",
+        label="Shares of the step by phase",
+        caption="Means over the used steps; hover for milliseconds." + ("" if is_few else some),
+        height_px=70 + max(min(34, 760 // max(len(rows), 1)), 15) * len(rows),
+        traces=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "x": rounded(np.array([100 * sum(row.shares[part] for part in parts) for row in rows])),
+                "y": unique(names),
+                "customdata": rounded(np.array([sum(row.parts_ns[p] for p in parts) / NS_PER_MS for row in rows])),
+                "marker": {
+                    "color": color,
+                    "line": {"width": 1, "color": "@paper"},
+                    "pattern": {
+                        "shape": pattern,
+                        "fillmode": "overlay",
+                        "fgcolor": "@paper",
+                        "size": 7,
+                        "solidity": 0.25,
+                    },
+                },
+                "hovertemplate": f"%{{y}}: {name} %{{x:.1f}} %, %{{customdata:.4~g}} ms<extra></extra>",
+            }
+            for name, parts, color, pattern in shown
+        ],
+        layout={
+            "barmode": "stack",
+            "bargap": 0.2,
+            "xaxis": axis("% of the step", range=[0, 100]),
+            "yaxis": names_axis(len(rows)),
+        },
+        legend=[(name, color, pattern) for name, _, color, pattern in shown],
+    )
+
+
+def wait_and_transfer(kinds: Sequence[Kind]) -> Plot:
+    """Return mean wait against mean transfer of each kind of operation that has counterparts."""
+    rows = [kind for kind in kinds if kind.num_unmatched < kind.num_rows][:MAX_HOTSPOTS]
+    names = unique([f"{plot_text(kind.op)} of {kind.group_size or '?'}" for kind in rows])
+    columns = (
+        ("wait for the last partner", "@wait", [kind.mean_wait_ns / NS_PER_MS for kind in rows], ""),
+        ("transfer", "@transfer", [kind.mean_transfer_ns / NS_PER_MS for kind in rows], ""),
+    )
+    return Plot(
+        name="wait-transfer",
+        label="Mean wait against mean transfer of an operation, by kind",
+        caption="Mean of one operation. Much wait and little transfer: the network is not the cause.",
+        height_px=80 + 46 * max(len(rows), 1),
+        traces=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "x": rounded(np.array(values)),
+                "y": names,
+                "marker": {"color": color},
+                "hovertemplate": f"%{{y}}: {name} %{{x:.3~g}} ms<extra></extra>",
+            }
+            for name, color, values, _ in columns
+        ],
+        layout={
+            "barmode": "group",
+            "bargap": 0.25,
+            "xaxis": axis("ms", rangemode="tozero"),
+            "yaxis": names_axis(len(rows)),
+        },
+        legend=[(name, color, pattern) for name, color, _, pattern in columns],
+    )
+
+
+def regime(step: NDArray[np.int64], share: Values) -> Plot:
+    """Return the share of communication over steps: above one half a step is bound by communication."""
+    traces, remark = series(step, 100 * share, "@transfer", "%")
+    half = mark("y", 50, "half")
+    return Plot(
+        name="regime",
+        label="Share of communication over steps",
+        caption=f"Above the dotted line a step is bound by communication, below it by computation.{remark}",
+        height_px=240,
+        traces=traces,
+        layout={
+            "xaxis": axis("step"),
+            "yaxis": axis("% of the step", range=[0, 100]),
+            "shapes": [half["shape"]],
+        },
+    )
+
+
+def growth(curve: Growth) -> Plot:
+    """Return A(k), measured and if units were independent, each with its 95 % interval."""
+    k = [int(value) for value in curve.k]
+    traces = [
+        *band(k, curve.null_low, curve.null_high, "@null-band"),
+        *band(k, curve.low, curve.high, "@busy-band"),
+        line(k, curve.null, "@null", dash="dash", hover="independent: %{y:.3f} at %{x}"),
+        {**line(k, curve.measured, "@busy", hover="measured: %{y:.3f} at %{x}"), "mode": "lines+markers"},
+    ]
+    unit = plot_text(curve.unit)
+    return Plot(
+        name="growth",
+        label=f"Amplification over the number of {unit}s that wait for each other",
+        caption=(
+            f"Time of the slowest of k {unit}s over the mean; 1 is no loss, bands are 95 % intervals. On the dashed "
+            "line jitter is independent; above it events avoid each other, below it they share a cause."
+        ),
+        height_px=320,
+        traces=traces,
+        layout={
+            "xaxis": axis(f"{unit}s", type="log", tickvals=_powers(k), ticktext=[str(v) for v in _powers(k)]),
+            "yaxis": axis("A(k)"),
+        },
+        legend=[("measured", "@busy", ""), (f"if {unit}s were independent", "@null", "")],
+    )
+
+
+def hotspots(rows: Sequence[HotspotRow]) -> Plot:
+    """Return the largest effects with their intervals."""
+    shown = rows[:MAX_HOTSPOTS]
+    effect, low, high = (np.array([getattr(row, name) for row in shown]) for name in ("effect_ms", "low_ms", "high_ms"))
+    sure = [bool(row.low_ms > 0 or row.high_ms < 0) for row in shown]
+    more = f" The first {len(shown)} of {len(rows)}." if len(rows) > len(shown) else ""
+    return Plot(
+        name="hotspots",
+        label="Effects of places with their intervals",
+        caption=f"Time per step that a place adds, with its 95 % interval; grey where zero lies inside.{more}",
+        height_px=70 + 26 * max(len(shown), 2),
+        traces=[
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": rounded(effect),
+                "y": unique([plot_text(f"{row.kind} {row.name}", LABEL_WIDTH) for row in shown]),
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": rounded(np.maximum(high - effect, 0)),
+                    "arrayminus": rounded(np.maximum(effect - low, 0)),
+                    "color": "@muted",
+                    "thickness": 1.5,
+                    "width": 4,
+                },
+                "marker": {"size": 10, "color": ["@wait" if is_sure else "@other" for is_sure in sure]},
+                "customdata": [[f"{row.low_ms:.3g}", f"{row.high_ms:.3g}"] for row in shown],
+                "hovertemplate": "%{y}: %{x:.3~g} ms (%{customdata[0]} to %{customdata[1]})<extra></extra>",
+            }
+        ],
+        layout={
+            "xaxis": axis("ms per step", zeroline=True, rangemode="tozero"),
+            "yaxis": names_axis(len(shown)),
+        },
+    )
+
+
+def clock_error(clocks: Sequence[HostClock]) -> Plot:
+    """Return half-width and residual of the hosts with the widest bounds over time."""
+    widest = sorted(clocks, key=lambda clock: -float(np.fmax.reduce(clock.halfwidth_us, initial=0.0)))[:MAX_HOSTS]
+    shown = sorted(widest, key=lambda clock: clock.host)
+    traces: list[dict[str, Any]] = []
+    for index, clock in enumerate(shown):
+        color, style = _HOST_COLOURS[index], index % 4
+        bound, found = bins(clock.halfwidth_us, MAX_POINTS), bins(np.abs(clock.residual_us), MAX_POINTS)
+        time_s = rounded(clock.time_s[bound.first])
+        name = {"name": plot_text(clock.host, LABEL_WIDTH)}
+        marker = {"color": color, "size": 6, "symbol": _SYMBOLS[style]}
+        traces += [
+            {**line(time_s, bound.high, color, dash=_DASHES[style], hover="half-width %{y:.3~g} us"), **name},
+            {
+                **line(time_s, found.high, color, hover="residual %{y:.3~g} us"),
+                "mode": "markers",
+                "marker": marker,
+                **name,
+            },
+        ]
+    more = f" The {len(shown)} hosts with the widest bounds of {len(clocks)}." if len(clocks) > len(shown) else ""
+    return Plot(
+        name="clock-error",
+        label="Error of the clocks over time",
+        caption=(
+            "Lines: certified bound of each host's clock error. Markers: measured leave-one-out residual, which should "
+            f"stay below its line.{more}"
+        ),
+        height_px=300,
+        traces=[{**trace, "hovertemplate": trace["hovertemplate"].replace("<extra></extra>", "")} for trace in traces],
+        layout={"xaxis": axis("s since the start"), "yaxis": axis("us", rangemode="tozero")},
+        legend=[(printable(clock.host), _HOST_COLOURS[index], "") for index, clock in enumerate(shown)],
+    )
+
+
+def _powers(k: Sequence[int]) -> list[int]:
+    top = max(k, default=1)
+    powers = [2**n for n in range(max(top, 1).bit_length())]
+    return powers if top in powers or not k else [*(p for p in powers if p < 0.75 * top), top]
+
+
+def _extremes(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
+    ordered = sorted(rows, key=lambda row: row.excess.share if row.excess else row.busy_share)
+    return (*reversed(ordered[-_EXTREMES:]), *reversed(ordered[:_EXTREMES]))

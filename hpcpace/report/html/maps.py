@@ -1,0 +1,107 @@
+"""The heat maps of the HTML report: own delay by rank and step, and transfer between switches and between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.diagnosis.plot_data import Matrix, Values
+from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, names_axis, plot_text, unique
+from hpcpace.report.html.thinning import binned, packed
+from hpcpace.wording import plural
+
+MAX_ROWS, MAX_COLUMNS, MAX_UNITS = 512, 1000, 256
+
+
+def own_delay(step: NDArray[np.int64], delay_ms: Values, labels: Sequence[str]) -> Plot:
+    """Return the heat map of each rank's delay beyond its role, by rank and step."""
+    values, by_row, by_column = binned(delay_ms, MAX_ROWS, MAX_COLUMNS)
+    names = [plot_text(label, LABEL_WIDTH) for label in labels[::by_row]]
+    if by_row > 1:
+        names = [f"{plot_text(label, 14)} …" for label in labels[::by_row]]
+    parts = [plural(by_row, "rank")] * (by_row > 1) + [plural(by_column, "step")] * (by_column > 1)
+    thinned = f" Each cell is the largest magnitude of {' and '.join(parts)}." if parts else ""
+    limit = _limit(values)
+    return Plot(
+        name="own-delay",
+        label=f"Own delay of {plural(len(labels), 'rank')} over {plural(len(step), 'step')}",
+        caption=(
+            "Work of a rank in a step beyond the median of its role: orange is later, blue earlier. A line across is a "
+            f"slow rank, a line down a shared cause.{thinned} Colours end at {limit:.3g} ms; larger values have the "
+            "last colour."
+        ),
+        height_px=110 + min(max(14 * len(values), 30 * min(len(values), 8)), 560),
+        traces=[
+            {
+                "type": "heatmap",
+                "packed": packed(values),
+                "x": [int(value) for value in step[::by_column]],
+                "y": unique(names),
+                "zmin": -limit,
+                "zmax": limit,
+                "colorscale": "@diverging",
+                "colorbar": _colorbar("ms"),
+                "hovertemplate": "%{y}, step %{x}: %{z:.3~g} ms<extra></extra>",
+            }
+        ],
+        layout={"xaxis": axis("step"), "yaxis": names_axis(len(values)), "margin": {"t": 46}},
+    )
+
+
+def transfer_matrix(matrix: Matrix, unit: str, units: str) -> Plot:
+    """Return the heat map of transfer between units of one level; `unit` and `units` are its name."""
+    values, by_unit, _ = binned(matrix.values_us, MAX_UNITS, MAX_UNITS)
+    names = unique([plot_text(label, LABEL_WIDTH) for label in matrix.labels[::by_unit]])
+    thinned = f" Each cell is the largest of {by_unit} by {by_unit} {units}." if by_unit > 1 else ""
+    known = values[np.isfinite(values)]
+    high = float(min(known.max(initial=0.0), 4 * np.percentile(known, 99))) if len(known) else 1.0
+    low = float(np.percentile(known, 1)) if len(known) else 0.0
+    scale, shown_as = (1000, "ms") if high >= 1000 else (1, "us")
+    return Plot(
+        name=f"matrix-{unit}",
+        label=f"Transfer between {units}",
+        caption=f"Mean transfer of an operation between two {units}; empty where they never meet.{thinned}",
+        height_px=int(min(max(170 + 20 * len(names), 260), 520)),
+        traces=[
+            {
+                "type": "heatmap",
+                "packed": packed(values / scale),
+                "x": names,
+                "y": names,
+                "zmin": low / scale if low < high else 0.0,
+                "zmax": high / scale,
+                "colorscale": "@sequential",
+                "xgap": 1 if len(names) <= 64 else 0,
+                "ygap": 1 if len(names) <= 64 else 0,
+                "colorbar": _colorbar(shown_as),
+                "hovertemplate": f"%{{y}} and %{{x}}: %{{z:.3~g}} {shown_as}<extra></extra>",
+            }
+        ],
+        layout={
+            "xaxis": {
+                **names_axis(len(names)),
+                "range": [-0.5, len(names) - 0.5],
+                "tickangle": -45 if len(names) > 6 else 0,
+            },
+            "yaxis": names_axis(len(names)),
+            "margin": {"t": 46},
+        },
+    )
+
+
+def _limit(values: Values) -> float:
+    """Return where the colours end: above most cells, and not below the middle of any row or column."""
+    known = np.abs(np.where(np.isfinite(values), values, 0.0))
+    middles = (np.median(known, axis=axis).max(initial=0.0) for axis in (0, 1))
+    limit = float(max(np.percentile(known, 99.5), *middles))
+    return limit or float(known.max(initial=0.0)) or 1.0
+
+
+def _colorbar(unit: str) -> dict[str, Any]:
+    # Above the plot, because beside it a phone has no room left for the plot.
+    place = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "ypad": 6, "xpad": 0}
+    ticks = {"ticksuffix": f" {unit}", "nticks": 4, "tickangle": 0}
+    return {"thickness": 8, "lenmode": "pixels", "len": 240, "outlinewidth": 0, **place, **ticks}

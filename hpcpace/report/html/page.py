@@ -1,0 +1,223 @@
+"""RUN/report.html: one file that opens without a network, with the verdict first and the plots that bear it out.
+
+Nothing in it can load anything: a content security policy allows only the scripts written here, by their hashes. All
+text that comes from files is escaped, so that the name of a host is never more than a name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from plotly.offline import get_plotlyjs
+
+from hpcpace.diagnosis.plot_data import PlotData
+from hpcpace.diagnosis.sentences import suspect_line
+from hpcpace.diagnosis.summary import Summary, Verdict
+from hpcpace.files import write_file
+from hpcpace.report.html import charts, maps, sections
+from hpcpace.report.html.causes import cause_content, cause_plots
+from hpcpace.report.html.figure import Plot
+from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
+from hpcpace.report.html.text import contents, escape, facts, figure, section, side_by_side, warning
+from hpcpace.report.html.verdict import verdict_head
+from hpcpace.report.words.audit import audit_subtitle
+from hpcpace.report.words.pacing import pacing_lines
+
+_Section = tuple[str, str, tuple[str, ...]]  # title, lead, content
+
+_REASONS = {
+    "step_ms": ("no plot of step times", "they are not known"),
+    "own_delay_ms": ("no plot of own delay", "no two ranks do the same work, or their work is not known"),
+    "communication_share": ("no plot of the regime", "the share of communication in each step is not known"),
+    "origins": (
+        "nothing on where waiting began",
+        "nobody waited, or steps with so many operations are not taken apart",
+    ),
+    "growth": ("no plot of growth with scale", "that needs ranks that wait for each other in enough steps"),
+    "hotspots": ("no places", "none is slower than the others, or there are too few to compare"),
+    "leaf_matrix": ("no matrix of switches", "Slurm told no switches, or only one"),
+    "node_matrix": ("no matrix of nodes", "no operation of some nodes, and not others, was recorded"),
+    "clocks": ("no plot of clock errors", "no synchronisation of clocks was recorded, as with a single host"),
+}
+
+
+def write_html(path: Path, summary: Summary, verdict: Verdict, plots: PlotData) -> None:
+    """Write the page in one piece, so that a reader never sees half of it; see `hpcpace.files.Folder.write`.
+
+    Args:
+        path: where to, usually RUN/report.html.
+        summary: figures of the run.
+        verdict: what is said first.
+        plots: what the plots show.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_file(path, page(summary, verdict, plots))
+
+
+def page(summary: Summary, verdict: Verdict, plots: PlotData) -> str:
+    """Return the whole page; the same arguments give the same page."""
+    drawn = _drawn(summary, plots)
+    script, plotly = _asset("page.js"), re.sub(r"</(?=script)", r"<\\/", get_plotlyjs(), flags=re.IGNORECASE)
+    fields = {
+        "TITLE": escape(f"{verdict.mode}: {Path(summary.run).name} · hpcpace"),
+        "SCRIPTS": " ".join(_hash(code) for code in (plotly, script)),
+        "STYLE": _asset("page.css"),
+        "BODY": _body(summary, verdict, plots, drawn),
+        "DATA": _embedded({plot.name: _description(plot) for plot in drawn.values()}),
+        "PLOTLY": plotly,
+        "SCRIPT": script,
+    }
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: fields[found[1]], _asset("page.html"))
+
+
+def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
+    """Return the plots that have data, by name of the field that they show."""
+    drawn: dict[str, Plot] = {}
+    if plots.step is not None and len(plots.step):
+        step = plots.step
+        if plots.step_ms is not None:
+            drawn["step_ms"] = charts.step_times(step, plots.step_ms, summary.throughput)
+            drawn["distribution"] = charts.step_distribution(plots.step_ms)
+        if plots.own_delay_ms is not None and np.isfinite(plots.own_delay_ms).any():
+            drawn["own_delay_ms"] = maps.own_delay(step, plots.own_delay_ms, plots.rank_labels)
+        if plots.communication_share is not None:
+            drawn["communication_share"] = charts.regime(step, plots.communication_share)
+    if summary.ranks:
+        drawn["phases"] = charts.phase_shares(summary)
+    if any(kind.num_unmatched < kind.num_rows for kind in summary.kinds):
+        drawn["kinds"] = charts.wait_and_transfer(summary.kinds)
+    if plots.growth is not None and len(plots.growth.k):
+        drawn["growth"] = charts.growth(plots.growth)
+    if plots.hotspots:
+        drawn["hotspots"] = charts.hotspots(plots.hotspots)
+    if plots.leaf_matrix is not None and np.isfinite(plots.leaf_matrix.values_us).any():
+        drawn["leaf_matrix"] = maps.transfer_matrix(plots.leaf_matrix, "switch", "switches")
+    if plots.node_matrix is not None and np.isfinite(plots.node_matrix.values_us).any():
+        drawn["node_matrix"] = maps.transfer_matrix(plots.node_matrix, "node", "nodes")
+    if plots.clocks and any(len(clock.time_s) for clock in plots.clocks):
+        drawn["clocks"] = charts.clock_error(plots.clocks)
+    return drawn | cause_plots(summary)
+
+
+def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, Plot]) -> str:
+    reasons = [
+        f"{what}: {plots.reasons.get(name, reason)}" for name, (what, reason) in _REASONS.items() if name not in drawn
+    ]
+    made = [
+        (title, section(title, lead, *content))
+        for title, lead, content in (
+            *_figures(summary, plots, drawn),
+            ("What was left out", "", (sections.left_out(summary, reasons),)),
+            ("This run", "", (sections.run_facts(summary, plots),)),
+        )
+    ]
+    which = f"attempt {summary.attempt}" + (f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else "")
+    parts = (
+        f'<header class="run">hpcpace report of <b>{escape(summary.run)}</b>, {which}</header>',
+        verdict_head(verdict),
+        warning(suspect_line(summary.clocks)),
+        warning(summary.world.emulation, "Lab"),
+        contents([title for title, content in made if content]),
+        "<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>",
+        *(content for _, content in made),
+    )
+    return "\n".join(part for part in parts if part)
+
+
+def _figures(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple[_Section, ...]:
+    def of(name: str, title: str = "") -> str:
+        return figure(drawn[name], title) if name in drawn else ""
+
+    return (
+        (
+            "Where the time went",
+            "Mean over ranks and used steps. Busy is forward, backward and optimizer.",
+            (
+                sections.shares_bar(summary.shares, has_missing=bool(summary.world.missing)),
+                sections.speed_tiles(summary),
+            ),
+        ),
+        (
+            "Attempts",
+            f"All figures but these are of attempt {summary.attempt}.",
+            (sections.attempts_table(summary),),
+        ),
+        (
+            "Causes",
+            "Whose delays the others waited for, what the step hangs on, and what would shorten it.",
+            cause_content(summary, drawn),
+        ),
+        (
+            "Audit",
+            audit_subtitle(summary.audit) if summary.audit is not None else "",
+            (sections.audit_table(summary),),
+        ),
+        (
+            "Pacing",
+            "Whether holding early ranks back has helped.",
+            (facts(tuple(pacing_lines(summary.pacing))) if summary.pacing is not None else "",),
+        ),
+        ("Step times", "", (side_by_side(of("step_ms"), of("distribution")),)),
+        ("Own delay by rank and step", "", (of("own_delay_ms"),)),
+        ("Phases by rank", "", (of("phases"), sections.rank_table(summary))),
+        (
+            "Communication by kind",
+            "",
+            (
+                of("kinds"),
+                sections.kinds_table(summary),
+                sections.sensitivity_table(summary),
+                of("communication_share", "Regime over steps"),
+            ),
+        ),
+        (
+            "Jitter and scale",
+            "",
+            (
+                jitter_tiles(summary.jitter),
+                of("growth", "Growth with scale"),
+                jitter_notes(summary.jitter),
+                predictions_table(summary.jitter),
+            ),
+        ),
+        (
+            "Places",
+            "",
+            (
+                of("hotspots"),
+                sections.hotspots_table(plots.hotspots or ()),
+                side_by_side(of("leaf_matrix", "Switches"), of("node_matrix", "Nodes"), is_even=True),
+            ),
+        ),
+        (
+            "Clock error",
+            "How well times of different hosts compare.",
+            (of("clocks"), sections.clock_notes(summary)),
+        ),
+    )
+
+
+def _description(plot: Plot) -> dict[str, object]:
+    return {"height": plot.height_px, "traces": plot.traces, "layout": plot.layout}
+
+
+def _embedded(data: object) -> str:
+    # No text in it may end the element that holds it.
+    made = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return made.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _asset(name: str) -> str:
+    return files("hpcpace.report.html").joinpath(name).read_text(encoding="utf-8")

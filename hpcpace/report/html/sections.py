@@ -1,0 +1,269 @@
+"""The sections of the HTML report that are text and tables: speed, shares, communication, clocks, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hpcpace import __version__
+from hpcpace.diagnosis.plot_data import HotspotRow, PlotData
+from hpcpace.diagnosis.sentences import cut_rank_line, open_line
+from hpcpace.diagnosis.summary import HostPair, Shares, Summary
+from hpcpace.report.html.text import facts, notes, stacked_bar, table
+from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
+from hpcpace.report.words.audit import AUDIT_HEAD, NO_MATCH, audit_cells
+from hpcpace.report.words.causes import skew_reading
+from hpcpace.report.words.run import outcome_line
+from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration
+from hpcpace.wording import alias_name, milliseconds, named_ranks, percent, place_name, plural, rank_list
+
+_MOST_LINES = 12
+_MOST_HOTSPOTS = 20
+_MOST_HOSTS = 64
+_MOST_RANKS = 1024
+_NONE = "\N{EN DASH}"
+_LEAST_SHOWN = 0.0005
+
+
+def speed_tiles(summary: Summary) -> str:
+    """Return the figures that people compare runs by."""
+    speed, unit = summary.throughput, summary.world.samples_unit
+    size = f"{summary.world.world_size} on {plural(len(summary.world.hosts), 'host')}"
+    return facts(
+        (
+            ("Throughput", f"{format_count(speed.samples_per_s)} {unit}/s" if speed.samples_per_s else ""),
+            ("Step time, median", format_duration(speed.p50_ns)),
+            ("Step time, 95th percentile", format_duration(speed.p95_ns)),
+            ("Variation (CV)", f"{speed.cv:.3f}" if speed.cv is not None else ""),
+            ("Ranks", size),
+        ),
+        kind="tiles",
+    )
+
+
+def shares_bar(shares: Shares, *, has_missing: bool) -> str:
+    """Return where the average step went as one bar, with its figures.
+
+    Args:
+        shares: of the step.
+        has_missing: whether ranks have no trace.
+    """
+    entries = (
+        ("busy", "@busy", ""),
+        ("exposed wait", "@wait", ""),
+        ("transfer", "@transfer", ""),
+        ("other", "@other", ""),
+    )
+    hidden = shares.overlap or 0.0
+    told = [f"{percent(hidden)} of communication is hidden behind computation"] if hidden >= _LEAST_SHOWN else []
+    if has_missing:
+        told.append("waits for ranks without a trace count as transfer")
+    bar = stacked_bar(entries, (shares.busy, shares.exposed_wait, shares.transfer, shares.other))
+    return bar + notes(told)
+
+
+def kinds_table(summary: Summary) -> str:
+    """Return the communication by kind of operation."""
+    num_steps = max(summary.steps.num_used, 1)
+    rows = []
+    for kind in summary.kinds:
+        is_known = kind.num_unmatched < kind.num_rows
+        rows.append(
+            (
+                kind.op,
+                str(kind.group_size or "?"),
+                f"{kind.num_rows / num_steps:.3g}",
+                format_bytes(kind.size_bytes / num_steps),
+                format_duration(kind.median_ns),
+                format_duration(kind.p95_ns),
+                format_duration(kind.mean_wait_ns) if is_known else "?",
+                format_duration(kind.mean_transfer_ns) if is_known else "?",
+                str(kind.num_unmatched or _NONE),
+            )
+        )
+    head = (
+        "operation",
+        "group size",
+        "calls/step",
+        "bytes/step",
+        "median",
+        "p95",
+        "mean wait",
+        "mean transfer",
+        "unmatched",
+    )
+    return table("All ranks together", head, rows)
+
+
+def sensitivity_table(summary: Summary) -> str:
+    """Return what skew does to transfers; empty where it is not known."""
+    rows = []
+    for row in summary.sensitivity:
+        slope, low, high = (format_duration(value * NS_PER_MS) for value in (row.slope, *row.interval))
+        size = format_bytes(row.size_bytes)
+        rows.append((row.op, str(row.group_size), size, slope, f"{low} to {high}", skew_reading(row)))
+    head = ("operation", "group size", "bytes", "per ms of skew", "95 % interval", "reading")
+    caption = "Transfer against skew: added per ms that the ranks of a collective arrive apart"
+    return table(caption, head, rows, text=(0, 5))
+
+
+def attempts_table(summary: Summary) -> str:
+    """Return all attempts of a run beside each other, and where they differ; empty where there is one."""
+    if not summary.history:
+        return ""
+    rows = [attempt_cells(row) for row in summary.history]
+    made = table("All attempts", ATTEMPT_HEAD, rows, text=(6,))
+    return made + notes([attempts_differ(summary.history, summary.attempt)])
+
+
+def audit_table(summary: Summary) -> str:
+    """Return the audit's findings on who is to blame, and what it could not read; empty without snapshots."""
+    audit = summary.audit
+    if audit is None:
+        return ""
+    rows = [audit_cells(match) for match in audit.matches]
+    made = table("Findings of the audit on who is to blame", AUDIT_HEAD, rows, text=range(len(AUDIT_HEAD)))
+    nothing = [] if rows else [NO_MATCH]
+    return made + notes([*nothing, *_limited(audit.problems, "problem")])
+
+
+def hotspots_table(rows: Sequence[HotspotRow]) -> str:
+    """Return the places with the largest effects."""
+    cells = [
+        (
+            place_name(row.kind, row.name),
+            f"{row.effect_ms:.3g} ms",
+            f"{row.low_ms:.3g} to {row.high_ms:.3g} ms",
+            percent(row.loss_share) if row.loss_share is not None else _NONE,
+            ", ".join(alias_name(alias) for alias in row.aliases[:8]) + (", …" if len(row.aliases) > 8 else "")
+            or _NONE,
+        )
+        for row in rows[:_MOST_HOTSPOTS]
+    ]
+    some = f", the first {_MOST_HOTSPOTS} of {len(rows)}" if len(rows) > _MOST_HOTSPOTS else ""
+    head = ("place", "adds per step", "95 % interval", "of lateness", "the same here")
+    return table(f"Places by effect{some}", head, cells, text=(0, 4))
+
+
+def clock_notes(summary: Summary) -> str:
+    """Return what is known of the clocks, in sentences."""
+    clocks = summary.clocks
+    if len(summary.world.ranks) < 2:
+        return ""
+    lines = []
+    if clocks.num_unknown:
+        lines.append(f"{plural(clocks.num_unknown, 'rank')} without a usable synchronisation, compared with no other")
+    if clocks.median_halfwidth_ns is not None and clocks.max_halfwidth_ns is not None:
+        median, largest = format_duration(clocks.median_halfwidth_ns), format_duration(clocks.max_halfwidth_ns)
+        residual = "unknown" if clocks.residual_ns is None else format_duration(clocks.residual_ns)
+        drift = "unknown" if clocks.drift_ppm is None else f"{clocks.drift_ppm:.3g} ppm"
+        lines.append(
+            f"bound: half-width median {median}, largest {largest}; {plural(clocks.num_samples, 'sample')} a rank"
+        )
+        lines.append(f"measured: largest leave-one-out residual {residual}, largest drift {drift}")
+    if clocks.extrapolated_share:
+        lines.append(f"{percent(clocks.extrapolated_share)} of the step ends lie outside of the synchronised time")
+    exits = plural(clocks.num_negative, "exit")
+    lines.append(f"causality: {exits} before the last enter in {plural(clocks.num_checked, 'synchronising operation')}")
+    if clocks.num_negative_messages:
+        lines.append(f"{plural(clocks.num_negative_messages, 'message')} received before being sent")
+    return notes([*lines, *_limited([_violation(pair) for pair in clocks.pairs], "pair of hosts")])
+
+
+def _violation(pair: HostPair) -> str:
+    sizes = f"median {format_duration(pair.median_ns)}, largest {format_duration(pair.max_ns)}"
+    return (
+        f"{pair.exit_host} left before {pair.enter_host} came {pair.num_violations} times ({sizes}), "
+        f"{pair.num_unexplained} beyond the half-widths"
+    )
+
+
+def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
+    """Return what the figures do not contain: steps, ranks, records, and plots without data."""
+    steps, cut = summary.steps, summary.cut_off
+    hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in cut.ranks}
+    counts = (
+        (steps.num_warmup, "left out as warm-up"),
+        (steps.num_seen - steps.num_common, "left out, because not all ranks have them"),
+    )
+    lines = [f"{plural(count, 'step')} {why}" for count, why in counts if count]
+    if summary.world.missing:
+        lines.append(f"no trace of {_shortened(rank_list(summary.world.missing))}: waits for them count as transfer")
+    if cut.not_closed:
+        who = _shortened(named_ranks(cut.not_closed, hosts))
+        lines.append(f"not closed: the trace of {who}; killed, crashed, or still running")
+    if summary.tracing.num_dropped:
+        lines.append(f"{plural(summary.tracing.num_dropped, 'record')} dropped by the recorder")
+    lines += _limited([open_line(operation, hosts) for operation in cut.open], "operation that never completed")
+    telling = [rank for rank in cut.ranks if rank.num_lost_operations or rank.num_dropped]
+    lines += _limited([cut_rank_line(rank, hosts) for rank in telling], "rank with lost records")
+    lines += _limited(cut.problems, "problem")
+    lines += [
+        f"{kind.num_unmatched} {kind.op} of {_shortened(rank_list(kind.ranks_unmatched))} without a comparable "
+        "counterpart on every member: blocked time counts as transfer"
+        for kind in summary.kinds
+        if kind.num_unmatched
+    ]
+    return notes([*lines, *missing_plots]) or "<p>Nothing: every rank, step and record is in the figures.</p>"
+
+
+def run_facts(summary: Summary, plots: PlotData) -> str:
+    """Return what ran, which steps the figures use, and what tracing cost."""
+    world, steps, tracing = summary.world, summary.steps, summary.tracing
+    num_attempts = f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else ""
+    span = f"{steps.first} to {steps.last}" if steps.num_used > 1 else str(steps.first)
+    share = "unknown share" if tracing.overhead_share is None else f"{100 * tracing.overhead_share:.2g} %"
+    extra = [
+        f"{count} {what}"
+        for count, what in ((steps.num_checkpoint, "with a checkpoint"), (steps.num_eval, "with an evaluation"))
+        if count
+    ]
+    more = f" and {len(world.hosts) - _MOST_HOSTS} more" if len(world.hosts) > _MOST_HOSTS else ""
+    return facts(
+        (
+            ("Run", summary.run),
+            ("Id", summary.run_id),
+            ("Attempt", f"{summary.attempt}{num_attempts}"),
+            ("World", f"{plural(world.world_size, 'rank')} on {plural(len(world.hosts), 'host')}"),
+            ("Hosts", ", ".join(world.hosts[:_MOST_HOSTS]) + more),
+            ("Mesh", world.mesh),
+            ("Lab", world.emulation),
+            ("Steps", "; ".join([f"{steps.num_used} used ({span}) of {steps.num_seen}", *extra])),
+            ("Training", outcome_line(summary)),
+            ("Tracing cost", f"{share} of the time, {format_bytes(tracing.size_bytes)} on disk"),
+            ("Events", f"{format_count(tracing.num_events)} recorded, {tracing.num_dropped} dropped"),
+            ("Report", f"hpcpace {__version__}"),
+            ("Versions", ", ".join(f"{name} {version}" for name, version in plots.versions)),
+        )
+    )
+
+
+def rank_table(summary: Summary) -> str:
+    """Return the figures of each rank, so that no number is in a plot alone."""
+    rows = [
+        (
+            str(row.rank),
+            row.host,
+            row.role,
+            f"{milliseconds(row.step_ns)} ms",
+            percent(row.busy_share),
+            f"{100 * row.excess.share:+.1f} %" if row.excess else _NONE,
+            f"±{100 * row.excess.noise:.1f} %" if row.excess else _NONE,
+            format_duration(row.parts_ns["wait"] + row.parts_ns["sync_wait"]),
+            format_duration(row.parts_ns["transfer"] + row.parts_ns["sync_transfer"]),
+        )
+        for row in summary.ranks[:_MOST_RANKS]
+    ]
+    head = ("rank", "host", "role", "step", "busy", "excess over role", "noise", "exposed wait", "exposed transfer")
+    num_ranks = len(summary.ranks)
+    which = f"All {num_ranks}" if num_ranks <= _MOST_RANKS else f"The first {_MOST_RANKS} of {num_ranks}"
+    inside = table("Means per step", head, rows, text=(1, 2))
+    return f"<details><summary>{which} ranks in figures</summary>{inside}</details>" if rows else ""
+
+
+def _limited(lines: Sequence[str], noun: str) -> list[str]:
+    more = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], *([f"{more} more in summary.json ({noun})"] if more > 0 else [])]
+
+
+def _shortened(names: str, most: int = 300) -> str:
+    return names if len(names) <= most else f"{names[:most].rsplit(',', 1)[0]}, …"

@@ -1,0 +1,56 @@
+"""The head of the HTML report: what is wrong in one sentence, why, what to do, and what shares the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcpace.diagnosis.diagnose import Culprit
+from hpcpace.diagnosis.summary import Verdict
+from hpcpace.report.html.text import escape, prose, table
+from hpcpace.wording import alias_name, percent, place_name
+
+_LONG_HEADLINE = 80
+_NONE = "\N{EN DASH}"
+_LONGEST_TAG = 40
+_MOST_CULPRITS = 12
+_KINDS = {"healthy": "healthy", "cannot tell": "unsure"}
+
+
+def verdict_head(verdict: Verdict) -> str:
+    """Return the verdict as the first thing of the page."""
+    kind = _KINDS.get(verdict.mode, "")
+    sure = f" · confidence {100 * verdict.confidence:.0f} %" if verdict.confidence > 0 else ""
+    tag, _, rest = verdict.headline.partition(": ")
+    is_tagged = bool(rest) and len(tag) <= _LONGEST_TAG
+    tag, headline = (tag, rest) if is_tagged else (verdict.mode, verdict.headline)
+    long = ' class="long"' if len(headline) > _LONG_HEADLINE else ""
+    parts = (("Why", verdict.why), ("Next", verdict.next), ("Also", verdict.also))
+    rows = "".join(f"<dt>{name}</dt><dd>{_paragraphs(lines)}</dd>" for name, lines in parts if lines)
+    return (
+        f'<div class="verdict {kind}">\n<p class="mode">{escape(_capital(tag))}<span>{sure}</span></p>\n'
+        f"<h1{long}>{prose(_capital(headline))}</h1>\n<dl>{rows}</dl>\n{_culprits(verdict.culprits)}\n</div>"
+    )
+
+
+def _culprits(culprits: Sequence[Culprit]) -> str:
+    rows = [
+        (
+            place_name(culprit.kind, culprit.id),
+            percent(culprit.effect),
+            f"{percent(culprit.interval[0])} to {percent(culprit.interval[1])}",
+            ", ".join(alias_name(alias) for alias in culprit.aliases if alias != own) or _NONE,
+        )
+        for culprit in culprits[:_MOST_CULPRITS]
+        for own in [f"{culprit.kind} {culprit.id}"]
+    ]
+    some = f", the first {_MOST_CULPRITS} of {len(culprits)}" if len(culprits) > _MOST_CULPRITS else ""
+    head = ("who", "more than others", "95 % interval", "the same here")
+    return table(f"Who is at fault{some}", head, rows, text=(0, 3))
+
+
+def _paragraphs(lines: Sequence[str]) -> str:
+    return "".join(f"<p>{prose(_capital(line))}</p>" for line in lines)
+
+
+def _capital(text: str) -> str:
+    return text if text[:1] in "#`" else text[:1].upper() + text[1:]

@@ -1,0 +1,1 @@
+"""The report on a terminal or in a Slurm log."""

@@ -1,0 +1,251 @@
+"""The report on a terminal or in a Slurm log: at most 100 columns, plain where nobody looks in colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+
+from hpcpace.diagnosis.sentences import cut_rank_line, open_line, suspect_line
+from hpcpace.diagnosis.summary import CutRank, HostPair, Shares, Summary
+from hpcpace.quoting import printable
+from hpcpace.report.terminal.layout import line, note, title
+from hpcpace.report.terminal.losses import (
+    print_attempts,
+    print_causes,
+    print_hotspots,
+    print_jitter,
+    print_sensitivity,
+    print_verdict,
+)
+from hpcpace.report.terminal.ranks import print_kinds, print_rank_communication, print_steps, rows_shown
+from hpcpace.report.words.audit import audit_lines, audit_subtitle
+from hpcpace.report.words.pacing import pacing_lines
+from hpcpace.report.words.run import changed_thresholds, outcome_line
+from hpcpace.units import format_bytes, format_count, format_duration
+from hpcpace.wording import named_ranks, percent, plural
+
+MIN_WIDTH, MAX_WIDTH = 80, 100
+_MOST_LINES = 10
+_MOST_HOSTS = 4
+_MOST_EXCESS = 2
+_BAR_WIDTH = 60
+_LEAST_SHOWN = 0.0005
+
+
+def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | None = None) -> None:
+    """Print a summary.
+
+    Args:
+        console: where to.
+        summary: what.
+        ranks: the ranks to show; with more than 16 of them, and none asked for, roles and extreme ranks.
+    """
+    shown = rows_shown(summary, ranks)
+    _print_head(console, summary)
+    print_attempts(console, summary)
+    print_jitter(console, summary)
+    print_hotspots(console, summary)
+    print_causes(console, summary)
+    _print_audit(console, summary)
+    _print_pacing(console, summary)
+    print_steps(console, summary, shown)
+    if summary.kinds:
+        print_kinds(console, summary)
+        print_sensitivity(console, summary)
+        print_rank_communication(console, shown)
+    _print_clocks(console, summary)
+    _print_cut_off(console, summary)
+
+
+def _print_head(console: Console, summary: Summary) -> None:
+    title(console, f"hpcpace report {summary.run}")
+    print_verdict(console, summary)
+    shares = summary.shares
+    line(
+        console,
+        "Shares",
+        f"busy {percent(shares.busy)}, exposed wait {percent(shares.exposed_wait)}, "
+        f"transfer {percent(shares.transfer)}, other {percent(shares.other)}{_hidden(shares)}",
+    )
+    if summary.world.missing:
+        line(console, "", "waits for ranks without a trace count as transfer")
+    line(console, "", _bar(console, shares))
+    line(console, "Tracing", _tracing(summary))
+    title(console, "The run")
+    num_attempts = f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else ""
+    line(console, "run", f"{summary.run_id}, attempt {summary.attempt}{num_attempts}")
+    line(console, "world", _world(summary))
+    if summary.world.emulation:
+        line(console, "lab", summary.world.emulation)
+    line(console, "steps", _steps(summary))
+    line(console, "speed", _speed(summary))
+    if outcome := outcome_line(summary):
+        line(console, "training", outcome)
+    line(console, "excess", _excess(summary))
+    if changed := changed_thresholds(summary):
+        line(console, "thresholds", f"not the usual ones: {', '.join(changed)}")
+    if warning := suspect_line(summary.clocks):
+        line(console, "warning", warning)
+
+
+def _world(summary: Summary) -> str:
+    world = summary.world
+    missing = f" ({len(world.missing)} without a trace)" if world.missing else ""
+    hosts = ", ".join(world.hosts[:_MOST_HOSTS]) + (", ..." if len(world.hosts) > _MOST_HOSTS else "")
+    mesh = f", mesh {world.mesh}" if world.mesh else ""
+    return f"{plural(world.world_size, 'rank')}{missing} on {plural(len(world.hosts), 'host')} ({hosts}){mesh}"
+
+
+def _steps(summary: Summary) -> str:
+    steps = summary.steps
+    remarks = (
+        (steps.num_warmup, "warm-up left out"),
+        (steps.num_seen - steps.num_common, "not on all ranks"),
+        (steps.num_checkpoint, "with a checkpoint"),
+        (steps.num_eval, "with an evaluation"),
+    )
+    span = f"{steps.first} to {steps.last}" if steps.num_used > 1 else f"{steps.first}"
+    return "; ".join(
+        [
+            f"{steps.num_used} used ({span}) of {steps.num_seen}",
+            *(f"{count} {what}" for count, what in remarks if count),
+        ]
+    )
+
+
+def _speed(summary: Summary) -> str:
+    speed, unit = summary.throughput, summary.world.samples_unit
+    rate = f"{format_count(speed.samples_per_s)} {unit}/s" if speed.samples_per_s else f"no {unit} credited"
+    cv = f", CV {speed.cv:.3f}" if speed.cv is not None else ""
+    if summary.world.missing:  # what the missing ranks were credited with is not known
+        rate += f" of the {plural(len(summary.world.ranks), 'rank')} read, more of all"
+    p50, p95, p99 = (format_duration(value_ns) for value_ns in (speed.p50_ns, speed.p95_ns, speed.p99_ns))
+    return f"{rate}; step p50 {p50}, p95 {p95}, p99 {p99}{cv}"
+
+
+def _hidden(shares: Shares) -> str:
+    overlap = shares.overlap or 0.0
+    return f"; {percent(overlap)} of communication hidden" if overlap >= _LEAST_SHOWN else ""
+
+
+def _bar(console: Console, shares: Shares) -> str:
+    symbols = "█▓▒░" if console.encoding.startswith("utf") else "#=-."
+    ends = [0.0, shares.busy, shares.busy + shares.exposed_wait, 1.0 - shares.other, 1.0]
+    cells = [round(_BAR_WIDTH * end) for end in ends]
+    return "".join(s * (stop - start) for s, start, stop in zip(symbols, cells[:-1], cells[1:], strict=True))
+
+
+def _excess(summary: Summary) -> str:
+    compared = [(row.rank, row.excess) for row in summary.ranks if row.excess is not None]
+    if not compared:
+        return "no two ranks that are known to do the same work, with steps enough to compare"
+    marked = [
+        f"rank {rank} busy {percent(excess.share)} longer than its role (noise {percent(excess.noise)})"
+        for rank, excess in sorted(compared, key=lambda pair: -pair[1].share)
+        if excess.is_marked
+    ]
+    if not marked:
+        return "no rank busier than the others of its role, beyond noise"
+    return "; ".join(marked[:_MOST_EXCESS]) + (f"; {len(marked) - _MOST_EXCESS} more" if marked[_MOST_EXCESS:] else "")
+
+
+def _tracing(summary: Summary) -> str:
+    tracing = summary.tracing
+    share = tracing.overhead_share
+    return (
+        f"{'unknown share' if share is None else f'{100 * share:.2g} %'} of the time, "
+        f"{format_bytes(tracing.size_bytes)} on disk, {plural(tracing.num_events, 'event')}, "
+        f"{tracing.num_dropped} dropped"
+    )
+
+
+def _print_audit(console: Console, summary: Summary) -> None:
+    if summary.audit is None:
+        return
+    title(console, "Audit", audit_subtitle(summary.audit))
+    for told, fix in audit_lines(summary.audit):
+        note(console, told)
+        if fix:  # in one piece, since it is to be pasted
+            console.print(f"  fix: {printable(fix)}", soft_wrap=True, markup=False)
+    _limited(console, summary.audit.problems, "problem")
+
+
+def _print_pacing(console: Console, summary: Summary) -> None:
+    if summary.pacing is None:
+        return
+    title(console, "Pacing", f"policy {summary.pacing.policy}")
+    for name, value in pacing_lines(summary.pacing):
+        line(console, name, value)
+
+
+def _print_clocks(console: Console, summary: Summary) -> None:
+    clocks = summary.clocks
+    if len(summary.world.ranks) < 2:
+        return
+    title(console, "Clock error")
+    if clocks.num_unknown:
+        note(console, f"{plural(clocks.num_unknown, 'rank')} without a usable synchronisation, compared with no other")
+    if clocks.median_halfwidth_ns is not None and clocks.max_halfwidth_ns is not None:
+        median, largest = format_duration(clocks.median_halfwidth_ns), format_duration(clocks.max_halfwidth_ns)
+        line(
+            console,
+            "bound",
+            f"half-width median {median}, max {largest}; {plural(clocks.num_samples, 'sample')} a rank",
+        )
+        residual = "unknown" if clocks.residual_ns is None else format_duration(clocks.residual_ns)
+        drift = "unknown" if clocks.drift_ppm is None else f"{clocks.drift_ppm:.3g} ppm"
+        outside = (
+            f", {percent(clocks.extrapolated_share)} extrapolated" if clocks.extrapolated_share is not None else ""
+        )
+        line(console, "measured", f"leave-one-out residual {residual}, drift {drift}{outside}")
+    exits, checked = plural(clocks.num_negative, "exit"), plural(clocks.num_checked, "synchronising operation")
+    messages = clocks.num_negative_messages
+    early = f"; {plural(messages, 'message')} received before being sent" if messages else ""
+    line(console, "causality", f"{exits} before the last enter in {checked}{early}")
+    _limited(
+        console,
+        (
+            f"{_early_exits(pair)}: {pair.num_violations} times, median "
+            f"{format_duration(pair.median_ns)}, max {format_duration(pair.max_ns)}, "
+            f"{pair.num_unexplained} beyond the half-widths"
+            for pair in clocks.pairs
+        ),
+        "pair of nodes",
+    )
+
+
+def _early_exits(pair: HostPair) -> str:
+    exit_host, enter_host = printable(pair.exit_host), printable(pair.enter_host)
+    if pair.exit_node == pair.enter_node:
+        return f"ranks of {exit_host} left before others of {exit_host} came"
+    return f"{exit_host} left before {enter_host} came"
+
+
+def _print_cut_off(console: Console, summary: Summary) -> None:
+    cut_off, dropped = summary.cut_off, summary.tracing.num_dropped
+    if not (cut_off.problems or cut_off.not_closed or cut_off.num_open or cut_off.ranks or dropped):
+        return
+    hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in cut_off.ranks}
+    title(console, "Missing or cut off")
+    if cut_off.not_closed:
+        who = named_ranks(cut_off.not_closed, hosts)
+        note(console, f"not closed: the trace of {who}; killed, crashed, or still running")
+    if dropped:
+        note(console, f"{plural(dropped, 'record')} dropped by the recorder")
+    _limited(console, (open_line(operation, hosts) for operation in cut_off.open), "operation that never completed")
+    _limited(console, (cut_rank_line(rank, hosts) for rank in cut_off.ranks if _tells(rank)), "rank with lost records")
+    _limited(console, cut_off.problems, "problem")
+
+
+def _tells(rank: CutRank) -> bool:
+    # Ranks without a trace are listed among the problems, those that were not closed in one line.
+    return bool(rank.num_lost_operations or rank.num_dropped or (rank.host and not rank.has_trace))
+
+
+def _limited(console: Console, lines: Iterable[str], noun: str) -> None:
+    all_lines = list(lines)
+    for content in all_lines[:_MOST_LINES]:
+        note(console, content)
+    if len(all_lines) > _MOST_LINES:
+        note(console, f"{len(all_lines) - _MOST_LINES} more in summary.json ({noun})")

@@ -1,0 +1,147 @@
+"""The tables of a report: where each rank's step went, and its communication by kind and by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hpcpace.diagnosis.summary import EXCESS_FLOOR, Excess, Part, RankRow, RoleRow, Summary
+from hpcpace.quoting import printable
+from hpcpace.report.terminal import layout
+from hpcpace.units import format_bytes, format_duration
+from hpcpace.wording import milliseconds, rank_list
+
+_MOST_RANKS = 16
+_EXTREME_RANKS = 8
+_COLUMNS = {
+    "data": (Part.DATA,),
+    "for-\nward": (Part.FORWARD,),
+    "back-\nward": (Part.BACKWARD,),
+    "opti-\nmizer": (Part.OPTIMIZER,),
+    "gc": (Part.GC,),
+    "pace": (Part.PACE,),
+    "ckpt\neval": (Part.CHECKPOINT, Part.EVAL),
+    "grad\nsync": (Part.SYNC_WAIT, Part.SYNC_TRANSFER),
+    "wait": (Part.WAIT,),
+    "trans-\nfer": (Part.TRANSFER,),
+    "other": (Part.OTHER,),
+}
+_ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.WAIT, Part.TRANSFER, Part.OTHER)
+_EXCESS_NOTE = (
+    "excess: busy time (forward, backward, optimizer) over the median of the other ranks of the same role, below it "
+    f"its noise; marked < where it exceeds both the noise and {100 * EXCESS_FLOOR:.0f} %. A measurement, no verdict."
+)
+
+
+def rows_shown(summary: Summary, ranks: Sequence[int] | None) -> list[RankRow]:
+    """Return the rows of the ranks asked for; otherwise all, or of more than 16 those with the largest excess."""
+    if ranks is not None:
+        return [row for row in summary.ranks if row.rank in ranks]
+    if len(summary.ranks) <= _MOST_RANKS:
+        return list(summary.ranks)
+    largest = sorted(summary.ranks, key=lambda row: -(row.excess.share if row.excess else row.busy_share))
+    return sorted(largest[:_EXTREME_RANKS], key=lambda row: row.rank)
+
+
+def print_steps(console: Console, summary: Summary, shown: Sequence[RankRow]) -> None:
+    """Print milliseconds and shares per phase of roles and ranks."""
+    layout.title(console, "Where the step went", "ms per step, and below it the share of the step in percent")
+    names = [
+        name
+        for name, parts in _COLUMNS.items()
+        if parts[0] in _ALWAYS or any(row.parts_ns[part.name.lower()] for row in summary.ranks for part in parts)
+    ]
+    is_part = len(shown) < len(summary.ranks)
+    table = layout.table("rank", ["step", *names, "excess"])
+    for role in summary.roles:
+        of_role = [row for row in shown if row.rank in role.ranks]
+        if is_part or (len(summary.roles) > 1 and len(role.ranks) > 1):
+            table.add_row()
+            _add(table, (printable(role.role), f"{len(role.ranks)} ranks"), role, names, None)
+        for row in of_role:
+            _add(table, (str(row.rank), ""), row, names, row.excess)
+    console.print(table)
+    if is_part:
+        layout.note(
+            console, f"{len(shown)} of {len(summary.ranks)} ranks shown, with the largest excess or as asked for"
+        )
+    if any(row.excess for row in shown):
+        layout.note(console, _EXCESS_NOTE)
+    if "grad\nsync" in names:
+        layout.note(
+            console, "grad sync includes its wait and transfer; the other two columns are those of all other phases"
+        )
+
+
+def _add(
+    table: Table, labels: tuple[str, str], row: RankRow | RoleRow, names: Sequence[str], excess: Excess | None
+) -> None:
+    def cells(values: Mapping[str, float], show: Callable[[float], str]) -> list[str]:
+        return [show(sum(values[part.name.lower()] for part in _COLUMNS[name])) for name in names]
+
+    is_marked = excess is not None and excess.is_marked
+    share = f"{100 * excess.share:+.1f}%" + ("<" if is_marked else " ") if excess else ""
+    noise = f"~{100 * excess.noise:.1f}% " if excess else ""
+    last = Text(share, style="bold red" if is_marked else "")
+    ms = milliseconds
+    table.add_row(labels[0], ms(row.step_ns), *cells(row.parts_ns, ms), last, style="bold" if labels[1] else "")
+    table.add_row(labels[1], "100", *cells(row.shares, lambda value: f"{100 * value:.1f}"), noise, style="dim")
+
+
+def print_kinds(console: Console, summary: Summary) -> None:
+    """Print the communication by kind of operation."""
+    layout.title(console, "Communication by kind", "of all ranks together")
+    num_steps = summary.steps.num_used
+    names = [
+        "group\nsize",
+        "calls\nper step",
+        "bytes\nper step",
+        "\nmedian",
+        "\np95",
+        "mean\nwait",
+        "mean\ntransfer",
+        "\nunmatched",
+    ]
+    table = layout.table("\noperation", names)
+    for kind in summary.kinds:
+        is_known = kind.num_unmatched < kind.num_rows
+        table.add_row(
+            kind.op,
+            str(kind.group_size or "?"),
+            f"{kind.num_rows / num_steps:.4g}",
+            format_bytes(kind.size_bytes / num_steps),
+            format_duration(kind.median_ns),
+            format_duration(kind.p95_ns),
+            format_duration(kind.mean_wait_ns) if is_known else "?",
+            format_duration(kind.mean_transfer_ns) if is_known else "?",
+            str(kind.num_unmatched or "-"),
+        )
+    console.print(table)
+    for kind in summary.kinds:
+        if kind.num_unmatched:
+            where = rank_list(kind.ranks_unmatched)
+            layout.note(
+                console,
+                f"{kind.num_unmatched} {kind.op} of {where} without a comparable counterpart on every member (trace "
+                "missing or cut off, clock unknown): blocked time counts as transfer",
+            )
+
+
+def print_rank_communication(console: Console, shown: Sequence[RankRow]) -> None:
+    """Print the communication of each rank."""
+    layout.title(console, "Communication by rank", "per step; exposed is the part that held the rank up")
+    table = layout.table("rank", ["calls", "bytes", "wait", "exposed\nwait", "transfer", "exposed\ntransfer"])
+    for row in shown:
+        table.add_row(
+            str(row.rank),
+            f"{row.num_operations:.4g}",
+            format_bytes(row.size_bytes),
+            format_duration(row.wait_ns),
+            format_duration(row.parts_ns["wait"] + row.parts_ns["sync_wait"]),
+            format_duration(row.transfer_ns),
+            format_duration(row.parts_ns["transfer"] + row.parts_ns["sync_transfer"]),
+        )
+    console.print(table)

@@ -1,0 +1,1 @@
+"""Sentences that the terminal and the page share."""

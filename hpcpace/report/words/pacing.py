@@ -1,0 +1,37 @@
+"""What came of pacing in words, on a terminal and on the page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcpace.diagnosis.summary import PacingFigures
+from hpcpace.units import format_duration
+from hpcpace.wording import listed, plural
+
+_MOST_POINTS = 4
+# What does away with the reason why holding back could help gains more than holding back.
+_REMEDIES = {
+    "polling on shared cores": "give each rank a core of its own, or let MPI leave the core while it waits "
+    "(MPICH: MPIR_CVAR_ENABLE_HEAVY_YIELD=1 MPIR_CVAR_POLLS_BEFORE_YIELD=1; Open MPI: --mca mpi_yield_when_idle 1)",
+}
+
+
+def pacing_lines(pacing: PacingFigures) -> Iterator[tuple[str, str]]:
+    """Yield names and values: the outcome, both arms beside each other, where ranks were paced and what could help."""
+    yield "outcome", pacing.sentence
+    if pacing.step_off_ns is not None:
+        on = "not tried" if pacing.step_on_ns is None else _arm(pacing.step_on_ns, pacing.cv_on)
+        yield "mean step", f"off {_arm(pacing.step_off_ns, pacing.cv_off)}; on {on}; a lower CV alone is no gain"
+    if pacing.num_pairs:
+        yield "trial", f"{plural(pacing.num_pairs, 'pair')} of blocks, policy {pacing.tried}"
+    if pacing.points:
+        more = [f"{len(pacing.points) - _MOST_POINTS} more"] if len(pacing.points) > _MOST_POINTS else []
+        yield "paced at", listed([*pacing.points[:_MOST_POINTS], *more])
+    yield "could help", listed(pacing.mechanisms) if pacing.mechanisms else "no mechanism found: ranks only wait"
+    for mechanism in pacing.mechanisms:
+        if mechanism in _REMEDIES:
+            yield "try first", _REMEDIES[mechanism]
+
+
+def _arm(step_ns: float, cv: float | None) -> str:
+    return format_duration(step_ns) + (f" (CV {cv:.3f})" if cv is not None else "")

@@ -1,0 +1,29 @@
+"""What a run was measured with and came to, in words, on a terminal and on the page alike."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.summary import Summary
+from hpcpace.units import format_bytes
+
+
+def changed_thresholds(summary: Summary) -> list[str]:
+    """Return the thresholds of a summary that are not the defaults, with these: `straggler_share 0.1 (0.03)`."""
+    usual = asdict(DiagnosisConfig())
+    return [
+        f"{name} {value:g} ({usual[name]:g})" for name, value in summary.settings.items() if value != usual.get(name)
+    ]
+
+
+def outcome_line(summary: Summary) -> str:
+    """Return what a training came to and the most memory that a rank had; empty where neither is known."""
+    parts = [summary.outcome] if summary.outcome else []
+    on_device = max(summary.memory, key=lambda row: row.device_bytes, default=None)
+    on_host = max(summary.memory, key=lambda row: row.rss_bytes, default=None)
+    if on_device is not None and on_device.device_bytes:
+        parts.append(f"at most {format_bytes(on_device.device_bytes)} of GPU memory (rank {on_device.rank})")
+    if on_host is not None:
+        parts.append(f"at most {format_bytes(on_host.rss_bytes)} of memory (rank {on_host.rank})")
+    return ", ".join(parts)

@@ -1,0 +1,194 @@
+"""What a published gain of pacing would require: for which coupling, and how strong, the model shows it.
+
+A baseline's throughput and variation are fitted first, at each number of nodes by itself: the noise, the imbalance and
+the transfer are what the table demands, not what anybody measured. Then policies run in that very job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from hpcpace.pace.settings import PaceSettings
+from hpcpace.simulation.couplings import Incast, PollStealing, PowerShare
+from hpcpace.simulation.model import Job, simulate
+from hpcpace.simulation.noise import ParametricNoise
+from hpcpace.simulation.paced import PacedRanks, off_then_on
+
+Coupling = Literal["none", "poll stealing", "power share", "goodput collapse"]
+Cause = Literal["rotating", "lasting"]
+CAUSES: tuple[Cause, ...] = ("rotating", "lasting")
+"""Why ranks wait: rare events, each time on another rank, or one rank of each node that always has more work."""
+STRENGTHS: dict[Coupling, tuple[float, ...]] = {
+    "none": (0.0,),
+    "poll stealing": (0.25, 0.5, 1.0),
+    "power share": (0.1, 0.3, 1.0),
+    "goodput collapse": (0.05, 0.2, 0.5),
+}
+"""Strengths by coupling: weight of a polling rank, boost of a rank alone on its node, collapse of goodput."""
+RANKS_PER_NODE = 2
+_PROBABILITY = 0.01
+_TOLERANCE = 0.05
+_MESSAGES_SHARE = 0.2
+_MESSAGES_WITHOUT_LOSS = 16
+_NUM_FITS = 14
+_BASE_NS = 1e8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A row of a table: throughput and variation without and with pacing, at a number of nodes."""
+
+    nodes: int
+    samples_per_s: float
+    variation: float
+    paced_samples_per_s: float
+    paced_variation: float
+
+    @property
+    def gain(self) -> float:
+        """What pacing gives, as a share of the throughput."""
+        return self.paced_samples_per_s / self.samples_per_s - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """In what kind of job a table is looked for.
+
+    Attributes:
+        coupling: how ranks interact.
+        strength: see `STRENGTHS`.
+        cause: why they wait.
+    """
+
+    coupling: Coupling
+    strength: float
+    cause: Cause
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A job with the baseline of a row.
+
+    Attributes:
+        job: the job.
+        size_share: size of the events, or what the slow ranks have more of, as a share of the smallest job's step.
+        is_fit: whether step time and variation are within 5 % of the row's.
+    """
+
+    job: Job
+    size_share: float
+    is_fit: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a policy did in a fitted job.
+
+    Attributes:
+        nodes: of the job.
+        gain: throughput relative to the baseline, less 1.
+        variation: coefficient of variation of the step time, paced.
+        baseline_variation: the same, not paced.
+    """
+
+    nodes: int
+    gain: float
+    variation: float
+    baseline_variation: float
+
+
+def fit(target: Target, smallest: Target, scene: Scene, *, num_steps: int = 280, seed: int = 0) -> Fitted:
+    """Return a job whose step time has the mean and the variation of a row.
+
+    Rotating: each rank has an event in 1 % of the steps, as large as gives the variation; the transfer takes what the
+    mean has left. Lasting: the variation is noise that all ranks have together, and the mean is that of the slow ranks.
+
+    Args:
+        target: the row.
+        smallest: the row with the fewest nodes, whose step is 100 ms here.
+        scene: the kind of job.
+        num_steps: steps of the job.
+        seed: of its noise.
+    """
+    wanted_ns = target.nodes / target.samples_per_s / (smallest.nodes / smallest.samples_per_s) * _BASE_NS
+    spread_ns = target.variation * wanted_ns
+
+    def job(size_ns: float, transfer_ns: float = 0.0) -> Job:
+        return _job(target.nodes, scene, size_ns, spread_ns, transfer_ns, num_steps=num_steps, seed=seed)
+
+    low, high = 1e-4 * _BASE_NS, 4 * wanted_ns
+    for _ in range(_NUM_FITS):
+        size_ns = (low * high) ** 0.5
+        found = simulate(job(size_ns))
+        is_below = found.mean_step_ns < wanted_ns
+        if scene.cause == "rotating":
+            is_below = found.cv * found.mean_step_ns < spread_ns
+        low, high = (size_ns, high) if is_below else (low, size_ns)
+    rest_ns = max(wanted_ns - simulate(job(low)).mean_step_ns, 0.0)
+    fitted = job(low, rest_ns)
+    found = simulate(fitted)
+    is_fit = abs(found.mean_step_ns / wanted_ns - 1) < _TOLERANCE and abs(found.cv / target.variation - 1) < _TOLERANCE
+    return Fitted(job=fitted, size_share=low / _BASE_NS, is_fit=is_fit)
+
+
+def paced(fitted: Fitted, settings: PaceSettings, *, nodes: int) -> Outcome:
+    """Return what a policy does in a fitted job, behind the steps in which it learns what is usual.
+
+    Args:
+        fitted: the job.
+        settings: of pacing, with the policy.
+        nodes: of the job.
+    """
+    num_off = 4 * settings.window_steps
+    baseline = simulate(fitted.job).step_ns[2 * num_off :]
+    steps = simulate(fitted.job, PacedRanks(settings, arm=off_then_on(num_off))).step_ns[2 * num_off :]
+    return Outcome(
+        nodes=nodes,
+        gain=float(baseline.mean() / steps.mean()) - 1,
+        variation=float(steps.std(ddof=1) / steps.mean()),
+        baseline_variation=float(baseline.std(ddof=1) / baseline.mean()),
+    )
+
+
+def distance(targets: Sequence[Target], outcomes: Sequence[Outcome]) -> float:
+    """Return the largest difference between a published gain and that of the model, over all numbers of nodes."""
+    return max(abs(target.gain - found.gain) for target, found in zip(targets, outcomes, strict=True))
+
+
+def _job(
+    nodes: int, scene: Scene, size_ns: float, spread_ns: float, transfer_ns: float, *, num_steps: int, seed: int
+) -> Job:
+    num_ranks = nodes * RANKS_PER_NODE
+    work_ns = np.full(num_ranks, _BASE_NS * (1 - _MESSAGES_SHARE))
+    if scene.cause == "rotating":
+        noise = ParametricNoise(kind="rare", size_ns=size_ns, probability=_PROBABILITY)
+    else:
+        work_ns[::RANKS_PER_NODE] += size_ns
+        noise = ParametricNoise(kind="normal", size_ns=spread_ns, is_coscheduled=True)
+    job = Job(
+        num_ranks=num_ranks,
+        num_steps=num_steps,
+        work_ns=work_ns,
+        transfer_ns=transfer_ns,
+        noise=noise,
+        overshoot_ns=1e5,
+        seed=seed,
+    )
+    match scene.coupling:
+        case "poll stealing":
+            # Two ranks on one core: each has half of the work, which then takes as long.
+            poll = PollStealing(ranks_per_node=RANKS_PER_NODE, cores_per_node=1.0, weight=scene.strength)
+            halved = replace(noise, size_ns=noise.size_ns / RANKS_PER_NODE)
+            return replace(job, work_ns=work_ns / RANKS_PER_NODE, noise=halved, poll=poll)
+        case "power share":
+            return replace(job, power=PowerShare(ranks_per_node=RANKS_PER_NODE, boost=scene.strength))
+        case "goodput collapse":
+            message_ns = _BASE_NS * _MESSAGES_SHARE / num_ranks
+            link = Incast(message_ns=message_ns, limit=_MESSAGES_WITHOUT_LOSS, collapse=scene.strength)
+            return replace(job, incast=link)
+        case _:
+            return job

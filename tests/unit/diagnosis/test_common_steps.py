@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hpcpace.diagnosis.common_steps import ranks_together
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.trace.schema import TABLES, StepFlag, TraceHeader
+from hpcpace.trace.tables import RankTrace, Table
+
+NUM_STEPS, NUM_WARMUP = 10, 2
+
+
+def traces(lost_steps: dict[int, int], num_ranks: int = 4) -> list[RankTrace]:
+    """Return the traces of a run, which differ in how many last steps they lack, by rank."""
+    return [_trace(rank, num_ranks, NUM_STEPS - lost_steps.get(rank, 0)) for rank in range(num_ranks)]
+
+
+def _trace(rank: int, num_ranks: int, num_steps: int) -> RankTrace:
+    header = TraceHeader(
+        run_id="r", attempt=0, rank=rank, world_size=num_ranks, local_rank=0, local_size=1, node=0, host="n"
+    )
+    rows = {name: np.zeros(num_steps if name == "steps" else 0, table.dtype) for name, table in TABLES.items()}
+    rows["steps"]["step"] = np.arange(num_steps)
+    rows["steps"]["flags"][:NUM_WARMUP] = StepFlag.WARMUP
+    tables = {name: Table.from_rows(of_table) for name, of_table in rows.items()}
+    return RankTrace(Path(f"rank-{rank:05d}.h5"), header, tables, (), True, tables["collectives"])
+
+
+def ranks(traces) -> list[int]:
+    return [trace.header.rank for trace in traces]
+
+
+def test_ranks_that_share_a_step_stay_together_however_few_steps_one_has():
+    kept, said = ranks_together(traces({2: 7}), Selection())
+    assert (ranks(kept), said) == ([0, 1, 2, 3], [])
+
+
+def test_a_rank_without_a_step_is_left_out_and_named_with_its_file():
+    kept, said = ranks_together(traces({2: 10}), Selection())
+    assert ranks(kept) == [0, 1, 3]
+    assert len(said) == 1
+    assert "rank-00002.h5: none of the 0 steps of rank 2" in said[0]
+
+
+def test_a_rank_that_has_warm_up_steps_only_shares_none_unless_they_count():
+    found = traces({1: 8})
+    assert ranks(ranks_together(found, Selection())[0]) == [0, 2, 3]
+    assert ranks(ranks_together(found, Selection(include_warmup=True))[0]) == [0, 1, 2, 3]
+
+
+def test_only_steps_of_the_selection_count():
+    kept, _ = ranks_together(traces({0: 3, 1: 3}), Selection(first=8))
+    assert ranks(kept) == [2, 3]
+
+
+def test_where_nobody_has_a_step_nobody_is_left_out():
+    kept, said = ranks_together(traces(dict.fromkeys(range(4), 10)), Selection())
+    assert (ranks(kept), said) == ([0, 1, 2, 3], [])
+
+
+def test_of_many_ranks_apart_the_first_eight_are_named():
+    _, said = ranks_together(traces(dict.fromkeys(range(10), 10), num_ranks=16), Selection())
+    assert len(said) == 9
+    assert said[-1] == "2 more ranks have no step that the others have"

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
+from hpcpace.metrics.operations.incomplete import OpenOperation
+
+MS = 1e6
+
+
+def panels(num_ranks=16, num_steps=200, *, noise=0.02, per_node=4, stages=1, seed=1, **changed):
+    """Return panels of a healthy job: 100 ms of own work, 5 ms of transfer, ranks wait for their slowest."""
+    random = np.random.default_rng(seed)
+    rank = np.arange(num_ranks)
+    work = 100 * MS * random.normal(1.0, noise, (num_ranks, num_steps))
+    work = changed.pop("work_ns", lambda work: work)(work)
+    transfer = changed.pop("transfer_ns", lambda transfer: transfer)(np.full((num_ranks, num_steps), 5 * MS))
+    slowest = work.max(axis=0)
+    times = slowest + transfer.mean(axis=0)
+    nothing = np.zeros((num_ranks, num_steps))
+    node = rank // per_node
+    return Panels(
+        rank=rank,
+        host=tuple(f"n{n}" for n in node),
+        node=node,
+        role=rank % stages,
+        stage=rank % stages if stages > 1 else np.full(num_ranks, -1),
+        times_ns=times,
+        since_ns=np.cumsum(times),
+        work_ns=work,
+        reach_ns=work,
+        data_ns=changed.pop("data_ns", nothing),
+        gc_ns=changed.pop("gc_ns", nothing),
+        wait_ns=slowest - work,
+        transfer_ns=transfer,
+        **changed,
+    )
+
+
+def slowed(rows, factor, steps=slice(None)):
+    def change(work):
+        work[rows, steps] *= factor
+        return work
+
+    return change
+
+
+def test_a_healthy_run_has_no_finding():
+    found = diagnose(panels())
+    assert (found.findings, found.cannot_tell) == ((), "")
+    assert found.smallest_effect is not None and found.smallest_effect < 0.05
+
+
+def test_a_slow_rank_is_a_persistent_straggler_with_its_loss():
+    first = diagnose(panels(work_ns=slowed([5], 1.2))).findings[0]
+    assert first.mode == Mode.STRAGGLER
+    assert [(c.kind, c.id) for c in first.culprits] == [("rank", "5")]
+    assert first.culprits[0].effect == pytest.approx(0.2, abs=0.01)
+    assert first.loss_share == pytest.approx(0.135, abs=0.02)
+
+
+def test_a_rank_alone_on_its_node_is_that_node():
+    first = diagnose(panels(per_node=1, work_ns=slowed([5], 1.2))).findings[0]
+    assert set(first.culprits[0].aliases) == {"rank 5", "node n5"}
+
+
+def test_a_slow_node_is_named_and_not_its_ranks():
+    first = diagnose(panels(work_ns=slowed([4, 5, 6, 7], 1.1))).findings[0]
+    assert [(c.kind, c.id) for c in first.culprits] == [("node", "n1")]
+
+
+def test_a_stage_with_more_work_is_an_imbalance():
+    first = diagnose(panels(stages=4, work_ns=slowed(slice(2, None, 4), 1.2))).findings[0]
+    assert (first.mode, first.culprits[0].id) == (Mode.IMBALANCE, "pp2")
+    assert first.culprits[0].aliases == ("slot pp2",)
+
+
+def test_a_stage_of_one_rank_may_as_well_be_the_rank():
+    first = diagnose(panels(4, stages=4, per_node=1, work_ns=slowed([2], 1.2))).findings[0]
+    assert set(first.culprits[0].aliases) == {"slot pp2", "rank 2", "node n2"}
+
+
+def test_ranks_of_unknown_roles_are_not_compared():
+    assert diagnose(panels(work_ns=slowed([5], 1.2), is_role_known=False)).findings == ()
+
+
+def test_jitter_that_everybody_waits_for_is_amplification():
+    first = diagnose(panels(64, noise=0.08)).findings[0]
+    assert (first.mode, first.culprits) == (Mode.AMPLIFICATION, ())
+
+
+def test_events_at_equal_distances_are_the_control_plane():
+    def change(work):
+        work[3, ::10] *= 1.5
+        return work
+
+    first = diagnose(panels(work_ns=change)).findings[0]
+    assert (first.mode, first.variety) == (Mode.RUNTIME, "periodic")
+    assert first.numbers["period_ns"] == pytest.approx(10 * 115 * MS, rel=0.1)
+
+
+def test_bursts_of_long_transfers_are_contention():
+    def change(transfer):
+        transfer[:, np.random.default_rng(3).random(200) < 0.2] *= 6
+        return transfer
+
+    assert [f.mode for f in diagnose(panels(transfer_ns=change)).findings] == [Mode.CONTENTION]
+
+
+def test_transfers_that_always_take_most_of_the_step_are_no_fault():
+    assert [f.mode for f in diagnose(panels(transfer_ns=lambda t: t * 20)).findings] == [Mode.COMMUNICATION]
+
+
+def test_transfers_are_not_judged_by_wrong_clocks():
+    found = diagnose(panels(transfer_ns=lambda t: t * 20), is_clock_wrong=True)
+    assert found.findings == () and "clock" in found.cannot_tell
+
+
+def test_waiting_for_data_is_input_bound():
+    found = diagnose(panels(data_ns=np.full((16, 200), 30 * MS)))
+    assert [(f.mode, f.culprits[0].id) for f in found.findings] == [(Mode.INPUT, "data")]
+
+
+def test_garbage_collection_is_the_runtime():
+    collected = np.zeros((16, 200))
+    collected[:, ::5] = 20 * MS
+    assert [(f.mode, f.culprits[0].id) for f in diagnose(panels(gc_ns=collected)).findings] == [(Mode.RUNTIME, "gc")]
+
+
+def hang(age_s, absent=(2,)):
+    inside = tuple(rank for rank in range(16) if rank not in absent)
+    return OpenOperation(
+        op="all_reduce",
+        group="0",
+        seq=9,
+        step=200,
+        members=tuple(range(16)),
+        inside=inside,
+        completed=(),
+        absent=absent,
+        age_ns=int(age_s * 1e9),
+    )
+
+
+def test_the_rank_that_never_entered_is_named_in_a_hang():
+    first = diagnose(panels(), hangs=[hang(60)]).findings[0]
+    assert (first.mode, [c.id for c in first.culprits]) == (Mode.HANG, ["2"])
+
+
+@pytest.mark.parametrize("absent", [(2,), ()])
+def test_an_operation_that_was_just_cut_off_is_no_hang(absent):
+    assert diagnose(panels(), hangs=[hang(1, absent=absent)]).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("silences_s", "named"), [({}, []), ({3: 55, 4: 1}, ["3"]), (dict.fromkeys(range(16), 55), [])]
+)
+def test_of_a_hang_that_all_are_inside_the_silent_rank_is_named(silences_s, named):
+    silences_ns = {rank: int(age_s * 1e9) for rank, age_s in silences_s.items()}
+    first = diagnose(panels(), hangs=[hang(60, absent=())], silences_ns=silences_ns).findings[0]
+    assert (first.mode, [culprit.id for culprit in first.culprits]) == (Mode.HANG, named)
+
+
+def test_few_steps_cannot_tell():
+    found = diagnose(panels(num_steps=8, work_ns=slowed([5], 1.5)))
+    assert found.findings == () and "8 steps are too few" in found.cannot_tell
+
+
+def test_thresholds_are_settings():
+    settings = DiagnosisConfig(straggler_share=0.5)
+    assert Mode.STRAGGLER not in [
+        f.mode for f in diagnose(panels(work_ns=slowed([5], 1.2)), settings=settings).findings
+    ]
+
+
+def test_ranks_that_differ_by_one_percent_for_good_are_no_stragglers():
+    random = np.random.default_rng(4)
+
+    def change(work):
+        return work * random.normal(1.0, 0.01, (len(work), 1))
+
+    assert diagnose(panels(64, noise=0.01, work_ns=change)).findings == ()
+
+
+def test_events_on_one_node_name_it_though_they_have_no_period():
+    def change(work):
+        work[8:12, [7, 20, 61, 150, 170]] *= 2
+        return work
+
+    found = [f for f in diagnose(panels(64, noise=0.01, work_ns=change)).findings if f.mode == Mode.RUNTIME]
+    assert [(c.kind, c.id) for c in found[0].culprits] == [("node", "n2")]
+    assert found[0].variety == "recurring"
+
+
+def test_the_effect_of_a_slow_half_of_the_job_is_that_against_the_other_half():
+    first = diagnose(panels(8, work_ns=slowed([4, 5, 6, 7], 1.2))).findings[0]
+    assert first.culprits[0].effect == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_rank_twice_as_slow_stands_out_among_three_that_are_starved():
+    random = np.random.default_rng(5)
+
+    def change(work):
+        work *= random.lognormal(0.0, 0.8, work.shape) * np.array([1.0, 1.2, 1.0, 0.9])[:, None]
+        work[2] *= 2.0
+        return work
+
+    found = diagnose(panels(4, per_node=1, work_ns=change))
+    assert [c.id for f in found.findings if f.mode == Mode.STRAGGLER for c in f.culprits] == ["2"]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 16])
+def test_ranks_that_all_take_turns_are_nobodys_fault(num_ranks):
+    def change(work):
+        for step in range(work.shape[1]):
+            work[step % len(work), step] *= 1.5
+        return work
+
+    found = diagnose(panels(num_ranks, per_node=1, noise=0.01, work_ns=change))
+    assert not any(culprit.kind == "rank" for finding in found.findings for culprit in finding.culprits)
+
+
+def test_large_events_of_one_node_are_told_from_small_ones_everywhere():
+    random = np.random.default_rng(3)
+
+    def change(work):
+        for rank in range(len(work)):
+            work[rank, random.choice(200, 20, replace=False)] *= 1.3
+        work[8:12, 5::14] *= 2.5
+        return work
+
+    found = [f for f in diagnose(panels(64, noise=0.01, work_ns=change)).findings if f.mode == Mode.RUNTIME]
+    assert [(c.kind, c.id) for c in found[0].culprits] == [("node", "n2")]
+
+
+def test_a_service_on_one_of_two_nodes_names_it():
+    def change(work):
+        work[4:, 5::14] *= 2
+        return work
+
+    found = [f for f in diagnose(panels(8, noise=0.02, work_ns=change)).findings if f.mode == Mode.RUNTIME]
+    assert [(c.kind, c.id) for c in found[0].culprits] == [("node", "n1")]
+
+
+def test_a_node_that_is_struck_by_random_events_somewhat_more_often_is_not_named():
+    random = np.random.default_rng(0)
+
+    def change(work):
+        for rank, number in enumerate((12, 11, 13, 22)):
+            work[rank, random.choice(120, number, replace=False)] *= 1.5
+        return work
+
+    found = diagnose(panels(4, 120, per_node=1, noise=0.01, work_ns=change)).findings
+    assert [(f.mode, f.culprits) for f in found] == [(Mode.AMPLIFICATION, ())]
+
+
+def test_the_slowest_of_many_ranks_that_are_all_a_little_different_is_no_straggler():
+    speed = np.random.default_rng(7).normal(1.0, 0.014, (128, 1))
+    assert speed.max() / np.median(speed) > 1.03
+    found = diagnose(panels(128, noise=0.01, work_ns=lambda work: work * speed)).findings
+    assert not [finding for finding in found if finding.mode == Mode.STRAGGLER]
+
+
+def test_ranks_with_a_rhythm_count_among_those_that_tell_what_is_usual():
+    speed = np.random.default_rng(7).normal(1.0, 0.014, (64, 1))
+
+    def change(work):
+        for rank in range(64):
+            work[rank, rank % 10 :: 10] *= 1.1
+        return work * speed
+
+    found = diagnose(panels(64, noise=0.005, work_ns=change)).findings
+    assert not [finding for finding in found if finding.mode == Mode.STRAGGLER]
+
+
+@pytest.mark.parametrize("num_steps", [50, 200])
+def test_a_rank_slow_for_a_quarter_of_a_short_run_is_transient(num_steps):
+    steps = slice(num_steps // 2, num_steps // 2 + num_steps // 4)
+    first = diagnose(panels(64, num_steps, noise=0.05, work_ns=slowed([5], 1.5, steps))).findings[0]
+    assert (first.variety, [c.id for c in first.culprits]) == ("transient", ["5"])
+    assert (first.numbers["first"], first.numbers["stop"]) == (steps.start, steps.stop)
+
+
+def test_a_short_spell_that_costs_next_to_nothing_is_not_named():
+    spell = slowed([5], 1.3, slice(100, 106))
+    assert diagnose(panels(64, 1000, noise=0.02, work_ns=spell)).findings == ()
+
+
+def test_the_effect_of_a_stage_is_the_truth_though_first_and_last_differ_for_good():
+    misses = 0
+    for seed in range(40):
+
+        def change(work):
+            work[[0, 7]] *= 1.002
+            work[3] *= 1.1
+            return work
+
+        found = diagnose(panels(8, stages=8, noise=0.01, seed=seed, work_ns=change)).findings[0].culprits[0]
+        misses += not found.interval[0] <= 0.1 <= found.interval[1]
+    assert misses <= 6  # of 40 intervals of 95 %, by chance no more often than in 1 of 100 cases

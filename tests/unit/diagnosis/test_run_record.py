@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hpcpace.diagnosis.records.run import RunRecord, read_run_record
+from hpcpace.rundir import Attempt, json_text
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    return Attempt(tmp_path)
+
+
+def test_hosts_are_known_by_rank(attempt):
+    attempt.run_json.write_text('{"ranks": [{"rank": 0, "host": "n1"}, {"rank": 1, "host": "n2"}]}')
+    assert read_run_record(attempt, []).hosts == {0: "n1", 1: "n2"}
+
+
+@pytest.mark.parametrize("content", ["", "[", "[" * 100_000, '{"a":' * 100_000, "9" * 10_000, "null", '{"ranks": 5}'])
+def test_what_is_no_record_tells_nothing(attempt, content):
+    attempt.run_json.write_text(content)
+    assert read_run_record(attempt, []) == RunRecord()
+
+
+def test_a_fifo_is_not_waited_for(attempt):
+    os.mkfifo(attempt.run_json)
+    assert read_run_record(attempt, []) == RunRecord()
+
+
+def test_a_device_without_end_is_not_read(attempt):
+    attempt.run_json.symlink_to("/dev/zero")
+    assert read_run_record(attempt, []) == RunRecord()
+
+
+def test_a_file_too_large_for_memory_is_not_read(attempt):
+    with open(attempt.run_json, "wb") as file:
+        file.truncate(1 << 40)
+    assert read_run_record(attempt, []) == RunRecord()
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "1", '{"a": []}'])
+def test_a_file_of_values_without_number_is_left_out(attempt, value):
+    """Some megabytes of the smallest values take a gigabyte in memory."""
+    attempt.run_json.write_text(f"[{','.join([value] * 600_000)}]")
+    problems: list[str] = []
+    assert read_run_record(attempt, problems) == RunRecord()
+    assert len(problems) == 1 and "values, more than 524288" in problems[0]
+
+
+def test_the_record_of_the_largest_job_is_read(attempt):
+    row = {"host": "n00001.cluster", "host_key": "0123456789abcdef", "node": 1, "local_rank": 7, "gpu": "x" * 40}
+    ranks = [{"rank": rank, **row} for rank in range(16_384)]
+    attempt.run_json.write_text(json_text({"ranks": ranks, "environment": {f"NAME_{n}": "v" for n in range(500)}}))
+    assert len(read_run_record(attempt, []).hosts) == 16_384

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcpace.metrics.jitter.null_model import Comparison, null_model
+
+
+def compared(work, *, node=None, seed=0):
+    return null_model(work, np.arange(len(work)) if node is None else node, seed=seed, num_draws=99)
+
+
+def noise(num_ranks, num_steps=300, num_segments=1, *, seed=0):
+    return 100 + np.random.default_rng(seed).normal(size=(num_ranks, num_steps, num_segments))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 16])
+def test_independent_noise_is_within_its_null(num_ranks):
+    found = [compared(noise(num_ranks, seed=seed), seed=seed) for seed in range(10)]
+    assert sum(one.comparison is Comparison.WITHIN for one in found) >= 8
+    assert np.mean([one.expected_loss_ns / one.observed_loss_ns for one in found]) == pytest.approx(1.0, abs=0.02)
+
+
+def test_p_values_of_independent_noise_are_uniform():
+    p_values = np.array([compared(noise(8, 200, seed=seed), seed=seed).p_value for seed in range(100)])
+    assert np.mean(p_values <= 0.1) == pytest.approx(0.1, abs=0.08)
+    assert p_values.mean() == pytest.approx(0.5, abs=0.12)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 16])
+def test_a_delay_that_rotates_is_above_the_null(num_ranks):
+    work = noise(num_ranks)
+    work[np.arange(300) % num_ranks, np.arange(300)] += 20.0
+    found = compared(work)
+    assert found.comparison is Comparison.ABOVE
+    assert found.p_value == pytest.approx(0.01)
+    # Of P independent ranks, each late in 1 of P steps, none is in (1 - 1/P)^P of the steps.
+    share = 1 - (1 - 1 / num_ranks) ** num_ranks
+    assert (found.expected_loss_ns + 20 / num_ranks) / (found.observed_loss_ns + 20 / num_ranks) == pytest.approx(
+        share, abs=0.06
+    )
+
+
+def test_a_cause_that_some_ranks_share_is_below_the_null():
+    work = noise(16)
+    work[:6] += 20.0 * (np.random.default_rng(1).random((1, 300, 1)) < 0.1)
+    found = compared(work)
+    assert found.comparison is Comparison.BELOW
+    assert found.p_value == pytest.approx(0.01)
+
+
+def test_what_all_share_costs_nothing_and_would_if_it_struck_each_by_itself():
+    work = noise(16) + np.random.default_rng(1).normal(0, 10.0, (1, 300, 1))
+    found = compared(work)
+    assert found.comparison is Comparison.WITHIN
+    assert found.observed_loss_ns == pytest.approx(1.766, rel=0.05)
+    assert found.unshared_loss_ns == pytest.approx(17.66, rel=0.1)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_few_ranks_with_much_in_common_are_not_accused(num_ranks):
+    rng = np.random.default_rng(2)
+    work = 100 + rng.exponential(size=(num_ranks, 300, 1)) + rng.normal(0, 3.0, (1, 300, 1))
+    assert compared(work).comparison is Comparison.WITHIN
+
+
+def test_a_slow_rank_stays_slow_in_the_null():
+    work = noise(8)
+    work[2] += 50.0
+    found = compared(work)
+    assert found.comparison is Comparison.WITHIN
+    assert found.expected == pytest.approx(found.observed, rel=1e-3)
+
+
+def test_segments_are_summed():
+    one, three = compared(noise(8, 300, 1)), compared(noise(8, 300, 3))
+    assert three.expected_loss_ns == pytest.approx(3 * one.expected_loss_ns, rel=0.05)
+
+
+def test_serial_correlation_is_kept_and_makes_the_interval_wider():
+    rng = np.random.default_rng(3)
+    walk = rng.normal(size=(8, 500, 1))
+    for step in range(1, 500):
+        walk[:, step] += 0.9 * walk[:, step - 1]
+    found, plain = compared(100 + walk), compared(100 + rng.permuted(walk, axis=1))
+    assert found.high_ns - found.low_ns > 1.5 * (plain.high_ns - plain.low_ns)
+
+
+def test_noise_that_the_ranks_of_a_node_share_makes_nodes_the_units():
+    node = np.repeat(np.arange(8), 4)
+    of_node = np.random.default_rng(1).normal(size=(8, 300, 1))
+    found = compared(noise(32) + of_node[node], node=node)
+    assert found.is_node_unit
+    assert found.num_units == 8
+    assert found.shared.correlation == pytest.approx(0.5, abs=0.1)
+    assert found.comparison is Comparison.WITHIN
+
+
+def test_ranks_are_units_where_their_noise_is_their_own():
+    node = np.repeat(np.arange(8), 4)
+    found = [compared(noise(32, 100, seed=seed), node=node).is_node_unit for seed in range(20)]
+    assert sum(found) <= 1
+
+
+@pytest.mark.parametrize("shape", [(0, 9, 1), (1, 20, 1), (4, 0, 1), (4, 1, 1), (4, 20, 0), (4, 5, 1)])
+def test_too_little_has_no_null(shape):
+    assert compared(np.ones(shape)) is None
+
+
+def test_no_work_has_no_null():
+    assert compared(np.zeros((4, 20, 1))) is None
+
+
+def test_constant_work_is_within_a_null_of_nothing():
+    found = compared(np.full((4, 20, 2), 0.1))
+    assert found.comparison is Comparison.WITHIN
+    assert found.observed_loss_ns == pytest.approx(0.0, abs=1e-12)
+    assert found.p_value == 1.0
+
+
+def test_large_data_get_fewer_draws(monkeypatch):
+    monkeypatch.setattr("hpcpace.metrics.jitter.null_model.MOST_ELEMENTS", 50 * 4 * 100)
+    assert compared(noise(4, 100)).num_draws == 50
+    assert compared(noise(8, 100)).num_draws == 39
