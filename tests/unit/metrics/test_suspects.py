@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics import suspects
+from hpcpace.metrics.clocks import suspects
 from hpcpace.metrics.clocks.suspects import contradictions, judge, proven_leads
 from hpcpace.metrics.operations.matching import RankOperations, gather_operations, match
 from hpcpace.metrics.operations.waits import waits
