@@ -42,10 +42,12 @@ def _imports(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("packages", "forbidden"),
     [
-        (("metrics", "report"), ("torch", "mpi4py", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
-        (("world", "trace", "observe", "pace"), ("pandas", "hpcpace.report", "hpcpace.metrics")),
+        (("metrics", "diagnosis", "report"), ("torch", "mpi4py", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
+        (("world", "trace", "observe", "pace"), ("pandas", "hpcpace.report", "hpcpace.diagnosis", "hpcpace.metrics")),
         (("pace",), ("torch", "mpi4py", "scipy", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
-        (("metrics",), ("rich", "plotly", "hpcpace.report")),
+        (("metrics",), ("rich", "plotly", "hpcpace.report", "hpcpace.diagnosis")),
+        (("diagnosis",), ("rich", "plotly", "hpcpace.report")),
+        (("report",), ("hpcpace.metrics", "hpcpace.trace")),
     ],
 )
 def test_data_flow_in_one_direction(packages: tuple[str, ...], forbidden: tuple[str, ...]) -> None:

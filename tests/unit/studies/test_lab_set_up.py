@@ -70,6 +70,7 @@ def test_the_lab_sweeps_all_of_the_published_study() -> None:
     ]
 
 
+@pytest.mark.tool
 def test_the_document_has_every_set_up_and_the_published_values(found: SetUp, tmp_path: Path) -> None:
     layouts = tuple(map(parse_layout, ("1x1", "1x2", "2x1")))
     sweep = NanoCluster(batches=(4, 16), image_batches=(32,), layouts=layouts, shrink=16)
@@ -96,6 +97,7 @@ def test_the_document_has_every_set_up_and_the_published_values(found: SetUp, tm
     assert sorted(plots) == sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "studies-lab").iterdir())
 
 
+@pytest.mark.tool
 def test_a_new_document_keeps_the_section_of_the_scaling_study(found: SetUp, tmp_path: Path) -> None:
     path = tmp_path / "studies-lab.md"
     write_scaling(path, "## The scaling study\n\nMeasured.")
