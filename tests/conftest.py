@@ -1,1 +1,1 @@
-"""Its place here puts tests/ on the import path, so that tests of all tiers can build synthetic runs."""
+"""Its place here puts tests/ on the import path, so that tests of all tiers share its modules."""

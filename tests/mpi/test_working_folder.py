@@ -10,7 +10,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from synthetic_run import SyntheticRun
+
+from experiments.synthetic_run import SyntheticRun
 
 COMMAND = (str(Path(sys.executable).with_name("hpcpace")),)
 MODULE = (sys.executable, "-m", "hpcpace")
