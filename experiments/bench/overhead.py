@@ -35,17 +35,8 @@ def main() -> None:
         measure(args)
     else:
         mpiexec = str(Path(sys.executable).with_name("mpiexec"))
-        command = [
-            mpiexec,
-            "-n",
-            "2",
-            sys.executable,
-            "-m",
-            "experiments.bench.overhead",
-            *sys.argv[1:],
-            "--inside-mpi",
-        ]
-        sys.exit(subprocess.run(command, check=False).returncode)
+        program = [sys.executable, "-m", "experiments.bench.overhead", *sys.argv[1:], "--inside-mpi"]
+        sys.exit(subprocess.run([mpiexec, "-n", "2", *program], check=False).returncode)
 
 
 def measure(args: argparse.Namespace) -> None:

@@ -150,14 +150,8 @@ def _timed(function: Callable[..., Any], name: str, seconds: dict[str, float]) -
 
 def _measured_apart(run: Path, is_streamed: bool) -> dict[str, float]:
     """Return what a process of its own measures, and the most memory that it and its children had at one time."""
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.bench.report_speed",
-        "--measure",
-        str(run),
-        *["--stream"] * is_streamed,
-    ]
+    program = [sys.executable, "-m", "experiments.bench.report_speed"]
+    command = [*program, "--measure", str(run), *["--stream"] * is_streamed]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         peak_bytes = 0
         while process.poll() is None:

@@ -1,7 +1,7 @@
 """What a synthetic run is: its cluster, its layout, its noise, its clocks and the one fault in it, all from a seed.
 
-A scenario holds everything that `experiments.score.generator` needs. The seed decides what it leaves open: the target of
-the fault, and whose clock is wrong.
+A scenario holds all that `experiments.score.generator` needs. The seed decides what it leaves open: the target of the
+fault, and whose clock is wrong.
 """
 
 from __future__ import annotations
