@@ -45,26 +45,26 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,dev,bench]'
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m experiments.bench
 
 # Root and Slurm, about 25 minutes: each fault five times, which writes docs/reliability.md; then the requeue of each
 # workload near its time limit.
 drills: $(STAMP)
-	$(BIN)/python -m tests.drills
+	$(BIN)/python -m experiments.drills
 	HPCPACE_ALL_REQUEUES=1 $(BIN)/python -m pytest -s tests/lab/test_requeue.py
 
 # The diagnosis against known truth, about 30 minutes: writes docs/diagnosis-score.md.
 score: $(STAMP)
-	$(BIN)/python -m tests.score --seeds report --per-cell 300 --write
+	$(BIN)/python -m experiments.score --seeds report --per-cell 300 --write
 
 # Root and Slurm, under 40 minutes: both studies in the lab, resumable; writes docs/studies-lab.md.
 nano-cluster: $(STAMP)
-	$(BIN)/python -m tests.studies --write
+	$(BIN)/python -m experiments.studies --write
 
 # Root and Slurm, under 40 minutes on a quiet machine: what pacing does where it was tried; writes
 # docs/pacing-experiments.md.
 pacing: $(STAMP)
-	$(BIN)/python -m tests.pacing --write
+	$(BIN)/python -m experiments.pacing --write
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -1,4 +1,4 @@
-"""The tiers of tests. Its place here puts tests/ on the import path, so that tests of all tiers can build runs."""
+"""The tiers of tests. Its place here puts tests/ on the import path, so that tests of all tiers share its modules."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "dump": "Show what a trace file holds.",
     "audit": "Say what is wrong with a node or a job's binding, and the fix.",
     "lab": "Boot a cluster on this machine to try it all on.",
+    "study": "Plan and run a study of how training scales.",
 }
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.studies.document import write_scaling
+from experiments.studies.scaling_lab import section
 from hpcpace.studies.scaling import ScalingFolder, ScalingRun, verdicts
-from tests.studies.document import write_scaling
-from tests.studies.scaling_lab import section
 
 
 def a_study(path: Path) -> ScalingFolder:
