@@ -21,10 +21,10 @@ from hpcpace.errors import TraceError
 from hpcpace.metrics.contradictions import num_contradictory
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.communication import Kind, RankTotals, rank_totals
+from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of, synchronises
 from hpcpace.metrics.operations.lost_records import join_records
 from hpcpace.metrics.operations.overlap import communication_ns
 from hpcpace.metrics.operations.totals_by_kind import KindSums, add_kinds, join_kinds, kind_sums
-from hpcpace.metrics.operations.waits import is_one_of, synchronises
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.metrics.steps import StepPanel, columns_of, common_steps
 from hpcpace.parallel import exhaust, map_threads, num_threads, shared_zeros, watch_processes
@@ -329,7 +329,7 @@ def _summed(parts: Sequence[RankTotals]) -> RankTotals:
 
 def has_messages(evidence: Evidence) -> bool:
     """Return whether ranks send to each other."""
-    return bool(is_one_of(evidence.operations.op, (Op.SEND, Op.RECV)).any())
+    return bool(is_one_of(evidence.operations.op, MESSAGES).any())
 
 
 def blocked_of(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, synchronises
 from hpcpace.metrics.operations.matching import Operations
-from hpcpace.metrics.operations.waits import is_one_of, synchronises
 from hpcpace.trace.schema import Op
 
 Int64Array = NDArray[np.int64]
@@ -26,7 +26,7 @@ def shows_all_members(operations: Operations) -> BoolArray:
     Synchronising operations on every rank, reduce and gather on their root. An all_to_all is not among them: with
     uneven parts a rank need not hear from all. Neither is an operation without content, for which nothing need be sent.
     """
-    to_root = is_one_of(operations.op, (Op.REDUCE, Op.GATHER)) & (operations.rank == operations.peer)
+    to_root = is_one_of(operations.op, TO_ROOT) & (operations.rank == operations.peer)
     return np.asarray(meets_all(operations.op, operations.size_bytes) | (to_root & (operations.size_bytes > 0)))
 
 
@@ -47,7 +47,7 @@ def shows_peer(operations: Operations) -> BoolArray:
     buffered.
     """
     op, is_root = operations.op, operations.rank == operations.peer
-    from_peer = (is_one_of(op, (Op.BROADCAST, Op.SCATTER)) & ~is_root) | (op == Op.RECV)
+    from_peer = (is_one_of(op, FROM_ROOT) & ~is_root) | (op == Op.RECV)
     return np.asarray((operations.size_bytes > 0) & (operations.peer >= 0) & from_peer)
 
 

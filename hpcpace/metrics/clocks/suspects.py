@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.clocks.causality import shows_all_members, shows_peer
+from hpcpace.metrics.operations.dependence import releases_others
 from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Matching, Operations, select_rows
-from hpcpace.metrics.operations.waits import Waits, is_one_of
+from hpcpace.metrics.operations.waits import Waits
 from hpcpace.trace.schema import Op
 
 MOST_WRONG = 3
@@ -116,8 +117,7 @@ def _roles(own: Operations, usable: NDArray[np.bool_]) -> tuple[NDArray[np.bool_
     """Return on which rows' enters others depend, and which rows' exits depend on others, each bool, (num_rows,)."""
     is_root = own.rank == own.peer
     effects = usable & (shows_all_members(own) | shows_peer(own))
-    from_root, to_root = is_one_of(own.op, (Op.BROADCAST, Op.SCATTER)), is_one_of(own.op, (Op.REDUCE, Op.GATHER))
-    causes = np.where(from_root, is_root, np.where(to_root, ~is_root, own.op != Op.RECV)) & usable
+    causes = releases_others(own.op, is_root) & (own.op != Op.RECV) & usable
     return causes, effects
 
 

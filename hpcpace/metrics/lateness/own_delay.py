@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from hpcpace.metrics.lateness.segments import LocalWork
+from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.operations.matching import Matching, Operations
-from hpcpace.metrics.operations.waits import is_synchronising
 from hpcpace.metrics.roles import others_median
 
 FloatArray = NDArray[np.float64]
@@ -198,7 +198,7 @@ def _exit_bias(operations: Operations, matching: Matching, rows: Int64Array, nod
 
 
 def _compared(operations: Operations, matching: Matching) -> Int64Array:
-    return np.flatnonzero(is_synchronising(operations) & matching.is_matched & (operations.group_size > 1))
+    return np.flatnonzero(synchronises(operations.op) & matching.is_matched & (operations.group_size > 1))
 
 
 @dataclass(frozen=True, kw_only=True)

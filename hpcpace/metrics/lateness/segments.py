@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.operations.blocked_time import NO_BLOCKS, Blocks, blocked_before, blocks_of, rows_of_ranks
+from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Operations
-from hpcpace.metrics.operations.waits import is_synchronising
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.schema import Op
 
@@ -251,7 +251,7 @@ def segment_panels(
     """
     slot, column, _ = _places(operations, steps, ranks)
     blocked = blocked_before(operations, steps, work.is_blocking, blocks, ranks, slot)
-    chosen = np.flatnonzero(is_synchronising(operations) & work.is_known & (operations.group != UNKNOWN_GROUP))
+    chosen = np.flatnonzero(synchronises(operations.op) & work.is_known & (operations.group != UNKNOWN_GROUP))
     members = [group.ranks for group in operations.groups]
     number = {of: index for index, of in enumerate(dict.fromkeys(members))}
     of_row = np.array([*(number[of] for of in members), 0], np.int64)[operations.group[chosen]]
