@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hpcpace.simulation import Job, ParametricNoise, simulate
+from hpcpace.simulation import ParametricNoise, SimulatedJob, simulate
 from tests.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
 from tests.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, Series, run_scenes
 from tests.pacing.paced_job import JobSpec
@@ -45,7 +45,7 @@ def expected(series: Series) -> float:
         usual_ns = float(np.quantile(ran.step_ns, 0.1))
         means = [
             simulate(
-                Job(
+                SimulatedJob(
                     num_ranks=series.scene.num_ranks,
                     num_steps=4_000,
                     work_ns=usual_ns,

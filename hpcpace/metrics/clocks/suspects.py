@@ -60,7 +60,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ClockVerdict:
     """Which clocks may be wrong.
 
     Attributes:
@@ -160,7 +160,7 @@ def proven_leads(
     return _largest_by_pair(node[early][is_proof], node[late][is_proof], lead_ns[is_proof])
 
 
-def judge(leads_ns: Mapping[tuple[int, int], int]) -> Verdict:
+def judge(leads_ns: Mapping[tuple[int, int], int]) -> ClockVerdict:
     """Return the fewest clocks that explain all proven leads, as in the smallest vertex covers of their graph.
 
     That a clock which all others contradict is the wrong one, and not all the others alike, is parsimony, no proof.
@@ -171,7 +171,7 @@ def judge(leads_ns: Mapping[tuple[int, int], int]) -> Verdict:
     """
     edges = {(min(pair), max(pair)) for pair in leads_ns}
     if not edges:
-        return Verdict(num_wrong=0, suspects=())
+        return ClockVerdict(num_wrong=0, suspects=())
     for num_wrong in range(1, MOST_WRONG + 1):
         nodes = {node for cover in _covers(edges, num_wrong) for node in cover}
         if nodes:
@@ -181,7 +181,7 @@ def judge(leads_ns: Mapping[tuple[int, int], int]) -> Verdict:
     # Two wrong clocks contradict each other by more than either is wrong: others are what a wrong one is judged by.
     sound = {pair: lead for pair, lead in leads_ns.items() if not nodes.issuperset(pair)}
     suspects = (_suspect(node, sound if len(nodes) == num_wrong else leads_ns) for node in sorted(nodes))
-    return Verdict(num_wrong=num_wrong, suspects=tuple(suspects))
+    return ClockVerdict(num_wrong=num_wrong, suspects=tuple(suspects))
 
 
 def _suspect(node: int, leads_ns: Mapping[tuple[int, int], int]) -> Suspect:

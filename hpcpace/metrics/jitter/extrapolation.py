@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.jitter.variance_shares import Separation, separate, unit_maxima
+from hpcpace.metrics.jitter.variance_shares import WorkParts, split_work, unit_maxima
 from hpcpace.metrics.resampling import block_length, lag_one
 
 FEWEST_EXCEEDANCES = 30
@@ -144,7 +144,7 @@ def extrapolate(
     node: NDArray[np.int64],
     num_nodes: NDArray[np.int64],
     *,
-    parts: Separation | None = None,
+    parts: WorkParts | None = None,
     transfer: TransferTerm | None = None,
     seed: int = 0,
     num_draws: int = 100,
@@ -155,7 +155,7 @@ def extrapolate(
     measured nodes; Y that of N - U new ones, each with the distribution F of all node maxima, its tail from the upper
     5 % on (2,000 values at most) generalised Pareto. Then E[max(M_i, Y)] = M_i + integral from M_i of 1 - F^(N - U), so
     that the prediction for the measured nodes is the measured loss, and a slow node among them hides the new ones.
-    Few nodes with much in common make it up to about 5 % too large (8 nodes, normal noise), see `separate`.
+    Few nodes with much in common make it up to about 5 % too large (8 nodes, normal noise), see `split_work`.
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
@@ -171,7 +171,7 @@ def extrapolate(
     num_nodes = np.asarray(num_nodes, np.int64)
     reason = _obstacle(work_ns, num_units, num_nodes)
     if reason is None and parts is None:
-        parts = separate(work_ns, node, seed=seed)
+        parts = split_work(work_ns, node, seed=seed)
     if reason is not None or parts is None:
         return Refusal(reason=reason or "there is nothing to separate")
     highest_ns = unit_maxima(work_ns - parts.location_ns, unit, num_units).max(axis=0)
@@ -229,7 +229,7 @@ def _obstacle(work_ns: NDArray[np.float64], num_units: int, num_nodes: NDArray[n
     return None
 
 
-def _tails(parts: Separation, unit: NDArray[np.int64], num_units: int) -> list[_Tail]:
+def _tails(parts: WorkParts, unit: NDArray[np.int64], num_units: int) -> list[_Tail]:
     """Return the tail of each segment: of the largest work of a unit in a step, without what all ranks share."""
     pooled_ns = unit_maxima(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], unit, num_units)
     return [_tail(pooled_ns[:, :, segment]) for segment in range(pooled_ns.shape[2])]

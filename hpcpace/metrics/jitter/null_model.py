@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.jitter.variance_shares import Separation, SharedNoise, deal, dealt, separate
+from hpcpace.metrics.jitter.variance_shares import SharedNoise, WorkParts, deal, dealt, split_work
 from hpcpace.metrics.resampling import block_length, lag_one
 
 MOST_ELEMENTS = 160_000_000
@@ -74,7 +74,7 @@ def null_model(
     work_ns: NDArray[np.float64],
     node: NDArray[np.int64],
     *,
-    parts: Separation | None = None,
+    parts: WorkParts | None = None,
     seed: int = 0,
     num_draws: int = 199,
 ) -> NullModel | None:
@@ -93,7 +93,7 @@ def null_model(
     Returns:
         None for fewer than 2 units, fewer than 8 steps, or no work.
     """
-    parts = parts or separate(work_ns, node, seed=seed)
+    parts = parts or split_work(work_ns, node, seed=seed)
     mean_ns = float(work_ns.mean(axis=(0, 1)).sum()) if work_ns.size else 0.0
     if parts is None or parts.num_units < 2 or work_ns.shape[1] < 8 or mean_ns <= 0.0:
         return None
@@ -129,7 +129,7 @@ def serial_length(residual_ns: NDArray[np.float64]) -> int:
 
 
 def _compared(
-    parts: Separation, *, observed_ns: float, losses_ns: NDArray[np.float64], unshared_ns: float, mean_ns: float
+    parts: WorkParts, *, observed_ns: float, losses_ns: NDArray[np.float64], unshared_ns: float, mean_ns: float
 ) -> NullModel:
     expected = float(losses_ns.mean())
     low, high = (float(value) for value in np.quantile(losses_ns, (0.025, 0.975)))

@@ -17,9 +17,9 @@ from hpcpace.metrics.clocks.causality import meets_all, shows_all_members, shows
 from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
 from hpcpace.metrics.operations.matching import (
     UNKNOWN_GROUP,
-    Group,
     Matching,
     Operations,
+    ProcessGroup,
     join_rows,
     select_rows,
 )
@@ -53,16 +53,16 @@ class Records:
         reached_by_root: the same for a root that others heard from, by (group, root).
         last_own: the largest number of a collective that a rank has a row of, by (rank, group).
         last_sent: the largest number of a message that it has a row of sending, by (rank, group, target).
-        num_apart: by how many steps ranks disagree at most in which step an operation was.
+        num_steps_apart: by how many steps ranks disagree at most in which step an operation was.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     rows: Operations
     reached: NDArray[np.int64]
     reached_by_root: Mapping[tuple[int, int], int]
     last_own: Mapping[tuple[int, int], int]
     last_sent: Mapping[tuple[int, int, int], int]
-    num_apart: int
+    num_steps_apart: int
 
 
 def records_of(done: Operations, matching: Matching) -> Records:
@@ -95,7 +95,7 @@ def records_of(done: Operations, matching: Matching) -> Records:
         reached_by_root=_last_of_each((done.group, done.peer), done.seq, heard),
         last_own=_last_own(done, is_message),
         last_sent=_last_of_each((done.rank, done.group, done.peer), done.seq, np.flatnonzero(done.op == Op.SEND)),
-        num_apart=_num_apart(done, matching) if (is_apart & ~is_message).any() else 0,
+        num_steps_apart=_num_steps_apart(done, matching) if (is_apart & ~is_message).any() else 0,
     )
 
 
@@ -108,7 +108,7 @@ def join_records(parts: Sequence[Records]) -> Records:
         reached_by_root=_largest(part.reached_by_root for part in parts),
         last_own=_largest(part.last_own for part in parts),
         last_sent=_largest(part.last_sent for part in parts),
-        num_apart=max(part.num_apart for part in parts),
+        num_steps_apart=max(part.num_steps_apart for part in parts),
     )
 
 
@@ -139,7 +139,7 @@ def lost_operations(records: Records, opened: Operations, ranks: Mapping[int, bo
         lost += [sent.lost(rank, own, is_closed=is_closed)]
         steps = np.concatenate(lost)
         if len(steps):
-            found[rank] = LostOperations(num_operations=len(steps), step=int(steps.max()) - records.num_apart)
+            found[rank] = LostOperations(num_operations=len(steps), step=int(steps.max()) - records.num_steps_apart)
     return found
 
 
@@ -172,7 +172,7 @@ def _last_of_each(keys: Sequence[NDArray[np.int64]], seq: NDArray[np.int64], row
     return dict(zip(zip(*(key[lasts].tolist() for key in keys), strict=True), seq[lasts].tolist(), strict=True))
 
 
-def _num_apart(done: Operations, matching: Matching) -> int:
+def _num_steps_apart(done: Operations, matching: Matching) -> int:
     """Return by how many steps ranks disagree at most; of numbers with several operations, by (group, number)."""
     rows = np.flatnonzero(~np.isin(done.op, MESSAGES) & (done.group != UNKNOWN_GROUP))
     lowest, highest = done.step[matching.first], done.step[matching.first]
