@@ -105,11 +105,6 @@ class Simulated:
     exit_ns: NDArray[np.float64]
 
     @property
-    def entry_ns(self) -> NDArray[np.float64]:
-        """When each rank entered the synchronisation, float64, (num_ranks, num_steps)."""
-        return self.ready_ns + self.delay_ns
-
-    @property
     def step_ns(self) -> NDArray[np.float64]:
         """Step times, float64, (num_steps,)."""
         return np.diff(self.exit_ns, prepend=0.0)

@@ -75,12 +75,10 @@ class Fitted:
 
     Attributes:
         job: the job.
-        size_share: size of the events, or what the slow ranks have more of, as a share of the smallest job's step.
         is_fit: whether step time and variation are within 5 % of the row's.
     """
 
     job: SimulatedJob
-    size_share: float
     is_fit: bool
 
 
@@ -132,7 +130,7 @@ def fit(target: Target, smallest: Target, scene: Scene, *, num_steps: int = 280,
     fitted = job(low, rest_ns)
     found = simulate(fitted)
     is_fit = abs(found.mean_step_ns / wanted_ns - 1) < _TOLERANCE and abs(found.cv / target.variation - 1) < _TOLERANCE
-    return Fitted(job=fitted, size_share=low / _BASE_NS, is_fit=is_fit)
+    return Fitted(job=fitted, is_fit=is_fit)
 
 
 def paced(fitted: Fitted, settings: PaceSettings, *, nodes: int) -> PacedOutcome:

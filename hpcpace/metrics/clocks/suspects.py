@@ -71,11 +71,6 @@ class ClockVerdict:
     num_wrong: int
     suspects: tuple[Suspect, ...]
 
-    @property
-    def is_decided(self) -> bool:
-        """Whether the suspects are the only smallest explanation."""
-        return len(self.suspects) == self.num_wrong
-
 
 def contradictions(operations: Operations, matching: Matching, waits: Waits) -> Contradictions:
     """Return the operations whose times contradict causality before any uncertainty is allowed for.

@@ -74,7 +74,6 @@ class Extrapolation:
         is_speculative: more than 16 times the measured nodes, bool, (num_points,).
         label: "waiting only" without a transfer term, else "waiting and transfer".
         shape: of the tail in each segment, float64, (num_segments,).
-        num_exceedances: fewest of any segment.
     """
 
     num_nodes: NDArray[np.int64]
@@ -85,7 +84,6 @@ class Extrapolation:
     is_speculative: NDArray[np.bool_]
     label: str
     shape: NDArray[np.float64]
-    num_exceedances: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +193,6 @@ def extrapolate(
         is_speculative=num_nodes > SPECULATIVE_BEYOND * num_units,
         label="waiting only" if transfer is None else "waiting and transfer",
         shape=shape,
-        num_exceedances=fewest,
     )
 
 

@@ -41,10 +41,10 @@ class NullModel:
         low_ns, high_ns: 95 % of the draws.
         unshared_loss_ns: what the loss would be if what all ranks share struck each unit on its own too; far above the
             measured loss where the noise is common mode.
-        tolerance_ns: what the expected loss may be wrong by, because few units do not tell what they share from their
-            own noise: weight / num_units of it.
         observed, expected, low, high: the same as amplification, 1 + loss / mean work.
-        comparison: where the measured loss lies: outside the interval by more than the tolerance, or within.
+        comparison: where the measured loss is: outside the interval by more than the tolerance, or within it. The
+            tolerance is weight / num_units of the expected loss, because few units cannot separate what they share
+            from their own noise.
         p_value: two-sided, tolerance allowed for; at least 1 / (num_draws + 1).
         num_draws: draws made, fewer than asked for where the data are large.
         is_node_unit: whether nodes, not ranks, were taken as independent.
@@ -57,7 +57,6 @@ class NullModel:
     low_ns: float
     high_ns: float
     unshared_loss_ns: float
-    tolerance_ns: float
     observed: float
     expected: float
     low: float
@@ -149,7 +148,6 @@ def _compared(
         low_ns=low,
         high_ns=high,
         unshared_loss_ns=unshared_ns,
-        tolerance_ns=tolerance,
         observed=1 + observed_ns / mean_ns,
         expected=1 + expected / mean_ns,
         low=1 + low / mean_ns,

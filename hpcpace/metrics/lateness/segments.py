@@ -35,8 +35,7 @@ class LocalWork:
     """The local work before each operation, and which operations line up; columns of length num_operations.
 
     Attributes:
-        work_ns: enter minus end of the rank's last blocking wait, no less than 0, int64.
-        start_ns: that end, or the step's begin, on the clock of the operations, int64.
+        work_ns: enter minus end of the rank's last blocking wait, or minus begin of the step; no less than 0, int64.
         is_known: whether the row belongs to a step of the panel, bool.
         is_blocking: whether the position of the row is one at which callers block until the exit, bool.
         position: number of the row's position in its step, from 0; rows of one number line up, int64.
@@ -45,7 +44,6 @@ class LocalWork:
     """
 
     work_ns: Int64Array
-    start_ns: Int64Array
     is_known: BoolArray
     is_blocking: BoolArray
     position: Int64Array
@@ -90,7 +88,6 @@ def local_work(
     paused = _paused(operations.enter_ns, start, blocks.select(pauses=True), ranks, slot)
     return LocalWork(
         work_ns=np.where(is_known, np.maximum(operations.enter_ns - start - paused, 0), 0),
-        start_ns=start,
         is_known=is_known,
         is_blocking=is_blocking,
         position=position,
