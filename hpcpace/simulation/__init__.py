@@ -2,14 +2,14 @@
 
 from hpcpace.simulation.couplings import Incast, PollStealing, PowerShare
 from hpcpace.simulation.model import DelayRule, Simulated, SimulatedJob, simulate
-from hpcpace.simulation.noise import KINDS, Kind, Noise, ParametricNoise, ResampledNoise, TracedNoise
+from hpcpace.simulation.noise import KINDS, Noise, NoiseKind, ParametricNoise, ResampledNoise, TracedNoise
 
 __all__ = [
     "KINDS",
     "DelayRule",
     "Incast",
-    "Kind",
     "Noise",
+    "NoiseKind",
     "ParametricNoise",
     "PollStealing",
     "PowerShare",

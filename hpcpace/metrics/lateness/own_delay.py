@@ -175,7 +175,7 @@ class Agreement:
         duration_ns: lateness seen from how short the operation was for the rank; needs no common clock.
         allowed_ns: by how much arrival_ns and duration_ns may differ: half-widths, the spread of exits and two standard
             errors together.
-        is_suspected: whether the rank's clock is suspected: the two differ by more, compared with the median rank, bool.
+        is_suspected: whether the two differ by more, compared with the median rank: its clock is suspected, bool.
         is_late: whether own delay and duration both show the rank late beyond chance (t test of both, LATE_LEVEL over
             all ranks together), bool.
     """
