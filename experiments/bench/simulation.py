@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from hpcpace.simulation import Job, Noise, ParametricNoise, ResampledNoise, TracedNoise, simulate
+from hpcpace.simulation import Noise, ParametricNoise, ResampledNoise, SimulatedJob, TracedNoise, simulate
 
 NS_PER_MS = 1e6
 
@@ -31,7 +31,9 @@ def main() -> None:
         "trace": TracedNoise(begin_ns=np.arange(1, 1001) * 1e7, duration_ns=np.full(1000, 5e4), period_ns=1.1e10),
     }
     for name, noise in noises.items():
-        job = Job(num_ranks=args.ranks, num_steps=args.steps, work_ns=100 * NS_PER_MS, transfer_ns=1e6, noise=noise)
+        job = SimulatedJob(
+            num_ranks=args.ranks, num_steps=args.steps, work_ns=100 * NS_PER_MS, transfer_ns=1e6, noise=noise
+        )
         alone = "normal" if isinstance(noise, TracedNoise) else name
         drawing_s = min(timed(partial(draw, noises[alone], args.ranks, args.steps), args.repeats))
         simulating_s = min(timed(partial(simulate, job), args.repeats))

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
 from experiments.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, Series, run_scenes
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.simulation import Job, ParametricNoise, simulate
+from hpcpace.simulation import ParametricNoise, SimulatedJob, simulate
 
 SIZES = {4: 3, 8: 3, 16: 3, 32: 2}
 SPEC = JobSpec(
@@ -45,7 +45,7 @@ def expected(series: Series) -> float:
         usual_ns = float(np.quantile(ran.step_ns, 0.1))
         means = [
             simulate(
-                Job(
+                SimulatedJob(
                     num_ranks=series.scene.num_ranks,
                     num_steps=4_000,
                     work_ns=usual_ns,
