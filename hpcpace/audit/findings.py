@@ -27,7 +27,7 @@ class Certainty(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class AuditFinding:
     """One thing that a rule says of one host.
 
     Attributes:
@@ -51,9 +51,9 @@ class Finding:
     ranks: tuple[int, ...] = ()
 
 
-def unknown(rule: str, host: str, place: str, reason: str, ranks: tuple[int, ...] = ()) -> Finding:
+def unknown(rule: str, host: str, place: str, reason: str, ranks: tuple[int, ...] = ()) -> AuditFinding:
     """Return the finding of a fact that could not be read."""
-    return Finding(
+    return AuditFinding(
         rule=rule,
         severity=Severity.UNKNOWN,
         host=host,

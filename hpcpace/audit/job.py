@@ -35,7 +35,7 @@ class FabricPort:
         return f"{self.device} port {self.number}" if self.number else self.device
 
 
-class Host:
+class AuditedHost:
     """One host."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -187,13 +187,13 @@ def has_peermem(modules: Mapping[str, str]) -> bool:
     return "nvidia_peermem" in modules or "nv_peer_mem" in modules
 
 
-class Job:
+class AuditedJob:
     """All hosts of an audit, by name."""
 
     def __init__(
         self, snapshots: Sequence[Snapshot], settings: AuditConfig | None = None, nccl_log: NcclLog | None = None
     ) -> None:
-        self.hosts = sorted((Host(snapshot) for snapshot in snapshots), key=lambda host: natural(host.name))
+        self.hosts = sorted((AuditedHost(snapshot) for snapshot in snapshots), key=lambda host: natural(host.name))
         self.settings = settings or AuditConfig()
         self.nccl_log = nccl_log
 

@@ -9,11 +9,11 @@ from functools import lru_cache
 from hpcpace.audit import cpusets
 from hpcpace.audit.facts import RankFacts, Snapshot
 from hpcpace.audit.hardware import HardwareView, parsed, sum_of
-from hpcpace.audit.job import Host
+from hpcpace.audit.job import AuditedHost
 from hpcpace.audit.tree import Unreadable
 
 
-def bind_masks(host: Host, num_tasks: int | None = None) -> tuple[int, ...]:
+def bind_masks(host: AuditedHost, num_tasks: int | None = None) -> tuple[int, ...]:
     """Return the masks that are right for the ranks of a node, in order of local rank.
 
     A rank gets cores of the NUMA node of its GPU, all ranks there equally many and neighbouring ones, which keeps
@@ -32,7 +32,7 @@ def bind_masks(host: Host, num_tasks: int | None = None) -> tuple[int, ...]:
     return host.masks[num_tasks]
 
 
-def _bind_masks(host: Host, num_tasks: int | None) -> tuple[int, ...]:
+def _bind_masks(host: AuditedHost, num_tasks: int | None) -> tuple[int, ...]:
     ranks = sorted(host.ranks, key=lambda rank: rank.local_rank)
     view = host.hardware
     allowed = sum_of(_cgroup(host, rank) for rank in ranks) or view.online
@@ -56,13 +56,13 @@ def with_masks(snapshot: Snapshot, masks: Sequence[int]) -> Snapshot:
     return dataclasses.replace(snapshot, ranks=tuple(sorted(bound, key=lambda rank: rank.rank)))
 
 
-def _cgroup(host: Host, rank: RankFacts) -> int:
+def _cgroup(host: AuditedHost, rank: RankFacts) -> int:
     if rank.cgroup_cpus is None:
         raise host.unreadable("the CPUs of the job", f"rank/{rank.rank}/cgroup_cpus")
     return parsed(rank.cgroup_cpus, "the CPUs of the job")
 
 
-def _home(host: Host, rank: RankFacts) -> int | None:
+def _home(host: AuditedHost, rank: RankFacts) -> int | None:
     address = host.gpu_address(rank)
     return None if address is None else host.hardware.node_of(address)
 

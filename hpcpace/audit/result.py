@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import hpcpace
-from hpcpace.audit.findings import Finding, Severity
+from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.grouping import grouped
 from hpcpace.audit.hardware import class_of_nccl
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.masks import bind_masks, bind_option, with_masks
 from hpcpace.audit.rulebook import RuleRun, run_rules
 from hpcpace.audit.schema import plain
@@ -75,7 +75,7 @@ class AuditResult:
 
     hosts: tuple[str, ...]
     num_ranks: int
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     skipped: dict[str, str]
     bindings: tuple[Binding, ...]
     matrices: tuple[PathMatrix, ...]
@@ -112,7 +112,7 @@ class AuditResult:
 
 
 def audit(
-    job: Job,
+    job: AuditedJob,
     *,
     ids: Sequence[str] | None = None,
     num_tasks: int | None = None,
@@ -144,8 +144,8 @@ def audit(
     )
 
 
-def _bindings(job: Job, num_tasks: int | None) -> tuple[Binding, ...]:
-    made: dict[tuple[int, str, str], tuple[Host, list[str]]] = {}
+def _bindings(job: AuditedJob, num_tasks: int | None) -> tuple[Binding, ...]:
+    made: dict[tuple[int, str, str], tuple[AuditedHost, list[str]]] = {}
     for host in job.hosts:
         count, planned = _num_tasks(host, num_tasks)
         if count < 2:
@@ -167,7 +167,7 @@ def _bindings(job: Job, num_tasks: int | None) -> tuple[Binding, ...]:
     )
 
 
-def _num_tasks(host: Host, num_tasks: int | None) -> tuple[int, int | None]:
+def _num_tasks(host: AuditedHost, num_tasks: int | None) -> tuple[int, int | None]:
     """Return how many ranks to bind on a host, and None where they are those of the snapshot."""
     if num_tasks is not None and num_tasks != len(host.ranks):
         return num_tasks, num_tasks
@@ -177,14 +177,14 @@ def _num_tasks(host: Host, num_tasks: int | None) -> tuple[int, int | None]:
     return count, count
 
 
-def _left(job: Job, host: Host) -> tuple[str, ...]:
+def _left(job: AuditedJob, host: AuditedHost) -> tuple[str, ...]:
     """Return the rules that find fault with a host's ranks when they are bound as the audit says."""
-    bound = Job([with_masks(host.snapshot, bind_masks(host))], dataclasses.replace(job.settings, ignore=()))
+    bound = AuditedJob([with_masks(host.snapshot, bind_masks(host))], dataclasses.replace(job.settings, ignore=()))
     found = run_rules(bound, BINDING_RULES).findings
     return tuple(dict.fromkeys(finding.rule for finding in found if finding.severity != Severity.INFORMATION))
 
 
-def _matrices(job: Job) -> tuple[PathMatrix, ...]:
+def _matrices(job: AuditedJob) -> tuple[PathMatrix, ...]:
     made: dict[PathMatrix, list[str]] = {}
     for host in job.hosts:
         matrix = _matrix(host)
@@ -193,7 +193,7 @@ def _matrices(job: Job) -> tuple[PathMatrix, ...]:
     return tuple(dataclasses.replace(matrix, hosts=tuple(names)) for matrix, names in made.items())
 
 
-def _matrix(host: Host) -> PathMatrix | None:
+def _matrix(host: AuditedHost) -> PathMatrix | None:
     try:
         gpus = [device.address for device in host.hardware.of_kind("gpu")]
         ports = [port for port in host.fabric if port.pci in host.hardware.devices]

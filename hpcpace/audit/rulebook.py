@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcpace.audit.findings import Finding, Severity, Skip, unknown
-from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.findings import AuditFinding, Severity, Skip, unknown
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.rules.table import RULES, Rule
 from hpcpace.audit.tree import Unreadable
 from hpcpace.errors import UsageError
@@ -28,11 +28,11 @@ class RuleRun:
         skipped: by rule id, why it had nothing to look at on any host.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     skipped: dict[str, str]
 
 
-def run_rules(job: Job, ids: Collection[str] | None = None) -> RuleRun:
+def run_rules(job: AuditedJob, ids: Collection[str] | None = None) -> RuleRun:
     """Run rules over all hosts of a job.
 
     Args:
@@ -44,7 +44,7 @@ def run_rules(job: Job, ids: Collection[str] | None = None) -> RuleRun:
     """
     check_ids([*(ids or ()), *job.settings.ignore])
     chosen = [rule for rule in RULES if (ids is None or rule.id in ids) and rule.id not in job.settings.ignore]
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     skipped: dict[str, str] = {}
     for rule in chosen:
         looked = False
@@ -70,11 +70,11 @@ def check_ids(ids: Iterable[str]) -> None:
             raise UsageError(f"there is no rule {rule_id!r}: the rules are {' '.join(BY_ID)}")
 
 
-def _rank_of(finding: Finding) -> tuple[int, int]:
+def _rank_of(finding: AuditFinding) -> tuple[int, int]:
     return _ORDER[finding.severity], _NUMBER[finding.rule]
 
 
-def _run(rule: Rule, job: Job) -> Iterator[list[Finding] | str]:
+def _run(rule: Rule, job: AuditedJob) -> Iterator[list[AuditFinding] | str]:
     """Yield the findings of each thing that a rule is asked about, or why it was not looked at."""
     if rule.scope == "job":
         yield _guarded(rule, None, "", (), rule.check(job))
@@ -90,9 +90,9 @@ def _run(rule: Rule, job: Job) -> Iterator[list[Finding] | str]:
 
 
 def _guarded(
-    rule: Rule, host: Host | None, place: str, ranks: tuple[int, ...], findings: Iterator[Finding]
-) -> list[Finding] | str:
-    made: list[Finding] = []
+    rule: Rule, host: AuditedHost | None, place: str, ranks: tuple[int, ...], findings: Iterator[AuditFinding]
+) -> list[AuditFinding] | str:
+    made: list[AuditFinding] = []
     try:
         for finding in findings:
             made.append(finding)
@@ -107,25 +107,25 @@ def _guarded(
 _Items = Sequence[tuple[str, tuple[int, ...], tuple[Any, ...]]]
 
 
-def _of_host(host: Host) -> _Items:
+def _of_host(host: AuditedHost) -> _Items:
     return [("", (), ())]
 
 
-def _of_ranks(host: Host) -> _Items:
+def _of_ranks(host: AuditedHost) -> _Items:
     return [(rank_place(rank), (rank.rank,), (rank,)) for rank in host.ranks]
 
 
-def _of_gpus(host: Host) -> _Items:
+def _of_gpus(host: AuditedHost) -> _Items:
     gpus = host.hardware.of_kind("gpu")
     return [(f"GPU {device.address}", (), (device,)) for device in gpus]
 
 
-def _of_links(host: Host) -> _Items:
+def _of_links(host: AuditedHost) -> _Items:
     nics = [(f"NIC {device.address}", (), (device,)) for device in host.hardware.of_kind("nic")]
     return [*_of_gpus(host), *nics]
 
 
-_ITEMS: dict[str, Callable[[Host], _Items]] = {
+_ITEMS: dict[str, Callable[[AuditedHost], _Items]] = {
     "host": _of_host,
     "rank": _of_ranks,
     "gpu": _of_gpus,

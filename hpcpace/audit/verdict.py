@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.grouping import Group, blocks, grouped, hosts_text, place_text
+from hpcpace.audit.grouping import FindingGroup, blocks, grouped, hosts_text, place_text
 from hpcpace.audit.hardware import parsed
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.result import AuditResult, Binding, PathMatrix
 from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.rules.table import Rule
@@ -66,7 +66,7 @@ def matrix_lines(matrices: Sequence[PathMatrix], all_hosts: Sequence[str]) -> It
             yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def map_lines(job: Job) -> Iterator[str]:
+def map_lines(job: AuditedJob) -> Iterator[str]:
     """Yield for each host which cores each rank may run on: `#` all of a column's cores, `+` some, `.` none."""
     for host in job.hosts:
         yield printable(f"{host.name}: rank x core, | between NUMA nodes")
@@ -93,7 +93,7 @@ def _wrapped(label: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
 
 
-def _summary(result: AuditResult, found: Sequence[Sequence[Group]]) -> str:
+def _summary(result: AuditResult, found: Sequence[Sequence[FindingGroup]]) -> str:
     counts = {severity: sum(len(block) for block in found if block[0].severity == severity) for severity in Severity}
     parts = [_plural(count, _WORDS[severity]) for severity, count in counts.items() if count]
     return (
@@ -113,7 +113,7 @@ def _absent(result: AuditResult) -> list[str]:
     return [*lines, f"  left out: {len(texts) - 3} more (--json)"] if len(texts) > 3 else lines
 
 
-def _fit(found: Sequence[Sequence[Group]], result: AuditResult, room: int) -> list[str]:
+def _fit(found: Sequence[Sequence[FindingGroup]], result: AuditResult, room: int) -> list[str]:
     """Return as much of each block as the room allows, the worst first: what was seen, then fixes, then the rest."""
     shown = found if len(found) <= room else found[: room - 1]
     heads = [_head(block, result) for block in shown]
@@ -135,28 +135,28 @@ def _fit(found: Sequence[Sequence[Group]], result: AuditResult, room: int) -> li
     return lines
 
 
-def _fix_lines(group: Group, result: AuditResult) -> list[str]:
+def _fix_lines(group: FindingGroup, result: AuditResult) -> list[str]:
     option = result.bindings[0].option if result.bindings else ""
     if option and option in group.fix:
         return [f"{_INDENT}fix    the binding below"]
     return [f"{_INDENT}fix    {group.fix}"] if group.fix else []
 
 
-def _head(block: Sequence[Group], result: AuditResult) -> list[str]:
+def _head(block: Sequence[FindingGroup], result: AuditResult) -> list[str]:
     return _lines(_label(block), f"{_what(block, result)} [{block[0].certainty}]")
 
 
-def _brief(block: Sequence[Group], result: AuditResult) -> str:
+def _brief(block: Sequence[FindingGroup], result: AuditResult) -> str:
     """Return a head on one line, cut where it is too long."""
     label, end = _label(block), f" [{block[0].certainty}]"
     return f"{label}{_cut(_what(block, result), WIDTH - len(label) - len(end))}{end}"
 
 
-def _label(block: Sequence[Group]) -> str:
+def _label(block: Sequence[FindingGroup]) -> str:
     return f"{block[0].severity} {block[0].rule} "
 
 
-def _what(block: Sequence[Group], result: AuditResult) -> str:
+def _what(block: Sequence[FindingGroup], result: AuditResult) -> str:
     hosts = tuple(dict.fromkeys(host for group in block for host in group.hosts))
     places = (place_text(block), _ranks_text(block, result), hosts_text(hosts, result.hosts))
     where = ", ".join(filter(None, places))
@@ -164,7 +164,7 @@ def _what(block: Sequence[Group], result: AuditResult) -> str:
     return printable(f"{where}: {block[0].seen}{more}" if where else f"{block[0].seen}{more}")
 
 
-def _ranks_text(block: Sequence[Group], result: AuditResult) -> str:
+def _ranks_text(block: Sequence[FindingGroup], result: AuditResult) -> str:
     """Return the ranks of the job, where they are not the local ones and not all."""
     ranks = cpusets.of(rank for group in block for rank in group.ranks)
     if len(result.hosts) < 2 or not ranks or ranks.bit_count() == result.num_ranks:
@@ -186,7 +186,7 @@ def _lines(label: str, text: str) -> list[str]:
     )
 
 
-def _unknown_lines(found: Sequence[Sequence[Group]], result: AuditResult) -> list[str]:
+def _unknown_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult) -> list[str]:
     if not found:
         return []
     by_reason: dict[str, list[str]] = {}
@@ -200,7 +200,7 @@ def _unknown_lines(found: Sequence[Sequence[Group]], result: AuditResult) -> lis
     return lines
 
 
-def _note_lines(found: Sequence[Sequence[Group]], result: AuditResult) -> list[str]:
+def _note_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult) -> list[str]:
     lines = [_cut(_head(block, result)[0]) for block in found]
     return [*lines[:3], f"I {len(lines) - 3} more notes (--json)"] if len(lines) > 4 else lines
 
@@ -222,7 +222,7 @@ def _cut(text: str, most: int = WIDTH) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
-def _map_of(host: Host) -> Iterator[str]:
+def _map_of(host: AuditedHost) -> Iterator[str]:
     view = host.hardware
     cores = sorted(view.cores, key=lambda core: core & -core)
     by_node = [[core for core in cores if core & cpus] for _, cpus in sorted(view.numa_cpus.items())]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcpace.errors import HpcpaceError
-from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, Host, LabPlan, Link, hardware_address
+from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, LabHost, LabPlan, Link, hardware_address
 
 _LEAST_BURST_BYTES = 128 << 10
 _QUEUE_LATENCY_MS = 50
@@ -69,7 +69,7 @@ def build_switches(plan: LabPlan) -> None:
     _batch("tc", (f"qdisc add dev {end} root {shape(rate_bps)}" for end, rate_bps in ends))
 
 
-def connect(plan: LabPlan, hosts: Sequence[Host], pids: Sequence[int]) -> None:
+def connect(plan: LabPlan, hosts: Sequence[LabHost], pids: Sequence[int]) -> None:
     """Give each host, whose first process is given, its eth0 and plug the other end into its leaf."""
     mtu = plan.config.mtu
     links = []

@@ -31,8 +31,8 @@ Wait = Callable[[float | None], bool]
 
 
 @dataclass(frozen=True)
-class Site:
-    """The lab that a fault happens in."""
+class InsideLab:
+    """A lab as its faults see it: its plan and its files."""
 
     plan: LabPlan
     files: LabFiles
@@ -46,7 +46,7 @@ class Site:
         return HostCgroup(self.files.name, self.plan.host(host).name)
 
 
-class Fault(ABC):
+class LabFault(ABC):
     """One kind of fault: a frozen dataclass of its settings."""
 
     kind: ClassVar[str]
@@ -63,24 +63,24 @@ class Fault(ABC):
         """What it happens to; of one kind a target can have one fault at a time."""
 
     @abstractmethod
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse settings that do not fit the lab, with a UsageError."""
 
     @abstractmethod
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """Let it happen."""
 
-    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         """Keep it up until `wait` says that it is to be undone; `note` writes further events into the log of truth."""
         wait(None)
 
     @abstractmethod
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Make good what can be made good."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostFault(Fault):
+class HostFault(LabFault):
     """A fault of one host."""
 
     host: str
@@ -90,13 +90,13 @@ class HostFault(Fault):
         """The host."""
         return self.host
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse an unknown host."""
-        site.plan.host(self.host)
+        lab.plan.host(self.host)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkFault(Fault):
+class LinkFault(LabFault):
     """A fault of one link."""
 
     link: str
@@ -106,13 +106,13 @@ class LinkFault(Fault):
         """The link."""
         return self.link
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse an unknown link."""
-        site.plan.link(self.link)
+        lab.plan.link(self.link)
 
-    def _host_pid(self, site: Site) -> int | None:
+    def _host_pid(self, lab: InsideLab) -> int | None:
         """Return the first process of the host at the lower end, None for an uplink."""
-        return None if self.link in site.plan.leaves else site.pid(self.link)
+        return None if self.link in lab.plan.leaves else lab.pid(self.link)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,21 +122,21 @@ class SlowHost(HostFault):
     kind = "slow-host"
     cores: float
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse an unknown host, or no processor time."""
-        super().check(site)
-        most = site.plan.config.cpu_quota or float(os.cpu_count() or 1)
+        super().check(lab)
+        most = lab.plan.config.cpu_quota or float(os.cpu_count() or 1)
         if not 0 < self.cores < most:
             raise UsageError(f"--cores is {self.cores:g}: it must be more than 0 and less than the {most:g} it has now")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """Set the quota."""
-        site.pid(self.host)
-        site.cgroup(self.host).limit_cpu(self.cores)
+        lab.pid(self.host)
+        lab.cgroup(self.host).limit_cpu(self.cores)
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Set the quota that the lab was started with."""
-        site.cgroup(self.host).limit_cpu(site.plan.config.cpu_quota)
+        lab.cgroup(self.host).limit_cpu(lab.plan.config.cpu_quota)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,26 +146,26 @@ class SlowLink(LinkFault):
     kind = "slow-link"
     rate: str
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse an unknown link, or no rate."""
-        super().check(site)
+        super().check(lab)
         try:
             rate_bps = parse_rate(self.rate)
         except ValueError as error:
             raise UsageError(f"--rate: {error}") from error
-        if rate_bps >= (own_bps := site.plan.link(self.link).rate_bps):
+        if rate_bps >= (own_bps := lab.plan.link(self.link).rate_bps):
             raise UsageError(f"--rate {self.rate} does not slow {self.link}, which has {format_rate(own_bps)}")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """Shape both ends to the rate."""
-        self._set(site, parse_rate(self.rate))
+        self._set(lab, parse_rate(self.rate))
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Shape both ends as the lab was started."""
-        self._set(site, site.plan.link(self.link).rate_bps)
+        self._set(lab, lab.plan.link(self.link).rate_bps)
 
-    def _set(self, site: Site, rate_bps: int) -> None:
-        set_rate(site.plan.link(self.link), rate_bps, host_pid=self._host_pid(site))
+    def _set(self, lab: InsideLab, rate_bps: int) -> None:
+        set_rate(lab.plan.link(self.link), rate_bps, host_pid=self._host_pid(lab))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,21 +176,21 @@ class FlapLink(LinkFault):
     period_s: float
     down_s: float
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse an unknown link, or times that do not fit."""
-        super().check(site)
+        super().check(lab)
         if not 0 < self.down_s < self.period_s:
             raise UsageError(
                 f"--down is {self.down_s:g} s of every {self.period_s:g} s: it must be shorter than --period"
             )
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """See that the link is there."""
-        self._host_pid(site)
+        self._host_pid(lab)
 
-    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         """Let it go and come."""
-        link, is_over = site.plan.link(self.link), False
+        link, is_over = lab.plan.link(self.link), False
         while not is_over:
             set_up(link, False)
             note("link-down")
@@ -199,13 +199,13 @@ class FlapLink(LinkFault):
             note("link-up")
             is_over = is_over or wait(self.period_s - self.down_s)
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Leave it up."""
-        set_up(site.plan.link(self.link), True)
+        set_up(lab.plan.link(self.link), True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic(Fault):
+class Traffic(LabFault):
     """Sends data from one host to another, by iperf3 over TCP, with nobody reading the figures."""
 
     kind = "traffic"
@@ -219,9 +219,9 @@ class Traffic(Fault):
         """Both hosts."""
         return f"{self.source}->{self.destination}"
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse unknown hosts, one host twice, and a machine without iperf3."""
-        if site.plan.host(self.source) == site.plan.host(self.destination):
+        if lab.plan.host(self.source) == lab.plan.host(self.destination):
             raise UsageError(f"traffic from {self.source} to itself crosses no link: name two hosts")
         if self.rate is not None:
             try:
@@ -230,31 +230,31 @@ class Traffic(Fault):
                 raise UsageError(f"--rate: {error}") from error
         check_programs({"iperf3": "iperf3"})
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """See that both hosts live."""
-        site.pid(self.source)
-        site.pid(self.destination)
+        lab.pid(self.source)
+        lab.pid(self.destination)
 
-    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         """Run a server and a client until the end."""
         port = str(20000 + os.getpid() % 10000)
         limit = [] if self.rate is None else ["--bitrate", str(parse_rate(self.rate) // self.streams)]
         server = ["iperf3", "--server", "--one-off", "--port", port]
-        client = ["iperf3", "--client", site.plan.host(self.destination).address, "--port", port, "--time", "0"]
+        client = ["iperf3", "--client", lab.plan.host(self.destination).address, "--port", port, "--time", "0"]
         client += ["--connect-timeout", "5000", "--parallel", str(self.streams), *limit]
-        with self._running(site, self.destination, server), self._running(site, self.source, client) as sending:
+        with self._running(lab, self.destination, server), self._running(lab, self.source, client) as sending:
             while not wait(0.5):
                 if sending.poll() is not None:
                     raise HpcpaceError(f"iperf3 on {self.source} ended with status {sending.returncode}")
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Nothing is left to do: sending has ended."""
 
-    def _running(self, site: Site, host: str, command: list[str]) -> _Running:
+    def _running(self, lab: InsideLab, host: str, command: list[str]) -> _Running:
         # The server may be a moment late: a client that is refused is started again by the shell.
         again = f"for _ in 1 2 3 4 5 6 7 8; do {' '.join(command)} && break; sleep 0.5; done"
         words = ["sh", "-c", again] if "--client" in command else command
-        return _Running(command_on(site.files, site.plan.host(host), words), lab_environ(site.files))
+        return _Running(command_on(lab.files, lab.plan.host(host), words), lab_environ(lab.files))
 
 
 class _Running:
@@ -282,14 +282,14 @@ class PauseHost(HostFault):
 
     kind = "pause-host"
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """Freeze it."""
-        site.pid(self.host)
-        site.cgroup(self.host).freeze(True)
+        lab.pid(self.host)
+        lab.cgroup(self.host).freeze(True)
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Let it go on."""
-        site.cgroup(self.host).freeze(False)
+        lab.cgroup(self.host).freeze(False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,19 +298,19 @@ class KillHost(HostFault):
 
     kind = "kill-host"
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """Kill its first process; a host that has died by itself only loses its link."""
-        kill_host(site.plan, site.files, site.plan.host(self.host))
+        kill_host(lab.plan, lab.files, lab.plan.host(self.host))
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Boot it again: with an empty /tmp, the same clock offset, and no processes but slurmd."""
-        host = site.plan.host(self.host)
-        if host_pid(site.files, host) is None:
-            start_hosts(site.plan, site.files, [host], lab_environ(site.files))
+        host = lab.plan.host(self.host)
+        if host_pid(lab.files, host) is None:
+            start_hosts(lab.plan, lab.files, [host], lab_environ(lab.files))
 
 
 @dataclass(frozen=True, kw_only=True)
-class KillRank(Fault):
+class KillRank(LabFault):
     """Sends a signal to one rank of a running job, SIGKILL as a rule."""
 
     kind = "kill-rank"
@@ -324,16 +324,16 @@ class KillRank(Fault):
         """The rank."""
         return f"{self.job}/{self.rank}"
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse an unknown signal."""
         if f"SIG{self.signal}" not in signal.Signals.__members__:
             raise UsageError(f"--signal {self.signal}: no such signal, name one like KILL, TERM or STOP")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """Find the process and signal it."""
         rank_process(self.job, self.rank).send_signal(signal.Signals[f"SIG{self.signal}"])
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """A dead rank stays dead."""
 
 
@@ -365,10 +365,10 @@ class FillDisk(HostFault):
     kind = "fill-disk"
     left_bytes: int
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """Allocate a file of what is free, again and again while others free some more."""
         # Everybody on the host may write to its /tmp: what has the name may be a link to a file of the machine.
-        with Folder.open(self._tmp(site)) as tmp:
+        with Folder.open(self._tmp(lab)) as tmp:
             with suppress(FileNotFoundError):
                 os.unlink(FILLER, dir_fd=tmp.descriptor)
             filler = tmp.create_file(FILLER, mode=0o600)
@@ -384,12 +384,12 @@ class FillDisk(HostFault):
         finally:
             os.close(filler)
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Remove the file."""
-        (self._tmp(site) / FILLER).unlink(missing_ok=True)
+        (self._tmp(lab) / FILLER).unlink(missing_ok=True)
 
-    def _tmp(self, site: Site) -> Path:
-        return Path(f"/proc/{site.pid(self.host)}/root/tmp")
+    def _tmp(self, lab: InsideLab) -> Path:
+        return Path(f"/proc/{lab.pid(self.host)}/root/tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,16 +399,16 @@ class ChangeMtu(HostFault):
     kind = "mtu"
     mtu: int
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """Set it."""
-        set_mtu(site.pid(self.host), self.mtu)
+        set_mtu(lab.pid(self.host), self.mtu)
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Set that of the lab."""
-        set_mtu(site.pid(self.host), site.plan.config.mtu)
+        set_mtu(lab.pid(self.host), lab.plan.config.mtu)
 
 
-KINDS: dict[str, Callable[..., Fault]] = {
+KINDS: dict[str, Callable[..., LabFault]] = {
     kind.kind: kind
     for kind in (SlowHost, SlowLink, FlapLink, Traffic, PauseHost, KillHost, KillRank, FillDisk, ChangeMtu)
 }

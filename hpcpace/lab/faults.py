@@ -23,7 +23,7 @@ import psutil
 
 from hpcpace.errors import HpcpaceError, UsageError
 from hpcpace.lab.environment import lab_environ
-from hpcpace.lab.fault_kinds import KINDS, Fault, KillHost, Site
+from hpcpace.lab.fault_kinds import KINDS, InsideLab, KillHost, LabFault
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.rundir import write_json
 
@@ -55,7 +55,7 @@ class FaultRecord:
     message: str = ""
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> LabFault:
         """The fault itself."""
         return KINDS[self.kind](**self.settings)
 
@@ -84,18 +84,20 @@ def _is_held(record: FaultRecord) -> bool:
         return False
 
 
-def start_fault(site: Site, fault: Fault, *, start_s: float = 0.0, duration_s: float | None = None) -> FaultRecord:
+def start_fault(
+    lab: InsideLab, fault: LabFault, *, start_s: float = 0.0, duration_s: float | None = None
+) -> FaultRecord:
     """Start a fault and return its record: once it is active, or at once where it is to start later.
 
     Raises:
         UsageError: it does not fit the lab, or its target has one of this kind already.
         HpcpaceError: it did not work.
     """
-    fault.check(site)
+    fault.check(lab)
     for option, value in (("--start", start_s), ("--duration", duration_s)):
         if value is not None and not 0 <= value < math.inf:
             raise UsageError(f"{option} is {value:g}: it must be a number of seconds")
-    records = fault_records(site.files)
+    records = fault_records(lab.files)
     for other in records:
         if other.state in (*UNFINISHED, "lost") and (other.kind, other.fault.target) == (fault.kind, fault.target):
             raise UsageError(
@@ -104,16 +106,16 @@ def start_fault(site: Site, fault: Fault, *, start_s: float = 0.0, duration_s: f
             )
     with writable_to_owner_only():
         record = FaultRecord(
-            fault_id=_new_id(site.files, len(records) + 1),
+            fault_id=_new_id(lab.files, len(records) + 1),
             kind=fault.kind,
             settings=fault.settings(),
             start_s=start_s,
             duration_s=duration_s,
         )
-        record.write(site.files)
-        _spawn_holder(site.files, record.fault_id)
+        record.write(lab.files)
+        _spawn_holder(lab.files, record.fault_id)
     states = ("scheduled",) if start_s == 0 else ()
-    return _wait_while(site.files, record.fault_id, states=states)
+    return _wait_while(lab.files, record.fault_id, states=states)
 
 
 def _new_id(files: LabFiles, first: int) -> str:
@@ -125,37 +127,37 @@ def _new_id(files: LabFiles, first: int) -> str:
     return f"f{number}"
 
 
-def undo_fault(site: Site, fault_id: str) -> FaultRecord:
+def undo_fault(lab: InsideLab, fault_id: str) -> FaultRecord:
     """Undo a fault, or call off one that has not begun, and return its record.
 
     Raises:
         UsageError: there is no such fault, or it is over.
         HpcpaceError: it could not be undone.
     """
-    record = next((record for record in fault_records(site.files) if record.fault_id == fault_id), None)
+    record = next((record for record in fault_records(lab.files) if record.fault_id == fault_id), None)
     if record is None:
         raise UsageError(f"no fault {fault_id!r}: `hpcpace lab fault list` shows them")
     if record.state == "lost":
         with writable_to_owner_only():
-            record.fault.undo(site)
+            record.fault.undo(lab)
             record = dataclasses.replace(record, state="over", message="its process had died")
-            record.write(site.files)
+            record.write(lab.files)
         return record
     if record.state not in UNFINISHED:
         raise UsageError(f"fault {fault_id} is {record.state} already")
     os.kill(record.pid, signal.SIGTERM)
-    return _wait_while(site.files, fault_id, states=UNFINISHED)
+    return _wait_while(lab.files, fault_id, states=UNFINISHED)
 
 
-def end_faults_of(site: Site, host: str) -> None:
+def end_faults_of(lab: InsideLab, host: str) -> None:
     """Undo the faults that a host, or its link, has now: they do not outlive it, and the log of truth must say so.
 
     Raises:
         HpcpaceError: one could not be undone.
     """
-    for record in fault_records(site.files):
+    for record in fault_records(lab.files):
         if record.state in ("active", "lost") and record.kind != KillHost.kind and record.fault.target == host:
-            undo_fault(site, record.fault_id)
+            undo_fault(lab, record.fault_id)
 
 
 def _spawn_holder(files: LabFiles, fault_id: str) -> None:

@@ -19,7 +19,7 @@ from hpcpace.lab.cgroups import HostCgroup
 from hpcpace.lab.fabric import connect, set_up, shape, unplug
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.namespaces import host_command
-from hpcpace.lab.plan import PREFIX_LENGTH, SLURMD_PORT, Host, LabPlan
+from hpcpace.lab.plan import PREFIX_LENGTH, SLURMD_PORT, LabHost, LabPlan
 
 _TMP_SOURCE = "lab-tmp"
 _END_TIMEOUT_S = 10.0
@@ -66,7 +66,7 @@ wait $!
 def start_hosts(
     plan: LabPlan,
     files: LabFiles,
-    hosts: Sequence[Host],
+    hosts: Sequence[LabHost],
     environ: dict[str, str],
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
@@ -100,7 +100,7 @@ def start_hosts(
         process.stdout.close()
 
 
-def _start(plan: LabPlan, files: LabFiles, host: Host, environ: dict[str, str]) -> subprocess.Popen[str]:
+def _start(plan: LabPlan, files: LabFiles, host: LabHost, environ: dict[str, str]) -> subprocess.Popen[str]:
     own_tmp = files.mounts_dir / host.name
     own_tmp.mkdir(parents=True, exist_ok=True)
     files.spool_dir(host.name).mkdir(exist_ok=True)
@@ -139,7 +139,7 @@ def is_lab_host(mounts: Path = Path("/proc/self/mounts")) -> bool:
     return f"{_TMP_SOURCE} /tmp " in mounts.read_text()
 
 
-def host_pid(files: LabFiles, host: Host) -> int | None:
+def host_pid(files: LabFiles, host: LabHost) -> int | None:
     """Return the first process of a host by its number in the lab, None where the host is dead."""
     try:
         pid = int(files.pid(host.name).read_text())
@@ -150,7 +150,7 @@ def host_pid(files: LabFiles, host: Host) -> int | None:
     return pid if host.name.encode() in words else None
 
 
-def living_pid(files: LabFiles, host: Host) -> int:
+def living_pid(files: LabFiles, host: LabHost) -> int:
     """Return the first process of a host.
 
     Raises:
@@ -175,7 +175,7 @@ def has_slurmd(pid: int) -> bool:
     return any(local.endswith(f":{SLURMD_PORT:04X}") and state == _LISTENING for local, _, state in sockets)
 
 
-def kill_host(plan: LabPlan, files: LabFiles, host: Host) -> None:
+def kill_host(plan: LabPlan, files: LabFiles, host: LabHost) -> None:
     """End everything on a host at once and without a word, as a power cut does.
 
     Where it is dead already, only its link is removed, so that it can be booted again.
@@ -203,7 +203,7 @@ def kill_host(plan: LabPlan, files: LabFiles, host: Host) -> None:
         unplug(link)
 
 
-def command_on(files: LabFiles, host: Host, command: Sequence[str], *, folder: Path = Path("/")) -> list[str]:
+def command_on(files: LabFiles, host: LabHost, command: Sequence[str], *, folder: Path = Path("/")) -> list[str]:
     """Return the command line that runs a command on a host, as one of its processes.
 
     Raises:

@@ -28,7 +28,7 @@ _UNFINISHED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SlurmJob:
     """What Slurm knows of a job."""
 
     job_id: int
@@ -71,7 +71,7 @@ class JobQueue:
             raise HpcpaceError(f"sbatch refused the job: {done.stderr.strip()}")
         return int(done.stdout)
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> SlurmJob:
         """Return what Slurm knows of a job.
 
         Raises:
@@ -81,14 +81,14 @@ class JobQueue:
         if done.returncode:
             raise HpcpaceError(f"no job {job_id} in the lab's Slurm: {done.stderr.strip()}")
         fields = dict(re.findall(r"(?:^| )(JobState|ExitCode|StdOut)=(\S+)", done.stdout))
-        return Job(
+        return SlurmJob(
             job_id=job_id,
             state=fields["JobState"],
             exit_code=int(fields["ExitCode"].partition(":")[0]),
             output=Path(fields["StdOut"]),
         )
 
-    def wait(self, job_id: int, *, timeout_s: float) -> Job:
+    def wait(self, job_id: int, *, timeout_s: float) -> SlurmJob:
         """Wait until a job has finished and return it.
 
         Raises:

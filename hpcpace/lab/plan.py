@@ -28,7 +28,7 @@ def hardware_address(address: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class LabHost:
     """A compute node.
 
     Attributes:
@@ -77,11 +77,11 @@ class LabPlan:
         return tuple(f"leaf{number}" for number in range(1, self.config.leaves + 1))
 
     @cached_property
-    def hosts(self) -> tuple[Host, ...]:
+    def hosts(self) -> tuple[LabHost, ...]:
         """The hosts, dealt out to the leaves in blocks whose sizes differ by one at most."""
         config = self.config
         return tuple(
-            Host(
+            LabHost(
                 name=f"n{index + 1}",
                 address=f"10.77.0.{index + 1}",
                 leaf=self.leaves[index * config.leaves // config.hosts],
@@ -126,7 +126,7 @@ class LabPlan:
         above = {folder, *folder.parents}
         return Path("/tmp") not in above or bool(above & set(map(Path, self.config.share)))
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str) -> LabHost:
         """Return a host by name.
 
         Raises:

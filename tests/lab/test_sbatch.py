@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.errors import TraceError
-from hpcpace.lab.jobs import Job, JobQueue
+from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.lab.lab import Lab
 from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace
@@ -27,7 +27,7 @@ def submit(queue: JobQueue, name: str, *arguments: str, cwd: Path, **environ: st
     return queue.submit(*OVER_FOUR_HOSTS, SBATCH / f"{name}.sh", *arguments, cwd=cwd, environ=environ)
 
 
-def log_of(job: Job) -> str:
+def log_of(job: SlurmJob) -> str:
     return job.output.read_text()
 
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpcpace.audit.facts import PciDevice
-from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
 from hpcpace.audit.hardware import ORDER
-from hpcpace.audit.job import FabricPort, Host, Job, has_peermem
+from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem
 from hpcpace.audit.rules.choices import hca_selects, rank_variables
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable, shell_word
@@ -17,7 +17,7 @@ from hpcpace.quoting import printable, shell_word
 _LAST_GOOD_NCCL_GAP = (2, 22, 3)
 
 
-def n01_far_nic(job: Job, host: Host, gpu: PciDevice) -> Iterator[Finding]:
+def n01_far_nic(job: AuditedJob, host: AuditedHost, gpu: PciDevice) -> Iterator[AuditFinding]:
     """Find a GPU whose nearest adapter is too far for GPUDirect RDMA."""
     ports = _usable(host)
     if not ports:
@@ -28,7 +28,7 @@ def n01_far_nic(job: Job, host: Host, gpu: PciDevice) -> Iterator[Finding]:
         return
     if nearest == "UNKNOWN":
         raise Unreadable("the class of its path to every adapter: the firmware hides where they are")
-    yield Finding(
+    yield AuditFinding(
         rule="N01",
         severity=Severity.FAIL if nearest == "SYS" else Severity.WARNING,
         host=host.name,
@@ -40,7 +40,7 @@ def n01_far_nic(job: Job, host: Host, gpu: PciDevice) -> Iterator[Finding]:
     )
 
 
-def n02_shared_nic(job: Job, host: Host) -> Iterator[Finding]:
+def n02_shared_nic(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find adapters that more GPUs fall on than need be, and adapters far from all GPUs that NCCL would use."""
     ports = _usable(host)
     gpus = host.hardware.of_kind("gpu")
@@ -62,7 +62,7 @@ def n02_shared_nic(job: Job, host: Host) -> Iterator[Finding]:
     most, fair = max(load.values()), -(-len(gpus) // len(near))
     if most > fair:
         crowded = sorted(name for name, count in load.items() if count == most)
-        yield Finding(
+        yield AuditFinding(
             rule="N02",
             severity=Severity.WARNING,
             host=host.name,
@@ -74,7 +74,7 @@ def n02_shared_nic(job: Job, host: Host) -> Iterator[Finding]:
         )
 
 
-def n09_gpudirect(job: Job, host: Host) -> Iterator[Finding]:
+def n09_gpudirect(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find nodes on which RDMA adapters cannot reach NVIDIA's GPUs directly."""
     if not host.has_nvidia or not any(port.state == "ACTIVE" for _, port in host.rdma_ports):
         raise Skip("no NVIDIA driver, or no active RDMA port")
@@ -102,7 +102,7 @@ def n09_gpudirect(job: Job, host: Host) -> Iterator[Finding]:
             f"NCCL {printable(old[0].nccl_version)} with nvidia_peermem only",
             "pip install --upgrade nvidia-nccl-cu12  # 2.23 or newer",
         )
-    yield Finding(
+    yield AuditFinding(
         rule="N09",
         severity=Severity.FAIL if job.has_many_hosts else Severity.WARNING,
         host=host.name,
@@ -114,7 +114,7 @@ def n09_gpudirect(job: Job, host: Host) -> Iterator[Finding]:
     )
 
 
-def _usable(host: Host) -> list[FabricPort]:
+def _usable(host: AuditedHost) -> list[FabricPort]:
     return [port for port in host.fabric if port.is_active and port.pci in host.hardware.devices]
 
 
@@ -131,14 +131,14 @@ def _falling_on(classes: Mapping[str, Mapping[str, int]], near: Sequence[str]) -
     return load
 
 
-def _far_adapters(host: Host, far: Sequence[FabricPort], best: Mapping[str, int]) -> Iterator[Finding]:
+def _far_adapters(host: AuditedHost, far: Sequence[FabricPort], best: Mapping[str, int]) -> Iterator[AuditFinding]:
     values = (rank_variables(host, rank).get("NCCL_IB_HCA", "") for rank in host.ranks)
     value = next(filter(None, values), "")
     rdma = {device.name for device, _ in host.rdma_ports}
     for port in far:
         if port.device not in rdma or (value and not hca_selects(value, port.device, port.number)):
             continue
-        yield Finding(
+        yield AuditFinding(
             rule="N02",
             severity=Severity.WARNING,
             host=host.name,

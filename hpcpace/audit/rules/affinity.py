@@ -7,15 +7,15 @@ from itertools import combinations
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
 from hpcpace.audit.hardware import parsed, sum_of
-from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.masks import bind_masks, bind_option
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable
 
 
-def a01_mpi_singletons(job: Job, host: Host) -> Iterator[Finding]:
+def a01_mpi_singletons(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find ranks that each see a world of one."""
     asked = [rank for rank in host.ranks if rank.mpi_size is not None]
     if not asked:
@@ -24,7 +24,7 @@ def a01_mpi_singletons(job: Job, host: Host) -> Iterator[Finding]:
         raise Unreadable("the size of MPI's world: mpi4py or its MPI library cannot be loaded")
     alone = [rank for rank in asked if rank.mpi_size == 1 and rank.world_size > 1]
     if alone:
-        yield Finding(
+        yield AuditFinding(
             rule="A01",
             severity=Severity.FAIL,
             host=host.name,
@@ -37,7 +37,7 @@ def a01_mpi_singletons(job: Job, host: Host) -> Iterator[Finding]:
         )
 
 
-def a02_far_from_gpu(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def a02_far_from_gpu(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find a rank none of whose CPUs is on the NUMA node of its GPU."""
     address = host.gpu_address(rank)
     if address is None:
@@ -46,7 +46,7 @@ def a02_far_from_gpu(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]
     node, mask = view.node_of(address), host.mask(rank)
     if mask & view.numa_cpus[node]:
         return
-    yield Finding(
+    yield AuditFinding(
         rule="A02",
         severity=Severity.FAIL,
         host=host.name,
@@ -59,7 +59,7 @@ def a02_far_from_gpu(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]
     )
 
 
-def a03_partly_near(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def a03_partly_near(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find a rank whose CPUs are on several NUMA nodes, or only partly on that of its GPU."""
     view, mask = host.hardware, host.mask(rank)
     nodes = view.nodes_of(mask)
@@ -70,7 +70,7 @@ def a03_partly_near(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
     if address is not None and view.node_of(address) not in nodes:
         return  # A02
     whole = mask == view.online
-    yield Finding(
+    yield AuditFinding(
         rule="A03",
         severity=Severity.INFORMATION if whole else Severity.WARNING,
         host=host.name,
@@ -85,7 +85,7 @@ def a03_partly_near(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
     )
 
 
-def a04_overlap(job: Job, host: Host) -> Iterator[Finding]:
+def a04_overlap(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find ranks of one node that share cores; ranks that are not bound at all share the whole node, and are left."""
     if len(host.ranks) < 2:
         return
@@ -96,7 +96,7 @@ def a04_overlap(job: Job, host: Host) -> Iterator[Finding]:
             continue
         shared = one & other
         what = f"CPUs {cpusets.format_list(shared)}" if shared else f"cores, with CPUs {cpusets.format_list(cores)}"
-        yield Finding(
+        yield AuditFinding(
             rule="A04",
             severity=Severity.WARNING if one == other else Severity.FAIL,
             host=host.name,
@@ -109,7 +109,7 @@ def a04_overlap(job: Job, host: Host) -> Iterator[Finding]:
         )
 
 
-def a05_too_few_cpus(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def a05_too_few_cpus(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find a rank with fewer CPUs than its processes need, or than were asked for."""
     count = host.mask(rank).bit_count()
     needed = 1 + job.settings.dataloader_workers
@@ -118,7 +118,7 @@ def a05_too_few_cpus(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]
     if count >= max(needed, wanted):
         return
     is_lost = wanted > count
-    yield Finding(
+    yield AuditFinding(
         rule="A05",
         severity=Severity.FAIL,
         host=host.name,
@@ -135,14 +135,14 @@ def a05_too_few_cpus(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]
     )
 
 
-def a06_quota(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def a06_quota(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find a cgroup that gives less processor time than the mask has CPUs, or that has other CPUs than the mask."""
     mask = host.mask(rank)
     fact = f"rank/{rank.rank}"
     if rank.quota_cpus is None:
         raise host.unreadable("its CPU quota", f"{fact}/quota_cpus")
     if 0 < rank.quota_cpus < mask.bit_count():
-        yield Finding(
+        yield AuditFinding(
             rule="A06",
             severity=Severity.WARNING,
             host=host.name,
@@ -157,7 +157,7 @@ def a06_quota(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
         raise host.unreadable("the CPUs of its cgroup", f"{fact}/cgroup_cpus")
     outside = mask & ~parsed(rank.cgroup_cpus, "the CPUs of its cgroup")
     if outside:
-        yield Finding(
+        yield AuditFinding(
             rule="A06",
             severity=Severity.WARNING,
             host=host.name,
@@ -170,7 +170,7 @@ def a06_quota(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
         )
 
 
-def a07_memory(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def a07_memory(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find a rank that may not, or does not, take memory of the NUMA node of its GPU or CPUs."""
     view = host.hardware
     if len(view.numa_cpus) < 2:
@@ -189,7 +189,7 @@ def a07_memory(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
             raise host.unreadable("its memory policy", f"rank/{rank.rank}/memory_policy")
         return
     how = "may take memory of" if bound == allowed else f"has the policy {printable(rank.memory_policy or '')}:"
-    yield Finding(
+    yield AuditFinding(
         rule="A07",
         severity=Severity.WARNING,
         host=host.name,
@@ -202,14 +202,14 @@ def a07_memory(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
     )
 
 
-def s05_siblings(job: Job, host: Host) -> Iterator[Finding]:
+def s05_siblings(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find ranks that have different threads of one core."""
     if len(host.ranks) < 2:
         return
     for first, second, cores in _sharing(host):
         if host.mask(first) & host.mask(second):
             continue  # A04
-        yield Finding(
+        yield AuditFinding(
             rule="S05",
             severity=Severity.WARNING,
             host=host.name,
@@ -222,7 +222,7 @@ def s05_siblings(job: Job, host: Host) -> Iterator[Finding]:
         )
 
 
-def _sharing(host: Host) -> Iterator[tuple[RankFacts, RankFacts, int]]:
+def _sharing(host: AuditedHost) -> Iterator[tuple[RankFacts, RankFacts, int]]:
     """Yield the pairs of ranks that share cores, with the CPUs of those cores."""
     view = host.hardware
     whole = [view.whole_cores(host.mask(rank)) for rank in host.ranks]
@@ -238,14 +238,14 @@ def gpu_certainty(rank: RankFacts) -> Certainty:
     return Certainty.INFERRED if rank.gpu_source == "environment" else Certainty.READ
 
 
-def _binding(host: Host, otherwise: str) -> str:
+def _binding(host: AuditedHost, otherwise: str) -> str:
     try:
         return f"srun {bind_option(bind_masks(host))} ..."
     except Unreadable:
         return f"srun {otherwise} ..."
 
 
-def _overlap_fix(host: Host, cpus: int) -> str:
+def _overlap_fix(host: AuditedHost, cpus: int) -> str:
     return f"{_binding(host, '--cpu-bind=cores')}  # or -c {cpus}, to srun itself"
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import Certainty, Finding, Severity, unknown
-from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, unknown
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable, shell_word
 
 
-def n03_names_nothing(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def n03_names_nothing(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find variables that choose adapters or interfaces and name none, or slow ones."""
     variables = rank_variables(host, rank)
     if "NCCL_IB_HCA" in variables:
@@ -24,7 +24,7 @@ def n03_names_nothing(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding
             yield from _check_interface(job, host, rank, name, variables[name])
 
 
-def n04_sockets(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find what makes NCCL talk over sockets although there is RDMA."""
     if not any(port.state == "ACTIVE" for _, port in host.rdma_ports):
         return
@@ -51,7 +51,7 @@ def n04_sockets(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
             (seen, "ulimit -l unlimited  # Slurm: PropagateResourceLimitsExcept=MEMLOCK and LimitMEMLOCK=infinity")
         )
     for seen, fix in reasons:
-        yield Finding(
+        yield AuditFinding(
             rule="N04",
             severity=Severity.FAIL,
             host=host.name,
@@ -64,7 +64,7 @@ def n04_sockets(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
         )
 
 
-def n07_gid(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def n07_gid(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find an NCCL_IB_GID_INDEX that is no address of RoCE v2."""
     text = rank_variables(host, rank).get("NCCL_IB_GID_INDEX", "")
     if not text or text == "-1":
@@ -78,7 +78,7 @@ def n07_gid(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
         if kinds.get(text) == "RoCE v2":
             continue
         better = next((index for index, kind in kinds.items() if kind == "RoCE v2"), "")
-        yield Finding(
+        yield AuditFinding(
             rule="N07",
             severity=Severity.WARNING,
             host=host.name,
@@ -109,12 +109,12 @@ def interface_selected(value: str, name: str) -> bool:
     return hca_selects(value.replace(":", "\0"), name, 0)
 
 
-def rank_variables(host: Host, rank: RankFacts) -> Mapping[str, str]:
+def rank_variables(host: AuditedHost, rank: RankFacts) -> Mapping[str, str]:
     """Return a rank's variables with what files of NCCL's add; the environment wins, then the user's file."""
     return {**host.snapshot.kernel.nccl_conf, **rank.user_conf, **rank.variables}
 
 
-def _check_hca(host: Host, rank: RankFacts, value: str) -> Iterator[Finding]:
+def _check_hca(host: AuditedHost, rank: RankFacts, value: str) -> Iterator[AuditFinding]:
     ports = host.rdma_ports
     chosen = [(device, port) for device, port in ports if hca_selects(value, device.name, port.number)]
     seen = f"NCCL_IB_HCA={printable(value)}"
@@ -137,7 +137,7 @@ def _check_hca(host: Host, rank: RankFacts, value: str) -> Iterator[Finding]:
         yield _named(host, rank, "NCCL_IB_HCA", Severity.WARNING, text, fix)
 
 
-def _check_ucx(host: Host, rank: RankFacts, value: str) -> Iterator[Finding]:
+def _check_ucx(host: AuditedHost, rank: RankFacts, value: str) -> Iterator[AuditFinding]:
     have = {f"{device.name}:{port.number}" for device, port in host.rdma_ports} | {net.name for net in host.net}
     words = [word.strip() for word in value.split(",") if word.strip()]
     if "all" in words or value.startswith("^"):
@@ -147,7 +147,9 @@ def _check_ucx(host: Host, rank: RankFacts, value: str) -> Iterator[Finding]:
         yield _named(host, rank, "UCX_NET_DEVICES", Severity.FAIL, seen, "unset UCX_NET_DEVICES")
 
 
-def _check_interface(job: Job, host: Host, rank: RankFacts, variable: str, value: str) -> Iterator[Finding]:
+def _check_interface(
+    job: AuditedJob, host: AuditedHost, rank: RankFacts, variable: str, value: str
+) -> Iterator[AuditFinding]:
     # gloo takes whole names, separated by commas; NCCL beginnings.
     whole = variable == "GLOO_SOCKET_IFNAME"
     words = value.split(",")
@@ -177,8 +179,8 @@ def _check_interface(job: Job, host: Host, rank: RankFacts, variable: str, value
             yield _named(host, rank, variable, Severity.WARNING, text, use)
 
 
-def _named(host: Host, rank: RankFacts, variable: str, severity: Severity, seen: str, fix: str) -> Finding:
-    return Finding(
+def _named(host: AuditedHost, rank: RankFacts, variable: str, severity: Severity, seen: str, fix: str) -> AuditFinding:
+    return AuditFinding(
         rule="N03",
         severity=severity,
         host=host.name,

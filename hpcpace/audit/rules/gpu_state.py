@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcpace.audit.facts import Gpu, Nvml
-from hpcpace.audit.findings import Certainty, Finding, Severity, Skip, unknown
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable
 
@@ -14,7 +14,7 @@ _HARD_THROTTLE, _SOFT_THROTTLE = 0x8 | 0x40 | 0x80, 0x20
 # nvmlClocksEventReason: 0x8 hardware slowdown, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake.
 
 
-def p07_nvlink(job: Job) -> Iterator[Finding]:
+def p07_nvlink(job: AuditedJob) -> Iterator[AuditFinding]:
     """Find GPUs with NVLinks that are inactive, or fewer than others of their kind."""
     most: dict[str, int] = {}
     for host in job.hosts:
@@ -32,7 +32,7 @@ def p07_nvlink(job: Job) -> Iterator[Finding]:
             yield from _check_fabric(host, gpu)
 
 
-def p08_state(job: Job, host: Host) -> Iterator[Finding]:
+def p08_state(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find GPUs that are throttled, capped, or set up in a way that costs time."""
     if not host.has_nvidia:
         raise Skip("no NVIDIA driver")
@@ -40,7 +40,7 @@ def p08_state(job: Job, host: Host) -> Iterator[Finding]:
         if gpu.nvml is None:
             raise host.unreadable("the state of the GPUs", "nvml")
         for severity, seen, cost, fix in _states(gpu.address, gpu.nvml):
-            yield Finding(
+            yield AuditFinding(
                 rule="P08",
                 severity=severity,
                 host=host.name,
@@ -82,7 +82,7 @@ def _states(address: str, nvml: Nvml) -> Iterator[tuple[Severity, str, str, str]
         yield Severity.WARNING, seen, "seconds at every start of a job", f"nvidia-smi -i {address} -pm 1  # admin"
 
 
-def _check_fabric(host: Host, gpu: Gpu) -> Iterator[Finding]:
+def _check_fabric(host: AuditedHost, gpu: Gpu) -> Iterator[AuditFinding]:
     if gpu.nvml is None:
         return  # said of its links
     fabric = gpu.nvml.fabric
@@ -91,7 +91,7 @@ def _check_fabric(host: Host, gpu: Gpu) -> Iterator[Finding]:
     if fabric in (None, "none", "completed"):
         return
     words = {"not started": "has not begun", "in progress": "is not done"}
-    yield Finding(
+    yield AuditFinding(
         rule="P07",
         severity=Severity.FAIL,
         host=host.name,
@@ -103,7 +103,7 @@ def _check_fabric(host: Host, gpu: Gpu) -> Iterator[Finding]:
     )
 
 
-def _check_links(host: Host, gpu: Gpu, most: int) -> Iterator[Finding]:
+def _check_links(host: AuditedHost, gpu: Gpu, most: int) -> Iterator[AuditFinding]:
     if gpu.nvml is None:
         yield unknown("P07", host.name, f"GPU {gpu.address}", f"its NVLinks: {host.reason('nvml')}")
         return
@@ -112,7 +112,7 @@ def _check_links(host: Host, gpu: Gpu, most: int) -> Iterator[Finding]:
         return  # it has none, or nobody has switched them on
     missing = max(inactive or 0, most - active)
     if missing:
-        yield Finding(
+        yield AuditFinding(
             rule="P07",
             severity=Severity.FAIL,
             host=host.name,

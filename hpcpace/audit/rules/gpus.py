@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import Certainty, Finding, Severity
-from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
 from hpcpace.audit.tree import Unreadable
 
 
-def a08_shared_gpu(job: Job, host: Host) -> Iterator[Finding]:
+def a08_shared_gpu(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find ranks that share a GPU, see none, or use another one than their local rank's."""
     if not host.has_gpus or not host.ranks:
         return
@@ -36,7 +36,7 @@ def a08_shared_gpu(job: Job, host: Host) -> Iterator[Finding]:
         raise unknown
 
 
-def a09_ipc(job: Job, host: Host) -> Iterator[Finding]:
+def a09_ipc(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find GPUs that are bound to tasks so that ranks of a node cannot reach one another's."""
     if not host.has_gpus or len(host.ranks) < 2:
         return
@@ -45,7 +45,7 @@ def a09_ipc(job: Job, host: Host) -> Iterator[Finding]:
     if len(single) < 2:
         return
     count = len(host.snapshot.gpus or ())
-    yield Finding(
+    yield AuditFinding(
         rule="A09",
         severity=Severity.WARNING,
         host=host.name,
@@ -58,10 +58,10 @@ def a09_ipc(job: Job, host: Host) -> Iterator[Finding]:
     )
 
 
-def _sees_none(host: Host, rank: RankFacts) -> Iterator[Finding]:
+def _sees_none(host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     if host.snapshot.kernel.nvidia_driver == "" and "amdgpu" not in (host.snapshot.kernel.modules or {}):
         return  # nothing drives them: no rank is meant to use them
-    yield Finding(
+    yield AuditFinding(
         rule="A08",
         severity=Severity.FAIL,
         host=host.name,
@@ -74,11 +74,11 @@ def _sees_none(host: Host, rank: RankFacts) -> Iterator[Finding]:
     )
 
 
-def _another_order(host: Host, rank: RankFacts, address: str) -> Iterator[Finding]:
+def _another_order(host: AuditedHost, rank: RankFacts, address: str) -> Iterator[AuditFinding]:
     order = [gpu.address for gpu in host.snapshot.gpus or ()]
     if address not in order or order.index(address) == rank.local_rank or rank.local_rank < 0:
         return
-    yield Finding(
+    yield AuditFinding(
         rule="A08",
         severity=Severity.INFORMATION,
         host=host.name,
@@ -91,11 +91,11 @@ def _another_order(host: Host, rank: RankFacts, address: str) -> Iterator[Findin
     )
 
 
-def _one_for_many(host: Host, address: str, ranks: list[RankFacts]) -> Finding:
+def _one_for_many(host: AuditedHost, address: str, ranks: list[RankFacts]) -> AuditFinding:
     gpu = next((gpu for gpu in host.snapshot.gpus or () if gpu.address == address), None)
     has_mps = all(any(name.startswith("CUDA_MPS_") for name in rank.variables) for rank in ranks)
     has_mig = bool(gpu and gpu.nvml and gpu.nvml.is_mig)
-    return Finding(
+    return AuditFinding(
         rule="A08",
         severity=Severity.INFORMATION if has_mps or has_mig else Severity.FAIL,
         host=host.name,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
 from hpcpace.audit.facts import PciDevice
-from hpcpace.audit.findings import Certainty, Finding, Severity, Skip, unknown
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable
 
@@ -17,7 +17,7 @@ _REDIRECT = 0x0C
 # ACS control: bit 2 P2P Request Redirect, bit 3 P2P Completion Redirect (PCI Express Base Specification 7.7.11.3).
 
 
-def p01_width(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
+def p01_width(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
     """Find a link that has fewer lanes than both of its ends can have."""
     port = host.hardware.port_of(device)
     if port is None and device.width is None and device.kind == "nic":
@@ -29,7 +29,7 @@ def p01_width(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
         raise host.unreadable("the width of its slot", f"pci/{port.address}/max_width")
     most = min(device.max_width, port.max_width or device.max_width) if port is not None else device.max_width
     if device.width < most:
-        yield Finding(
+        yield AuditFinding(
             rule="P01",
             severity=Severity.FAIL,
             host=host.name,
@@ -41,7 +41,7 @@ def p01_width(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
         )
 
 
-def p02_speed(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
+def p02_speed(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
     """Find a link that runs slower than both of its ends can; of a GPU only while it works, as idle ones slow down."""
     port = host.hardware.port_of(device)
     if port is None and device.speed_gts is None and device.kind == "nic":
@@ -58,7 +58,7 @@ def p02_speed(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
         raise Unreadable(
             f"the speed of its link under load: it is at {device.speed_gts:g} of {most:g} GT/s, and idle GPUs slow down"
         )
-    yield Finding(
+    yield AuditFinding(
         rule="P02",
         severity=Severity.WARNING if device.kind == "gpu" else Severity.FAIL,
         host=host.name,
@@ -70,9 +70,9 @@ def p02_speed(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
     )
 
 
-def p03_unequal(job: Job) -> Iterator[Finding]:
+def p03_unequal(job: AuditedJob) -> Iterator[AuditFinding]:
     """Find devices of one kind whose links can do less than those of others, as with a slot that is too small."""
-    kinds: dict[tuple[str, str, str], list[tuple[Host, PciDevice, int, float]]] = {}
+    kinds: dict[tuple[str, str, str], list[tuple[AuditedHost, PciDevice, int, float]]] = {}
     for host in job.hosts:
         for device in host.hardware.hardware.pci or ():
             if device.kind in ("gpu", "nic") and device.vendor and device.device:
@@ -92,7 +92,7 @@ def p03_unequal(job: Job) -> Iterator[Finding]:
         yield from _unequal(entries)
 
 
-def p04_replays(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
+def p04_replays(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
     """Find links on which packets are sent again."""
     name = f"pci/{device.address}/corrected"
     counters = host.snapshot.counters
@@ -104,7 +104,7 @@ def p04_replays(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
     count = max(counters.values.get(name, 0), replays or 0)
     grown = (counters.growth or {}).get(name, 0)
     if grown or count > job.settings.pcie_errors:
-        yield Finding(
+        yield AuditFinding(
             rule="P04",
             severity=Severity.WARNING,
             host=host.name,
@@ -118,7 +118,7 @@ def p04_replays(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
         )
 
 
-def p05_acs(job: Job, host: Host) -> Iterator[Finding]:
+def p05_acs(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find switches whose ACS sends what goes from GPU to adapter through the processor."""
     view = host.hardware
     adapters = [port.pci for port in host.fabric if port.pci in view.devices]
@@ -152,14 +152,14 @@ def p05_acs(job: Job, host: Host) -> Iterator[Finding]:
             raise Unreadable(f"ACS of the bridges: {reason}")
 
 
-def p06_hidden_numa(job: Job, host: Host, device: PciDevice) -> Iterator[Finding]:
+def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
     """Find a GPU or adapter whose NUMA node the firmware does not tell."""
     if len(host.hardware.numa_cpus) < 2:
         return
     if device.numa_node is None:
         raise host.unreadable("its NUMA node", f"pci/{device.address}/numa_node")
     if device.numa_node < 0:
-        yield Finding(
+        yield AuditFinding(
             rule="P06",
             severity=Severity.WARNING,
             host=host.name,
@@ -171,7 +171,7 @@ def p06_hidden_numa(job: Job, host: Host, device: PciDevice) -> Iterator[Finding
         )
 
 
-def _possible(host: Host, device: PciDevice) -> tuple[int, float]:
+def _possible(host: AuditedHost, device: PciDevice) -> tuple[int, float]:
     """Return lanes and speed that a device and its slot can both do; 0 lanes for one without a link."""
     port = host.hardware.port_of(device)
     if device.max_width is None or device.max_speed_gts is None:
@@ -185,7 +185,7 @@ def _possible(host: Host, device: PciDevice) -> tuple[int, float]:
     return min(device.max_width, port.max_width), min(device.max_speed_gts, port.max_speed_gts)
 
 
-def _unequal(entries: list[tuple[Host, PciDevice, int, float]]) -> Iterator[Finding]:
+def _unequal(entries: list[tuple[AuditedHost, PciDevice, int, float]]) -> Iterator[AuditFinding]:
     widths, speeds = Counter(entry[2] for entry in entries), Counter(entry[3] for entry in entries)
     widest, fastest = max(widths), max(speeds)
     for host, device, width, speed in entries:
@@ -197,7 +197,7 @@ def _unequal(entries: list[tuple[Host, PciDevice, int, float]]) -> Iterator[Find
             severity = Severity.INFORMATION if len(entries) > 1 else Severity.WARNING
         else:
             continue
-        yield Finding(
+        yield AuditFinding(
             rule="P03",
             severity=severity,
             host=host.name,
@@ -211,8 +211,8 @@ def _unequal(entries: list[tuple[Host, PciDevice, int, float]]) -> Iterator[Find
         )
 
 
-def _acs(host: Host, severity: Severity, seen: str, certainty: Certainty) -> Finding:
-    return Finding(
+def _acs(host: AuditedHost, severity: Severity, seen: str, certainty: Certainty) -> AuditFinding:
+    return AuditFinding(
         rule="P05",
         severity=severity,
         host=host.name,
@@ -229,7 +229,7 @@ def _neighbours(gpus: Sequence[PciDevice]) -> list[tuple[str, str]]:
     return [(one.address, other.address) for one, other in pairwise(gpus)]
 
 
-def _nvml(host: Host, address: str, name: str) -> int | None:
+def _nvml(host: AuditedHost, address: str, name: str) -> int | None:
     gpu = next((gpu for gpu in host.snapshot.gpus or () if gpu.address == address), None)
     value: int | None = getattr(gpu.nvml, name) if gpu is not None and gpu.nvml is not None else None
     return value

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hpcpace.audit.collect_network import LINK_ERRORS
 from hpcpace.audit.facts import NetDevice, RdmaDevice, RdmaPort
-from hpcpace.audit.findings import Certainty, Finding, Severity, unknown
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, unknown
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.quoting import printable, shell_word
 
 
-def n05_ports(job: Job) -> Iterator[Finding]:
+def n05_ports(job: AuditedJob) -> Iterator[AuditFinding]:
     """Find ports that are down, and ports and interfaces slower than others of their kind."""
     up = {(device.name, port.number) for host in job.hosts for device, port in _ports(host) if port.state == "ACTIVE"}
     rates: dict[tuple[str, str], float] = {}
@@ -31,9 +31,9 @@ def n05_ports(job: Job) -> Iterator[Finding]:
     yield from _shaped_interfaces(job)
 
 
-def n06_mtu(job: Job) -> Iterator[Finding]:
+def n06_mtu(job: AuditedJob) -> Iterator[AuditFinding]:
     """Find Ethernet interfaces whose MTU is too small for RDMA, or not the same on all hosts."""
-    values: dict[str, list[tuple[Host, NetDevice, bool]]] = {}
+    values: dict[str, list[tuple[AuditedHost, NetDevice, bool]]] = {}
     for host in job.hosts:
         roce = _roce_names(host)
         for net in host.between_hosts if host.snapshot.net is not None else ():
@@ -49,7 +49,7 @@ def n06_mtu(job: Job) -> Iterator[Finding]:
                 yield unknown("N06", host.name, net.name, f"its MTU: {host.reason(f'net/{net.name}/mtu')}")
 
 
-def n08_errors(job: Job, host: Host) -> Iterator[Finding]:
+def n08_errors(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find counters of errors and drops that are high, or that grew within the probe window."""
     counters = host.snapshot.counters
     if "counters" in host.snapshot.unreadable:
@@ -69,7 +69,7 @@ def n08_errors(job: Job, host: Host) -> Iterator[Finding]:
         if not grown and value <= _limit(job, counters.values, kind, device, counter):
             continue
         port = device.replace("/", " port ")
-        yield Finding(
+        yield AuditFinding(
             rule="N08",
             severity=Severity.FAIL if grown and kind == "rdma" else Severity.WARNING,
             host=host.name,
@@ -83,13 +83,13 @@ def n08_errors(job: Job, host: Host) -> Iterator[Finding]:
         )
 
 
-def _ports(host: Host) -> list[tuple[RdmaDevice, RdmaPort]]:
+def _ports(host: AuditedHost) -> list[tuple[RdmaDevice, RdmaPort]]:
     return host.rdma_ports if host.snapshot.rdma is not None else []
 
 
 def _check_port(
-    job: Job, host: Host, device: RdmaDevice, port: RdmaPort, up: set[tuple[str, int]], fastest: float
-) -> Iterator[Finding]:
+    job: AuditedJob, host: AuditedHost, device: RdmaDevice, port: RdmaPort, up: set[tuple[str, int]], fastest: float
+) -> Iterator[AuditFinding]:
     place = f"{device.name} port {port.number}"
     fact = f"rdma/{device.name}/{port.number}"
     if port.state is None or port.phys_state is None:
@@ -99,7 +99,7 @@ def _check_port(
     if port.state != "ACTIVE" or port.phys_state != "LinkUp":
         # A port that nobody has cabled is down on all hosts; one that somebody switched off is meant to be.
         unused = (device.name, port.number) not in up and (len(job.hosts) > 1 or port.phys_state == "Disabled")
-        yield Finding(
+        yield AuditFinding(
             rule="N05",
             severity=Severity.WARNING if unused else Severity.FAIL,
             host=host.name,
@@ -116,7 +116,7 @@ def _check_port(
         return
     wanted = max(fastest, job.settings.expect_rate_gbps or 0.0)
     if port.rate_gbps < wanted:
-        yield Finding(
+        yield AuditFinding(
             rule="N05",
             severity=Severity.FAIL,
             host=host.name,
@@ -128,9 +128,9 @@ def _check_port(
         )
 
 
-def _slow_interfaces(job: Job) -> Iterator[Finding]:
+def _slow_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
     """Yield Ethernet adapters that are slower than the interface of the same name on other hosts."""
-    speeds: dict[str, list[tuple[Host, int]]] = {}
+    speeds: dict[str, list[tuple[AuditedHost, int]]] = {}
     for host in job.hosts:
         for net in host.between_hosts if host.snapshot.net is not None else ():
             if net.is_physical and net.kind == "ethernet" and net.speed_mbps:
@@ -139,7 +139,7 @@ def _slow_interfaces(job: Job) -> Iterator[Finding]:
         fastest = max(speed for _, speed in entries)
         for host, speed in entries:
             if speed < fastest:
-                yield Finding(
+                yield AuditFinding(
                     rule="N05",
                     severity=Severity.FAIL,
                     host=host.name,
@@ -151,9 +151,9 @@ def _slow_interfaces(job: Job) -> Iterator[Finding]:
                 )
 
 
-def _shaped_interfaces(job: Job) -> Iterator[Finding]:
+def _shaped_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
     """Yield interfaces whose sending is held to a lower rate than that of the same name on other hosts."""
-    rates: dict[str, list[tuple[Host, float]]] = {}
+    rates: dict[str, list[tuple[AuditedHost, float]]] = {}
     for host in job.hosts:
         nets = host.between_hosts if host.snapshot.net is not None else []
         if any(net.shaped_mbps is None for net in nets):
@@ -166,7 +166,7 @@ def _shaped_interfaces(job: Job) -> Iterator[Finding]:
         others = "unshaped on other hosts" if fastest == math.inf else f"on other hosts to {fastest / 1000:g}"
         for host, rate in entries:
             if rate < fastest:
-                yield Finding(
+                yield AuditFinding(
                     rule="N05",
                     severity=Severity.FAIL,
                     host=host.name,
@@ -178,7 +178,7 @@ def _shaped_interfaces(job: Job) -> Iterator[Finding]:
                 )
 
 
-def _roce_names(host: Host) -> set[str]:
+def _roce_names(host: AuditedHost) -> set[str]:
     if host.snapshot.rdma is None or host.snapshot.net is None:
         return set()
     return {
@@ -189,7 +189,9 @@ def _roce_names(host: Host) -> set[str]:
     }
 
 
-def _check_mtu(job: Job, name: str, entries: Sequence[tuple[Host, NetDevice, bool]]) -> Iterator[Finding]:
+def _check_mtu(
+    job: AuditedJob, name: str, entries: Sequence[tuple[AuditedHost, NetDevice, bool]]
+) -> Iterator[AuditFinding]:
     counts = Counter(net.mtu for _, net, _ in entries)
     usual = max(counts, key=lambda mtu: (counts[mtu], mtu or 0))
     for host, net, is_roce in entries:
@@ -206,7 +208,7 @@ def _check_mtu(job: Job, name: str, entries: Sequence[tuple[Host, NetDevice, boo
             )
             wanted = max(9000, job.settings.roce_mtu)
         if seen:
-            yield Finding(
+            yield AuditFinding(
                 rule="N06",
                 severity=severity,
                 host=host.name,
@@ -220,14 +222,14 @@ def _check_mtu(job: Job, name: str, entries: Sequence[tuple[Host, NetDevice, boo
             )
 
 
-def _is_up(host: Host, kind: str, device: str) -> bool:
+def _is_up(host: AuditedHost, kind: str, device: str) -> bool:
     """Return whether counts of a device matter: nobody's traffic passes one that is down."""
     if kind == "net":
         return any(net.name == device for net in host.between_hosts) if host.snapshot.net is not None else True
     return any(f"{d.name}/{port.number}" == device and port.state == "ACTIVE" for d, port in _ports(host))
 
 
-def _limit(job: Job, values: Mapping[str, int], kind: str, device: str, counter: str) -> float:
+def _limit(job: AuditedJob, values: Mapping[str, int], kind: str, device: str, counter: str) -> float:
     if kind == "rdma":
         return job.settings.link_errors if counter in LINK_ERRORS else job.settings.congestion_errors
     packets = values.get(f"net/{device}/{counter[:2]}_packets", 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
 from hpcpace.audit.hardware import sum_of
-from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable
 from hpcpace.units import format_bytes
@@ -22,7 +22,7 @@ DEBUG_VARIABLES = (
 """Variables of NCCL that its manual gives for debugging, not for production."""
 
 
-def s01_governor(job: Job, host: Host) -> Iterator[Finding]:
+def s01_governor(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find CPUs whose governor keeps frequencies down."""
     cpus = host.snapshot.hardware.cpus
     if cpus.governors is None:
@@ -30,7 +30,7 @@ def s01_governor(job: Job, host: Host) -> Iterator[Finding]:
     fine = {"performance"} | ({"powersave"} if cpus.driver in _FAST_WITH_POWERSAVE else set())
     for governor, members in cpus.governors.items():
         if governor not in fine:
-            yield Finding(
+            yield AuditFinding(
                 rule="S01",
                 severity=Severity.WARNING,
                 host=host.name,
@@ -42,7 +42,7 @@ def s01_governor(job: Job, host: Host) -> Iterator[Finding]:
             )
 
 
-def s02_numa_balancing(job: Job, host: Host) -> Iterator[Finding]:
+def s02_numa_balancing(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find GPU nodes on which the kernel moves pages about."""
     if not host.has_gpus:
         raise Skip("no GPU")
@@ -50,7 +50,7 @@ def s02_numa_balancing(job: Job, host: Host) -> Iterator[Finding]:
     if value is None:
         raise host.unreadable("numa_balancing", "kernel/numa_balancing")
     if value > 0:
-        yield Finding(
+        yield AuditFinding(
             rule="S02",
             severity=Severity.WARNING,
             host=host.name,
@@ -62,13 +62,13 @@ def s02_numa_balancing(job: Job, host: Host) -> Iterator[Finding]:
         )
 
 
-def s03_huge_pages(job: Job, host: Host) -> Iterator[Finding]:
+def s03_huge_pages(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """State how transparent huge pages are set where that is not the usual madvise."""
     kernel = host.snapshot.kernel
     if kernel.huge_pages is None or kernel.huge_pages_defrag is None:
         raise host.unreadable("transparent huge pages", "kernel/huge_pages_enabled", "kernel/huge_pages_defrag")
     if kernel.huge_pages in ("never", "always") or kernel.huge_pages_defrag == "always":
-        yield Finding(
+        yield AuditFinding(
             rule="S03",
             severity=Severity.INFORMATION,
             host=host.name,
@@ -80,7 +80,7 @@ def s03_huge_pages(job: Job, host: Host) -> Iterator[Finding]:
         )
 
 
-def s04_threads(job: Job, host: Host) -> Iterator[Finding]:
+def s04_threads(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find ranks whose OpenMP threads are together more than the CPUs that they may use."""
     if not host.ranks:
         return
@@ -93,7 +93,7 @@ def s04_threads(job: Job, host: Host) -> Iterator[Finding]:
     if threads <= cpus and not (is_unset and len(host.ranks) > 1):
         return
     is_crowded = threads > cpus
-    yield Finding(
+    yield AuditFinding(
         rule="S04",
         severity=Severity.WARNING if is_crowded else Severity.INFORMATION,
         host=host.name,
@@ -107,11 +107,11 @@ def s04_threads(job: Job, host: Host) -> Iterator[Finding]:
     )
 
 
-def s06_limits(job: Job, host: Host) -> Iterator[Finding]:
+def s06_limits(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find a small /dev/shm, and ranks that may lock little memory or open few files."""
     shm = host.snapshot.kernel.shm_bytes
     if shm is not None and shm < job.settings.least_shm:
-        yield Finding(
+        yield AuditFinding(
             rule="S06",
             severity=Severity.WARNING,
             host=host.name,
@@ -125,7 +125,7 @@ def s06_limits(job: Job, host: Host) -> Iterator[Finding]:
         if rank.open_files is None:
             raise host.unreadable("the limit of open files", f"rank/{rank.rank}/open_files", f"rank/{rank.rank}/limits")
         if 0 <= rank.open_files < job.settings.least_open_files:
-            yield Finding(
+            yield AuditFinding(
                 rule="S06",
                 severity=Severity.WARNING,
                 host=host.name,
@@ -140,7 +140,7 @@ def s06_limits(job: Job, host: Host) -> Iterator[Finding]:
         raise host.unreadable("the size of /dev/shm", "kernel/shm")
 
 
-def c01_debug_variables(job: Job, host: Host) -> Iterator[Finding]:
+def c01_debug_variables(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find variables for debugging that were left behind."""
     sources: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, value in host.snapshot.kernel.nccl_conf.items():
@@ -154,7 +154,7 @@ def c01_debug_variables(job: Job, host: Host) -> Iterator[Finding]:
     for source, settings in sources.items():
         for setting, ranks in sorted(settings.items()):
             name = setting.partition("=")[0]
-            yield Finding(
+            yield AuditFinding(
                 rule="C01",
                 severity=Severity.WARNING,
                 host=host.name,
@@ -169,7 +169,7 @@ def c01_debug_variables(job: Job, host: Host) -> Iterator[Finding]:
         raise host.unreadable("/etc/nccl.conf", "etc/nccl.conf")
 
 
-def c02_log(job: Job) -> Iterator[Finding]:
+def c02_log(job: AuditedJob) -> Iterator[AuditFinding]:
     """Find ways between ranks in NCCL's log that are worse than the nodes allow."""
     if job.nccl_log is None:
         raise Skip("no log of NCCL was given: --nccl-log")
@@ -192,9 +192,9 @@ def c02_log(job: Job) -> Iterator[Finding]:
         yield _way(name, edges, "go over sockets although there is RDMA", "unset NCCL_IB_DISABLE NCCL_NET")
 
 
-def _way(host: str, edges: list[tuple[int, int]], what: str, fix: str) -> Finding:
+def _way(host: str, edges: list[tuple[int, int]], what: str, fix: str) -> AuditFinding:
     first = edges[0]
-    return Finding(
+    return AuditFinding(
         rule="C02",
         severity=Severity.WARNING,
         host=host,
@@ -207,7 +207,7 @@ def _way(host: str, edges: list[tuple[int, int]], what: str, fix: str) -> Findin
     )
 
 
-def _has_active_port(host: Host) -> bool:
+def _has_active_port(host: AuditedHost) -> bool:
     return any(port.state == "ACTIVE" for _, port in host.rdma_ports)
 
 

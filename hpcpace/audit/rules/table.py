@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hpcpace.audit.findings import Finding
+from hpcpace.audit.findings import AuditFinding
 from hpcpace.audit.rules import adapters, affinity, choices, gpu_state, gpus, hosts, pcie, ports, system
 
 
@@ -31,7 +31,7 @@ class Rule:
     reads: str
     why: str
     fix: str
-    check: Callable[..., Iterator[Finding]]
+    check: Callable[..., Iterator[AuditFinding]]
 
 
 RULES: tuple[Rule, ...] = (

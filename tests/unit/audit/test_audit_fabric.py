@@ -10,7 +10,7 @@ from audit_machine import Machine
 from audit_machines import HEALTHY, small_node
 
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.job import Job
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.snapshot import take_tree
 
@@ -40,7 +40,7 @@ def with_fabric(tmp_path: Path, fabric: str | None, num_switches: int) -> Snapsh
 def test_a_gpu_that_the_fabric_manager_has_not_registered_is_found(
     fabric: str | None, num_switches: int, found: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    findings = run_rules(Job([with_fabric(tmp_path, fabric, num_switches)]), ["P07"]).findings
+    findings = run_rules(AuditedJob([with_fabric(tmp_path, fabric, num_switches)]), ["P07"]).findings
     assert [(finding.severity, finding.seen) for finding in findings] == found
     assert {finding.place for finding in findings} <= {"GPU 0000:21:00.0"}
 
@@ -51,7 +51,7 @@ def node(variable: str, value: str, *, has_route: bool) -> Machine:
 
 
 def n03(machine: Machine, tmp_path: Path) -> list[tuple[str, str, str]]:
-    findings = run_rules(Job([take_tree(machine.write(tmp_path / "tree"))]), ["N03"]).findings
+    findings = run_rules(AuditedJob([take_tree(machine.write(tmp_path / "tree"))]), ["N03"]).findings
     return [(finding.severity, finding.seen, finding.fix) for finding in findings]
 
 

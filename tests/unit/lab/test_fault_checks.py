@@ -58,8 +58,8 @@ def _has_iperf3(monkeypatch):
     ],
     ids=lambda fault: fault.kind,
 )
-def test_accepts_what_fits_the_lab(site, fault):
-    fault.check(site)
+def test_accepts_what_fits_the_lab(lab, fault):
+    fault.check(lab)
 
 
 @pytest.mark.parametrize(
@@ -84,36 +84,36 @@ def test_accepts_what_fits_the_lab(site, fault):
         (ChangeMtu(host="n9", mtu=1500), _NO_HOST),
     ],
 )
-def test_refuses_what_does_not_fit_the_lab(site, fault, message):
+def test_refuses_what_does_not_fit_the_lab(lab, fault, message):
     with pytest.raises(UsageError) as caught:
-        fault.check(site)
+        fault.check(lab)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("cores", [0.0, -1.0, math.nan, math.inf, 2.0, 3.0])
-def test_refuses_a_limit_that_is_none(monkeypatch, site, cores):
+def test_refuses_a_limit_that_is_none(monkeypatch, lab, cores):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with pytest.raises(UsageError) as caught:
-        SlowHost(host="n1", cores=cores).check(site)
+        SlowHost(host="n1", cores=cores).check(lab)
     assert str(caught.value) == f"--cores is {cores:g}: it must be more than 0 and less than the 2 it has now"
 
 
 @pytest.mark.parametrize(("link", "rate"), [("n1", "1gbit"), ("leaf1", "2gbit")])
-def test_refuses_a_rate_that_slows_nothing(site, link, rate):
+def test_refuses_a_rate_that_slows_nothing(lab, link, rate):
     with pytest.raises(UsageError, match=f"--rate {rate} does not slow {link}, which has "):
-        SlowLink(link=link, rate=rate).check(site)
+        SlowLink(link=link, rate=rate).check(lab)
 
 
 @pytest.mark.parametrize("fault", [SlowLink(link="leaf9", rate="1mbit"), flap("leaf9")], ids=lambda fault: fault.kind)
-def test_refuses_a_link_that_is_not_there(site, fault):
+def test_refuses_a_link_that_is_not_there(lab, fault):
     with pytest.raises(UsageError, match="no link 'leaf9' in this lab: a host's link has the name of the host"):
-        fault.check(site)
+        fault.check(lab)
 
 
-def test_traffic_needs_a_program_that_the_lab_does_not(monkeypatch, site):
+def test_traffic_needs_a_program_that_the_lab_does_not(monkeypatch, lab):
     monkeypatch.setattr(shutil, "which", lambda name, path: None)
     with pytest.raises(UsageError) as caught:
-        traffic().check(site)
+        traffic().check(lab)
     assert str(caught.value) == "the lab needs iperf3: `apt-get install --no-install-recommends iperf3`"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpcpace.config import LabConfig
 from hpcpace.errors import UsageError
-from hpcpace.lab.plan import CONTROLLER_ADDRESS, Host, LabPlan, Link
+from hpcpace.lab.plan import CONTROLLER_ADDRESS, LabHost, LabPlan, Link
 
 
 def plan_of(**settings: object) -> LabPlan:
@@ -19,9 +19,9 @@ def plan_of(**settings: object) -> LabPlan:
 
 def test_every_host_has_a_name_an_address_a_leaf_and_a_clock():
     assert plan_of(hosts=3, leaves=2, clock_step_s=70).hosts == (
-        Host(name="n1", address="10.77.0.1", leaf="leaf1", clock_offset_s=70),
-        Host(name="n2", address="10.77.0.2", leaf="leaf1", clock_offset_s=140),
-        Host(name="n3", address="10.77.0.3", leaf="leaf2", clock_offset_s=210),
+        LabHost(name="n1", address="10.77.0.1", leaf="leaf1", clock_offset_s=70),
+        LabHost(name="n2", address="10.77.0.2", leaf="leaf1", clock_offset_s=140),
+        LabHost(name="n3", address="10.77.0.3", leaf="leaf2", clock_offset_s=210),
     )
 
 
