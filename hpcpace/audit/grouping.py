@@ -1,4 +1,4 @@
-"""Findings that say the same of several hosts or places, put together for people to read."""
+"""Findings that are the same on several hosts or places, merged for people to read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_ODD = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FindingGroup:
-    """One finding, with all hosts on which it is the same.
+    """One finding with all hosts on which it is the same.
 
     Attributes:
-        hosts: names; empty for what concerns the job as a whole.
-        ranks: ranks of the job.
+        hosts: names; empty if it concerns the job as a whole.
+        ranks: affected ranks of the job.
     """
 
     rule: str
@@ -35,7 +35,7 @@ class FindingGroup:
 
 
 def grouped(findings: Iterable[AuditFinding]) -> list[FindingGroup]:
-    """Return findings with those of several hosts in one, in the same order."""
+    """Return findings in the same order, equal ones of several hosts merged."""
     made: dict[tuple[str, ...], tuple[AuditFinding, dict[str, None], set[int]]] = {}
     for finding in findings:
         key = (finding.rule, finding.severity, finding.place, finding.seen, finding.fix)
@@ -60,10 +60,10 @@ def grouped(findings: Iterable[AuditFinding]) -> list[FindingGroup]:
 
 
 def blocks(groups: Iterable[FindingGroup]) -> list[list[FindingGroup]]:
-    """Return groups of one rule, severity and kind of fault together, those of most hosts first.
+    """Return blocks of groups with the same rule, severity and kind of problem, those of most hosts first.
 
-    The kind is what was seen without the words that have digits: two GPUs whose nearest adapters are both NODE say the
-    same, a port that is down and one that is slow do not.
+    Two GPUs whose nearest adapters are both NODE have the same kind of problem; a port that is down and one that is
+    slow do not.
     """
     made: dict[tuple[Severity, str, str], list[FindingGroup]] = {}
     for group in groups:
@@ -72,12 +72,12 @@ def blocks(groups: Iterable[FindingGroup]) -> list[list[FindingGroup]]:
 
 
 def kind_of(finding: AuditFinding | FindingGroup) -> tuple[str, str]:
-    """Return what is the same for findings of one kind of fault: the rule, and what was seen without its figures."""
+    """Return the kind of problem of a finding: its rule, and what was seen with every word that has digits masked."""
     return finding.rule, _WITH_DIGITS.sub("#", finding.seen)
 
 
 def hosts_text(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:
-    """Return which hosts are meant, shortly: `n[1-3]`, `all 16 nodes`, `14 of 16 nodes; odd ones out: n03,n07`."""
+    """Return hosts as a short text: `n3`, `all 16 nodes`, `14 of 16 nodes; odd ones out: n[03,07]`."""
     if len(all_hosts) < 2 or not hosts:
         return ""
     if len(hosts) == len(all_hosts):
@@ -91,7 +91,7 @@ def hosts_text(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:
 
 
 def place_text(block: Sequence[FindingGroup]) -> str:
-    """Return the places of a block: `local rank 0`, `local rank 0, local rank 1 and 6 more places`."""
+    """Return the places of a block: `local rank 0`, `local rank 0, 1, 2`, at most eight and how many more."""
     places = list(dict.fromkeys(group.place for group in block if group.place))
     if len(places) <= 1:
         return "".join(places)

@@ -1,4 +1,4 @@
-"""Rules N03, N04 and N07: variables that choose adapters, interfaces and addresses, and what keeps NCCL off RDMA."""
+"""Rules N03, N04 and N07: variables that select adapters, interfaces and addresses, or keep NCCL from using RDMA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcpace.quoting import printable, shell_word
 
 
 def n03_names_nothing(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
-    """Find variables that choose adapters or interfaces and name none, or slow ones."""
+    """Find variables that select no adapter or interface, or a slow one."""
     variables = rank_variables(host, rank)
     if "NCCL_IB_HCA" in variables:
         yield from _check_hca(host, rank, variables["NCCL_IB_HCA"])
@@ -25,14 +25,12 @@ def n03_names_nothing(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> It
 
 
 def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
-    """Find what makes NCCL talk over sockets although there is RDMA."""
+    """Find what makes NCCL use sockets although the node has RDMA."""
     if not any(port.state == "ACTIVE" for _, port in host.rdma_ports):
         return
     variables = rank_variables(host, rank)
     if rank.locked_bytes is None:
-        raise host.unreadable(
-            "its limit of locked memory", f"rank/{rank.rank}/locked_bytes", f"rank/{rank.rank}/limits"
-        )
+        raise host.unreadable("its locked-memory limit", f"rank/{rank.rank}/locked_bytes", f"rank/{rank.rank}/limits")
     reasons = []
     if variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         reasons.append((f"NCCL_IB_DISABLE={variables['NCCL_IB_DISABLE']}", "unset NCCL_IB_DISABLE"))
@@ -41,12 +39,12 @@ def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator
     if not host.snapshot.kernel.has_verbs:
         reasons.append(
             (
-                "there is no /dev/infiniband",
+                "/dev/infiniband is missing",
                 "srun --container-mounts=/dev/infiniband ...  # or docker run --device=/dev/infiniband",
             )
         )
     if 0 <= rank.locked_bytes < job.settings.least_locked:
-        seen = f"it can lock {rank.locked_bytes >> 10} KiB of memory"
+        seen = f"it may lock only {rank.locked_bytes >> 10} KiB of memory"
         reasons.append(
             (seen, "ulimit -l unlimited  # Slurm: PropagateResourceLimitsExcept=MEMLOCK and LimitMEMLOCK=infinity")
         )
@@ -56,8 +54,8 @@ def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator
             severity=Severity.FAIL,
             host=host.name,
             place=rank_place(rank),
-            seen=f"there is RDMA, and {seen}",
-            cost="NCCL uses NET/Socket: a fraction of the rate, and processor time for every byte",
+            seen=f"the node has RDMA, but {seen}",
+            cost="NCCL uses NET/Socket: a fraction of the rate, and CPU time for every byte",
             fix=fix,
             certainty=Certainty.READ,
             ranks=(rank.rank,),
@@ -65,7 +63,7 @@ def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator
 
 
 def n07_gid(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
-    """Find an NCCL_IB_GID_INDEX that is no address of RoCE v2."""
+    """Find an NCCL_IB_GID_INDEX that does not select a RoCE v2 address."""
     text = rank_variables(host, rank).get("NCCL_IB_GID_INDEX", "")
     if not text or text == "-1":
         return
@@ -84,7 +82,7 @@ def n07_gid(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[Aud
             host=host.name,
             place=f"{device.name} port {port.number}",
             seen=f"NCCL_IB_GID_INDEX={printable(text)} is {printable(kinds.get(text, 'empty'))}",
-            cost="RoCE v1 is not routed, and an empty address connects to nobody",
+            cost="RoCE v1 is not routed, and an empty entry cannot connect at all",
             fix="unset NCCL_IB_GID_INDEX"
             + (f"  # NCCL before 2.21: {better}" if better else "  # NCCL 2.21 chooses it"),
             certainty=Certainty.READ,
@@ -94,7 +92,7 @@ def n07_gid(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[Aud
 
 @lru_cache(maxsize=4096)
 def hca_selects(value: str, device: str, port: int) -> bool:
-    """Return whether NCCL_IB_HCA chooses a port: names are beginnings, `=` makes them whole, `^` takes them away."""
+    """Return whether NCCL_IB_HCA selects a port: names are prefixes, with `=` exact names, and `^` excludes them."""
     exclude, rest = value.startswith("^"), value.removeprefix("^")
     exact, rest = rest.startswith("="), rest.removeprefix("=")
     for word in filter(None, rest.split(",")):
@@ -105,12 +103,12 @@ def hca_selects(value: str, device: str, port: int) -> bool:
 
 
 def interface_selected(value: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME chooses an interface: the same forms as NCCL_IB_HCA, without ports."""
+    """Return whether NCCL_SOCKET_IFNAME selects an interface: the syntax of NCCL_IB_HCA without ports."""
     return hca_selects(value.replace(":", "\0"), name, 0)
 
 
 def rank_variables(host: AuditedHost, rank: RankFacts) -> Mapping[str, str]:
-    """Return a rank's variables with what files of NCCL's add; the environment wins, then the user's file."""
+    """Return a rank's variables, NCCL's files included; the environment wins over ~/.nccl.conf, that over /etc."""
     return {**host.snapshot.kernel.nccl_conf, **rank.user_conf, **rank.variables}
 
 
@@ -121,17 +119,22 @@ def _check_hca(host: AuditedHost, rank: RankFacts, value: str) -> Iterator[Audit
     have = ",".join(dict.fromkeys(device.name for device, _ in ports)) or "none"
     if not chosen:
         yield _named(
-            host, rank, "NCCL_IB_HCA", Severity.FAIL, f"{seen} names no adapter of {have}", "unset NCCL_IB_HCA"
+            host,
+            rank,
+            "NCCL_IB_HCA",
+            Severity.FAIL,
+            f"{seen} matches no adapter (this node has {have})",
+            "unset NCCL_IB_HCA",
         )
         return
     rates = [port.rate_gbps or 0.0 for _, port in ports if port.state == "ACTIVE"]
     slowest = min((port.rate_gbps or 0.0 for _, port in chosen), default=0.0)
     if all(port.state != "ACTIVE" for _, port in chosen):
         yield _named(
-            host, rank, "NCCL_IB_HCA", Severity.FAIL, f"{seen} names only ports that are down", "unset NCCL_IB_HCA"
+            host, rank, "NCCL_IB_HCA", Severity.FAIL, f"{seen} selects only ports that are down", "unset NCCL_IB_HCA"
         )
     elif rates and slowest < max(rates):
-        text = f"{seen} includes a port of {slowest:g} Gb/s, the fastest has {max(rates):g}"
+        text = f"{seen} selects a port of {slowest:g} Gb/s, but the fastest has {max(rates):g}"
         fast = [device.name for device, port in ports if port.state == "ACTIVE" and port.rate_gbps == max(rates)]
         fix = f"export NCCL_IB_HCA={shell_word('=' + ','.join(dict.fromkeys(fast)))}"
         yield _named(host, rank, "NCCL_IB_HCA", Severity.WARNING, text, fix)
@@ -143,14 +146,14 @@ def _check_ucx(host: AuditedHost, rank: RankFacts, value: str) -> Iterator[Audit
     if "all" in words or value.startswith("^"):
         return
     if not have & set(words):
-        seen = f"UCX_NET_DEVICES={printable(value)} names none of {', '.join(sorted(have)[:8])}"
+        seen = f"UCX_NET_DEVICES={printable(value)} matches no device (this node has {', '.join(sorted(have)[:8])})"
         yield _named(host, rank, "UCX_NET_DEVICES", Severity.FAIL, seen, "unset UCX_NET_DEVICES")
 
 
 def _check_interface(
     job: AuditedJob, host: AuditedHost, rank: RankFacts, variable: str, value: str
 ) -> Iterator[AuditFinding]:
-    # gloo takes whole names, separated by commas; NCCL beginnings.
+    # gloo takes exact names separated by commas; NCCL takes prefixes.
     whole = variable == "GLOO_SOCKET_IFNAME"
     words = value.split(",")
     chosen = [net for net in host.net if (net.name in words if whole else interface_selected(value, net.name))]
@@ -161,21 +164,21 @@ def _check_interface(
     seen = f"{variable}={printable(value)}"
     if not chosen:
         names = ",".join(net.name for net in host.net[:8])
-        yield _named(host, rank, variable, Severity.FAIL, f"{seen} names none of {names}", use)
+        yield _named(host, rank, variable, Severity.FAIL, f"{seen} matches no interface (this node has {names})", use)
     elif all(net.state == "down" for net in chosen):
-        yield _named(host, rank, variable, Severity.FAIL, f"{seen} names only interfaces that are down", use)
+        yield _named(host, rank, variable, Severity.FAIL, f"{seen} selects only interfaces that are down", use)
     elif all(net.has_route is False and net.kind != "loopback" for net in chosen):
         names = ",".join(net.name for net in chosen)
-        text = f"{seen} is {names}, over which no route leads: it has no address"
+        text = f"{seen} selects {names}, which no route uses: it has no address"
         yield _named(host, rank, variable, Severity.FAIL, text, use)
     else:
         if any(net.has_route is None for net in chosen):
-            what = f"whether routes lead over what {variable} names: {host.reason('net/routes')}"
+            what = f"whether a route uses what {variable} selects: {host.reason('net/routes')}"
             yield unknown("N03", host.name, variable, what, (rank.rank,))
         speed = max(net.speed_mbps or 0 for net in chosen)
         if 0 < speed < job.settings.slow_share * fastest:
             names = ",".join(net.name for net in chosen)
-            text = f"{seen} is {names} at {speed / 1000:g} Gb/s, {best} has {fastest / 1000:g}"
+            text = f"{seen} selects {names} at {speed / 1000:g} Gb/s, but {best} has {fastest / 1000:g}"
             yield _named(host, rank, variable, Severity.WARNING, text, use)
 
 
@@ -186,9 +189,9 @@ def _named(host: AuditedHost, rank: RankFacts, variable: str, severity: Severity
         host=host.name,
         place=variable,
         seen=seen,
-        cost="ranks fail to connect, or use another network than is there for them"
+        cost="ranks fail to connect, or use a network that is not meant for them"
         if severity == Severity.FAIL
-        else "traffic passes the slow network",
+        else "traffic goes over the slow network",
         fix=fix,
         certainty=Certainty.READ,
         ranks=(rank.rank,),

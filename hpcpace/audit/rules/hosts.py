@@ -1,11 +1,11 @@
-"""Rules H01 and H02: nodes that differ from the others of the job, and where the job lies in the network."""
+"""Rules H01 and H02: nodes that differ from the others of the job, and the job's placement in the network."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.hostlist import exclude_option
@@ -13,20 +13,18 @@ from hpcpace.quoting import printable, shell_word
 
 _MOST_SHOWN = 60
 
-_COST = "a job runs as fast as its slowest node, and mixed versions hang or fail"
-
 
 def h01_differing(job: AuditedJob) -> Iterator[AuditFinding]:
-    """Find nodes that differ from most of the others, or from what the site expects."""
+    """Find nodes that differ from the majority, or from what the site expects."""
     for key, (severity, read) in _KEYS.items():
         values: dict[str, str] = {}
         for host in job.hosts:
             try:
                 value = read(host)
             except Unreadable as error:
-                # What one node does not tell, all nodes of its kind do not tell; compare the others.
+                # A fact that one node lacks is usually missing on all nodes of its kind; compare the others.
                 if len(job.hosts) > 1:
-                    yield _finding(Severity.UNKNOWN, host.name, key, f"cannot tell {host.told(error)}", "")
+                    yield unknown("H01", host.name, key, host.explain(error))
                 continue
             values[host.name] = value
         yield from _minority(values, key, severity)
@@ -35,7 +33,7 @@ def h01_differing(job: AuditedJob) -> Iterator[AuditFinding]:
 
 
 def h02_placement(job: AuditedJob) -> Iterator[AuditFinding]:
-    """Find jobs that lie below more leaf switches than they need."""
+    """Find jobs that are spread over more leaf switches than they need."""
     leaves: dict[str, str] = {}
     for host in job.hosts:
         for rank in host.ranks[:1]:
@@ -44,7 +42,7 @@ def h02_placement(job: AuditedJob) -> Iterator[AuditFinding]:
             if len(parts) > 1 and parts[-2]:
                 leaves[host.name] = parts[-2]
     if len(job.hosts) < 2 or not leaves:
-        raise Skip("one host, or no SLURM_TOPOLOGY_ADDR with switches")
+        raise Skip("only one host, or SLURM_TOPOLOGY_ADDR names no switches")
     if len(leaves) < len(job.hosts):
         raise Unreadable(f"the leaf switch of {len(job.hosts) - len(leaves)} of {len(job.hosts)} nodes")
     counts = Counter(leaves.values())
@@ -57,9 +55,9 @@ def h02_placement(job: AuditedJob) -> Iterator[AuditFinding]:
             severity=Severity.WARNING if size else Severity.INFORMATION,
             host="",
             place="",
-            seen=f"{len(job.hosts)} nodes lie below {len(counts)} leaf switches ({listed})"
-            + (f", {least} would do" if size else ""),
-            cost="what passes between leaves shares their uplinks with other jobs",
+            seen=f"{len(job.hosts)} nodes are spread over {len(counts)} leaf switches ({listed})"
+            + (f", {least} would be enough" if size else ""),
+            cost="traffic between leaves shares their uplinks with other jobs",
             fix=f"sbatch --switches={least} ...  # or --segment={max(counts.values())}",
             certainty=Certainty.READ,
         )
@@ -90,7 +88,7 @@ def _unexpected(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         try:
             seen = read()
         except Unreadable as error:
-            yield _finding(Severity.UNKNOWN, host.name, key, f"cannot tell {host.told(error)}", "")
+            yield unknown("H01", host.name, key, host.explain(error))
             continue
         if seen != wanted:
             text = f"{key}: {_short(str(seen))}, the site expects {_short(str(wanted))}"
@@ -110,7 +108,7 @@ def _finding(severity: Severity, host: str, key: str, seen: str, fix: str) -> Au
         host=host,
         place=key,
         seen=seen,
-        cost=_COST if severity != Severity.UNKNOWN else "what this rule looks for may be there or not",
+        cost="a job runs as fast as its slowest node, and mixed versions hang or fail",
         fix=fix,
         certainty=Certainty.READ,
     )
@@ -132,11 +130,11 @@ def _driver(host: AuditedHost) -> str:
 
 
 def _kernel(host: AuditedHost) -> str:
-    return _needed(host, host.snapshot.kernel.release, "the kernel's release", "kernel/release")
+    return _needed(host, host.snapshot.kernel.release, "the kernel release", "kernel/release")
 
 
 def _cpu(host: AuditedHost) -> str:
-    return _needed(host, host.snapshot.hardware.cpus.model, "the processor's model", "cpus/model")
+    return _needed(host, host.snapshot.hardware.cpus.model, "the processor model", "cpus/model")
 
 
 def _numa(host: AuditedHost) -> str:
@@ -186,4 +184,4 @@ _KEYS: dict[str, tuple[Severity, Callable[[AuditedHost], str]]] = {
     "PCI map": (Severity.WARNING, _pci_map),
     "masks": (Severity.WARNING, _masks),
 }
-"""What is compared, how bad a difference is, and how it is read; MTU is N06's."""
+"""What is compared, how severe a difference is, and how the value is read; N06 compares MTUs."""

@@ -1,4 +1,4 @@
-"""Rules P01 to P06: PCIe links, switches, and places that the firmware hides."""
+"""Rules P01 to P06: PCIe links, switches, and devices whose NUMA node the firmware hides."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _REDIRECT = 0x0C
 
 
 def p01_width(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
-    """Find a link that has fewer lanes than both of its ends can have."""
+    """Find a link with fewer lanes than both of its ends support."""
     port = host.hardware.port_of(device)
     if port is None and device.width is None and device.kind == "nic":
-        return  # a part of the processor, or virtual: it has no link
+        return  # on-chip or virtual: it has no link
     fact = f"pci/{device.address}"
     if device.width is None or device.max_width is None:
         raise host.unreadable("the width of its link", f"{fact}/width", f"{fact}/max_width")
@@ -35,14 +35,14 @@ def p01_width(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator
             host=host.name,
             place=_name(device),
             seen=f"its link has {device.width} lanes of {most}",
-            cost=f"it moves at most {device.width / most:.0%} of the bytes; NCCL reads the maximum and never sees it",
+            cost=f"it has at most {device.width / most:.0%} of its bandwidth, and NCCL reads only the maximum",
             fix="# admin: reseat the card; check riser and bifurcation",
             certainty=Certainty.READ,
         )
 
 
 def p02_speed(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
-    """Find a link that runs slower than both of its ends can; of a GPU only while it works, as idle ones slow down."""
+    """Find a link that runs slower than both of its ends support; for a GPU only while it is busy."""
     port = host.hardware.port_of(device)
     if port is None and device.speed_gts is None and device.kind == "nic":
         return
@@ -56,7 +56,7 @@ def p02_speed(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator
         return
     if device.kind == "gpu" and (_nvml(host, device.address, "utilization_percent") or 0) < _BUSY_PERCENT:
         raise Unreadable(
-            f"the speed of its link under load: it is at {device.speed_gts:g} of {most:g} GT/s, and idle GPUs slow down"
+            f"the speed of its link under load: now {device.speed_gts:g} of {most:g} GT/s, and idle GPUs slow down"
         )
     yield AuditFinding(
         rule="P02",
@@ -64,14 +64,14 @@ def p02_speed(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator
         host=host.name,
         place=_name(device),
         seen=f"its link runs at {device.speed_gts:g} of {most:g} GT/s",
-        cost=f"it moves at most {device.speed_gts / most:.0%} of the bytes",
+        cost=f"it has at most {device.speed_gts / most:.0%} of its bandwidth",
         fix="# admin: reseat the card; check riser, BIOS link speed and retimers",
         certainty=Certainty.READ,
     )
 
 
 def p03_unequal(job: AuditedJob) -> Iterator[AuditFinding]:
-    """Find devices of one kind whose links can do less than those of others, as with a slot that is too small."""
+    """Find devices of one kind in slots that support less than the slots of the others."""
     kinds: dict[tuple[str, str, str], list[tuple[AuditedHost, PciDevice, int, float]]] = {}
     for host in job.hosts:
         for device in host.hardware.hardware.pci or ():
@@ -80,7 +80,7 @@ def p03_unequal(job: AuditedJob) -> Iterator[AuditFinding]:
                     width, speed = _possible(host, device)
                 except Unreadable as error:
                     if device.kind == "gpu" or len(device.parents or ()) > 1:
-                        yield unknown("P03", host.name, _name(device), host.told(error))
+                        yield unknown("P03", host.name, _name(device), host.explain(error))
                     continue
                 if width:
                     kinds.setdefault((device.kind, device.vendor, device.device), []).append(
@@ -93,13 +93,13 @@ def p03_unequal(job: AuditedJob) -> Iterator[AuditFinding]:
 
 
 def p04_replays(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
-    """Find links on which packets are sent again."""
+    """Find links that retransmit packets."""
     name = f"pci/{device.address}/corrected"
     counters = host.snapshot.counters
     replays = _nvml(host, device.address, "replays")
     if name in host.snapshot.unreadable and replays is None:
         if device.kind == "nic":
-            return  # without AER in the kernel, or for a virtual adapter, nobody counts
+            return  # nothing is counted without AER in the kernel, or for a virtual adapter
         raise host.unreadable("its corrected PCIe errors", name)
     count = max(counters.values.get(name, 0), replays or 0)
     grown = (counters.growth or {}).get(name, 0)
@@ -112,14 +112,14 @@ def p04_replays(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterat
             seen=f"+{grown} corrected PCIe errors in {counters.window_s:g} s"
             if grown
             else f"{count} corrected PCIe errors",
-            cost="packets are sent again: a marginal link, which gets slower and may drop out",
+            cost="packets are retransmitted: the link is marginal, gets slower and may fail",
             fix="# admin: reseat the card; swap riser or slot",
             certainty=Certainty.MEASURED if grown else Certainty.READ,
         )
 
 
 def p05_acs(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
-    """Find switches whose ACS sends what goes from GPU to adapter through the processor."""
+    """Find switches whose ACS routes traffic between GPUs and adapters through the processor."""
     view = host.hardware
     adapters = [port.pci for port in host.fabric if port.pci in view.devices]
     gpus = view.of_kind("gpu")
@@ -131,7 +131,9 @@ def p05_acs(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     if not pairs:
         raise Skip("no GPU shares a switch with an adapter or another GPU")
     if host.snapshot.kernel.is_virtual:
-        yield _acs(host, Severity.INFORMATION, "in a virtual machine ACS is the host's matter", Certainty.READ)
+        yield _acs(
+            host, Severity.INFORMATION, "in a virtual machine ACS is up to the hypervisor's host", Certainty.READ
+        )
         return
     bridges = {parent for pair in pairs for device in pair for parent in (device.parents or ())[1:]}
     controls = {address: view.device(address).acs_control for address in sorted(bridges)}
@@ -140,20 +142,20 @@ def p05_acs(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     ]
     split = [pair for pair in pairs if "" != pair[0].iommu_group != pair[1].iommu_group != ""]
     if redirecting:
-        seen = f"ACS redirects requests on {len(redirecting)} bridges, like {redirecting[0]}"
+        seen = f"ACS redirects requests on {len(redirecting)} bridges, such as {redirecting[0]}"
         yield _acs(host, Severity.WARNING, seen, Certainty.READ)
     elif None in controls.values():
         if split:
             one, other = split[0]
-            seen = f"{one.address} and {other.address} share a switch and not an IOMMU group: ACS is on"
+            seen = f"{one.address} and {other.address} share a switch but not an IOMMU group, so ACS is on"
             yield _acs(host, Severity.WARNING, seen, Certainty.INFERRED)
         elif any(not device.iommu_group for pair in pairs for device in pair):
             reason = next(host.reason(f"pci/{address}/acs") for address, control in controls.items() if control is None)
-            raise Unreadable(f"ACS of the bridges: {reason}")
+            raise Unreadable(f"the ACS control of the bridges: {reason}")
 
 
 def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
-    """Find a GPU or adapter whose NUMA node the firmware does not tell."""
+    """Find a GPU or adapter whose NUMA node the firmware hides."""
     if len(host.hardware.numa_cpus) < 2:
         return
     if device.numa_node is None:
@@ -164,24 +166,24 @@ def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> It
             severity=Severity.WARNING,
             host=host.name,
             place=_name(device),
-            seen=f"numa_node is {device.numa_node} on a machine of {len(host.hardware.numa_cpus)} NUMA nodes",
-            cost="its place is unknown: ranks cannot be bound near it, and NCCL guesses its paths",
-            fix="export NCCL_TOPO_FILE=/path/to/topo.xml  # the one for this kind of machine; or firmware, admin",
+            seen=f"its numa_node is {device.numa_node} on a machine with {len(host.hardware.numa_cpus)} NUMA nodes",
+            cost="ranks cannot be bound near it, and NCCL guesses its paths",
+            fix="export NCCL_TOPO_FILE=/path/to/topo.xml  # for this type of machine; or a firmware fix, admin",
             certainty=Certainty.READ,
         )
 
 
 def _possible(host: AuditedHost, device: PciDevice) -> tuple[int, float]:
-    """Return lanes and speed that a device and its slot can both do; 0 lanes for one without a link."""
+    """Return the lanes and speed in GT/s that a device and its slot both support."""
     port = host.hardware.port_of(device)
     if device.max_width is None or device.max_speed_gts is None:
         fact = f"pci/{device.address}"
-        raise host.unreadable("what its link can do", f"{fact}/max_width", f"{fact}/max_speed")
+        raise host.unreadable("what its link supports", f"{fact}/max_width", f"{fact}/max_speed")
     if port is None:
         return device.max_width, device.max_speed_gts
     if port.max_width is None or port.max_speed_gts is None:
         fact = f"pci/{port.address}"
-        raise host.unreadable("what its slot can do", f"{fact}/max_width", f"{fact}/max_speed")
+        raise host.unreadable("what its slot supports", f"{fact}/max_width", f"{fact}/max_speed")
     return min(device.max_width, port.max_width), min(device.max_speed_gts, port.max_speed_gts)
 
 
@@ -190,10 +192,10 @@ def _unequal(entries: list[tuple[AuditedHost, PciDevice, int, float]]) -> Iterat
     widest, fastest = max(widths), max(speeds)
     for host, device, width, speed in entries:
         if width < widest or speed < fastest:
-            seen = f"its slot gives x{width} at {speed:g} GT/s, others of its kind have x{widest} at {fastest:g}"
+            seen = f"its slot offers x{width} at {speed:g} GT/s, others of its kind have x{widest} at {fastest:g}"
             severity = Severity.WARNING
         elif device.max_width is not None and width < device.max_width:
-            seen = f"an x{device.max_width} card in an x{width} slot"
+            seen = f"is an x{device.max_width} card in an x{width} slot"
             severity = Severity.INFORMATION if len(entries) > 1 else Severity.WARNING
         else:
             continue
@@ -203,10 +205,10 @@ def _unequal(entries: list[tuple[AuditedHost, PciDevice, int, float]]) -> Iterat
             host=host.name,
             place=_name(device),
             seen=seen,
-            cost="it moves fewer bytes than the others, and they wait for it"
+            cost="it has less bandwidth than the others, and they wait for it"
             if width < widest or speed < fastest
-            else f"it moves at most {width / (device.max_width or width):.0%} of the bytes it could",
-            fix="# admin: move the card to a full slot; check riser and bifurcation",
+            else f"it has at most {width / (device.max_width or width):.0%} of its bandwidth",
+            fix="# admin: move the card to a full-width slot; check riser and bifurcation",
             certainty=Certainty.READ,
         )
 
@@ -218,8 +220,8 @@ def _acs(host: AuditedHost, severity: Severity, seen: str, certainty: Certainty)
         host=host.name,
         place="",
         seen=seen,
-        cost="what goes from GPU to adapter or GPU turns round in the processor",
-        fix="lspci -vvv | grep ACSCtl  # admin: SrcValid-, ReqRedir-; `rdma_topo check`; never in virtual machines; "
+        cost="traffic from a GPU to an adapter or another GPU takes a detour through the processor",
+        fix="lspci -vvv | grep ACSCtl  # admin: want SrcValid-, ReqRedir-; `rdma_topo check`; not in virtual machines; "
         "Direct-NIC CX8 needs certain bits",
         certainty=certainty,
     )

@@ -1,4 +1,4 @@
-"""The fabric manager behind NVLink switches (P07), and interfaces over which no route leads (N03)."""
+"""Registration of GPUs with the fabric manager behind NVLink switches (P07), and interfaces without a route (N03)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def with_fabric(tmp_path: Path, fabric: str | None, num_switches: int) -> Snapsh
         ("completed", 4, []),
         ("none", 0, []),
         (None, 0, []),
-        (None, 4, [("U", "cannot tell whether the fabric manager has it: NVML does not say")]),
-        ("not started", 4, [("F", "the fabric manager has not begun with it")]),
-        ("in progress", 4, [("F", "the fabric manager is not done with it")]),
-        ("failed 999", 4, [("F", "the fabric manager failed 999 with it")]),
+        (None, 4, [("U", "cannot determine whether the fabric manager has registered it: NVML does not say")]),
+        ("not started", 4, [("F", "its fabric registration has not been started")]),
+        ("in progress", 4, [("F", "its fabric registration has not finished")]),
+        ("failed 999", 4, [("F", "its fabric registration failed with NVML error 999")]),
     ],
 )
 def test_a_gpu_that_the_fabric_manager_has_not_registered_is_found(
@@ -58,7 +58,7 @@ def n03(machine: Machine, tmp_path: Path) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(("variable", "value"), [("NCCL_SOCKET_IFNAME", "=ens9"), ("GLOO_SOCKET_IFNAME", "ens9")])
 def test_an_interface_without_any_route_is_found(variable: str, value: str, tmp_path: Path) -> None:
     ((severity, seen, fix),) = n03(node(variable, value, has_route=False), tmp_path)
-    assert (severity, seen) == ("F", f"{variable}={value} is ens9, over which no route leads: it has no address")
+    assert (severity, seen) == ("F", f"{variable}={value} selects ens9, which no route uses: it has no address")
     assert fix.startswith(f"export {variable}=") and "ens9" not in fix
     assert n03(node(variable, value, has_route=True), tmp_path / "routed") == []
 
@@ -83,4 +83,6 @@ def test_tables_that_cannot_be_read_are_unknown(content: bytes | None, tmp_path:
     if content is not None:
         machine.files["proc/net/route"] = content
     ((severity, seen, _),) = n03(machine, tmp_path)
-    assert severity == "U" and seen.startswith("cannot tell whether routes lead over what NCCL_SOCKET_IFNAME names: ")
+    assert severity == "U" and seen.startswith(
+        "cannot determine whether a route uses what NCCL_SOCKET_IFNAME selects: "
+    )

@@ -67,7 +67,7 @@ def test_ranks_without_a_gpu_are_dealt_out_in_blocks(tree_path: Path) -> None:
 
 def test_more_ranks_than_cores_have_no_masks(tree_path: Path) -> None:
     machine = Machine("n1").processors({0: threaded(0, 2)})
-    with pytest.raises(Unreadable, match="2 cores for 3 ranks"):
+    with pytest.raises(Unreadable, match="masks for 3 ranks: the job has 2 cores"):
         _lists(machine, tree_path, num_tasks=3)
 
 

@@ -187,7 +187,7 @@ def test_more_gpus_on_an_adapter_than_need_be_are_counted(tree_path: Path) -> No
         machine.rdma(f"mlx5_{number}", nic)
     (finding,) = _found(machine, "N02", tree_path)
     assert (finding.place, finding.severity) == ("mlx5_0 port 1", "W")
-    assert finding.seen.startswith("3 GPUs are nearest to it, 2 a port would be even")
+    assert finding.seen.startswith("3 GPUs map to it; spread evenly over 2 ports it would be 2 each")
 
 
 def test_ranks_that_are_not_bound_at_all_do_not_overlap(tree_path: Path) -> None:
@@ -297,4 +297,4 @@ def test_a_gpu_far_from_nodes_of_which_none_has_cpus_is_unknown(tree_path: Path)
     machine.files["sys/devices/system/node/node0/distance"] = "10 20"
     findings = run_rules(AuditedJob(Case(hosts=lambda: [machine]).snapshots(tree_path)), ["A02"]).findings
     assert {finding.severity for finding in findings} == {Severity.UNKNOWN}
-    assert "which NUMA node has CPUs: none says so" in findings[0].seen
+    assert "which NUMA node has CPUs: all are listed without any" in findings[0].seen

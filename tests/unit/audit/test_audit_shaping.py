@@ -82,9 +82,9 @@ def pair(tmp_path: Path, *rates: float | None) -> AuditedJob:
     [
         ((0.0, 0.0), []),
         ((1000.0, 1000.0), []),
-        ((1000.0, 100.0), [("F", "n2", "what it sends is held to 0.1 Gb/s, on other hosts to 1")]),
-        ((0.0, 100.0), [("F", "n2", "what it sends is held to 0.1 Gb/s, unshaped on other hosts")]),
-        ((0.0, None), [("U", "n2", "cannot tell what shapes its interfaces: not in the snapshot")]),
+        ((1000.0, 100.0), [("F", "n2", "is shaped to 0.1 Gb/s, but to 1 on other hosts")]),
+        ((0.0, 100.0), [("F", "n2", "is shaped to 0.1 Gb/s, but not shaped on other hosts")]),
+        ((0.0, None), [("U", "n2", "cannot determine whether its interfaces are shaped: not in the snapshot")]),
     ],
 )
 def test_an_interface_is_compared_with_that_of_other_hosts(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from audit_machines import CASES, mtu_differs
 
-from hpcpace.audit.findings import AuditFinding, Certainty, Severity
+from hpcpace.audit.findings import CANNOT_DETERMINE, AuditFinding, Certainty, Severity
 from hpcpace.audit.grouping import blocks, grouped, hosts_text, place_text
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import AuditResult, audit
@@ -71,7 +71,7 @@ def test_a_verdict_is_never_longer_than_30_lines(num_rules: int) -> None:
         _finding(rule="N03", place=f"variable {'x' * number}", seen=f"{'word ' * 40}{'y' * number}")
         for number in range(num_rules)
     ]
-    findings += [_finding(severity=Severity.UNKNOWN, seen=f"cannot tell {'z' * number}") for number in range(20)]
+    findings += [_finding(severity=Severity.UNKNOWN, seen=f"{CANNOT_DETERMINE}{'z' * number}") for number in range(20)]
     findings += [_finding(severity=Severity.INFORMATION, seen="i" * number) for number in range(1, 20)]
     lines = verdict_lines(_result(findings, missing=("n7 did not answer",) * 9))
     assert len(lines) <= MOST_LINES
