@@ -130,7 +130,7 @@ def test_a_job_is_audited_before_it_trains_and_keeps_snapshots_of_its_ranks(
     log = refused.output.read_text()
     assert (refused.state, refused.exit_code) == ("FAILED", 4), log
     assert "F N06 eth0, n2: has MTU 1400, but 1500 on 3 of 4 hosts" in log
-    assert "gpt2_dp: not trained: the audit has found a fault (F)" in log
+    assert "gpt2_dp: not trained: the audit has found a failure (F)" in log
 
     job_id = queue.submit(*script, cwd=tmp_path, environ={**environ, "HPCPACE_AUDIT": "warn"})
     job = queue.wait(job_id, timeout_s=120)

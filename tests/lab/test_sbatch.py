@@ -132,7 +132,7 @@ def test_ranks_that_hang_in_the_start_of_mpi_are_started_once_more(queue: JobQue
     job_id = submit(queue, "gpt2_dp", "--steps", "4", cwd=tmp_path, **settings)
     job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
     assert job.state == "COMPLETED", log_of(job)
-    assert log_of(job).count("the ranks did not get through the start of MPI; starting them once more") == 1
+    assert log_of(job).count("the ranks did not get through the start of MPI; starting them again") == 1
     assert REPORT in log_of(job)
 
 
