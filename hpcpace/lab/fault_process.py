@@ -1,6 +1,6 @@
-"""The process that holds a fault: it waits for the start, lets it happen, and undoes it at its end or on SIGTERM.
+"""The process that holds a fault: it waits for the start, injects the fault, and undoes it at its end or on SIGTERM.
 
-It writes begin and end, and what happens in between, with their times into the lab's log of truth.
+It writes start, end, and what happens in between to the lab's log of truth, with times.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hpcpace.lab.truth import TruthLog
 
 
 def hold(lab: InsideLab, record: FaultRecord, undone: threading.Event) -> FaultRecord:
-    """Let a fault happen from its start to its end and return what has become of it.
+    """Hold a fault from its start to its end and return its final record.
 
     Args:
         lab: the lab that it happens in.
         record: the fault.
-        undone: set when it is to be undone at once.
+        undone: set to undo the fault at once.
     """
     fault, log = record.fault, TruthLog(lab.files.truth)
     asked = {"fault_id": record.fault_id, "kind": record.kind, "target": fault.target, "settings": record.settings}
@@ -38,7 +38,7 @@ def hold(lab: InsideLab, record: FaultRecord, undone: threading.Event) -> FaultR
 
     if undone.wait(record.start_s):
         note("fault-called-off")
-        return dataclasses.replace(record, state="over", message="called off before its start")
+        return dataclasses.replace(record, state="over", message="cancelled before its start")
     if isinstance(fault, KillHost):
         end_faults_of(lab, fault.host)
     asked_ns = time.monotonic_ns()

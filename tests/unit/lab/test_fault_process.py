@@ -142,7 +142,7 @@ def test_it_may_be_undone_before_its_duration_is_over(lab, use):
 def test_one_that_is_called_off_before_its_start_does_nothing(lab, use):
     time = use(FakeTime(set_at_s=3.0))
     record = hold(lab, record_of(start_s=5.0, duration_s=20.0), time)
-    assert (record.state, record.message) == ("over", "called off before its start")
+    assert (record.state, record.message) == ("over", "cancelled before its start")
     assert FakeFault.calls == []
     assert events(lab) == ["fault-called-off"]
 

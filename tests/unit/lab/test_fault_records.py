@@ -121,7 +121,7 @@ def test_a_target_has_one_fault_of_a_kind_at_a_time(lab, holder, state):
     with pytest.raises(UsageError) as caught:
         start_fault(lab, SlowLink(link="leaf1", rate="1mbit"))
     assert str(caught.value) == (
-        "leaf1 has a fault of this kind already, f1: undo it first, by `hpcpace lab fault undo f1`"
+        "leaf1 has a fault of this kind already, f1: undo it first with `hpcpace lab fault undo f1`"
     )
     assert spawned == []
 
@@ -146,7 +146,7 @@ def test_a_target_may_have_a_fault_again_and_faults_of_other_kinds(lab, holder, 
 
 
 def test_refuses_to_undo_a_fault_that_is_not_there(lab):
-    with pytest.raises(UsageError, match="no fault 'f1': `hpcpace lab fault list` shows them"):
+    with pytest.raises(UsageError, match="no fault 'f1': `hpcpace lab fault list` lists all faults"):
         undo_fault(lab, "f1")
 
 

@@ -140,7 +140,7 @@ def test_labs_are_kept_where_only_root_writes(base: Path) -> None:
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 def test_refuses_a_folder_of_labs_that_others_can_write_to(mode: int, base: Path) -> None:
     base.chmod(mode)
-    with pytest.raises(UsageError, match=f"{base} belongs to user .* with mode {mode:o}, so that others"):
+    with pytest.raises(UsageError, match=f"{base} belongs to user .* with mode {mode:o}, so users other than"):
         LabFiles.of("docs")
 
 
@@ -155,9 +155,9 @@ def test_refuses_a_folder_of_labs_that_somebody_else_made(base: Path, monkeypatc
 def test_refuses_a_link_to_a_folder_of_labs(base: Path, tmp_path: Path) -> None:
     base.rename(tmp_path / "elsewhere")
     base.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="is no folder: remove it"):
+    with pytest.raises(UsageError, match="is not a folder: remove it"):
         LabFiles.of("docs")
-    with pytest.raises(UsageError, match="is no folder: remove it"):
+    with pytest.raises(UsageError, match="is not a folder: remove it"):
         bring_down("docs")
 
 
@@ -189,7 +189,7 @@ def test_the_log_of_truth_is_kept_in_a_file_and_nowhere_else(
     else:
         place.mkdir()
     before = place.lstat()
-    with pytest.raises(UsageError, match="cannot keep the log of truth"):
+    with pytest.raises(UsageError, match="cannot copy the log of truth"):
         bring_down("docs", truth=place)
     assert (victim.read_text(), place.lstat().st_ino, log.read_text()) == ("precious", before.st_ino, "truth")
 

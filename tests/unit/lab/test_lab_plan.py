@@ -74,7 +74,7 @@ def test_nothing_is_said_of_speed_where_each_claimed_cpu_is_a_core(monkeypatch, 
 def test_says_where_ranks_share_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert plan_of(hosts=3, cpus_per_host=4).emulation == (
-        "12 CPUs are claimed and this machine has 2: ranks share cores, so computation is emulated and its speed "
+        "the hosts claim 12 CPUs and this machine has 2: ranks share cores, so computation is emulated and its speed "
         "means nothing"
     )
 
@@ -90,7 +90,7 @@ def test_finds_hosts_and_links_by_name():
 def test_refuses_a_host_that_is_not_there_and_names_those_that_are(name):
     with pytest.raises(UsageError) as caught:
         plan_of().host(name)
-    assert str(caught.value) == f"no host {name!r} in this lab: it has n1 to n4"
+    assert str(caught.value) == f"no host {name!r} in this lab: the hosts are n1 to n4"
 
 
 @pytest.mark.parametrize("name", ["n5", "leaf3", "spine", "eth0"])
@@ -98,7 +98,7 @@ def test_refuses_a_link_that_is_not_there_and_names_those_that_are(name):
     with pytest.raises(UsageError) as caught:
         plan_of().link(name)
     assert str(caught.value) == (
-        f"no link {name!r} in this lab: a host's link has the name of the host (n1 to n4), an uplink that of its leaf "
+        f"no link {name!r} in this lab: a host's link is named after the host (n1 to n4), an uplink after its leaf "
         "(leaf1, leaf2)"
     )
 

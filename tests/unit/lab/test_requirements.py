@@ -29,7 +29,7 @@ def test_refuses_another_user_than_root(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError) as caught:
         check_requirements()
-    assert str(caught.value) == "the lab needs root, for namespaces and mounts; this is user 1000: start it with sudo"
+    assert str(caught.value) == "the lab needs root for namespaces and mounts, but this is user 1000: run it with sudo"
 
 
 @pytest.mark.parametrize(
