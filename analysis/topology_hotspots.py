@@ -127,7 +127,7 @@ def command(runs: tuple[Path, ...], out: Path) -> None:
     """Rank the places and links that hold each RUN up: a table, the matrices of transfers, and the hotspots."""
     examined = files.examined(runs)
     results = [
-        Found(run=run.name, figures=hotspot_figures(run.ground, run.panels), remarks=run.remarks) for run in examined
+        Found(run=run.name, figures=hotspot_figures(run.measured, run.panels), remarks=run.remarks) for run in examined
     ]
     rows = [row for found in results for row in rows_of(found)]
     values = [tuple(row.values()) for row in rows]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.attempts import attempt_rows
-from hpcpace.diagnosis.common_steps import ranks_together
+from hpcpace.diagnosis.common_steps import ranks_with_common_steps
 from hpcpace.diagnosis.credible import absent_ranks, credible_traces, incredible_ranks
 from hpcpace.diagnosis.diagnose import Diagnosis
 from hpcpace.diagnosis.evidence import gather_evidence
@@ -22,22 +22,22 @@ from hpcpace.diagnosis.figures.causes import cause_figures
 from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.figures.ranks import rank_figures, relative
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
-from hpcpace.diagnosis.incomplete import find_cut_off
-from hpcpace.diagnosis.measure import Ground, Selection, diagnose_ground, hotspots_of, lay_ground, panels_of
+from hpcpace.diagnosis.incomplete import find_incomplete
+from hpcpace.diagnosis.measure import Measured, Selection, diagnose_run, hotspots_of, measure, panels_of
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records.result import read_result_record
 from hpcpace.diagnosis.records.run import read_run_record
 from hpcpace.diagnosis.records.trial import read_trial_record
-from hpcpace.diagnosis.sentences import cut_rank_line, open_line
-from hpcpace.diagnosis.streamed_operations import fold_operations, is_on_disk, under_way_of
-from hpcpace.diagnosis.summary import CutOff, Shares, Steps, Summary, Tracing, Verdict, World
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
+from hpcpace.diagnosis.streamed_operations import is_on_disk, stream_operations, under_way_of
+from hpcpace.diagnosis.summary import Incomplete, Shares, Steps, Summary, Tracing, Verdict, World
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
 from hpcpace.errors import CannotTell
 from hpcpace.metrics.operations.overlap import overlap_share
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT
 from hpcpace.metrics.steps import StepPanel, throughput
-from hpcpace.parallel import beside
+from hpcpace.parallel import in_background
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import world_size_of
 from hpcpace.trace.reader import RankTrace
@@ -100,30 +100,30 @@ def analyze(
     hosts = {**record.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
     together, apart, nothing_common = traces, list[str](), ""
     try:
-        ground = lay_ground(traces, selection, evidence=evidence, progress=progress)
+        measured = measure(traces, selection, evidence=evidence, progress=progress)
     except CannotTell as error:
-        together, apart = ranks_together(traces, selection)
+        together, apart = ranks_with_common_steps(traces, selection)
         nothing_common = f"{attempt.path}: {error}"
-    whole, folded = evidence, None
+    whole, streamed = evidence, None
     if whole is None:
-        folded = ground.folded if not nothing_common else None
-        if folded is None:
-            folded, kept = fold_operations(traces, None)
+        streamed = measured.streamed if not nothing_common else None
+        if streamed is None:
+            streamed, kept = stream_operations(traces, None)
             whole = gather_evidence(kept)
         else:
-            whole = ground.evidence
-    cut_off = find_cut_off(
+            whole = measured.evidence
+    incomplete = find_incomplete(
         whole,
-        (*problems, *unusable, *apart, *(folded.problems if folded else ())),
+        (*problems, *unusable, *apart, *(streamed.problems if streamed else ())),
         missing=missing,
         hosts=hosts,
-        done=folded.completed if folded else None,
+        done=streamed.completed if streamed else None,
     )
     if nothing_common and not apart:
-        raise CannotTell("\n- ".join([nothing_common, *_what_is_cut(cut_off, hosts)]))
+        raise CannotTell("\n- ".join([nothing_common, *_what_is_cut(incomplete, hosts)]))
     if apart:
-        ground = lay_ground(together, selection, progress=progress)
-    incredible, why = incredible_ranks(ground)
+        measured = measure(together, selection, progress=progress)
+    incredible, why = incredible_ranks(measured)
     if incredible:
         return analyze(
             run,
@@ -136,24 +136,24 @@ def analyze(
             world_size=world_size,
             progress=progress,
         )
-    panel, chosen, parts, clocks = ground.panel, ground.chosen, ground.parts, ground.clocks
-    panels = panels_of(ground)
+    panel, chosen, parts, clocks = measured.panel, measured.chosen, measured.parts, measured.clocks
+    panels = panels_of(measured)
     # Of all that rests on the panels, jitter takes about half of the time, of large runs more than to fork.
-    apart_from_others = beside if ground.folded is not None else nullcontext
-    with apart_from_others(partial(jitter_figures, ground, panels)) as figures_of_jitter:
-        diagnosis = diagnose_ground(
-            ground,
+    apart_from_others = in_background if measured.streamed is not None else nullcontext
+    with apart_from_others(partial(jitter_figures, measured, panels)) as figures_of_jitter:
+        diagnosis = diagnose_run(
+            measured,
             panels,
             clocks=clocks,
-            cut_off=cut_off,
+            incomplete=incomplete,
             settings=settings,
-            absent=absent_ranks(ground.evidence.traces, world_size),
+            absent=absent_ranks(measured.evidence.traces, world_size),
         )
-        hotspots = hotspots_of(ground, panels)
+        hotspots = hotspots_of(measured, panels)
         # Of waits for an absent rank nobody knows where they began; they would pass for transfers.
-        causes = None if diagnosis.absent else cause_figures(ground, panels)
-        rows, roles = rank_figures(ground.evidence.traces, parts, ground.totals, has_messages=ground.has_messages)
-        sensitivity = sensitivity_figures(ground)
+        causes = None if diagnosis.absent else cause_figures(measured, panels)
+        rows, roles = rank_figures(measured.evidence.traces, parts, measured.totals, has_messages=measured.has_messages)
+        sensitivity = sensitivity_figures(measured)
         jitter, curve = figures_of_jitter()
     audit = audit_figures(attempt, diagnosis.findings, hosts, audit_settings)
     summary = Summary(
@@ -179,18 +179,18 @@ def analyze(
             samples_unit=traces[0].header.samples_unit,
             emulation=record.emulation,
         ),
-        steps=_steps(panel, ground.used, selection),
-        throughput=throughput(ground.times_ns, chosen.samples),
-        shares=_shares(parts, _overlap(ground)),
+        steps=_steps(panel, measured.used, selection),
+        throughput=throughput(measured.times_ns, chosen.samples),
+        shares=_shares(parts, _overlap(measured)),
         jitter=jitter,
         hotspots=hotspots,
         causes=causes,
         tracing=_tracing(attempt, traces),
         ranks=rows,
         roles=roles,
-        kinds=ground.kinds,
+        kinds=measured.kinds,
         clocks=clocks,
-        cut_off=cut_off,
+        incomplete=incomplete,
         settings=asdict(settings),
         sensitivity=sensitivity,
         history=attempt_rows(run, attempt, traces, selection),
@@ -200,7 +200,7 @@ def analyze(
         pacing=pacing,
     )
     plots = plot_data(
-        ground,
+        measured,
         panels,
         curve=curve,
         is_node_unit=jitter is not None and jitter.is_node_unit,
@@ -234,22 +234,22 @@ def examine(
     """
     of_run, _ = of_one_run(traces)
     try:
-        ground = _believed(of_run, selection or Selection())
+        measured = _believed(of_run, selection or Selection())
     except CannotTell as error:
         return verdict_of(Diagnosis(findings=(), cannot_tell=str(error), smallest_effect=None), hosts={})
-    hosts = {trace.header.rank: trace.header.host for trace in ground.evidence.traces}
-    diagnosis = diagnose_ground(
-        ground,
-        panels_of(ground),
-        clocks=ground.clocks,
-        cut_off=find_cut_off(ground.evidence, problems, missing=(), hosts=hosts),
+    hosts = {trace.header.rank: trace.header.host for trace in measured.evidence.traces}
+    diagnosis = diagnose_run(
+        measured,
+        panels_of(measured),
+        clocks=measured.clocks,
+        incomplete=find_incomplete(measured.evidence, problems, missing=(), hosts=hosts),
         settings=settings or DiagnosisConfig(),
-        absent=absent_ranks(ground.evidence.traces, world_size_of(of_run)),
+        absent=absent_ranks(measured.evidence.traces, world_size_of(of_run)),
     )
     return verdict_of(diagnosis, hosts=hosts)
 
 
-def _believed(traces: Sequence[RankTrace], selection: Selection) -> Ground:
+def _believed(traces: Sequence[RankTrace], selection: Selection) -> Measured:
     """Return what the figures rest on, of the ranks that contradict neither themselves nor all others.
 
     Raises:
@@ -258,19 +258,19 @@ def _believed(traces: Sequence[RankTrace], selection: Selection) -> Ground:
     traces, contradictory = credible_traces(traces)
     if not traces:
         raise CannotTell("\n- ".join(["there is no trace that can be believed", *contradictory]))
-    ground = lay_ground(traces, selection, evidence=gather_evidence(traces))
-    incredible, _ = incredible_ranks(ground)
+    measured = measure(traces, selection, evidence=gather_evidence(traces))
+    incredible, _ = incredible_ranks(measured)
     if not incredible:
-        return ground
+        return measured
     return _believed([trace for trace in traces if trace.header.rank not in incredible], selection)
 
 
-def _what_is_cut(cut_off: CutOff, hosts: Mapping[int, str]) -> list[str]:
-    lost = [rank for rank in cut_off.ranks if rank.num_lost_operations][:_MOST_LOST_SHOWN]
+def _what_is_cut(incomplete: Incomplete, hosts: Mapping[int, str]) -> list[str]:
+    lost = [rank for rank in incomplete.ranks if rank.num_lost_operations][:_MOST_LOST_SHOWN]
     return [
-        *(open_line(operation, hosts) for operation in cut_off.open),
-        *(cut_rank_line(rank, hosts) for rank in lost),
-        *cut_off.problems,
+        *(open_line(operation, hosts) for operation in incomplete.open),
+        *(incomplete_rank_line(rank, hosts) for rank in lost),
+        *incomplete.problems,
     ]
 
 
@@ -281,11 +281,11 @@ def _shares(parts: NDArray[np.float64], overlap: float | None) -> Shares:
     return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=overlap)
 
 
-def _overlap(ground: Ground) -> float | None:
+def _overlap(measured: Measured) -> float | None:
     """Return the share of communication that is hidden."""
-    folded = ground.folded
-    under_way_ns = under_way_of(ground.evidence, ground.in_steps) if folded is None else folded.under_way_ns
-    exposed_ns = ground.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
+    streamed = measured.streamed
+    under_way_ns = under_way_of(measured.evidence, measured.in_steps) if streamed is None else streamed.under_way_ns
+    exposed_ns = measured.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
     return overlap_share(under_way_ns, exposed_ns)
 
 

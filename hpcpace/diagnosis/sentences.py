@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hpcpace.diagnosis.summary import Clocks, ClockSuspect, CutRank
+from hpcpace.diagnosis.summary import Clocks, ClockSuspect, IncompleteRank
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.quoting import printable
 from hpcpace.units import format_duration
@@ -22,7 +22,7 @@ def open_line(operation: OpenOperation, hosts: Mapping[int, str]) -> str:
     return f"{where} never completed: {', '.join(parts)}"
 
 
-def cut_rank_line(rank: CutRank, hosts: Mapping[int, str]) -> str:
+def incomplete_rank_line(rank: IncompleteRank, hosts: Mapping[int, str]) -> str:
     """Return one sentence on a rank whose trace is missing, was not closed, or lacks records."""
     who = named_ranks((rank.rank,), hosts)
     count, steps = plural(rank.num_lost_operations, "operation"), plural(rank.num_lost_steps, "step")

@@ -20,6 +20,7 @@ from hpcpace.metrics.roles import Excess as Excess
 from hpcpace.metrics.steps import Throughput as Throughput
 
 SCHEMA = "hpcpace-summary/2"
+_JSON_NAMES = {"incomplete": "cut_off"}  # names that scheme 2 of the file keeps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +225,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutRank:
+class IncompleteRank:
     """A rank whose trace is missing, was not closed, or lacks records.
 
     Attributes:
@@ -248,14 +249,14 @@ class CutRank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutOff:
+class Incomplete:
     """What was missing or cut off; `ranks` has those with most lost operations first."""
 
     problems: tuple[str, ...]
     not_closed: tuple[int, ...]
     num_open: int
     open: tuple[OpenOperation, ...]
-    ranks: tuple[CutRank, ...]
+    ranks: tuple[IncompleteRank, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -549,7 +550,7 @@ class Summary:
     roles: tuple[RoleRow, ...]
     kinds: tuple[Kind, ...]
     clocks: Clocks
-    cut_off: CutOff
+    incomplete: Incomplete
     settings: dict[str, float] = field(default_factory=dict)
     sensitivity: tuple[SensitivityRow, ...] = ()
     history: tuple[AttemptRow, ...] = ()
@@ -561,10 +562,11 @@ class Summary:
     @property
     def is_whole(self) -> bool:
         """Whether every rank's trace was there, closed, readable and without gaps, and no clock was wrong."""
-        cut = self.cut_off
+        cut = self.incomplete
         is_missing = self.world.missing or cut.problems or cut.not_closed or cut.num_open or cut.ranks
         return not (is_missing or self.tracing.num_dropped or self.clocks.num_wrong)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of summary.json; times are nanoseconds, shares fractions of 1."""
-        return {"schema": SCHEMA, "hpcpace_version": __version__, **asdict(self)}
+        content = {_JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        return {"schema": SCHEMA, "hpcpace_version": __version__, **content}

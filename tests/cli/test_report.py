@@ -245,7 +245,7 @@ def test_a_rank_killed_before_its_first_step_is_told_and_the_others_have_their_f
     assert code == 1
     assert "rank 3 on n2: no step recorded" in text
     assert "lost at least 40 operations" in text
-    assert "none of the 0 steps of rank 3 is one that the other ranks have" in text
+    assert "rank 3 shares none of its 0 steps with the other ranks" in text
     summary = json.loads(run.summary_json.read_text())
     assert (summary["world"]["ranks"], [row["rank"] for row in summary["ranks"]]) == ([0, 1, 2, 3], [0, 1, 2])
 

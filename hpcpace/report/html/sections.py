@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hpcpace import __version__
 from hpcpace.diagnosis.plot_data import HotspotRow, PlotData
-from hpcpace.diagnosis.sentences import cut_rank_line, open_line
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import HostPair, Shares, Summary
 from hpcpace.report.html.text import facts, notes, stacked_bar, table
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
@@ -179,7 +179,7 @@ def _violation(pair: HostPair) -> str:
 
 def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
     """Return what the figures do not contain: steps, ranks, records, and plots without data."""
-    steps, cut = summary.steps, summary.cut_off
+    steps, cut = summary.steps, summary.incomplete
     hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in cut.ranks}
     counts = (
         (steps.num_warmup, "left out as warm-up"),
@@ -195,7 +195,7 @@ def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
         lines.append(f"{plural(summary.tracing.num_dropped, 'record')} dropped by the recorder")
     lines += _limited([open_line(operation, hosts) for operation in cut.open], "operation that never completed")
     telling = [rank for rank in cut.ranks if rank.num_lost_operations or rank.num_dropped]
-    lines += _limited([cut_rank_line(rank, hosts) for rank in telling], "rank with lost records")
+    lines += _limited([incomplete_rank_line(rank, hosts) for rank in telling], "rank with lost records")
     lines += _limited(cut.problems, "problem")
     lines += [
         f"{kind.num_unmatched} {kind.op} of {_shortened(rank_list(kind.ranks_unmatched))} without a comparable "

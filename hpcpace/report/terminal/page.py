@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from hpcpace.diagnosis.sentences import cut_rank_line, open_line, suspect_line
-from hpcpace.diagnosis.summary import CutRank, HostPair, Shares, Summary
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, suspect_line
+from hpcpace.diagnosis.summary import HostPair, IncompleteRank, Shares, Summary
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note, title
 from hpcpace.report.terminal.losses import (
@@ -55,7 +55,7 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
         print_sensitivity(console, summary)
         print_rank_communication(console, shown)
     _print_clocks(console, summary)
-    _print_cut_off(console, summary)
+    _print_incomplete(console, summary)
 
 
 def _print_head(console: Console, summary: Summary) -> None:
@@ -222,23 +222,24 @@ def _early_exits(pair: HostPair) -> str:
     return f"{exit_host} left before {enter_host} came"
 
 
-def _print_cut_off(console: Console, summary: Summary) -> None:
-    cut_off, dropped = summary.cut_off, summary.tracing.num_dropped
-    if not (cut_off.problems or cut_off.not_closed or cut_off.num_open or cut_off.ranks or dropped):
+def _print_incomplete(console: Console, summary: Summary) -> None:
+    incomplete, dropped = summary.incomplete, summary.tracing.num_dropped
+    if not (incomplete.problems or incomplete.not_closed or incomplete.num_open or incomplete.ranks or dropped):
         return
-    hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in cut_off.ranks}
+    hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in incomplete.ranks}
     title(console, "Missing or cut off")
-    if cut_off.not_closed:
-        who = named_ranks(cut_off.not_closed, hosts)
+    if incomplete.not_closed:
+        who = named_ranks(incomplete.not_closed, hosts)
         note(console, f"not closed: the trace of {who}; killed, crashed, or still running")
     if dropped:
         note(console, f"{plural(dropped, 'record')} dropped by the recorder")
-    _limited(console, (open_line(operation, hosts) for operation in cut_off.open), "operation that never completed")
-    _limited(console, (cut_rank_line(rank, hosts) for rank in cut_off.ranks if _tells(rank)), "rank with lost records")
-    _limited(console, cut_off.problems, "problem")
+    _limited(console, (open_line(operation, hosts) for operation in incomplete.open), "operation that never completed")
+    lost = (incomplete_rank_line(rank, hosts) for rank in incomplete.ranks if _is_listed(rank))
+    _limited(console, lost, "rank with lost records")
+    _limited(console, incomplete.problems, "problem")
 
 
-def _tells(rank: CutRank) -> bool:
+def _is_listed(rank: IncompleteRank) -> bool:
     # Ranks without a trace are listed among the problems, those that were not closed in one line.
     return bool(rank.num_lost_operations or rank.num_dropped or (rank.host and not rank.has_trace))
 
