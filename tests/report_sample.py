@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from synthetic_run import SyntheticRun
 
-from hpcpace.diagnosis.analyze import Selection, summarize
+from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.trace.attempt_reader import read_attempt
@@ -58,7 +58,7 @@ def sample_summary(path: Path, **settings: object) -> Summary:
     run = SyntheticRun(**settings).write(path)
     attempt = run.attempts()[-1]
     found = read_attempt(attempt)
-    return summarize(run, attempt, found.traces, found.problems, Selection())
+    return analyze_traces(run, attempt, found, Selection()).summary
 
 
 def sample_plots(

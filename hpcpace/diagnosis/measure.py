@@ -26,7 +26,7 @@ from hpcpace.diagnosis.streamed_operations import (
     is_on_disk,
     stream_operations,
 )
-from hpcpace.diagnosis.summary import Clocks, Incomplete
+from hpcpace.diagnosis.summary import Clocks
 from hpcpace.errors import CannotTell
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.what_if import transient_loss_ns
@@ -34,6 +34,7 @@ from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.communication import Kind, RankTotals, kinds, rank_totals
+from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
 from hpcpace.metrics.roles import others_median
 from hpcpace.metrics.steps import StepPanel, columns_of, common_steps, step_times, used_steps
@@ -165,7 +166,6 @@ def measure(
     traces: Sequence[RankTrace],
     selection: Selection,
     *,
-    evidence: Evidence | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Measured:
     """Measure everything that the figures share.
@@ -173,7 +173,6 @@ def measure(
     Args:
         traces: the readable traces, ascending by rank.
         selection: which steps to use.
-        evidence: that of `traces`, where it has been gathered already.
         progress: as `stream_operations` takes it.
 
     Raises:
@@ -184,9 +183,9 @@ def measure(
     if not used.any():
         raise CannotTell(_why_no_steps(traces, panel))
     chosen, streamed = panel.select(used), None
-    if evidence is None and is_on_disk(traces):
+    if is_on_disk(traces):
         streamed, traces = stream_operations(traces, chosen, progress=progress)
-    evidence = evidence or gather_evidence(traces)
+    evidence = gather_evidence(traces)
     clocks = evidence.clocks
     begin_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.begin_ns, strict=True)])
     end_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.end_ns, strict=True)])
@@ -317,18 +316,17 @@ def diagnose_run(
     measured: Measured,
     panels: Panels,
     *,
-    clocks: Clocks,
-    incomplete: Incomplete,
+    hangs: Sequence[OpenOperation],
+    absent: Sequence[int],
     settings: DiagnosisConfig,
-    absent: Sequence[int] = (),
 ) -> Diagnosis:
-    """Return what is wrong with a run, by its figures; `absent` as of `diagnose`."""
-    groups, places = measured.groups, measured.places
-    # A message that waits for its receiver tells of the receiver; collectives, where there are some, of the link alone.
+    """Return what is wrong with a run, from what was measured; arguments as those of `diagnose`."""
+    groups, places, clocks = measured.groups, measured.places, measured.clocks
+    # How long a message takes depends on its receiver, too; that of a collective depends on the link alone.
     collectives = [group for group in groups if group.op != "send"] or groups
     return diagnose(
         panels,
-        hangs=incomplete.open,
+        hangs=hangs,
         silences_ns={
             trace.header.rank: silence_ns(trace.tables["account"]["time_ns"]) for trace in measured.evidence.traces
         },

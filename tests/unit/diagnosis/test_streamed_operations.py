@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import gather_evidence
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.streamed_operations import is_on_disk, stream_operations
@@ -82,7 +82,7 @@ def summary_of(run: RunDirectory, most_rows: int):
     attempt = run.attempt(0)
     found = read_attempt(attempt, most_rows=most_rows)
     assert is_on_disk(found.traces) == (most_rows < 1000)
-    return analyze(run, attempt, found.traces, found.problems, Selection()).summary.to_json()
+    return analyze_traces(run, attempt, found, Selection()).summary.to_json()
 
 
 def assert_alike(found, expected, name=""):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from synthetic_run import SyntheticRun
 
-from hpcpace.diagnosis.analyze import Selection, summarize
+from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect
 from hpcpace.quoting import printable
@@ -25,7 +25,7 @@ def printed(tmp_path, width):
     run = SyntheticRun(pipeline=2, slow={2: 1.3}, noise=0.05, hosts=("n0", "n1")).write(tmp_path / "run")
     attempt = run.attempts()[-1]
     found = read_attempt(attempt)
-    summary = summarize(run, attempt, found.traces, found.problems, Selection())
+    summary = analyze_traces(run, attempt, found, Selection()).summary
     tracing = dataclasses.replace(
         summary.tracing, size_bytes=12_345, overhead_share=0.0012, num_events=400, num_dropped=0
     )
