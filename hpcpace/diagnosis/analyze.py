@@ -20,6 +20,7 @@ from hpcpace.diagnosis.figures.ranks import rank_figures
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
 from hpcpace.diagnosis.measure import Selection, diagnose_run, hotspots_of, panels_of
 from hpcpace.diagnosis.modes.finding import Panels
+from hpcpace.diagnosis.modes.obstacle import NothingMeasured
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
@@ -117,7 +118,7 @@ def analyze_traces(
         roles=figures.roles,
         kinds=measured.kinds,
         clocks=measured.clocks,
-        incomplete=credible.incomplete,
+        cut_off=credible.incomplete,
         settings=asdict(config.diagnosis),
         sensitivity=figures.sensitivity,
         history=attempt_rows(run, attempt, credible.traces, selection),
@@ -158,7 +159,9 @@ def examine(
     try:
         credible = measure_credible_run(found, selection or Selection(), AttemptRecords())
     except CannotTell as error:
-        return verdict_of(Diagnosis(findings=(), cannot_tell=str(error), smallest_effect=None), hosts={})
+        return verdict_of(
+            Diagnosis(findings=(), obstacle=NothingMeasured(error=str(error)), smallest_effect=None), hosts={}
+        )
     diagnosis = _diagnosis(credible, panels_of(credible.measured), settings or DiagnosisConfig())
     return verdict_of(diagnosis, hosts=credible.hosts)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.diagnosis.diagnose import Culprit, Finding
+from hpcpace.diagnosis.modes.finding import Culprit
 from hpcpace.metrics.clocks.causality import PairViolations
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.operations.communication import Kind as Kind
@@ -20,7 +20,18 @@ from hpcpace.metrics.roles import Excess as Excess
 from hpcpace.metrics.steps import Throughput as Throughput
 
 SCHEMA = "hpcpace-summary/2"
-_JSON_NAMES = {"incomplete": "cut_off"}  # names that scheme 2 of the file keeps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One mode above its threshold; `numbers` has the figures behind it by name, as docs/summary.md lists them."""
+
+    mode: str
+    variety: str
+    loss_share: float
+    confidence: float
+    culprits: tuple[Culprit, ...]
+    numbers: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -550,7 +561,7 @@ class Summary:
     roles: tuple[RoleRow, ...]
     kinds: tuple[Kind, ...]
     clocks: Clocks
-    incomplete: Incomplete
+    cut_off: Incomplete
     settings: dict[str, float] = field(default_factory=dict)
     sensitivity: tuple[SensitivityRow, ...] = ()
     history: tuple[AttemptRow, ...] = ()
@@ -562,11 +573,10 @@ class Summary:
     @property
     def is_whole(self) -> bool:
         """Whether every rank's trace was there, closed, readable and without gaps, and no clock was wrong."""
-        cut = self.incomplete
+        cut = self.cut_off
         is_missing = self.world.missing or cut.problems or cut.not_closed or cut.num_open or cut.ranks
         return not (is_missing or self.tracing.num_dropped or self.clocks.num_wrong)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of summary.json; times are nanoseconds, shares fractions of 1."""
-        content = {_JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
-        return {"schema": SCHEMA, "hpcpace_version": __version__, **content}
+        return {"schema": SCHEMA, "hpcpace_version": __version__, **asdict(self)}

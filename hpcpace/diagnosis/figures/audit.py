@@ -18,7 +18,7 @@ from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot_files import read_attempt
 from hpcpace.diagnosis.diagnose import Culprit, Mode
-from hpcpace.diagnosis.diagnose import Finding as Blame
+from hpcpace.diagnosis.diagnose import DiagnosisFinding
 from hpcpace.quoting import printable
 from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
 from hpcpace.rundir import Attempt
@@ -29,7 +29,7 @@ _LOCAL_RANK = re.compile(r"(?:local )?rank \d+")
 
 
 def audit_figures(
-    attempt: Attempt, blamed: Sequence[Blame], hosts: Mapping[int, str], settings: AuditConfig | None = None
+    attempt: Attempt, blamed: Sequence[DiagnosisFinding], hosts: Mapping[int, str], settings: AuditConfig | None = None
 ) -> AuditFigures | None:
     """Return what the snapshots of an attempt say; None where it has none.
 
@@ -66,7 +66,7 @@ def audit_figures(
 
 
 def _matches(
-    job: Job, findings: Iterable[Finding], blamed: Sequence[Blame], hosts: Mapping[int, str]
+    job: Job, findings: Iterable[Finding], blamed: Sequence[DiagnosisFinding], hosts: Mapping[int, str]
 ) -> Iterator[AuditMatch]:
     """Yield the findings on those who are blamed, by culprit, the most telling first."""
     by_host = {host.name: host.ranks for host in job.hosts}

@@ -179,7 +179,7 @@ def _violation(pair: HostPair) -> str:
 
 def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
     """Return what the figures do not contain: steps, ranks, records, and plots without data."""
-    steps, cut = summary.steps, summary.incomplete
+    steps, cut = summary.steps, summary.cut_off
     hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in cut.ranks}
     counts = (
         (steps.num_warmup, "left out as warm-up"),

@@ -223,7 +223,7 @@ def _early_exits(pair: HostPair) -> str:
 
 
 def _print_incomplete(console: Console, summary: Summary) -> None:
-    incomplete, dropped = summary.incomplete, summary.tracing.num_dropped
+    incomplete, dropped = summary.cut_off, summary.tracing.num_dropped
     if not (incomplete.problems or incomplete.not_closed or incomplete.num_open or incomplete.ranks or dropped):
         return
     hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in incomplete.ranks}

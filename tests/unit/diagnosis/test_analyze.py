@@ -96,7 +96,7 @@ def test_what_half_widths_and_rounding_explain_accuses_nobody(tmp_path, halfwidt
 def test_a_clean_run_accuses_no_clock_and_lacks_no_record(tmp_path):
     summary = summary_of(tmp_path, num_ranks=8, hosts=("n0", "n1", "n2", "n3"), noise=0.1)
     assert (summary.clocks.num_wrong, summary.clocks.suspects, summary.clocks.pairs) == (0, (), ())
-    assert summary.incomplete.ranks == ()
+    assert summary.cut_off.ranks == ()
     assert summary.is_whole
 
 
@@ -124,19 +124,19 @@ def test_a_missing_rank_is_named_and_what_it_took_part_in_stays_unmatched(tmp_pa
 
 
 def test_a_hang_names_who_is_inside_and_who_never_came(tmp_path):
-    incomplete = summary_of(tmp_path, hangs=True).incomplete
-    assert incomplete.not_closed == (0, 1, 2, 3)
-    assert [(operation.inside, operation.absent) for operation in incomplete.open] == [((1, 2, 3), (0,))]
+    cut_off = summary_of(tmp_path, hangs=True).cut_off
+    assert cut_off.not_closed == (0, 1, 2, 3)
+    assert [(operation.inside, operation.absent) for operation in cut_off.open] == [((1, 2, 3), (0,))]
 
 
 def test_a_killed_rank_lost_what_the_others_completed_with_it(tmp_path):
-    (cut,) = summary_of(tmp_path, hosts=("n0", "n1"), lost_steps={2: 9}).incomplete.ranks
+    (cut,) = summary_of(tmp_path, hosts=("n0", "n1"), lost_steps={2: 9}).cut_off.ranks
     assert (cut.rank, cut.host, cut.last_step, cut.num_dropped) == (2, "n1", 30, 0)
     assert (cut.num_lost_operations, cut.num_lost_steps, cut.gap_ns) == (9, 8, 900 * MS)
 
 
 def test_ranks_that_were_killed_together_lost_nothing_that_others_show(tmp_path):
-    cut = summary_of(tmp_path, hangs=True).incomplete.ranks
+    cut = summary_of(tmp_path, hangs=True).cut_off.ranks
     assert [(rank.rank, rank.num_lost_operations, rank.num_lost_steps) for rank in cut] == [
         (rank, 0, 0) for rank in range(4)
     ]
@@ -147,7 +147,7 @@ def test_the_host_of_a_rank_without_a_trace_is_known_from_run_json(tmp_path):
     attempt = run.attempts()[-1]
     write_json(attempt.run_json, {"ranks": [{"rank": 3, "host": "n1"}]})
     found = read_attempt(attempt)
-    (cut,) = analyze_traces(run, attempt, found, Selection()).summary.incomplete.ranks
+    (cut,) = analyze_traces(run, attempt, found, Selection()).summary.cut_off.ranks
     assert (cut.rank, cut.host, cut.has_trace, cut.last_step) == (3, "n1", False, None)
     assert (cut.num_lost_operations, cut.num_lost_steps) == (40, 39)
 
@@ -158,7 +158,7 @@ def test_a_foreign_run_json_only_leaves_a_host_unknown(tmp_path, content):
     attempt = run.attempts()[-1]
     attempt.run_json.write_text(content)
     found = read_attempt(attempt)
-    (cut,) = analyze_traces(run, attempt, found, Selection()).summary.incomplete.ranks
+    (cut,) = analyze_traces(run, attempt, found, Selection()).summary.cut_off.ranks
     assert cut.host == ""
 
 

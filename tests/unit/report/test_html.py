@@ -94,7 +94,7 @@ def test_the_verdict_is_the_first_thing_said(summary):
             "Persistent straggler",
             "Rank 2 on n1 costs 19.8 %",
             "Own work 30.2 %",
-            "Look at",
+            "Check clock speeds",
             "Where the time",
         )
     ]
