@@ -1,6 +1,6 @@
-"""All starts of one run beside each other: a requeue or an elastic restart may have changed ranks, hosts or speed.
+"""Compares all starts of one run: a requeue or an elastic restart may have changed ranks, hosts or speed.
 
-The verdict is on one attempt; of the others only headers, steps and clocks are looked at.
+The verdict is on one attempt; of the others only headers, steps and clocks are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_ATTEMPTS = 16
 def attempt_rows(
     run: RunDirectory, attempt: Attempt, traces: Sequence[RankTrace], selection: Selection
 ) -> tuple[AttemptRow, ...]:
-    """Return a row for each attempt of a run, the last 16 at most; none where there is one attempt alone.
+    """Return a row for each attempt of a run, the last 16 at most; none if there is only one attempt.
 
     Args:
         run: the run.

@@ -71,9 +71,9 @@ def _apart_in_time(measured: Measured) -> dict[int, str]:
     least_ns = max(_MOST_STEPS_APART * float(np.median(measured.times_ns)), _LEAST_APART_NS)
     return {
         evidence.ranks[row]: (
-            f"{evidence.traces[row].path}: the steps of rank {evidence.ranks[row]} lie {format_duration(abs(ns))} "
-            f"{'behind' if ns > 0 else 'before'} those of the others: it is of another start, or its clock is wrong; "
-            "nothing of it is believed"
+            f"{evidence.traces[row].path}: the steps of rank {evidence.ranks[row]} are {format_duration(abs(ns))} "
+            f"{'behind' if ns > 0 else 'before'} those of the others: it belongs to another start, "
+            "or its clock is wrong; nothing of it is believed"
         )
         for row, ns in zip(rows, apart_ns.tolist(), strict=True)
         if abs(ns) > least_ns
@@ -90,9 +90,9 @@ def _silent(measured: Measured) -> dict[int, str]:
     for role in np.unique(measured.role):
         members = np.flatnonzero(measured.role == role)
         usual = float(np.median(num_operations[members]))
-        # Where nobody told who does the same work, ranks may do different things, but not nothing.
-        is_told = measured.evidence.traces[members[0]].header.pp >= 0
-        least = _LEAST_OPERATIONS_SHARE * usual if is_told else min(usual, 1.0)
+        # If it is not known who does the same work, ranks may do different things, but not nothing.
+        is_role_known = measured.evidence.traces[members[0]].header.pp >= 0
+        least = _LEAST_OPERATIONS_SHARE * usual if is_role_known else min(usual, 1.0)
         for row in members[num_operations[members] < least].tolist():
             trace = measured.evidence.traces[row]
             found[trace.header.rank] = (

@@ -200,8 +200,8 @@ def _transfers(
                 why=f"transfers across switches take {evidence.factor:.2f} times as long as those within one",
                 next="keep the groups that communicate most within a switch: order of ranks, #SBATCH --switches=1",
             )
-        case TransferEvidence(are_links_compared=is_told):
-            links = "no link or burst explains it" if is_told else "the job's groups cannot single out a slow link"
+        case TransferEvidence(are_links_compared=are_compared):
+            links = "no link or burst explains it" if are_compared else "the job's groups cannot single out a slow link"
             return FindingWords(
                 headline=f"communication-bound: exposed transfers take {lost}; {links}",
                 why=f"{percent(evidence.of_work)} of the time without waits is transfer after all ranks have arrived",
@@ -239,7 +239,7 @@ def culprit_name(culprit: Culprit, hosts: Mapping[int, str]) -> str:
         name += " (its only rank)"
     if culprit.kind == "link" and others:
         return "one of " + listed([name, *others][:_MOST_NAMED]) + (", ..." if len(others) >= _MOST_NAMED else "")
-    return name + (f" (or {listed(others[:_MOST_NAMED])}: the same here)" if others else "")
+    return name + (f" (or {listed(others[:_MOST_NAMED])}: not distinguishable here)" if others else "")
 
 
 def _alias_name(alias: str, hosts: Mapping[int, str]) -> str:

@@ -103,7 +103,8 @@ def test_all_attempts_stand_beside_each_other_whichever_is_shown(report, tmp_pat
     assert "run        synthetic, attempt 1 (2 in all)" in out
     assert "0           4     2    28       2 to 29  45.0 ms 4 of 4 traces not closed, 3 inside" in out
     assert "1           2     1    28       2 to 29  36.0 ms all traces closed" in out
-    told = "attempt 1 against 0: 2 ranks for 4; mesh dp=2,pp=1,tp=1 for dp=4,pp=1,tp=1; without n2; median step 20.0 %"
+    told = "attempt 1 compared with 0: 2 ranks instead of 4; mesh dp=2,pp=1,tp=1 instead of dp=4,pp=1,tp=1; "
+    told += "without n2; median step 20.0 %"
     assert told in " ".join(out.split())
     assert "attempt 0 against 1: 4 ranks for 2" in " ".join(report(path, "--attempt", 0)[1].split())
 

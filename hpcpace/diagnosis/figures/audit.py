@@ -76,13 +76,13 @@ def _matches(
     having: dict[tuple[str, str], set[int]] = {}
     for finding, concerned in bad:
         having.setdefault(kind_of(finding), set()).update(concerned)
-    told: set[str] = set()
+    shown: set[str] = set()
     for blame in blamed:
         for culprit in blame.culprits:
             for who, ranks in _places(culprit, hosts):
-                if who in told or len(told) == _MOST_CULPRITS:
+                if who in shown or len(shown) == _MOST_CULPRITS:
                     continue
-                told.add(who)
+                shown.add(who)
                 own = [finding for finding, concerned in bad if concerned & ranks]
                 # Of two, the one that fewer ranks have tells more of this one.
                 own.sort(key=lambda finding: (len(having[kind_of(finding)]), _ORDER[finding.severity]))

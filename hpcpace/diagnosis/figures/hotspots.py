@@ -63,11 +63,11 @@ def hotspot_figures(measured: Measured, panels: Panels, settings: DiagnosisConfi
     if not is_compared:
         reasons.append("no two ranks are known to do the same work: places are not compared")
     elif not spots:
-        reasons.append("no rank, node or leaf is slower than its like beyond noise")
+        reasons.append("no rank, node or leaf is slower than its peers beyond noise")
     if wrong:
         reasons.append(f"{wrong}; links are not judged")
     elif found.reason or not found.culprits:
-        reasons.append(found.reason or "no link is slower than its like")
+        reasons.append(found.reason or "no link is slower than its peers")
     return HotspotFigures(
         spots=spots,
         links=found.culprits,

@@ -45,17 +45,17 @@ def hang_finding(
     inside = {rank for operation in hangs for rank in operation.inside}
     known_absent = {operation: set(operation.absent) - set(unrecorded) for operation in found}
     missed = [operation for operation in found if known_absent[operation]]
-    untold = [operation for operation in found if operation.absent and not known_absent[operation]]
+    unknown = [operation for operation in found if operation.absent and not known_absent[operation]]
     entered = [
         operation for operation in found if operation.members and set(operation.inside) == set(operation.members)
     ]
     # Who stands in another operation is held up himself, by a rank of which nothing is known where there is one.
-    is_told = any(known_absent[operation] - inside for operation in missed)
-    if missed and (is_told or not untold):
+    has_culprit = any(known_absent[operation] - inside for operation in missed)
+    if missed and (has_culprit or not unknown):
         first = max(missed, key=lambda operation: (bool(known_absent[operation] - inside), operation.age_ns))
         guilty = sorted(known_absent[first] - inside) or sorted(known_absent[first])
-    elif untold:
-        first, guilty = max(untold, key=lambda operation: operation.age_ns), []
+    elif unknown:
+        first, guilty = max(unknown, key=lambda operation: operation.age_ns), []
     elif entered:
         first = max(entered, key=lambda operation: operation.age_ns)
         guilty = [rank for rank in first.inside if silences_ns.get(rank, 0) >= _ALIKE * first.age_ns]

@@ -51,8 +51,8 @@ def test_one_rank_has_no_skew(tmp_path):
 @pytest.mark.parametrize(
     ("interval", "reading"),
     [
-        ((-0.6, -0.4), "longer together: contention"),
-        ((0.1, 0.4), "longer apart"),
+        ((-0.6, -0.4), "longer when together: contention"),
+        ((0.1, 0.4), "longer when apart"),
         ((-0.1, 0.4), "no dependence seen"),
         ((-0.01, -0.001), "no dependence seen"),
     ],

@@ -68,7 +68,7 @@ HANG = {"op": "all_reduce", "age_ns": 9_000_000_000, "step": 7, "inside": 3}
         ),
         (
             finding(ImbalanceEvidence(effect=0.2), culprit("slot", "pp1", "rank 2")),
-            "pipeline imbalance: pipeline stage 1 (or rank 2 on n2: the same here) has more work",
+            "pipeline imbalance: pipeline stage 1 (or rank 2 on n2: not distinguishable here) has more work",
         ),
         (
             finding(HangEvidence(**HANG, absent=1), culprit("rank", "2")),
