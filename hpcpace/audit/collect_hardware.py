@@ -29,14 +29,14 @@ def collect_hardware(tree: Tree) -> Hardware:
     """Return the hardware of the host; facts that cannot be read are None, with the reason in `tree.unreadable`."""
     classes = tree.fact("pci", _pci_classes, tree)
     return Hardware(
-        cpus=collect_cpus(tree),
+        cpus=_processors(tree),
         numa=tree.fact("numa", _numa_nodes, tree),
         pci=None if classes is None else _pci_devices(tree, classes),
         num_nvswitches=_num_nvswitches(tree, classes or {}),
     )
 
 
-def collect_cpus(tree: Tree) -> Cpus:
+def _processors(tree: Tree) -> Cpus:
     """Return the processors."""
     online = tree.fact("cpus/online", _cpu_list, tree, f"{_CPU}/online", may_be_empty=False)
     cpus = [cpu for cpu in cpusets.members(cpusets.parse_list(online or "")) if cpu < _MOST_CPUS]

@@ -20,7 +20,7 @@ _NET_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 
 LINK_ERRORS = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors")
 """Port counters that hardly ever grow on a good link."""
-CONGESTION = ("port_xmit_discards", "out_of_sequence", "roce_adp_retrans", "local_ack_timeout_err")
+_CONGESTION_ERRORS = ("port_xmit_discards", "out_of_sequence", "roce_adp_retrans", "local_ack_timeout_err")
 """Port counters that grow when the fabric loses packets."""
 _NET_COUNTERS = ("rx_packets", "tx_packets", "rx_dropped", "tx_dropped", "rx_errors", "tx_errors")
 
@@ -55,7 +55,7 @@ def read_counters(tree: Tree) -> dict[str, int]:
             place, name = f"{_RDMA}/{device}/ports/{port}", f"rdma/{printable(device)}/{port}"
             names = tree.fact(f"{name}/counters", tree.names, f"{place}/counters") or []
             for folder, listed in (("counters", names), ("hw_counters", _names(tree, f"{place}/hw_counters"))):
-                for counter in sorted({*LINK_ERRORS, *CONGESTION} & set(listed)):
+                for counter in sorted({*LINK_ERRORS, *_CONGESTION_ERRORS} & set(listed)):
                     _count(tree, found, f"{place}/{folder}/{counter}", f"{name}/{counter}")
     for device in _names(tree, _NET)[:_MOST_NET]:
         if tree.exists(f"{_NET}/{device}/device") or device.startswith(("eth", "en", "ib", "hsn")):
