@@ -12,7 +12,7 @@ from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable, shell_word
 
 
-def n03_names_nothing(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+def n03_selections(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find variables that select no adapter or interface, or a slow one."""
     variables = rank_variables(host, rank)
     if "NCCL_IB_HCA" in variables:

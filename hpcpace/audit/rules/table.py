@@ -177,7 +177,7 @@ RULES: tuple[Rule, ...] = (
         why="A setting from another cluster overrides NCCL's own choice: it matches nothing (F), selects an interface "
         "without a route (F), or selects the management network (W).",
         fix="unset it, or name the fast adapter",
-        check=network_variables.n03_names_nothing,
+        check=network_variables.n03_selections,
     ),
     Rule(
         id="N04",
