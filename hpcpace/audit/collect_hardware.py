@@ -29,14 +29,14 @@ def collect_hardware(tree: Tree) -> Hardware:
     """Return the hardware of the host; facts that cannot be read are None, with the reason in `tree.unreadable`."""
     classes = tree.fact("pci", _pci_classes, tree)
     return Hardware(
-        cpus=collect_cpus(tree),
+        cpus=_processors(tree),
         numa=tree.fact("numa", _numa_nodes, tree),
         pci=None if classes is None else _pci_devices(tree, classes),
         num_nvswitches=_num_nvswitches(tree, classes or {}),
     )
 
 
-def collect_cpus(tree: Tree) -> Cpus:
+def _processors(tree: Tree) -> Cpus:
     """Return the processors."""
     online = tree.fact("cpus/online", _cpu_list, tree, f"{_CPU}/online", may_be_empty=False)
     cpus = [cpu for cpu in cpusets.members(cpusets.parse_list(online or "")) if cpu < _MOST_CPUS]
@@ -244,8 +244,8 @@ def _pci_device(tree: Tree, address: str, code: str) -> PciDevice:
         max_speed_gts=tree.fact(f"{fact}/max_speed", lambda: _speed_gts(tree.text(f"{place}/max_link_speed"))),
         width=tree.fact(f"{fact}/width", lambda: _width(tree.number(f"{place}/current_link_width"))),
         max_width=tree.fact(f"{fact}/max_width", lambda: _width(tree.number(f"{place}/max_link_width"))),
-        driver=_last_of_link(tree, f"{place}/driver"),
-        iommu_group=_last_of_link(tree, f"{place}/iommu_group"),
+        driver=tree.link_name(f"{place}/driver"),
+        iommu_group=tree.link_name(f"{place}/iommu_group"),
         is_virtual_function=tree.exists(f"{place}/physfn"),
         acs_control=None if is_end else tree.fact(f"{fact}/acs", _acs_control, tree, f"{place}/config"),
     )
@@ -286,14 +286,6 @@ def _has_physical_function(tree: Tree, address: str, classes: dict[str, str]) ->
         return tree.resolve(f"{_PCI}/{address}/physfn").split("/")[-1] in classes
     except Unreadable:
         return False
-
-
-def _last_of_link(tree: Tree, path: str) -> str:
-    """Return the last name of a link's target; empty without a link, which is a fact, not a failure."""
-    try:
-        return printable(tree.resolve(path).split("/")[-1])[:60]
-    except Unreadable:
-        return ""
 
 
 def _acs_control(tree: Tree, path: str) -> int:

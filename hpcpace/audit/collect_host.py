@@ -116,7 +116,7 @@ def _modules(tree: Tree) -> dict[str, str]:
     found = {}
     for name in _MODULES:
         if tree.exists(f"sys/module/{name}"):
-            found[name] = _word_or_empty(tree, f"sys/module/{name}/version")
+            found[name] = tree.word_or_empty(f"sys/module/{name}/version")
     return found
 
 
@@ -143,7 +143,7 @@ def _is_virtual(tree: Tree) -> bool:
     if tree.exists("sys/hypervisor/type"):
         return True
     # Only x86 has this flag; elsewhere the firmware names the manufacturer of the machine.
-    maker = f"{tree.word('sys/class/dmi/id/sys_vendor')} {_word_or_empty(tree, 'sys/class/dmi/id/product_name')}"
+    maker = f"{tree.word('sys/class/dmi/id/sys_vendor')} {tree.word_or_empty('sys/class/dmi/id/product_name')}"
     return bool(re.search(r"QEMU|KVM|Virtual|VMware|Xen|Amazon EC2(?!.*metal)|Google", maker))
 
 
@@ -184,10 +184,3 @@ def _memory_bytes(tree: Tree) -> int:
     if not found:
         raise Unreadable("no MemTotal in /proc/meminfo")
     return int(found[1]) * 1024
-
-
-def _word_or_empty(tree: Tree, path: str) -> str:
-    try:
-        return tree.word(path)
-    except Unreadable:
-        return ""

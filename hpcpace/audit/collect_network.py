@@ -20,7 +20,7 @@ _NET_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 
 LINK_ERRORS = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors")
 """Port counters that hardly ever grow on a good link."""
-CONGESTION = ("port_xmit_discards", "out_of_sequence", "roce_adp_retrans", "local_ack_timeout_err")
+_CONGESTION_ERRORS = ("port_xmit_discards", "out_of_sequence", "roce_adp_retrans", "local_ack_timeout_err")
 """Port counters that grow when the fabric loses packets."""
 _NET_COUNTERS = ("rx_packets", "tx_packets", "rx_dropped", "tx_dropped", "rx_errors", "tx_errors")
 
@@ -55,7 +55,7 @@ def read_counters(tree: Tree) -> dict[str, int]:
             place, name = f"{_RDMA}/{device}/ports/{port}", f"rdma/{printable(device)}/{port}"
             names = tree.fact(f"{name}/counters", tree.names, f"{place}/counters") or []
             for folder, listed in (("counters", names), ("hw_counters", _names(tree, f"{place}/hw_counters"))):
-                for counter in sorted({*LINK_ERRORS, *CONGESTION} & set(listed)):
+                for counter in sorted({*LINK_ERRORS, *_CONGESTION_ERRORS} & set(listed)):
                     _count(tree, found, f"{place}/{folder}/{counter}", f"{name}/{counter}")
     for device in _names(tree, _NET)[:_MOST_NET]:
         if tree.exists(f"{_NET}/{device}/device") or device.startswith(("eth", "en", "ib", "hsn")):
@@ -112,8 +112,8 @@ def _rdma_device(tree: Tree, name: str) -> RdmaDevice:
     return RdmaDevice(
         name=shown,
         pci=tree.fact(f"rdma/{shown}/pci", _adapter, tree, f"{place}/device"),
-        firmware=_text(tree, f"{place}/fw_ver"),
-        board=_text(tree, f"{place}/board_id") or _text(tree, f"{place}/hca_type"),
+        firmware=tree.word_or_empty(f"{place}/fw_ver"),
+        board=tree.word_or_empty(f"{place}/board_id") or tree.word_or_empty(f"{place}/hca_type"),
         ports=tuple(_port(tree, place, shown, int(port)) for port in ports[:8] if re.fullmatch(r"\d{1,3}", port)),
     )
 
@@ -134,9 +134,9 @@ def _gids(tree: Tree, place: str) -> tuple[Gid, ...]:
     """Return the GID entries in use; reading the type of an unused one fails with EINVAL."""
     found: list[Gid] = []
     for name in sorted(_names(tree, f"{place}/gid_attrs/types"), key=lambda text: (len(text), text))[:_MOST_GIDS]:
-        kind = _text(tree, f"{place}/gid_attrs/types/{name}")
+        kind = tree.word_or_empty(f"{place}/gid_attrs/types/{name}")
         if kind and re.fullmatch(r"\d{1,4}", name) and len(found) < _MOST_GIDS_KEPT:
-            found.append(Gid(index=int(name), kind=kind, net=_text(tree, f"{place}/gid_attrs/ndevs/{name}")))
+            found.append(Gid(index=int(name), kind=kind, net=tree.word_or_empty(f"{place}/gid_attrs/ndevs/{name}")))
     return tuple(found)
 
 
@@ -151,7 +151,7 @@ def _net_device(tree: Tree, name: str, shapers: Mapping[str, float] | None, rout
         speed_mbps=_net_speed_mbps(tree, place),
         state=tree.fact(f"net/{shown}/state", tree.word, f"{place}/operstate"),
         is_physical=is_physical,
-        master=_last(tree, f"{place}/master"),
+        master=tree.link_name(f"{place}/master"),
         shaped_mbps=None if shapers is None else shapers.get(name, 0.0),
         has_route=None if routed is None else shown in routed,
     )
@@ -198,17 +198,3 @@ def _rate_gbps(text: str) -> float:
     if not found:
         raise Unreadable(f"{text[:40]!r} is not a rate")
     return float(found[1])
-
-
-def _text(tree: Tree, path: str) -> str:
-    try:
-        return tree.word(path)
-    except Unreadable:
-        return ""
-
-
-def _last(tree: Tree, path: str) -> str:
-    try:
-        return printable(tree.resolve(path).split("/")[-1])
-    except Unreadable:
-        return ""

@@ -111,13 +111,14 @@ def visible_gpus(
         return devices, source
     words = [word.strip() for word in chosen.split(",") if word.strip()]
     by_number = all(word.isdigit() for word in words)
-    if visible is None and words and by_number and _is_bound_per_task(environ):
+    if visible is None and words and by_number and is_gpu_bound_per_task(environ):
         return None, source
     return tuple(_selected(words, devices)), source
 
 
-def _is_bound_per_task(environ: Mapping[str, str]) -> bool:
-    return "SLURM_GPUS_PER_TASK" in environ or "gpu" in environ.get("SLURM_TRES_PER_TASK", "")
+def is_gpu_bound_per_task(variables: Mapping[str, str]) -> bool:
+    """Return whether Slurm binds GPUs to single tasks, by a rank's environment variables."""
+    return "SLURM_GPUS_PER_TASK" in variables or "gpu" in variables.get("SLURM_TRES_PER_TASK", "")
 
 
 def _selected(words: Sequence[str], devices: Sequence[RankGpu]) -> list[RankGpu]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-MOST_CPUS = 65_536
+_MOST_CPUS = 65_536
 """CPU numbers must be below this; the kernel's own limit is 8,192."""
 
 _ITEM = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6})/(\d{1,6}))?)?")
@@ -26,8 +26,8 @@ def parse_list(text: str) -> int:
             raise ValueError(f"{text[:80]!r} is not a list of CPUs like 0-3,8")
         first = int(found[1])
         last = int(found[2]) if found[2] else first
-        if last < first or last >= MOST_CPUS:
-            raise ValueError(f"{text[:80]!r} is not a list of CPUs: {item!r} is not a range below {MOST_CPUS}")
+        if last < first or last >= _MOST_CPUS:
+            raise ValueError(f"{text[:80]!r} is not a list of CPUs: {item!r} is not a range below {_MOST_CPUS}")
         if found[3]:
             used, group = int(found[3]), int(found[4])
             if not 0 < used <= group:

@@ -73,7 +73,7 @@ class RankPart:
 
 
 @dataclass(kw_only=True)
-class _Arrived:
+class _ReceivedParts:
     """The parts that have arrived so far, by rank, and why the files of other ranks cannot be used."""
 
     parts: dict[int, tuple[RankPart, Snapshot | None]] = field(default_factory=dict)
@@ -144,15 +144,15 @@ def gather_by_files(
             parts.write(own, json.dumps(part, separators=(",", ":")))
             if info.rank:
                 return None
-            arrived = _Arrived(parts={0: _part_from(part)})
-            _wait_for(parts, info.world_size, parts.status(own), timeout_s, arrived)
+            received = _ReceivedParts(parts={0: _part_from(part)})
+            _wait_for(parts, info.world_size, parts.status(own), timeout_s, received)
             _remove(shared, parts)
     except OSError as error:
         raise UsageError(
             f"cannot gather the ranks' facts in {folder}: {error.strerror}; use --save with a writable folder that all "
             "hosts share, or gather with --mpi"
         ) from error
-    return _joined(arrived, [], info.world_size, environ, timeout_s)
+    return _join(received, [], info.world_size, environ, timeout_s)
 
 
 def gather_by_mpi(info: RankInfo, comm: Any, part: Mapping[str, Any], environ: Mapping[str, str]) -> Gathered | None:
@@ -161,7 +161,7 @@ def gather_by_mpi(info: RankInfo, comm: Any, part: Mapping[str, Any], environ: M
     Collective: every rank of `comm` calls this.
     """
     texts = comm.gather(json.dumps(part), root=0)
-    return None if texts is None else joined([json.loads(text) for text in texts], info.world_size, environ, 0.0)
+    return None if texts is None else join_parts([json.loads(text) for text in texts], info.world_size, environ, 0.0)
 
 
 def mpi_communicator(info: RankInfo) -> tuple[Any | None, int]:
@@ -179,7 +179,7 @@ def mpi_communicator(info: RankInfo) -> tuple[Any | None, int]:
     return comm, info.world_size if comm is None else int(comm.Get_size())
 
 
-def joined(parts: Sequence[Any], world_size: int, environ: Mapping[str, str], timeout_s: float) -> Gathered:
+def join_parts(parts: Sequence[Any], world_size: int, environ: Mapping[str, str], timeout_s: float) -> Gathered:
     """Return the snapshots that result from the parts, and who is missing.
 
     Args:
@@ -188,35 +188,35 @@ def joined(parts: Sequence[Any], world_size: int, environ: Mapping[str, str], ti
         environ: environment, with Slurm's names of the hosts.
         timeout_s: how long rank 0 has waited.
     """
-    arrived = _Arrived()
+    received = _ReceivedParts()
     damaged = []
     for values in parts:
         try:
             made = _part_from(values)
-            if arrived.parts.setdefault(made[0].rank.rank, made) is not made:
+            if received.parts.setdefault(made[0].rank.rank, made) is not made:
                 raise SnapshotError(f"rank {made[0].rank.rank} has sent others already")
         except SnapshotError as error:
             damaged.append(f"a rank's facts are damaged: {printable(str(error))[:_MOST_REASON]}")
-    return _joined(arrived, damaged, world_size, environ, timeout_s)
+    return _join(received, damaged, world_size, environ, timeout_s)
 
 
-def _joined(
-    arrived: _Arrived, damaged: Sequence[str], world_size: int, environ: Mapping[str, str], timeout_s: float
+def _join(
+    received: _ReceivedParts, damaged: Sequence[str], world_size: int, environ: Mapping[str, str], timeout_s: float
 ) -> Gathered:
     hosts: dict[str, Snapshot] = {}
     ranks: dict[str, list[RankFacts]] = {}
     unreadable: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}
-    for _, (part, snapshot) in sorted(arrived.parts.items()):
+    for _, (part, snapshot) in sorted(received.parts.items()):
         names[part.host_key] = printable(part.host)[:_MOST_REASON]
         ranks.setdefault(part.host_key, []).append(part.rank)
         unreadable.setdefault(part.host_key, {}).update(part.unreadable)
         if snapshot is not None:
             hosts.setdefault(part.host_key, snapshot)
-    missing = [*damaged, *(reason for _, reason in sorted(arrived.left_out.items()))]
+    missing = [*damaged, *(reason for _, reason in sorted(received.left_out.items()))]
     without_facts = [names[key] for key in ranks if key not in hosts]
     missing += [f"the first rank of {name} did not send the host's facts" for name in without_facts]
-    present = {*arrived.parts, *arrived.left_out}
+    present = {*received.parts, *received.left_out}
     missing += _missing(present, world_size, set(names.values()), environ, timeout_s)
     snapshots = [with_ranks(snapshot, ranks[key], unreadable[key]) for key, snapshot in hosts.items()]
     return Gathered(snapshots=tuple(with_distinct_names(snapshots)), missing=tuple(missing))
@@ -230,25 +230,25 @@ def snapshot_folder(environ: Mapping[str, str]) -> Path:
     return run.attempt(int(restarts) if restarts.isdigit() and len(restarts) < 6 else 0).snapshot_dir
 
 
-def _wait_for(parts: Folder, world_size: int, own: os.stat_result, timeout_s: float, arrived: _Arrived) -> None:
+def _wait_for(parts: Folder, world_size: int, own: os.stat_result, timeout_s: float, received: _ReceivedParts) -> None:
     deadline_s = time.monotonic() + timeout_s
     pause_s = _FIRST_POLL_S
     while True:
         for name in parts.names():
             found = _PART.fullmatch(name)
             rank = int(found[1]) if found else world_size
-            if rank < world_size and rank not in arrived.parts and name == _part_name(rank):
-                _read_part(parts, name, rank, own, arrived)
-        if len(arrived.parts) == world_size or time.monotonic() >= deadline_s:
+            if rank < world_size and rank not in received.parts and name == _part_name(rank):
+                _read_part(parts, name, rank, own, received)
+        if len(received.parts) == world_size or time.monotonic() >= deadline_s:
             return
         time.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
         pause_s = min(2 * pause_s, _LONGEST_POLL_S)
 
 
-def _read_part(parts: Folder, name: str, rank: int, own: os.stat_result, arrived: _Arrived) -> None:
+def _read_part(parts: Folder, name: str, rank: int, own: os.stat_result, received: _ReceivedParts) -> None:
     """Add a part, or note why it cannot be used; the rank may still replace a file that another user put there."""
     try:
-        content = _content(parts, name, own, min(_MOST_PART_BYTES, _MOST_BYTES - arrived.num_bytes))
+        content = _content(parts, name, own, min(_MOST_PART_BYTES, _MOST_BYTES - received.num_bytes))
         if content is None:
             return
         made = _part_from(json_from(content))
@@ -257,11 +257,11 @@ def _read_part(parts: Folder, name: str, rank: int, own: os.stat_result, arrived
     except (OSError, SnapshotError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         place = printable(str(parts.path / name))
-        arrived.left_out[rank] = f"rank {rank}'s facts are left out: {printable(reason)[:_MOST_REASON]} ({place})"
+        received.left_out[rank] = f"rank {rank}'s facts cannot be used: {printable(reason)[:_MOST_REASON]} ({place})"
     else:
-        arrived.left_out.pop(rank, None)
-        arrived.parts[rank] = made
-        arrived.num_bytes += len(content)
+        received.left_out.pop(rank, None)
+        received.parts[rank] = made
+        received.num_bytes += len(content)
 
 
 def _content(parts: Folder, name: str, own: os.stat_result, most_bytes: int) -> bytes | None:

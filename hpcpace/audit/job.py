@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -182,8 +182,8 @@ class AuditedHost:
         return address
 
 
-def has_peermem(modules: Mapping[str, str]) -> bool:
-    """Return whether a peer-memory module for NVIDIA's GPUs is loaded."""
+def has_peermem(modules: Collection[str]) -> bool:
+    """Return whether a peer-memory module for NVIDIA's GPUs is among some kernel modules."""
     return "nvidia_peermem" in modules or "nv_peer_mem" in modules
 
 

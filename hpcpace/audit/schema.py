@@ -29,7 +29,7 @@ _MOST_SHARED = 32
 _NESTED = "variables"
 _SHARED = ("hardware", "kernel", "net", "rdma")
 
-Decode = Callable[[Any, str], Any]
+_Decode = Callable[[Any, str], Any]
 
 
 def snapshot_text(snapshot: Snapshot) -> str:
@@ -204,9 +204,9 @@ def _without_pci(snapshot: Snapshot) -> Snapshot:
 
 
 @lru_cache(maxsize=64)
-def _of_dataclass(kind: type) -> Decode:
+def _of_dataclass(kind: type) -> _Decode:
     hints = typing.get_type_hints(kind)
-    decoders: dict[str, Decode] = {}
+    decoders: dict[str, _Decode] = {}
     optional: set[str] = set()
     for item in dataclasses.fields(kind):
         decoder = _of(hints[item.name])
@@ -229,7 +229,7 @@ def _of_dataclass(kind: type) -> Decode:
     return decode
 
 
-def _shared(decode: Decode) -> Decode:
+def _shared(decode: _Decode) -> _Decode:
     # Comparing with recent values is several times faster than hashing them.
     seen: list[tuple[Any, Any]] = []
 
@@ -247,7 +247,7 @@ def _shared(decode: Decode) -> Decode:
     return decode_once
 
 
-def _of(hint: Any) -> Decode:
+def _of(hint: Any) -> _Decode:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _of_dataclass(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -261,11 +261,11 @@ def _of(hint: Any) -> Decode:
     return _SIMPLE[hint]
 
 
-def _optional(decode: Decode) -> Decode:
+def _optional(decode: _Decode) -> _Decode:
     return lambda value, where: None if value is None else decode(value, where)
 
 
-def _tuple(decode: Decode) -> Decode:
+def _tuple(decode: _Decode) -> _Decode:
     def decode_all(value: Any, where: str) -> Any:
         if not isinstance(value, list):
             raise _wrong(value, where, "a list")
@@ -274,7 +274,7 @@ def _tuple(decode: Decode) -> Decode:
     return decode_all
 
 
-def _mapping(decode: Decode) -> Decode:
+def _mapping(decode: _Decode) -> _Decode:
     def decode_all(value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise _wrong(value, where, "an object")
@@ -307,7 +307,7 @@ def _truth(value: Any, where: str) -> Any:
     return value
 
 
-_SIMPLE: dict[Any, Decode] = {str: _text, int: _whole_number, float: _number, bool: _truth}
+_SIMPLE: dict[Any, _Decode] = {str: _text, int: _whole_number, float: _number, bool: _truth}
 
 
 def _wrong(value: Any, where: str, expected: str) -> SnapshotError:

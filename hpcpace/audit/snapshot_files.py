@@ -86,17 +86,6 @@ def read_attempt(attempt: Attempt) -> tuple[list[Snapshot], list[str]]:
         return [], [_unread(attempt.snapshot_dir, error)]
 
 
-def read_folder(folder: Path) -> tuple[list[Snapshot], list[str]]:
-    """Return the snapshots in a folder, and a sentence for each invalid file; both empty without a folder."""
-    try:
-        with Folder.open(folder) as held:
-            return _read_all(held)
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        return [], [_unread(folder, error)]
-
-
 def with_distinct_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Return snapshots with a number added to repeated host names: containers may share a name."""
     seen: dict[str, int] = {}

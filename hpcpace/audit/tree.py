@@ -174,6 +174,20 @@ class Tree:
             parts = [piece for piece in target.split("/") if piece] + parts
         return "/".join(done)
 
+    def word_or_empty(self, path: str) -> str:
+        """Return the first line of a file as `word` does; an empty text if it cannot be read."""
+        try:
+            return self.word(path)
+        except Unreadable:
+            return ""
+
+    def link_name(self, path: str) -> str:
+        """Return the last name of a link's target; empty without a link, which is a fact, not a failure."""
+        try:
+            return printable(self.resolve(path).split("/")[-1])[:60]
+        except Unreadable:
+            return ""
+
     def _link_target(self, path: str) -> str | None:
         """Return the target of a link, None if the path is not a link."""
         try:

@@ -34,10 +34,10 @@ def verdict_lines(result: AuditResult) -> list[str]:
     worst = [block for block in found if block[0].severity in (Severity.FAIL, Severity.WARNING)]
     notes = [block for block in found if block[0].severity == Severity.INFORMATION]
     unknown = [block for block in found if block[0].severity == Severity.UNKNOWN]
-    head = [_summary(result, found), *_absent(result)]
+    head = [_summary(result, found), *_left_out_lines(result)]
     tail = [*_unknown_lines(unknown, result), *_note_lines(notes, result), *_binding_lines(result.bindings)]
     room = MOST_LINES - len(head) - len(tail)
-    return [printable(line) for line in [*head, *_fit(worst, result, room), *tail]]
+    return [printable(line) for line in [*head, *_fitting_lines(worst, result, room), *tail]]
 
 
 def prolog_line(result: AuditResult, fail_on: Sequence[str]) -> str:
@@ -114,13 +114,13 @@ def _plural(count: int, word: str) -> str:
     return f"{count} {word}" + ("" if count == 1 else "s")
 
 
-def _absent(result: AuditResult) -> list[str]:
+def _left_out_lines(result: AuditResult) -> list[str]:
     texts = [*result.missing, *result.problems]
     lines = [_cut(f"  left out: {text}") for text in texts[:3]]
     return [*lines, f"  left out: {len(texts) - 3} more, see --json"] if len(texts) > 3 else lines
 
 
-def _fit(found: Sequence[Sequence[FindingGroup]], result: AuditResult, room: int) -> list[str]:
+def _fitting_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult, room: int) -> list[str]:
     """Return as much of each block as fits, the most severe first: one line each, fixes, whole heads, then costs."""
     shown = found if len(found) <= room else found[: room - 1]
     heads = [_head(block, result) for block in shown]
@@ -150,20 +150,20 @@ def _fix_lines(group: FindingGroup, result: AuditResult) -> list[str]:
 
 
 def _head(block: Sequence[FindingGroup], result: AuditResult) -> list[str]:
-    return _lines(_label(block), f"{_what(block, result)} [{block[0].certainty}]")
+    return _lines(_label(block), f"{_description(block, result)} [{block[0].certainty}]")
 
 
 def _brief(block: Sequence[FindingGroup], result: AuditResult) -> str:
     """Return a head on one line, cut if it is too long."""
     label, end = _label(block), f" [{block[0].certainty}]"
-    return f"{label}{_cut(_what(block, result), WIDTH - len(label) - len(end))}{end}"
+    return f"{label}{_cut(_description(block, result), WIDTH - len(label) - len(end))}{end}"
 
 
 def _label(block: Sequence[FindingGroup]) -> str:
     return f"{block[0].severity} {block[0].rule} "
 
 
-def _what(block: Sequence[FindingGroup], result: AuditResult) -> str:
+def _description(block: Sequence[FindingGroup], result: AuditResult) -> str:
     hosts = tuple(dict.fromkeys(host for group in block for host in group.hosts))
     places = (place_text(block), _ranks_text(block, result), hosts_text(hosts, result.hosts))
     where = ", ".join(filter(None, places))

@@ -14,7 +14,7 @@ from hpcpace.lab.plan import LabPlan
 from hpcpace.lab.settings import read_config
 from hpcpace.world.environment import process_environ
 
-PACKAGES = {
+_PACKAGES = {
     "munged": "munge",
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
@@ -62,7 +62,7 @@ def check_requirements() -> None:
         raise UsageError(
             f"the lab needs root for namespaces and mounts, but this is user {os.geteuid()}: run it with sudo"
         )
-    check_programs(PACKAGES, also=["slurm-wlm-basic-plugins"])
+    check_programs(_PACKAGES, also=["slurm-wlm-basic-plugins"])
 
 
 def check_programs(packages: dict[str, str], *, also: list[str] | None = None) -> None:

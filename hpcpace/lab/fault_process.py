@@ -31,28 +31,28 @@ def hold(lab: InsideLab, record: FaultRecord, undone: threading.Event) -> FaultR
         undone: set to undo the fault at once.
     """
     fault, log = record.fault, TruthLog(lab.files.truth)
-    asked = {"fault_id": record.fault_id, "kind": record.kind, "target": fault.target, "settings": record.settings}
+    request = {"fault_id": record.fault_id, "kind": record.kind, "target": fault.target, "settings": record.settings}
 
     def note(event: str, **facts: Any) -> None:
-        log.write(event, **asked, **facts)
+        log.write(event, **request, **facts)
 
     if undone.wait(record.start_s):
         note("fault-called-off")
         return dataclasses.replace(record, state="over", message="cancelled before its start")
     if isinstance(fault, KillHost):
         end_faults_of(lab, fault.host)
-    asked_ns = time.monotonic_ns()
+    begin_ns = time.monotonic_ns()
     fault.apply(lab)
-    note("fault-begin", applied_in_ns=time.monotonic_ns() - asked_ns, duration_s=record.duration_s)
+    note("fault-begin", applied_in_ns=time.monotonic_ns() - begin_ns, duration_s=record.duration_s)
     if fault.is_instant:
         return dataclasses.replace(record, state="over")
     dataclasses.replace(record, state="active").write(lab.files)
     try:
         fault.hold(lab, _until(undone, record.duration_s), note)
     finally:
-        asked_ns = time.monotonic_ns()
+        begin_ns = time.monotonic_ns()
         fault.undo(lab)
-        note("fault-end", applied_in_ns=time.monotonic_ns() - asked_ns)
+        note("fault-end", applied_in_ns=time.monotonic_ns() - begin_ns)
     return dataclasses.replace(record, state="over")
 
 

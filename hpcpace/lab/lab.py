@@ -284,13 +284,13 @@ def _refuse_inside() -> None:
         raise UsageError("this shell is in a lab: leave it first, because labs are brought up and down from outside")
 
 
-def _shared_folders(asked: Sequence[str]) -> tuple[str, ...]:
+def _shared_folders(requested: Sequence[str]) -> tuple[str, ...]:
     # Without sharing them, a Python environment or working folder below /tmp would be missing on the hosts.
-    missing = [text for text in asked if not Path(text).is_dir()]
+    missing = [text for text in requested if not Path(text).is_dir()]
     if missing:
         raise UsageError(f"lab.share: no such folder: {', '.join(missing)}")
     own = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2], Path.cwd()]
-    below = {path for path in (Path(text).resolve() for text in (*asked, *map(str, own))) if _TMP in path.parents}
+    below = {path for path in (Path(text).resolve() for text in (*requested, *map(str, own))) if _TMP in path.parents}
     # A folder inside another shared folder is shared already.
     return tuple(sorted(str(path) for path in below if not below & set(path.parents)))
 

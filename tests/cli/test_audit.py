@@ -217,7 +217,7 @@ def test_a_part_that_is_no_file_costs_its_rank_only(tmp_path: Path) -> None:
     done = _audit("--timeout-s", "0.2", "--rules", "N05", cwd=tmp_path, **step, **rank)
     assert (done.returncode, done.stderr) == (3, "")
     assert "(1 node, 1 rank, " in done.stdout
-    assert "left out: rank 1's facts are left out: it is no regular file" in done.stdout
+    assert "left out: rank 1's facts cannot be used: it is no regular file" in done.stdout
 
 
 def test_a_folder_with_a_fifo_is_read_without_it(cluster: Path) -> None:

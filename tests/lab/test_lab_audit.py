@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.audit.snapshot_files import read_folder
+from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.rundir import RunDirectory
@@ -141,7 +141,7 @@ def test_a_job_is_audited_before_it_trains_and_keeps_snapshots_of_its_ranks(
         RunDirectory(tmp_path / "runs" / f"{job_id}-gpt2_dp-audit").attempt(0).snapshot_dir,
         RunDirectory(tmp_path / "runs" / f"{job_id}-gpt2_dp").attempt(0).snapshot_dir,
     ):
-        snapshots, problems = read_folder(folder)
+        snapshots, problems = load_snapshots(folder)
         assert problems == []
         assert {one.host: [rank.rank for rank in one.ranks] for one in snapshots} == {
             f"n{number + 1}": [number] for number in range(4)

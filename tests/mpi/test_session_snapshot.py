@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from hpcpace.audit.snapshot_files import read_folder
+from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.rundir import open_run
 
 Run = Callable[..., CompletedProcess[str]]
@@ -18,7 +18,7 @@ OWN_SCRIPT = Path(__file__).with_name("own_script.py")
 
 def _ranks(run: Path) -> list[int]:
     (attempt,) = open_run(run).attempts()
-    (snapshot,), problems = read_folder(attempt.snapshot_dir)
+    (snapshot,), problems = load_snapshots(attempt.snapshot_dir)
     assert problems == []
     assert all(rank.cpus and rank.world_size == len(snapshot.ranks) for rank in snapshot.ranks)
     return [rank.rank for rank in snapshot.ranks]

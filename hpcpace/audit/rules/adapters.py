@@ -10,7 +10,7 @@ from hpcpace.audit.facts import PciDevice
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
 from hpcpace.audit.hardware import ORDER
 from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem
-from hpcpace.audit.rules.choices import hca_selects, rank_variables
+from hpcpace.audit.rules.network_variables import hca_selects, rank_variables
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable, shell_word
 
@@ -86,7 +86,7 @@ def n09_gpudirect(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     loaded = has_peermem(kernel.modules)
     if loaded and kernel.rdma_holders is None:
         raise host.unreadable("which modules have registered with RDMA", "kernel/rdma_holders")
-    registered = {"nvidia_peermem", "nv_peer_mem"} & set(kernel.rdma_holders or ())
+    registered = has_peermem(kernel.rdma_holders or ())
     old = [rank for rank in host.ranks if (0,) < _version(rank.nccl_version) <= _LAST_GOOD_NCCL_GAP]
     if loaded and registered and not old:
         return

@@ -17,12 +17,12 @@ from hpcpace.quoting import printable
 
 def a01_mpi_singletons(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find ranks that each see a world of one."""
-    asked = [rank for rank in host.ranks if rank.mpi_size is not None]
-    if not asked:
+    checked = [rank for rank in host.ranks if rank.mpi_size is not None]
+    if not checked:
         raise Skip("MPI was not checked: add --mpi")
-    if any(rank.mpi_size == -1 for rank in asked):
+    if any(rank.mpi_size == -1 for rank in checked):
         raise Unreadable("the size of MPI_COMM_WORLD: mpi4py or its MPI library cannot be loaded")
-    alone = [rank for rank in asked if rank.mpi_size == 1 and rank.world_size > 1]
+    alone = [rank for rank in checked if rank.mpi_size == 1 and rank.world_size > 1]
     if alone:
         yield AuditFinding(
             rule="A01",
@@ -114,21 +114,21 @@ def a05_too_few_cpus(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Ite
     """Find a rank with fewer CPUs than its processes need, or than the job requested."""
     count = host.mask(rank).bit_count()
     needed = 1 + job.settings.dataloader_workers
-    asked = rank.variables.get("SLURM_CPUS_PER_TASK", "")
-    wanted = int(asked) if asked.isdigit() and len(asked) < 6 else 0
+    requested = rank.variables.get("SLURM_CPUS_PER_TASK", "")
+    wanted = int(requested) if requested.isdigit() and len(requested) < 6 else 0
     if count >= max(needed, wanted):
         return
-    is_lost = wanted > count
+    lacks_requested = wanted > count
     has = f"has {count} CPU" + ("" if count == 1 else "s")
     yield AuditFinding(
         rule="A05",
         severity=Severity.FAIL,
         host=host.name,
         place=rank_place(rank),
-        seen=f"{has} although SLURM_CPUS_PER_TASK={wanted}" if is_lost else f"{has} for {needed} processes",
+        seen=f"{has} although SLURM_CPUS_PER_TASK={wanted}" if lacks_requested else f"{has} for {needed} processes",
         cost="data loading and kernel launches compete with the training loop for CPU time",
         fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun 22.05 to 23.02 does not inherit sbatch -c"
-        if is_lost
+        if lacks_requested
         else f"srun -c {needed} ...",
         certainty=Certainty.READ,
         ranks=(rank.rank,),

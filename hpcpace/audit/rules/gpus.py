@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcpace.audit.collect_rank import is_gpu_bound_per_task
 from hpcpace.audit.facts import RankFacts
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
@@ -40,7 +41,7 @@ def a09_ipc(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find GPUs bound to single tasks, so that ranks of a node cannot reach each other's GPUs."""
     if not host.has_gpus or len(host.ranks) < 2:
         return
-    bound = [rank for rank in host.ranks if _is_per_task(rank)]
+    bound = [rank for rank in host.ranks if is_gpu_bound_per_task(rank.variables)]
     single = [rank for rank in bound if rank.gpus is None or len(rank.gpus) == 1]
     if len(single) < 2:
         return
@@ -107,7 +108,3 @@ def _one_for_many(host: AuditedHost, address: str, ranks: list[RankFacts]) -> Au
         certainty=gpu_certainty(ranks[0]),
         ranks=rank_numbers(ranks),
     )
-
-
-def _is_per_task(rank: RankFacts) -> bool:
-    return "SLURM_GPUS_PER_TASK" in rank.variables or "gpu" in rank.variables.get("SLURM_TRES_PER_TASK", "")

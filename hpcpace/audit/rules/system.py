@@ -15,7 +15,7 @@ _FAST_WITH_POWERSAVE = ("intel_pstate", "amd-pstate-epp")
 # These drivers choose frequencies themselves; their "powersave" is the default governor, not the lowest clock
 # (Documentation/admin-guide/pm/intel_pstate.rst, amd-pstate.rst).
 
-DEBUG_VARIABLES = (
+_DEBUG_VARIABLES = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NET_GDR_LEVEL"),
     *("NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_CHECKS_DISABLE"),
 )
@@ -144,11 +144,11 @@ def c01_debug_variables(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFin
     """Find debug variables that were left behind."""
     sources: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, value in host.snapshot.kernel.nccl_conf.items():
-        if name in DEBUG_VARIABLES:
+        if name in _DEBUG_VARIABLES:
             sources.setdefault("/etc/nccl.conf", {})[f"{name}={value}"] = ()
     for rank in host.ranks:
         for source, variables in (("environment", rank.variables), ("~/.nccl.conf", rank.user_conf)):
-            for name in variables.keys() & set(DEBUG_VARIABLES):
+            for name in variables.keys() & set(_DEBUG_VARIABLES):
                 users = sources.setdefault(source, {})
                 users[f"{name}={variables[name]}"] = (*users.get(f"{name}={variables[name]}", ()), rank.rank)
     for source, settings in sources.items():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hpcpace.audit.findings import AuditFinding
-from hpcpace.audit.rules import adapters, affinity, choices, gpu_state, gpus, hosts, pcie, ports, system
+from hpcpace.audit.rules import adapters, affinity, gpu_state, gpus, hosts, network_variables, pcie, ports, system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ RULES: tuple[Rule, ...] = (
         why="A setting from another cluster overrides NCCL's own choice: it matches nothing (F), selects an interface "
         "without a route (F), or selects the management network (W).",
         fix="unset it, or name the fast adapter",
-        check=choices.n03_names_nothing,
+        check=network_variables.n03_selections,
     ),
     Rule(
         id="N04",
@@ -187,7 +187,7 @@ RULES: tuple[Rule, ...] = (
         reads="NCCL_IB_DISABLE, NCCL_NET, /dev/infiniband, the locked-memory limit",
         why="NCCL silently falls back to NET/Socket, at a fraction of the rate.",
         fix="unset the variable; give the container access to /dev/infiniband; ulimit -l unlimited",
-        check=choices.n04_sockets,
+        check=network_variables.n04_sockets,
     ),
     Rule(
         id="N05",
@@ -218,7 +218,7 @@ RULES: tuple[Rule, ...] = (
         reads="NCCL_IB_GID_INDEX; gid_attrs/types",
         why="NCCL_IB_GID_INDEX selects a RoCE v1 address, which is not routed, or an empty entry.",
         fix="unset NCCL_IB_GID_INDEX: NCCL 2.21 and newer choose the index themselves",
-        check=choices.n07_gid,
+        check=network_variables.n07_gid,
     ),
     Rule(
         id="N08",

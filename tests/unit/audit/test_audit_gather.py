@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcpace.audit import gather
-from hpcpace.audit.gather import Gathered, gather_by_files, joined, own_part, snapshot_folder
+from hpcpace.audit.gather import Gathered, gather_by_files, join_parts, own_part, snapshot_folder
 from hpcpace.errors import UsageError
 from hpcpace.hostlist import exclude_option, expand, short_list
 from hpcpace.world.environment import rank_info
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> Non
     [None, 7, {}, {"error": "cut off"}, {"host_key": "x", "host": "n2", "snapshot": "{", "rank": {}, "unreadable": {}}],
 )
 def test_a_damaged_part_is_left_out_and_said_so(damaged: object) -> None:
-    gathered = joined([_part(0), damaged], 2, STEP, 1.0)
+    gathered = join_parts([_part(0), damaged], 2, STEP, 1.0)
     assert len(gathered.snapshots) == 1
     assert any("damaged" in text for text in gathered.missing)
 
@@ -135,7 +135,7 @@ def test_a_part_that_cannot_be_used_is_left_out_and_the_others_are_there(
     (snapshot,) = gathered.snapshots
     assert [rank.rank for rank in snapshot.ranks] == [0, 1]
     (missing,) = gathered.missing
-    assert missing.startswith("rank 2's facts are left out: ") and reason in missing and "rank-00002.json" in missing
+    assert missing.startswith("rank 2's facts cannot be used: ") and reason in missing and "rank-00002.json" in missing
     assert len(missing) < 300 + len(str(tmp_path))
 
 
@@ -180,13 +180,13 @@ def test_what_a_job_before_has_left_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_two_parts_of_one_rank_are_not_both_taken() -> None:
-    gathered = joined([_part(0), _part(1), _part(1)], 2, STEP, 1.0)
+    gathered = join_parts([_part(0), _part(1), _part(1)], 2, STEP, 1.0)
     assert [rank.rank for rank in gathered.snapshots[0].ranks] == [0, 1]
     assert "a rank's facts are damaged: rank 1 has sent others already" in gathered.missing
 
 
 def test_a_host_whose_first_rank_is_missing_is_named() -> None:
-    gathered = joined([{**_part(1), "snapshot": None}], 2, STEP, 1.0)
+    gathered = join_parts([{**_part(1), "snapshot": None}], 2, STEP, 1.0)
     assert gathered.snapshots == ()
     assert "the first rank of n1 did not send the host's facts" in gathered.missing
 

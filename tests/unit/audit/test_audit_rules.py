@@ -26,7 +26,7 @@ from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.nccl_log import NcclLog
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
-from hpcpace.audit.rules.choices import hca_selects
+from hpcpace.audit.rules.network_variables import hca_selects
 from hpcpace.audit.rules.table import RULES
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.errors import UsageError

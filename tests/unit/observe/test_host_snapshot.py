@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.audit.snapshot_files import read_folder
+from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.observe import host_snapshot
 from hpcpace.observe.coordination import Alone
 from hpcpace.observe.host_snapshot import save_host_snapshots
@@ -54,7 +54,7 @@ def saved_by(folder: Path, hosts: Sequence[str], keys: Sequence[str]) -> list[st
 
 def test_each_host_has_one_file_with_its_own_ranks(tmp_path: Path) -> None:
     assert saved_by(tmp_path / "snapshot", ["n1", "n2", "n1", "n2"], ["a", "b", "a", "b"]) == []
-    snapshots, problems = read_folder(tmp_path / "snapshot")
+    snapshots, problems = load_snapshots(tmp_path / "snapshot")
     assert problems == []
     assert {one.host: [rank.rank for rank in one.ranks] for one in snapshots} == {"n1": [0, 2], "n2": [1, 3]}
     assert [rank.variables["OMP_NUM_THREADS"] for one in snapshots for rank in one.ranks] == ["0", "2", "1", "3"]
@@ -63,7 +63,7 @@ def test_each_host_has_one_file_with_its_own_ranks(tmp_path: Path) -> None:
 def test_hosts_of_one_name_keep_apart(tmp_path: Path) -> None:
     assert saved_by(tmp_path, ["box", "box", "box"], ["a", "b", "c"]) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["box#2.json", "box#3.json", "box.json"]
-    assert {one.host: [rank.rank for rank in one.ranks] for one in read_folder(tmp_path)[0]} == {
+    assert {one.host: [rank.rank for rank in one.ranks] for one in load_snapshots(tmp_path)[0]} == {
         "box": [0],
         "box#2": [1],
         "box#3": [2],
@@ -72,7 +72,7 @@ def test_hosts_of_one_name_keep_apart(tmp_path: Path) -> None:
 
 def test_the_mask_is_that_of_the_rank_itself(tmp_path: Path) -> None:
     save_host_snapshots(Alone(), ALONE, ["a"], {}, tmp_path, warn=pytest.fail, deadline=Deadline(30))
-    (snapshot,) = read_folder(tmp_path)[0]
+    (snapshot,) = load_snapshots(tmp_path)[0]
     status = Path("/proc/self/status").read_text()
     assert snapshot.ranks[0].cpus == status.partition("Cpus_allowed_list:")[2].split()[0]
 
@@ -87,7 +87,7 @@ def test_a_rank_that_reads_nothing_leaves_the_others_theirs(tmp_path: Path, monk
 
     monkeypatch.setattr(host_snapshot, "take_rank", broken)
     assert saved_by(tmp_path, ["n1", "n1", "n1"], ["a", "a", "a"]) == ["no snapshot for the audit: no such luck"]
-    (snapshot,) = read_folder(tmp_path)[0]
+    (snapshot,) = load_snapshots(tmp_path)[0]
     assert [rank.rank for rank in snapshot.ranks] == [0, 2]
     assert snapshot.unreadable["rank/1"] == "it could not read what it has"
 
@@ -136,7 +136,7 @@ class _Torch:
 def test_the_gpu_is_the_one_that_torch_computes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", _Torch)
     save_host_snapshots(Alone(), ALONE, ["a"], {}, tmp_path, warn=pytest.fail, deadline=Deadline(30))
-    (rank,) = read_folder(tmp_path)[0][0].ranks
+    (rank,) = load_snapshots(tmp_path)[0][0].ranks
     assert rank.gpus is not None
     assert (rank.gpus[rank.gpu].address, rank.gpus[rank.gpu].uuid) == ("0000:1b:00.0", "GPU-11-22")
     assert (rank.gpu_source, rank.nccl_version) == ("session", "2.27.5")

@@ -12,7 +12,7 @@ from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable, shell_word
 
 
-def n03_names_nothing(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+def n03_selections(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find variables that select no adapter or interface, or a slow one."""
     variables = rank_variables(host, rank)
     if "NCCL_IB_HCA" in variables:
@@ -102,7 +102,7 @@ def hca_selects(value: str, device: str, port: int) -> bool:
     return exclude
 
 
-def interface_selected(value: str, name: str) -> bool:
+def _interface_selected(value: str, name: str) -> bool:
     """Return whether NCCL_SOCKET_IFNAME selects an interface: the syntax of NCCL_IB_HCA without ports."""
     return hca_selects(value.replace(":", "\0"), name, 0)
 
@@ -156,7 +156,7 @@ def _check_interface(
     # gloo takes exact names separated by commas; NCCL takes prefixes.
     whole = variable == "GLOO_SOCKET_IFNAME"
     words = value.split(",")
-    chosen = [net for net in host.net if (net.name in words if whole else interface_selected(value, net.name))]
+    chosen = [net for net in host.net if (net.name in words if whole else _interface_selected(value, net.name))]
     candidates = [net for net in host.between_hosts if net.state == "up" and net.has_route is not False]
     fastest = max((net.speed_mbps or 0 for net in candidates), default=0)
     best = next((net.name for net in candidates if (net.speed_mbps or 0) == fastest), "")
