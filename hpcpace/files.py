@@ -1,8 +1,8 @@
-"""Reading and writing files in folders that may belong to somebody else, also as root.
+"""Read and write files in folders that may belong to somebody else, even as root.
 
-A folder is opened once and held; names are looked up in it by descriptor, and links in it are not followed, so that its
-owner can lead neither reads nor writes to another place, whatever is exchanged meanwhile. Every file that hpcpace
-writes beside traces is written here: under a temporary name, with the modes that the umask leaves, and renamed.
+A folder is opened once and held. Names are looked up in it by descriptor and links in it are not followed, so its owner
+cannot redirect reads or writes, whatever is swapped meanwhile. Every file that hpcpace writes, except traces, is
+written here: under a temporary name, with the mode that the umask allows, and then renamed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# To open a FIFO would wait for its writer; on a regular file the flag changes nothing.
+# Opening a FIFO would wait for its writer; for a regular file the flag changes nothing.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES = 1 << 20
@@ -31,7 +31,7 @@ _REASONS = {
 
 
 class Folder:
-    """A folder that is held open; `close`, the end of a `with` block or of the object lets go of it.
+    """A folder that is held open until `close`, the end of a `with` block, or the end of the object.
 
     Attributes:
         path: what messages call it; only `open` looks it up.
@@ -44,15 +44,15 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path, *, make: bool = False, num_ours: int = 0) -> Folder:
-        """Open the folder at a path, whose links are followed: it is the user who names it.
+        """Open the folder at a path. Links in the path are followed, because the user chose it.
 
         Args:
-            path: of the folder.
-            make: whether to make it and what it lies in, where there is none.
-            num_ours: how many names at the path's end are ours and not the user's: links there are not followed.
+            path: path of the folder.
+            make: whether to make it and its parents if they do not exist.
+            num_ours: number of names at the end of the path that hpcpace chose: links there are not followed.
 
         Raises:
-            OSError: there is none, and `make` does not ask for it or could not make it.
+            OSError: it does not exist and was not, or could not be, made.
         """
         if num_ours:
             with cls.open(path.parent, make=make, num_ours=num_ours - 1) as parent:
@@ -70,16 +70,16 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder."""
         self._finalizer()
 
     @property
     def descriptor(self) -> int:
-        """The open folder."""
+        """The descriptor of the open folder."""
         return self._descriptor
 
     def names(self) -> list[str]:
-        """Return the names in it, in order.
+        """Return the names in it, sorted.
 
         Raises:
             OSError: it cannot be read.
@@ -90,27 +90,27 @@ class Folder:
         """Open a folder in it.
 
         Raises:
-            OSError: there is none of this name; a link is none.
+            OSError: there is no folder of this name; a link does not count as one.
         """
         with _named(self.path / name):
             return Folder(os.open(_checked(name), _FOLDER | os.O_NOFOLLOW, dir_fd=self._descriptor), self.path / name)
 
     def has_folder(self, name: str) -> bool:
-        """Return whether there is a folder of this name in it; a link is none."""
+        """Return whether there is a folder of this name in it; a link does not count as one."""
         found = self._found(name)
         return found is not None and stat.S_ISDIR(found.st_mode)
 
     def has(self, name: str) -> bool:
-        """Return whether anything has this name in it, also a link that leads nowhere."""
+        """Return whether anything in it has this name, even a dangling link."""
         return self._found(name) is not None
 
     def size_bytes(self, name: str) -> int:
-        """Return the size of a regular file in it; 0 where there is none of this name."""
+        """Return the size of a regular file in it; 0 if there is none of this name."""
         found = self._found(name)
         return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0
 
     def status(self, name: str) -> os.stat_result:
-        """Return what the file system says of a name in it; of a link, what it says of the link.
+        """Return what the file system reports for a name in it; for a link, about the link itself.
 
         Raises:
             OSError: there is nothing of this name.
@@ -128,16 +128,16 @@ class Folder:
         """Return a descriptor that reads a regular file in it.
 
         Raises:
-            OSError: there is none of this name; links, FIFOs, sockets and devices are none.
+            OSError: there is no regular file of this name; links, FIFOs, sockets and devices do not count as one.
         """
         with _named(self.path / name):
             return _regular(os.open(_checked(name), _FILE, dir_fd=self._descriptor))
 
     def read(self, name: str, *, most_bytes: int) -> bytes:
-        """Return what a regular file in it holds.
+        """Return the content of a regular file in it.
 
         Raises:
-            OSError: as `open_file`, or it holds more than `most_bytes`.
+            OSError: as for `open_file`, or it holds more than `most_bytes`.
         """
         descriptor = self.open_file(name)
         try:
@@ -147,20 +147,20 @@ class Folder:
             os.close(descriptor)
 
     def make_folder(self, name: str, *, mode: int = 0o777) -> Folder:
-        """Open a folder in it, and make it first if there is none; the umask takes from the mode.
+        """Open a folder in it, and make it first if necessary; the umask applies to the mode.
 
         Raises:
-            OSError: it cannot be made, or what has the name is no folder; a link is none.
+            OSError: it cannot be made, or what has the name is not a folder; a link does not count as one.
         """
         with _named(self.path / name), contextlib.suppress(FileExistsError):
             os.mkdir(_checked(name), mode, dir_fd=self._descriptor)
         return self.folder(name)
 
     def new_folder(self, name: str, *, mode: int = 0o777) -> Folder:
-        """Make a folder in it and open that one; the umask takes from the mode.
+        """Make a new folder in it and open it; the umask applies to the mode.
 
         Raises:
-            OSError: it cannot be made, something has the name, or somebody has put another folder in its place.
+            OSError: it cannot be made, something has the name, or somebody replaced it by another folder.
         """
         with _named(self.path / name):
             os.mkdir(_checked(name), mode, dir_fd=self._descriptor)
@@ -171,21 +171,21 @@ class Folder:
         return folder
 
     def create_file(self, name: str, *, mode: int = 0o666) -> int:
-        """Return a descriptor that writes, and reads, a new file in it; the umask takes from the mode.
+        """Return a descriptor that reads and writes a new file in it; the umask applies to the mode.
 
         Raises:
-            OSError: it cannot be made, or something has the name, if only a link.
+            OSError: it cannot be made, or something has the name, even a link.
         """
         with _named(self.path / name):
             return os.open(_checked(name), _NEW_FILE, mode, dir_fd=self._descriptor)
 
     def write(self, name: str, content: str | bytes, *, mode: int = 0o666) -> Path:
-        """Write a file in one piece, so that nobody reads half of it, and return its path.
+        """Write a file atomically, so that nobody reads half of it, and return its path.
 
-        What has the name is replaced and never followed or written to. The umask takes from the mode.
+        Whatever has the name is replaced, and never followed or written to. The umask applies to the mode.
 
         Raises:
-            OSError: it cannot be written; what had the name is still there.
+            OSError: it cannot be written; what had the name before is still there.
         """
         data = content.encode() if isinstance(content, str) else content
         with (
@@ -198,13 +198,13 @@ class Folder:
 
     @contextmanager
     def replacing(self, name: str, *, mode: int = 0o666) -> Iterator[int]:
-        """Yield a descriptor of a new file, which gets the name once the block under it has ended without an error.
+        """Yield a descriptor of a new file, which gets the name if the block ends without an error.
 
-        What has the name is replaced and never followed or written to. The descriptor is closed with the block; after
-        an error the new file is gone. The umask takes from the mode.
+        Whatever has the name is replaced, and never followed or written to. The descriptor is closed with the block;
+        after an error the new file is removed. The umask applies to the mode.
 
         Raises:
-            OSError: the file cannot be made, closed or renamed; what had the name is still there.
+            OSError: the file cannot be made, closed or renamed; what had the name before is still there.
         """
         temporary = f".{_checked(name)}.{secrets.token_hex(8)}"
         descriptor = self.create_file(temporary, mode=mode)
@@ -212,30 +212,30 @@ class Folder:
             try:
                 yield descriptor
             finally:
-                os.close(descriptor)  # some file systems say only now that the disk is full
+                os.close(descriptor)  # some file systems report a full disk only now
             os.rename(temporary, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         except BaseException:
-            with contextlib.suppress(OSError):  # the folder's owner may have removed it
+            with contextlib.suppress(OSError):  # the owner of the folder may have removed it
                 self.remove(temporary)
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a file from it; a link is removed and not followed.
+        """Remove a file from it; a link is removed, not followed.
 
         Raises:
-            OSError: it cannot be removed, or there is none.
+            OSError: it cannot be removed, or does not exist.
         """
         with _named(self.path / name):
             os.unlink(_checked(name), dir_fd=self._descriptor)
 
     def remove_tree(self, name: str, *, most_nested: int = 32) -> None:
-        """Remove a folder in it with all that it holds; links and FIFOs there are removed and not opened.
+        """Remove a folder in it with everything inside; links and FIFOs there are removed without opening them.
 
-        shutil.rmtree opens before it looks, and so waits for ever at a FIFO.
+        shutil.rmtree opens before it checks, and so waits for ever at a FIFO.
 
         Raises:
-            OSError: there is no folder of this name, a link is none; or something cannot be removed; or folders are
-                nested more than `most_nested` deep.
+            OSError: there is no folder of this name (a link does not count as one), something cannot be removed, or
+                folders are nested more than `most_nested` deep.
         """
         if not most_nested:
             raise OSError(errno.ENAMETOOLONG, "folders are nested too deep", str(self.path / name))
@@ -250,7 +250,7 @@ class Folder:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file in one piece; see `Folder.write`.
+    """Write a file atomically; see `Folder.write`.
 
     Raises:
         OSError: the file cannot be written, or its folder does not exist.
@@ -260,25 +260,25 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def read_file(path: Path, *, most_bytes: int) -> bytes:
-    """Return what the regular file at a path holds; see `Folder.read`.
+    """Return the content of the regular file at a path; see `Folder.read`.
 
     Raises:
-        OSError: there is none, or it holds more than `most_bytes`.
+        OSError: it does not exist, or holds more than `most_bytes`.
     """
     with Folder.open(path.parent) as folder:
         return folder.read(path.name, most_bytes=most_bytes)
 
 
 def read_most(descriptor: int, most_bytes: int) -> bytes:
-    """Return what a file holds.
+    """Return the content of a file.
 
     Raises:
-        OSError: it cannot be read, or holds more than `most_bytes`; no more than these are read.
+        OSError: it cannot be read, or holds more than `most_bytes`; no more than that is read.
     """
     size = os.fstat(descriptor).st_size
     if size <= most_bytes:
         blocks = []
-        left = most_bytes + 1  # the file may grow meanwhile
+        left = most_bytes + 1  # the file may grow while it is read
         while left and (block := os.read(descriptor, min(_BLOCK_BYTES, left))):
             blocks.append(block)
             left -= len(block)
@@ -288,7 +288,7 @@ def read_most(descriptor: int, most_bytes: int) -> bytes:
 
 
 def write_some(descriptor: int, content: bytes, offset: int) -> tuple[int, OSError | None]:
-    """Write as much as a disk takes; return how many bytes that were, and why it did not take the rest."""
+    """Write as much as the disk takes; return the number of bytes, and why it did not take the rest."""
     view, num_taken = memoryview(content), 0
     try:
         while num_taken < len(view):
@@ -310,13 +310,13 @@ def write_all(descriptor: int, content: bytes, offset: int) -> None:
 
 
 def copy_file(source: int, target: int, *, before_block: Callable[[], None] = lambda: None) -> None:
-    """Copy what a file holds into an empty one.
+    """Copy the content of a file into an empty one.
 
     Args:
-        before_block: called before each block of a mebibyte is read; what it raises ends the copy.
+        before_block: called before each block of one mebibyte is read; an exception from it ends the copy.
 
     Raises:
-        OSError: one cannot be read, or the other not written.
+        OSError: the one cannot be read, or the other cannot be written.
     """
     offset = 0
     before_block()
@@ -342,7 +342,7 @@ def _regular(descriptor: int) -> int:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Let an error say which file it is about, and why that file is not opened."""
+    """Make errors name the file, and say why it is not opened."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,8 @@
-"""Secrets taken out of what hpcpace writes down: command lines, environment variables, settings, messages of errors.
+"""Remove secrets from what hpcpace writes: command lines, environment variables, settings, error messages.
 
-A name gives a secret away by its words: `--wandb-key` and `HF_TOKEN` do, `--key-padding-mask` and `--max-tokens` do
-not. Well-known shapes of tokens and passwords in URLs are found anywhere. docs/recorded-data.md has the rules.
+The words of a name show that its value is a secret: `--wandb-key` and `HF_TOKEN` do, `--key-padding-mask` and
+`--max-tokens` do not. Well-known token formats and passwords in URLs are found anywhere. docs/recorded-data.md has the
+rules.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import PurePath
 from typing import Any
 
 MARK = "[redacted]"
-"""What stands where a secret was."""
+"""Replaces a secret."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -23,26 +24,26 @@ def _words(text: str) -> frozenset[str]:
 
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# One of these anywhere in a name makes it that of a secret.
+# One of these anywhere in a name makes its value a secret.
 _SECRETS = _words(
     "password passwords passwd passphrase passcode secret secrets jwt bearer credential credentials cred creds "
     "authorization cookie cookies apikey apikeys accesskey secretkey privatekey authkey apitoken accesstoken authtoken "
     "refreshtoken sessiontoken"
 )
-# Two words that together are one of the above, also in the plural.
+# Two words that together mean one of the above, also in the plural.
 _PAIRS = frozenset(
     [(first, "key") for first in ("api", "access", "auth", "private", "signing", "encryption")]
     + [(first, "token") for first in ("api", "access", "auth", "refresh", "session", "bearer")]
 )
 _MANY = ("keys", "tokens", "secrets", "passwords", "credentials", "creds", "cookies")
-# A name with one of these at its end is of something about a secret, like the file that it is in.
+# A name that ends with one of these means something about a secret, like the file that it is in.
 _ABOUT = _words(
     "file files path dir folder stdin prompt env type kind mode method policy length len size count num ttl timeout "
     "expiry expires age interval"
 )
-# What may follow the word that counts.
+# Words that may follow the one that counts.
 _AFTER = _words("value id string str text data pem prod dev test new old primary")
-# These count only as the last word of a name, and not after any of the words given.
+# These only count as the last word of a name, and not after any of the given words.
 _HARMLESS_BEFORE = {
     "token": _words(
         "pad padding eos bos unk unknown sep cls mask image img video audio visual vision text special stop start end "
@@ -65,7 +66,7 @@ _HARMLESS_BEFORE = {
     "pwd": _words("old"),
     "api": _words(""),
 }
-# Words that mean something else when they stand alone: PWD is a folder.
+# Words that mean something else on their own: PWD is a folder.
 _NEVER_ALONE = _words("pwd pat")
 _SWITCH = re.compile(r"|true|false|yes|no|on|off|none|null|auto|default", re.IGNORECASE)
 _SMALL_NUMBER = re.compile(r"[-+]?\d{1,5}|[-+]?\d*\.\d*(e[-+]?\d+)?|[-+]?\d+e[-+]?\d+", re.IGNORECASE)
@@ -73,7 +74,7 @@ _LOOKS_RANDOM = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w+=.~-][\w+/=.~-]{
 _LEAST_KNOWN = 8
 
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-# A password may hold an @ of its own. Without a password, only http carries a token as the user's name.
+# A password may itself contain an @. Without a password, only http has tokens as user names.
 _URL_USER = re.compile(r"""(?P<scheme>(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://)(?P<user>[^\s/'"]*)@""")
 _URL_PARAMETER = re.compile(r"""(?<=[?&])(?P<name>[\w.-]+)=(?P<value>[^&#\s'"]+)""")
 _SIGNATURES = _words("sig signature x-amz-signature x-goog-signature")
@@ -91,7 +92,7 @@ _HEADER = re.compile(
 _NAME = re.compile(
     r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<between>\\*['"]?\]?(?:\s?:?=\s?|\s?:\s*)|['"]?,?\s+)"""
 )
-# Of a bare value, its beginning says what it is; to read each to its end takes the square of a long text's time.
+# The beginning of a bare value suffices; reading each to its end would take quadratic time for a long text.
 _VALUE = re.compile(r"""(?P<quote>\\*["'])(?P<inner>.*?)(?P=quote)|\\*["']?(?P<bare>[^\s"']{1,1000})""", re.DOTALL)
 _REST = re.compile(r"""[^\s"']*""")
 _ASSIGNED = re.compile(r"(?P<name>[-+~\w./\[\]]+):?=")
@@ -99,11 +100,11 @@ _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
 
 def is_secret(name: str, value: str = "...") -> bool:
-    """Return whether a value is a secret, as its name says.
+    """Return whether a value is a secret, judging by its name.
 
     Args:
-        name: of an option, a variable or a key.
-        value: what it has; switches and small numbers are no secrets under most names.
+        name: name of an option, a variable or a key.
+        value: its value; under most names, switches and small numbers are not secrets.
     """
     word, is_sure = _telling_word(name)
     if not word or _SWITCH.fullmatch(value) or (not is_sure and _SMALL_NUMBER.fullmatch(value)):
@@ -113,10 +114,10 @@ def is_secret(name: str, value: str = "...") -> bool:
 
 @dataclass(frozen=True)
 class Redaction:
-    """Takes secrets out of texts; doing so twice changes nothing more.
+    """Removes secrets from texts; doing so twice changes nothing more.
 
     Attributes:
-        known: secrets that are taken out wherever they occur.
+        known: secrets that are removed wherever they occur.
     """
 
     known: tuple[str, ...] = ()
@@ -125,12 +126,12 @@ class Redaction:
     def of(cls, environ: Mapping[str, str], command: Sequence[str] = ()) -> Redaction:
         """Return a redaction that knows the secrets of an environment and of a command line."""
         found = {value for name, value in environ.items() if is_secret(name, value)} | set(_secret_values(command))
-        # Short ones would be found in the middle of other words, and a path leads to a secret and is none.
+        # Short secrets would match inside other words, and a path leads to a secret but is not one.
         kept = [value for value in found if len(value) >= _LEAST_KNOWN and value not in MARK and value[0] != "/"]
         return cls(tuple(sorted(kept, key=lambda value: (-len(value), value))))
 
     def text(self, text: str) -> str:
-        """Return a text without its secrets."""
+        """Return a text without secrets."""
         for secret in self.known:
             text = text.replace(secret, MARK)
         text = _URL_USER.sub(_without_user, _PEM.sub(MARK, text))
@@ -140,15 +141,15 @@ class Redaction:
         return _without_values(text)
 
     def command(self, words: Iterable[str]) -> list[str]:
-        """Return the words of a command line without their secrets, as many as there were."""
+        """Return the words of a command line without secrets, the same number of words."""
         return [MARK if is_value else self._word(word) for word, is_value in _marked(words)]
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return environment variables without their secrets."""
+        """Return environment variables without secrets."""
         return {name: MARK if is_secret(name, value) else self.text(value) for name, value in environ.items()}
 
     def content(self, value: Any) -> Any:
-        """Return what JSON can hold without its secrets; a list of texts is taken for a command line."""
+        """Return a JSON value without secrets; a list of texts is treated as a command line."""
         if isinstance(value, (str, PurePath)):
             return self.text(str(value))
         if isinstance(value, dict):
@@ -173,7 +174,7 @@ class Redaction:
 
 @lru_cache(maxsize=4096)
 def _telling_word(name: str) -> tuple[str, bool]:
-    """Return the word of a name that makes it one of a secret, empty without any, and whether that is sure."""
+    """Return the word of a name that shows its value to be a secret, empty without any, and whether that is certain."""
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or words[-1] in _ABOUT:
         return "", False
@@ -190,7 +191,7 @@ def _telling_word(name: str) -> tuple[str, bool]:
 
 
 def _marked(words: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return the words of a command line, each with whether it is the value of an option before it that is secret."""
+    """Return the words of a command line, each with whether it is the secret value of an option before it."""
     marked, name, takes_many = [], "", False
     for word in words:
         is_option = word.startswith("--") or bool(re.fullmatch(r"-[A-Za-z]", word))
@@ -228,7 +229,7 @@ def _without_parameter(found: re.Match[str]) -> str:
 
 
 def _without_values(text: str) -> str:
-    """Return a text without the values that follow names of secrets, as `name=value`, in JSON, or as an option's."""
+    """Return a text without the values after names of secrets, as `name=value`, in JSON, or of an option."""
     pieces, position = [], 0
     for found in _NAME.finditer(text):
         if found.start() < position:

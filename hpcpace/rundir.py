@@ -1,4 +1,4 @@
-"""Every file name of a run, as properties of one class, so that no other module spells one.
+"""Every file name of a run, as properties of two classes, so that no other module spells one out.
 
 RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs
 RUN/attempt-0/snapshot/HOST.json   RUN/attempt-0/run.json   RUN/attempt-0/trial.json
@@ -25,7 +25,7 @@ _ATTEMPT = re.compile(r"attempt-(\d+)$")
 _TRACE = re.compile(r"rank-(\d+)\.(h5|journal)$")
 
 NUM_OURS_OF_TRACES = 2
-"""Names at the end of the path of an attempt's traces that are ours, as for `hpcpace.files.Folder.open`."""
+"""Number of names that hpcpace chose at the end of the path of an attempt's traces, for `hpcpace.files.Folder.open`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Attempt:
 
     Attributes:
         path: its folder.
-        run_folder: the run's folder where that is held open; else `open` looks the path up.
+        run_folder: the run's folder if that is held open; otherwise `open` looks the path up.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Attempt:
         """Open its folder, in a run that somebody else may have written.
 
         Raises:
-            OSError: there is none, and `make` does not ask for it or could not make it; a link is none.
+            OSError: it does not exist and was not, or could not be, made; a link does not count as a folder.
         """
         if self.run_folder is None:
             return Folder.open(self.path, make=make, num_ours=1)
@@ -52,12 +52,12 @@ class Attempt:
         return self.run_folder.make_folder(name) if make else self.run_folder.folder(name)
 
     def write_json(self, path: Path, content: Mapping[str, Any], *, make: bool = False) -> None:
-        """Write one of its JSON files, in one piece; see `hpcpace.files.Folder.write`.
+        """Write one of its JSON files atomically; see `hpcpace.files.Folder.write`.
 
         Args:
             path: `run_json`, `result_json` or `trial_json`.
-            content: of the file.
-            make: whether to make the attempt's folder where there is none.
+            content: content of the file.
+            make: whether to make the attempt's folder if it does not exist.
 
         Raises:
             OSError: it cannot be written.
@@ -83,12 +83,12 @@ class Attempt:
 
     @property
     def result_json(self) -> Path:
-        """What a reference workload came to: losses, throughput and memory, or that it had too little memory."""
+        """The result of a reference workload: losses, throughput and memory, or that memory was too small."""
         return self.path / "result.json"
 
     @property
     def trial_json(self) -> Path:
-        """What came of pacing, where the run was paced."""
+        """The outcome of pacing, if the run was paced."""
         return self.path / "trial.json"
 
     @property
@@ -101,7 +101,7 @@ class Attempt:
         return self.trace_dir / f"rank-{rank:05d}.h5"
 
     def trace_files(self) -> dict[int, Path]:
-        """Return the trace file of every rank that left one, or only its journal, by rank."""
+        """Return the trace file of every rank that left one, or at least its journal, by rank."""
         try:
             with self.open() as folder, folder.folder(self.trace_dir.name) as traces:
                 names = traces.names()
@@ -117,7 +117,7 @@ class RunDirectory:
 
     Attributes:
         path: its folder.
-        folder: the same held open, as `open_run` does it, because the run may belong to somebody else.
+        folder: its folder held open by `open_run`, because the run may belong to somebody else.
     """
 
     path: Path
@@ -135,7 +135,7 @@ class RunDirectory:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """The folder of the checkpoints of all attempts, as hpcpace.train.checkpoint writes them."""
+        """The folder of the checkpoints of all attempts, written by hpcpace.train.checkpoint."""
         return self.path / "checkpoints"
 
     @property
@@ -158,7 +158,7 @@ class RunDirectory:
         return sorted((Attempt(self.path / name, self.folder) for name in names), key=lambda attempt: attempt.number)
 
     def write(self, name: str, content: str) -> None:
-        """Write a file into its folder in one piece; see `hpcpace.files.Folder.write`.
+        """Write a file into its folder atomically; see `hpcpace.files.Folder.write`.
 
         Raises:
             OSError: it cannot be written.
@@ -170,7 +170,7 @@ class RunDirectory:
         """Return the attempt with the highest number.
 
         Raises:
-            TraceError: there is none, or none any more.
+            TraceError: there is none, or it was removed.
         """
         attempts = self.attempts()
         if not attempts:
@@ -178,7 +178,7 @@ class RunDirectory:
         return attempts[-1]
 
     def new_attempt(self) -> Attempt:
-        """Create and return the next attempt; two processes that ask at once get two.
+        """Create and return the next attempt; two processes that ask at the same time get different ones.
 
         Raises:
             OSError: the folder cannot be made.
@@ -196,7 +196,7 @@ class RunDirectory:
 
 
 def open_run(path: str | os.PathLike[str]) -> RunDirectory:
-    """Return an existing run directory, held open: whatever is exchanged meanwhile, it is this one that is read.
+    """Return an existing run directory, held open so that this one is read, whatever is swapped meanwhile.
 
     Raises:
         TraceError: the path does not exist or holds no attempt.
@@ -216,13 +216,13 @@ def open_run(path: str | os.PathLike[str]) -> RunDirectory:
 def default_run_path(name: str, environ: Mapping[str, str], *, base: Path = Path("runs")) -> Path:
     """Return `runs/JOB[.STEP]-NAME` in a Slurm job and `runs/TIMESTAMP-NAME` elsewhere.
 
-    A requeued job keeps its path, and so gets a further attempt. A second run without Slurm in the same
-    second gets a number behind its name.
+    A requeued job keeps its path and so gets another attempt. A second run without Slurm within the same second gets a
+    number after its name.
     """
     job_id = environ.get("SLURM_JOB_ID", "")
     if job_id:
         step_id = environ.get("SLURM_STEP_ID", "")
-        # Inside a batch script outside any srun, SLURM_STEP_ID is unset; step 0 of each job is the usual one.
+        # In a batch script outside srun, SLURM_STEP_ID is unset; step 0 of each job is the usual one.
         step = f".{step_id}" if step_id.isdigit() else ""
         return base / f"{job_id}{step}-{name}"
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -234,12 +234,12 @@ def default_run_path(name: str, environ: Mapping[str, str], *, base: Path = Path
 
 
 def json_text(content: Mapping[str, Any]) -> str:
-    """Return content as every JSON file of a run has it, without secrets; see `hpcpace.redaction`."""
+    """Return content formatted like every JSON file of a run, without secrets; see `hpcpace.redaction`."""
     return json.dumps(Redaction().content(content), indent=2, sort_keys=True) + "\n"
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file in one piece; see `hpcpace.files.Folder.write`.
+    """Write a JSON file atomically; see `hpcpace.files.Folder.write`.
 
     Raises:
         OSError: the file cannot be written.

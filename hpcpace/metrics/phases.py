@@ -131,10 +131,7 @@ def parts_of_steps(
     num_steps = len(step_begin)
     if not num_steps:
         return np.zeros((0, len(Part)))
-    order = np.argsort(step_begin, kind="stable")
-    slot = np.cumsum(np.bincount(np.searchsorted(edges, step_begin), minlength=len(edges)))[:-1] - 1
-    step = order[np.maximum(slot, 0)]
-    step[(slot < 0) | (edges[:-1] >= step_end[step])] = num_steps  # outside of all
+    step = _steps_of_segments(step_begin, step_end, edges)
     known = np.append(np.where(phase < _NO_PHASE, phase, _NO_PHASE).astype(np.int64), _NO_PHASE)
     whole = _inside_a_whole(phase, phase_begin, phase_end)
     # Records without a length cover nothing.
@@ -146,6 +143,15 @@ def parts_of_steps(
     for state in range(3):
         total += np.bincount(step * len(Part) + part[:, state], weights=state_ns[state], minlength=len(total))
     return total.reshape(num_steps + 1, len(Part))[:num_steps]
+
+
+def _steps_of_segments(step_begin: Times, step_end: Times, edges: Times) -> NDArray[np.int64]:
+    """Return the step of each segment between two edges, num_steps outside all steps, int64, (num_segments,)."""
+    order = np.argsort(step_begin, kind="stable")
+    slot = np.cumsum(np.bincount(np.searchsorted(edges, step_begin), minlength=len(edges)))[:-1] - 1
+    step = order[np.maximum(slot, 0)]
+    step[(slot < 0) | (edges[:-1] >= step_end[step])] = len(step_begin)
+    return step
 
 
 def _inside_a_whole(phase: NDArray[np.uint8], begin_ns: Times, end_ns: Times) -> NDArray[np.bool_]:

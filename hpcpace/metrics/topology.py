@@ -167,15 +167,12 @@ def topology_of(
     node = np.array([order[key] for key in keys], np.int64)
     first = [keys.index(key) for key in order]
     places = [_split(address, host) for address, host in zip(addresses, hosts, strict=True)]
-    leaf_names: tuple[str, ...] = ()
-    leaf = np.full(len(keys), -1, np.int64)
-    if _are_consistent(places, node):
-        leaf_names = tuple(dict.fromkeys(above[-1] for above, _ in places))
-        leaf = np.array([leaf_names.index(above[-1]) for above, _ in places], np.int64)
+    leaf_names = tuple(dict.fromkeys(above[-1] for above, _ in places)) if _are_consistent(places, node) else ()
+    leaf = [leaf_names.index(above[-1]) if leaf_names else -1 for above, _ in places]
     return Topology(
         ranks=tuple(int(rank) for rank in ranks),
         node=node,
-        leaf=leaf,
+        leaf=np.array(leaf, np.int64),
         node_names=_unique([hosts[row] or f"node {node[row]}" for row in first]),
         slurm_names=tuple(places[row][1] if leaf_names else hosts[row].partition(".")[0] for row in first),
         leaf_names=leaf_names,

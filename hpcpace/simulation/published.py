@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.simulation.couplings import Incast, PollStealing, PowerShare
@@ -176,6 +177,11 @@ def _job(
         overshoot_ns=1e5,
         seed=seed,
     )
+    return _coupled(job, scene, work_ns, noise)
+
+
+def _coupled(job: SimulatedJob, scene: Scene, work_ns: NDArray[np.float64], noise: ParametricNoise) -> SimulatedJob:
+    """Return a job of some work and noise with the coupling of a scene."""
     match scene.coupling:
         case "poll stealing":
             # Two ranks on one core: each has half of the work, which then takes just as long.
@@ -185,7 +191,7 @@ def _job(
         case "power share":
             return replace(job, power=PowerShare(ranks_per_node=RANKS_PER_NODE, boost=scene.strength))
         case "goodput collapse":
-            message_ns = _BASE_NS * _MESSAGES_SHARE / num_ranks
+            message_ns = _BASE_NS * _MESSAGES_SHARE / job.num_ranks
             link = Incast(message_ns=message_ns, limit=_MESSAGES_WITHOUT_LOSS, collapse=scene.strength)
             return replace(job, incast=link)
         case _:

@@ -104,13 +104,17 @@ def _read_ranks(
             traces[rank] = trace
             problems += trace.problems
     for trace in misnamed:
-        says = f"{trace.path} says that it is rank {trace.header.rank}"
-        if trace.header.rank in traces:
-            problems.append(f"{says}, and so does {traces[trace.header.rank].path}; it is left out")
-        else:
-            problems += [says, *trace.problems]
-            traces[trace.header.rank] = trace
+        problems += _take_misnamed(traces, trace)
     return list(traces.values()), problems
+
+
+def _take_misnamed(traces: dict[int, RankTrace], trace: RankTrace) -> list[str]:
+    """Add a trace whose file name has another rank than its header, unless the rank has a trace; return problems."""
+    says = f"{trace.path} says that it is rank {trace.header.rank}"
+    if trace.header.rank in traces:
+        return [f"{says}, and so does {traces[trace.header.rank].path}; it is left out"]
+    traces[trace.header.rank] = trace
+    return [says, *trace.problems]
 
 
 def _read_files(

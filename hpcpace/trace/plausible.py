@@ -74,7 +74,7 @@ def plausible_rows(table: Table, name: str, place: str, problems: list[str]) -> 
     first = int(np.flatnonzero(bad)[0])
     column = next(column for column, rows in outside.items() if rows[first])
     problems.append(
-        f"{place}: {bad.sum()} of {len(table)} rows of {name} have values that cannot be, "
+        f"{place}: {bad.sum()} of {len(table)} rows of {name} have impossible values, "
         f"such as {column} {table[column][first]}; they are left out"
     )
     return table.select(~bad)

@@ -233,18 +233,7 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
     with _HDF5, open_trace(descriptor) as file:
         root = h5py.h5g.open(file.id, b"/")
         check_object(root)
-        groups: dict[str, h5py.h5g.GroupID] = {}
-        problems = []
-        for schema in TABLES.values():
-            try:
-                group = open_group(root, schema.name)
-            except _FOREIGN_ERRORS as error:
-                problems.append(f"{path}: table {schema.name} is damaged and left out ({error})")
-                continue
-            if group is not None:
-                groups[schema.name] = group
-            elif schema.required:
-                problems.append(f"{path}: table {schema.name} is missing")
+        groups, problems = _open_tables(root, path)
         header = parse_header({**attribute_values(root, _HEADER_NAMES), **_group_values(groups)}, str(path))
         is_open = is_marked_open(descriptor)
         for table_name in (table_name for table_name in groups if table_name in tables):
@@ -261,6 +250,23 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
                 )
     found = _Container(header=header, is_open=is_open, identity=identity_of(descriptor), problems=problems)
     return found, chunks
+
+
+def _open_tables(root: h5py.h5g.GroupID, path: Path) -> tuple[dict[str, h5py.h5g.GroupID], list[str]]:
+    """Return the groups of the tables that a file has, by name, and problems with the others."""
+    groups: dict[str, h5py.h5g.GroupID] = {}
+    problems = []
+    for schema in TABLES.values():
+        try:
+            group = open_group(root, schema.name)
+        except _FOREIGN_ERRORS as error:
+            problems.append(f"{path}: table {schema.name} is damaged and left out ({error})")
+            continue
+        if group is not None:
+            groups[schema.name] = group
+        elif schema.required:
+            problems.append(f"{path}: table {schema.name} is missing")
+    return groups, problems
 
 
 def _group_values(groups: dict[str, h5py.h5g.GroupID]) -> dict[str, Any]:

@@ -127,18 +127,22 @@ class TraceStream:
         chunks = replace(self.chunks, columns={name: self.chunks.columns[name] for name in names})
         chunks = select_chunks(chunks, first, min(stop, num_chunks))
         check_size(f"{self.trace.path}: collectives that belong together", chunks.size_bytes, self.most_bytes)
+        which = f"chunk {first} of" if stop - first == 1 else f"a chunk from {first} to {stop - 1} of"
+        rows = self._read(chunks, lead, which)
+        return rows if stop <= num_chunks else join_tables([rows, in_memory])
+
+    def _read(self, chunks: TableChunks, lead: Table | None, which: str) -> Table:
+        """Return the rows of some chunks, `which` being their name in messages."""
         try:
             descriptor = self._open()
             try:
-                rows = read_chunks(descriptor, chunks, lead)
+                return read_chunks(descriptor, chunks, lead)
             finally:
                 os.close(descriptor)
         except (DamagedColumn, OSError) as error:
-            which = f"chunk {first} of" if stop - first == 1 else f"a chunk from {first} to {stop - 1} of"
             raise TraceError(
                 f"{self.trace.path}: {which} table collectives is damaged ({error}); read the file whole"
             ) from error
-        return rows if stop <= num_chunks else join_tables([rows, in_memory])
 
     def _open(self) -> int:
         """Open the file again, because thousands cannot all stay open, and make sure that it is the same file."""

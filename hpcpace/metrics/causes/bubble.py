@@ -71,16 +71,24 @@ def message_waits(
     stops = np.searchsorted(operations.rank[rows], ranks, side="right")
     for index, (first, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
         own = rows[first:stop]
-        if not len(own):
-            continue
-        opens, closes = steps.begin_ns[index], steps.end_ns[index]
-        edges = np.unique(np.concatenate([begin[own], end[own], opens, closes]))
-        waited = innermost(begin[own], end[own], edges) >= 0
-        step = np.searchsorted(opens, edges[:-1], side="right") - 1
-        inside = waited & (step >= 0) & (edges[:-1] < closes[np.maximum(step, 0)])
-        length = np.diff(edges).astype(np.float64)
-        total[index] = np.bincount(step[inside], weights=length[inside], minlength=len(steps))
+        if len(own):
+            total[index] = _covered(begin[own], end[own], steps.begin_ns[index], steps.end_ns[index])
     return total
+
+
+def _covered(
+    begin_ns: NDArray[np.int64],
+    end_ns: NDArray[np.int64],
+    step_begin_ns: NDArray[np.int64],
+    step_end_ns: NDArray[np.int64],
+) -> FloatArray:
+    """Return how much of each step of a rank any of its waits covers, float64, (num_steps,)."""
+    edges = np.unique(np.concatenate([begin_ns, end_ns, step_begin_ns, step_end_ns]))
+    waited = innermost(begin_ns, end_ns, edges) >= 0
+    step = np.searchsorted(step_begin_ns, edges[:-1], side="right") - 1
+    inside = waited & (step >= 0) & (edges[:-1] < step_end_ns[np.maximum(step, 0)])
+    length = np.diff(edges).astype(np.float64)
+    return np.bincount(step[inside], weights=length[inside], minlength=len(step_begin_ns)).astype(np.float64)
 
 
 def pipeline_bubble(

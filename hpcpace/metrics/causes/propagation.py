@@ -107,8 +107,7 @@ def delay_origins(
     first_own, first_other = _since_common(operations, matching, rows, partner[rows], order, place)
     own = total[place[rows]] - total[first_own]
     other = total[place[partner[rows]]] - total[first_other]
-    passed = np.clip(other - own, 0.0, length[rows])
-    share = np.where(other > 0, passed / length[rows], 0.0)
+    share = np.where(other > 0, np.clip(other - own, 0.0, length[rows]) / length[rows], 0.0)
 
     rank = operations.rank[partner[rows]]
     mass = np.where(mask[rows], length[rows], 0.0) if mask is not None else length[rows].copy()
@@ -116,12 +115,11 @@ def delay_origins(
     found = np.zeros((2, len(names)))
     count = 0
     while mass.any() and count < MOST_ROUNDS:
-        handed = mass * share
-        found[min(count, 1)] += _by_rank(rank, mass - handed, names)
-        rate = np.where(handed > 0, handed / np.maximum(other, 1e-9), 0.0)
-        change = np.bincount(first_other, weights=rate, minlength=len(order) + 1)
-        change -= np.bincount(place[partner[rows]], weights=rate, minlength=len(order) + 1)
-        mass = np.maximum(np.cumsum(change)[place[rows]], 0.0) * length[rows]
+        passed = mass * share
+        found[min(count, 1)] += _by_rank(rank, mass - passed, names)
+        rate = np.where(passed > 0, passed / np.maximum(other, 1e-9), 0.0)
+        covered = _covering(rate, first_other, place[partner[rows]], len(order))
+        mass = np.maximum(covered[place[rows]], 0.0) * length[rows]
         mass[mass < 1e-3] = 0.0  # rounding of the sums leaves tiny remainders
         count += 1
     found[1] += _by_rank(rank, mass, names)
@@ -129,6 +127,13 @@ def delay_origins(
     if found.sum() > 0:
         found *= 1 + missing / found.sum()
     return Origins(direct_ns=found[0], propagated_ns=found[1], waited_ns=waited, num_rounds=count)
+
+
+def _covering(rate: FloatArray, first: Int64Array, stop: Int64Array, num_places: int) -> FloatArray:
+    """Return the sum of the rates of all ranges `first <= place < stop` at each place, float64, (num_places + 1,)."""
+    change = np.bincount(first, weights=rate, minlength=num_places + 1)
+    change -= np.bincount(stop, weights=rate, minlength=num_places + 1)
+    return np.cumsum(change)
 
 
 def _by_rank(rank: Int64Array, value: FloatArray, names: Int64Array) -> FloatArray:

@@ -58,8 +58,7 @@ def step_graph(
 
     Args:
         operations: rows of all ranks.
-        matching: which of them belong together.
-        waits: their waits and transfers.
+        matching, waits: which of them belong together, and their waits and transfers.
         work: from `local_work` with the same arguments.
         steps: the steps that all ranks have, on the clock of the operations.
         ranks: what the rows of `steps` are, ascending, (num_ranks,).

@@ -99,10 +99,14 @@ def collective_sensitivity(
         return None
     skew, transfer = (skew - skew.mean()) / spread, transfer - transfer.mean()
     slope = float(skew @ transfer) / num_used
-    score = skew * (transfer - slope * skew)
-    num_lags = min(int(4 * (num_used / 100) ** (2 / 9)), num_used - 1)
+    variance = _long_run_variance(skew * (transfer - slope * skew)) / num_used**2 * num_used / (num_used - 2)
+    return Sensitivity(slope=slope / spread, standard_error=variance**0.5 / spread, num_operations=num_used)
+
+
+def _long_run_variance(score: NDArray[np.float64]) -> float:
+    """Return the variance of a sum of serially correlated scores, (num_scores,), with Bartlett weights."""
+    num_lags = min(int(4 * (len(score) / 100) ** (2 / 9)), len(score) - 1)
     variance = float(score @ score)
     for lag in range(1, num_lags + 1):
         variance += 2 * (1 - lag / (num_lags + 1)) * float(score[lag:] @ score[:-lag])
-    variance = max(variance, 0.0) / num_used**2 * num_used / (num_used - 2)
-    return Sensitivity(slope=slope / spread, standard_error=variance**0.5 / spread, num_operations=num_used)
+    return max(variance, 0.0)

@@ -248,6 +248,7 @@ def segment_panels(
     """
     slot, column, _ = _places(operations, steps, ranks)
     blocked = blocked_before(operations, steps, work.is_blocking, blocks, ranks, slot)
+    known = set(ranks)
     chosen = np.flatnonzero(synchronises(operations.op) & work.is_known & (operations.group != UNKNOWN_GROUP))
     members = [group.ranks for group in operations.groups]
     number = {of: index for index, of in enumerate(dict.fromkeys(members))}
@@ -259,9 +260,7 @@ def segment_panels(
     for of, index in number.items():
         rows = order[edges[index] : edges[index + 1]]
         places = np.searchsorted(np.asarray(ranks, np.int64), of)
-        is_whole = len(places) > 1 and all(
-            place < len(ranks) and ranks[place] == rank for place, rank in zip(places, of, strict=True)
-        )
+        is_whole = len(places) > 1 and set(of) <= known
         rows = rows[np.isin(slot[rows], places)]  # a damaged trace may have operations of foreign groups
         if len(rows) and is_whole:
             panel = _panel(operations, steps, rows, of, places, slot[rows], column[rows], blocked)

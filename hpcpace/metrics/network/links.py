@@ -149,11 +149,8 @@ def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality |
         num_inside, num_crossing = num_inside + len(inside), num_crossing + len(across)
     if not parts:
         return None
-    share = np.array(weights) / sum(weights)
-    mean = float(sum(part.mean[0] * weight for part, weight in zip(parts, share, strict=True)))
-    error = float(np.sqrt(sum((part.error[0] * weight) ** 2 for part, weight in zip(parts, share, strict=True))))
-    whole = MeanDifference(mean=np.array([mean]), error=np.array([error]), freedom=min(part.freedom for part in parts))
-    half_width = float(whole.half_width(0.025)[0])
+    whole = _weighted_mean(parts, np.array(weights) / sum(weights))
+    mean, half_width = float(whole.mean[0]), float(whole.half_width(0.025)[0])
     return Locality(
         factor=float(np.exp(mean)),
         interval=(float(np.exp(mean - half_width)), float(np.exp(mean + half_width))),
@@ -161,6 +158,13 @@ def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality |
         num_inside=num_inside,
         num_crossing=num_crossing,
     )
+
+
+def _weighted_mean(parts: Sequence[MeanDifference], share: FloatArray) -> MeanDifference:
+    """Return the mean of independent differences, each of one group, with weights that add up to 1."""
+    mean = float(sum(part.mean[0] * weight for part, weight in zip(parts, share, strict=True)))
+    error = float(np.sqrt(sum((part.error[0] * weight) ** 2 for part, weight in zip(parts, share, strict=True))))
+    return MeanDifference(mean=np.array([mean]), error=np.array([error]), freedom=min(part.freedom for part in parts))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,12 +26,10 @@ def messages_in_flight(operations: Operations, table: Int64Array, gate_of: Int64
     Returns:
         slots, int64, (num_messages,), and nanoseconds, int64, (num_messages, num_steps).
     """
-    op, size_bytes = operations.op[table[:, 0]], operations.size_bytes[table[:, 0]]
-    sender = np.full(int(gate_of.max(initial=-1)) + 1, -1)
-    sender[gate_of[op == Op.SEND]] = np.flatnonzero(op == Op.SEND)
-    slots = np.flatnonzero((op == Op.RECV) & (sender[gate_of] >= 0))
+    slots, senders = _received(operations.op[table[:, 0]], gate_of)
+    size_bytes = operations.size_bytes[table[:, 0]]
     enter, exit_ = operations.enter_ns[table[slots]], operations.exit_ns[table[slots]]
-    way_ns = np.maximum(exit_ - operations.enter_ns[table[sender[gate_of[slots]]]], 0)
+    way_ns = np.maximum(exit_ - operations.enter_ns[table[senders]], 0)
     is_measured = enter <= exit_ - way_ns
     travels = np.zeros(len(slots), np.bool_)
     for size in np.unique(size_bytes[slots]):
@@ -44,3 +42,11 @@ def messages_in_flight(operations: Operations, table: Int64Array, gate_of: Int64
         travels[rows] = not is_late.any() or 2 * np.median(since_ns[is_late]) < usual_ns
         way_ns[rows] = np.where(measured, way_ns[rows], np.minimum(way_ns[rows], usual_ns))
     return slots[travels], way_ns[travels]
+
+
+def _received(op: NDArray[np.uint8], gate_of: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the slots that receive a message, and the slots that send it, each int64, (num_messages,)."""
+    sender = np.full(int(gate_of.max(initial=-1)) + 1, -1)
+    sender[gate_of[op == Op.SEND]] = np.flatnonzero(op == Op.SEND)
+    slots = np.flatnonzero((op == Op.RECV) & (sender[gate_of] >= 0))
+    return slots, sender[gate_of[slots]]

@@ -59,10 +59,7 @@ def recurring_slots(
     table = present[usual][:, kept]
     if not table.size or len(np.unique(names[usual] // work.num_positions)) < len(ranks):
         return None
-    first = np.full(len(matching.starts), len(table), np.int64)
-    instance = matching.instance[table]
-    np.minimum.at(first, instance.ravel(), np.repeat(np.arange(len(table)), table.shape[1]))
-    partner = first[instance]
+    partner = _first_slots(matching, table)
     same = (partner == partner[:, :1]).all(axis=0)
     return Slots(
         table[:, same],
@@ -71,3 +68,11 @@ def recurring_slots(
         names[usual] % work.num_positions,
         partner[:, 0],
     )
+
+
+def _first_slots(matching: Matching, table: Int64Array) -> Int64Array:
+    """Return the first slot with a row of the same operation, like `table`, (num_slots, num_steps)."""
+    first = np.full(len(matching.starts), len(table), np.int64)
+    instance = matching.instance[table]
+    np.minimum.at(first, instance.ravel(), np.repeat(np.arange(len(table)), table.shape[1]))
+    return first[instance]

@@ -57,7 +57,7 @@ def test_rows_that_cannot_be_are_left_out_of_an_attempt(attempt):
     with h5py.File(attempt.trace_file(2), "r+") as file:
         file["steps"]["end_ns"][1] = -(2**63)
     assert _num_steps(attempt) == {0: 1, 1: 2, 2: 2}
-    assert "1 of 3 rows of steps have values that cannot be" in read_attempt(attempt).problems[0]
+    assert "1 of 3 rows of steps have impossible values" in read_attempt(attempt).problems[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 2**31])

@@ -97,7 +97,7 @@ def test_the_trace_of_an_earlier_run_is_not_touched(start, path, warnings):
     path.write_bytes(b"earlier")
     start().flush()
     assert path.read_bytes() == b"earlier"
-    assert len(warnings) == 1 and "exists already" in warnings[0]
+    assert len(warnings) == 1 and "already exists" in warnings[0]
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_a_link_in_a_files_place_refuses_the_trace_with_one_warning(
     path.with_suffix(suffix).symlink_to(secret if leads == "to a file" else tmp_path / "nowhere")
     _record(start)
     assert secret.read_bytes() == _SECRET and not (tmp_path / "nowhere").exists()
-    assert len(warnings) == 1 and "exists already" in warnings[0]
+    assert len(warnings) == 1 and "already exists" in warnings[0]
 
 
 @pytest.mark.parametrize("suffix", [".journal", ".h5"])
