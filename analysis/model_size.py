@@ -1,4 +1,4 @@
-"""How training time, network volume and memory grow with the size of the model, beside the published line.
+"""How training time, network volume and memory grow with the size of the model, compared with the published line.
 
 `python analysis/model_size.py STUDY [--out DIR]`, for a study of `HPCPACE_STUDY=model-size sbatch/nano_cluster.sh`
 """

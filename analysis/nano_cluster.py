@@ -1,4 +1,4 @@
-"""What parallelism, batch and the number of servers make of throughput, traffic and memory, beside published values.
+"""What parallelism, batch and the number of servers make of throughput, traffic and memory, against published ones.
 
 `python analysis/nano_cluster.py STUDY [--out DIR]`, for a study that sbatch/nano_cluster.sh has run
 """
@@ -44,16 +44,16 @@ COLORS = {"none": plots.GREY, "data": plots.BLUE, "tensor": plots.VERMILION, "pi
 
 
 def values_of(row: SetupFigures, published: Published) -> list[Any]:
-    setup, beside = row.setup, published_of(row, published)
+    setup, theirs = row.setup, published_of(row, published)
     values: list[Any] = [setup.model, setup.preset, setup.layout.servers, setup.layout.ranks_per_server]
     values += [setup.parallelism, setup.batch, setup.stands_for, setup.shrink]
     values += [row.states.get(DONE, 0), row.states.get("out of memory", 0)]
     for name in FIGURES:
         found = row.spreads[name]
         values += [None] * 3 if found is None else [found.median, found.low, found.high]
-    if beside is None:
+    if theirs is None:
         return [*values, None, None, None, None]
-    return [*values, beside.tokens_per_s, beside.scaling_factor, beside.network_bps, beside.network_bytes_per_sample]
+    return [*values, theirs.tokens_per_s, theirs.scaling_factor, theirs.network_bps, theirs.network_bytes_per_sample]
 
 
 def print_tables(rows: Sequence[SetupFigures], published: Published, remarks: Sequence[str]) -> None:
@@ -72,14 +72,14 @@ def print_tables(rows: Sequence[SetupFigures], published: Published, remarks: Se
         ]
         shown = files.rows_from_the_top(table("set-up", ["batch", *head, "forward of a\nmicrobatch"]))
         for row in of_model:
-            setup, beside = row.setup, published_of(row, published)
+            setup, theirs = row.setup, published_of(row, published)
             scaling = spelled(row.spreads["scaling_factor"], lambda value: f"{value:.2f}", is_ranged=False)
             stands = f"\n(for {setup.stands_for})" if setup.stands_for not in (0, setup.batch) else ""
             shown.add_row(
                 f"{setup.layout} {setup.parallelism}",
                 f"{setup.batch}{stands}",
                 spelled(row.spreads["samples_per_s"], format_count) or ", ".join(row.states),
-                scaling + (f"\n({beside.scaling_factor:.2f})" if beside else ""),
+                scaling + (f"\n({theirs.scaling_factor:.2f})" if theirs else ""),
                 spelled(row.spreads["network_bps"], format_rate),
                 spelled(row.spreads["network_bytes_per_sample"], format_bytes, is_ranged=False),
                 spelled(row.spreads["peak_memory_bytes"], format_bytes, is_ranged=False),
@@ -102,21 +102,21 @@ def draw(rows: Sequence[SetupFigures], published: Published) -> Figure:
     figure = plots.new_figure(11.0, 8.0)
     scaling, volume, texts, images = figure.subplots(2, 2).ravel()
     of_batch = [row for row in rows if row.setup.model == "gpt2" and row.setup.stands_for == BATCH]
-    draw_beside(scaling, of_batch, published, "scaling_factor", f"GPT-2, batch {BATCH}: scaling factor")
-    draw_beside(volume, of_batch, published, "network_bytes_per_sample", "network volume, relative to data at 2x1")
+    draw_both(scaling, of_batch, published, "scaling_factor", f"GPT-2, batch {BATCH}: scaling factor")
+    draw_both(volume, of_batch, published, "network_bytes_per_sample", "network volume, relative to data at 2x1")
     draw_over_batch(texts, [row for row in rows if row.setup.model == "gpt2"], "tokens/s", "sequences of a replica")
     draw_over_batch(images, [row for row in rows if row.setup.model == "resnet18"], "images/s", "images of a replica")
     return figure
 
 
-def draw_beside(axes: Axes, rows: Sequence[SetupFigures], published: Published, name: str, heading: str) -> None:
+def draw_both(axes: Axes, rows: Sequence[SetupFigures], published: Published, name: str, heading: str) -> None:
     """Draw bars with the range of repetitions, and the published values as diamonds."""
     reference = {"ours": 1.0, "published": 1.0}
     if name == "network_bytes_per_sample":
         base = next((row for row in rows if (str(row.setup.layout), row.setup.parallelism) == ("2x1", "data")), None)
-        beside = published_of(base, published) if base else None
+        theirs = published_of(base, published) if base else None
         reference["ours"] = (base.median(name) if base else None) or 1.0
-        reference["published"] = (beside.network_bytes_per_sample if beside else None) or 1.0
+        reference["published"] = (theirs.network_bytes_per_sample if theirs else None) or 1.0
     shown = [row for row in rows if row.spreads[name] is not None and row.setup.parallelism != "none"]
     labels = [f"{row.setup.layout} {row.setup.parallelism}" for row in shown]
     for height, row in enumerate(shown):
@@ -125,8 +125,8 @@ def draw_beside(axes: Axes, rows: Sequence[SetupFigures], published: Published, 
         low, median, high = (value / reference["ours"] for value in (found.low, found.median, found.high))
         axes.barh(height, median, color=COLORS[row.setup.parallelism], height=0.6)
         axes.plot([low, high], [height, height], color=plots.BLACK, linewidth=1.5, marker="|", markersize=8)
-        beside = published_of(row, published)
-        value = getattr(beside, name) if beside else None
+        theirs = published_of(row, published)
+        value = getattr(theirs, name) if theirs else None
         if value is not None:
             axes.plot(value / reference["published"], height, "D", color=plots.ORANGE, markeredgecolor=plots.BLACK)
     axes.set_yticks(range(len(shown)), labels, fontsize=9)
@@ -174,14 +174,14 @@ def _points(rows: Sequence[SetupFigures], layout: Layout, parallelism: str) -> l
 @click.argument("study", type=click.Path(path_type=Path))
 @files.out_option
 def command(study: Path, out: Path) -> None:
-    """Show a nano-cluster STUDY beside the published values: tables, and NAME.csv, .png and .svg in a folder."""
+    """Show a nano-cluster STUDY and the published values: tables, and NAME.csv, .png and .svg in a folder."""
     rows, problems = study_figures(StudyFolder(study))
-    beside = read_published(PUBLISHED)
-    published = {(row.layout, row.parallelism): row for row in beside}
+    theirs = read_published(PUBLISHED)
+    published = {(row.layout, row.parallelism): row for row in theirs}
     values = [values_of(row, published) for row in rows]
     written = files.write_files(out, NAME, columns=COLUMNS, rows=values, figure=draw(rows, published))
     unfinished = sum(count for row in rows for state, count in row.states.items() if state != DONE)
-    remarks = [*orders(rows, beside), *compute_spread(rows)]
+    remarks = [*orders(rows, theirs), *compute_spread(rows)]
     remarks += [f"{plural(unfinished, 'run')} not finished"] if unfinished else []
     print_tables(rows, published, [*remarks, *problems])
     print(written)

@@ -1,4 +1,4 @@
-"""What policies of pacing make of throughput and variation at each number of nodes, beside the published table.
+"""How pacing policies change throughput and variation at each number of nodes, and the published table.
 
 `python analysis/pacing_table.py RUN... [--out DIR]`, for runs of sbatch/pacing_trial.sh or any others;
 `python analysis/pacing_table.py --simulate [--out DIR]` shows what the published table would require
@@ -62,15 +62,15 @@ MEANING = {
 
 
 def values_of(row: PacingRow, published: Sequence[Target]) -> list[Any]:
-    beside = next((target for target in published if target.nodes == row.nodes), None)
+    theirs = next((target for target in published if target.nodes == row.nodes), None)
     values: list[Any] = [row.nodes, row.policy, row.num_runs]
     for found in (row.samples_per_s, row.variation, row.gain):
         values += [None] * 3 if found is None else [finite(part) for part in (found.value, found.low, found.high)]
-    if beside is None:
+    if theirs is None:
         return [*values, None, None]
     is_baseline = row.policy == NO_POLICY
-    variation = beside.variation if is_baseline else beside.paced_variation
-    return [*values, None if is_baseline else beside.gain, variation]
+    variation = theirs.variation if is_baseline else theirs.paced_variation
+    return [*values, None if is_baseline else theirs.gain, variation]
 
 
 def finite(value: float) -> float | None:
@@ -254,7 +254,7 @@ def draw_model(found: Sequence[Simulation], published: Sequence[Target]) -> Figu
 @click.option("--simulate", is_flag=True, help="Show what the published table would require: a minute, no RUN needed.")
 @files.out_option
 def command(runs: tuple[Path, ...], simulate: bool, out: Path) -> None:
-    """Show throughput and variation of paced RUNs beside the published table, or what that table would require."""
+    """Show throughput and variation of paced RUNs and the published table, or what that table would require."""
     published = read_published_pacing(PUBLISHED)
     if not runs and not simulate:
         raise UsageError("name runs, as sbatch/pacing_trial.sh makes them, or give --simulate")

@@ -62,7 +62,7 @@ def rows_of(found: Found) -> list[Row]:
 def print_table(results: Sequence[Found], rows: Sequence[Row]) -> None:
     console = files.console_for_tables()
     title(console, "Topology hotspots", "own work of ranks, nodes and leaves; transfers that pass a link")
-    head = ["place", "adds\nms a step", "relative\n(95 %)", "of\nlateness", "same as"]
+    head = ["place", "adds\nms a step", "relative\n(95 %)", "of\nlateness", "could also be"]
     shown = files.rows_from_the_top(table("run", head), left=(1, 5))
     for row in rows:
         named = {f"{row['kind']} {one}" for one in row["id"].split(" or ")}

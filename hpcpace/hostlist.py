@@ -67,7 +67,7 @@ def short_list(names: Iterable[str]) -> str:
 
 
 def exclusion(faulty: Set[str], nodes: Collection[str]) -> str:
-    """Return `#SBATCH --exclude=n[3,7-9]`; empty where it helps nobody.
+    """Return `#SBATCH --exclude=n[3,7-9]`; empty if it would exclude nothing or everything.
 
     Args:
         faulty: names of the nodes to leave out.

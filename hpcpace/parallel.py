@@ -66,7 +66,7 @@ def watch_processes(
 
     Args:
         function: what the processes do.
-        items: each is a task of its own.
+        items: each becomes one task.
         watch: called several times a second, and when all is done.
     """
     if num_threads() == 1 or len(items) == 1:

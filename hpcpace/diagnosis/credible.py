@@ -1,4 +1,4 @@
-"""Which ranks a run is judged by: not those whose trace contradicts itself, or all others."""
+"""Decides which ranks are believed: not those whose trace contradicts itself or all others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def credible_traces(traces: Sequence[RankTrace]) -> tuple[list[RankTrace], list[
 
 
 def _in_memory(collectives: Table) -> Table:
-    """Return the rows that are in memory; the others are looked at when they are read."""
+    """Return the rows that are in memory; the others are checked when they are read."""
     if isinstance(collectives, StoredTable):
         return collectives.stream.trace.tables["collectives"]
     return collectives
@@ -57,10 +57,10 @@ def _contradictory_on_disk(measured: Measured) -> dict[int, str]:
 
 
 def _apart_in_time(measured: Measured) -> dict[int, str]:
-    """Return the ranks whose steps lie at another time than the same steps of the others.
+    """Return the ranks whose steps are at another time than the same steps of the others.
 
     Ranks of one job step together. The file of an earlier start with the same names, or a clock that is wrong by hours,
-    must not pass for a rank of it.
+    must not be taken for a rank of it.
     """
     evidence = measured.evidence
     rows = [row for row, rank in enumerate(evidence.ranks) if rank not in evidence.unknown_clocks]
@@ -83,7 +83,7 @@ def _apart_in_time(measured: Measured) -> dict[int, str]:
 def _silent(measured: Measured) -> dict[int, str]:
     """Return the ranks that recorded far fewer operations than others of their role.
 
-    What they lack would pass for work of their own.
+    The time of the operations that they lack would be taken for their own work.
     """
     num_operations = measured.totals.num_operations
     found = {}
@@ -103,9 +103,9 @@ def _silent(measured: Measured) -> dict[int, str]:
 
 
 def absent_ranks(traces: Sequence[RankTrace], world_size: int) -> tuple[int, ...]:
-    """Return the ranks that are not among some traces, and with which these communicate.
+    """Return the ranks without a trace with which those with a trace communicate.
 
-    All that are not there, where no trace says with whom it communicates.
+    If no trace says with whom its rank communicates, these are all ranks without a trace.
     """
     is_member = np.zeros(world_size, np.bool_)
     for trace in traces:

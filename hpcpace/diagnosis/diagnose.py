@@ -34,15 +34,15 @@ __all__ = ["Culprit", "Diagnosis", "DiagnosisFinding", "Mode", "Panels", "diagno
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What is wrong, the largest loss first; empty where nothing is.
+    """What is wrong, the largest loss first.
 
     Attributes:
-        findings: all modes above their thresholds.
+        findings: all modes above their thresholds; empty if nothing is wrong.
         obstacle: why the data decide nothing; None if they do.
         smallest_effect: the smallest excess of one rank that would have been named with a probability of 0.9; None
             where no two ranks are compared.
-        absent: ranks with which the judged ones communicate, and of which nothing is known. What waits and transfers
-            say is no finding then, and what a straggler costs is the most that it can be.
+        absent: ranks with which the judged ones communicate, and of which nothing is known. Then waits and transfers
+            prove nothing, and the loss to a straggler is an upper bound.
         num_present: ranks that are judged.
     """
 
@@ -72,10 +72,10 @@ def diagnose(
         hangs: operations that some members entered and that never completed.
         silences_ns: by rank, the longest time without a sign of life.
         links: what comparing the transfers of groups found; None where they were not compared.
-        crossing: groups that cross switches against those inside; None where there are not both.
+        crossing: groups that cross switches against those inside; None unless there are both.
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
-        graph: the steps as a graph, which tells what stragglers and slow stages cost; None where they are not taken
-            apart.
+        graph: the steps as a graph, which shows what stragglers and slow stages cost; None if they were not
+            rebuilt.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
         settings: the thresholds.
     """

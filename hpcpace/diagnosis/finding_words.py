@@ -182,10 +182,9 @@ def _transfers(
 ) -> FindingWords:
     match evidence:
         case SlowLinkEvidence():
-            excess, interval = _first_effect(finding)
             return FindingWords(
                 headline=f"fabric contention: {_named(finding, hosts)} is slow and costs {lost}",
-                why=f"transfers through it take {_longer(excess)} others {interval}",
+                why=f"transfers through it take {_longer(finding.culprits[0])}",
                 next="check the link's rate, errors and cables, or keep the job off it",
             )
         case BurstEvidence():
@@ -226,8 +225,11 @@ def _first_effect(finding: DiagnosisFinding) -> tuple[float, str]:
     return first.effect, f"(95 %: {percent(low)} to {percent(high)})"
 
 
-def _longer(effect: float) -> str:
-    return f"{percent(effect)} longer than" if effect < 1 else f"{1 + effect:.1f} times as long as"
+def _longer(culprit: Culprit) -> str:
+    low, high = culprit.interval
+    if culprit.effect < 1:
+        return f"{percent(culprit.effect)} longer than others (95 %: {percent(low)} to {percent(high)})"
+    return f"{1 + culprit.effect:.1f} times as long as others (95 %: {1 + low:.1f} to {1 + high:.1f})"
 
 
 def culprit_name(culprit: Culprit, hosts: Mapping[int, str]) -> str:
@@ -238,8 +240,20 @@ def culprit_name(culprit: Culprit, hosts: Mapping[int, str]) -> str:
         others = [other for other in others if not other.startswith("node ")]  # the rank is named with its host
         name += " (its only rank)"
     if culprit.kind == "link" and others:
-        return "one of " + listed([name, *others][:_MOST_NAMED]) + (", ..." if len(others) >= _MOST_NAMED else "")
+        return _one_of([name, *others])
     return name + (f" (or {listed(others[:_MOST_NAMED])}: not distinguishable here)" if others else "")
+
+
+def _one_of(names: Sequence[str]) -> str:
+    if all(name.startswith("link ") for name in names):
+        names = [name.removeprefix("link ") for name in names]
+        return "one of the links " + _shortened(names)
+    return "one of " + _shortened(names)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return listed([*names[:_MOST_NAMED], *more])
 
 
 def _alias_name(alias: str, hosts: Mapping[int, str]) -> str:
@@ -254,8 +268,7 @@ def _named(finding: DiagnosisFinding, hosts: Mapping[int, str]) -> str:
     culprits = finding.culprits
     are_nodes = len(culprits) > 1 and all(culprit.kind == "node" and len(culprit.aliases) < 2 for culprit in culprits)
     names = [printable(culprit.id) if are_nodes else culprit_name(culprit, hosts) for culprit in culprits]
-    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
-    return ("nodes " if are_nodes else "") + listed([*names[:_MOST_NAMED], *more])
+    return ("nodes " if are_nodes else "") + _shortened(names)
 
 
 def _exclude(culprits: Sequence[Culprit], hosts: Mapping[int, str]) -> str:

@@ -22,10 +22,10 @@ _NOTHING = LostOperations(num_operations=0, step=-1)
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """What completed operations tell of what is missing; that of a long run is joined from parts of it.
+    """What completed operations reveal about what is missing; for a long run, it is joined from parts.
 
     Attributes:
-        records: what others prove that ranks entered.
+        records: operations that ranks must have entered, as other ranks prove.
         end_ns: the last exit, on the common clock; 0 without any.
         opened: rows that never completed and are not in the traces at hand.
     """
@@ -75,7 +75,7 @@ def find_incomplete(
 
 
 def completed_of(evidence: Evidence) -> Completed:
-    """Return what completed operations tell of what is missing."""
+    """Return what completed operations reveal about what is missing."""
     return Completed(
         records=records_of(evidence.operations, evidence.matching),
         end_ns=int(evidence.operations.exit_ns.max(initial=0)),

@@ -1,4 +1,4 @@
-"""Everything that is measured on the traces of one attempt, in the order in which one figure rests on another.
+"""Measures the traces of one attempt, in the order in which one figure rests on another.
 
 The summary, the plots and the scripts of analysis/ take their figures from here; nothing is computed twice.
 """
@@ -59,7 +59,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the figures rest on.
+    """What was measured on an attempt, and what all of its figures rest on.
 
     Attributes:
         evidence: the traces, on one clock and matched.
@@ -72,7 +72,7 @@ class Measured:
         begin_all_ns, end_all_ns: begins and ends of the used steps on the common clock, where a rank's clock is
             unknown on its own, int64, (num_ranks, num_steps).
         end_ns: the latest end of each, of ranks with a known clock, int64, (num_steps,).
-        streamed: the figures of the operations, where they are too many for `evidence` to hold them.
+        streamed: the figures of the operations, if these are too many for `evidence` to hold them; else None.
     """
 
     evidence: Evidence
@@ -102,7 +102,7 @@ class Measured:
 
     @property
     def changeable(self) -> StepGraph | None:
-        """The steps as a graph that tells what a change of some work would bring; None where there is none.
+        """The steps as a graph that shows what a change of some work would gain; None if it would be wrong.
 
         A sender that is held until its receiver comes, as by gloo, is rebuilt as if it were held as long whatever the
         receiver does, and so hides what its receiver costs.

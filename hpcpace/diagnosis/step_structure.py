@@ -40,7 +40,7 @@ class StepStructure:
 
 
 def step_structure(evidence: Evidence, steps: StepPanel, role: NDArray[np.int64]) -> StepStructure | None:
-    """Return the steps taken apart; None where there are too many operations, or none.
+    """Return the steps taken apart; None if there are too many operations, or none at all.
 
     Args:
         evidence: the traces.

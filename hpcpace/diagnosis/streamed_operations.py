@@ -53,7 +53,7 @@ class OperationFigures:
         totals: sums over the operations of each rank.
         kinds: the operations by their kind.
         causality: what they say against the clocks, of all steps.
-        completed: what they tell of what is missing, of all steps.
+        completed: what they reveal about what is missing, of all steps.
         under_way_ns: time in which any operation of a rank was under way, float64, (num_ranks,).
         num_read, num_contradictory: rows of each rank that were read, and those that cannot be, int64, (num_ranks,).
         problems: what of them could not be read.

@@ -278,7 +278,7 @@ class Growth:
         k: numbers of units.
         amplification: A(k), with its 95 % interval from low to high; these are empty for few steps.
         null: A(k) of units that are independent of each other; empty where unknown.
-        exponent: slope of ln(A(k) - 1) over ln k in the upper half; None where there is none.
+        exponent: slope of ln(A(k) - 1) over ln k in the upper half; None if there is none.
     """
 
     k: tuple[int, ...]
@@ -320,7 +320,7 @@ class Jitter:
         persistent_null: what `persistent` would be by noise alone.
         loss_share: share of the step time.
         null, null_interval: amplification of independent units of the same noise; the comparison says where the
-            measured one lies; a unit is a node where ranks of a node share their noise.
+            measured one is; a unit is a node where ranks of a node share their noise.
         common_share, rank_share, residual_share: of the variance.
         noise_intensity: mean over 5 % quantile, less 1.
         noise_amplification: alpha, how much of the noise reaches the step time.
@@ -403,7 +403,7 @@ class Causes:
         origins: the ranks at which most waiting began.
         path: what the critical path consists of, the largest shares.
         suspected_ranks: ranks whose arrivals on the common clock contradict how long their operations last.
-        bubble: of a pipeline; None where there is none.
+        bubble: of a pipeline; None if there is none.
     """
 
     gains: tuple[GainRow, ...]
@@ -465,7 +465,7 @@ class AuditMatch:
         rule: id of the rule; `hpcpace audit explain ID` has more.
         severity: F or W.
         host, place, seen, cost, fix: as the audit says them.
-        is_common: whether it holds for all ranks of the job, and so does not tell why this one is slow.
+        is_common: whether it holds for all ranks of the job, and so does not explain why this one is slow.
         told: one sentence.
     """
 
@@ -501,13 +501,13 @@ class AuditFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class PacingFigures:
-    """What came of pacing, from trial.json.
+    """The outcome of pacing, from trial.json.
 
     Attributes:
         policy: what was asked for.
         tried: the policy that was tried; empty where none was.
         is_on: whether ranks were paced at the end.
-        sentence: what came of it.
+        sentence: the outcome in words.
         mechanisms: what could make pacing pay in this job.
         points: names of the operations at which ranks were paced.
         outcome: of the trial; empty without one.
@@ -540,7 +540,7 @@ class Summary:
     """All that a report says about one attempt of a run; `settings` are the thresholds of `[diagnosis]` by name.
 
     `history` has all attempts where there are several, `sensitivity` the collectives that take most time. `outcome` and
-    `memory` are what `hpcpace train` told of itself at its end; empty elsewhere. `audit` is None without snapshots,
+    `memory` are what `hpcpace train` recorded at its end; empty elsewhere. `audit` is None without snapshots,
     `pacing` where the run was not paced.
     """
 

@@ -70,7 +70,7 @@ def draw_bars(
         intervals: low and high ends, (num_bars, 2).
         colors: of the bars, (num_bars,).
         label: what the lengths are, with their unit.
-        empty: what is said where there is no bar.
+        empty: the text in place of bars if there are none.
     """
     heights = np.arange(len(names))
     if len(names):
@@ -158,7 +158,7 @@ def draw_curve(
         interval: low and high ends, each (num_points,).
         null: what it is held against, (num_points,).
         label: for the legend.
-        index: which curve: each has a colour and a mark of its own.
+        index: which curve: each has its own colour and marker.
     """
     color = _CURVES[index % len(_CURVES)]
     if interval is not None:

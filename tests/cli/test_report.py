@@ -106,7 +106,7 @@ def test_all_attempts_stand_beside_each_other_whichever_is_shown(report, tmp_pat
     told = "attempt 1 compared with 0: 2 ranks instead of 4; mesh dp=2,pp=1,tp=1 instead of dp=4,pp=1,tp=1; "
     told += "without n2; median step 20.0 %"
     assert told in " ".join(out.split())
-    assert "attempt 0 against 1: 4 ranks for 2" in " ".join(report(path, "--attempt", 0)[1].split())
+    assert "attempt 0 compared with 1: 4 ranks instead of 2" in " ".join(report(path, "--attempt", 0)[1].split())
 
 
 def test_a_further_attempt_is_the_one_that_is_shown(report, run):
@@ -224,7 +224,7 @@ def test_a_killed_rank_is_named_with_its_host_and_what_it_lost(report, tmp_path)
     code, out, _ = report(run.path)
     text = " ".join(out.split())
     assert code == 1
-    assert "not closed: the trace of rank 5 on n3;" in text
+    assert "not closed: the trace of rank 5 on n3 (killed, crashed, or still running)" in text
     assert "rank 5 on n3: last step recorded 30, 900 ms before the last trace ends; lost at least 9 operations" in text
     (cut,) = json.loads(run.summary_json.read_text())["cut_off"]["ranks"]
     assert (cut["rank"], cut["host"], cut["num_lost_operations"], cut["num_lost_steps"]) == (5, "n3", 9, 8)

@@ -71,7 +71,7 @@ def test_a_slow_rank_has_its_finding_and_the_fix_in_one_piece(report: Report, tm
     assert (match["who"], match["rule"], match["severity"], match["is_common"]) == ("rank 3 on n2", "A04", "F", False)
     assert match["fix"] in section
     page = (run.path / "report.html").read_text()
-    assert told in page and "Findings of the audit on who is to blame" in page
+    assert told in page and "Findings of the audit on the culprits" in page
 
 
 def test_what_holds_for_all_is_told_as_common_and_not_in_the_verdict(report: Report, tmp_path: Path) -> None:

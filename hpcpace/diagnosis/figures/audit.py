@@ -83,7 +83,7 @@ def _matches(
                     continue
                 shown.add(who)
                 own = [finding for finding, concerned in bad if concerned & ranks]
-                # Of two, the one that fewer ranks have tells more of this one.
+                # A finding that fewer ranks have explains more about this one.
                 own.sort(key=lambda finding: (len(having[kind_of(finding)]), _ORDER[finding.severity]))
                 common = [finding for finding in own if having[kind_of(finding)] >= world]
                 rest = [finding for finding in own if not having[kind_of(finding)] >= world]

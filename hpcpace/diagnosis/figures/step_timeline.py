@@ -1,4 +1,4 @@
-"""One step in detail: which step stands for a run, which ranks stand for its roles, and what each rank did when.
+"""One step in detail: which step is typical of the run, which ranks are typical of their roles, and what they did.
 
 A lane is exact where it has few stretches; else it is cut into equal cells, so that its size does not grow with the
 number of operations.
@@ -34,7 +34,7 @@ class StepDetail:
         work_ns, excess_ns: own work in the step, and what of it is beyond the others of the role, or the median of all
             where roles are unknown, float64, (num_ranks,).
         parts_ns, mean_ns: parts of the step, and of the mean regular step, float64, (num_ranks, num_parts).
-        rows: the ranks that stand for all, int64, (num_lanes,).
+        rows: the ranks that represent all, int64, (num_lanes,).
         lanes: the stretches of each of those, in order, (num_lanes,).
     """
 
@@ -98,7 +98,7 @@ def representative_step(times_ns: NDArray[np.float64], regular: NDArray[np.bool_
 def representative_ranks(
     excess_ns: NDArray[np.float64], role: NDArray[np.int64], most: int = MOST_RANKS
 ) -> NDArray[np.int64]:
-    """Return the rows that stand for all ranks, ascending: all of at most `most` ranks.
+    """Return the rows that represent all ranks, ascending: all of at most `most` ranks.
 
     Of more, the most typical rank of each role (of half as many roles as ranks fit), the one with the least excess,
     and those with the largest.
@@ -155,7 +155,7 @@ def _lane(measured: Measured, column: int, row: int, late_ns: int, most_cells: i
     edges_ns = np.unique(np.clip(np.append(edges_ns, [begin_ns, end_ns]), begin_ns, end_ns))
     if len(edges_ns) > most_cells + 1:
         edges_ns = np.rint(np.linspace(0, end_ns - begin_ns, most_cells + 1)).astype(np.int64) + begin_ns
-    # Each cell passes for a step of its own: the rules of the parts stay in one place.
+    # Each cell is treated as a step, so that the rules of the parts stay in one place.
     part = parts_of_steps((edges_ns[:-1], edges_ns[1:]), spans, operations).argmax(axis=1)
     starts = np.flatnonzero(np.diff(part, prepend=-1))
     bounds = (edges_ns[np.append(starts, len(part))] - begin_ns + late_ns).astype(np.float64).tolist()

@@ -1,4 +1,4 @@
-"""A hang: an operation that some ranks entered and others never did, or that all entered and none came out of."""
+"""A hang: an operation that some ranks entered and others never did, or that all entered and none left."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def hang_finding(
 ) -> tuple[DiagnosisFinding, ...]:
     """Return the hang, where an operation lasted longer than `hang_s` and twenty usual steps.
 
-    To blame is who never entered it. Where all members are inside, it is who gave no sign of life for half of that
-    time, unless that are most of them: a stopped process does not flush either.
+    The culprits are the ranks that never entered it. If all members are inside, they are the ranks that showed no sign
+    of life for half of that time, unless those are most of the members: a stopped process does not flush either.
 
     Args:
         hangs: operations that never completed.
         panels: the steps.
         silences_ns: longest silence of each rank.
         settings: the thresholds.
-        unrecorded: ranks of which nothing is known: whether they entered an operation nobody can tell.
+        unrecorded: ranks of which nothing is known, so that they may have entered any operation.
     """
     usual_ns = float(np.median(panels.times_ns)) if len(panels.times_ns) else 0.0
     least_ns = max(settings.hang_s * 1e9, 20 * usual_ns)
@@ -49,7 +49,7 @@ def hang_finding(
     entered = [
         operation for operation in found if operation.members and set(operation.inside) == set(operation.members)
     ]
-    # Who stands in another operation is held up himself, by a rank of which nothing is known where there is one.
+    # A rank inside another operation is itself held up, possibly by a rank of which nothing is known.
     has_culprit = any(known_absent[operation] - inside for operation in missed)
     if missed and (has_culprit or not unknown):
         first = max(missed, key=lambda operation: (bool(known_absent[operation] - inside), operation.age_ns))

@@ -23,7 +23,7 @@ _SLOW = (LatePattern.FIXED, LatePattern.TRANSIENT)
 
 
 def search_stragglers(panels: Panels, settings: DiagnosisConfig) -> StragglerSearch:
-    """Return who is late again and again; nobody is compared where roles are not known."""
+    """Return who is late again and again; ranks are not compared if their roles are not known."""
     if not panels.is_role_known:
         return StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=0)
     search = find_stragglers(
@@ -117,7 +117,7 @@ def straggler_findings(
             confidence=confidence_of(first.p_value),
             culprits=() if _is_everywhere(found, panels) else tuple(_straggler_culprit(each, panels) for each in found),
         )
-        # What nobody waits for is no loss, but a slow rank is one that others will wait for at the next scale.
+        # What nobody waits for is no loss, but a slow rank will hold others up at a larger scale.
         if finding.loss_share >= settings.runtime_share or mode is Mode.STRAGGLER:
             findings.append(finding)
             work = replaced
@@ -161,7 +161,7 @@ def _measured(straggler: Straggler, slow: NDArray[np.bool_], panels: Panels) -> 
 
 
 def _is_everywhere(found: Sequence[Straggler], panels: Panels) -> bool:
-    """Return whether nobody in particular is to blame: lateness goes round, or a period strikes many nodes."""
+    """Return whether nobody in particular is to blame: lateness rotates, or a period affects many nodes."""
     if found[0].klass != LatePattern.PERIODIC:
         return found[0].klass == LatePattern.ROTATING
     ranks = [rank for each in found for rank in each.ranks]

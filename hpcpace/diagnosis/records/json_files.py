@@ -41,10 +41,10 @@ def _check_values(content: bytes, most_values: int) -> None:
 def read_json(
     attempt: Attempt, name: str, made_of: Callable[[Any], _Found], problems: list[str], *, most_bytes: int = MOST_BYTES
 ) -> _Found | None:
-    """Return what a JSON file of an attempt says; None where there is none, and where it cannot be used.
+    """Return what a JSON file of an attempt says; None if it is missing or cannot be used.
 
     Args:
-        attempt: where it lies.
+        attempt: the attempt that has the file.
         name: of the file.
         made_of: makes what is returned of the file's content.
         problems: takes the sentence on why a file cannot be used.

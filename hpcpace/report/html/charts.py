@@ -59,7 +59,7 @@ def step_times(step: NDArray[np.int64], step_ms: Values, speed: Throughput) -> P
 
 
 def step_distribution(step_ms: Values) -> Plot:
-    """Return the histogram of step times; what lies beyond five interquartile ranges is counted in the last bar."""
+    """Return the histogram of step times; what is beyond five interquartile ranges is counted in the last bar."""
     known = step_ms[np.isfinite(step_ms)]
     low, middle, high = np.percentile(known, (25, 50, 75)) if len(known) else (0.0, 0.0, 0.0)
     limit = float(min(known.max(initial=0.0), middle + 5 * max(high - low, 0.02 * middle)))
@@ -223,7 +223,7 @@ def hotspots(rows: Sequence[HotspotRow]) -> Plot:
     return Plot(
         name="hotspots",
         label="Effects of places with their intervals",
-        caption=f"Time per step that a place adds, with its 95 % interval; grey where zero lies inside.{more}",
+        caption=f"Time per step that a place adds, with its 95 % interval; grey if the interval contains zero.{more}",
         height_px=70 + 26 * max(len(shown), 2),
         traces=[
             {

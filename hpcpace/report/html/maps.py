@@ -101,7 +101,7 @@ def _limit(values: Values) -> float:
 
 
 def _colorbar(unit: str) -> dict[str, Any]:
-    # Above the plot, because beside it a phone has no room left for the plot.
+    # Above the plot: to its right it would leave no room for the plot on a phone.
     place = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "ypad": 6, "xpad": 0}
     ticks = {"ticksuffix": f" {unit}", "nticks": 4, "tickangle": 0}
     return {"thickness": 8, "lenmode": "pixels", "len": 240, "outlinewidth": 0, **place, **ticks}

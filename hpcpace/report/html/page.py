@@ -117,7 +117,8 @@ def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, 
     made = [
         (title, section(title, lead, *content))
         for title, lead, content in (
-            *_figures(summary, plots, drawn),
+            *_overview(summary, drawn),
+            *_details(summary, plots, drawn),
             ("What was left out", "", (sections.left_out(summary, reasons),)),
             ("This run", "", (sections.run_facts(summary, plots),)),
         )
@@ -135,10 +136,7 @@ def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, 
     return "\n".join(part for part in parts if part)
 
 
-def _figures(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple[_Section, ...]:
-    def of(name: str, title: str = "") -> str:
-        return figure(drawn[name], title) if name in drawn else ""
-
+def _overview(summary: Summary, drawn: dict[str, Plot]) -> tuple[_Section, ...]:
     return (
         (
             "Where the time went",
@@ -168,6 +166,14 @@ def _figures(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
             "Whether holding early ranks back helped.",
             (facts(tuple(pacing_lines(summary.pacing))) if summary.pacing is not None else "",),
         ),
+    )
+
+
+def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple[_Section, ...]:
+    def of(name: str, title: str = "") -> str:
+        return figure(drawn[name], title) if name in drawn else ""
+
+    return (
         ("Step times", "", (side_by_side(of("step_ms"), of("distribution")),)),
         ("Own delay by rank and step", "", (of("own_delay_ms"),)),
         ("Phases by rank", "", (of("phases"), sections.rank_table(summary))),

@@ -140,7 +140,7 @@ def hotspots_table(rows: Sequence[HotspotRow]) -> str:
         for row in rows[:_MOST_HOTSPOTS]
     ]
     some = f", the first {_MOST_HOTSPOTS} of {len(rows)}" if len(rows) > _MOST_HOTSPOTS else ""
-    head = ("place", "adds per step", "95 % interval", "of lateness", "same as")
+    head = ("place", "adds per step", "95 % interval", "of lateness", "could also be")
     return table(f"Places by effect{some}", head, cells, text=(0, 4))
 
 

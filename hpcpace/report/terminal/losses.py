@@ -99,7 +99,7 @@ def print_hotspots(console: Console, summary: Summary) -> None:
     if not summary.hotspots:
         return
     title(console, "Hotspots", "own work per step beyond that of other places of the same level")
-    rows = table("place", ("effect", "95 % interval", "of lateness", "same as"))
+    rows = table("place", ("effect", "95 % interval", "of lateness", "could also be"))
     for spot in summary.hotspots[:_MOST_HOTSPOTS]:
         low, high = (format_duration(max(bound, 0.0)) for bound in spot.interval_ns)
         others = [alias_name(alias) for alias in spot.aliases if alias != f"{spot.kind} {spot.id}"]

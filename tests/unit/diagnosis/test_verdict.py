@@ -84,7 +84,7 @@ HANG = {"op": "all_reduce", "age_ns": 9_000_000_000, "step": 7, "inside": 3}
         ),
         (
             finding(SlowLinkEvidence(effect=0.2, share=0.3), culprit("link", "n1", "link n2")),
-            "fabric contention: one of link n1 and link n2 is slow",
+            "fabric contention: one of the links n1 and n2 is slow",
         ),
         (finding(BurstEvidence(share=0.1, bursts=0.2)), "fabric contention: bursts of slow transfers cost 10.0 %"),
         (
