@@ -105,10 +105,10 @@ def document(
         f"Measured by `make nano-cluster` on {when.dates()}: {took}; {versions()}.",
         "## Set-up",
         "```\n" + "\n".join(found.lines()) + "\n```",
-        f"## GPT-2 at batch {BATCH}, beside the published values",
+        f"## GPT-2 at batch {BATCH} and the published values",
         beside_table(rows, published),
         _listed([*orders(rows, published), *compute_spread(rows)]),
-        "![Scaling factors and network volume beside the published values, and throughput over the batch]"
+        "![Scaling factors and network volume, with the published values, and throughput over the batch]"
         "(studies-lab/nano_cluster.svg)",
         "All figures of all set-ups: [nano_cluster.csv](studies-lab/nano_cluster.csv) and "
         "[model_size.csv](studies-lab/model_size.csv).",
@@ -157,7 +157,7 @@ def beside_table(rows: Sequence[SetupFigures], published: Sequence[PublishedRow]
             ]
         )
     head = [
-        *("set-up", "scaling factor", "published", "volume a token, relative to 2x1 data", "published"),
+        *("set-up", "scaling factor", "published", "volume per token, relative to 2x1 data", "published"),
         *("network throughput", "published"),
     ]
     return markdown(head, lines)

@@ -64,7 +64,7 @@ class SetUp:
             f"ratio of communication to computation at {REFERENCE[0]} {REFERENCE[1]}: 8 v n R1 / L",
             f"published: 8 x {theirs.link_bytes_per_sample:,.0f} B x {theirs.num_ranks} x "
             f"{theirs.samples_per_s_of_one:,.0f} tokens/s / {theirs.link_bps / 1e6:,.0f} Mb/s = {theirs.ratio:.2f}",
-            f"lab, {self.quota:g} cores a rank: L = 8 x {ours.link_bytes_per_sample:,.0f} B x {ours.num_ranks} x "
+            f"lab, {self.quota:g} cores per rank: L = 8 x {ours.link_bytes_per_sample:,.0f} B x {ours.num_ranks} x "
             f"{ours.samples_per_s_of_one:,.0f} tokens/s / {theirs.ratio:.2f} = {ours.link_bps / 1e6:.2f} Mb/s",
         ]
 
