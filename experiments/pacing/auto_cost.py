@@ -1,4 +1,4 @@
-"""What `auto` costs a job that it cannot help: pairs of jobs with and without it, in turn."""
+"""What `auto` costs a job that it cannot help: pairs of jobs with and without it, alternating."""
 
 from __future__ import annotations
 

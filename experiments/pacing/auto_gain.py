@@ -1,4 +1,4 @@
-"""What `auto` keeps of the gain of `slack` behind its trial, and how that gain depends on the bound."""
+"""What `auto` keeps of the gain of `slack` after its trial, and how that gain depends on the bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that meet on one link of the lab: a gather from all ranks, and a job that its links limit."""
+"""Messages that meet on one link of the lab: a gather from all ranks, and a job limited by its links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that poll in MPI's collectives, on cores that they share, with and without stragglers, and on their own."""
+"""Ranks that poll in MPI's collectives, on shared cores, with and without stragglers, and on a core each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The score as tables, in a terminal and in docs/diagnosis-score.md: every figure is of the run that writes it."""
+"""The score as tables, in a terminal and in docs/diagnosis-score.md: every figure comes from the run that writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/studies-lab.md from what the studies came to in the lab: every figure is of the runs that write it."""
+"""Writes docs/studies-lab.md from the studies in the lab: every figure comes from the runs that write it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def versions() -> str:
 
 
 def beside_table(rows: Sequence[SetupFigures], published: Sequence[PublishedRow]) -> str:
-    """Return the set-ups of the published table beside it, by what compares over machines: ratios."""
+    """Return the set-ups of the published table with its values, as ratios, which compare over machines."""
     by_setup = {(row.layout, row.parallelism): row for row in published}
     base = _value(rows, by_setup, "2x1", "data", "network_bytes_per_sample")
     lines = []
@@ -194,7 +194,7 @@ def setup_table(rows: Sequence[SetupFigures], unit: str) -> str:
 
 
 def size_table(rows: Sequence[SetupFigures]) -> str:
-    """Return the pipelines of the model-size study beside the published line."""
+    """Return the pipelines of the model-size study with the published line."""
     pipelines = [row for row in rows if row.setup.parallelism == "pipeline"]
     alone = {row.setup.preset: row for row in rows if row.setup.parallelism == "none"}
     first = pipelines[0].median("network_bytes_per_sample") if pipelines else None

@@ -1,4 +1,4 @@
-"""The lab that stands for the published nano-cluster: two hosts behind a slow link, and the same cores for every rank.
+"""The lab that represents the published nano-cluster: two hosts on a slow link, with the same cores for every rank.
 
 The link is as slow as gives the ratio of communication to computation of the published set-up, which is computed from
 the throughput of one rank before the study begins.
@@ -170,7 +170,7 @@ def run_study(lab: Lab, study: StudyFolder, *, timeout_s: float) -> None:
 
 
 def calibrated(study: StudyFolder, setups: Sequence[Setup], *, lab_name: str, quota: float) -> None:
-    """Run single ranks in a lab of their own, to learn their throughput; nothing is done where that is known."""
+    """Run single ranks in a separate lab to learn their throughput, unless it is known already."""
     study.write_plan("calibration", [StudyRun(setup=setup, repetition=index) for index in range(3) for setup in setups])
     if study.open_runs():
         with study_lab(lab_name, quota=quota) as lab:

@@ -23,7 +23,7 @@ from hpcpace.units import format_count
 _SCRIPT = REPOSITORY / "sbatch" / "scaling_study.sh"
 _NODES, _RANKS_PER_NODE, _LINK, _UPLINK = "1,4", "1", "1gbit", "2gbit"
 _SWEEP = ("--nodes", _NODES, "--ranks-per-node", _RANKS_PER_NODE, "--oversubscriptions", "1,4")
-# A short sequence, for what ranks compute beside their sleep shares the machine's cores.
+# A short sequence: what ranks compute in addition to their sleep shares the machine's cores.
 _TRAINING = ("--seq-len", "32")
 
 
