@@ -1,4 +1,4 @@
-"""Full garbage collections on the same step of all ranks, compared with ranks collecting on their own: 4 to 32 ranks."""
+"""Full garbage collections on the same step of all ranks, compared with each rank on its own: 4 to 32 ranks."""
 
 from __future__ import annotations
 
