@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The nano-cluster study: GPT-2 in data, tensor and pipeline parallelism, and ResNet-18, over 1x1, 1x2, 2x1 and 2x2
-# servers x ranks, several batches, five repetitions.
+# servers x ranks, with several batch sizes and five repetitions.
 #
-#   bash sbatch/nano_cluster.sh STUDY [OPTION...]          plans the study, and submits a job for each layout
-#   bash sbatch/nano_cluster.sh STUDY                      once more: submits what is not done yet
-#   python analysis/nano_cluster.py STUDY                  tables and plots beside the published values
+#   bash sbatch/nano_cluster.sh STUDY [OPTION...]          plans the study and submits a job for each layout
+#   bash sbatch/nano_cluster.sh STUDY                      again: submits what is not done yet
+#   python analysis/nano_cluster.py STUDY                  tables and plots, with the published values
 #
 # Options are those of `hpcpace study nano-cluster --help`, such as --batches, --steps and --repetitions.
 # HPCPACE_STUDY=model-size plans the study of model sizes instead. docs/studies.md is the guide, study.sh lists the

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The scaling study: one workload in data parallelism over nodes, oversubscription of the uplinks and placement of the
-# ranks; with --faults also once with each failure mode. Every run is a job of gpt2_dp.sh, with its own report.
+# ranks; --faults adds a run for each failure mode. Every run is a job of gpt2_dp.sh with its own report.
 #
-#   bash sbatch/scaling_study.sh STUDY [OPTION...] [-- TRAINING...]   plans the study, and submits what is not done yet
-#   bash sbatch/scaling_study.sh STUDY --table                        what the reports of all runs say, in one table
+#   bash sbatch/scaling_study.sh STUDY [OPTION...] [-- TRAINING...]   plans the study and submits what is not done yet
+#   bash sbatch/scaling_study.sh STUDY --table                        one table of what the reports of all runs say
 #
 # Options are those of `hpcpace study scaling --help`; TRAINING are further options of `hpcpace train gpt2`.
-# In a lab (`hpcpace lab run -- bash sbatch/scaling_study.sh ...`) each run has the network that its name says, and
-# this waits for it; elsewhere oversubscription is only what the runs are called after, and jobs are left to Slurm.
+# In a lab (`hpcpace lab run -- bash sbatch/scaling_study.sh ...`) each run gets the network that its name says, and
+# the script waits for it. Elsewhere oversubscription is only part of a run's name, and jobs are left to Slurm.
 # docs/studies.md is the guide, study.sh lists the environment variables.
 set -euo pipefail
 
@@ -31,7 +31,7 @@ training=("${@:2}")
 
 network='' faults=()
 if [[ -n ${HPCPACE_LAB_NAME:-} ]]; then
-    # Status 1 is a lab in which something is amiss, such as a fault.
+    # Status 1 means that something is wrong in the lab, such as a fault.
     network=$("${hpcpace[@]}" lab status --json) || (($? == 1)) || refuse "no lab $HPCPACE_LAB_NAME is up"
 fi
 
@@ -61,7 +61,7 @@ number=0 options_of_srun=${HPCPACE_SRUN_ARGS:-}
 for line in "${open[@]}"; do
     read -ra words <<<"$line"
     name=${words[0]} number=$((number + 1))
-    # What was stopped in the middle does not count, and does not get in the way.
+    # A run that was stopped in the middle does not count. It is moved out of the way.
     [[ ! -e $study/runs/$name ]] || mv "$study/runs/$name" "$study/runs/.$name.$(date +%Y%m%d-%H%M%S)"
     export HPCPACE_RUN_DIR=$study/runs/$name
     how=(--output "$study/$name.out" --nodes "${words[1]}" --ntasks-per-node "${words[2]}")

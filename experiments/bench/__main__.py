@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `make bench`. Each is a module with a main of its own and prints its figures."""
+"""Runs all benchmarks one after the other: `make bench`. Each is a module with its own main and prints its figures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measures what the audit costs: `python -m experiments.bench.audit`; `--lab` (root) adds a run over 64 hosts.
 
-One node as a whole process beside the start of Python alone, what a session pays for its snapshot, and the rules over
-2,048 snapshots of 8 ranks: of sound nodes, and of nodes on which more than a hundred things are wrong.
+One node as a whole process, compared with the start of Python alone; what a session pays for its snapshot, and the
+rules over 2,048 snapshots of 8 ranks: of sound nodes, and of nodes on which more than a hundred things are wrong.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def in_a_session(repeats: int) -> None:
 
 
 def cluster(machine: Callable[[], Any]) -> list[str]:
-    """Return the snapshots of many nodes as texts, each with ranks, and a boot, of its own."""
+    """Return the snapshots of many nodes as texts, each with its own ranks and boot."""
     with tempfile.TemporaryDirectory() as folder:
         whole = take_tree(machine().write(Path(folder) / "tree"))
     texts = []
@@ -110,7 +110,7 @@ def in_a_lab() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--lab", action="store_true", help="boot a lab, which needs root")
+    parser.add_argument("--lab", action="store_true", help="also run in a lab, which needs root")
     options = parser.parse_args()
     one_node(options.repeats)
     in_a_session(options.repeats)

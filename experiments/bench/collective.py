@@ -1,4 +1,4 @@
-"""Host time that observation adds to a collective: a blocking all-reduce in a world of one over gloo, with and without.
+"""Measures the host time that observation adds to a collective: a blocking all-reduce over gloo in a world of one.
 
 The recorder is real and flushes to disk. Run it with `python -m experiments.bench.collective`.
 """

@@ -1,4 +1,4 @@
-"""GPT-2 tokens/s in one process with `--compile` against without: the same weights, optimizer, data and threads.
+"""Measures GPT-2 tokens/s in one process with and without `--compile`: the same weights, optimizer, data and threads.
 
 It needs a C++ compiler. Blocks are compiled before anything is timed; equal losses and gradients are checked first.
 `python -m experiments.bench.compiled`

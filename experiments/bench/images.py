@@ -1,4 +1,4 @@
-"""ResNet-18 images/s in one process: hpcpace's model against torchvision's, in the form for images of 32 x 32 pixels.
+"""Measures ResNet-18 images/s in one process: hpcpace's model against torchvision's, in its form for 32 x 32 pixels.
 
 Both have the same weights, optimizer, data, type and threads, and take turns in one process; equal losses and gradients
 are checked first. `python -m experiments.bench.images`
@@ -33,7 +33,7 @@ def peer_model() -> nn.Module:
 
 
 def _import_torchvision() -> ModuleType:
-    """Return torchvision.models, also of PyPI's wheel beside a torch without CUDA.
+    """Return torchvision.models, also from PyPI's wheel with a torch without CUDA.
 
     The operators of that wheel do not load there, and its import fails where it registers their shapes. ResNet uses
     none of them.

@@ -1,4 +1,4 @@
-"""The records of a run as the traces that PyTorch's profiler would have left: one JSON file for each rank.
+"""Writes the records of a run as PyTorch's profiler would have: one JSON file per rank.
 
 All times are on the common clock, so that a reader need not align ranks. Each collective is a kernel on the stream of
 its group, its launch and the operator that asked for it; what a rank computes before one is a kernel with the same.

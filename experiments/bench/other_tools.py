@@ -1,4 +1,4 @@
-"""A report beside other tools that split waiting from transfer: `python -m experiments.bench.other_tools`.
+"""Compares a report with other tools that split waiting from transfer: `python -m experiments.bench.other_tools`.
 
 HolisticTraceAnalysis reads PyTorch profiler traces, hpcpace its own: the same records, written both ways, are read in
 turn by processes of their own. Then four runs of known truth show whom each tool blames. The other tool comes from
@@ -51,7 +51,7 @@ _HTA = (
     ("numpy", "pandas", "plotly", "networkx", "pydot", "psutil", "pyyaml", "ijson"),
 )
 
-# A process tells its own peak: the one that the kernel hands to its parent begins with the parent's.
+# A process reports its own peak: the one that the kernel gives its parent starts at the parent's.
 _WITH_PEAK = """
 import atexit, pathlib, resource, sys
 def keep_peak(path=sys.argv.pop(1)):
@@ -126,10 +126,14 @@ class Tool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--collectives", type=int, default=5_000, help="of each of the 8 ranks")
+    parser.add_argument(
+        "--collectives", type=int, default=5_000, help="trace this many collectives per rank, on 8 ranks"
+    )
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--hta", type=Path, help="an interpreter that has HolisticTraceAnalysis; made otherwise")
-    parser.add_argument("--tracelens", type=Path, help="an interpreter that has AMD's TraceLens, which PyPI has not")
+    parser.add_argument("--hta", type=Path, help="use this interpreter with HolisticTraceAnalysis; default: make one")
+    parser.add_argument(
+        "--tracelens", type=Path, help="use this interpreter with AMD's TraceLens, which is not on PyPI"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -138,7 +142,7 @@ def main() -> None:
         if hta:
             tools.append((Tool(name="HolisticTraceAnalysis", python=hta, code=_ANALYSE_HTA), args.collectives))
         else:
-            print(f"HolisticTraceAnalysis is left out: {reason}")
+            print(f"HolisticTraceAnalysis is skipped: {reason}")
         if args.tracelens:
             # It searches all rows for each collective: its time grows with their square.
             tool = Tool(name="TraceLens", python=args.tracelens, code=_ANALYSE_TRACELENS)

@@ -1,4 +1,4 @@
-"""What tracing costs a training step: blocks of steps with a session around them against blocks without, in turn.
+"""Measures what tracing costs a training step: blocks of steps with a session alternate with blocks without.
 
 Two ranks in data parallelism train GPT-2; all columns, counters and flushes are on, and clocks are compared every
 second instead of every 30 s, so that comparisons fall inside the blocks.

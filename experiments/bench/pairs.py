@@ -1,4 +1,4 @@
-"""Two ways of doing one thing, measured in turn within one run: medians of pairs, with intervals.
+"""Compares two ways of doing the same thing, alternating within one run: medians of pairs, with intervals.
 
 Absolute times drift with the machine; the ratio of two measurements taken one after the other does so much less.
 """

@@ -1,4 +1,4 @@
-"""What it costs to record an interval: hpcpace's recorder beside scope-profiler and torch.profiler, in turn in one run.
+"""Measures the cost of recording an interval: hpcpace alternates with scope-profiler and torch.profiler in one run.
 
 Every measurement ends when its rows are in a file, whatever thread wrote them: the recorder's background thread runs
 during the loop and is waited for; scope-profiler writes when it is finalized. torch's region is measured with no

@@ -1,4 +1,4 @@
-"""How fast a report reads and measures traces: `python -m experiments.bench.report_speed`.
+"""Measures how fast a report reads and measures traces: `python -m experiments.bench.report_speed`.
 
 Traces of three sizes are written through the real format, as a rank leaves them that closed its recording, and read
 with a warm page cache: 64 ranks, of each step 32 operations in three groups and to its neighbours, with log-normal
@@ -86,13 +86,17 @@ _PHASES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, nargs="+", default=_SIZES, help="operations of all ranks together")
+    parser.add_argument(
+        "--records", type=int, nargs="+", default=_SIZES, help="write this many operations in all ranks together"
+    )
     parser.add_argument("--ranks", type=int, default=_NUM_RANKS)
-    parser.add_argument("--few", action="store_true", help="4 operations a step in place of 32")
-    parser.add_argument("--stream", action="store_true", help="range of steps by range of steps, in bounded memory")
-    parser.add_argument("--all", action="store_true", help="also 4,096 ranks, and the largest size from disk")
+    parser.add_argument("--few", action="store_true", help="use 4 operations per step instead of 32")
+    parser.add_argument(
+        "--stream", action="store_true", help="read ranges of steps one after the other, in bounded memory"
+    )
+    parser.add_argument("--all", action="store_true", help="also measure 4,096 ranks, and the largest size from disk")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="keep the traces there, and use those that are there")
+    parser.add_argument("--folder", type=Path, help="keep the traces in this folder and reuse those in it")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
@@ -149,7 +153,7 @@ def _timed(function: Callable[..., Any], name: str, seconds: dict[str, float]) -
 
 
 def _measured_apart(run: Path, is_streamed: bool) -> dict[str, float]:
-    """Return what a process of its own measures, and the most memory that it and its children had at one time."""
+    """Return what a separate process measures, and the peak memory of it and its children together."""
     program = [sys.executable, "-m", "experiments.bench.report_speed"]
     command = [*program, "--measure", str(run), *["--stream"] * is_streamed]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

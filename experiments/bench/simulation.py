@@ -1,4 +1,4 @@
-"""How long the simulation of a large job takes: `python -m experiments.bench.simulation`.
+"""Measures how long the simulation of a large job takes: `python -m experiments.bench.simulation`.
 
 One thread; the ratio is to drawing the noise of the same job alone, which nothing that simulates it can do without.
 """

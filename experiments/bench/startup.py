@@ -1,4 +1,4 @@
-"""Start of the command line, as a whole process, beside that of Python alone: `python -m experiments.bench.startup`."""
+"""Compares the start of the command line with that of Python alone: `python -m experiments.bench.startup`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2 small tokens/s in one process: hpcpace's model against Hugging Face transformers' GPT2LMHeadModel.
+"""Measures GPT-2 small tokens/s in one process: hpcpace's model against Hugging Face transformers' GPT2LMHeadModel.
 
 Both have the same weights, attention kernel (sdpa), loss, optimizer, data, dtype and threads, and no dropout; they
 take turns in one process. That both do the same work is checked first: from the same weights they give the same loss

@@ -1,4 +1,4 @@
-"""Bytes on disk per record of a long job when it is killed: `python -m experiments.bench.trace_size`.
+"""Measures bytes on disk per record of a long job when it is killed: `python -m experiments.bench.trace_size`.
 
 The real recorder records 100,000 steps of ten records each at 100, 200 and 500 records a second and flushes once a
 second of the recorded time, on a clock that runs faster than ours. Everything in the files counts, HDF5's own share,
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--rates", type=int, nargs="+", default=[100, 200, 500])
-    parser.add_argument("--columns", action="store_true", help="also print the bytes a record of each column in HDF5")
+    parser.add_argument("--columns", action="store_true", help="also print the bytes per record of each HDF5 column")
     args = parser.parse_args()
     for table, end, target, make_rows in (
         ("collectives", "exit_ns", 8, _collective_rows),

@@ -1,4 +1,4 @@
-"""Two training steps that take turns in one process, on the same data: samples a second of each, and their ratio."""
+"""Compares two training steps that alternate in one process, on the same data: samples per second, and their ratio."""
 
 from __future__ import annotations
 

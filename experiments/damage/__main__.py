@@ -1,4 +1,4 @@
-"""Thousands of damaged inputs, each reported in a process of its own; races; what bombs take in memory.
+"""Runs thousands of damaged inputs, each in a separate process, races, and bombs with their memory measured.
 
 `--write` writes the document of all three. `--races N` and `--memory` alone do only that.
 """
@@ -26,13 +26,15 @@ _MOST_PROBLEMS = 5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=3200, help="how many, at least")
-    parser.add_argument("--only", nargs="+", metavar="KIND", help="kinds, or KIND#NUMBER for one input")
-    parser.add_argument("--at-once", type=int, default=2, help="processes at one time")
-    parser.add_argument("--fresh", action="store_true", help="start an interpreter for each")
-    parser.add_argument("--keep", type=Path, help="folder for inputs that failed")
-    parser.add_argument("--races", type=int, metavar="ROUNDS", help="rounds of each race; 200 with --write")
-    parser.add_argument("--memory", action="store_true", help="measure what bombs take")
+    parser.add_argument("--inputs", type=int, default=3200, help="make at least this many inputs")
+    parser.add_argument("--only", nargs="+", metavar="KIND", help="run only these kinds, or one input as KIND#NUMBER")
+    parser.add_argument("--at-once", type=int, default=2, help="run this many processes at a time")
+    parser.add_argument("--fresh", action="store_true", help="start a fresh interpreter for each input")
+    parser.add_argument("--keep", type=Path, help="keep failed inputs in this folder")
+    parser.add_argument(
+        "--races", type=int, metavar="ROUNDS", help="run this many rounds of each race; 200 with --write"
+    )
+    parser.add_argument("--memory", action="store_true", help="measure the memory that bombs take")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     args = parser.parse_args()
     begin_s = time.monotonic()

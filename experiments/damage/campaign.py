@@ -1,4 +1,4 @@
-"""Damaged inputs, numbered: each is made, reported in a process of its own, judged and removed."""
+"""Makes each numbered damaged input, reports it in a separate process, judges the report and removes the input."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one input.
+    """The result of one input.
 
     Attributes:
         input: what was damaged, and how.
@@ -98,7 +98,7 @@ def run_inputs(
     Args:
         inputs: what to do.
         at_once: processes at one time.
-        fresh: whether each report is an interpreter of its own.
+        fresh: whether each report runs in a fresh interpreter.
         keep: a folder that takes the inputs that failed.
         shelf: where the specimens are; one for this call otherwise.
     """
@@ -149,7 +149,7 @@ class _Running:
         return True
 
     def outcome(self, keep: Path | None) -> Outcome:
-        """Return what became of the input, and remove it."""
+        """Return the result of the input, and remove it."""
         if self._problems and keep is not None:
             shutil.copytree(self._place, keep / self._input.name, symlinks=True, ignore=_no_plain_file)
         _remove(self._place)
@@ -162,7 +162,7 @@ class _Running:
 
 
 def _forked(make: Callable[[Shelf, Path], tuple[RunCopy, Damaged]], shelf: Shelf, path: Path) -> Any:
-    """Return what a function returns in a process of its own.
+    """Return what a function returns in a separate process.
 
     What a damage leaves in HDF5 and in memory would otherwise be in all reports that are forked later.
     """

@@ -1,4 +1,4 @@
-"""One report in a process of its own, forked where everything is imported already, with its limits measured.
+"""Runs one report in a separate process, forked after all imports, and measures it against its limits.
 
 A fresh interpreter takes longer to import than a small report takes; `fresh=True` uses one nevertheless.
 """
@@ -38,7 +38,7 @@ _LAST_CAPABILITY = 40
 
 
 def memory_limit_bytes(memory: str) -> int:
-    """Return what a command may take that was told `--memory` with this, or nothing.
+    """Return the memory limit of a command with this value of `--memory`, or without the option.
 
     `--memory` is for the tables: what is computed of them takes up to one and a half times as much again, of operations
     in memory six times, and these are four million at most (hpcpace.trace.stream.MOST_ROWS).
@@ -70,7 +70,7 @@ class Child:
         command: arguments of `hpcpace`, the path of a script and its own, or a call that returns the exit code.
         place: prefix of the names of the files that take its output.
         without_rights: whether it gives up root's rights to read and write what its modes forbid.
-        fresh: whether it starts an interpreter of its own.
+        fresh: whether it starts a fresh interpreter.
     """
 
     def __init__(self, command: Command, place: Path, *, without_rights: bool = False, fresh: bool = False) -> None:
@@ -159,7 +159,7 @@ def _is_script(command: Sequence[str]) -> bool:
 
 
 def _run(command: Command) -> int:
-    """Run the command as an interpreter of its own would, and return its exit code."""
+    """Run the command as a separate interpreter would, and return its exit code."""
     from hpcpace.cli import main
 
     if not callable(command):

@@ -1,4 +1,4 @@
-"""Damage to the table of clock samples: none, jumps, references that contradict each other, widths that cannot be."""
+"""Damage to the table of clock samples: missing, jumps, contradictory references, impossible widths."""
 
 from __future__ import annotations
 

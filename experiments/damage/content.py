@@ -1,4 +1,4 @@
-"""Damage to the bytes of files: cut, flipped, zeroed, overwritten, exchanged for something else."""
+"""Damage to the bytes of files: cut, flipped, zeroed, overwritten, swapped for something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reliability-input.md from what the damaged inputs came to: every figure is of the run that writes it."""
+"""Writes docs/reliability-input.md from the results of a run: every figure comes from that run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_document(
     Args:
         path: where to.
         outcomes: of all inputs.
-        races: what came of each race.
+        races: the result of each race.
         measured: what bombs took in memory.
         num_fresh: how many of them were reported by fresh interpreters, too, with the same end.
         duration_s: what all of it took.

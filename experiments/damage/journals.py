@@ -1,4 +1,4 @@
-"""Damage to journals of killed ranks: torn, flipped, of another run, and sound ones that say what cannot be."""
+"""Damage to journals of killed ranks: torn, flipped, of another run, and sound ones with impossible content."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _container_flipped(run: RunCopy, random: Random) -> Damaged:
 
 
 def _beside_closed(run: RunCopy, random: Random) -> Damaged:
-    """Put a journal of another rank, or one that is none, beside a file that was closed."""
+    """Put a journal of another rank, or a file that is not a journal, next to a file that was closed."""
     rank = int(random.integers(run.num_ranks))
     run.journal(rank).write_bytes(random.bytes(int(random.integers(0, 5000))))
     return of_rank(run, rank, run.journal(rank).name)

@@ -30,7 +30,7 @@ class Damaged:
         never: what must not occur in any output or file of the report.
         without_rights: whether the report runs without root's rights to pass by the modes of files.
         blamed: ranks that the verdict may blame; whom it likes where it is None.
-        memory: what the report is told with `--memory`, and has to keep to; its own default where it is empty.
+        memory: value of `--memory` for the report, which it must respect; empty: its default.
         views: further commands that are run on the input, each as arguments of `hpcpace`, or a script and its own.
     """
 

@@ -1,4 +1,4 @@
-"""Files that lead elsewhere: by links of HDF5, its external storage and virtual layouts, and by links of the system.
+"""Files that lead elsewhere: through HDF5 links, external storage and virtual layouts, and through file system links.
 
 Each leads to the secret, or to something that never ends: a FIFO, a device, itself. What they lead to is never read.
 """

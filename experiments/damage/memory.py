@@ -1,4 +1,4 @@
-"""What commands take at most in memory, measured with bombs, each command in an interpreter of its own."""
+"""Measures the peak memory of commands on decompression bombs, each command in its own interpreter."""
 
 from __future__ import annotations
 

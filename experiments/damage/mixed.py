@@ -1,4 +1,4 @@
-"""Files of another run, or of another start, among those of a run: they are left out and named, and nobody is blamed.
+"""Files of another run or attempt among those of a run: they are left out and named, and nobody is blamed.
 
 The foreign files are those of a job with a slow rank, which would be the culprit if it passed for one of this run.
 """
@@ -59,7 +59,7 @@ def _runs(run: RunCopy, random: Random) -> Damaged:
 
 
 def _several_runs(run: RunCopy, random: Random) -> Damaged:
-    """Let each foreign file be of a run of its own."""
+    """Take each foreign file from a different run."""
     ranks = sorted(random.permutation(run.num_ranks)[: run.num_ranks // 2].tolist())
     for number, rank in enumerate(ranks):
         _foreign_file(run, rank, run.file(rank), run_id=f"other-{number}")
@@ -93,7 +93,7 @@ def _misnamed(run: RunCopy, random: Random) -> Damaged:
 
 
 def _beside(run: RunCopy, random: Random) -> Damaged:
-    """Put a file of another run beside those of all ranks, under a name that no rank has."""
+    """Add a file of another run under a name that no rank has."""
     rank = int(random.integers(run.num_ranks))
     path = run.file(run.num_ranks + int(random.integers(200)))
     run_id, attempt = _names(random)

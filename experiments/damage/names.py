@@ -1,4 +1,4 @@
-"""Headers with sizes that cannot be, and names that would steer a terminal or run as HTML."""
+"""Headers with impossible sizes, and names that would steer a terminal or run as HTML."""
 
 from __future__ import annotations
 

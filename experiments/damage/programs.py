@@ -1,4 +1,4 @@
-"""Programs for races that are no command of hpcpace: what audits, sessions and trainings write, and naive ones."""
+"""Programs for races that are not commands of hpcpace: what audits, sessions and trainings write, and naive ones."""
 
 from __future__ import annotations
 

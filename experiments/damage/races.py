@@ -1,4 +1,4 @@
-"""Races: each program of hpcpace reads or writes a folder whose owner exchanges what is in it meanwhile.
+"""Races: each program of hpcpace reads or writes a folder while its owner swaps the content.
 
 The owner is an unprivileged user and the program runs as root; where there is no root, both are one user, and the
 files elsewhere that must neither be read nor changed are that user's own.
@@ -204,7 +204,7 @@ OF_TRAINING = (
         names=("run/checkpoints",),
     ),
 )
-"""They load torch, and so are raced in a process of their own: what a process has loaded counts as its children's."""
+"""They load torch, so they race in a separate process: what a process has loaded counts for its children, too."""
 NAIVE = (
     Program(
         name="naive writer",
@@ -225,7 +225,7 @@ NAIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class RaceOutcome:
-    """What came of the rounds of one program with one swapper.
+    """The result of the rounds of one program with one swapper.
 
     Attributes:
         program: its name.
@@ -332,7 +332,7 @@ def ground_in(folder: Path, uid: int | None) -> Iterator[Ground]:
 
 
 def all_races(num_rounds: int, folder: Path) -> Iterator[RaceOutcome]:
-    """Yield what came of each program with each swapper that concerns it, as root against an unprivileged user.
+    """Yield the result of each program with each swapper that concerns it, as root against an unprivileged user.
 
     The naive ones come first: races that do not catch them show nothing.
 
@@ -353,7 +353,7 @@ def all_races(num_rounds: int, folder: Path) -> Iterator[RaceOutcome]:
 
 
 def races_of_training(num_rounds: int, folder: Path, uid: int | None) -> list[RaceOutcome]:
-    """Return what came of the programs that load torch, with each swapper."""
+    """Return the results of the programs that load torch, with each swapper."""
     importlib.import_module("torch.distributed.checkpoint")
     with ground_in(folder, uid) as ground:
         return [

@@ -83,7 +83,7 @@ def _read_only(run: RunCopy, random: Random) -> Damaged:
 
 
 def _extra(run: RunCopy, random: Random) -> Damaged:
-    """Put files of other programs, and files being made, beside the traces."""
+    """Put files of other programs, and unfinished files, next to the traces."""
     names = ("core.1234", ".nfs0001", "rank-00000.h5-new", "rank-00001.journal-new", "rank-x.h5", "rank-1.txt", "a b\n")
     for name in names:
         (run.attempt.trace_dir / name).write_bytes(random.bytes(100))

@@ -1,4 +1,4 @@
-"""What only the reader may see: files with a random token, in every format that hpcpace reads, and a search for it."""
+"""Files with a random token that only the reader may see, in every format that hpcpace reads, and a search for it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Secret:
         return self.run / "attempt-0"
 
     def trace(self, rank: int = 0) -> Path:
-        """Return a trace file; its journal is beside it."""
+        """Return a trace file; its journal is next to it."""
         return self.attempt / "trace" / f"rank-{rank:05d}.h5"
 
     def make(self) -> Secret:

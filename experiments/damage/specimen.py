@@ -1,4 +1,4 @@
-"""Sound runs that damage is done to, each written once and copied for every input."""
+"""The sound runs to be damaged, each written once and copied for every input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hostile owner of a folder: a process that exchanges what is in it for links, FIFOs and folders, without end.
+"""A hostile owner of a folder: a process that keeps swapping its content for links, FIFOs and folders.
 
 One kind waits for the temporary names of a writer and exchanges each as soon as it is there; the other exchanges names
 that a reader or writer is known to use, forth and back, all the time.
@@ -37,7 +37,7 @@ class Field:
     """Where a swapper works.
 
     Attributes:
-        home: a folder of its own, from which it may rename into all the others.
+        home: its own folder, from which it may rename into all the others.
         folders: where a writer makes temporary files.
         names: paths that a reader or a writer uses, which may be missing.
         targets: what its links lead to: files and folders of somebody else.
@@ -50,7 +50,7 @@ class Field:
 
 
 class Signals:
-    """What a swapper tells its parent: that it has begun, and how often it has exchanged something."""
+    """What a swapper reports to its parent: that it has begun, and how often it has swapped something."""
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, _COUNTER.size)

@@ -1,4 +1,4 @@
-"""Damage to what the tables say, in files that HDF5 finds sound: values that cannot be, and tables of another shape."""
+"""Damage to table content in files that HDF5 finds sound: impossible values, and tables of another shape."""
 
 from __future__ import annotations
 

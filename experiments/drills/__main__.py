@@ -1,4 +1,4 @@
-"""All drills, several times each: `make drills`. It needs root and Slurm, takes a while, and writes the document."""
+"""Runs all drills several times: `make drills`. Needs root and Slurm, takes about 25 minutes, writes the document."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=[drill.name for drill in DRILLS], help="no document is written")
-    parser.add_argument("--labs", type=int, default=2, help="drills at one time, each in a lab of its own")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[drill.name for drill in DRILLS],
+        help="run only these drills and write no document",
+    )
+    parser.add_argument("--labs", type=int, default=2, help="run this many drills at a time, each in its own lab")
     args = parser.parse_args()
     begin_s = time.monotonic()
 

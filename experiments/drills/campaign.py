@@ -1,4 +1,4 @@
-"""Repetitions of a drill in a lab of its own: each followed by a look at the lab, the last one by a healthy job."""
+"""Repeats a drill in its own lab: checks the lab after each repetition, and runs a healthy job after the last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcpace.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 
 FOLDER = Path("/var/tmp")
-"""Hosts have a /tmp of their own; this all of them see."""
+"""Each host has its own /tmp; all hosts share this folder."""
 TMP_SIZE = "32MiB"
 
 Tell = Callable[[str], None]

@@ -36,11 +36,11 @@ _MISREAD = "mpi/pmi2: invalid client request"
 
 
 class MisreadStart(HpcpaceError):
-    """A job did not get through MPI_Init: Slurm's plugin misread what MPICH told it, and the ranks wait for ever."""
+    """A job did not get through MPI_Init: Slurm's plugin misread MPICH's messages, and the ranks wait forever."""
 
 
 class RankEnds:
-    """Waits for the processes of a job's ranks, each in a thread of its own, and keeps when each one ended."""
+    """Waits for the processes of a job's ranks, one thread each, and records when each one ended."""
 
     def __init__(self, lab_name: str, job_id: int, num_ranks: int) -> None:
         self._end_ns: dict[int, int] = {}
@@ -127,7 +127,7 @@ class DrillJob:
         return RankEnds(self._site.name, self.job_id, self.num_ranks)
 
     def _num_steps_on_disk(self) -> int:
-        # Traces on a host's own disk cannot be seen from here: there rank 0's progress in the log tells.
+        # Traces on a host's own disk cannot be seen from here: there rank 0's progress in the log has to do.
         if f"step {_STEPS_BEFORE_FAULT * 2}/" in self.log():
             return _STEPS_BEFORE_FAULT * 2
         files = self.run.attempt(0).trace_files().values()
@@ -154,7 +154,7 @@ class DrillJob:
         """Return what the batch script's report wrote for programs.
 
         Raises:
-            HpcpaceError: there is none, so the job ended without a report.
+            HpcpaceError: the job ended without a report.
         """
         try:
             content: dict[str, Any] = json.loads(self.run.summary_json.read_text())

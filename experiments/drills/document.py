@@ -1,4 +1,4 @@
-"""docs/reliability.md from what the drills came to: every figure and quotation is of the run that writes it."""
+"""Writes docs/reliability.md from the results of the drills: every figure and quotation comes from that run."""
 
 from __future__ import annotations
 

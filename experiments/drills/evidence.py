@@ -1,4 +1,4 @@
-"""What a drill has left, judged by simple code of its own: are traces whole, and does the report count what is lost?
+"""Judges what a drill leaves with simple, separate code: are traces whole, and does the report count what is lost?
 
 Nothing here calls the metrics behind the report. Each check returns sentences on what does not hold, none where all is
 well.
@@ -26,7 +26,7 @@ _COLLECTIVES = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.BARRIER)
 _MESSAGES = (Op.SEND, Op.RECV)
 
 Key = tuple[Any, ...]
-"""What tells an operation from all others: members and name of its group, for a message both ends, and its number."""
+"""The identity of an operation: members and name of its group, both ends for a message, and its number."""
 
 
 def read_all(attempt: Attempt, num_ranks: int) -> list[RankTrace]:

@@ -1,6 +1,6 @@
 """The six drills: what goes wrong in each, what must hold afterwards, and within which time.
 
-A drill takes a lab and returns what one repetition came to. Limits follow from the settings of Slurm and of the job
+A drill takes a lab and returns the result of one repetition. Limits follow from the settings of Slurm and of the job
 that stand here or in the lab's slurm.conf.
 """
 
@@ -54,7 +54,7 @@ ENVIRON = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one repetition came to.
+    """The result of one repetition.
 
     Attributes:
         time_s: what the drill times; None where it did not get so far.
@@ -213,7 +213,7 @@ def _goes_on(site: DrillSite, drill: Drill, environ: dict[str, str], *fault: str
     problems += check_readable(traces, ends.times_ns(), site.clock_offsets_ns(), begin_ns=begin_ns)
     problems += check_whole(traces, _PACED_STEPS)
     problems += check_counted(traces, summary)
-    # 1 and 3 are verdicts on the fault, or that there is none; what is missing would stand in the log.
+    # 1 and 3 are verdicts on the fault, or that there is no fault; the log would name what is missing.
     if (status := job.report_status()) not in (0, 1, 3) or REPORT_TITLE in log:
         problems.append(f"hpcpace report ends with status {status} and says {missing_lines(log)}; nothing is missing")
     said = next((line.strip() for line in log.splitlines() if (warning or "Tracing ") in line), "")

@@ -1,4 +1,4 @@
-"""The machines that the audit is held against, each with something known about it."""
+"""The machines that the audit is tested on, each with something known about it."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def dgx_badly_bound() -> Machine:
 
 
 def gb200(host: str = "gb1") -> Machine:
-    """2 Grace processors of 72 cores with 2 Blackwell GPUs each over C2C; GPU memory as NUMA nodes of its own."""
+    """2 Grace processors of 72 cores with 2 Blackwell GPUs each over C2C; GPU memory as separate NUMA nodes."""
     machine = Machine(host, kernel="6.8.0-1021-nvidia-64k")
     machine.files["proc/cpuinfo"] = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
     machine.files |= {"sys/class/dmi/id/sys_vendor": "NVIDIA", "sys/class/dmi/id/product_name": "GB200 NVL"}
@@ -263,7 +263,7 @@ def mi250x(host: str = "frontier1", *, in_order: bool = True) -> Machine:
 
 
 def virtual_machine() -> Machine:
-    """A guest of 2 NUMA nodes that is not told where its GPUs and adapters are."""
+    """A guest of 2 NUMA nodes that does not know where its GPUs and adapters are."""
     machine = Machine("vm1", flags="fpu vme hypervisor", kernel="5.15.0-1064-azure")
     machine.processors({0: threaded(0, 48), 1: threaded(48, 48)}, governor="")
     for number in range(4):
@@ -422,7 +422,7 @@ def sparse_numa() -> Machine:
 
 
 def wide_domains() -> Machine:
-    """A guest whose adapter lies in a PCI domain of 32 bits, as hypervisors make them."""
+    """A guest whose adapter is in a PCI domain of 32 bits, as hypervisors make them."""
     machine = Machine("domain1", flags="fpu hypervisor").processors({0: threaded(0, 8)}, governor="")
     gpu = "10000:e1:00.0"
     machine.pci(

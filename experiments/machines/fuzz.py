@@ -1,6 +1,6 @@
-"""Trees with some files damaged by seed: the audit must come to findings or a clear error, and never to a traceback.
+"""Trees with some files damaged by seed: the audit must report findings or a clear error, never a traceback.
 
-`python -m experiments.machines.fuzz 1000 0` runs 1000 seeds from 0 on; a small part of them runs with the tests.
+`python -m experiments.machines.fuzz 1000 0` runs 1000 seeds starting at 0; the tests run a few of them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _exchange(document: Any, rng: random.Random) -> None:
 
 
 def write_anyhow(machine: Machine, folder: Path, rng: random.Random) -> None:
-    """Write a tree even where a file now stands in the place of a folder."""
+    """Write a tree even if a file has replaced a folder."""
     for path in [path for path in machine.files if any(path.startswith(f"{link}/") for link in machine.links)]:
         del machine.files[path]
     machine.write(folder)

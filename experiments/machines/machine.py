@@ -356,7 +356,7 @@ class Machine:
         self._cache_of(min(cpusets.members(cpusets.parse_list(shared))), 1, level, kind, shared, "107520K")
 
     def _cache_of(self, cpu: int, index: int, level: int, kind: str, shared: str, size: str) -> None:
-        # A kernel shows a cache with each CPU that shares it; the first one tells all, and trees stay small.
+        # A kernel shows a cache with each CPU that shares it; the first one is enough, and trees stay small.
         place = f"{_CPU}/cpu{cpu}/cache/index{index}"
         self.files |= {
             f"{place}/level": str(level),
@@ -367,7 +367,7 @@ class Machine:
 
 
 def memory_folder() -> str | None:
-    """Return a folder for temporary files that lies in memory, None where there is none: trees are many small files."""
+    """Return a folder in memory for temporary files, None if there is no such folder: trees are many small files."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

@@ -1,4 +1,4 @@
-"""Machines that exist, told from dumps that hwloc publishes.
+"""Machines that exist, rebuilt from dumps that hwloc publishes.
 
 Facts only, none of the files: hwloc (https://github.com/open-mpi/hwloc, BSD-3-Clause, commit 3b37b024), folder
 tests/hwloc/linux; each function names its dump. The dumps hold processors, NUMA nodes and, one of them, PCI and RDMA;

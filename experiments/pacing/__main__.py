@@ -1,4 +1,4 @@
-"""The experiments on pacing: `make pacing`, or `python -m experiments.pacing [NAME...] [--write] [--try]`."""
+"""Runs the experiments on pacing: `make pacing`, or `python -m experiments.pacing [NAME...] [--write] [--try]`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "pacing-experiments.md"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     names = [experiment.name for experiment in EXPERIMENTS]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)}; all when not given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"run these of {', '.join(names)}; default: all")
     parser.add_argument("--write", action="store_true", help=f"put the sections into docs/{DOCUMENT.name}")
-    parser.add_argument("--try", dest="is_tried", action="store_true", help="seconds only, to see that they run")
-    parser.add_argument("--no-lab", action="store_true", help="leave out those that need root and Slurm")
+    parser.add_argument(
+        "--try", dest="is_tried", action="store_true", help="run each for seconds only, to see that it works"
+    )
+    parser.add_argument("--no-lab", action="store_true", help="skip experiments that need root and Slurm")
     args = parser.parse_args()
     if unknown := set(args.names) - set(names):
         parser.error(f"no experiment {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
@@ -40,7 +42,7 @@ def main() -> None:
     failed = []
     for experiment in chosen:
         if experiment.needs_lab and args.no_lab:
-            print(f"{experiment.name}: left out, it needs root and Slurm", flush=True)
+            print(f"{experiment.name}: skipped, needs root and Slurm", flush=True)
             continue
         if not carry_out(experiment, Effort.TRY if args.is_tried else Effort.FULL, is_written=args.write):
             failed.append(experiment.name)
@@ -49,7 +51,7 @@ def main() -> None:
 
 
 def carry_out(experiment: Experiment, effort: Effort, *, is_written: bool) -> bool:
-    """Run an experiment, print its section, and return whether it ran to its end, whatever came of it."""
+    """Run an experiment, print its section, and return whether it completed, whatever the result."""
     begin_s = time.monotonic()
 
     def tell(line: str) -> None:

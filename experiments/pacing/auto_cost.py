@@ -1,4 +1,4 @@
-"""What `auto` costs a job that it cannot help: pairs of jobs with and without it, in turn."""
+"""What `auto` costs a job that it cannot help: pairs of jobs with and without it, alternating."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def run(effort: Effort, tell: Tell) -> Finding:
         ("auto", str(len(costs)), f"{np.mean(means) * (1 + cost.value):.2f} ms", cost.as_percent(2)),
     ]
     notes = [
-        f"EMULATED: {NUM_RANKS} ranks that sleep for {SPEC.work_ms:g} ms, one of them, another one in each step, for "
-        f"{SPEC.straggle_ms:g} ms more, and meet in gloo's all_reduce. {STEPS[effort]} steps, the first {FIRST_STEPS} "
-        "left out; the search for the pacing point and the trial are in it.",
+        f"EMULATED: {NUM_RANKS} ranks sleep for {SPEC.work_ms:g} ms, a different one in each step for "
+        f"{SPEC.straggle_ms:g} ms more, and meet in gloo's all_reduce. {STEPS[effort]} steps without the first "
+        f"{FIRST_STEPS}, including the search for the pacing point and the trial.",
         f"auto says: {'; '.join(said)}.",
     ]
     return Finding(table=table, claims=claims, notes=notes)

@@ -1,4 +1,4 @@
-"""What `auto` keeps of the gain of `slack` behind its trial, and how that gain depends on the bound."""
+"""What `auto` keeps of the gain of `slack` after its trial, and how that gain depends on the bound."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(effort: Effort, tell: Tell) -> Finding:
     ]
     notes = [
         f"Jobs with stragglers as in the first section on real jobs: {NUM_RANKS} ranks, {NUM_CORES} cores, delays of "
-        f"at most {PACE['max_delay_share']:.0%} of the step. With 200 steps more, the last 100 are behind the trial.",
+        f"at most {PACE['max_delay_share']:.0%} of the step. With 200 more steps, the last 100 come after the trial.",
         "Default bounds: those of a job that sets none. At most 5 %: `polling_delay_share` 0.",
     ]
     return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)

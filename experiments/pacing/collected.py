@@ -1,4 +1,4 @@
-"""Full garbage collections on the same step of all ranks, against collections of each rank by itself: 4 to 32 ranks."""
+"""Full garbage collections on the same step of all ranks, compared with each rank on its own: 4 to 32 ranks."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def run(effort: Effort, tell: Tell) -> Finding:
         ),
     ]
     notes = [
-        f"EMULATED: ranks share a few cores, so that their work of {SPEC.work_ms:g} ms is a sleep, and so is the cost "
-        f"of a full collection, {SPEC.collect_ms:g} ms. Python decides by itself when to collect, from garbage "
-        f"that ranks make at random: about every {SPEC.collect_steps} steps. All meet in gloo's barrier, which costs "
-        "32 processes on two cores less than an all_reduce.",
-        "Unpaced and paced are blocks of one job. The model takes how often ranks collect by themselves, and the "
-        "shortest tenth of the steps.",
+        f"EMULATED: ranks share a few cores, so their work of {SPEC.work_ms:g} ms is a sleep, and so is a full "
+        f"collection, {SPEC.collect_ms:g} ms. Python itself decides when to collect. Ranks create garbage at random, "
+        f"so it collects about every {SPEC.collect_steps} steps. All ranks meet in gloo's barrier, which costs 32 "
+        "processes on two cores less than an all_reduce.",
+        "Unpaced and paced blocks belong to the same job. The model's inputs are how often ranks collect on their own "
+        "and the shortest tenth of the steps.",
     ]
     return Finding(table=table, claims=claims, notes=notes)
 

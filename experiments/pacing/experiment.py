@@ -1,4 +1,4 @@
-"""What an experiment on pacing is, and what it comes to: a table, and sentences that hold or do not."""
+"""An experiment on pacing and its result: a table, and claims that hold or do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Effort(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What was expected, and whether it was found; None where the data do not tell."""
+    """What was expected, and whether it was found; None if the data cannot tell."""
 
     text: str
     holds: bool | None
@@ -30,7 +30,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What an experiment came to.
+    """The result of an experiment.
 
     Attributes:
         table: rows of cells, the head first.

@@ -1,4 +1,4 @@
-"""Jobs of an experiment on hosts of a lab, several at one time."""
+"""Runs jobs of an experiment on hosts of a lab, several at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcpace.lab.lab import Lab
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = Path("/var/tmp")
-"""Hosts have a /tmp of their own; this all of them see."""
+"""Each host has its own /tmp; all hosts share this folder."""
 _MOST_STARTS = 3
 
 
@@ -43,7 +43,7 @@ def slow_lab(rate: str) -> Iterator[Lab]:
 
 
 def run_together(lab: Lab, jobs: Sequence[LabJob], *, timeout_s: float = 120) -> list[Ran]:
-    """Run jobs at the same time and return what came of each.
+    """Run jobs at the same time and return the result of each.
 
     Where one of them does not come through, all are started once more.
 

@@ -1,4 +1,4 @@
-"""What experiments with real jobs share: a scene, a policy, and several jobs that differ in their seed."""
+"""Shared by experiments with real jobs: a scene, a policy, and several jobs with different seeds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Series:
 
     @property
     def change(self) -> Estimate | None:
-        """Change of the step time in paced blocks, over the jobs that had any."""
+        """Change of the step time in paced blocks, over the jobs that had paced blocks."""
         found = [ran.change for ran in self.ran if ran.change is not None]
         return mean_of(found) if found else None
 
@@ -58,7 +58,7 @@ class Series:
 
     @property
     def unpaced_ms(self) -> float:
-        """Mean step in unpaced blocks; of all steps where there were no blocks."""
+        """Mean step in unpaced blocks; of all steps if there were no blocks."""
         found = [(ran.trial.get("trial") or {}).get("step_off_ns") or 1e6 * ran.mean_ms() for ran in self.ran]
         return float(np.mean(found)) / 1e6
 
@@ -101,7 +101,7 @@ def series_of(found: Sequence[Series], scene: str, policy: str) -> Series:
 
 
 def at_most(found: Estimate | None, limit: float) -> bool | None:
-    """Return whether a value is at most a limit: by its interval, None where that reaches beyond."""
+    """Return whether a value is at most a limit by its interval; None if the interval includes the limit."""
     if found is None:
         return None
     if found.high <= limit:
@@ -115,7 +115,7 @@ def never_kept_in_vain(found: Sequence[Series]) -> bool:
 
 
 def spelled(found: Estimate | None) -> str:
-    """Return an estimate as text, and what stands for one that is not there."""
+    """Return an estimate as text, or a placeholder if there is no estimate."""
     if found is None:
         return "never paced"
     return found.as_percent() if np.isfinite(found.low) else f"{100 * found.value:+.1f} % (one job)"

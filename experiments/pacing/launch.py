@@ -29,7 +29,7 @@ class JobFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
         step_ns: durations of all steps on rank 0, int64, (num_steps,).
@@ -47,7 +47,7 @@ class Ran:
 
     @property
     def outcome(self) -> str:
-        """What the trial came to; what is said instead where there was none."""
+        """The outcome of the trial; without a trial, what is said instead."""
         trial = self.trial.get("trial")
         return str(trial["outcome"]) if trial else str(self.trial.get("reason") or "no trial")
 
@@ -97,7 +97,7 @@ def run_job(
     with TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         program = [sys.executable, "-m", "experiments.pacing.paced_job", spec.to_json(), run_dir]
-        # A session of its own, so that a timeout ends the launcher and all of its ranks.
+        # A separate session, so that a timeout ends the launcher and all of its ranks.
         child = subprocess.Popen(
             list(map(str, [MPIEXEC, "-n", num_ranks, *program])),
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Messages that meet on one link of the lab: a gather from all ranks, and a job that its links limit."""
+"""Messages that meet on one link of the lab: a gather from all ranks, and a job limited by its links."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def run(effort: Effort, tell: Tell) -> Finding:
     ]
     notes = [
         f"In the lab, four hosts with links and uplinks of {RATE}. EMULATED: work of {BASE.work_ms:g} ms is a sleep.",
-        f"{GATHER}: two on each host, {SCENES[GATHER][0].message_kb:g} kB from each to rank 0 by gloo; all but one of "
-        "the others have to pass the link of its host. TCP over a shaped link shares it without a collapse, as long as "
-        "its queue holds.",
+        f"{GATHER}: two ranks on each host. With gloo each sends {SCENES[GATHER][0].message_kb:g} kB to rank 0; all "
+        "but one of the messages cross the link of its host. TCP shares a shaped link without collapsing as long as "
+        "the queue holds.",
         f"{LIMIT}: one rank on each host, {SCENES[LIMIT][0].message_kb:g} kB reduced by gloo.",
     ]
     return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)

@@ -30,13 +30,13 @@ class JobSpec:
         is_emulated: whether work sleeps.
         straggle_ms: what one random rank of each step has more to do, the same rank for all.
         slow_rank, slow_ms: a rank that always has more to do.
-        memory_mb: megabytes that each rank copies in a step, beside its work.
+        memory_mb: megabytes that each rank copies in a step, in addition to its work.
         collect_ms: emulated cost of a full garbage collection; with it, ranks make cyclic garbage.
         collect_steps: steps between two full collections of a rank, about.
         transport: mpi (its collectives poll) or gloo (they sleep).
         collective: of gloo: all_reduce, gather to rank 0, or barrier.
         message_kb: its size, of gather that of each rank.
-        is_bound: whether each rank has a core of its own.
+        is_bound: whether each rank has its own core.
         seed: of stragglers and garbage.
     """
 
@@ -82,7 +82,7 @@ class Garbage:
         self._per_step = self._OBJECTS_OF_A_COLLECTION // spec.collect_steps
         self._random = np.random.default_rng([spec.seed, rank, 3])
         self._alive: deque[list[Any]] = deque(maxlen=self._OBJECTS_OF_A_COLLECTION // 2)
-        # Python leaves a full collection out while what is new is little beside what it has kept before.
+        # Python skips a full collection while new objects are few compared with those it has kept before.
         gc.freeze()
         gc.collect()
         gc.set_threshold(200, 5, 4)

@@ -63,9 +63,9 @@ def run(effort: Effort, tell: Tell) -> Finding:
         )
     )
     notes = [
-        f"{SLOW}: EMULATED, 4 ranks that sleep for 15 ms, and rank 3 for 8 ms more. Waiting is all there is.",
-        f"{MEMORY}: {NUM_CORES} ranks on cores of their own, each copies 40 MB in a step, and one of them, another one "
-        "in each step, has 6 ms more to do.",
+        f"{SLOW}: EMULATED: 4 ranks sleep for 15 ms, rank 3 for 8 ms more. The others only wait.",
+        f"{MEMORY}: {NUM_CORES} ranks with a core each. Each copies 40 MB per step, and a different one in each step "
+        "has 6 ms more work.",
     ]
     return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)
 

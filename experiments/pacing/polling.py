@@ -1,4 +1,4 @@
-"""Ranks that poll in MPI's collectives, on cores that they share, with and without stragglers, and on their own."""
+"""Ranks that poll in MPI's collectives, on shared cores, with and without stragglers, and on a core each."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(effort: Effort, tell: Tell) -> Finding:
             for name, change in gains.items()
         ),
         Claim(
-            text=f"MPI's own yielding gains as well: {yielded.unpaced_ms:.1f} ms a step without pacing, beside "
+            text=f"MPI's own yielding gains as well: {yielded.unpaced_ms:.1f} ms a step without pacing, against "
             f"{slack.unpaced_ms:.1f} ms",
             holds=yielded.unpaced_ms < slack.unpaced_ms,
         ),
@@ -101,11 +101,11 @@ def run(effort: Effort, tell: Tell) -> Finding:
         ),
     ]
     notes = [
-        f"MPICH's Allreduce, which polls. On shared cores {RANKS_PER_CORE * NUM_CORES} ranks have {NUM_CORES} cores; "
-        f"each works for {SHARED.work_ms:g} ms of processor time, and one of them, another one in each step, for "
-        f"{SHARED.straggle_ms:g} ms more. Balanced ones work for {EVEN.work_ms:g} ms each. Nothing is emulated.",
-        f"Delays are bounded by {PACE['max_delay_share']:.0%} of the step; the change is that "
-        "of the trial's own blocks, paced against unpaced, in one job, over jobs with other seeds.",
+        f"MPICH's Allreduce, which polls. On shared cores, {RANKS_PER_CORE * NUM_CORES} ranks have {NUM_CORES} "
+        f"cores. Each rank uses {SHARED.work_ms:g} ms of processor time per step, and a different one in each step "
+        f"uses {SHARED.straggle_ms:g} ms more. Balanced ranks use {EVEN.work_ms:g} ms each. Nothing is emulated.",
+        f"Delays are at most {PACE['max_delay_share']:.0%} of the step. The change compares paced and unpaced "
+        "blocks of the trial within one job, over jobs with different seeds.",
         f"MPI yields: {' '.join(f'{name}={value}' for name, value in YIELDING.items())}.",
     ]
     return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)

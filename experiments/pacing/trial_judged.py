@@ -21,7 +21,7 @@ MOST_BLOCKS_OF_HARM = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What pacing does to a step, and the noise in which the trial is to find it."""
+    """What pacing does to a step, and the noise in which the trial must find it."""
 
     name: str
     gain: float
@@ -29,7 +29,7 @@ class Truth:
 
 
 def simulated(truth: Truth, settings: PaceSettings, *, num_runs: int, first_seed: int = 0) -> list[SimulatedTrial]:
-    """Return that many trials, each with a seed of its own."""
+    """Return that many trials, each with a different seed."""
     return [
         run_trial(truth.times, settings, gain=truth.gain, seed=seed)
         for seed in range(first_seed, first_seed + num_runs)

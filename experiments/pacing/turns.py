@@ -68,7 +68,7 @@ def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps
     stagger = changes["stagger"]
     claims = [
         Claim(
-            text=f"two jobs on one uplink hold each other up: {usual.mean():.1f} ms a step, beside {alone_ms:.1f} ms "
+            text=f"two jobs on one uplink hold each other up: {usual.mean():.1f} ms a step, against {alone_ms:.1f} ms "
             "alone",
             holds=bool(usual.mean() > 1.02 * alone_ms),
         ),
@@ -81,7 +81,7 @@ def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps
         f"In the lab, links and uplinks of {RATE}: each job has a host on each leaf, so that both share the uplinks. "
         f"EMULATED: work of {SPEC.work_ms:g} ms is a sleep. Each reduces {SPEC.message_kb:g} kB by gloo in each of "
         f"{steps} steps, the first {FIRST_STEPS} of which are left out.",
-        f"stagger has two slots in {PERIOD_MS:g} ms, and is on from the start, as the published rule is: two trials at "
+        f"stagger has two slots in {PERIOD_MS:g} ms and, like the published rule, is on from the start: two trials at "
         "once would disturb each other.",
     ]
     return Finding(table=table, claims=claims, notes=notes)

@@ -64,14 +64,21 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m experiments.score", description=__doc__)
     names = [cell.name for cell in (*CELLS, *LOST_CELLS)]
-    parser.add_argument("--seeds", choices=("develop", "report"), default="develop", help="develop: even; report: odd")
-    parser.add_argument("--cells", type=_list_of(names), help=f"only these, of {', '.join(names)}")
-    parser.add_argument("--per-cell", type=int, help=f"traces of each cell, {_PER_CELL} otherwise")
-    parser.add_argument("--per-point", type=int, help=f"traces of each point of power, {_PER_POWER_CELL} otherwise")
-    parser.add_argument("--power", action="store_true", help="power as well, where only some cells are asked for")
-    parser.add_argument("--quick", action="store_true", help=f"{_QUICK} traces a cell")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--verbose", action="store_true", help="a line for each verdict that is not right")
+    parser.add_argument(
+        "--seeds",
+        choices=("develop", "report"),
+        default="develop",
+        help="use even seeds (develop) or odd ones (report)",
+    )
+    parser.add_argument("--cells", type=_list_of(names), help=f"run only these cells of {', '.join(names)}")
+    parser.add_argument("--per-cell", type=int, help=f"make this many traces per cell; default {_PER_CELL}")
+    parser.add_argument(
+        "--per-point", type=int, help=f"make this many traces per point of power; default {_PER_POWER_CELL}"
+    )
+    parser.add_argument("--power", action="store_true", help="measure power as well if only some cells are named")
+    parser.add_argument("--quick", action="store_true", help=f"make only {_QUICK} traces per cell")
+    parser.add_argument("--jobs", type=int, default=2, help="run this many processes")
+    parser.add_argument("--verbose", action="store_true", help="print a line for each wrong verdict")
     parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}")
     args = parser.parse_args()
     if args.write and (args.cells or args.seeds != "report"):
@@ -121,7 +128,7 @@ def _show(console: Console, outcomes: list[Outcome]) -> None:
         _table(console, ("slower by", "noise 1 %", "2 %", "5 %", "10 %"), power)
     written = [outcome for outcome in outcomes if outcome.is_same_from_disk is not None]
     same = sum(bool(outcome.is_same_from_disk) for outcome in written)
-    console.print(f"{same} of {len(written)} runs that went through files got the same verdict")
+    console.print(f"{same} of {len(written)} runs written to files and read back got the same verdict")
     for outcome in [outcome for outcome in outcomes if outcome.error][:5]:
         console.print(f"failed: {outcome.task.cell}, seed {outcome.task.seed}: {outcome.error}", style="red")
 

@@ -1,4 +1,4 @@
-"""All traces of a campaign in several processes: make one, examine it, judge the verdict, and tell what it took."""
+"""Runs all traces of a campaign in several processes: make one, examine it, judge the verdict, and time it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one trace came to; `error` says what the examination raised, and there is no judgement then.
+    """The result of one trace; if the examination raised an error, `error` has it and there is no judgement.
 
     Attributes:
         duration_s: of the examination alone.
@@ -68,7 +68,7 @@ def run(todo: Sequence[Task], *, jobs: int) -> Iterator[Outcome]:
 
 
 def examined(task: Task, *, examination: Callable[..., Verdict] = examine) -> Outcome:
-    """Return what one trace comes to."""
+    """Return the result of one trace."""
     scenario = _CELLS[task.cell].scenario(task.seed)
     truth = truth_of(scenario)
     traces = with_losses(scenario, traces_of(scenario), lambda: traces_of(_another_run(scenario)))

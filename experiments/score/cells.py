@@ -27,7 +27,7 @@ class Cell:
 
     Attributes:
         title: what happens in it.
-        draw: returns what a scenario of it has besides its seed.
+        draw: returns everything in a scenario except its seed.
         cost: how much a trace of it costs against most others: that many times fewer are made.
     """
 

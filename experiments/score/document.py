@@ -1,4 +1,4 @@
-"""The score as tables, in a terminal and in docs/diagnosis-score.md: every figure is of the run that writes it."""
+"""The score as tables, in a terminal and in docs/diagnosis-score.md: every figure comes from the run that writes it."""
 
 from __future__ import annotations
 
@@ -59,20 +59,22 @@ def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) ->
         f"{os.cpu_count()} cores.",
         "## Cells\n\n" + _markdown(CELL_COLUMNS, cell_rows(outcomes)),
         _markdown(("cell", "what happens in it"), []) + "\n" + "\n".join(titles),
-        "## What was said\n\nModes that were given, with the number of traces; what is not right is in brackets.\n\n"
+        "## What the report said\n\nModes and their number of traces. Wrong modes are in brackets.\n\n"
         + _markdown(("cell", "modes"), mode_rows(outcomes)),
-        "## Persistent faults against what is wanted\n\nRuns of the cells above with 200 steps and noise of up to 5 % "
-        "whose culprit the data tell. A run in which nobody is named is a miss.\n\n"
+        "## Persistent faults: result and target\n\nRuns of the cells above with 200 steps, noise of up to 5 % "
+        "and an identifiable culprit. A run in which nobody is named is a miss.\n\n"
         + _markdown(TARGET_COLUMNS, target_rows(outcomes)),
-        "## Data that cannot carry a verdict\n\nTraces are missing, of another run, or contradict themselves. Right is "
-        '"cannot tell", or what the ranks with a trace measured of themselves: a straggler among them, waiting for '
-        "data, a hang. Anything that rests on waits or transfers counts as wrong, and so does healthy.\n\n"
+        "## Data that cannot carry a verdict\n\nTraces are missing, belong to another run, or contradict "
+        'themselves. "Cannot tell" is right, and so is what ranks with a trace measured about themselves: a straggler '
+        "among them, waiting for data, a hang. Healthy counts as wrong, and so does anything based on waits or "
+        "transfers.\n\n"
         + _markdown(LOST_COLUMNS, lost_rows(outcomes))
         + "\n\n"
         + _markdown(("cell", "what happens in it"), [(cell.name, cell.title) for cell in LOST_CELLS])
         + "\n\n"
         + _markdown(("cell", "modes"), mode_rows(outcomes, LOST_CELLS)),
-        "## Power\n\nShare of traces in which the slow rank is named: 64 ranks, 8 a node, 200 steps, normal noise.\n\n"
+        "## Power\n\nShare of traces in which the report names the slow rank: 64 ranks, 8 per node, 200 steps, normal "
+        "noise.\n\n"
         + _markdown(("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS)), power_rows(outcomes)),
         "## Confidence\n\n" + _markdown(CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
         f"## Through the disk\n\nOf {len(written)} runs that were written as files and read again, {num_same} got the "

@@ -1,4 +1,4 @@
-"""One verdict against the truth: whether the mode is right, who was named, and whether that was the one.
+"""Judges one verdict against the truth: is the mode right, who was named, and was that the culprit?
 
 A culprit counts as found where the true one is among the names that the verdict holds for the same; a verdict that
 names somebody where nobody is to blame is a false alarm.
@@ -45,7 +45,7 @@ class Verdict(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What one verdict came to.
+    """The judgement of one verdict.
 
     Attributes:
         mode, variety: that it gave.
@@ -94,7 +94,7 @@ class Judgement:
 
 
 def judge(scenario: Scenario, truth: Truth, verdict: Verdict) -> Judgement:
-    """Return what a verdict came to."""
+    """Return the judgement of a verdict."""
     named = [culprit for culprit in verdict.culprits if not set(_names(culprit)) & set(truth.tolerated)]
     right = [culprit for culprit in named if _is_right(scenario, truth, culprit)]
     is_found = bool(named) and (bool(set(_names(named[0])) & set(truth.culprits)) and named[0] in right)

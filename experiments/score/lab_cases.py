@@ -1,4 +1,4 @@
-"""Training jobs with one fault each for the lab, and what is right to say about them.
+"""Training jobs with one fault each for the lab, and the correct findings.
 
 Each rank's computation is mostly a sleep of known length: as on a GPU, it takes time and no cores, of which the lab's
 hosts have fewer than ranks. The truth is what was injected, or what the lab's log of truth says; never what a run

@@ -72,7 +72,7 @@ def document(outcomes: Sequence[LabOutcome], *, command: str, duration_s: float)
         _markdown(("case", "what happens", "mode that is right"), [_title(case) for case in CASES]),
         f"{num_same} of {len(outcomes)} verdicts were the same when the report was made once more without the lab and "
         "its log of truth.",
-        "## What was said\n\n"
+        "## What the report said\n\n"
         + "\n".join(f"- {outcome.case.name}: {_quoted(outcome)}" for outcome in _ordered(outcomes)),
     ]
     return "\n\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""Scores the diagnosis on real jobs in the lab: `python -m experiments.score.lab_runs`. It needs root and Slurm.
+"""Scores the diagnosis on real jobs in the lab: `python -m experiments.score.lab_runs`. Needs root and Slurm.
 
 Each case is a training job on four hosts, with real processes, a real network and the batch script's own report. Its
 verdict is read from summary.json, as a program would, and judged against the injection or the lab's log of truth.
@@ -32,7 +32,7 @@ from hpcpace.lab.lab import Lab
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-lab.md"
 FOLDER = Path("/var/tmp")
-"""Hosts have a /tmp of their own; this all of them see."""
+"""Each host has its own /tmp; all hosts share this folder."""
 JOB_TIMEOUT_S = 300.0
 HANG_S = 3.0
 _MOST_STARTS = 3
@@ -57,7 +57,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one job came to; `error` says why there is no judgement.
+    """The result of one job; `error` says why there is no judgement.
 
     Attributes:
         is_mode_found: whether a right mode is among the findings, or the verdict is right without any.
@@ -81,10 +81,10 @@ class Outcome:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.score.lab_runs", description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=1, help="jobs of each case")
-    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="these cases")
-    parser.add_argument("--labs", type=int, default=2, help="jobs at one time, each in a lab of its own")
-    parser.add_argument("--keep", type=Path, help="folder, not below /tmp, that the runs stay in")
+    parser.add_argument("--repetitions", type=int, default=1, help="run each case this many times")
+    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="run only these cases")
+    parser.add_argument("--labs", type=int, default=2, help="run this many jobs at a time, each in its own lab")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this folder, not below /tmp")
     parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}")
     args = parser.parse_args()
     if args.write and args.only:
@@ -185,7 +185,7 @@ def _events(site: DrillSite) -> list[dict[str, Any]]:
 
 
 def judged(case: Case, truth: Truth, summary: Mapping[str, Any], run: Path) -> Outcome:
-    """Return what the verdict in a summary comes to."""
+    """Return what the verdict in a summary says."""
     verdict = summary["verdict"]
     modes = tuple(finding["mode"] for finding in verdict["findings"]) or (verdict["mode"],)
     return Outcome(

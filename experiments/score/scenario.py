@@ -145,7 +145,7 @@ class Scenario:
 
     @property
     def resolved_target(self) -> int:
-        """The target, drawn from the seed where none is given; EVERYWHERE where there is none."""
+        """The target, drawn from the seed unless given; EVERYWHERE if the fault has no target."""
         if not self.num_targets:
             return EVERYWHERE
         return int(self.random("target").integers(self.num_targets)) if self.target is None else self.target

@@ -29,7 +29,7 @@ class OperationTimes:
 
     Attributes:
         group: DEFAULT_GROUP, DATA_GROUP or PIPELINE_GROUP.
-        peer_distance: rank of the peer minus the own one; 0 where there is none.
+        peer_distance: rank of the peer minus the own one; 0 without a peer.
         stages: which stages take part, as (first, stop).
         enter, exit: (total_steps, num_operations, num_ranks), nothing where the stage takes no part.
     """

@@ -195,7 +195,7 @@ def _own_effect(scenario: Scenario) -> float | None:
 def _link_effect(scenario: Scenario, link: str, faulty: Timeline, healthy: Timeline) -> float:
     """Return by what share all_reduces that cross a link take longer than without the fault.
 
-    From the last enter until the last rank is told of the end, which takes its time however fast the links are.
+    From the last enter until the last rank learns of the end, which takes time however fast the links are.
     """
     crossed = crossings(scenario)
     stages = [stage for stage in range(scenario.num_stages) if link in crossed.get(("dp", -1, stage), ())]

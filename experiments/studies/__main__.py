@@ -1,7 +1,7 @@
-"""The nano-cluster study and that of model sizes in the lab: `make nano-cluster`, or with --scaling the scaling study.
+"""Runs the nano-cluster and model-size studies in the lab: `make nano-cluster`; --scaling runs the scaling study.
 
-It needs root and Slurm, and goes on where it was stopped: what is done stays in the folder of the study. With --write
-it writes its part of docs/studies-lab.md.
+Needs root and Slurm, and resumes where it stopped: finished runs stay in the folder of the study. --write updates its
+part of docs/studies-lab.md.
 """
 
 from __future__ import annotations
@@ -40,28 +40,30 @@ PUBLISHED = REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_sma
 DOCUMENT = REPOSITORY / "docs" / "studies-lab.md"
 SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
 _START_S = 1.2
-"""What a run takes besides its steps, for the estimate that is printed."""
+"""Time of a run in addition to its steps, for the printed estimate."""
 _SCALING_STEPS = 120
 _PAUSE_S = 180.0
-"""Longer than any run, and than a layout's job needs to begin: what lies between was a stop."""
+"""Longer than any run, and than the start of a layout's job: a longer gap was an interruption."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.studies", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("/var/tmp/hpcpace-studies"), help="not below /tmp")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/var/tmp/hpcpace-studies"), help="keep the study here, not below /tmp"
+    )
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--quota", type=float, default=0.4, help="cores' worth of processor time of every rank")
-    parser.add_argument("--seconds", type=float, default=2.0, help="what the steps of a run are to take, about")
+    parser.add_argument("--quota", type=float, default=0.4, help="give every rank processor time worth this many cores")
+    parser.add_argument("--seconds", type=float, default=2.0, help="choose steps so that a run takes about this long")
     parser.add_argument("--only", choices=["nano-cluster", "model-size"])
-    parser.add_argument("--scaling", action="store_true", help="the scaling study, and neither of the other two")
-    parser.add_argument("--name", default="studies", help="of the lab")
+    parser.add_argument("--scaling", action="store_true", help="run the scaling study only")
+    parser.add_argument("--name", default="studies", help="name the lab")
     parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name} at the end")
     args = parser.parse_args()
     if args.only and (args.write or args.scaling):
         parser.error("--only goes with neither --write, which is for both studies, nor --scaling")
     stop_on_signals()
     if os.getloadavg()[0] > 1:
-        print(f"warning: load average {os.getloadavg()[0]:.1f}: beside other work ranks do not get their quota")
+        print(f"warning: load average {os.getloadavg()[0]:.1f}: next to other work, ranks do not get their quota")
     begin_s = time.monotonic()
     try:
         scaling_study(args) if args.scaling else paper_studies(args)

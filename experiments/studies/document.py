@@ -1,4 +1,4 @@
-"""docs/studies-lab.md from what the studies came to in the lab: every figure is of the runs that write it."""
+"""Writes docs/studies-lab.md from the studies in the lab: every figure comes from the runs that write it."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def document(
         f"Measured by `make nano-cluster` on {when.dates()}: {took}; {versions()}.",
         "## Set-up",
         "```\n" + "\n".join(found.lines()) + "\n```",
-        f"## GPT-2 at batch {BATCH}, beside the published values",
+        f"## GPT-2 at batch {BATCH} and the published values",
         beside_table(rows, published),
         _listed([*orders(rows, published), *compute_spread(rows)]),
-        "![Scaling factors and network volume beside the published values, and throughput over the batch]"
+        "![Scaling factors and network volume, with the published values, and throughput over the batch]"
         "(studies-lab/nano_cluster.svg)",
         "All figures of all set-ups: [nano_cluster.csv](studies-lab/nano_cluster.csv) and "
         "[model_size.csv](studies-lab/model_size.csv).",
@@ -135,7 +135,7 @@ def versions() -> str:
 
 
 def beside_table(rows: Sequence[SetupFigures], published: Sequence[PublishedRow]) -> str:
-    """Return the set-ups of the published table beside it, by what compares over machines: ratios."""
+    """Return the set-ups of the published table with its values, as ratios, which compare over machines."""
     by_setup = {(row.layout, row.parallelism): row for row in published}
     base = _value(rows, by_setup, "2x1", "data", "network_bytes_per_sample")
     lines = []
@@ -157,7 +157,7 @@ def beside_table(rows: Sequence[SetupFigures], published: Sequence[PublishedRow]
             ]
         )
     head = [
-        *("set-up", "scaling factor", "published", "volume a token, relative to 2x1 data", "published"),
+        *("set-up", "scaling factor", "published", "volume per token, relative to 2x1 data", "published"),
         *("network throughput", "published"),
     ]
     return markdown(head, lines)
@@ -194,7 +194,7 @@ def setup_table(rows: Sequence[SetupFigures], unit: str) -> str:
 
 
 def size_table(rows: Sequence[SetupFigures]) -> str:
-    """Return the pipelines of the model-size study beside the published line."""
+    """Return the pipelines of the model-size study with the published line."""
     pipelines = [row for row in rows if row.setup.parallelism == "pipeline"]
     alone = {row.setup.preset: row for row in rows if row.setup.parallelism == "none"}
     first = pipelines[0].median("network_bytes_per_sample") if pipelines else None

@@ -1,4 +1,4 @@
-"""The lab that stands for the published nano-cluster: two hosts behind a slow link, and the same cores for every rank.
+"""The lab that represents the published nano-cluster: two hosts on a slow link, with the same cores for every rank.
 
 The link is as slow as gives the ratio of communication to computation of the published set-up, which is computed from
 the throughput of one rank before the study begins.
@@ -64,7 +64,7 @@ class SetUp:
             f"ratio of communication to computation at {REFERENCE[0]} {REFERENCE[1]}: 8 v n R1 / L",
             f"published: 8 x {theirs.link_bytes_per_sample:,.0f} B x {theirs.num_ranks} x "
             f"{theirs.samples_per_s_of_one:,.0f} tokens/s / {theirs.link_bps / 1e6:,.0f} Mb/s = {theirs.ratio:.2f}",
-            f"lab, {self.quota:g} cores a rank: L = 8 x {ours.link_bytes_per_sample:,.0f} B x {ours.num_ranks} x "
+            f"lab, {self.quota:g} cores per rank: L = 8 x {ours.link_bytes_per_sample:,.0f} B x {ours.num_ranks} x "
             f"{ours.samples_per_s_of_one:,.0f} tokens/s / {theirs.ratio:.2f} = {ours.link_bps / 1e6:.2f} Mb/s",
         ]
 
@@ -170,7 +170,7 @@ def run_study(lab: Lab, study: StudyFolder, *, timeout_s: float) -> None:
 
 
 def calibrated(study: StudyFolder, setups: Sequence[Setup], *, lab_name: str, quota: float) -> None:
-    """Run single ranks in a lab of their own, to learn their throughput; nothing is done where that is known."""
+    """Run single ranks in a separate lab to learn their throughput, unless it is known already."""
     study.write_plan("calibration", [StudyRun(setup=setup, repetition=index) for index in range(3) for setup in setups])
     if study.open_runs():
         with study_lab(lab_name, quota=quota) as lab:

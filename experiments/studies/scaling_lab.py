@@ -17,17 +17,17 @@ from experiments.studies.lab_set_up import REPOSITORY
 from hpcpace.config import LabConfig
 from hpcpace.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
-from hpcpace.studies.scaling import FAULTS, HEALTHY, ScalingFolder, ScalingRun, Verdict, verdicts
+from hpcpace.studies.scaling import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
 from hpcpace.units import format_count
 
 _SCRIPT = REPOSITORY / "sbatch" / "scaling_study.sh"
 _NODES, _RANKS_PER_NODE, _LINK, _UPLINK = "1,4", "1", "1gbit", "2gbit"
 _SWEEP = ("--nodes", _NODES, "--ranks-per-node", _RANKS_PER_NODE, "--oversubscriptions", "1,4")
-# A short sequence, for what ranks compute beside their sleep shares the machine's cores.
+# A short sequence: what ranks compute in addition to their sleep shares the machine's cores.
 _TRAINING = ("--seq-len", "32")
 
 
-def run_scaling(path: Path, *, lab_name: str, steps: int, timeout_s: float) -> list[Verdict]:
+def run_scaling(path: Path, *, lab_name: str, steps: int, timeout_s: float) -> list[ScalingResult]:
     """Do the open runs of the study, with a progress line, and return what all reports say.
 
     Args:
@@ -55,10 +55,10 @@ def run_scaling(path: Path, *, lab_name: str, steps: int, timeout_s: float) -> l
     left = study.open_runs()
     if left:
         raise HpcpaceError(f"{len(left)} runs of {path} are left, the first is {left[0].name}: see {path}/*.out")
-    return verdicts(study)
+    return results(study)
 
 
-def section(path: Path, found: Sequence[Verdict]) -> str:
+def section(path: Path, found: Sequence[ScalingResult]) -> str:
     """Return the section of the document, with the days on which the runs were made.
 
     Args:
@@ -77,11 +77,11 @@ def section(path: Path, found: Sequence[Verdict]) -> str:
             f"Measured by `python -m experiments.studies --scaling --write` on {' to '.join(days)}: {len(found)} runs "
             f"of {found[0].run.steps} steps; {versions()}. GPT-2 tiny in data parallelism, one rank on each host of a "
             f"lab, links of {_LINK}, uplinks of {_UPLINK} or a fourth of it (`o4`). Each rank sleeps for "
-            f"{found[0].run.step_ms} ms in each step beside its own little computation. "
-            "[studies.md](studies.md#the-scaling-study) says what each fault is, and what is right to find.",
-            f"Of {len(injected)} injected failure modes the reports have {num_right} among their findings, {len(new)} "
-            "of them as one that the same run without a fault does not have. Only those are told apart from it; of the "
-            "others no more than the throughput shows that there is a fault.",
+            f"{found[0].run.step_ms} ms in each step, in addition to a little computation. "
+            "[studies.md](studies.md#the-scaling-study) describes each fault and its correct findings.",
+            f"The reports have {num_right} of {len(injected)} injected failure modes among their findings. In "
+            f"{len(new)} of them, the same run without a fault does not have that finding. Only these are "
+            "distinguished from a run without a fault; for the others, only the throughput shows that there is one.",
             scaling_table(study, found),
         ]
     )
@@ -103,8 +103,8 @@ def modes_without_fault(study: ScalingFolder, run: ScalingRun) -> set[str]:
     return modes_of(study, dataclasses.replace(run, fault=HEALTHY))
 
 
-def scaling_table(study: ScalingFolder, found: Sequence[Verdict]) -> str:
-    """Return what the reports say beside what was injected."""
+def scaling_table(study: ScalingFolder, found: Sequence[ScalingResult]) -> str:
+    """Return a table of what was injected and what the reports say."""
     lines = [
         [
             *(one.run.name, "" if one.run.fault == HEALTHY else one.run.fault),
@@ -117,8 +117,8 @@ def scaling_table(study: ScalingFolder, found: Sequence[Verdict]) -> str:
         ]
         for one in found
     ]
-    head = ["run", "injected", "tokens/s", "a node, relative", "step", "CV", "the report's first line"]
-    return markdown([*head, "right finding"], lines)
+    head = ["run", "injected", "tokens/s", "per node, relative", "step", "CV", "the report's first line"]
+    return markdown([*head, "correct finding"], lines)
 
 
 def _found(study: ScalingFolder, run: ScalingRun) -> str:

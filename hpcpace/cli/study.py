@@ -14,8 +14,7 @@ import click
 
 from hpcpace.studies.folder import OPEN, StudyFolder
 from hpcpace.studies.pacing_runs import DEFAULT_POLICIES, pacing_jobs
-from hpcpace.studies.scaling import FAULTS, OF_LAB, PLACEMENTS, ScalingFolder, scaling_runs
-from hpcpace.studies.scaling import verdicts as verdicts_of
+from hpcpace.studies.scaling import FAULTS, OF_LAB, PLACEMENTS, ScalingFolder, results, scaling_runs
 from hpcpace.studies.setups import (
     NANO_CLUSTER_LAYOUTS,
     NanoCluster,
@@ -230,8 +229,8 @@ def verdicts(study: Path) -> None:
     from hpcpace.report.terminal.layout import table
 
     console = console_for_tables()
-    shown = table("run", ["tokens/s", "a node,\nrelative", "step", "CV", "report says", "right"])
-    for found in verdicts_of(ScalingFolder(study)):
+    shown = table("run", ["tokens/s", "per node,\nrelative", "step", "CV", "report says", "right"])
+    for found in results(ScalingFolder(study)):
         shown.add_row(
             found.run.name,
             "" if found.samples_per_s is None else format_count(found.samples_per_s),

@@ -1,4 +1,4 @@
-"""A nano-cluster study held against the published one: which order of parallelisms it shows, and whether it may."""
+"""Compares a nano-cluster study with the published one: order of parallelisms, and whether set-ups are comparable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Published = Mapping[tuple[Layout, str], PublishedRow]
 
 
 def published_of(row: SetupFigures, published: Published) -> PublishedRow | None:
-    """Return the published values of a set-up: those of GPT-2 small at the batch that they imply."""
+    """Return the published values for a set-up: those of GPT-2 small at the batch they imply."""
     setup = row.setup
     if (setup.model, setup.preset, setup.stands_for) != ("gpt2", "small", BATCH):
         return None
@@ -20,7 +20,7 @@ def published_of(row: SetupFigures, published: Published) -> PublishedRow | None
 
 
 def order_at(rows: Sequence[SetupFigures], layout: Layout, name: str) -> list[str]:
-    """Return the parallelisms of GPT-2 at the published batch, from the most of a figure to the least."""
+    """Return the parallelisms of GPT-2 at the published batch, from the highest value of a figure to the lowest."""
     of_layout = [
         (row.median(name), row.setup.parallelism)
         for row in rows
@@ -31,7 +31,7 @@ def order_at(rows: Sequence[SetupFigures], layout: Layout, name: str) -> list[st
 
 
 def orders(rows: Sequence[SetupFigures], published: Iterable[PublishedRow]) -> list[str]:
-    """Return a sentence for each order that the published study has: whether it is the same here."""
+    """Return a sentence for each published order of parallelisms: whether it is the same here."""
     found, published = [], list(published)
     for layout in sorted({row.layout for row in published}):
         for what, name, ours in (
@@ -49,7 +49,7 @@ def orders(rows: Sequence[SetupFigures], published: Iterable[PublishedRow]) -> l
 
 
 def compute_spread(rows: Sequence[SetupFigures]) -> list[str]:
-    """Return a sentence on how equal the computation of a microbatch is over layouts, for each size of microbatch."""
+    """Return a sentence for each microbatch size: how much its computation time varies over layouts."""
     groups: dict[tuple[str, int], list[tuple[float, str]]] = {}
     for row in rows:
         setup, forward_ms = row.setup, row.median("forward_ms")

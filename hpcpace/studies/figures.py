@@ -1,6 +1,6 @@
-"""The figures of a study: what the traces and the result of each run say, and how far repetitions spread.
+"""The figures of a study, from the traces and the result of each run, and their spread over repetitions.
 
-Nothing here needs torch or MPI; a login node reads studies of any cluster.
+Nothing here needs torch or MPI: a login node can read the studies of any cluster.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ _BITS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RunFigures:
-    """What one run came to; None is what it cannot say.
+    """The figures of one run; None if the run does not have them.
 
     Attributes:
-        samples_per_s: throughput over the steps behind the warm-up, over all ranks.
+        samples_per_s: throughput of all ranks, over the steps after the warm-up.
         step_ms: median step time.
-        network_bps: bits a second of a server's busiest interface but the loopback, both directions, mean over servers.
-        network_bytes_per_sample: bytes on it a sample.
-        peak_memory_bytes: most that any rank had, on its GPU where it has one.
-        forward_ms: forward computation of one microbatch through the whole model, communication apart.
+        network_bps: bits per second in both directions of a server's busiest interface except the loopback, mean of
+            servers.
+        network_bytes_per_sample: bytes on that interface per sample.
+        peak_memory_bytes: maximum over ranks, of the GPU's memory if the rank has a GPU.
+        forward_ms: forward computation of one microbatch through the whole model, without communication.
         wait_share: share of the ranks' time in exposed communication.
     """
 
@@ -61,7 +62,7 @@ class SetupFigures:
     Attributes:
         setup: what was run.
         states: how many runs are finished, out of memory, failed or open.
-        spreads: of each of `FIGURES`, and of scaling_factor; None where no repetition has it.
+        spreads: of each of `FIGURES`, and of scaling_factor; None if no repetition has it.
         runs: the figures of each finished repetition.
     """
 
@@ -79,7 +80,7 @@ class SetupFigures:
 def study_figures(
     study: StudyFolder, *, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[SetupFigures], list[str]]:
-    """Return the figures of all set-ups of a study, in the order of its plan, and what could not be read.
+    """Return the figures of all set-ups of a study, in the order of its plan, and the runs that could not be read.
 
     Args:
         study: with a plan.
@@ -112,7 +113,7 @@ def study_figures(
 
 
 def run_figures(study: StudyFolder, run: StudyRun) -> RunFigures:
-    """Return what a finished run came to.
+    """Return the figures of a finished run.
 
     Raises:
         TraceError: no trace of it can be read.
@@ -143,7 +144,7 @@ def _forward_ms(measured: Measured, setup: Setup) -> float:
 
 
 def _traffic(traces: Sequence[RankTrace], measured: Measured) -> tuple[float, float] | None:
-    """Return bits a second, and bytes in the used steps, of a server's busiest interface; None where none was read.
+    """Return bits per second and bytes in the used steps of a server's busiest interface; None without counters.
 
     A server's time is that from its first rank's begin to its last rank's end, by its own clock: the ranks of a
     pipeline are not all at the same step.
@@ -163,7 +164,7 @@ def _traffic(traces: Sequence[RankTrace], measured: Measured) -> tuple[float, fl
 
 
 def _counted(trace: RankTrace, begin_ns: int, end_ns: int) -> Iterator[tuple[float, float]]:
-    """Yield the bytes of each interface but the loopback, both directions, and the seconds in which they were read."""
+    """Yield the bytes of each interface except the loopback, both directions, and the seconds they cover."""
     table = trace.tables["network"]
     for number, name in enumerate(trace.header.interfaces):
         of_interface = table.select(table["interface"] == number)
@@ -178,7 +179,7 @@ def _is_single(setup: Setup) -> bool:
 
 
 def _family(setup: Setup) -> tuple[Any, ...]:
-    """Return what set-ups share that are compared by scaling."""
+    """Return the key that set-ups share if their scaling is compared."""
     return setup.model, setup.preset, setup.batch, setup.shrink
 
 

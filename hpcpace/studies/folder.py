@@ -1,6 +1,6 @@
-"""The folder of a study: STUDY/plan.json says which run is which set-up, STUDY/runs/NAME are ordinary run directories.
+"""The folder of a study: STUDY/plan.json maps runs to set-ups, STUDY/runs/NAME are ordinary run directories.
 
-What has been done is read from the runs themselves, so that a study that was stopped goes on where it stood.
+The runs themselves show what is done, so an interrupted study resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcpace.studies.setups import Layout, Setup, StudyRun
 
 SCHEMA = "hpcpace-study/1"
 MOST_PLAN_BYTES = 1 << 24
-"""Of plan.json: some hundred bytes a run."""
+"""Limit for plan.json, which has a few hundred bytes per run."""
 
 DONE, OUT_OF_MEMORY, FAILED, OPEN = "finished", "out of memory", "failed", "open"
 _MOST_ATTEMPTS = 2
@@ -34,7 +34,7 @@ class StudyFolder:
 
     @property
     def plan_json(self) -> Path:
-        """Which run is which set-up."""
+        """The file that maps runs to set-ups."""
         return self.path / "plan.json"
 
     def run_dir(self, run: StudyRun) -> RunDirectory:
@@ -46,8 +46,8 @@ class StudyFolder:
 
         Args:
             name: of the study.
-            runs: in the order in which they are to be done.
-            facts: what else is to be known about the study.
+            runs: in the order in which they will run.
+            facts: further values to keep with the study.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -65,7 +65,7 @@ class StudyFolder:
         return True
 
     def facts(self) -> dict[str, Any]:
-        """Return what else the plan says of the study."""
+        """Return the further values that the plan keeps."""
         facts: dict[str, Any] = self._plan()["facts"]
         return facts
 
@@ -80,7 +80,7 @@ class StudyFolder:
                 StudyRun(setup=_from_json(row["setup"]), repetition=row["repetition"]) for row in self._plan()["runs"]
             ]
         except (KeyError, TypeError) as error:
-            raise UsageError(f"{self.plan_json} is no plan of {SCHEMA} ({error}): make the study anew") from error
+            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA} ({error}): plan the study again") from error
 
     def state(self, run: StudyRun) -> str:
         """Return finished, out of memory, failed (it ended twice without a result), or open."""
@@ -92,11 +92,11 @@ class StudyFolder:
         return FAILED if len(attempts) >= _MOST_ATTEMPTS else OPEN
 
     def open_runs(self, layout: Layout | None = None) -> list[StudyRun]:
-        """Return the runs that are still to be done, of one layout or of all."""
+        """Return the runs that still have to be done, of one layout or of all."""
         return [run for run in self.runs() if layout in (None, run.setup.layout) and self.state(run) == OPEN]
 
     def result(self, attempt: Attempt) -> dict[str, Any]:
-        """Return what the result.json of an attempt says; nothing where there is none, or half of one."""
+        """Return the content of an attempt's result.json; empty if it is missing or incomplete."""
         return read_json(attempt, attempt.result_json.name, json_object, []) or {}
 
     def _plan(self) -> dict[str, Any]:
@@ -104,12 +104,12 @@ class StudyFolder:
             content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
         except FileNotFoundError:
             raise UsageError(
-                f"no study at {self.path}: it has no plan.json; sbatch/nano_cluster.sh makes one"
+                f"no study at {self.path}, which has no plan.json: plan one with sbatch/nano_cluster.sh"
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"cannot read {self.plan_json}: {error}") from error
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise UsageError(f"{self.plan_json} is no plan of {SCHEMA}: name the folder of a study")
+            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA}: name the folder of a study")
         return content
 
 

@@ -1,6 +1,6 @@
-"""Paced runs beside each other: throughput and variation by number of nodes and policy, and the published table.
+"""Compares paced runs: throughput and variation by number of nodes and policy, and the published table.
 
-Throughput and variation always stand together: a lower variation alone is never a gain.
+Throughput and variation always appear together: a lower variation alone is never a gain.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class PacedRun:
     Attributes:
         name: of its folder.
         nodes, num_ranks: of its ranks with a trace.
-        policy: what it was started with; none for a baseline.
-        samples_per_s: throughput behind the warm-up, with its interval over steps; None where no samples were credited.
+        policy: the policy it was started with; `none` for a baseline.
+        samples_per_s: throughput after the warm-up, with its interval over steps; None if no samples were credited.
         variation: of the step time, with its interval over steps.
-        sentence: what trial.json says; empty where there is none.
+        sentence: result of the trial from trial.json; empty without a trial.
     """
 
     name: str
@@ -51,7 +51,7 @@ class PacingRow:
     """All runs of one policy on one number of nodes.
 
     Attributes:
-        nodes, policy: what they share.
+        nodes, policy: common to the runs.
         num_runs: repetitions.
         samples_per_s, variation: means over repetitions with Student's interval; of a single run, over its steps.
         gain: throughput over that of the baseline on as many nodes, less 1; the interval is that of the ratio of two
@@ -69,11 +69,11 @@ class PacingRow:
 
 
 def read_paced_run(run: RunDirectory) -> PacedRun:
-    """Return what a run came to.
+    """Return the figures of a run.
 
     Raises:
         TraceError: no trace of it can be read.
-        CannotTell: it has no step behind the warm-up that all ranks have.
+        CannotTell: no step after the warm-up is common to all ranks.
     """
     attempt = run.last_attempt()
     traces = read_attempt(attempt, tables=TABLES_USED).traces
@@ -118,7 +118,7 @@ def pacing_rows(runs: Sequence[PacedRun]) -> list[PacingRow]:
 
 
 def ratio_less_one(above: Estimate, below: Estimate) -> Estimate:
-    """Return the ratio of two independent estimates less 1; relative half-widths add as squares (delta method)."""
+    """Return the ratio of two independent estimates minus 1; relative half-widths add as squares (delta method)."""
     value = above.value / below.value
     relative = [(found.high - found.low) / 2 / found.value for found in (above, below)]
     half = value * float(np.hypot(relative[0], relative[1]))
@@ -165,7 +165,7 @@ def _over_runs(found: Sequence[Estimate]) -> Estimate:
 
 
 def _policy(record: dict[str, Any], trial: dict[str, Any]) -> str:
-    """Return the policy that a run was started with; runs from before there were policies have none."""
+    """Return the policy that a run was started with; `none` for runs that predate policies."""
     try:
         return str(record["config"]["pace"]["policy"])
     except (KeyError, TypeError):

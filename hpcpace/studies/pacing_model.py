@@ -1,4 +1,4 @@
-"""Every policy in every kind of simulated job with the published baseline, and which of them gain as published."""
+"""Runs every policy in every kind of simulated job with the published baseline, and finds which gain as published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcpace.simulation.published import CAUSES, STRENGTHS, PacedOutcome, Scene,
 POLICIES = ("published-window", "published-spread", "slack", "stagger")
 MOST_DELAY_SHARE = 0.3
 NEAR = 0.03
-"""Largest difference between two gains that count as one."""
+"""Largest difference between two gains that count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Simulation:
 
     Attributes:
         scene: the kind of job.
-        policy: what was on.
+        policy: the one in use.
         outcomes: by number of nodes.
         fits: whether the job has the published baseline there.
     """
@@ -61,7 +61,7 @@ def simulations(published: Sequence[Target]) -> list[Simulation]:
 
 
 def nearest(found: Sequence[Simulation], published: Sequence[Target]) -> list[Simulation]:
-    """Return, of each coupling and cause, the simulation whose gains are nearest to the published ones."""
+    """Return for each coupling and cause the simulation whose gains are closest to the published ones."""
     kinds = dict.fromkeys((one.scene.coupling, one.scene.cause) for one in found)
     return [
         min(
@@ -73,7 +73,7 @@ def nearest(found: Sequence[Simulation], published: Sequence[Target]) -> list[Si
 
 
 def shown(found: Sequence[Simulation], published: Sequence[Target]) -> list[Simulation]:
-    """Return the simulations to show: the nearest ones, and of all the one whose variation falls most."""
+    """Return the simulations to show: the closest ones, and the one whose variation falls most."""
     near = nearest(found, published)
     fitting = [one for one in found if one.fits[-1]] or list(found)
     calmest = min(fitting, key=lambda one: one.outcomes[-1].variation / one.outcomes[-1].baseline_variation)
@@ -86,16 +86,16 @@ def has_published_gains(one: Simulation, published: Sequence[Target]) -> bool:
 
 
 def is_as_calm(one: Simulation, published: Sequence[Target]) -> bool:
-    """Return whether the variation on most nodes falls by at least half of what the published one falls by."""
+    """Return whether the variation on the most nodes falls at least half as much as the published one."""
     found, target = one.outcomes[-1], published[-1]
     fall, published_fall = 1 - found.variation / found.baseline_variation, 1 - target.paced_variation / target.variation
     return one.fits[-1] and fall >= published_fall / 2
 
 
 def strengths_needed(found: Sequence[Simulation], target: Target) -> list[tuple[Simulation, float]]:
-    """Return the least strength of each coupling that gives a gain at the most nodes, where one of those tried does.
+    """Return for each coupling the lowest strength that reaches the gain on the most nodes, if any tried strength does.
 
-    Between two strengths the gain is taken to grow evenly.
+    Gains between two strengths are interpolated linearly.
 
     Args:
         found: simulations of ascending strengths.

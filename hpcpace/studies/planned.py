@@ -1,4 +1,4 @@
-"""A set-up as a plan of hpcpace.train: its settings, and its model with widths scaled down where the study says so.
+"""A set-up as a plan of hpcpace.train: its settings, and its model with widths scaled down if the study says so.
 
 Scaled by s, a GPT-2 has 1/s of the width, the vocabulary and the context, and all of its layers. Then parameters of
 blocks and of the vocabulary, and activations of a step at the same batch in sequences, all go down by s^2 and keep
@@ -53,7 +53,7 @@ def planned(setup: Setup, base: TrainConfig | None = None) -> TrainPlan:
 
 
 def shrunk(shape: ModelShape, divisor: int) -> ModelShape:
-    """Return a model with all widths divided, and of GPT-2 vocabulary and context, too; layers and heads stay.
+    """Return a model with all widths divided, for GPT-2 also vocabulary and context; layers and heads stay.
 
     Raises:
         ConfigError: a width cannot be divided.

@@ -1,4 +1,4 @@
-"""The values of the published nano-cluster study (doi 10.1145/3769695.3771676), and what follows from them.
+"""The values of the published nano-cluster study (doi 10.1145/3769695.3771676) and what follows from them.
 
 GPT-2 small on two servers with two A40 GPUs each and 1 Gb/s between them; network throughput has both directions.
 """
@@ -22,14 +22,14 @@ gradients of 4 bytes a step and rank, and crosses the link with 30.3 kB a token 
 replica then has 16 sequences of 1,024 tokens."""
 GPT2_SMALL_LAYERS, GPT2_XL_LAYERS = 12, 48
 VOLUME_OF_LAYERS_GBYTE = {GPT2_SMALL_LAYERS: 174.0, GPT2_XL_LAYERS: 330.0}
-"""Of a pipeline over 2x2; between the two ends the study has a straight line."""
+"""Of a pipeline over 2x2; the study shows a straight line between the two ends."""
 PEAK_MEMORY_GBYTE: dict[str, float | None] = {"small": 13.68, "medium": 29.94, "large": 46.31, "xl": None}
-"""Of training on one GPU of 48 GB; None is out of memory."""
+"""Of training on one GPU with 48 GB; None means out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRow:
-    """A set-up of the published study; None where it has no value."""
+    """A set-up of the published study; None for values that were not published."""
 
     layout: Layout
     parallelism: str
@@ -40,7 +40,7 @@ class PublishedRow:
 
     @property
     def network_bytes_per_sample(self) -> float | None:
-        """Bytes a token that cross a server's link, both directions."""
+        """Bytes per token that cross a server's link, both directions."""
         return None if self.network_bps is None else bytes_per_sample(self.network_bps, self.tokens_per_s)
 
 
@@ -92,7 +92,9 @@ def published_balance(row: PublishedRow, tokens_per_s_of_one: float, *, link_bps
         DataError: the study has no traffic for it.
     """
     if row.network_bytes_per_sample is None:
-        raise DataError(f"the published study has no traffic for {row.layout} {row.parallelism}: take two servers")
+        raise DataError(
+            f"the published study has no network traffic for {row.layout} {row.parallelism}: take two servers"
+        )
     return Balance(
         link_bytes_per_sample=row.network_bytes_per_sample / 2,
         samples_per_s_of_one=tokens_per_s_of_one,
@@ -102,6 +104,6 @@ def published_balance(row: PublishedRow, tokens_per_s_of_one: float, *, link_bps
 
 
 def published_volume_gbyte(num_layers: int) -> float:
-    """Return the volume of the published line at a number of layers: through 174 GB at 12 and 330 GB at 48."""
+    """Return the volume on the published line, which passes through 174 GB at 12 layers and 330 GB at 48."""
     (first, low), (last, high) = VOLUME_OF_LAYERS_GBYTE.items()
     return low + (high - low) * (num_layers - first) / (last - first)

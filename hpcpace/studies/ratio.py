@@ -1,7 +1,7 @@
-"""How much a set-up communicates for what it computes, and the link rate that gives a lab the ratio of a published one.
+"""The ratio of communication to computation, and the link rate at which a lab has the ratio of a published set-up.
 
-Slow computation behind a fast link says nothing about a cluster of fast GPUs behind a slow one, unless the ratio of the
-two is the same. It follows from the published throughput of one GPU and the published traffic, before anything runs.
+Slow processors on a fast link represent a cluster of fast GPUs on a slow link only if this ratio is the same. The
+published throughput of one GPU and the published traffic determine it before anything runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BITS = 8
 
 
 def bytes_per_sample(network_bps: float, samples_per_s: float) -> float:
-    """Return what crosses a network a sample, from its mean throughput and that of the training: B / (8 R)."""
+    """Return the bytes per sample on a network, from its mean throughput and that of the training: B / (8 R)."""
     return network_bps / _BITS / samples_per_s
 
 
@@ -42,27 +42,27 @@ class Balance:
 
     @property
     def communication_s(self) -> float:
-        """Seconds a sample on the link, 8 v / L."""
+        """Seconds per sample on the link, 8 v / L."""
         return _BITS * self.link_bytes_per_sample / self.link_bps
 
     @property
     def computation_s(self) -> float:
-        """Seconds a sample on all ranks together, 1 / (n R1)."""
+        """Seconds per sample on all ranks together, 1 / (n R1)."""
         return 1 / (self.num_ranks * self.samples_per_s_of_one)
 
     @property
     def ratio(self) -> float:
-        """Communication over computation, 8 v n R1 / L; above 1 the link is what limits."""
+        """Communication over computation, 8 v n R1 / L; above 1 the link is the limit."""
         return self.communication_s / self.computation_s
 
     @property
     def samples_per_s_without_overlap(self) -> float:
-        """Throughput where nothing of the one is hidden behind the other: 1 / (computation + communication)."""
+        """Throughput without overlap: 1 / (computation + communication)."""
         return 1 / (self.computation_s + self.communication_s)
 
 
 def link_rate_bps(ratio: float, *, link_bytes_per_sample: float, samples_per_s_of_one: float, num_ranks: int) -> float:
-    """Return the rate of a link at which a set-up has a given ratio: L = 8 v n R1 / ratio.
+    """Return the link rate at which a set-up has a given ratio: L = 8 v n R1 / ratio.
 
     Args:
         ratio: of communication to computation, as of `Balance`.
@@ -72,7 +72,7 @@ def link_rate_bps(ratio: float, *, link_bytes_per_sample: float, samples_per_s_o
 
 
 def link_bytes_per_step(setup: Setup, plan: TrainPlan) -> float:
-    """Return the bytes of frames a step in the busier direction of the busiest server's link, over gloo.
+    """Return the bytes of frames per step in the busier direction of the busiest server's link, over gloo.
 
     docs/network-volume.md has the formula. 0 on one server.
 
@@ -97,6 +97,6 @@ def _operations(plan: TrainPlan) -> list[Operation]:
 
 
 def predicted_step_s(setup: Setup, plan: TrainPlan, *, samples_per_s_of_one: float, link_bps: float) -> float:
-    """Return what a step would take if nothing of computation and communication overlapped, and all ranks were busy."""
+    """Return the step time without overlap of computation and communication, with all ranks busy."""
     computation_s = plan.samples_per_step / (setup.layout.num_ranks * samples_per_s_of_one)
     return computation_s + _BITS * link_bytes_per_step(setup, plan) / link_bps

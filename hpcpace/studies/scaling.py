@@ -1,7 +1,7 @@
-"""The scaling study: one workload over nodes, oversubscription and placement, and once with each failure mode.
+"""The scaling study: one workload over nodes, oversubscription and placement, plus one run for each failure mode.
 
-Every run is a job of its own, traced and reported. A failure mode is injected into the training, or by the lab into
-its network; which one the report is expected to find is part of the plan.
+Every run is a separate job, traced and reported. A failure mode is injected into the training, or by the lab into its
+network. The plan includes the mode that the report should find.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAULTS: Mapping[str, tuple[Mode, ...]] = {
     "slow-link": (Mode.CONTENTION, Mode.COMMUNICATION),
     "traffic": (Mode.CONTENTION, Mode.COMMUNICATION),
 }
-"""Each fault with the modes that are right to find."""
+"""Each fault with the modes that are correct findings."""
 OF_LAB = ("slow-link", "traffic")
 """Faults of the network, which only a lab can inject."""
 _LINK_SHARE = 0.1
@@ -82,7 +82,7 @@ class ScalingRun:
 
     @property
     def needs_two_stages(self) -> bool:
-        """Whether its fault shows in a pipeline only, or only beside groups that it does not concern."""
+        """Whether its fault shows only in a pipeline, or only by comparison with groups that it does not affect."""
         return self.fault in ("slow-stage", "slow-link") and self.num_ranks % 2 == 0 and self.num_ranks > 2
 
     def training(self) -> list[str]:
@@ -108,13 +108,13 @@ class ScalingRun:
         return ["--mesh", mesh, "--steps", str(self.steps), *injected]
 
     def lab_faults(self, status: Mapping[str, Any]) -> list[list[str]]:
-        """Return the words of `hpcpace lab fault` that make the network of a lab this run's.
+        """Return the words of `hpcpace lab fault` that give a lab the network of this run.
 
         Args:
             status: of the lab, as `hpcpace lab status --json` prints it.
 
         Raises:
-            UsageError: the lab has uplinks that are oversubscribed more than that already, or too few hosts.
+            UsageError: the lab's uplinks are already more oversubscribed than that, or it has too few hosts.
         """
         hosts = [host["name"] for host in status["hosts"]]
         if len(hosts) < self.nodes:
@@ -126,8 +126,8 @@ class ScalingRun:
             wanted = round(capacity / self.oversubscription)
             if wanted > rates[leaf]:
                 raise UsageError(
-                    f"{self.name}: the uplink of {leaf} has {rates[leaf] / 1e6:g} Mb/s, and {wanted / 1e6:g} are "
-                    "wanted: boot the lab with a higher --uplink"
+                    f"{self.name}: the uplink of {leaf} has {rates[leaf] / 1e6:g} Mb/s, but the run needs "
+                    f"{wanted / 1e6:g}: boot the lab with a higher --uplink"
                 )
             if wanted < rates[leaf]:
                 words.append(["slow-link", leaf, "--rate", f"{wanted}bit"])
@@ -152,7 +152,7 @@ def scaling_runs(
 ) -> list[ScalingRun]:
     """Return the runs of a study: the sweep, then each fault on the most nodes.
 
-    On one node, and with one rank on each, there is nothing to place: these are run once, as block.
+    With one node, or one rank per node, there is nothing to place: these run once, as block.
     """
     shared: dict[str, Any] = {"ranks_per_node": ranks_per_node, "step_ms": step_ms, "steps": steps}
     sweep = [
@@ -182,7 +182,7 @@ class ScalingFolder:
 
     @property
     def plan_json(self) -> Path:
-        """Which run is which."""
+        """The file that lists the runs."""
         return self.path / "plan.json"
 
     def run_dir(self, run: ScalingRun) -> RunDirectory:
@@ -190,7 +190,7 @@ class ScalingFolder:
         return RunDirectory(self.path / "runs" / run.name)
 
     def write_plan(self, runs: Sequence[ScalingRun]) -> bool:
-        """Write the plan; runs of an earlier one stay in it. Return whether it has changed.
+        """Write the plan and keep the runs of an earlier one; return whether it has changed.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -217,10 +217,10 @@ class ScalingFolder:
         try:
             content = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
             if content["schema"] != SCHEMA:
-                raise UsageError(f"{self.plan_json} is no plan of {SCHEMA}: name the folder of a scaling study")
+                raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA}: name the folder of a scaling study")
             return [ScalingRun(**{k: v for k, v in row.items() if k != "name"}) for row in content["runs"]]
         except FileNotFoundError:
-            raise UsageError(f"no study at {self.path}: sbatch/scaling_study.sh makes one") from None
+            raise UsageError(f"no study at {self.path}: plan one with sbatch/scaling_study.sh") from None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"cannot read {self.plan_json}: {error}") from error
 
@@ -232,11 +232,11 @@ class ScalingFolder:
         """
         found = [run for run in self.runs() if run.name == name]
         if not found:
-            raise UsageError(f"no run {name!r} in {self.plan_json}")
+            raise UsageError(f"{self.plan_json} has no run {name!r}: name one of its runs")
         return found[0]
 
     def summary(self, run: ScalingRun) -> dict[str, Any] | None:
-        """Return what the report of a run says, None where the run is not done."""
+        """Return the summary of a run's report, None if the run is not done."""
         try:
             content = read_file(self.run_dir(run).summary_json, most_bytes=_MOST_SUMMARY_BYTES)
             summary: dict[str, Any] = json.loads(content)
@@ -250,15 +250,15 @@ class ScalingFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What the report of a run says, beside what was injected.
+class ScalingResult:
+    """What the report of a run says, compared with what was injected.
 
     Attributes:
         run: the job.
-        samples_per_s, step_ms, cv: of its steps; None where the report has none.
-        efficiency: throughput a node over that of the same network's smallest healthy run.
+        samples_per_s, step_ms, cv: of its steps; None if the report does not have them.
+        efficiency: throughput per node relative to the smallest healthy run.
         mode, headline: of the report.
-        is_found: whether a right mode is among its findings; None for runs without a fault.
+        is_found: whether a correct mode is among its findings; None for runs without a fault.
     """
 
     run: ScalingRun
@@ -271,18 +271,18 @@ class Verdict:
     is_found: bool | None
 
 
-def verdicts(study: ScalingFolder) -> list[Verdict]:
-    """Return the verdicts of all runs that are done, in the order of the plan."""
+def results(study: ScalingFolder) -> list[ScalingResult]:
+    """Return the results of all runs that are done, in the order of the plan."""
     done = [(run, summary) for run in study.runs() if (summary := study.summary(run)) is not None]
     healthy = sorted((run.nodes, _rate(summary) or 0.0) for run, summary in done if run.fault == HEALTHY)
     base = healthy[0][1] / healthy[0][0] if healthy else 0.0
-    return [_verdict(run, summary, base) for run, summary in done]
+    return [_result(run, summary, base) for run, summary in done]
 
 
-def _verdict(run: ScalingRun, summary: Mapping[str, Any], base: float) -> Verdict:
+def _result(run: ScalingRun, summary: Mapping[str, Any], base: float) -> ScalingResult:
     throughput, verdict, rate = summary["throughput"], summary["verdict"], _rate(summary)
     modes = {verdict["mode"], *(finding["mode"] for finding in verdict["findings"])}
-    return Verdict(
+    return ScalingResult(
         run=run,
         samples_per_s=rate,
         step_ms=throughput["p50_ns"] / 1e6,

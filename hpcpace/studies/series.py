@@ -1,4 +1,4 @@
-"""All open runs of one layout, one after the other, in the ranks of one job.
+"""Runs all open runs of one layout, one after the other, in the ranks of one job.
 
 Loading Python and torch takes longer than a short run, so they are loaded once. Each run is what `hpcpace train` would
 have left: its own process group, traces, result and peak memory.
@@ -27,11 +27,11 @@ from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
-"""Linux, Documentation/filesystems/proc.rst: sets VmHWM of the process to what it has now."""
+"""Linux, Documentation/filesystems/proc.rst: resets VmHWM of the process to its present size."""
 
 
 def run_series(study: StudyFolder, layout: Layout) -> int:
-    """Do all open runs of a layout, and return 0, or 1 where a signal ended it ahead of time.
+    """Run all open runs of a layout and return 0, or 1 if a signal ended it early.
 
     Collective: every rank of the job calls this, in its main thread, before torch is loaded.
 
@@ -56,7 +56,7 @@ def run_series(study: StudyFolder, layout: Layout) -> int:
 
 
 def _check_layout(info: RankInfo, layout: Layout) -> None:
-    """Refuse a job that has other servers or ranks than the layout."""
+    """Refuse a job whose servers or ranks differ from the layout."""
     if info.world_size == 1 and layout.num_ranks == 1:
         return
     found = Layout(servers=info.num_nodes, ranks_per_server=info.local_size)
@@ -68,7 +68,7 @@ def _check_layout(info: RankInfo, layout: Layout) -> None:
 
 
 class _Series:
-    """The runs of one job, and how far they are."""
+    """The runs of one job and their progress."""
 
     def __init__(self, study: StudyFolder, config: Config, info: RankInfo, comm: Any) -> None:
         self._study, self._config, self._info, self._comm = study, config, info, comm
@@ -77,7 +77,7 @@ class _Series:
         self._can_reset = True
 
     def run(self, layout: Layout) -> int:
-        """Do the runs that are open when this begins; rank 0 says which."""
+        """Run what is open when this begins; rank 0 decides which runs."""
         from hpcpace.train.loop import train
 
         todo = self._study.open_runs(layout) if self._info.rank == 0 else None
@@ -110,14 +110,14 @@ class _Series:
         )
 
     def _data_of(self, plan: TrainPlan) -> TrainingData:
-        """Return the data of a plan, opened once for all runs that read them alike."""
+        """Return the data of a plan, opened once for all runs that read the same."""
         key = (plan.settings.model, plan.seq_len, plan.settings.eval_every and plan.settings.batch_size)
         if key not in self._data:
             self._data[key] = open_data(plan)
         return self._data[key]
 
     def _reset_peak_memory(self) -> None:
-        """Let the next run's peak memory be its own."""
+        """Reset peak memory, so that the next run measures only its own."""
         import torch
 
         gc.collect()

@@ -1,4 +1,4 @@
-"""The set-ups of the studies: a model on servers, ranks and a parallelism, with a batch; and the runs that repeat them.
+"""The set-ups of the studies: model, servers, ranks, parallelism and batch; and the runs that repeat them.
 
 A set-up has all that a training needs but the data and the type of numbers, which come from the environment.
 """
@@ -16,7 +16,7 @@ _MOST_MICROBATCHES = 4
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Layout:
-    """How many servers, and ranks on each; `2x1` is two servers with one rank each."""
+    """Number of servers, and ranks on each; `2x1` is two servers with one rank each."""
 
     servers: int
     ranks_per_server: int
@@ -31,7 +31,7 @@ class Layout:
 
 
 def parse_layout(text: str) -> Layout:
-    """Return the layout that a text like `2x1` names.
+    """Return the layout for a text like `2x1`.
 
     Raises:
         UsageError: it names none.
@@ -74,11 +74,13 @@ class Setup:
         if self.parallelism not in PARALLELISMS:
             raise UsageError(f"parallelism {self.parallelism!r}: choose one of {', '.join(PARALLELISMS)}")
         if (self.parallelism == "none") != (self.layout.num_ranks == 1):
-            raise UsageError(f"parallelism {self.parallelism} over layout {self.layout}: none is for 1x1 and only it")
+            raise UsageError(
+                f"parallelism {self.parallelism} over layout {self.layout}: use none for 1x1, and only there"
+            )
 
     @property
     def name(self) -> str:
-        """What tells it from other set-ups of its study, like `gpt2-small-2x1-data-b16`."""
+        """Its name within its study, like `gpt2-small-2x1-data-b16`."""
         model = f"{self.model}-{self.preset}" if self.preset else self.model
         return f"{model}-{self.layout}-{self.parallelism}-b{self.batch}"
 
@@ -95,7 +97,7 @@ class Setup:
 
     @property
     def global_batch(self) -> int:
-        """Sequences or images of a step over all ranks."""
+        """Sequences or images per step over all ranks."""
         return self.batch * self.num_replicas
 
     @property
@@ -121,7 +123,7 @@ class StudyRun:
 
 @dataclass(frozen=True, kw_only=True)
 class NanoCluster:
-    """What the nano-cluster study sweeps; the defaults are those of the published one.
+    """The sweep of the nano-cluster study; the defaults are those of the published study.
 
     Attributes:
         preset: of gpt2.
@@ -211,7 +213,7 @@ def model_size_setups(*, batch: int, shrink: int = 1, steps: int = 50, warmup_st
 def repeated(
     setups: Sequence[Setup], repetitions: int, *, steps_of: Callable[[Setup], int] | None = None
 ) -> list[StudyRun]:
-    """Return the runs of a study: all set-ups once, then all of them again, so that drift meets each of them alike.
+    """Return the runs of a study: all set-ups once, then all again, so that drift affects each of them alike.
 
     Args:
         setups: of the study.

@@ -1,4 +1,4 @@
-"""What a study says of its runs: scaling, traffic over a time, growth with size, and how far repetitions spread."""
+"""Statistics over the runs of a study: scaling, traffic over time, growth with size, and spread over repetitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Spread:
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Return median, least and most of some repetitions, those without a value left out; None where none has one."""
+    """Return median, minimum and maximum of the repetitions that have a value; None if none has one."""
     known = np.array([value for value in values if value is not None and np.isfinite(value)])
     if not len(known):
         return None
@@ -28,14 +28,14 @@ def spread(values: Sequence[float | None]) -> Spread | None:
 
 
 def scaling_factor(samples_per_s: float, num_ranks: int, samples_per_s_of_one: float) -> float:
-    """Return the throughput over that of as many single ranks that need not communicate, R_n / (n R_1); 1 is ideal."""
+    """Return throughput relative to as many single ranks without communication, R_n / (n R_1); 1 is ideal."""
     return samples_per_s / (num_ranks * samples_per_s_of_one)
 
 
 def counted_between(
     time_ns: NDArray[np.int64], count: NDArray[np.int64], begin_ns: int, end_ns: int
 ) -> tuple[float, float] | None:
-    """Return by how much a counter grew within a time, and in how many seconds, or None.
+    """Return how much a counter grew within a period and in how many seconds, or None.
 
     Between two readings the counter is taken to grow evenly. Where the readings cover less than the time, the part
     that they cover counts, and its length is returned; where they cover less than half of it there is no answer.
@@ -51,14 +51,14 @@ def counted_between(
     first, last = max(begin_ns, int(time_ns[0])), min(end_ns, int(time_ns[-1]))
     if 2 * (last - first) < end_ns - begin_ns:
         return None
-    # Relative to the first reading: differences of counters are small beside what float64 holds exactly.
+    # Relative to the first reading: differences of counters are small compared with what float64 holds exactly.
     grown = np.interp([first - time_ns[0], last - time_ns[0]], time_ns - time_ns[0], count - count[0])
     return float(grown[1] - grown[0]), (last - first) / 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A straight line through points, by least squares: `slope` a unit of x, `r_squared` of 1 where all lie on it."""
+    """A straight line by least squares: `slope` per unit of x, `r_squared` 1 if all points are on it."""
 
     slope: float
     intercept: float
@@ -66,7 +66,7 @@ class Line:
 
 
 def straight_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
-    """Return the line through points, with its coefficient of determination; None for fewer than three points."""
+    """Return the line through points with its coefficient of determination; None for fewer than three points."""
     if len(x) < 3 or len(set(x)) < 2:
         return None
     across, up = np.asarray(x, np.float64), np.asarray(y, np.float64)

@@ -80,4 +80,4 @@ def test_a_study_without_pipelines_has_no_model_sizes(script, study, tmp_path):
 def test_a_folder_that_is_no_study_is_one_line_and_exit_code_2(script, tmp_path, name):
     code, _, err = script(name, tmp_path, "--out", tmp_path / "out")
     assert code == 2
-    assert err == f"hpcpace: no study at {tmp_path}: it has no plan.json; sbatch/nano_cluster.sh makes one\n"
+    assert err == f"hpcpace: no study at {tmp_path}, which has no plan.json: plan one with sbatch/nano_cluster.sh\n"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from experiments.structure import Module, package_cycles, percentile, read_modules, used_once
 
-MODULES = read_modules(Path(__file__).parents[2])
+ROOT = Path(__file__).parents[2]
+MODULES = read_modules(ROOT)
 FUNCTIONS = [function for module in MODULES for function in module.functions]
 P95_LINES, MOST_LINES, MOST_ARGUMENTS = 32, 70, 10
 TOO_LONG = {"analyze", "_nodes", "critical_path", "_figures"}
@@ -59,3 +65,24 @@ def test_reads_functions_arguments_and_imports(tmp_path: Path) -> None:
     assert one.imports == {"hpcpace.a.other"}
     found = {f.name: (f.num_lines, f.num_arguments, f.is_command) for f in one.functions}
     assert found == {"f": (3, 4, False), "g": (2, 1, True)}
+
+
+@pytest.mark.parametrize(("folder", "forbidden"), [("hpcpace", ("experiments", "tests")), ("experiments", ("tests",))])
+def test_programs_do_not_import_experiments_and_experiments_do_not_import_tests(
+    folder: str, forbidden: tuple[str, ...]
+) -> None:
+    wrong = [
+        f"{path}:{node.lineno}"
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        if name.split(".")[0] in forbidden
+    ]
+    assert wrong == []
+
+
+def test_the_study_command_loads_neither_torch_nor_mpi() -> None:
+    code = "import sys, hpcpace.cli.study; print(*{'torch', 'mpi4py', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

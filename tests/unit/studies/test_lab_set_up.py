@@ -46,7 +46,7 @@ def test_the_formula_is_told_with_its_numbers(found: SetUp) -> None:
     text = "\n".join(found.lines())
     assert "8 v n R1 / L" in text
     assert f"{found.lab.link_bps / 1e6:.2f} Mb/s" in text
-    assert "0.4 cores a rank" in text
+    assert "0.4 cores per rank" in text
 
 
 def test_steps_are_as_many_as_take_the_time(found: SetUp) -> None:

@@ -79,7 +79,7 @@ def test_the_published_ratios_explain_the_published_throughputs(rows) -> None:
 
 
 def test_there_is_no_published_ratio_within_one_server(rows) -> None:
-    with pytest.raises(DataError, match="no traffic for 1x2 data"):
+    with pytest.raises(DataError, match="no network traffic for 1x2 data"):
         published_balance(rows["1x2", "data"], 29_500)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpcpace.config import TrainConfig
 from hpcpace.errors import UsageError
-from hpcpace.studies.scaling import FAULTS, ScalingFolder, ScalingRun, scaling_runs, verdicts
+from hpcpace.studies.scaling import FAULTS, ScalingFolder, ScalingRun, results, scaling_runs
 from hpcpace.train.plan import plan_training
 
 STATUS = {
@@ -134,7 +134,7 @@ def test_the_table_says_which_faults_were_found(tmp_path: Path) -> None:
     ):
         study.run_dir(run).path.mkdir(parents=True)
         study.run_dir(run).summary_json.write_text(text)
-    found = verdicts(study)
+    found = results(study)
     assert [verdict.is_found for verdict in found] == [None, None, True, False]
     assert [verdict.efficiency for verdict in found] == [1, 0.75, 0.5, 0.75]
     assert study.open_runs() == [undone]

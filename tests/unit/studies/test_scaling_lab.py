@@ -9,7 +9,7 @@ import pytest
 
 from experiments.studies.document import write_scaling
 from experiments.studies.scaling_lab import section
-from hpcpace.studies.scaling import ScalingFolder, ScalingRun, verdicts
+from hpcpace.studies.scaling import ScalingFolder, ScalingRun, results
 
 
 def a_study(path: Path) -> ScalingFolder:
@@ -34,8 +34,8 @@ def a_study(path: Path) -> ScalingFolder:
 @pytest.mark.tool
 def test_the_section_says_what_was_injected_and_whether_it_was_found(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    text = section(study.path, verdicts(study))
-    assert "Of 2 injected failure modes the reports have 1 among their findings, 1 of them as one that" in text
+    text = section(study.path, results(study))
+    assert "The reports have 1 of 2 injected failure modes among their findings. In 1 of them, the same run" in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| n4")]
     assert [(row[1], row[-1].strip("| ")) for row in rows] == [
         ("", "so / it is"),

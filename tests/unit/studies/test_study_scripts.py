@@ -101,7 +101,7 @@ def test_a_job_that_gets_nowhere_ends(run: Run) -> None:
     done, calls = run(NANO, "study", FAKE_OUTCOMES="nothing " * 9, **JOB)
     assert done.returncode == 2
     assert len(calls) == 3
-    assert "layout 2x2: 3 runs are left, and no start gets on (status 9)" in done.stderr
+    assert "layout 2x2: 3 runs are left, but new starts make no progress (status 9)" in done.stderr
 
 
 def test_a_wrong_option_is_refused_before_any_job(run: Run) -> None:
