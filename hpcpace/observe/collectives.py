@@ -28,8 +28,8 @@ import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.operators import Operator, operators
+from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.passages import Ticket
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
@@ -57,8 +57,21 @@ class _Open:
     """One operation that was entered and is not recorded yet."""
 
     __slots__ = (
-        "address", "blocked_ns", "enter_ns", "exit_ns", "group", "key", "kind", "op", "peer", "seq", "size_bytes",
-        "step", "ticket", "waiting", "work",
+        "address",
+        "arrival",
+        "blocked_ns",
+        "enter_ns",
+        "exit_ns",
+        "group",
+        "key",
+        "kind",
+        "op",
+        "peer",
+        "seq",
+        "size_bytes",
+        "step",
+        "waiting",
+        "work",
     )  # fmt: skip
 
     def __init__(self, op: Op, group: _Group, peer: int, size_bytes: int, step: int, enter_ns: int) -> None:
@@ -79,7 +92,7 @@ class _Open:
         self.work: Any = None
         self.key = 0
         self.address = 0
-        self.ticket: Ticket | None = None
+        self.arrival: Arrival | None = None
 
     def row(self) -> tuple[int, ...]:
         return (
@@ -186,13 +199,13 @@ class CollectiveObserver:
         def observed(keyset: Any, *args: Any) -> Any:
             if self.paused:
                 return redispatch(keyset.remove(_KEY), *args)
-            ticket = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
+            arrival = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
             begin = device_times.mark() if device_times is not None and keyset.has(_CUDA) else None
             enter_ns = clock()
             result = redispatch(keyset.remove(_KEY), *args)
             try:
                 opened = self._new(operator, args, enter_ns)
-                opened.ticket = ticket
+                opened.arrival = arrival
                 opened.blocked_ns = clock() - enter_ns  # gloo may do part of the work before it returns
                 if not operator.has_work:
                     opened.kind = ExitKind.WAIT
@@ -207,7 +220,7 @@ class CollectiveObserver:
 
         return observed
 
-    def _arrive(self, pacer: Pacer, operator: Operator, keyset: Any, args: tuple[Any, ...]) -> Ticket | None:
+    def _arrive(self, pacer: Pacer, operator: Operator, keyset: Any, args: tuple[Any, ...]) -> Arrival | None:
         """Let the pacer hold back a caller that blocks at once; one that blocks later arrives at its wait."""
         if operator.op in _MESSAGES or not operator.has_work or not operator.is_blocking(args):
             return None
@@ -286,8 +299,8 @@ class CollectiveObserver:
         """Call `wait` and credit its time to the operation; one that raises or runs into a timeout stays open."""
         opened.waiting = True
         pacer = self.pacer
-        if pacer is not None and opened.ticket is None and opened.op not in _MESSAGES:
-            opened.ticket = pacer.arrive(f"wait for {opened.op.name.lower()}")
+        if pacer is not None and opened.arrival is None and opened.op not in _MESSAGES:
+            opened.arrival = pacer.arrive(f"wait for {opened.op.name.lower()}")
         begin_ns = time.monotonic_ns()
         try:
             result = wait(*args, **kwargs)
@@ -295,8 +308,8 @@ class CollectiveObserver:
             opened.waiting = False
             raise
         end_ns = time.monotonic_ns()
-        if pacer is not None and opened.ticket is not None:
-            pacer.leave(opened.ticket, self._members(opened), opened.size_bytes)
+        if pacer is not None and opened.arrival is not None:
+            pacer.leave(opened.arrival, self._members(opened), opened.size_bytes)
         opened.blocked_ns += end_ns - begin_ns
         self._close_completed()
         if not opened.exit_ns:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcpace.errors import WorldError
-from hpcpace.pace.pacer import Gathering
+from hpcpace.pace.exchange import Exchange
 from hpcpace.world.gloo import gloo_group
 
 _POLL_INTERVAL_S = 0.0001
@@ -115,7 +115,7 @@ class MpiExchange:
             time.sleep(_POLL_INTERVAL_S)
 
 
-def open_exchange(comm: Any, num_ranks: int, timeout_s: float) -> Gathering | None:
+def open_exchange(comm: Any, num_ranks: int, timeout_s: float) -> Exchange | None:
     """Return the way of pacing's messages, None in a world of one. Collective: every rank of the job calls this.
 
     Args:

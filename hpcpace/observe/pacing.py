@@ -8,9 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 from hpcpace.observe.recording import Recording
-from hpcpace.pace.mechanisms import RankFacts, core_names
-from hpcpace.pace.pacer import Gathering, Pacer
-from hpcpace.pace.passages import Ticket
+from hpcpace.pace.arrivals import Arrival
+from hpcpace.pace.exchange import Exchange
+from hpcpace.pace.mechanisms import RankProfile, core_names
+from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.rundir import Attempt
 from hpcpace.world.environment import RankInfo
@@ -21,10 +22,9 @@ def open_pacer(
     *,
     world: RankInfo,
     host_key: str,
-    exchange: Gathering | None,
+    exchange: Exchange | None,
     recording: Recording,
     first_step: int,
-    num_warmup: int,
     warn: Callable[[str], None],
 ) -> Pacer:
     """Return the pacer of this rank, which the recording tells where the rank is blocked.
@@ -35,19 +35,16 @@ def open_pacer(
         host_key: equal on ranks of one host.
         exchange: as `open_exchange` returns it.
         recording: not started yet.
-        first_step: number of the first step.
-        num_warmup: steps from there that do not count.
+        first_step: the first step after the warm-up.
         warn: takes a warning.
     """
     pacer = Pacer(
         settings,
         rank=world.rank,
         exchange=exchange,
-        facts=RankFacts(host_key=host_key, cores=core_names(sorted(os.sched_getaffinity(0)))),
+        profile=RankProfile(host_key=host_key, cores=core_names(sorted(os.sched_getaffinity(0)))),
         first_step=first_step,
-        num_warmup=num_warmup,
-        add_row=recording.recorder.add_pacing,
-        add_phase=recording.add_pace,
+        trace=recording,
         warn=warn,
     )
     recording.pace_by(pacer)
@@ -80,15 +77,15 @@ class PacedBlock:
         self._pacer = pacer
         self._name = name
         self._num_ranks = num_ranks
-        self._ticket: Ticket | None = None
+        self._arrival: Arrival | None = None
 
     def __enter__(self) -> None:
         if self._pacer is not None:
-            self._ticket = self._pacer.arrive(self._name)
+            self._arrival = self._pacer.arrive(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ticket, self._ticket = self._ticket, None
+        arrival, self._arrival = self._arrival, None
         if self._pacer is not None and kind is None:
-            self._pacer.leave(ticket, tuple(range(self._num_ranks)))
+            self._pacer.leave(arrival, tuple(range(self._num_ranks)))

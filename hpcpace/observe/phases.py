@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.passages import Ticket
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import Phase
 
@@ -119,17 +119,17 @@ class PhaseObserver:
     def _timed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def timed(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             local_end_ns: list[int] = []
-            tickets: list[Ticket | None] = []
+            arrivals: list[Arrival | None] = []
             if self.pacer is not None:
                 self._take_last_ranks()
-            handle = self._at_local_end(tensors, local_end_ns, tickets)
+            handle = self._at_local_end(tensors, local_end_ns, arrivals)
             begin_ns = time.monotonic_ns()
             try:
                 return backward(tensors, *args, **kwargs)
             finally:
                 end_ns = time.monotonic_ns()
-                if tickets and self.pacer is not None:
-                    self.pacer.leave(tickets[0], self._take_last_ranks())
+                if arrivals and self.pacer is not None:
+                    self.pacer.leave(arrivals[0], self._take_last_ranks())
                 self._add(Phase.BACKWARD, begin_ns, end_ns)
                 if local_end_ns:
                     self._add(Phase.GRAD_SYNC, local_end_ns[0], end_ns)
@@ -138,7 +138,7 @@ class PhaseObserver:
 
         return timed
 
-    def _at_local_end(self, tensors: Any, local_end_ns: list[int], tickets: list[Ticket | None]) -> Any:
+    def _at_local_end(self, tensors: Any, local_end_ns: list[int], arrivals: list[Arrival | None]) -> Any:
         """Note when this rank's own part of backward is over, if gradients are still on their way then.
 
         The autograd engine calls its final callbacks in the order in which they were queued. DDP queues the wait for
@@ -154,7 +154,7 @@ class PhaseObserver:
                 local_end_ns.append(time.monotonic_ns())
             # Also where all gradients have come already: the rank that need not wait is the critical one.
             if self.pacer is not None:
-                tickets.append(self.pacer.arrive("backward"))
+                arrivals.append(self.pacer.arrive("backward"))
 
         def starts(_: torch.Tensor) -> None:
             torch.autograd.Variable._execution_engine.queue_callback(local_end)

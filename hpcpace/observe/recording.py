@@ -105,8 +105,12 @@ class Recording:
         """Let the pacer know where this rank is blocked, before `start`."""
         self._collectives.pacer = self.phases.pacer = pacer
 
-    def add_pace(self, begin_ns: int, end_ns: int) -> None:
-        """Record a delay of the current step."""
+    def add_pacing(self, *row: int) -> None:
+        """Record a row of the `pacing` table."""
+        self.recorder.add_pacing(*row)
+
+    def add_delay(self, begin_ns: int, end_ns: int) -> None:
+        """Record a delay in the current step."""
         self.recorder.add_phase(self.recorder.step, Phase.PACE, begin_ns, end_ns, -1)
 
     def end_step(self, step: int, begin_ns: int, end_ns: int, samples: int, flags: int) -> None:

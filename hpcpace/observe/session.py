@@ -245,8 +245,7 @@ class Session:
                 host_key=identity.host_key,
                 exchange=exchange,
                 recording=recording,
-                first_step=self._first_step,
-                num_warmup=self._warmup_steps,
+                first_step=self._first_step + max(self._warmup_steps, 1),
                 warn=self._warn,
             )
         recording.start(self._first_step)

@@ -62,36 +62,36 @@ class _Past:
 
 
 @dataclass(frozen=True)
-class Habit:
-    """How the slack of a rank depends on its work, from its last steps.
+class UsualPattern:
+    """The usual work of a rank, and how its slack depends on its work, from its last steps.
 
     Attributes:
-        usual_ns: median of its work; NaN while it is not known, inf where being late does not matter.
-        own_share: how much slack it loses for each nanosecond that it is late, from 0 where all ranks are late together
-            to 1 where it is late by itself. Least squares.
-        rooms_ns: slacks that it would have had in the last steps if its work had been as usual.
+        work_ns: median of its work; NaN while unknown, inf where being late does not matter.
+        own_share: slack lost for each nanosecond that the rank is late, from 0 where all ranks are late together to 1
+            where it is late by itself. Least squares.
+        slacks_ns: the slacks that it would have had in the last steps if its work had been as usual.
     """
 
-    usual_ns: float = math.nan
+    work_ns: float = math.nan
     own_share: float = 1.0
-    rooms_ns: tuple[float, ...] = ()
+    slacks_ns: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, past: _Past) -> Habit:
-        """Return the habit in these steps."""
+    def of(cls, past: _Past) -> UsualPattern:
+        """Return the pattern of these steps."""
         works_ns, slacks_ns = np.array(past.works_ns), np.array(past.slacks_ns)
         known = ~np.isnan(works_ns)
         if known.sum() < _LEAST_STEPS:
-            return cls(rooms_ns=tuple(slacks_ns[-_NUM_SLACKS:]))
+            return cls(slacks_ns=tuple(slacks_ns[-_NUM_SLACKS:]))
         usual_ns = float(np.median(works_ns[known]))
         (variance, covariance), _ = np.cov(works_ns[known], slacks_ns[known])
         own_share = float(np.clip(-covariance / variance, 0.0, 1.0)) if variance > 0 else 1.0
-        rooms_ns = slacks_ns + np.where(known, own_share * (works_ns - usual_ns), 0.0)
-        return cls(usual_ns=usual_ns, own_share=own_share, rooms_ns=tuple(rooms_ns[-_NUM_SLACKS:]))
+        usual_slacks_ns = slacks_ns + np.where(known, own_share * (works_ns - usual_ns), 0.0)
+        return cls(work_ns=usual_ns, own_share=own_share, slacks_ns=tuple(usual_slacks_ns[-_NUM_SLACKS:]))
 
     def delay_ns(self, base_ns: float, work_ns: float) -> float:
-        """Return what is left of a delay after this work; 0 where it is not known whether the rank is late."""
-        late_ns = work_ns - self.usual_ns
+        """Return the part of a delay that remains after this work; 0 where nobody knows whether the rank is late."""
+        late_ns = work_ns - self.work_ns
         return 0.0 if math.isnan(late_ns) else max(base_ns - self.own_share * max(late_ns, 0.0), 0.0)
 
 
@@ -118,7 +118,7 @@ class Controller:
 
     Attributes:
         delay_ns: the base, what `update` returned last.
-        habit: how the slack depends on the work.
+        usual: how the slack depends on the work.
         harm_ns: mean of the critical rank's exit - ready while paced, less its median while not: what pacing costs
             each step; 0 while it is not known.
         is_harmful: whether the last update found harm above its noise.
@@ -140,7 +140,7 @@ class Controller:
         self._steps_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
         self._overshoots_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
         self._off, self._on = _Past(_NUM_OFF_STEPS), _Past(_NUM_ON_STEPS)
-        self.habit = Habit()
+        self.usual = UsualPattern()
         self._num_steps_above = 0
         self._is_engaged = False
         self._num_paused = self._num_rested = 0
@@ -173,7 +173,7 @@ class Controller:
             unix_ns: the time of day, which does not matter here.
             work_ns: from its release in the step before until now; NaN where that is not known.
         """
-        return round(self.habit.delay_ns(self.delay_ns, work_ns))
+        return round(self.usual.delay_ns(self.delay_ns, work_ns))
 
     @property
     def bound_ns(self) -> float:
@@ -237,16 +237,16 @@ class Controller:
 
     def _decide(self, num_steps: int) -> int:
         settings, median_ns = self._settings, self._median_step_ns()
-        self.habit = Habit.of(self._on if len(self._on.slacks_ns) >= _NUM_SLACKS else self._off)
-        rooms_ns = self.habit.rooms_ns
-        if self._num_paused or len(rooms_ns) < _NUM_SLACKS or not median_ns:
+        self.usual = UsualPattern.of(self._on if len(self._on.slacks_ns) >= _NUM_SLACKS else self._off)
+        slacks_ns = self.usual.slacks_ns
+        if self._num_paused or len(slacks_ns) < _NUM_SLACKS or not median_ns:
             self._is_engaged, self._num_steps_above = False, 0
             return 0
         guard_ns = settings.guard_ns
         if self._overshoots_ns:
             guard_ns += settings.guard_overshoots * float(np.quantile(self._overshoots_ns, 0.99))
         quantile = _QUANTILE_OF_GAIN if self._is_step_shorter(_GAIN_STANDARD_ERRORS) else _QUANTILE
-        wanted_ns = self._share * float(np.quantile(rooms_ns, quantile)) - guard_ns
+        wanted_ns = self._share * float(np.quantile(slacks_ns, quantile)) - guard_ns
         threshold_ns = settings.engage_share * median_ns
         self._num_steps_above = self._num_steps_above + num_steps if wanted_ns >= threshold_ns else 0
         if self._is_engaged:

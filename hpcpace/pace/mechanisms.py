@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcpace.pace.points import Point
+from hpcpace.pace.pacing_points import PacingPoint
 
 POLLING = "polling on shared cores"
 # Share of a wait that the waiting thread spends on a core, were it alone there: polling is 1, sleeping nearly 0.
@@ -24,8 +24,8 @@ _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankFacts:
-    """What a rank has seen of itself in the first steps.
+class RankProfile:
+    """How a rank runs and waits, as seen in the first steps.
 
     Attributes:
         host_key: equal on ranks of one host.
@@ -41,16 +41,16 @@ class RankFacts:
     gc_share: float = 0.0
     waits_on_device: bool = False
 
-    def on_device(self) -> RankFacts:
+    def on_device(self) -> RankProfile:
         """Return the same of a rank whose collectives run on a GPU."""
         return self if self.waits_on_device else replace(self, waits_on_device=True)
 
-    def seen(self, *, polling_share: float, gc_share: float) -> RankFacts:
+    def measured(self, *, polling_share: float, gc_share: float) -> RankProfile:
         """Return the same with what the first steps have shown."""
         return replace(self, polling_share=polling_share, gc_share=gc_share)
 
 
-def crowding(ranks: Sequence[RankFacts]) -> float:
+def crowding(ranks: Sequence[RankProfile]) -> float:
     """Return how many ranks there are for each core on the host where that is most."""
     cores: dict[str, set[str]] = defaultdict(set)
     num_ranks: dict[str, int] = defaultdict(int)
@@ -60,7 +60,7 @@ def crowding(ranks: Sequence[RankFacts]) -> float:
     return max(num_ranks[host] / max(len(cores[host]), 1) for host in cores)
 
 
-def find_mechanisms(ranks: Sequence[RankFacts], points: Sequence[Point]) -> list[str]:
+def find_mechanisms(ranks: Sequence[RankProfile], points: Sequence[PacingPoint]) -> list[str]:
     """Return the names of what could make pacing pay, or nothing.
 
     `polling on shared cores` and `garbage collection` have been seen; `many to one`, a pacing point at which at least

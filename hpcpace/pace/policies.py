@@ -13,23 +13,23 @@ from typing import Protocol
 
 import numpy as np
 
-from hpcpace.pace.controller import Controller, Habit
+from hpcpace.pace.controller import Controller, UsualPattern
 from hpcpace.pace.measurement import Measurement
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 _NUM_STEPS_OF_MEDIAN = 64
-_LATE_OR_NOT = Habit(usual_ns=math.inf)
+_LATE_OR_NOT = UsualPattern(work_ns=math.inf)
 
 
 class Policy(Protocol):
     """Decides on the delay of one rank. None of its methods raises; what it cannot trust is a delay of zero.
 
     Attributes:
-        habit: what `delay_at` takes back from a delay where a rank is late.
+        usual: what `delay_at` takes back from a delay where a rank is late.
     """
 
-    habit: Habit
+    usual: UsualPattern
 
     @property
     def harm_ns(self) -> int:
@@ -54,7 +54,7 @@ class Passive:
     """Delays nobody: observe, coschedule, and auto where nothing applies."""
 
     harm_ns = 0
-    habit = _LATE_OR_NOT
+    usual = _LATE_OR_NOT
 
     def reset(self) -> None:
         """Do nothing."""
@@ -72,7 +72,7 @@ class _Bounded:
     """A policy that looks back on a number of steps, bounded like the controller, and failing open like it."""
 
     harm_ns = 0
-    habit = _LATE_OR_NOT
+    usual = _LATE_OR_NOT
 
     def __init__(self, settings: PaceSettings) -> None:
         self._settings = settings

@@ -9,34 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from hpcpace.pace.arrivals import PointTiming
 from hpcpace.pace.coschedule import CollectionCount, CollectionPlan
+from hpcpace.pace.exchange import Exchange
 from hpcpace.pace.measurement import Measurement
-from hpcpace.pace.message import Message, Status, pack, unpack
-from hpcpace.pace.passages import Passage
 from hpcpace.pace.policies import Policy
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Outcome, Trial
+from hpcpace.pace.trial import Trial, TrialOutcome
+from hpcpace.pace.window_message import Status, WindowMessage, pack, unpack
 from hpcpace.trace.schema import PaceArm
 
 UNKNOWN_NS = -1
 # Without a trial these begin unpaced: what pacing costs is seen against them.
 _NUM_OFF_WINDOWS = 3
-
-
-class Exchange(Protocol):
-    """Messages between all ranks, beside those of the training. Collective: every rank calls each method."""
-
-    def start(self, values: Sequence[float]) -> None:
-        """Begin to take the minimum of each value over the ranks."""
-
-    def finish(self) -> list[float]:
-        """Wait for what was begun, though not for ever, and return it.
-
-        Raises:
-            RuntimeError: not every rank came in time.
-        """
 
 
 @dataclass(kw_only=True)
@@ -52,13 +39,13 @@ class Window:
     step_ns: list[float] = field(default_factory=list)
     overshoot_ns: tuple[float, ...] = ()
 
-    def add(self, step: int, passage: Passage, *, step_ns: float) -> None:
+    def add(self, step: int, timing: PointTiming, *, step_ns: float) -> None:
         """Take a step that has ended."""
         self.steps.append(step)
-        self.ready_ns.append(passage.ready_ns)
-        self.work_ns.append(passage.work_ns)
-        self.own_ns.append(passage.own_ns)
-        self.delayed_ns.append(float(passage.delayed_ns))
+        self.ready_ns.append(timing.ready_ns)
+        self.work_ns.append(timing.work_ns)
+        self.own_ns.append(timing.own_ns)
+        self.delayed_ns.append(float(timing.delayed_ns))
         self.step_ns.append(step_ns)
 
 
@@ -155,7 +142,7 @@ class Rounds:
         own_ns = tuple(self.window.own_ns)
         nothing = (math.nan,) * len(own_ns)
         rows = tuple(own_ns if group == self._place.group else nothing for group in range(self._place.num_groups))
-        message = Message(
+        message = WindowMessage(
             status=self.status,
             num_full=count.num_full,
             full_ns=count.time_ns,
@@ -175,7 +162,7 @@ class Rounds:
         num_steps = len(window.steps)
         self._decide(window, unpack(self._exchange.finish(), num_steps=num_steps, num_groups=self._place.num_groups))
 
-    def _decide(self, window: Window, message: Message) -> None:
+    def _decide(self, window: Window, message: WindowMessage) -> None:
         if message.status == Status.RESET:
             self.policy.reset()
         if self._place.group >= 0:
@@ -232,7 +219,7 @@ class Rounds:
         if not self.reason and not plan.block_steps():
             self.reason = f"full garbage collections are {plan.interval} steps apart, too rare to be tried"
         if self.reason:
-            trial.stop(Outcome.NO_EFFECT)
+            trial.stop(TrialOutcome.NO_EFFECT)
             return
         windows = -(-plan.block_steps() // self._settings.window_steps)
         trial.windows_per_block = max(trial.windows_per_block, windows)

@@ -29,7 +29,7 @@ _HARM_STANDARD_DEVIATIONS = 4.5
 _LEAST_BLOCKS_OF_HARM = 3
 
 
-class Outcome(StrEnum):
+class TrialOutcome(StrEnum):
     """What a trial came to."""
 
     RUNNING = "running"
@@ -61,7 +61,7 @@ class TrialResult:
         worst_block: how much longer the steps of the slowest paced block took than usual unpaced ones, as a share.
     """
 
-    outcome: Outcome
+    outcome: TrialOutcome
     effect: Interval | None
     aa_effect: Interval | None
     step_off_ns: float
@@ -75,7 +75,7 @@ class TrialResult:
     @property
     def is_on(self) -> bool:
         """Whether the policy stays on."""
-        return self.outcome == Outcome.GAIN
+        return self.outcome == TrialOutcome.GAIN
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; NaN becomes null."""
@@ -111,7 +111,7 @@ class Trial:
         self._settings = settings
         self._random = random.Random(seed)
         self.windows_per_block = settings.block_steps // settings.window_steps
-        self._outcome = Outcome.RUNNING
+        self._outcome = TrialOutcome.RUNNING
         self._planned: deque[tuple[PaceArm, bool]] = deque()
         self._asked: deque[_Block | None] = deque()
         self._current: _Block | None = None
@@ -127,7 +127,7 @@ class Trial:
     @property
     def is_over(self) -> bool:
         """Whether it has come to an outcome."""
-        return self._outcome != Outcome.RUNNING
+        return self._outcome != TrialOutcome.RUNNING
 
     @property
     def phase(self) -> PaceArm:
@@ -143,7 +143,7 @@ class Trial:
         """Return the arm of the window that begins; asked once for each."""
         if self.is_over:
             self._asked.append(None)
-            return PaceArm.ON if self._outcome == Outcome.GAIN else PaceArm.OFF
+            return PaceArm.ON if self._outcome == TrialOutcome.GAIN else PaceArm.OFF
         if self._current is None or self._current.num_windows == self._size(self._current):
             self._current = self._next_block()
         self._current.num_windows += 1
@@ -163,7 +163,7 @@ class Trial:
         if not any(other is block for other in self._asked) and block.num_windows == self._size(block):
             self._end_block(block)
 
-    def stop(self, outcome: Outcome) -> None:
+    def stop(self, outcome: TrialOutcome) -> None:
         """End the trial from outside, where there is nothing to try."""
         self._outcome = outcome
 
@@ -235,7 +235,7 @@ class Trial:
         # The block's own deviation, and that of the median which it is compared with.
         deviation_ns = max(float(np.std(usual_ns, ddof=1)), least_ns) * (1 + np.pi / 2 / len(usual_ns)) ** 0.5
         if mean_ns - center_ns > _HARM_STANDARD_DEVIATIONS * deviation_ns:
-            self._outcome = Outcome.HARM_AT_ONCE
+            self._outcome = TrialOutcome.HARM_AT_ONCE
 
     def _end_pair(self, first: _Block, second: _Block) -> None:
         if not first.steps_ns or not second.steps_ns:
@@ -253,7 +253,7 @@ class Trial:
         """Refuse to claim anything where pairs that were both unpaced differ; the looks come with the last pair."""
         found = self._aa_interval()
         if found is not None and len(self._aa_effects) == self._settings.aa_pairs and not found.low <= 0 <= found.high:
-            self._outcome = Outcome.NO_CLAIM
+            self._outcome = TrialOutcome.NO_CLAIM
 
     def _judge(self) -> None:
         if len(self._effects) < LEAST_PAIRS:
@@ -261,11 +261,11 @@ class Trial:
         found = self._interval()
         assert found is not None
         if found.low > 0:
-            self._outcome = Outcome.GAIN
+            self._outcome = TrialOutcome.GAIN
         elif found.high < 0:
-            self._outcome = Outcome.HARM
+            self._outcome = TrialOutcome.HARM
         elif found.high < self._settings.least_gain or len(self._effects) >= self._settings.max_pairs:
-            self._outcome = Outcome.NO_EFFECT
+            self._outcome = TrialOutcome.NO_EFFECT
 
     def _interval(self) -> Interval | None:
         if len(self._effects) < 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from hpcpace.pace.trial import Outcome
+from hpcpace.pace.trial import TrialOutcome
 from tests.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
 from tests.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, at_most, run_scenes, series_of, spelled
 from tests.pacing.paced_job import JobSpec
@@ -94,7 +94,7 @@ def run(effort: Effort, tell: Tell) -> Finding:
             text="one core each: no policy is kept on, and slack's trials say that there is nothing to gain: "
             + "; ".join(ran.sentence for ran in series_of(found, ALONE, "slack").ran),
             holds=all(
-                ran.outcome in (Outcome.NO_EFFECT, Outcome.HARM, Outcome.HARM_AT_ONCE)
+                ran.outcome in (TrialOutcome.NO_EFFECT, TrialOutcome.HARM, TrialOutcome.HARM_AT_ONCE)
                 for series in alone
                 for ran in series.ran
             ),

@@ -25,7 +25,7 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class WindowMessage:
     """A window of one rank, or, after the exchange, of all of them.
 
     Attributes:
@@ -45,7 +45,7 @@ class Message:
     most_ns: tuple[tuple[float, ...], ...]
 
 
-def pack(message: Message, *, group: int, is_first: bool) -> list[float]:
+def pack(message: WindowMessage, *, group: int, is_first: bool) -> list[float]:
     """Return the vector of one rank.
 
     Args:
@@ -67,7 +67,7 @@ def pack(message: Message, *, group: int, is_first: bool) -> list[float]:
     return values
 
 
-def unpack(values: Sequence[float], *, num_steps: int, num_groups: int) -> Message:
+def unpack(values: Sequence[float], *, num_steps: int, num_groups: int) -> WindowMessage:
     """Return what all ranks together have said.
 
     Raises:
@@ -79,7 +79,7 @@ def unpack(values: Sequence[float], *, num_steps: int, num_groups: int) -> Messa
         tuple(float(value) for value in values[start : start + num_steps])
         for start in range(_NUM_HEADS, len(values), num_steps)
     ]
-    return Message(
+    return WindowMessage(
         status=Status(int(values[0])),
         num_full=int(-values[1]),
         full_ns=int(-values[2]),

@@ -11,7 +11,7 @@ from hpcpace.units import NS_PER_S
 _SPUN_NS = 80_000
 
 
-class Holder:
+class PreciseSleep:
     """Delays the calling thread, and knows by how much it was too long.
 
     Args:
@@ -25,7 +25,7 @@ class Holder:
         self._sleep = sleep
         self._overshoots_ns: list[float] = []
 
-    def hold(self, ready_ns: int, delay_ns: int) -> int:
+    def delay(self, ready_ns: int, delay_ns: int) -> int:
         """Return `delay_ns` after `ready_ns`, or a little later; return the end."""
         until_ns = ready_ns + delay_ns
         slept_ns = until_ns - self._clock() - _SPUN_NS
