@@ -54,7 +54,7 @@ class Coordinator(Protocol):
         """Free what was opened."""
 
 
-class Alone:
+class SingleCoordinator:
     """A world of one."""
 
     name = "alone"
@@ -74,7 +74,7 @@ class Alone:
         """Do nothing."""
 
 
-class OverMpi:
+class MpiCoordinator:
     """A duplicate of an MPI communicator, so that our messages never meet those of the job."""
 
     name = "mpi"
@@ -123,7 +123,7 @@ class OverMpi:
             time.sleep(_POLL_INTERVAL_S)
 
 
-class OverTorch:
+class TorchCoordinator:
     """A gloo group of its own over all ranks of torch's default group, which must exist already."""
 
     name = "torch"
@@ -214,9 +214,9 @@ def coordinate(world: RankInfo | None, comm: Any, attendance: Attendance, *, tim
     """
     if comm is not None and comm.Get_size() > 1:
         call_over_mpi(comm, attendance, timeout_s)
-        return OverMpi(comm, timeout_s)
+        return MpiCoordinator(comm, timeout_s)
     if world is not None and world.world_size == 1:
-        return Alone()
+        return SingleCoordinator()
     import torch.distributed as dist
 
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -224,7 +224,7 @@ def coordinate(world: RankInfo | None, comm: Any, attendance: Attendance, *, tim
             told = f"{world.launcher} started {world.world_size} ranks, and torch connects {dist.get_world_size()}"
             attendance = Attendance(problem=attendance.problem or told, settings=attendance.settings)
         store = call_over_store(dist.get_rank(), dist.get_world_size(), attendance, timeout_s)
-        return OverTorch(timeout_s, store)
+        return TorchCoordinator(timeout_s, store)
     if world is None:
         raise WorldError("the place of this rank is not known, and nothing connects it with others")
     raise WorldError(

@@ -62,7 +62,7 @@ class TorchExchange:
         return values
 
     def close(self) -> None:
-        """End the group, and with it gloo's threads; see OverTorch.close."""
+        """End the group, and with it gloo's threads; see TorchCoordinator.close."""
         self._backend = None
 
 

@@ -1,4 +1,4 @@
-"""Pacing as part of a session: made from what the session knows, ended with trial.json and one line on stderr."""
+"""Pacing as part of a session: opens the pacer, closes it with trial.json and one line on stderr."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_pacer(
 
 
 def close_pacer(pacer: Pacer, attempt: Attempt, rank: int, *, in_order: bool, warn: Callable[[str], None]) -> None:
-    """End pacing; rank 0 writes what came of it. Collective if `in_order`."""
+    """End pacing; rank 0 writes trial.json. Collective if `in_order`."""
     record = pacer.close(in_order=in_order)
     if rank != 0:
         return
@@ -68,24 +68,23 @@ class PacedBlock:
     """A block of the caller's own that waits for all other ranks: `with session.pacing_point(): comm.Allreduce(...)`.
 
     Args:
-        pacer: None where the job is not paced.
+        pacer: of this rank.
         name: what the point is called.
         num_ranks: ranks of the job.
     """
 
-    def __init__(self, pacer: Pacer | None, name: str, num_ranks: int) -> None:
+    def __init__(self, pacer: Pacer, name: str, num_ranks: int) -> None:
         self._pacer = pacer
         self._name = name
         self._num_ranks = num_ranks
         self._arrival: Arrival | None = None
 
     def __enter__(self) -> None:
-        if self._pacer is not None:
-            self._arrival = self._pacer.arrive(self._name)
+        self._arrival = self._pacer.arrive(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         arrival, self._arrival = self._arrival, None
-        if self._pacer is not None and kind is None:
+        if kind is None:
             self._pacer.leave(arrival, tuple(range(self._num_ranks)))

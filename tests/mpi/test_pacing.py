@@ -118,4 +118,4 @@ def test_a_script_without_a_line_is_paced_under_torchrun(torchrun: Run, tmp_path
 def test_without_a_trace_nobody_is_paced(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(1, PROGRAM, "torch", tmp_path / "run", "slack", "untraced")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("nobody is paced, for that needs a trace") == 1
+    assert result.stderr.count("the job is not paced: pacing needs a trace") == 1
