@@ -34,7 +34,7 @@ _UNITS_NS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class InjectedFault:
     """One slow-down.
 
     Attributes:
@@ -65,7 +65,7 @@ class Fault:
         return self.kind == "persistent" or step % self.period == self.period - 1
 
 
-def parse_fault(spec: str) -> Fault:
+def parse_fault(spec: str) -> InjectedFault:
     """Read a fault like `rank=2,phase=forward,size=30%`.
 
     Raises:
@@ -100,7 +100,7 @@ def parse_fault(spec: str) -> Fault:
         raise refuse(str(error)) from error
     if not 0 < probability <= 1 or period < 1 or (rank is not None and rank < 0):
         raise refuse("rank is at least 0, p above 0 and at most 1, period at least 1")
-    return Fault(
+    return InjectedFault(
         rank=rank,
         host=fields.get("host"),
         phases=PHASES[phase],
@@ -146,7 +146,7 @@ class Injector:
 
     def __init__(
         self,
-        faults: Iterable[Fault],
+        faults: Iterable[InjectedFault],
         *,
         seed: int,
         rank: int,
@@ -159,7 +159,7 @@ class Injector:
         self._seed, self._rank = seed, rank
         self._clock, self._spend, self._sleep = clock, spend, sleep
         self._shares: dict[str, float] = {}
-        self._pauses: list[Fault] = []
+        self._pauses: list[InjectedFault] = []
         self._debt_ns = 0
 
     def begin_step(self, step: int) -> None:

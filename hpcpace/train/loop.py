@@ -25,11 +25,11 @@ from hpcpace.train.inject import Injector
 from hpcpace.train.losses import LossLog
 from hpcpace.train.memory import is_out_of_memory, memory_facts
 from hpcpace.train.optimizer import build_optimizer
-from hpcpace.train.outcome import TrainResult, out_of_memory, write_result
 from hpcpace.train.parallel import Replica, build_replica
 from hpcpace.train.plan import TrainPlan, parallelism_facts
 from hpcpace.train.progress import ProgressView, progress_view
-from hpcpace.train.start import Start, agree_on_start
+from hpcpace.train.result import TrainResult, out_of_memory, write_result
+from hpcpace.train.resume import StartPoint, agree_on_start
 from hpcpace.train.stopping import EarlySignal, StopVote, side_group
 from hpcpace.units import NS_PER_S
 from hpcpace.world.environment import RankInfo
@@ -102,7 +102,7 @@ def train(job: TrainJob) -> TrainResult:
     return result
 
 
-def _train(job: TrainJob, start: Start, early: EarlySignal, device: torch.device) -> TrainResult:
+def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.device) -> TrainResult:
     plan, settings, place = job.plan, job.plan.settings, job.plan.mesh.coordinates(job.info.rank)
     replica = build_replica(plan, rank=job.info.rank, device=device)
     optimizer = build_optimizer(
@@ -162,7 +162,7 @@ class _Training:
     def __init__(
         self,
         job: TrainJob,
-        start: Start,
+        start: StartPoint,
         device: torch.device,
         replica: Replica,
         optimizer: torch.optim.Optimizer,
@@ -269,7 +269,7 @@ def _name(plan: TrainPlan) -> str:
     return f"gpt2-{plan.preset}" if plan.settings.model == "gpt2" else plan.settings.model
 
 
-def _facts(job: TrainJob, start: Start) -> dict[str, Any]:
+def _facts(job: TrainJob, start: StartPoint) -> dict[str, Any]:
     plan = job.plan
     return {
         "model": plan.facts(),

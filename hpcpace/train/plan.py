@@ -7,10 +7,10 @@ from typing import Any
 
 from hpcpace.config import TrainConfig
 from hpcpace.errors import ConfigError, MeshError
-from hpcpace.train.inject import Fault, parse_fault
+from hpcpace.train.inject import InjectedFault, parse_fault
 from hpcpace.train.mesh import Mesh, parse_mesh
 from hpcpace.train.presets import GPT2_PRESETS, RESNET18, GPT2Shape, ModelShape
-from hpcpace.train.support import check_support
+from hpcpace.train.support_matrix import check_support
 
 _INTERLEAVED_STAGES = 2
 
@@ -24,7 +24,7 @@ class TrainPlan:
     mesh: Mesh
     seq_len: int
     """Tokens of a sequence; 1 for images."""
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
     shrink: int = 1
     """What the widths of the model are divided by; a study says so, hpcpace train has no option for it."""
 

@@ -9,7 +9,7 @@ from hpcpace.config import TrainConfig
 from hpcpace.errors import ConfigError, MeshError
 from hpcpace.train.mesh import Mesh
 from hpcpace.train.plan import parallelism_facts, plan_training
-from hpcpace.train.support import CONFLICTS, FEATURES, NEEDS, features, refusal, support_matrix
+from hpcpace.train.support_matrix import CONFLICTS, FEATURES, NEEDS, features, refusal, support_matrix
 
 CLI_DOC = Path(__file__).parents[3] / "docs" / "cli.md"
 

@@ -1,4 +1,4 @@
-"""What messages of gloo weigh on Ethernet, with the headers of gloo and TCP and acknowledgements, and on which link.
+"""How many bytes messages of gloo put on each Ethernet link, with acknowledgements and the headers of gloo and TCP.
 
 Each term has its cause in a protocol; none is fitted. Not counted: connections being made, retransmissions, and what
 the ranks tell each other outside of torch's collectives, such as clock synchronisation.
@@ -21,7 +21,7 @@ _GLOO_HEADER_BYTES = 48
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framing:
+class PacketOverhead:
     """How TCP over IPv4 over Ethernet wraps data; preamble, checksum and gap of Ethernet are not counted by Linux."""
 
     mtu: int = 1500
@@ -69,7 +69,7 @@ class LinkVolume:
     rx_bytes: int
 
 
-def wire_matrix(counts: Counter[Message], num_ranks: int, framing: Framing) -> NDArray[np.int64]:
+def wire_matrix(counts: Counter[Message], num_ranks: int, overhead: PacketOverhead) -> NDArray[np.int64]:
     """Return the bytes of frames that each rank (row) sends to each other one: int64, (num_ranks, num_ranks).
 
     The sender announces a message, the receiver says that it is ready, and the message follows with a header of its
@@ -77,13 +77,13 @@ def wire_matrix(counts: Counter[Message], num_ranks: int, framing: Framing) -> N
     `acknowledged_bytes` is acknowledged along with the data that goes back soon.
     """
     matrix = np.zeros((num_ranks, num_ranks), dtype=np.int64)
-    notice_bytes = framing.header_bytes + _GLOO_HEADER_BYTES
+    notice_bytes = overhead.header_bytes + _GLOO_HEADER_BYTES
     for (source, destination, size), count in counts.items():
         data_bytes = size + _GLOO_HEADER_BYTES
-        num_segments = -(-data_bytes // framing.segment_bytes)
-        num_acks = num_segments // framing.segments_per_ack
-        matrix[source, destination] += count * (notice_bytes + data_bytes + num_segments * framing.header_bytes)
-        matrix[destination, source] += count * (notice_bytes + num_acks * framing.header_bytes)
+        num_segments = -(-data_bytes // overhead.segment_bytes)
+        num_acks = num_segments // overhead.segments_per_ack
+        matrix[source, destination] += count * (notice_bytes + data_bytes + num_segments * overhead.header_bytes)
+        matrix[destination, source] += count * (notice_bytes + num_acks * overhead.header_bytes)
     return matrix
 
 

@@ -18,7 +18,7 @@ from hpcpace.world.environment import RankInfo, process_environ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class StartPoint:
     """Where a training begins.
 
     Attributes:
@@ -45,7 +45,7 @@ class Start:
         return {"checkpoint": str(self.checkpoint), "num_steps": self.history.num_steps}
 
 
-def agree_on_start(plan: TrainPlan, *, info: RankInfo, name: str, run_dir: Path | None, data_digest: str) -> Start:
+def agree_on_start(plan: TrainPlan, *, info: RankInfo, name: str, run_dir: Path | None, data_digest: str) -> StartPoint:
     """Return where the training begins, the same on all ranks; rank 0 looks it up.
 
     Collective: every rank of the default process group calls this.
@@ -61,7 +61,7 @@ def agree_on_start(plan: TrainPlan, *, info: RankInfo, name: str, run_dir: Path 
         DataError: ranks read different data, or the checkpoint does not fit.
         ConfigError: a fault names a host that is not in the job.
     """
-    start: Start | str = ""
+    start: StartPoint | str = ""
     if info.rank == 0:
         try:
             start = _start(plan, run_dir or default_run_path(name, process_environ()), data_digest)
@@ -77,7 +77,7 @@ def agree_on_start(plan: TrainPlan, *, info: RankInfo, name: str, run_dir: Path 
     return start
 
 
-def _start(plan: TrainPlan, path: Path, data_digest: str) -> Start:
+def _start(plan: TrainPlan, path: Path, data_digest: str) -> StartPoint:
     run = RunDirectory(path.absolute())
     number, resume = run.next_attempt_number, plan.settings.resume
     # A requeued job goes on from its own last checkpoint, also where it began from another run's.
@@ -87,14 +87,14 @@ def _start(plan: TrainPlan, path: Path, data_digest: str) -> Start:
         if checkpoint is None:
             raise DataError(f"{resume} holds no whole checkpoint: name a run or its checkpoints/step-N with --resume")
     if checkpoint is None:
-        return Start(run=run, attempt_number=number)
+        return StartPoint(run=run, attempt_number=number)
     history = read_history(checkpoint, plan, data_digest=data_digest)
     if history.num_steps >= plan.settings.steps:
         raise DataError(
             f"{checkpoint} is after {history.num_steps} steps, and no step of {plan.settings.steps} is left: give more "
             "--steps, another --run-dir, or --resume never"
         )
-    return Start(run=run, attempt_number=number, checkpoint=checkpoint, history=history)
+    return StartPoint(run=run, attempt_number=number, checkpoint=checkpoint, history=history)
 
 
 def _check_same_data(seen: Sequence[tuple[str, str]]) -> None:
