@@ -33,7 +33,7 @@ class JoinedRank:
         identity: of this host.
         host_keys: of all ranks, in order; equal on ranks of one host.
         world: this rank's place.
-        deadline: by when the session has to be started.
+        deadline: by when the session must have started.
     """
 
     settings: SessionSettings

@@ -27,7 +27,7 @@ def open_pacer(
     first_step: int,
     warn: Callable[[str], None],
 ) -> Pacer:
-    """Return the pacer of this rank, which the recording tells where the rank is blocked.
+    """Return the pacer of this rank; the recording calls it where the rank is blocked.
 
     Args:
         settings: how; the policy is not `none`.

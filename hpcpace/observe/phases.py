@@ -1,6 +1,6 @@
-"""Observation of phases that need no line in the training script: data, forward, backward, grad_sync, optimizer, gc.
+"""Observation of phases without code changes: data, forward, backward, grad_sync, optimizer, gc.
 
-Rows nest: grad_sync and gc stand inside the phase in which they happen, and on reading the innermost one gets the time.
+Rows nest: grad_sync and gc are inside the phase in which they happen, and the reader gives the time to the innermost.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _SHORTEST_GC_NS = 50_000
 
 
 class PhaseObserver:
-    """Records phases by torch's own hooks where there are some, and by wrapped functions elsewhere.
+    """Records phases with torch's hooks where they exist, and with wrapped functions elsewhere.
 
     Args:
         recorder: takes the rows.
-        has_open_collectives: whether communication is on its way; the end of backward counts as gradient
+        has_open_collectives: whether communication is in flight; the end of backward counts as gradient
             synchronisation only then.
         on_optimizer_step: called after each step of an optimizer.
         take_last_ranks: returns the global ranks of the group of the last collective since the last call.
 
     Attributes:
-        pacer: is told where the caller waits for gradients, and may hold it back there; None where nobody is paced.
+        pacer: is called where the caller waits for gradients, and may delay it; None if the job is not paced.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PhaseObserver:
         self._cleanup.callback(gc.callbacks.remove, self._collected)
 
     def uninstall(self) -> None:
-        """Take every hook and wrapper away."""
+        """Remove every hook and wrapper."""
         self._cleanup.close()
 
     def watch(self, model: Any) -> None:
@@ -139,7 +139,7 @@ class PhaseObserver:
         return timed
 
     def _at_local_end(self, tensors: Any, local_end_ns: list[int], arrivals: list[Arrival | None]) -> Any:
-        """Note when this rank's own part of backward is over, if gradients are still on their way then.
+        """Note when this rank's own part of backward is over, if gradients are still in flight then.
 
         The autograd engine calls its final callbacks in the order in which they were queued. DDP queues the wait for
         its buckets when the last of them is ready; ours is queued at the start and so runs before that wait.

@@ -128,7 +128,7 @@ class Session:
         Collective in those steps in which clocks are compared: every rank calls this equally often.
 
         Args:
-            samples: what this rank is credited with, such that the sum over the ranks is the global batch.
+            samples: this rank's share of the global batch; the shares of all ranks add up to it.
             flags: what marks the step as special; warm-up is added automatically.
         """
         active = self._active

@@ -9,7 +9,7 @@ from hpcpace.redaction import Redaction
 
 
 class Warner:
-    """Warns the user; never raises for what the message says.
+    """Warns the user of this rank.
 
     Args:
         environ: names the secrets that messages must not show.

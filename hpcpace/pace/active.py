@@ -153,7 +153,7 @@ class ActivePacing:
         self._rounds.policy = make_policy("observe", self._settings)
 
     def finish(self) -> None:
-        """Wait for the exchange in flight. Collective where there is one.
+        """Wait for the exchange in flight, if there is one. Collective then.
 
         Raises:
             RuntimeError: a rank did not answer in time.

@@ -1,7 +1,7 @@
 """The pacing of one rank, from its first step to its last: it searches for the pacing point, then paces there.
 
-Those who observe the job call `arrive` where the rank is about to be blocked and `leave` where it is released; the
-session says where steps begin and end. Any error in here ends pacing on all ranks with one warning, never the job.
+The observers call `arrive` where the rank is about to be blocked and `leave` where it is released; the session says
+where steps begin and end. Any error in here ends pacing on all ranks with one warning, never the job.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Pacer:
         self._is_over = exchange is None
         self._has_failed = False
         if exchange is None:
-            self._record.reason = "one rank waits for nobody"
+            self._record.reason = "a single rank has nobody to wait for"
 
     def start(self) -> None:
         """Start to count garbage collections."""

@@ -18,7 +18,7 @@ class PacingPoint:
 
     Attributes:
         name: like `all_reduce 3`: the fourth blocking all_reduce of a step.
-        ranks: global ranks of those who meet.
+        ranks: global ranks that meet there.
         wait_ns: how long they wait for each other, mean over ranks and steps.
     """
 

@@ -108,9 +108,9 @@ class PacingRecord:
             return "observed only" if self.tried == "observe" else f"{self.tried} without a trial"
         trial, effect = self.trial, self.trial.effect
         if trial.outcome == TrialOutcome.NO_CLAIM:
-            return f"no claim, for blocks without pacing differed ({_interval(trial.aa_effect)})"
+            return f"no claim: blocks without pacing differed ({_interval(trial.aa_effect)})"
         if trial.outcome == TrialOutcome.HARM_AT_ONCE:
-            return f"{self.tried} stopped at once, steps of a block took {100 * trial.worst_block:.1f} % longer"
+            return f"{self.tried} stopped at once: steps of one block took {100 * trial.worst_block:.1f} % longer"
         if trial.outcome == TrialOutcome.GAIN:
             return f"{self.tried} is faster ({_interval(effect)})"
         if trial.outcome == TrialOutcome.HARM:

@@ -144,7 +144,7 @@ def open_data(plan: TrainPlan) -> TrainingData:
     if settings.eval_every and data.num_held_out() < settings.batch_size:
         raise DataError(
             f"{data.num_held_out()} sequences or images are held out, fewer than the {settings.batch_size} of a batch: "
-            "take more data, a smaller --batch-size, or no --eval-every"
+            "use more data, a smaller --batch-size, or no --eval-every"
         )
     return data
 
@@ -191,8 +191,8 @@ def open_text(path: Path | None, seq_len: int) -> TokenText:
 def _check_length(text: TokenText, seq_len: int) -> None:
     if text.tokens.size < seq_len + 1:
         raise DataError(
-            f"{text.source} has {text.tokens.size} {_unit(text)}, fewer than one sequence of {seq_len} tokens and the "
-            "next: take a longer text, or a smaller --seq-len"
+            f"{text.source} has {text.tokens.size} {_unit(text)}, fewer than one sequence of {seq_len} tokens and its "
+            "next token: use a longer text, or a smaller --seq-len"
         )
 
 
@@ -206,8 +206,8 @@ def _encoder(vocabulary: Path | None, shape: GPT2Shape) -> BytePairEncoder | Non
     encoder = load_encoder(vocabulary)
     if encoder.num_tokens > shape.vocabulary:
         raise DataError(
-            f"the vocabulary of {vocabulary} has {encoder.num_tokens} tokens and the model {shape.vocabulary}: take a "
-            "larger --preset, or leave --vocabulary away for bytes"
+            f"the vocabulary of {vocabulary} has {encoder.num_tokens} tokens and the model {shape.vocabulary}: use a "
+            "larger --preset, or drop --vocabulary to train on bytes"
         )
     return encoder
 
@@ -218,7 +218,7 @@ def _encoded(text: TokenText, encoder: BytePairEncoder) -> TokenText:
         tokens = encoder.encode(content)
     except KeyError as error:
         raise DataError(
-            f"the vocabulary lacks the token {error}, which merges.txt leads to: take GPT-2's own files"
+            f"the vocabulary lacks the token {error}, which merges.txt refers to: use GPT-2's own files"
         ) from error
     return TokenText(
         source=text.source,

@@ -1,4 +1,4 @@
-"""Faults on purpose: a rank or a host that is slower than the others in one phase, by a known amount.
+"""Injected faults: a rank or a host is slower than the others in one phase, by a known amount.
 
 A share is added to each piece of the phase (each block and the head, none of which waits for another stage or
 replica) straight after it. On a CPU it is a share of the processor time of the piece, and processor time is what is
@@ -26,8 +26,8 @@ from hpcpace.units import NS_PER_MS, NS_PER_S, NS_PER_US
 PHASES = {"forward": ("forward",), "backward": ("backward",), "compute": ("forward", "backward"), "data": ("data",)}
 KINDS = ("persistent", "random", "periodic")
 GRAMMAR = (
-    "write rank=N or host=NAME, phase=forward|backward|compute|data, size=30% (of the phase) or 20ms (a step), and if "
-    "wanted kind=random,p=0.1 or kind=periodic,period=10, like rank=2,phase=forward,size=30%"
+    "write rank=N or host=NAME, phase=forward|backward|compute|data, size=30% (of the phase) or 20ms (a step), and "
+    "optionally kind=random,p=0.1 or kind=periodic,period=10, like rank=2,phase=forward,size=30%"
 )
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 _UNITS_NS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
@@ -84,12 +84,12 @@ def parse_fault(spec: str) -> InjectedFault:
             raise refuse(f"{key} is given twice")
         fields[key] = value
     if ("rank" in fields) == ("host" in fields):
-        raise refuse("exactly one of rank and host is needed")
+        raise refuse("give exactly one of rank and host")
     phase, kind = fields.get("phase", "compute"), fields.get("kind", "persistent")
     if phase not in PHASES:
-        raise refuse(f"there is no phase {phase!r} to slow")
+        raise refuse(f"unknown phase {phase!r}")
     if kind not in KINDS:
-        raise refuse(f"there is no kind {kind!r}")
+        raise refuse(f"unknown kind {kind!r}")
     if ("p" in fields and kind != "random") or ("period" in fields and kind != "periodic"):
         raise refuse("p belongs to kind=random and period to kind=periodic")
     try:
@@ -99,7 +99,7 @@ def parse_fault(spec: str) -> InjectedFault:
     except ValueError as error:
         raise refuse(str(error)) from error
     if not 0 < probability <= 1 or period < 1 or (rank is not None and rank < 0):
-        raise refuse("rank is at least 0, p above 0 and at most 1, period at least 1")
+        raise refuse("rank must be 0 or more, p above 0 and at most 1, period 1 or more")
     return InjectedFault(
         rank=rank,
         host=fields.get("host"),
@@ -116,7 +116,7 @@ def _size(text: str) -> tuple[float, int]:
     if text.endswith("%"):
         share = float(text[:-1]) / 100
         if not (share > 0 and math.isfinite(share)):
-            raise ValueError(f"size {text} is no positive share")
+            raise ValueError(f"size {text} is not a positive share")
         return share, 0
     match = _TIME.fullmatch(text)
     if match is None:

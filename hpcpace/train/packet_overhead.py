@@ -113,7 +113,7 @@ def link_volumes(
     leaves = _crossing(wire_bytes, [leaf_of_host[host] for host in hosts])
     ambiguous = sorted(volumes.keys() & leaves.keys())
     if ambiguous:
-        raise ConfigError(f"{', '.join(ambiguous)} is both a host and a leaf: give leaves names of their own")
+        raise ConfigError(f"{', '.join(ambiguous)} is both a host and a leaf: give leaves different names")
     return volumes | leaves
 
 

@@ -19,7 +19,7 @@ def gpt2_shape(plan: TrainPlan) -> GPT2Shape:
         ConfigError: the plan is one for another model.
     """
     if not isinstance(plan.shape, GPT2Shape):
-        raise ConfigError(f"the network volume of {plan.settings.model} has no formula: take gpt2, or measure it")
+        raise ConfigError(f"the network volume of {plan.settings.model} has no formula: use gpt2, or measure it")
     return plan.shape
 
 

@@ -137,13 +137,13 @@ def _check_stages(settings: TrainConfig, shape: ModelShape, mesh: Mesh) -> None:
     if num_stages > shape.num_layers:
         raise MeshError(
             f"mesh {mesh} has {num_stages} stages with --schedule interleaved, more than the model has layers "
-            f"({shape.num_layers}): lower pp, or take another schedule"
+            f"({shape.num_layers}): lower pp, or use another schedule"
         )
     rounds = max(1, settings.microbatches // mesh.pp)
     if settings.microbatches % rounds:
         raise MeshError(
-            f"{settings.microbatches} microbatches cannot be dealt out in {rounds} equal rounds over pp={mesh.pp}, as "
-            f"--schedule interleaved needs: take --microbatches {_next_multiple(settings.microbatches, mesh.pp)}"
+            f"{settings.microbatches} microbatches cannot be split into {rounds} equal rounds over pp={mesh.pp}, as "
+            f"--schedule interleaved needs: use --microbatches {_next_multiple(settings.microbatches, mesh.pp)}"
         )
 
 
@@ -151,20 +151,20 @@ def _check_batch(settings: TrainConfig, mesh: Mesh) -> None:
     batch_size, microbatches = settings.batch_size, settings.microbatches
     if batch_size % mesh.dp:
         raise MeshError(
-            f"a batch of {batch_size} cannot be shared out over dp={mesh.dp}: "
-            f"take --batch-size {_next_multiple(batch_size, mesh.dp)}"
+            f"a batch of {batch_size} cannot be split evenly over dp={mesh.dp}: "
+            f"use --batch-size {_next_multiple(batch_size, mesh.dp)}"
         )
     if mesh.pp == 1:
         return
     if microbatches < mesh.pp and settings.schedule != "gpipe":
         raise MeshError(
-            f"{microbatches} microbatches do not fill {mesh.pp} stages: take --microbatches {mesh.pp} or more"
+            f"{microbatches} microbatches do not fill {mesh.pp} stages: use --microbatches {mesh.pp} or more"
         )
     if batch_size // mesh.dp % microbatches:
         fitting = _next_multiple(batch_size, mesh.dp * microbatches)
         raise MeshError(
             f"a batch of {batch_size} sequences gives each of dp={mesh.dp} replicas {batch_size // mesh.dp}, which "
-            f"cannot be cut into {microbatches} microbatches: take --batch-size {fitting}, or other --microbatches"
+            f"cannot be cut into {microbatches} microbatches: use --batch-size {fitting}, or other --microbatches"
         )
 
 

@@ -43,24 +43,24 @@ FEATURES = (
 
 NEEDS = (
     *(
-        Need(feature=feature, dimension="dp", reason="shares out between replicas, and there is one")
+        Need(feature=feature, dimension="dp", reason="splits state between replicas, but there is only one")
         for feature in (ZERO_1, ZERO_3)
     ),
     *(
-        Need(feature=feature, dimension="dp", reason="is about what replicas send each other, and there is one")
+        Need(feature=feature, dimension="dp", reason="concerns messages between replicas, but there is only one")
         for feature in (*COMPRESS, SYNC_EVERY, BUCKET_MB, NO_OVERLAP)
     ),
     *(
-        Need(feature=feature, dimension="pp", reason="is an order of the stages of a pipeline, and there is none")
+        Need(feature=feature, dimension="pp", reason="orders the stages of a pipeline, but there is none")
         for feature in (GPIPE, INTERLEAVED)
     ),
 )
 
 CONFLICTS = (
-    Conflict(first=ZERO_1, second=SYNC_EVERY, reason="the state that is shared out must see every replica's gradient"),
-    Conflict(first=ZERO_3, second=SYNC_EVERY, reason="no replica has the parameters for a step of its own"),
+    Conflict(first=ZERO_1, second=SYNC_EVERY, reason="the split state must see every replica's gradient"),
+    Conflict(first=ZERO_3, second=SYNC_EVERY, reason="no replica holds all parameters, so none can step alone"),
     *(
-        Conflict(first=ZERO_3, second=feature, reason="fully_shard averages gradients without the hooks of DDP")
+        Conflict(first=ZERO_3, second=feature, reason="fully_shard averages gradients without DDP's hooks")
         for feature in COMPRESS
     ),
     *(
@@ -68,16 +68,16 @@ CONFLICTS = (
         for feature in (BUCKET_MB, NO_OVERLAP)
     ),
     *(
-        Conflict(first=feature, second=SYNC_EVERY, reason="local SGD sends parameters and no gradients")
+        Conflict(first=feature, second=SYNC_EVERY, reason="local SGD sends parameters, not gradients")
         for feature in (*COMPRESS, BUCKET_MB, NO_OVERLAP)
     ),
-    Conflict(first=BUCKET_MB, second=NO_OVERLAP, reason="what is sent in one piece has no buckets"),
+    Conflict(first=BUCKET_MB, second=NO_OVERLAP, reason="a single message has no buckets"),
     *(
-        Conflict(first=feature, second=BUCKET_MB, reason="its messages follow one another, so it takes a single bucket")
+        Conflict(first=feature, second=BUCKET_MB, reason="its messages depend on each other, so it needs one bucket")
         for feature in (INT8, POWERSGD)
     ),
     *(
-        Conflict(first=feature, second=BFLOAT16, reason="gradients have 16 bits already")
+        Conflict(first=feature, second=BFLOAT16, reason="gradients already have 16 bits")
         for feature in (FP16, BF16)
     ),
 )  # fmt: skip
@@ -103,10 +103,10 @@ def refusal(used: frozenset[str]) -> str | None:
     """Return why features do not go together, or None where they do."""
     for need in NEEDS:
         if need.feature in used and need.dimension not in used:
-            return f"{need.feature} {need.reason}: take a mesh with {need.dimension}=2 or more, or leave it away"
+            return f"{need.feature} {need.reason}: use a mesh with {need.dimension}=2 or more, or drop the option"
     for conflict in CONFLICTS:
         if conflict.first in used and conflict.second in used:
-            return f"{conflict.first} and {conflict.second} do not go together: {conflict.reason}; leave one away"
+            return f"{conflict.first} and {conflict.second} do not go together: {conflict.reason}; drop one"
     return None
 
 

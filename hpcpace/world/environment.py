@@ -92,7 +92,7 @@ def host_identity(proc: Path = Path("/proc")) -> HostIdentity:
     try:
         boot_id = path.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise WorldError(f"cannot read {path}: {error.strerror}; mount /proc, hosts are told apart by it") from error
+        raise WorldError(f"cannot read {path}: {error.strerror}; mount /proc, which identifies the host") from error
     namespace = proc / "self/ns/time"
     time_namespace = namespace.stat().st_ino if namespace.exists() else 0
     key = hashlib.sha256(f"{boot_id}/{time_namespace}/{host}".encode()).hexdigest()[:16]
@@ -107,7 +107,7 @@ def rank_info(environ: Mapping[str, str], *, host: str | None = None) -> RankInf
         host: name of this host; asked from the kernel when not given.
 
     Raises:
-        WorldError: a variable is no number, is missing, or contradicts another one.
+        WorldError: a variable is not a number, is missing, or contradicts another one.
     """
     info = _launched(environ)
     _check_range(info, environ)
@@ -155,7 +155,7 @@ def _launched(environ: Mapping[str, str]) -> RankInfo:
     # A batch script outside of srun has SLURM_PROCID=0 and SLURM_NTASKS, but no SLURM_STEP_NUM_TASKS.
     if environ.get("SLURM_PROCID", "0") != "0":
         raise WorldError(
-            f"SLURM_PROCID is {environ['SLURM_PROCID']} and SLURM_STEP_NUM_TASKS is not set: start the ranks by srun "
+            f"SLURM_PROCID is {environ['SLURM_PROCID']} and SLURM_STEP_NUM_TASKS is not set: start the ranks with srun "
             "and pass its variables on to the process"
         )
     return _from_pmi(environ) or _single()
@@ -232,8 +232,8 @@ def _from_pmi(environ: Mapping[str, str]) -> RankInfo | None:
             _number(environ, rank_name, needed_by=size_name)
     if "PMIX_RANK" in environ:
         raise WorldError(
-            f"PMIX_RANK is {environ['PMIX_RANK']} and neither SLURM_STEP_NUM_TASKS nor OMPI_COMM_WORLD_SIZE tells the "
-            "number of ranks: start the ranks by srun, mpirun or torchrun"
+            f"PMIX_RANK is {environ['PMIX_RANK']} and neither SLURM_STEP_NUM_TASKS nor OMPI_COMM_WORLD_SIZE gives the "
+            "number of ranks: start the ranks with srun, mpirun or torchrun"
         )
     return None
 

@@ -51,8 +51,8 @@ def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
             MPI.COMM_WORLD.Barrier()
     except (ImportError, RuntimeError) as error:
         raise WorldError(
-            f"{info.world_size} ranks started by {info.launcher} need mpi4py and an MPI library, and they cannot be "
-            f"loaded ({error}): pip install mpi4py mpich, load the site's MPI module, or start the ranks by torchrun"
+            f"{info.world_size} ranks started by {info.launcher} need mpi4py and an MPI library, which cannot be "
+            f"loaded ({error}): pip install mpi4py mpich, load the site's MPI module, or start the ranks with torchrun"
         ) from error
     comm = MPI.COMM_WORLD
     check_world(info, comm.Get_rank(), comm.Get_size())
@@ -105,7 +105,7 @@ def check_world(info: RankInfo, mpi_rank: int, mpi_size: int) -> None:
     ):
         if value != seen:
             raise WorldError(
-                f"{variable}={value}, but MPI_COMM_WORLD has {what} {seen}: start the ranks by one launcher only, "
+                f"{variable}={value}, but MPI_COMM_WORLD has {what} {seen}: start the ranks with one launcher only, "
                 "srun or mpiexec"
             )
 

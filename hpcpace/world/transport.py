@@ -92,7 +92,7 @@ class MpiTransport:
             if waited_ns > timeout_s * NS_PER_S:
                 # MPI may still use the buffer, which lives as long as the request.
                 self._abandoned.append(request)
-                raise ClockSyncError(f"{failure} within {timeout_s:.3g} s: it is stopped, or very late")
+                raise ClockSyncError(f"{failure} within {timeout_s:.3g} s: it is stopped or very late")
             if waited_ns > _SPIN_NS:
                 time.sleep(_PAUSE_S)
 
@@ -118,7 +118,7 @@ class GlooTransport:
         try:
             self._gloo: Any = gloo_group("clock", timeout_s, store)
         except RuntimeError as error:
-            raise ClockSyncError(f"no group of gloo within {timeout_s:.3g} s: {error}") from error
+            raise ClockSyncError(f"no gloo group within {timeout_s:.3g} s: {error}") from error
         self._out = torch.zeros(NUM_VALUES, dtype=torch.int64)
         self._in = torch.zeros(NUM_VALUES, dtype=torch.int64)
         # A view without a copy: reading an element of a tensor takes microseconds.

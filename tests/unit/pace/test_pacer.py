@@ -106,7 +106,7 @@ def test_a_harmful_policy_is_stopped_at_once() -> None:
         assert rank.record.trial is not None
         assert rank.record.trial.outcome == TrialOutcome.HARM_AT_ONCE
         assert rank.record.trial.num_blocks_on == 1
-    assert "stopped at once, steps of a block took 1" in ranks[0].record.sentence()
+    assert "stopped at once: steps of one block took 1" in ranks[0].record.sentence()
 
 
 def test_each_group_is_paced_by_itself_and_a_rank_of_none_is_not() -> None:
@@ -164,7 +164,7 @@ def test_one_rank_waits_for_nobody() -> None:
         assert pacer.begin_step() == StepFlag.NONE
         pacer.leave(pacer.arrive("all_reduce"), (0,))
         pacer.end_step(step, 1000, 0)
-    assert pacer.close(in_order=True).sentence() == "pacing off: one rank waits for nobody"
+    assert pacer.close(in_order=True).sentence() == "pacing off: a single rank has nobody to wait for"
 
 
 def test_auto_tries_slack_where_ranks_poll_on_shared_cores() -> None:
