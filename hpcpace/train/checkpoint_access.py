@@ -1,6 +1,6 @@
 """Who owns a checkpoint, and who else can write to it.
 
-A checkpoint decides what a training goes on with, so it must be the work of the user who resumes it, or of root. Owner
+A checkpoint decides what a training resumes from, so it must be the work of the user who resumes it, or of root. Owner
 and mode are read from descriptors that are held, and what is read later is opened in the same folder: nothing can be
 exchanged between the look and the use.
 """

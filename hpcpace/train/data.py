@@ -33,7 +33,7 @@ class TrainingData(Protocol):
     """Data of a workload."""
 
     def digest(self) -> str:
-        """Return a text that tells these data from others, quickly."""
+        """Return a text that identifies these data, quickly."""
         ...
 
     def facts(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class TokenText:
     encoding: str = "bytes"
 
     def digest(self) -> str:
-        """Return the SHA-256 of the length and the first MiB: enough to tell texts apart, quick on any size."""
+        """Return the SHA-256 of the length and the first MiB: enough to distinguish texts, fast for any size."""
         digest = hashlib.sha256(str(self.tokens.size).encode())
         digest.update(self.tokens[: _DIGEST_BYTES // self.tokens.itemsize].tobytes())
         return digest.hexdigest()
@@ -105,7 +105,7 @@ class TextData:
     seq_len: int
 
     def digest(self) -> str:
-        """Return a text that tells these data from others."""
+        """Return a text that identifies these data."""
         return self.training.digest() + (self.held_out.digest() if self.held_out else "")
 
     def facts(self) -> dict[str, Any]:

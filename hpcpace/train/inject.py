@@ -38,10 +38,10 @@ class InjectedFault:
     """One slow-down.
 
     Attributes:
-        rank, host: who is slowed; exactly one of them is given.
-        phases: the phases that are slowed.
-        share: what is added to the phase's own time, as a share of it; 0 where `pause_ns` is given.
-        pause_ns: what is added once a step, in the first of the phases that comes.
+        rank, host: what to slow; exactly one of them is given.
+        phases: the phases to slow.
+        share: what to add to the phase's own time, as a share of it; 0 if `pause_ns` is given.
+        pause_ns: what to add once a step, in the first of the phases that comes.
         kind: persistent (each step), random (a step with `probability`) or periodic (every `period` steps).
     """
 
@@ -55,11 +55,11 @@ class InjectedFault:
     period: int = 10
 
     def concerns(self, rank: int, host: str) -> bool:
-        """Tell whether a rank is slowed by this."""
+        """Return whether this fault slows a rank."""
         return rank == self.rank if self.host is None else host.split(".")[0] == self.host.split(".")[0]
 
     def acts(self, step: int, *, seed: int, rank: int) -> bool:
-        """Tell whether a step is slowed; known from the run's settings alone."""
+        """Return whether this fault slows a step; known from the run's settings alone."""
         if self.kind == "random":
             return bool(np.random.default_rng([seed, step, rank]).random() < self.probability)
         return self.kind == "persistent" or step % self.period == self.period - 1
@@ -140,7 +140,7 @@ class Injector:
         rank: this rank.
         host: this rank's host name.
         clock: time of the work done so far, nanoseconds; its differences are what shares are taken of.
-        spend: makes `clock` go on by so many seconds.
+        spend: makes `clock` advance by a number of seconds.
         sleep: replaced in tests.
     """
 

@@ -60,7 +60,7 @@ class TrainJob:
 
 
 def train(job: TrainJob) -> TrainResult:
-    """Train as planned, or go on with a training that was stopped.
+    """Train as planned, or resume a training that was stopped.
 
     SIGUSR1, and SIGTERM where there are checkpoints, let all ranks stop after the same step with a checkpoint.
 
@@ -70,7 +70,7 @@ def train(job: TrainJob) -> TrainResult:
     Raises:
         DataError: ranks read different data, or a checkpoint does not fit.
         ConfigError: a fault names a host that is not in the job.
-        WorldError: a GPU is asked for and there is none, or the ranks cannot reach each other.
+        WorldError: a GPU is requested and there is none, or the ranks cannot reach each other.
         TrainingFailed: out of memory, or the checkpoint at a stop cannot be written.
     """
     settings = job.config.world
@@ -157,7 +157,7 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
 
 
 class _Training:
-    """The steps of one rank, and what they have come to so far."""
+    """The steps of one rank, and their results so far."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class _Training:
         self._injector.attach(replica.pieces())
 
     def run(self, early: EarlySignal) -> str:
-        """Do all steps that are left; return the signal that ended them ahead of time, or an empty text."""
+        """Do the remaining steps; return the signal that ended them early, or an empty text."""
         settings, unit = self._job.plan.settings, self._job.plan.samples_unit
         style = self._job.progress if self._job.info.rank == 0 else "off"
         stops, begin_ns = False, time.monotonic_ns()
@@ -210,7 +210,7 @@ class _Training:
                 if num_timed > 0:
                     duration_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
                     self.samples_per_s = num_timed * self._job.plan.samples_per_step / duration_s
-                # Nobody waits for the losses: they are shown a step or so later, when they have come.
+                # No rank waits for the losses: they are shown a step or so later, when they have arrived.
                 if (step + 1) % settings.log_every == 0:
                     self.log.gather()
                 view.show(step + 1, losses=self.log.poll(), samples_per_s=self.samples_per_s)

@@ -20,7 +20,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory was not enough.
+    """Return whether an error means that memory ran out.
 
     On CPUs torch raises a plain RuntimeError, which only its text tells from others ("DefaultCPUAllocator: can't
     allocate memory" in c10/core/impl/alloc_cpu.cpp; NCCL and gloo pass on the words of the system).

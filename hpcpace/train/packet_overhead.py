@@ -1,7 +1,7 @@
 """How many bytes messages of gloo put on each Ethernet link, with acknowledgements and the headers of gloo and TCP.
 
-Each term has its cause in a protocol; none is fitted. Not counted: connections being made, retransmissions, and what
-the ranks tell each other outside of torch's collectives, such as clock synchronisation.
+Each term has its cause in a protocol; none is fitted. Not counted: connections being made, retransmissions, and
+messages between ranks outside of torch's collectives, such as clock synchronisations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PacketOverhead:
     mtu: int = 1500
     """Largest IP packet of the interface, in bytes."""
     acknowledged_bytes: int = 65536
-    """Data that one acknowledgement stands for. Linux joins segments of up to 64 KiB before TCP sees them (GRO) and
+    """Data covered by one acknowledgement. Linux joins segments of up to 64 KiB before TCP sees them (GRO) and
     acknowledges them as one; the most there can be is one for every second full segment (RFC 5681, section 4.2)."""
     ethernet_bytes: int = 14
     """Two addresses and the type."""
@@ -52,7 +52,7 @@ class PacketOverhead:
 
     @property
     def segments_per_ack(self) -> int:
-        """Segments that one acknowledgement stands for, where no data goes back that could carry it."""
+        """Segments covered by one acknowledgement, if no data goes back that could carry it."""
         return self.acknowledged_bytes // self.segment_bytes
 
     @property
@@ -100,7 +100,7 @@ def link_volumes(
         leaf_of_host: the leaf of each host; without it, only hosts are returned.
 
     Raises:
-        ConfigError: the placement does not name a host for each rank, a leaf for each host, or tells both apart.
+        ConfigError: the placement does not name a host for each rank, a leaf for each host, or uses one name for both.
     """
     if len(hosts) != len(wire_bytes):
         raise ConfigError(f"the placement names {len(hosts)} hosts for {len(wire_bytes)} ranks: name one a rank")

@@ -36,7 +36,7 @@ def stage_parameters(plan: TrainPlan, stage: int, tp: int) -> list[Shape]:
 def stage_pieces(plan: TrainPlan, stage: int, tp: int) -> list[list[Shape]]:
     """Return the shapes of a stage's parameters by the part of the model: embedding, blocks, head.
 
-    The head has no weight of its own where it shares that of the embedding.
+    The head has no separate weight if it shares that of the embedding.
     """
     shape, num_tp = gpt2_shape(plan), plan.mesh.tp
     width, cut = shape.width, shape.width // num_tp

@@ -1,7 +1,7 @@
-"""Which ways of training go together, decided before anything slow is loaded.
+"""Which training options can be combined, decided before anything slow is loaded.
 
-All rules are about one feature or a pair of them, so a combination is supported where no rule speaks against it; the
-tables in docs/cli.md are these rules.
+All rules concern one feature or a pair, so a combination is supported unless a rule excludes it; the tables in
+docs/cli.md show these rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpcpace.train.mesh import DIMENSIONS, Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """A feature that is refused on a mesh without a dimension."""
+    """A feature that needs a dimension of the mesh."""
 
     feature: str
     dimension: str
@@ -24,7 +24,7 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """Two features that are refused together."""
+    """Two features that exclude each other."""
 
     first: str
     second: str
@@ -100,18 +100,18 @@ def features(settings: TrainConfig, mesh: Mesh) -> frozenset[str]:
 
 
 def refusal(used: frozenset[str]) -> str | None:
-    """Return why features do not go together, or None where they do."""
+    """Return why features cannot be combined, or None if they can."""
     for need in NEEDS:
         if need.feature in used and need.dimension not in used:
             return f"{need.feature} {need.reason}: use a mesh with {need.dimension}=2 or more, or drop the option"
     for conflict in CONFLICTS:
         if conflict.first in used and conflict.second in used:
-            return f"{conflict.first} and {conflict.second} do not go together: {conflict.reason}; drop one"
+            return f"{conflict.first} and {conflict.second} cannot be combined: {conflict.reason}; drop one"
     return None
 
 
 def check_support(settings: TrainConfig, mesh: Mesh) -> None:
-    """Refuse settings that do not go together on a mesh.
+    """Refuse settings that cannot be combined on a mesh.
 
     Raises:
         ConfigError: a feature lacks a dimension of the mesh, or two exclude each other.

@@ -33,7 +33,7 @@ def choose_device(name: str, local_rank: int) -> torch.device:
         local_rank: number among the ranks of the host; it picks the GPU, unless the launcher shows this rank only one.
 
     Raises:
-        WorldError: cuda was asked for and there is none, or not one for each rank.
+        WorldError: cuda was requested, and there is no GPU, or not one for each rank.
     """
     import torch
 
