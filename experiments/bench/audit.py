@@ -27,7 +27,7 @@ from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.verdict import verdict_lines
 from hpcpace.config import LabConfig
 from hpcpace.lab.lab import Lab
-from hpcpace.observe.coordination import Alone
+from hpcpace.observe.coordination import SingleCoordinator
 from hpcpace.observe.host_snapshot import save_host_snapshots
 from hpcpace.world.environment import host_identity, locate, process_environ, rank_info
 
@@ -57,7 +57,7 @@ def in_a_session(repeats: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeats):
             begin_s, begin_wall_s = time.process_time(), time.perf_counter()
-            save_host_snapshots(Alone(), world, [key], environ, Path(folder), warn=print)
+            save_host_snapshots(SingleCoordinator(), world, [key], environ, Path(folder), warn=print)
             times.append((time.perf_counter() - begin_wall_s, time.process_time() - begin_s))
     wall_s, cpu_s = (statistics.median(column) for column in zip(*times, strict=True))
     print(f"snapshot in a session: wall {1000 * wall_s:.1f} ms, processor {1000 * cpu_s:.1f} ms (medians of {repeats})")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
 from experiments.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, at_most, run_scenes, series_of, spelled
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.pace.trial import Outcome
+from hpcpace.pace.trial import TrialOutcome
 
 NUM_CORES = len(os.sched_getaffinity(0))
 RANKS_PER_CORE = 4
@@ -94,7 +94,7 @@ def run(effort: Effort, tell: Tell) -> Finding:
             text="one core each: no policy is kept on, and slack's trials say that there is nothing to gain: "
             + "; ".join(ran.sentence for ran in series_of(found, ALONE, "slack").ran),
             holds=all(
-                ran.outcome in (Outcome.NO_EFFECT, Outcome.HARM, Outcome.HARM_AT_ONCE)
+                ran.outcome in (TrialOutcome.NO_EFFECT, TrialOutcome.HARM, TrialOutcome.HARM_AT_ONCE)
                 for series in alone
                 for ran in series.ran
             ),

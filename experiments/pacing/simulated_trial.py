@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Outcome, Trial, TrialResult
+from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm
 
 _NUM_WINDOWS_LATE = 2
@@ -89,7 +89,7 @@ def run_trial(times: StepTimes, settings: PaceSettings, *, gain: float, seed: in
     return SimulatedTrial(result=trial.result(), num_blocks_on=num_blocks_on)
 
 
-def outcomes_of(found: list[SimulatedTrial]) -> dict[Outcome, int]:
+def outcomes_of(found: list[SimulatedTrial]) -> dict[TrialOutcome, int]:
     """Return how often each outcome came, the most frequent first."""
     names = [trial.result.outcome for trial in found]
     return {name: names.count(name) for name in sorted(set(names), key=lambda name: -names.count(name))}

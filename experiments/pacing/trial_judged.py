@@ -11,7 +11,7 @@ from experiments.pacing.simulated_trial import SimulatedTrial, StepTimes, outcom
 from hpcpace.metrics.repetitions import Estimate, share_of
 from hpcpace.pace.sequential import POWER
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Outcome
+from hpcpace.pace.trial import TrialOutcome
 
 USUAL = StepTimes()
 SPIKY = StepTimes(spike_probability=0.005)
@@ -92,15 +92,16 @@ def judge(effort: Effort, tell: Tell) -> Finding:
         tell(f"{truth.name}: {outcomes_of(found[truth.name])}")
     nothing, nothing_spiky, easy, hardest, harm, much = found.values()
     quiet, quiet_spiky = (
-        share_of(sum(trial.result.outcome == Outcome.NO_EFFECT for trial in trials), num_runs)
+        share_of(sum(trial.result.outcome == TrialOutcome.NO_EFFECT for trial in trials), num_runs)
         for trials in (nothing, nothing_spiky)
     )
     seen, seen_hard = (
-        share_of(sum(trial.result.outcome == Outcome.GAIN for trial in trials), num_runs) for trials in (easy, hardest)
+        share_of(sum(trial.result.outcome == TrialOutcome.GAIN for trial in trials), num_runs)
+        for trials in (easy, hardest)
     )
-    ended = share_of(sum(trial.result.outcome != Outcome.GAIN for trial in harm), num_runs)
+    ended = share_of(sum(trial.result.outcome != TrialOutcome.GAIN for trial in harm), num_runs)
     blocks = float(np.median([trial.num_blocks_on for trial in harm]))
-    at_once = share_of(sum(trial.result.outcome == Outcome.HARM_AT_ONCE for trial in much), num_runs)
+    at_once = share_of(sum(trial.result.outcome == TrialOutcome.HARM_AT_ONCE for trial in much), num_runs)
     blocks_of_much = float(np.median([trial.num_blocks_on for trial in much]))
     claims = [
         Claim(text=f"off against off gives 'no effect' in 95 %: {shown(quiet)}", holds=quiet.high >= 0.95),

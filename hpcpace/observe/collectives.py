@@ -5,13 +5,13 @@ dispatcher, also for groups made before. A record opens when an operator is call
 seen: by the caller's own wait where it blocks at once, by the work's future otherwise, on GPUs by CUDA events.
 Operations that have not completed stay in `open_collectives` and so reach the journal: a hang shows.
 
-The layer stands at the dispatch key BackendSelect, which torch passes for every device and in inference mode and
-leaves empty for these operators; so no kernel of torch is replaced. From there `redispatch` goes on to the real
-kernel and gives up the GIL meanwhile. A kernel called with the GIL held (`get_kernel(...).call_boxed`) deadlocks:
+The layer sits at the dispatch key BackendSelect. Every call passes it, for every device and in inference mode, and
+torch has no kernel there for these operators, so none is replaced. `redispatch` then calls the real kernel without the
+GIL. A kernel called with the GIL held (`get_kernel(...).call_boxed`) deadlocks:
 gloo's worker holds the group's lock while it waits for the GIL to release a tensor.
 
-Completions arrive on a thread of gloo. There the time is noted by C functions alone, without a Python frame: each such
-call of a Python function makes and frees a stack for that thread, which was seen to add 15 us to an operation.
+Completions arrive on a gloo thread. Only C functions take the time there, without a Python frame: calling a Python
+function makes and frees a stack for that thread each time, which was measured to add 15 us to an operation.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.operators import Operator, operators
+from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.passages import Ticket
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
@@ -54,11 +54,24 @@ class _Group:
 
 
 class _Open:
-    """One operation that was entered and is not recorded yet."""
+    """An operation that has started and is not recorded yet."""
 
     __slots__ = (
-        "address", "blocked_ns", "enter_ns", "exit_ns", "group", "key", "kind", "op", "peer", "seq", "size_bytes",
-        "step", "ticket", "waiting", "work",
+        "address",
+        "arrival",
+        "blocked_ns",
+        "enter_ns",
+        "exit_ns",
+        "group",
+        "key",
+        "kind",
+        "op",
+        "peer",
+        "seq",
+        "size_bytes",
+        "step",
+        "waiting",
+        "work",
     )  # fmt: skip
 
     def __init__(self, op: Op, group: _Group, peer: int, size_bytes: int, step: int, enter_ns: int) -> None:
@@ -79,7 +92,7 @@ class _Open:
         self.work: Any = None
         self.key = 0
         self.address = 0
-        self.ticket: Ticket | None = None
+        self.arrival: Arrival | None = None
 
     def row(self) -> tuple[int, ...]:
         return (
@@ -92,9 +105,9 @@ class CollectiveObserver:
     """Records every communication operation of this process while installed.
 
     Attributes:
-        paused: set while hpcpace itself communicates, so that it does not observe itself.
-        num_failures: operations that could not be recorded; training never notices.
-        pacer: is told where the caller is blocked, and may hold it back there; None where the job is not paced.
+        paused: True while hpcpace itself communicates, so that it does not observe itself.
+        num_failures: operations that could not be recorded; training is not affected.
+        pacer: is called where the caller is about to be blocked, and may delay it; None if the job is not paced.
     """
 
     def __init__(self, recorder: Recorder, *, warn: Callable[[str], None], device_times: DeviceTimes | None) -> None:
@@ -115,7 +128,7 @@ class CollectiveObserver:
         self._original_wait: Any = None
 
     def install(self) -> None:
-        """Put the observing layer over the operators."""
+        """Install the observing layer over the operators."""
         library = torch.library.Library("c10d", "IMPL")
         functional = torch.library.Library("_c10d_functional", "IMPL")
         self._libraries = [library, functional]
@@ -126,7 +139,7 @@ class CollectiveObserver:
         setattr(dist.Work, _WAIT, self._observed_wait())
 
     def uninstall(self) -> None:
-        """Take the layer away; what is still open is recorded as never completed."""
+        """Remove the layer; record operations that are still open as never completed."""
         for library in self._libraries:
             library._destroy()
         self._libraries = []
@@ -142,7 +155,7 @@ class CollectiveObserver:
 
     @property
     def has_open(self) -> bool:
-        """Whether an operation is on its way."""
+        """Whether an operation is in flight."""
         self._close_completed()
         return bool(self._open) or (self._device_times is not None and self._device_times.has_pending)
 
@@ -158,12 +171,12 @@ class CollectiveObserver:
         return rows + (self._device_times.open_rows() if self._device_times is not None else [])
 
     def take_last_ranks(self) -> tuple[int, ...]:
-        """Return the global ranks of the group of the last collective since the last call; empty without one."""
+        """Return the global ranks of the last collective's group since the last call; empty without a collective."""
         ranks, self._last_ranks = self._last_ranks, ()
         return ranks
 
     def end_step(self, step: int) -> None:
-        """Record what nobody waits for: device times that are known by now, sends whose work was dropped."""
+        """Record operations that nobody waits for: known device times, and sends whose work was dropped."""
         if self._device_times is not None:
             self._device_times.resolve(self._add)
         self._close_completed()
@@ -186,13 +199,13 @@ class CollectiveObserver:
         def observed(keyset: Any, *args: Any) -> Any:
             if self.paused:
                 return redispatch(keyset.remove(_KEY), *args)
-            ticket = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
+            arrival = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
             begin = device_times.mark() if device_times is not None and keyset.has(_CUDA) else None
             enter_ns = clock()
             result = redispatch(keyset.remove(_KEY), *args)
             try:
                 opened = self._new(operator, args, enter_ns)
-                opened.ticket = ticket
+                opened.arrival = arrival
                 opened.blocked_ns = clock() - enter_ns  # gloo may do part of the work before it returns
                 if not operator.has_work:
                     opened.kind = ExitKind.WAIT
@@ -207,8 +220,8 @@ class CollectiveObserver:
 
         return observed
 
-    def _arrive(self, pacer: Pacer, operator: Operator, keyset: Any, args: tuple[Any, ...]) -> Ticket | None:
-        """Let the pacer hold back a caller that blocks at once; one that blocks later arrives at its wait."""
+    def _arrive(self, pacer: Pacer, operator: Operator, keyset: Any, args: tuple[Any, ...]) -> Arrival | None:
+        """Let the pacer delay a caller that blocks at once; a caller that blocks later arrives at its wait."""
         if operator.op in _MESSAGES or not operator.has_work or not operator.is_blocking(args):
             return None
         return pacer.arrive(operator.op.name.lower(), on_device=keyset.has(_CUDA))
@@ -248,7 +261,7 @@ class CollectiveObserver:
         work.get_future().add_done_callback(partial(contains, append))
 
     def _close_completed(self) -> None:
-        """Record the operations whose completion was noted; an operation that is being waited for closes after that."""
+        """Record the operations whose completion was noted; one that is being waited for closes after that."""
         while self._completions:
             try:
                 opened, exit_ns = self._completions.popleft()
@@ -283,11 +296,11 @@ class CollectiveObserver:
         return observed
 
     def _blocked(self, opened: _Open, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `wait` and credit its time to the operation; one that raises or runs into a timeout stays open."""
+        """Call `wait` and add its time to the operation; if it raises or times out, the operation stays open."""
         opened.waiting = True
         pacer = self.pacer
-        if pacer is not None and opened.ticket is None and opened.op not in _MESSAGES:
-            opened.ticket = pacer.arrive(f"wait for {opened.op.name.lower()}")
+        if pacer is not None and opened.arrival is None and opened.op not in _MESSAGES:
+            opened.arrival = pacer.arrive(f"wait for {opened.op.name.lower()}")
         begin_ns = time.monotonic_ns()
         try:
             result = wait(*args, **kwargs)
@@ -295,8 +308,8 @@ class CollectiveObserver:
             opened.waiting = False
             raise
         end_ns = time.monotonic_ns()
-        if pacer is not None and opened.ticket is not None:
-            pacer.leave(opened.ticket, self._members(opened), opened.size_bytes)
+        if pacer is not None and opened.arrival is not None:
+            pacer.leave(opened.arrival, self._members(opened), opened.size_bytes)
         opened.blocked_ns += end_ns - begin_ns
         self._close_completed()
         if not opened.exit_ns:
@@ -344,7 +357,7 @@ class CollectiveObserver:
     def _degrade(self, operator: Operator, error: Exception) -> None:
         self.num_failures += 1
         if self.num_failures == 1:
-            self._warn(f"cannot record {operator.name}: {type(error).__name__}: {error}; training goes on without it")
+            self._warn(f"cannot record {operator.name}: {type(error).__name__}: {error}; training continues without it")
 
 
 def _work(result: Any) -> Any:

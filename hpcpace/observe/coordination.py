@@ -1,6 +1,6 @@
-"""How the ranks of a session agree on what they share: over MPI where there is a world of it, else over torch.
+"""How the ranks of a session agree on shared facts: over MPI if the job has an MPI communicator, else over torch.
 
-First all of them say that they take part (`roll_call`); from there on every exchange has a timeout.
+First every rank confirms that it takes part (`roll_call`); every exchange after that has a timeout.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ class Coordinator(Protocol):
         """Return the value of every rank, in order of rank; values are those of JSON.
 
         Raises:
-            WorldError: not every rank came in time.
+            WorldError: a rank did not answer in time.
         """
 
     def meet(self, timeout_s: float) -> None:
-        """Wait until every rank is here; afterwards only `close` may be called.
+        """Wait until every rank has called this; after it, only `close` may be called.
 
         Raises:
-            WorldError: not every rank came in time.
+            WorldError: a rank did not answer in time.
         """
 
     def transport(self, timeout_s: float) -> Transport | None:
-        """Return a new way for the messages of clock synchronisations, None in a world of one.
+        """Return a new transport for clock synchronisations; None in a world of one.
 
         Raises:
-            ClockSyncError: not every rank came in time.
+            ClockSyncError: a rank did not answer in time.
         """
 
     def close(self) -> None:
-        """Free what was opened."""
+        """Free all resources."""
 
 
-class Alone:
-    """A world of one."""
+class SingleCoordinator:
+    """In a world of one."""
 
     name = "alone"
 
@@ -67,15 +67,15 @@ class Alone:
         """Return at once."""
 
     def transport(self, timeout_s: float) -> Transport | None:
-        """Return nothing, since there is nobody to talk to."""
+        """Return None: there is no other rank."""
         return None
 
     def close(self) -> None:
         """Do nothing."""
 
 
-class OverMpi:
-    """A duplicate of an MPI communicator, so that our messages never meet those of the job."""
+class MpiCoordinator:
+    """Over a duplicate of an MPI communicator, so that our messages never mix with those of the job."""
 
     name = "mpi"
 
@@ -83,7 +83,7 @@ class OverMpi:
         """Duplicate the communicator. Collective: every rank of `comm` calls this.
 
         Raises:
-            WorldError: not every rank came in time.
+            WorldError: a rank did not answer in time.
         """
         self._abandoned: list[Any] = []
         self._comm, request = comm.Idup()
@@ -102,7 +102,7 @@ class OverMpi:
         return [json.loads(texts[begin:end].tobytes()) for begin, end in parts]
 
     def meet(self, timeout_s: float) -> None:
-        """Wait until every rank is here; see Coordinator."""
+        """Wait until every rank has called this; see Coordinator."""
         self._wait(self._comm.Ibarrier(), Deadline(timeout_s))
 
     def transport(self, timeout_s: float) -> Transport | None:
@@ -110,7 +110,7 @@ class OverMpi:
         return MpiTransport(self._comm, timeout_s)
 
     def close(self) -> None:
-        """Free the duplicate; where a rank did not come it is left to MPI, because freeing needs all ranks."""
+        """Free the duplicate; if a rank did not come, leave it to MPI, because freeing needs all ranks."""
         if not self._abandoned:
             self._comm.Free()
 
@@ -123,16 +123,16 @@ class OverMpi:
             time.sleep(_POLL_INTERVAL_S)
 
 
-class OverTorch:
-    """A gloo group of its own over all ranks of torch's default group, which must exist already."""
+class TorchCoordinator:
+    """Over a separate gloo group with all ranks of torch's default group, which must exist already."""
 
     name = "torch"
 
     def __init__(self, timeout_s: float, store: Any) -> None:
-        """Make the group by a connection to torch's store. Collective: every rank calls this.
+        """Make the group through a connection to torch's store. Collective: every rank calls this.
 
         Raises:
-            WorldError: not every rank came in time.
+            WorldError: a rank did not answer in time.
         """
         self._store = store
         try:
@@ -166,7 +166,7 @@ class OverTorch:
         return parts
 
     def meet(self, timeout_s: float) -> None:
-        """Wait until every rank is here; see Coordinator."""
+        """Wait until every rank has called this; see Coordinator."""
         import torch.distributed as dist
 
         options = dist.BarrierOptions()
@@ -196,17 +196,17 @@ def _mpi_byte() -> Any:
 
 
 def _not_all_came(timeout_s: float) -> WorldError:
-    return WorldError(f"not every rank came within {timeout_s:.3g} s: one has died, or is very late")
+    return WorldError(f"not every rank came within {timeout_s:.3g} s: one has died or is very late")
 
 
 def coordinate(world: RankInfo | None, comm: Any, attendance: Attendance, *, timeout_s: float) -> Coordinator:
-    """Return the way in which the ranks of this job agree. Every rank calls this, also one that cannot take part.
+    """Return the coordinator of this job's ranks. Every rank calls this, even one that cannot take part.
 
     Args:
-        world: this rank's place; None where its environment does not tell it.
+        world: this rank's place; None if its environment does not give it.
         comm: an MPI communicator of all ranks, or None.
-        attendance: what this rank says of itself.
-        timeout_s: how long it waits for the others to come, and again for making the way.
+        attendance: whether this rank can take part, and its settings.
+        timeout_s: how long it waits for the others to come, and again to make the connection.
 
     Raises:
         NotEveryRank: a rank cannot take part, or did not come.
@@ -214,9 +214,9 @@ def coordinate(world: RankInfo | None, comm: Any, attendance: Attendance, *, tim
     """
     if comm is not None and comm.Get_size() > 1:
         call_over_mpi(comm, attendance, timeout_s)
-        return OverMpi(comm, timeout_s)
+        return MpiCoordinator(comm, timeout_s)
     if world is not None and world.world_size == 1:
-        return Alone()
+        return SingleCoordinator()
     import torch.distributed as dist
 
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -224,9 +224,9 @@ def coordinate(world: RankInfo | None, comm: Any, attendance: Attendance, *, tim
             told = f"{world.launcher} started {world.world_size} ranks, and torch connects {dist.get_world_size()}"
             attendance = Attendance(problem=attendance.problem or told, settings=attendance.settings)
         store = call_over_store(dist.get_rank(), dist.get_world_size(), attendance, timeout_s)
-        return OverTorch(timeout_s, store)
+        return TorchCoordinator(timeout_s, store)
     if world is None:
-        raise WorldError("the place of this rank is not known, and nothing connects it with others")
+        raise WorldError("this rank's place in the job is unknown, and neither MPI nor torch connects it to others")
     raise WorldError(
         f"{world.world_size} ranks started by {world.launcher} are not connected yet: enter the session after "
         "torch.distributed.init_process_group, or pass an MPI communicator as comm"

@@ -1,4 +1,4 @@
-"""Start and end of collectives on the GPU, from CUDA events that are read later, without ever synchronising a step.
+"""Start and end of collectives on the GPU, from CUDA events that are read later, without synchronising a step.
 
 The start of an operation is the point in the caller's stream at which it was issued; it ends where its work's future
 is complete on the device. Events are mapped to CLOCK_MONOTONIC over an anchor event whose host time is known.
@@ -51,7 +51,7 @@ class DeviceTimes:
         self._anchor_ns = 0
 
     def anchor(self, add: Callable[..., None]) -> None:
-        """Tie device time to host time anew; waits for the device, so it is called between steps only.
+        """Tie device time to host time again; waits for the device, so call it between steps only.
 
         CUDA returns elapsed times as float32 milliseconds: 30 s after an anchor their grain is 2 us. Operations
         that are complete by then are recorded over the former anchor.

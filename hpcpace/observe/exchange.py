@@ -1,7 +1,7 @@
-"""The messages of pacing between all ranks: beside those of the training, and below torch's dispatcher.
+"""The messages of pacing between all ranks: separate from those of the training, and below torch's dispatcher.
 
-Over torch they travel on a gloo group of their own, on gloo's threads; where torch connects nobody, over MPI. Nobody
-waits longer than a timeout for a rank that does not come.
+Over torch they use a separate gloo group and gloo's threads; if torch does not connect the ranks, they use MPI. No rank
+waits longer than a timeout for another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcpace.errors import WorldError
-from hpcpace.pace.pacer import Gathering
+from hpcpace.pace.exchange import Exchange
 from hpcpace.world.gloo import gloo_group
 
 _POLL_INTERVAL_S = 0.0001
@@ -44,7 +44,7 @@ class TorchExchange:
         return [pickle.loads(part.numpy().tobytes()) for part in parts]
 
     def start(self, values: Sequence[float]) -> None:
-        """Begin to take the minimum of each value over the ranks."""
+        """Start to take the minimum of each value over the ranks."""
         import torch
         import torch.distributed as dist
 
@@ -54,7 +54,7 @@ class TorchExchange:
         self._pending = self._backend.allreduce([tensor], options), tensor
 
     def finish(self) -> list[float]:
-        """Wait for what was begun, at most as long as the timeout, and return it."""
+        """Wait for the minimum that was started, up to the timeout, and return it."""
         assert self._pending is not None, "finish follows start"
         (work, tensor), self._pending = self._pending, None
         work.wait()
@@ -62,7 +62,7 @@ class TorchExchange:
         return values
 
     def close(self) -> None:
-        """End the group, and with it gloo's threads; see OverTorch.close."""
+        """End the group, and with it gloo's threads; see TorchCoordinator.close."""
         self._backend = None
 
 
@@ -90,13 +90,13 @@ class MpiExchange:
         return [pickle.loads(part.tobytes()) for part in parts]
 
     def start(self, values: Sequence[float]) -> None:
-        """Begin to take the minimum of each value over the ranks."""
+        """Start to take the minimum of each value over the ranks."""
         own = np.array(values, dtype=np.float64)
         least = np.empty_like(own)
         self._pending = self._comm.Iallreduce(own, least, op=self._min), own, least
 
     def finish(self) -> list[float]:
-        """Wait for what was begun, at most as long as the timeout, and return it."""
+        """Wait for the minimum that was started, up to the timeout, and return it."""
         assert self._pending is not None, "finish follows start"
         (request, _, least), self._pending = self._pending, None
         self._wait(request)
@@ -111,12 +111,12 @@ class MpiExchange:
         deadline_s = time.monotonic() + self._timeout_s
         while not request.Test():
             if time.monotonic() > deadline_s:
-                raise WorldError(f"not every rank came within {self._timeout_s:g} s: one has died, or is very late")
+                raise WorldError(f"not every rank came within {self._timeout_s:g} s: one has died or is very late")
             time.sleep(_POLL_INTERVAL_S)
 
 
-def open_exchange(comm: Any, num_ranks: int, timeout_s: float) -> Gathering | None:
-    """Return the way of pacing's messages, None in a world of one. Collective: every rank of the job calls this.
+def open_exchange(comm: Any, num_ranks: int, timeout_s: float) -> Exchange | None:
+    """Return the exchange of pacing; None in a world of one. Collective: every rank of the job calls this.
 
     Args:
         comm: an MPI communicator of all ranks, or None.

@@ -11,14 +11,14 @@ _PAGE_BYTES = resource.getpagesize()
 
 
 class HostCounters:
-    """Reads one row of the trace's `host` table; a counter that this host does not have reads as zero.
+    """Reads one row of the trace's `host` table; counters that this host lacks read as zero.
 
     Args:
         gpu_uuid: identity of this rank's GPU for NVML, like `GPU-3f...`, None without one (NVML and torch number GPUs
             differently).
         proc: where procfs is mounted.
         cgroup: where the cgroup tree is mounted.
-        warn: told once why GPU counters stay zero.
+        warn: takes one warning that says why GPU counters stay zero.
     """
 
     def __init__(

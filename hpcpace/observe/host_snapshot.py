@@ -42,14 +42,14 @@ def save_host_snapshots(
     Args:
         coordinator: between the ranks.
         world: this rank's place.
-        host_keys: of all ranks, what tells hosts apart.
+        host_keys: of all ranks; equal on ranks of one host.
         environ: of this rank.
-        folder: where to, as `Attempt.snapshot_dir`.
-        warn: told what did not work.
-        deadline: when all of it has to be done.
+        folder: the target, as `Attempt.snapshot_dir`.
+        warn: takes a warning about what failed.
+        deadline: by when all of it must be done.
 
     Raises:
-        WorldError: not every rank came by then.
+        WorldError: a rank did not answer by then.
     """
     part: dict[str, Any] = {"host": world.host, "rank": world.rank}
     host: Snapshot | None = None

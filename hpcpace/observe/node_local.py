@@ -1,4 +1,4 @@
-"""What a rank brings to safety before it ends: its trace from node-local disk, and what is in memory at SIGTERM.
+"""What a rank saves before it ends: its trace from node-local disk, and the rows in memory at SIGTERM.
 
 Slurm sends SIGTERM to every rank at scancel and at the time limit, and SIGKILL after KillWait seconds.
 """
@@ -29,13 +29,13 @@ _TIDYING_SHARE = 0.1
 
 
 class NodeLocalTrace:
-    """A trace that lies on node-local disk while the job runs, and is brought home, whole or not at all.
+    """A trace that is on node-local disk while the job runs, and is copied into the run, whole or not at all.
 
-    The disk may be open to everybody, as /tmp is: the trace gets a new folder, which is held open, and no link that
-    somebody plants is followed.
+    Everybody may be able to write to the disk, as to /tmp: the trace gets a new folder, which is held open, and no
+    planted link is followed.
 
     Args:
-        trace_dir: the folder on that disk, made where there is none.
+        trace_dir: the folder on that disk; made if it does not exist.
         name: of the trace's own folder in it.
         destination: the HDF5 file in the run.
 
@@ -74,7 +74,7 @@ class NodeLocalTrace:
         in_time(partial(self._copy, self._folder, deadline), timeout_s, "it")
 
     def remove(self) -> None:
-        """Remove a trace that was brought home, and its folder."""
+        """Remove a trace that was copied into the run, and its folder."""
         if self._folder is None:
             return
         with contextlib.suppress(OSError), self._folder:  # what stays costs space, and nothing else
@@ -126,7 +126,7 @@ class TerminationTrap:
         self._sockets: tuple[socket.socket, socket.socket] | None = None
 
     def install(self) -> bool:
-        """Set the trap and return whether it could be set."""
+        """Set the trap; return whether that worked."""
         if threading.current_thread() is not threading.main_thread() or not _is_free(signal.SIGTERM):
             return False
         reader, writer = self._sockets = socket.socketpair()
@@ -140,7 +140,7 @@ class TerminationTrap:
         return True
 
     def remove(self) -> None:
-        """Take the trap away; where another thread than the main one asks, which Python forbids, it stays."""
+        """Remove the trap; it stays if a thread other than the main one asks, as Python forbids that."""
         if self._sockets is None or threading.current_thread() is not threading.main_thread():
             return
         (_, writer), self._sockets = self._sockets, None
@@ -187,7 +187,7 @@ def _end_by_default(number: signal.Signals) -> None:
 
 
 def _is_free(number: signal.Signals) -> bool:
-    """Return whether nobody handles a signal, and no event loop listens for signals."""
+    """Return whether a signal has no handler, and no event loop listens for signals."""
     listener = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(listener)
     # Handlers set in C, such as those of faulthandler, are unknown to Python.

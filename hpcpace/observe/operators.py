@@ -1,4 +1,4 @@
-"""What each c10d operator means and where its arguments stand, read from torch's own operator schemas.
+"""What each c10d operator means and where its arguments are, read from torch's own operator schemas.
 
 Argument positions are looked up by name, so that another torch release may add or move arguments.
 """

@@ -1,4 +1,4 @@
-"""Pacing as part of a session: made from what the session knows, ended with trial.json and one line on stderr."""
+"""Pacing as part of a session: opens the pacer, closes it with trial.json and one line on stderr."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 from hpcpace.observe.recording import Recording
-from hpcpace.pace.mechanisms import RankFacts, core_names
-from hpcpace.pace.pacer import Gathering, Pacer
-from hpcpace.pace.passages import Ticket
+from hpcpace.pace.arrivals import Arrival
+from hpcpace.pace.exchange import Exchange
+from hpcpace.pace.mechanisms import RankProfile, core_names
+from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.rundir import Attempt
 from hpcpace.world.environment import RankInfo
@@ -21,13 +22,12 @@ def open_pacer(
     *,
     world: RankInfo,
     host_key: str,
-    exchange: Gathering | None,
+    exchange: Exchange | None,
     recording: Recording,
     first_step: int,
-    num_warmup: int,
     warn: Callable[[str], None],
 ) -> Pacer:
-    """Return the pacer of this rank, which the recording tells where the rank is blocked.
+    """Return the pacer of this rank; the recording calls it where the rank is blocked.
 
     Args:
         settings: how; the policy is not `none`.
@@ -35,19 +35,16 @@ def open_pacer(
         host_key: equal on ranks of one host.
         exchange: as `open_exchange` returns it.
         recording: not started yet.
-        first_step: number of the first step.
-        num_warmup: steps from there that do not count.
+        first_step: the first step after the warm-up.
         warn: takes a warning.
     """
     pacer = Pacer(
         settings,
         rank=world.rank,
         exchange=exchange,
-        facts=RankFacts(host_key=host_key, cores=core_names(sorted(os.sched_getaffinity(0)))),
+        profile=RankProfile(host_key=host_key, cores=core_names(sorted(os.sched_getaffinity(0)))),
         first_step=first_step,
-        num_warmup=num_warmup,
-        add_row=recording.recorder.add_pacing,
-        add_phase=recording.add_pace,
+        trace=recording,
         warn=warn,
     )
     recording.pace_by(pacer)
@@ -56,7 +53,7 @@ def open_pacer(
 
 
 def close_pacer(pacer: Pacer, attempt: Attempt, rank: int, *, in_order: bool, warn: Callable[[str], None]) -> None:
-    """End pacing; rank 0 writes what came of it. Collective if `in_order`."""
+    """End pacing; rank 0 writes trial.json. Collective if `in_order`."""
     record = pacer.close(in_order=in_order)
     if rank != 0:
         return
@@ -71,24 +68,23 @@ class PacedBlock:
     """A block of the caller's own that waits for all other ranks: `with session.pacing_point(): comm.Allreduce(...)`.
 
     Args:
-        pacer: None where the job is not paced.
+        pacer: of this rank.
         name: what the point is called.
         num_ranks: ranks of the job.
     """
 
-    def __init__(self, pacer: Pacer | None, name: str, num_ranks: int) -> None:
+    def __init__(self, pacer: Pacer, name: str, num_ranks: int) -> None:
         self._pacer = pacer
         self._name = name
         self._num_ranks = num_ranks
-        self._ticket: Ticket | None = None
+        self._arrival: Arrival | None = None
 
     def __enter__(self) -> None:
-        if self._pacer is not None:
-            self._ticket = self._pacer.arrive(self._name)
+        self._arrival = self._pacer.arrive(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ticket, self._ticket = self._ticket, None
-        if self._pacer is not None and kind is None:
-            self._pacer.leave(ticket, tuple(range(self._num_ranks)))
+        arrival, self._arrival = self._arrival, None
+        if kind is None:
+            self._pacer.leave(arrival, tuple(range(self._num_ranks)))

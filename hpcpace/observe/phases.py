@@ -1,6 +1,6 @@
-"""Observation of phases that need no line in the training script: data, forward, backward, grad_sync, optimizer, gc.
+"""Observation of phases without code changes: data, forward, backward, grad_sync, optimizer, gc.
 
-Rows nest: grad_sync and gc stand inside the phase in which they happen, and on reading the innermost one gets the time.
+Rows nest: grad_sync and gc are inside the phase in which they happen, and the reader gives the time to the innermost.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.passages import Ticket
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import Phase
 
@@ -24,17 +24,17 @@ _SHORTEST_GC_NS = 50_000
 
 
 class PhaseObserver:
-    """Records phases by torch's own hooks where there are some, and by wrapped functions elsewhere.
+    """Records phases with torch's hooks where they exist, and with wrapped functions elsewhere.
 
     Args:
         recorder: takes the rows.
-        has_open_collectives: whether communication is on its way; the end of backward counts as gradient
+        has_open_collectives: whether communication is in flight; the end of backward counts as gradient
             synchronisation only then.
         on_optimizer_step: called after each step of an optimizer.
         take_last_ranks: returns the global ranks of the group of the last collective since the last call.
 
     Attributes:
-        pacer: is told where the caller waits for gradients, and may hold it back there; None where nobody is paced.
+        pacer: is called where the caller waits for gradients, and may delay it; None if the job is not paced.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PhaseObserver:
         self._cleanup.callback(gc.callbacks.remove, self._collected)
 
     def uninstall(self) -> None:
-        """Take every hook and wrapper away."""
+        """Remove every hook and wrapper."""
         self._cleanup.close()
 
     def watch(self, model: Any) -> None:
@@ -119,17 +119,17 @@ class PhaseObserver:
     def _timed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def timed(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             local_end_ns: list[int] = []
-            tickets: list[Ticket | None] = []
+            arrivals: list[Arrival | None] = []
             if self.pacer is not None:
                 self._take_last_ranks()
-            handle = self._at_local_end(tensors, local_end_ns, tickets)
+            handle = self._at_local_end(tensors, local_end_ns, arrivals)
             begin_ns = time.monotonic_ns()
             try:
                 return backward(tensors, *args, **kwargs)
             finally:
                 end_ns = time.monotonic_ns()
-                if tickets and self.pacer is not None:
-                    self.pacer.leave(tickets[0], self._take_last_ranks())
+                if arrivals and self.pacer is not None:
+                    self.pacer.leave(arrivals[0], self._take_last_ranks())
                 self._add(Phase.BACKWARD, begin_ns, end_ns)
                 if local_end_ns:
                     self._add(Phase.GRAD_SYNC, local_end_ns[0], end_ns)
@@ -138,8 +138,8 @@ class PhaseObserver:
 
         return timed
 
-    def _at_local_end(self, tensors: Any, local_end_ns: list[int], tickets: list[Ticket | None]) -> Any:
-        """Note when this rank's own part of backward is over, if gradients are still on their way then.
+    def _at_local_end(self, tensors: Any, local_end_ns: list[int], arrivals: list[Arrival | None]) -> Any:
+        """Note when this rank's own part of backward is over, if gradients are still in flight then.
 
         The autograd engine calls its final callbacks in the order in which they were queued. DDP queues the wait for
         its buckets when the last of them is ready; ours is queued at the start and so runs before that wait.
@@ -154,7 +154,7 @@ class PhaseObserver:
                 local_end_ns.append(time.monotonic_ns())
             # Also where all gradients have come already: the rank that need not wait is the critical one.
             if self.pacer is not None:
-                tickets.append(self.pacer.arrive("backward"))
+                arrivals.append(self.pacer.arrive("backward"))
 
         def starts(_: torch.Tensor) -> None:
             torch.autograd.Variable._execution_engine.queue_callback(local_end)

@@ -1,4 +1,4 @@
-"""What run.json says about a run: settings, versions, hosts, commit.
+"""The content of run.json: settings, versions, hosts, commit.
 
 Of the environment only the variables below are kept, and of nothing a secret (`hpcpace.redaction`).
 docs/recorded-data.md lists every field.
@@ -60,7 +60,7 @@ def run_record(
         "environment": _kept(environ),
         **facts,
     }
-    # A secret that a name gives away here is taken out also where nothing else tells of it.
+    # A value whose name marks it as a secret here is removed everywhere else as well.
     redacted: dict[str, Any] = Redaction.of(environ, sys.argv).content(record)
     return redacted
 

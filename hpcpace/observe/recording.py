@@ -1,4 +1,4 @@
-"""Everything that runs while a rank records: recorder, observers, counters and clock, started and ended in order."""
+"""Everything that runs while a rank records: recorder, observers, counters and clock, started and stopped in order."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Recording:
 
     Args:
         path: where the trace belongs in the run.
-        network: the host's interfaces, None on ranks that do not record them.
-        clock_sync: compares clocks with the other ranks, None where that is switched off.
+        network: the host's interfaces; None on ranks that do not record them.
+        clock_sync: compares clocks with the other ranks; None if that is switched off.
         on_optimizer_step: called after each step of an optimizer.
         warn: takes a warning.
-        warn_once_for_all: takes one of what all ranks meet alike.
+        warn_once_for_all: takes a warning that concerns all ranks alike.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Recording:
         )
 
     def start(self, first_step: int = 0) -> None:
-        """Begin to record. Collective: the clocks are compared for the first time."""
+        """Start to record. Collective: the clocks are compared for the first time."""
         self.recorder.start()
-        # The file stands from the first step on, also of a rank that dies within its first second.
+        # The file exists from the first step on, even if the rank dies within its first second.
         self.recorder.flush(_FIRST_FLUSH_TIMEOUT_S)
         trap = TerminationTrap(self._rescue)
         if trap.install():
@@ -102,15 +102,19 @@ class Recording:
         self.phases.install()
 
     def pace_by(self, pacer: Pacer) -> None:
-        """Let the pacer know where this rank is blocked, before `start`."""
+        """Call the pacer wherever this rank is blocked; use this before `start`."""
         self._collectives.pacer = self.phases.pacer = pacer
 
-    def add_pace(self, begin_ns: int, end_ns: int) -> None:
-        """Record a delay of the current step."""
+    def add_pacing(self, *row: int) -> None:
+        """Record a row of the `pacing` table."""
+        self.recorder.add_pacing(*row)
+
+    def add_delay(self, begin_ns: int, end_ns: int) -> None:
+        """Record a delay in the current step."""
         self.recorder.add_phase(self.recorder.step, Phase.PACE, begin_ns, end_ns, -1)
 
     def end_step(self, step: int, begin_ns: int, end_ns: int, samples: int, flags: int) -> None:
-        """Record a step and make ready for the next. Collective in those steps in which the clocks are compared."""
+        """Record a step and prepare the next. Collective in those steps in which the clocks are compared."""
         self.recorder.add_step(step, begin_ns, end_ns, samples, flags)
         self._collectives.end_step(step)
         self.recorder.step = step + 1
@@ -145,7 +149,7 @@ class Recording:
         except ClockSyncError as error:
             self._clock_sync = None
             self._warn_once_for_all(
-                f"clocks are compared no further: {error}; times of different hosts lose precision from here on"
+                f"clock comparisons stop: {error}; times of different hosts lose precision from here on"
             )
         else:
             self.recorder.add_clock(*sample)
@@ -160,21 +164,21 @@ class Recording:
                 self._bring_home(self._local, min(self._copy_timeout_s, _RESCUE_COPY_TIMEOUT_S))
 
     def _bring_home(self, trace: NodeLocalTrace, timeout_s: float) -> bool:
-        """Bring the trace home from a node-local disk, and return whether that worked."""
+        """Copy the trace from a node-local disk into the run; return whether that worked."""
         try:
             trace.bring_home(timeout_s)
         except OSError as error:
             reason = error.strerror or str(error)
             self._warn(
                 f"the trace stays in {trace.path}: copying it to {trace.destination} failed: {reason}; "
-                "copy it, and the journal beside it, before the disk is cleared"
+                "copy it, and the journal next to it, before the disk is cleared"
             )
             return False
         return True
 
 
 def _local_name(header: TraceHeader) -> str:
-    """Return a name for a rank's folder on node-local disk, apart from what earlier jobs have left there."""
+    """Return a name for a rank's folder on node-local disk that no earlier job has used."""
     return f"{header.run_id}-attempt-{header.attempt}-{header.created_unix_ns}"
 
 

@@ -1,7 +1,7 @@
-"""Whether all ranks take part in a session, before any of them waits for another in it.
+"""The roll call of a session: whether all ranks take part, before any of them waits for another.
 
-A rank whose settings are wrong says so at once; a rank that does not come leaves nobody waiting for longer than the
-timeout. Then nobody records, and the job is as if there were no session. Over torch the ranks meet at the store of the
+A rank with wrong settings says so at once, and if a rank does not come, the others wait no longer than the timeout. In
+both cases no rank records, and the job runs as if there were no session. Over torch the ranks meet at the store of the
 default group, over MPI at rank 0 by messages: neither is a collective, of which a rank that never comes would leave the
 others out of step.
 """
@@ -20,7 +20,7 @@ from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.gloo import own_store
 
 _POLL_INTERVAL_S = 0.001
-# How much longer than the one who decides the others wait for what it has decided.
+# How much longer the other ranks wait for the decision than the rank that decides.
 _GRACE_S = 2.0
 _MOST_NAMED = 8
 _MOST_ASKED = 4096
@@ -32,11 +32,11 @@ _MOST_REASON = 600
 
 @dataclass(frozen=True, kw_only=True)
 class Attendance:
-    """What a rank says of itself.
+    """The answer of a rank at the roll call.
 
     Attributes:
-        problem: why it cannot take part; empty where it can.
-        settings: what has to be the same on all ranks, by name.
+        problem: why it cannot take part; empty if it can.
+        settings: those that must be the same on all ranks, by name.
     """
 
     problem: str
@@ -44,15 +44,15 @@ class Attendance:
 
     @property
     def settings_text(self) -> str:
-        """The settings as one text, the same where they are the same."""
+        """The settings as one text; equal settings give equal texts."""
         return json.dumps(self.settings, sort_keys=True)
 
 
 class NotEveryRank(WorldError):
-    """Some rank does not take part, so that no rank does.
+    """A rank does not take part, so no rank does.
 
     Attributes:
-        is_told: whether another rank tells the user.
+        is_told: whether another rank warns the user.
     """
 
     def __init__(self, message: str, *, is_told: bool) -> None:
@@ -61,14 +61,14 @@ class NotEveryRank(WorldError):
 
 
 def call_over_store(rank: int, num_ranks: int, attendance: Attendance, timeout_s: float) -> Any:
-    """Meet at the store of torch's default group, and return a connection to it that is ours, or None.
+    """Meet at the store of torch's default group; return a connection of our own to it, or None.
 
-    Every rank calls this; nobody waits for long if one does not.
+    Every rank calls this; if one does not, the others wait no longer than the timeout.
 
     Args:
         rank: this rank.
-        num_ranks: of the job.
-        attendance: what it says.
+        num_ranks: number of ranks of the job.
+        attendance: its answer.
         timeout_s: how long a rank waits for the others.
 
     Raises:
@@ -120,7 +120,7 @@ def call_over_mpi(comm: Any, attendance: Attendance, timeout_s: float) -> None:
         else:
             decision = _ask_over_mpi(comm, attendance, timeout_s + _GRACE_S)
     except MPI.Exception as error:
-        raise NotEveryRank(f"MPI has no way to the other ranks ({error})", is_told=False) from error
+        raise NotEveryRank(f"MPI cannot reach the other ranks ({error})", is_told=False) from error
     _check(json.loads(decision), comm.Get_rank())
 
 
@@ -196,15 +196,15 @@ def _differing(attendance: Attendance, others_text: str) -> str:
     names = [name for name, value in attendance.settings.items() if others.get(name) != value]
     if not names:
         return ""
-    return f"settings differ between ranks: {', '.join(names)}; give all ranks the same"
+    return f"settings differ between ranks: {', '.join(names)}; use the same on all ranks"
 
 
 def _absent(ranks: Sequence[int], timeout_s: float) -> str:
     names = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
     who = f"rank{'s' if len(ranks) > 1 else ''} {names}" if ranks else "a rank"
     return (
-        f"{who} did not come to the session within {timeout_s:g} s "
-        "(trace.start_timeout_s): every rank has to enter it, or one has died"
+        f"{who} did not enter the session within {timeout_s:g} s "
+        "(trace.start_timeout_s): every rank must enter it; check that none has died"
     )
 
 

@@ -57,5 +57,5 @@ class CounterThread:
             while not self._stopped.wait(self._interval_s):
                 self.sample()
             self.sample()
-        except Exception as error:  # the boundary of this thread: counters are a courtesy, the job goes on
-            self._warn(f"network and host counters end here: {type(error).__name__}: {error}")
+        except Exception as error:  # the boundary of this thread: the job does not depend on counters
+            self._warn(f"network and host counters stop: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""A session around somebody else's script: it begins once the ranks are connected and ends before they part."""
+"""A session around an unchanged script: it starts once the ranks are connected and ends before they disconnect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcpace.errors import DataError, WorldError
 from hpcpace.observe.session import session
 from hpcpace.world.environment import process_environ, rank_info
 
-# Where a launcher of several ranks has left any of these, the script will connect them.
+# If a launcher of several ranks has set any of these, the script will connect them.
 _LAUNCHED = frozenset(("RANK", "WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"))
 
 
@@ -33,15 +33,15 @@ def run_script(
     """Run a Python script as `python SCRIPT ARGUMENTS` would, traced.
 
     Raises:
-        DataError: there is no such script.
+        DataError: the script does not exist.
         BaseException: whatever the script raises.
     """
     if not script.is_file():
-        raise DataError(f"no script at {script}: name the Python file that trains, then its own arguments")
+        raise DataError(f"no script at {script}: give the training script, then its arguments")
     try:
         connects = rank_info(process_environ()).world_size > 1
     except WorldError:
-        # The session says why this rank cannot record, where the script connects it with others also to those.
+        # The session warns why this rank cannot record, and tells the other ranks if the script connects it to them.
         connects = not _LAUNCHED.isdisjoint(process_environ())
     with ExitStack() as stack:
 
@@ -72,7 +72,7 @@ def _take_place_of_command(script: Path, arguments: Sequence[str]) -> None:
     folder_of_command = str(Path(sys.argv[0]).resolve().parent)
     if sys.path[:1] == [folder_of_command]:
         del sys.path[0]
-    # -P may be meant for hpcpace alone, the variable is meant for every Python.
+    # -P may be meant for hpcpace alone; the variable is meant for every Python.
     if not process_environ().get("PYTHONSAFEPATH"):
         sys.path.insert(0, str(script.resolve().parent))
     sys.argv = [str(script), *arguments]

@@ -1,9 +1,9 @@
 """The law that turns slack into a delay: a pure state machine, measurements in, delay out.
 
-A rank has slack where it is ready before the critical one, the last of those that meet at the pacing point; being
-delayed by less than its slack costs nobody anything. The law takes less than that (a share of the lower quartile, or of
-the median where steps have got shorter, less a guard), less still in a step in which the rank is late, watches what it
-costs (harm), and gives up where it costs anything. Whatever it cannot trust means no delay.
+A rank has slack if it is ready before the critical rank, the last one to arrive at the pacing point; a delay shorter
+than its slack costs nothing. The law uses less than the slack (a share of the lower quartile, or of the median where
+steps have become shorter, minus a guard), even less in a step in which the rank is late, measures what it costs (harm),
+and gives up if it costs anything. Measurements that cannot be trusted mean no delay.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _MEDIAN_VARIANCE = math.pi / 2
 
 
 class _Past:
-    """What was measured in the last steps of one kind, paced or not.
+    """The measurements of the last steps of one kind, paced or unpaced.
 
     Attributes:
-        works_ns: from this rank's release until it was ready again; NaN where that is not known.
-        slacks_ns: by how much it was then ahead of the critical rank.
+        works_ns: from this rank's release until it was ready again; NaN if unknown.
+        slacks_ns: how far it was ahead of the critical rank then.
         least_ns: exit - ready of the critical rank.
         steps_ns: durations of the steps.
     """
@@ -62,65 +62,65 @@ class _Past:
 
 
 @dataclass(frozen=True)
-class Habit:
-    """How the slack of a rank depends on its work, from its last steps.
+class UsualPattern:
+    """The usual work of a rank, and how its slack depends on its work, from its last steps.
 
     Attributes:
-        usual_ns: median of its work; NaN while it is not known, inf where being late does not matter.
-        own_share: how much slack it loses for each nanosecond that it is late, from 0 where all ranks are late together
-            to 1 where it is late by itself. Least squares.
-        rooms_ns: slacks that it would have had in the last steps if its work had been as usual.
+        work_ns: median of its work; NaN while unknown, inf where being late does not matter.
+        own_share: slack lost for each nanosecond that the rank is late, from 0 where all ranks are late together to 1
+            where it is late by itself. Least squares.
+        slacks_ns: the slacks that it would have had in the last steps if its work had been as usual.
     """
 
-    usual_ns: float = math.nan
+    work_ns: float = math.nan
     own_share: float = 1.0
-    rooms_ns: tuple[float, ...] = ()
+    slacks_ns: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, past: _Past) -> Habit:
-        """Return the habit in these steps."""
+    def of(cls, past: _Past) -> UsualPattern:
+        """Return the pattern of these steps."""
         works_ns, slacks_ns = np.array(past.works_ns), np.array(past.slacks_ns)
         known = ~np.isnan(works_ns)
         if known.sum() < _LEAST_STEPS:
-            return cls(rooms_ns=tuple(slacks_ns[-_NUM_SLACKS:]))
+            return cls(slacks_ns=tuple(slacks_ns[-_NUM_SLACKS:]))
         usual_ns = float(np.median(works_ns[known]))
         (variance, covariance), _ = np.cov(works_ns[known], slacks_ns[known])
         own_share = float(np.clip(-covariance / variance, 0.0, 1.0)) if variance > 0 else 1.0
-        rooms_ns = slacks_ns + np.where(known, own_share * (works_ns - usual_ns), 0.0)
-        return cls(usual_ns=usual_ns, own_share=own_share, rooms_ns=tuple(rooms_ns[-_NUM_SLACKS:]))
+        usual_slacks_ns = slacks_ns + np.where(known, own_share * (works_ns - usual_ns), 0.0)
+        return cls(work_ns=usual_ns, own_share=own_share, slacks_ns=tuple(usual_slacks_ns[-_NUM_SLACKS:]))
 
     def delay_ns(self, base_ns: float, work_ns: float) -> float:
-        """Return what is left of a delay after this work; 0 where it is not known whether the rank is late."""
-        late_ns = work_ns - self.usual_ns
+        """Return the part of a delay that remains after this work; 0 where nobody knows whether the rank is late."""
+        late_ns = work_ns - self.work_ns
         return 0.0 if math.isnan(late_ns) else max(base_ns - self.own_share * max(late_ns, 0.0), 0.0)
 
 
 class Controller:
-    """Decides on the delay of one rank, from window to window, and takes back from it in a step in which it is late.
+    """Decides on the delay of one rank after each window, and shortens it in a step in which the rank is late.
 
         late  = own_share * (work - usual work)
         base  = clip(share * quantile(last 16 of slack + late) - guard, 0, bound)
         delay = max(base - max(late, 0), 0)
 
-    Work is the time from a rank's release until it is ready again, its median is the usual one. Slack + late is the
-    slack that the rank would have had if it had come when it usually does; the own share tells ranks that are late by
-    themselves from those that are late together, who lose no slack. Where ranks share cores and those that wait poll,
-    delays of the others change work and slack, and so paced and unpaced steps are kept apart. The base moves half of
-    the way in each window.
+    Work is the time from a rank's release until it is ready again; the usual work is its median. Slack + late is the
+    slack that the rank would have had on its usual schedule. The own share separates ranks that are late alone from
+    ranks that are late together and lose no slack. Where ranks share cores and poll while they wait, delays of other
+    ranks change work and slack, so paced and unpaced steps are kept apart. The base moves halfway to its target in each
+    window.
 
     The share grows by 0.05 with each window without harm, from `share_low` to `share_high`; harm halves it, and after
     three halvings in a row the delay is zero for a while, twice as long each time. All ranks of a group see the same
-    harm, and so they halve together.
+    harm, so they halve together.
 
-    Where a different rank is critical in each step, that rank may be delayed, and its delay is harm. It is none where
-    the whole step gets shorter by more than its noise: ranks that poll on shared cores gain more than it costs. Where
-    that is beyond doubt the quantile is the median, else the lower quartile.
+    If a different rank is critical in each step, that rank may be delayed, and its delay is harm. It does not count as
+    harm if the whole step becomes shorter by more than its noise: ranks that poll on shared cores gain more than it
+    costs. If that is beyond doubt the quantile is the median, otherwise the lower quartile.
 
     Attributes:
         delay_ns: the base, what `update` returned last.
-        habit: how the slack depends on the work.
+        usual: how the slack depends on the work.
         harm_ns: mean of the critical rank's exit - ready while paced, less its median while not: what pacing costs
-            each step; 0 while it is not known.
+            each step; 0 while unknown.
         is_harmful: whether the last update found harm above its noise.
         num_harms: how often it did.
     """
@@ -132,7 +132,7 @@ class Controller:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: another world or other shapes make another problem."""
+        """Forget everything: a different world or different shapes are a different problem."""
         self.delay_ns = 0
         self.harm_ns = 0
         self.is_harmful = False
@@ -140,15 +140,15 @@ class Controller:
         self._steps_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
         self._overshoots_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
         self._off, self._on = _Past(_NUM_OFF_STEPS), _Past(_NUM_ON_STEPS)
-        self.habit = Habit()
+        self.usual = UsualPattern()
         self._num_steps_above = 0
         self._is_engaged = False
         self._num_paused = self._num_rested = 0
 
     def update(self, measurement: Measurement) -> int:
-        """Take a window of steps; return by how many nanoseconds to delay this rank in the steps to come.
+        """Take a window of steps; return this rank's delay in the next steps, in nanoseconds.
 
-        Never raises: what cannot be trusted is a delay of zero, and a new beginning of the windows that it rests on.
+        Never raises: if a window cannot be trusted, the delay is zero and the history starts afresh.
         """
         try:
             problem = measurement.problem()
@@ -167,21 +167,21 @@ class Controller:
         return self.delay_ns
 
     def delay_at(self, unix_ns: int, work_ns: float) -> int:
-        """Return the delay of a rank that is ready, in nanoseconds; 0 where it is not known whether it is late.
+        """Return the delay of a rank that is ready, in nanoseconds; 0 if nobody knows whether it is late.
 
         Args:
-            unix_ns: the time of day, which does not matter here.
-            work_ns: from its release in the step before until now; NaN where that is not known.
+            unix_ns: the time of day; not used here.
+            work_ns: from its release in the step before until now; NaN if unknown.
         """
-        return round(self.habit.delay_ns(self.delay_ns, work_ns))
+        return round(self.usual.delay_ns(self.delay_ns, work_ns))
 
     @property
     def bound_ns(self) -> float:
-        """The most that a rank is ever delayed by; 0 while the duration of a step is not known."""
+        """The longest delay allowed; 0 while the duration of a step is unknown."""
         return self._settings.max_delay_share * self._median_step_ns()
 
     def _note(self, measurement: Measurement) -> None:
-        # A pause ends on all ranks at once: behind the windows on their way when it began, nobody is delayed in it.
+        # A pause ends on all ranks at once; no rank is delayed in it once the windows in flight at its start are over.
         is_free = measurement.arm != PaceArm.ON or self._num_rested >= _NUM_WINDOWS_LATE
         past = self._off if is_free else self._on
         self._overshoots_ns.extend(measurement.overshoot_ns)
@@ -196,7 +196,7 @@ class Controller:
         return float(np.median(self._steps_ns)) if self._steps_ns else 0.0
 
     def _judge(self, arm: PaceArm) -> None:
-        """Find harm, and change the share for it."""
+        """Look for harm, and adapt the share."""
         self.is_harmful = False
         if self._num_paused:
             self._num_paused -= 1
@@ -237,16 +237,16 @@ class Controller:
 
     def _decide(self, num_steps: int) -> int:
         settings, median_ns = self._settings, self._median_step_ns()
-        self.habit = Habit.of(self._on if len(self._on.slacks_ns) >= _NUM_SLACKS else self._off)
-        rooms_ns = self.habit.rooms_ns
-        if self._num_paused or len(rooms_ns) < _NUM_SLACKS or not median_ns:
+        self.usual = UsualPattern.of(self._on if len(self._on.slacks_ns) >= _NUM_SLACKS else self._off)
+        slacks_ns = self.usual.slacks_ns
+        if self._num_paused or len(slacks_ns) < _NUM_SLACKS or not median_ns:
             self._is_engaged, self._num_steps_above = False, 0
             return 0
         guard_ns = settings.guard_ns
         if self._overshoots_ns:
             guard_ns += settings.guard_overshoots * float(np.quantile(self._overshoots_ns, 0.99))
         quantile = _QUANTILE_OF_GAIN if self._is_step_shorter(_GAIN_STANDARD_ERRORS) else _QUANTILE
-        wanted_ns = self._share * float(np.quantile(rooms_ns, quantile)) - guard_ns
+        wanted_ns = self._share * float(np.quantile(slacks_ns, quantile)) - guard_ns
         threshold_ns = settings.engage_share * median_ns
         self._num_steps_above = self._num_steps_above + num_steps if wanted_ns >= threshold_ns else 0
         if self._is_engaged:
@@ -255,8 +255,8 @@ class Controller:
             self._is_engaged = self._num_steps_above >= settings.engage_steps
         if not self._is_engaged:
             return 0
-        # Where ranks sleep instead of polling, the others get faster and leave less room: a step of half the way to
-        # what is wanted gets there, a whole one swings from too long delays to none and back.
+        # When ranks sleep instead of polling, the others get faster and leave less slack: moving halfway to the target
+        # converges, moving all the way swings between no delay and one that is too long.
         wanted_ns = min(max(wanted_ns, 0.0), self.bound_ns)
         if self.delay_ns:
             wanted_ns = min((self.delay_ns + wanted_ns) / 2, self.bound_ns)

@@ -1,7 +1,7 @@
-"""Full garbage collections of Python on the same step of all ranks, instead of each rank on its own.
+"""Run full garbage collections of Python on the same step of all ranks, instead of each rank on its own step.
 
-A full collection stops one rank for tens of milliseconds, and in a synchronous job all others with it. Collections of
-P ranks on different steps stop the job P times as often as collections on the same step. The collections of the young
+A full collection stops one rank for tens of milliseconds, and in a synchronous job all others with it. If P ranks
+collect on different steps, the job stops P times as often as if they collect on the same step. Collections of the young
 generations cost microseconds, keep memory in check and stay as they are.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 _FULL = 2
 _NEVER = 2**31 - 1
-# Blocks of a trial hold two collections; where these are further apart, it would take too long.
+# Blocks of a trial hold two collections; if these are further apart, a trial takes too long.
 _LONGEST_BLOCK_STEPS = 400
 
 
@@ -23,9 +23,9 @@ class CollectionCount:
     """Full collections of one rank over some steps.
 
     Attributes:
-        num_steps: these steps.
+        num_steps: number of these steps.
         num_full: full collections in them.
-        time_ns: how long they took together.
+        time_ns: their total time.
     """
 
     num_steps: int = 0
@@ -38,10 +38,10 @@ class CollectionCount:
 
 
 class CollectionWatch:
-    """Counts full collections, apart for steps with and without the schedule.
+    """Counts full collections, separately for steps with and without the schedule.
 
     Attributes:
-        counts: without and with the schedule.
+        counts: by whether the schedule is on.
         steps_since: unscheduled steps since this rank's last unscheduled collection.
     """
 
@@ -53,16 +53,16 @@ class CollectionWatch:
         self.steps_since = 0
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start to count."""
         gc.callbacks.append(self._note)
 
     def stop(self) -> None:
-        """End it."""
+        """Stop to count."""
         if self._note in gc.callbacks:
             gc.callbacks.remove(self._note)
 
     def end_step(self, *, is_scheduled: bool) -> None:
-        """Credit what was counted since the last call to a step with or without the schedule."""
+        """Assign the collections since the last call to a step with or without the schedule."""
         if not is_scheduled:
             self.steps_since = 0 if self._num_full else self.steps_since + 1
         before = self.counts[is_scheduled]
@@ -75,7 +75,7 @@ class CollectionWatch:
 
     @property
     def steps_until(self) -> int | None:
-        """Return the steps until this rank would collect by itself again; None where it never did."""
+        """The steps until this rank would collect again without a schedule; None if it never did."""
         count = self.counts[False]
         return max(count.num_steps // count.num_full - self.steps_since, 1) if count.num_full else None
 
@@ -90,11 +90,11 @@ class CollectionWatch:
 
 
 class CollectionSchedule:
-    """Collects on every so many steps while it is on; Python collects by itself while it is off.
+    """Collects at a fixed interval of steps while it is on; Python collects by itself while it is off.
 
-    Collective in effect only: it sends nothing, and ranks that turn it on and off at the same steps collect on the
-    same steps. They would go on doing so by themselves for long, and so each rank takes up its own steps again when it
-    is turned off: else a trial would compare the schedule with itself.
+    It sends no messages: ranks that turn it on and off at the same steps collect on the same steps. When it is turned
+    off, each rank returns to its own earlier rhythm; otherwise the ranks would stay in step for long, and a trial would
+    compare the schedule with itself.
 
     Args:
         collect: replaced in tests.
@@ -121,8 +121,8 @@ class CollectionSchedule:
         """Let Python collect by itself again.
 
         Args:
-            steps_until: when this rank would have collected by itself, in steps from here on: then it does, and Python
-                takes over there. None for at once, without a collection.
+            steps_until: in how many steps this rank would have collected by itself: it collects then, and Python takes
+                over. None: Python takes over at once, without a collection.
         """
         self._interval_steps = self._num_steps = 0
         self._steps_until = steps_until or 0
@@ -130,11 +130,11 @@ class CollectionSchedule:
             self._give_back()
 
     def begin_step(self, *, is_last: bool = False) -> bool:
-        """Collect if it is due in this step; return whether it was, for all ranks.
+        """Collect if a collection is due in this step; return whether it was, the same on all ranks.
 
         Args:
-            is_last: whether the schedule goes off after this step. What is owed by then is paid in it, else the steps
-                after it would pay.
+            is_last: whether the schedule is turned off after this step. A collection that is due by then runs in this
+                step; otherwise the steps after it would bear the cost.
         """
         if not self.is_on:
             self._return()
@@ -158,7 +158,7 @@ class CollectionSchedule:
             self._thresholds = None
 
     def _return(self) -> None:
-        """Collect where this rank takes up its own steps."""
+        """Collect when this rank returns to its own rhythm."""
         if self._steps_until:
             self._steps_until -= 1
             if not self._steps_until:
@@ -167,7 +167,7 @@ class CollectionSchedule:
 
 
 def interval_steps(num_steps: int, most_full: int) -> int:
-    """Return the steps between two collections of the rank that collects most often, 0 where none collects.
+    """Return the steps between two collections of the rank that collects most often; 0 if no rank collects.
 
     Args:
         num_steps: over which they were counted.
@@ -177,14 +177,14 @@ def interval_steps(num_steps: int, most_full: int) -> int:
 
 
 class CollectionPlan:
-    """How often the ranks collect together: as often as the one of them did that collected most often by itself.
+    """How often the ranks collect together: as often as the rank that collected most often by itself.
 
     Args:
-        interval: steps between two collections, where that is set; 0 to find it.
-        least_share: share of the steps' time spent in full collections, below which there is nothing to plan.
+        interval: steps between two collections; 0 to find out.
+        least_share: share of the steps' time spent in full collections, below which a schedule is not worth it.
 
     Attributes:
-        interval: the same, as far as it is known.
+        interval: the same; 0 while unknown.
     """
 
     def __init__(self, interval: int = 0, *, least_share: float = 0.0) -> None:
@@ -194,7 +194,7 @@ class CollectionPlan:
         self._time_ns = 0.0
 
     def note(self, steps_ns: Sequence[float], *, num_full: int, full_ns: int, is_scheduled: bool) -> None:
-        """Take a window of steps, and what the rank that collected most has collected up to its end, unscheduled."""
+        """Take a window of steps, and the most collections of any rank up to its end without a schedule."""
         if is_scheduled:
             return
         counted = [time_ns for time_ns in steps_ns if time_ns == time_ns]
@@ -203,11 +203,11 @@ class CollectionPlan:
         self._num_full, self._full_ns = num_full, full_ns
 
     def decide(self) -> str:
-        """Fix the interval; return why there is none, or an empty text."""
+        """Fix the interval; return why that is not possible, or an empty text."""
         if self.interval:
             return ""
         if not self._num_steps:
-            return "the trial begins before a step was counted in which ranks collect by themselves"
+            return "the trial starts before any step without a schedule was counted"
         if not self._num_full:
             return f"no full garbage collection in {self._num_steps} steps"
         if self._full_ns < self._least_share * self._time_ns:
@@ -216,5 +216,5 @@ class CollectionPlan:
         return ""
 
     def block_steps(self) -> int:
-        """Return how long blocks of a trial must be at least; 0 where that is too long to be tried."""
+        """Return the least number of steps in a block of a trial; 0 if that is too long for a trial."""
         return 2 * self.interval if 2 * self.interval <= _LONGEST_BLOCK_STEPS else 0

@@ -1,4 +1,4 @@
-"""What a policy is told of the last steps, the same values on every rank but for the rank's own."""
+"""The input of a policy: what was measured in the last steps, the same on every rank but for the rank's own values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpcpace.trace.schema import PaceArm
 
-# A wait longer than this is a hang or a broken clock, and no reason to delay anybody.
+# A wait longer than this is a hang or a broken clock, not a reason to delay a rank.
 _LONGEST_NS = 3_600e9
 
 
@@ -16,13 +16,13 @@ class Measurement:
     """The pacing point in a window of consecutive steps; sequences are (num_steps,), times in nanoseconds.
 
     Attributes:
-        own_ns: exit - ready of this rank; NaN where it is missing.
-        least_ns: the minimum of it over the ranks that pass the point together.
-        most_ns: the maximum.
+        own_ns: exit - ready of this rank; NaN if missing.
+        least_ns: its minimum over the ranks that meet at the point.
+        most_ns: its maximum.
         step_ns: duration of the step on rank 0; NaN where it does not count (checkpoint, evaluation).
-        work_ns: from this rank's release in the step before until it was ready; NaN where that is not known.
-        delayed_ns: by how much this rank was delayed.
-        overshoot_ns: by how much each sleep lasted too long, (num_sleeps,).
+        work_ns: from this rank's release in the step before until it was ready; NaN if unknown.
+        delayed_ns: delay of this rank.
+        overshoot_ns: how much too long each sleep was, (num_sleeps,).
         arm: whether the ranks were paced.
     """
 
@@ -37,11 +37,11 @@ class Measurement:
 
     @property
     def slack_ns(self) -> tuple[float, ...]:
-        """Return by how much this rank was ahead of the critical one, whose slack is 0: (exit - ready) - minimum."""
+        """How far this rank was ahead of the critical rank, whose slack is 0: (exit - ready) - minimum."""
         return tuple(own - least for own, least in zip(self.own_ns, self.least_ns, strict=True))
 
     def problem(self) -> str:
-        """Return why no decision can rest on this, or an empty text."""
+        """Return why this measurement cannot be used, or an empty text."""
         if not self.own_ns:
             return "it holds no step"
         if not len(self.own_ns) == len(self.least_ns) == len(self.most_ns) == len(self.work_ns) == len(self.step_ns):

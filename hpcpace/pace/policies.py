@@ -1,8 +1,8 @@
-"""The policies that delay ranks: slack (see controller), the published rule in two readings, and turns.
+"""The policies that delay ranks: slack (see `controller`), the published rule in two readings, and taking turns.
 
-The published rule is that of Gopalan and Ali, "When Scaling Fails" (arXiv 2603.04424), which holds back early ranks
-by a bounded time. It leaves open what it looks at and how long the delay is: both readings are here, as written, with
-the length a setting. Neither watches what it costs; the trial does.
+The published rule is that of Gopalan and Ali, "When Scaling Fails" (arXiv 2603.04424), which delays early ranks by a
+bounded time. The paper leaves open which quantity triggers the delay and how long it is: both readings are here as
+written, with the length as a setting. Neither measures what it costs; the trial does.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from typing import Protocol
 
 import numpy as np
 
-from hpcpace.pace.controller import Controller, Habit
+from hpcpace.pace.controller import Controller, UsualPattern
 from hpcpace.pace.measurement import Measurement
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 _NUM_STEPS_OF_MEDIAN = 64
-_LATE_OR_NOT = Habit(usual_ns=math.inf)
+_LATE_OR_NOT = UsualPattern(work_ns=math.inf)
 
 
 class Policy(Protocol):
-    """Decides on the delay of one rank. None of its methods raises; what it cannot trust is a delay of zero.
+    """Decides on the delay of one rank. No method raises; measurements that cannot be trusted give a delay of zero.
 
     Attributes:
-        habit: what `delay_at` takes back from a delay where a rank is late.
+        usual: how `delay_at` shortens the delay of a late rank.
     """
 
-    habit: Habit
+    usual: UsualPattern
 
     @property
     def harm_ns(self) -> int:
-        """What pacing was last seen to cost each step; 0 where the policy does not look."""
+        """The last measured cost of pacing in each step; 0 if the policy does not measure it."""
 
     def reset(self) -> None:
         """Forget everything, after a change of shapes."""
 
     def update(self, measurement: Measurement) -> int:
-        """Take a window of steps; return the delay for those to come, in nanoseconds."""
+        """Take a window of steps; return the delay for the next steps, in nanoseconds."""
 
     def delay_at(self, unix_ns: int, work_ns: float) -> int:
         """Return the delay of a rank that is ready, in nanoseconds.
 
         Args:
             unix_ns: the time of day.
-            work_ns: from its release in the step before until now; NaN where that is not known.
+            work_ns: from its release in the step before until now; NaN if unknown.
         """
 
 
 class Passive:
-    """Delays nobody: observe, coschedule, and auto where nothing applies."""
+    """Delays no rank: observe, and coschedule."""
 
     harm_ns = 0
-    habit = _LATE_OR_NOT
+    usual = _LATE_OR_NOT
 
     def reset(self) -> None:
         """Do nothing."""
@@ -69,10 +69,10 @@ class Passive:
 
 
 class _Bounded:
-    """A policy that looks back on a number of steps, bounded like the controller, and failing open like it."""
+    """A policy that looks back on a number of steps; bounded like the controller, and without a delay on errors."""
 
     harm_ns = 0
-    habit = _LATE_OR_NOT
+    usual = _LATE_OR_NOT
 
     def __init__(self, settings: PaceSettings) -> None:
         self._settings = settings
@@ -86,7 +86,7 @@ class _Bounded:
         self._steps_ns: deque[float] = deque(maxlen=_NUM_STEPS_OF_MEDIAN)
 
     def update(self, measurement: Measurement) -> int:
-        """Take a window of steps; return the delay for those to come, in nanoseconds."""
+        """Take a window of steps; return the delay for the next steps, in nanoseconds."""
         self.delay_ns = 0
         try:
             if measurement.problem():
@@ -102,7 +102,7 @@ class _Bounded:
         return self.delay_ns
 
     def delay_at(self, unix_ns: int, work_ns: float) -> int:
-        """Return what the last window has led to."""
+        """Return the delay decided after the last window."""
         return self.delay_ns
 
     def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
@@ -138,10 +138,10 @@ class PublishedSpread(_Bounded):
 
 
 class StaggeredRanks(_Bounded):
-    """The ranks of a group enter one after the other, spread over the time that the operation itself takes.
+    """The ranks of a group enter one after another, spread over the duration of the operation itself.
 
     Args:
-        index: place of this rank in its group.
+        index: position of this rank in its group.
         num_members: ranks of the group.
     """
 
@@ -150,7 +150,7 @@ class StaggeredRanks(_Bounded):
         super().__init__(settings)
 
     def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
-        # While unpaced only, else the spread that it makes would count as the operation's own time.
+        # Only while unpaced; otherwise the spread that it causes would count as the operation's own time.
         if measurement.arm != PaceArm.ON:
             self._values_ns.extend(measurement.least_ns)
         return self._turn * float(np.median(self._values_ns)) if self._values_ns else 0.0
@@ -159,11 +159,11 @@ class StaggeredRanks(_Bounded):
 class StaggeredJobs(_Bounded):
     """Jobs on one link take turns by the time of day: each enters when its slot of the common period opens.
 
-    A slot further away than the bound is approached by as much in each step.
+    If the slot is further away than the bound, each step moves closer by the bound.
     """
 
     def update(self, measurement: Measurement) -> int:
-        """Take a window of steps; return the most that a rank will be delayed by, in nanoseconds."""
+        """Take a window of steps; return the longest delay, in nanoseconds."""
         self.delay_ns = super().update(measurement)
         return self.delay_ns
 
@@ -171,7 +171,7 @@ class StaggeredJobs(_Bounded):
         return math.inf if median_ns else 0.0
 
     def delay_at(self, unix_ns: int, work_ns: float) -> int:
-        """Return the time until the slot opens, or the bound; zero for one that has opened already."""
+        """Return the time until the slot opens, or the bound; zero if it is open."""
         settings = self._settings
         period_ns = settings.stagger_period_ns
         slot_ns = period_ns // settings.stagger_slots
@@ -180,13 +180,13 @@ class StaggeredJobs(_Bounded):
 
 
 def make_policy(name: str, settings: PaceSettings, *, index: int = 0, num_members: int = 1) -> Policy:
-    """Return a policy by the name that it has in settings.
+    """Return a policy by its name in the settings.
 
     Args:
         name: one of `hpcpace.pace.settings.POLICIES`, except auto, which chooses one of the others.
         settings: its parameters.
-        index: place of this rank among those that it meets.
-        num_members: how many these are.
+        index: position of this rank among those that it meets.
+        num_members: number of these ranks.
     """
     if name == "slack":
         return Controller(settings)

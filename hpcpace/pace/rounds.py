@@ -1,7 +1,7 @@
-"""Rounds of pacing: a window of steps is measured, exchanged while the next one runs, and then decided on.
+"""Rounds of pacing: measure a window of steps, exchange it while the next one runs, then decide.
 
-So nobody waits for an exchange: it has a whole window of steps to arrive, and decisions follow two windows later. All
-ranks decide from the same numbers, but for the delay, which follows from each rank's own slack.
+So no rank waits for an exchange: it has a whole window of steps to complete, and decisions take effect two windows
+later. All ranks decide from the same numbers, except for the delay, which depends on each rank's own slack.
 """
 
 from __future__ import annotations
@@ -9,39 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from hpcpace.pace.arrivals import PointTiming
 from hpcpace.pace.coschedule import CollectionCount, CollectionPlan
+from hpcpace.pace.exchange import Exchange
 from hpcpace.pace.measurement import Measurement
-from hpcpace.pace.message import Message, Status, pack, unpack
-from hpcpace.pace.passages import Passage
 from hpcpace.pace.policies import Policy
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Outcome, Trial
+from hpcpace.pace.trial import Trial, TrialOutcome
+from hpcpace.pace.window_message import Status, WindowMessage, pack, unpack
 from hpcpace.trace.schema import PaceArm
 
 UNKNOWN_NS = -1
-# Without a trial these begin unpaced: what pacing costs is seen against them.
+# Without a trial the first windows are unpaced, as the baseline for the cost of pacing.
 _NUM_OFF_WINDOWS = 3
-
-
-class Exchange(Protocol):
-    """Messages between all ranks, beside those of the training. Collective: every rank calls each method."""
-
-    def start(self, values: Sequence[float]) -> None:
-        """Begin to take the minimum of each value over the ranks."""
-
-    def finish(self) -> list[float]:
-        """Wait for what was begun, though not for ever, and return it.
-
-        Raises:
-            RuntimeError: not every rank came in time.
-        """
 
 
 @dataclass(kw_only=True)
 class Window:
-    """Consecutive steps of this rank, as they are measured; sequences grow to (window_steps,)."""
+    """Consecutive steps of this rank; sequences grow to (window_steps,) as they are measured."""
 
     arm: PaceArm
     steps: list[int] = field(default_factory=list)
@@ -52,23 +39,23 @@ class Window:
     step_ns: list[float] = field(default_factory=list)
     overshoot_ns: tuple[float, ...] = ()
 
-    def add(self, step: int, passage: Passage, *, step_ns: float) -> None:
+    def add(self, step: int, timing: PointTiming, *, step_ns: float) -> None:
         """Take a step that has ended."""
         self.steps.append(step)
-        self.ready_ns.append(passage.ready_ns)
-        self.work_ns.append(passage.work_ns)
-        self.own_ns.append(passage.own_ns)
-        self.delayed_ns.append(float(passage.delayed_ns))
+        self.ready_ns.append(timing.ready_ns)
+        self.work_ns.append(timing.work_ns)
+        self.own_ns.append(timing.own_ns)
+        self.delayed_ns.append(float(timing.delayed_ns))
         self.step_ns.append(step_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank stands in the exchanges.
+    """The place of a rank in the exchanges.
 
     Attributes:
-        group: index of the group that it is paced in, -1 for none.
-        num_groups: how many groups there are.
+        group: index of the group in which it is paced; -1 for none.
+        num_groups: number of groups.
         is_first: whether it is rank 0.
     """
 
@@ -83,20 +70,20 @@ class Rounds:
     Args:
         settings: how.
         policy: this rank's.
-        trial: None where the policy need not prove itself.
-        plan: of garbage collections, None for none.
+        trial: None if the policy need not prove itself.
+        plan: of garbage collections; None for none.
         exchange: to the other ranks.
-        place: where this rank stands.
-        arm: of all windows, where there is no trial.
-        on_row: takes step, arm, ready, delay, slack and harm of a step that was decided on.
+        place: of this rank in the exchanges.
+        arm: of all windows if there is no trial.
+        on_row: takes step, arm, ready, delay, slack and harm of each step.
 
     Attributes:
-        window: the one that is being measured.
+        window: the one being measured.
         delay_ns: delay of this rank in it, unless the time of day decides.
         policy: this rank's.
-        status: what this rank wants.
+        status: what this rank asks of all ranks.
         is_over: whether the ranks have agreed to stop.
-        reason: why there was nothing to try; empty else.
+        reason: why there was nothing to try; empty otherwise.
     """
 
     def __init__(
@@ -129,7 +116,7 @@ class Rounds:
 
     @property
     def interval_steps(self) -> int:
-        """Steps between two garbage collections in this window; 0 where they have no schedule."""
+        """Steps between two garbage collections in this window; 0 without a schedule."""
         return self._plan.interval if self._plan is not None and self.window.arm == PaceArm.ON else 0
 
     @property
@@ -139,13 +126,13 @@ class Rounds:
         return is_last and len(self.window.steps) + 1 == self._settings.window_steps
 
     def end_step(self, count: CollectionCount) -> None:
-        """Begin the next round where the window is full. Collective then.
+        """Start the next round if the window is full. Collective then.
 
         Args:
             count: this rank's full garbage collections so far, without a schedule.
 
         Raises:
-            RuntimeError: the other ranks did not come.
+            RuntimeError: a rank did not answer in time.
         """
         if len(self.window.steps) < self._settings.window_steps:
             return
@@ -155,7 +142,7 @@ class Rounds:
         own_ns = tuple(self.window.own_ns)
         nothing = (math.nan,) * len(own_ns)
         rows = tuple(own_ns if group == self._place.group else nothing for group in range(self._place.num_groups))
-        message = Message(
+        message = WindowMessage(
             status=self.status,
             num_full=count.num_full,
             full_ns=count.time_ns,
@@ -168,14 +155,14 @@ class Rounds:
         self.status = Status.GO_ON if self.status == Status.RESET else self.status
 
     def finish(self) -> None:
-        """Decide on what is on its way. Collective where something is."""
+        """Finish the exchange in flight, if there is one, and decide on it. Collective then."""
         window, self._pending = self._pending, None
         if window is None:
             return
         num_steps = len(window.steps)
         self._decide(window, unpack(self._exchange.finish(), num_steps=num_steps, num_groups=self._place.num_groups))
 
-    def _decide(self, window: Window, message: Message) -> None:
+    def _decide(self, window: Window, message: WindowMessage) -> None:
         if message.status == Status.RESET:
             self.policy.reset()
         if self._place.group >= 0:
@@ -204,7 +191,7 @@ class Rounds:
         self.is_over |= message.status == Status.END
 
     def record(self, window: Window, slack_ns: Sequence[float] = ()) -> None:
-        """Hand on a window's rows; slacks that are not known are -1."""
+        """Pass on a window's rows; unknown slacks are -1."""
         for index, step in enumerate(window.steps):
             slack = slack_ns[index] if index < len(slack_ns) else math.nan
             self._on_row(
@@ -227,12 +214,12 @@ class Rounds:
         return Window(arm=self._trial.next_window())
 
     def _prepare(self, plan: CollectionPlan, trial: Trial) -> None:
-        """Find how often the ranks collect, and make the blocks long enough for it."""
+        """Find out how often the ranks collect, and make the blocks long enough for it."""
         self.reason = plan.decide()
         if not self.reason and not plan.block_steps():
-            self.reason = f"full garbage collections are {plan.interval} steps apart, too rare to be tried"
+            self.reason = f"full garbage collections are {plan.interval} steps apart, too rare for a trial"
         if self.reason:
-            trial.stop(Outcome.NO_EFFECT)
+            trial.stop(TrialOutcome.NO_EFFECT)
             return
         windows = -(-plan.block_steps() // self._settings.window_steps)
         trial.windows_per_block = max(trial.windows_per_block, windows)

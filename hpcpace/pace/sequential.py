@@ -1,4 +1,4 @@
-"""Bounds for a mean that is looked at again after each pair, so that all looks together err with one probability.
+"""Confidence bounds for a mean that is checked after each pair, with one error probability for all checks together.
 
 With n values the t statistic is brought to the scale of a normal one (Wallace 1959, "Bounds on normal approximations
 to Student's and the chi-square distributions") and compared with one constant for all looks (Pocock 1977, "Group
@@ -17,19 +17,19 @@ import numpy as np
 
 _NUM_SEQUENCES = 20_000
 _SEED = 20260101
-# Power with which the smallest effect that could have been seen would have been seen.
+# Power with which the smallest detectable effect is detected.
 POWER = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean with its interval, which holds at every look at once.
+    """A mean with an interval that holds at all looks simultaneously.
 
     Attributes:
         mean: of the values so far.
         low, high: the interval.
-        detectable: the smallest true mean that such an interval would have told from 0, with a power of 80 %.
-        num_values: how many values it rests on.
+        detectable: the smallest true mean that such an interval distinguishes from 0 with a power of 80 %.
+        num_values: number of values.
     """
 
     mean: float
@@ -65,7 +65,7 @@ def interval(values: Sequence[float], *, first: int, last: int, level: float) ->
 
 @cache
 def looks_constant(first: int, last: int, level: float) -> float:
-    """Return the normal deviate that the largest of all looks exceeds with this probability, without any effect.
+    """Return the normal deviate that the largest look exceeds with this probability if there is no effect.
 
     Args:
         first, last: number of values at the first and last look.

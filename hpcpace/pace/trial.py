@@ -1,8 +1,8 @@
-"""The trial that a policy has to pass inside the running job: a pure state machine, durations in, arms out.
+"""The trial that a policy must pass in the running job: a pure state machine, durations in, arms out.
 
-First pairs of blocks that are both unpaced (aa), which must show nothing; then pairs with one block paced and one
-not, in an order drawn from a seed that all ranks share. Each pair gives y = ln(T_off / T_on) from the mean durations
-of its blocks' steps. All ranks feed the same numbers, and so decide the same without a message.
+First come pairs of blocks that are both unpaced (aa) and must show no effect, then pairs of a paced and an unpaced
+block, in an order drawn from a seed that all ranks share. Each pair gives y = ln(T_off / T_on) from the mean durations
+of its blocks' steps. All ranks feed in the same numbers, so they decide alike without a message.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from hpcpace.trace.schema import PaceArm
 
 _AA_LEVEL = 0.01
 _HARM_SHARE = 0.05
-# Three would do for one block; a trial looks at twenty or more, and without any effect 1 in 11 trials ended on one. Of
-# those that see rare long steps as well, 1 in 36 did with four.
+# Three would do for one block, but a trial checks twenty or more: without any effect 1 in 11 trials stopped. With four,
+# 1 in 36 of those stopped that also see rare long steps.
 _HARM_STANDARD_DEVIATIONS = 4.5
 _LEAST_BLOCKS_OF_HARM = 3
 
 
-class Outcome(StrEnum):
-    """What a trial came to."""
+class TrialOutcome(StrEnum):
+    """The outcome of a trial."""
 
     RUNNING = "running"
     """The job ended before the trial did."""
     GAIN = "gain"
-    """Steps are faster with the policy: it stays on."""
+    """Steps are faster with the policy, so it stays on."""
     NO_EFFECT = "no effect"
-    """A gain worth having is ruled out, or was not seen in all pairs."""
+    """A worthwhile gain is ruled out, or did not show in any pair up to the last."""
     HARM = "harm"
     """Steps are slower with the policy."""
     HARM_AT_ONCE = "harm at once"
-    """A single block was so much slower that the trial ended on it."""
+    """A single block was so much slower that the trial stopped."""
     NO_CLAIM = "no claim"
-    """Blocks that were both unpaced differed: here a trial would mislead."""
+    """Blocks that were both unpaced differed, so a trial would mislead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """A trial as far as it got; effects are ln(T_off / T_on), about the share of the step that is gained.
+    """The results of a trial so far; effects are ln(T_off / T_on), about the share of the step that is gained.
 
     Attributes:
-        outcome: what came of it.
+        outcome: how it ended.
         effect: over the pairs; None with fewer than two.
-        aa_effect: over the pairs that were both unpaced.
-        step_off_ns, step_on_ns: mean duration of the steps that counted; NaN where there were none.
-        variation_off, variation_on: coefficient of variation of these steps. A lower one alone is no gain.
+        aa_effect: over the pairs of unpaced blocks.
+        step_off_ns, step_on_ns: mean duration of the steps that counted; NaN without any.
+        variation_off, variation_on: coefficient of variation of these steps. A lower one alone is not a gain.
         num_pairs: pairs of a paced and an unpaced block.
         num_blocks_on: blocks that were paced and measured.
-        worst_block: how much longer the steps of the slowest paced block took than usual unpaced ones, as a share.
+        worst_block: how much longer than usual the steps of the slowest paced block took, as a share.
     """
 
-    outcome: Outcome
+    outcome: TrialOutcome
     effect: Interval | None
     aa_effect: Interval | None
     step_off_ns: float
@@ -75,7 +75,7 @@ class TrialResult:
     @property
     def is_on(self) -> bool:
         """Whether the policy stays on."""
-        return self.outcome == Outcome.GAIN
+        return self.outcome == TrialOutcome.GAIN
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; NaN becomes null."""
@@ -85,7 +85,7 @@ class TrialResult:
 
 @dataclass(kw_only=True)
 class _Block:
-    """Consecutive windows of one arm; of a pair that is all unpaced, one block stands for the paced one."""
+    """Consecutive windows of one arm; in a pair of unpaced blocks, one takes the role of the paced block."""
 
     arm: PaceArm
     is_treated: bool
@@ -95,9 +95,9 @@ class _Block:
 
 
 class Trial:
-    """Says which arm each window of steps belongs to, and takes the durations of its steps when they are known.
+    """Assigns an arm to each window of steps, and takes the durations of its steps once they are known.
 
-    Durations may come some windows later than their arms were asked for, but in the same order.
+    Durations may arrive some windows after their arms were assigned, but in the same order.
 
     Args:
         settings: numbers of pairs and steps, and the level.
@@ -111,7 +111,7 @@ class Trial:
         self._settings = settings
         self._random = random.Random(seed)
         self.windows_per_block = settings.block_steps // settings.window_steps
-        self._outcome = Outcome.RUNNING
+        self._outcome = TrialOutcome.RUNNING
         self._planned: deque[tuple[PaceArm, bool]] = deque()
         self._asked: deque[_Block | None] = deque()
         self._current: _Block | None = None
@@ -126,24 +126,24 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has come to an outcome."""
-        return self._outcome != Outcome.RUNNING
+        """Whether the trial has an outcome."""
+        return self._outcome != TrialOutcome.RUNNING
 
     @property
     def phase(self) -> PaceArm:
-        """Return AA while blocks are still planned that are both unpaced, ON afterwards."""
+        """AA while pairs of unpaced blocks are still to come, ON afterwards."""
         return PaceArm.AA if self._pairs_planned < self._settings.aa_pairs else PaceArm.ON
 
     @property
     def is_last_window(self) -> bool:
-        """Whether the window that was asked for last is the last one of its block."""
+        """Whether the window assigned last is the last of its block."""
         return not self.is_over and self._current is not None and self._current.num_windows == self._size(self._current)
 
     def next_window(self) -> PaceArm:
-        """Return the arm of the window that begins; asked once for each."""
+        """Return the arm of the next window; call this once for each."""
         if self.is_over:
             self._asked.append(None)
-            return PaceArm.ON if self._outcome == Outcome.GAIN else PaceArm.OFF
+            return PaceArm.ON if self._outcome == TrialOutcome.GAIN else PaceArm.OFF
         if self._current is None or self._current.num_windows == self._size(self._current):
             self._current = self._next_block()
         self._current.num_windows += 1
@@ -151,7 +151,7 @@ class Trial:
         return self._current.arm
 
     def add_window(self, steps_ns: Sequence[float]) -> None:
-        """Take the durations of the steps of the oldest window that they were not given for.
+        """Take the durations of the steps of the oldest window without them.
 
         Args:
             steps_ns: (num_steps,), the same on all ranks; NaN for a step that does not count.
@@ -163,12 +163,12 @@ class Trial:
         if not any(other is block for other in self._asked) and block.num_windows == self._size(block):
             self._end_block(block)
 
-    def stop(self, outcome: Outcome) -> None:
-        """End the trial from outside, where there is nothing to try."""
+    def stop(self, outcome: TrialOutcome) -> None:
+        """Stop the trial from outside, when there is nothing to try."""
         self._outcome = outcome
 
     def result(self) -> TrialResult:
-        """Return what is known so far."""
+        """Return the results so far."""
         off_ns, on_ns = self._steps_ns[PaceArm.OFF], self._steps_ns[PaceArm.ON]
         if not off_ns:
             off_ns = self._steps_ns[PaceArm.AA]
@@ -226,16 +226,16 @@ class Trial:
         self._worst = slower if self._worst != self._worst else max(self._worst, slower)
         if slower <= _HARM_SHARE or len(usual_ns) < _LEAST_BLOCKS_OF_HARM:
             return
-        # A few long steps, which come without pacing as well, do not make most of them longer.
+        # A few long steps, which also occur without pacing, do not make most steps longer.
         if median_ns / float(np.median(self._medians_ns)) - 1 <= _HARM_SHARE:
             return
-        # Of a dozen blocks the deviation is little known; that of their steps says how small it can be at least.
+        # A dozen blocks give a poor estimate of the deviation; that of their steps gives a lower bound.
         steps_ns = self._steps_ns[PaceArm.OFF] + self._steps_ns[PaceArm.AA]
         least_ns = float(np.std(steps_ns, ddof=1)) * (len(usual_ns) / len(steps_ns)) ** 0.5
-        # The block's own deviation, and that of the median which it is compared with.
+        # The block's own deviation, and that of the median to which it is compared.
         deviation_ns = max(float(np.std(usual_ns, ddof=1)), least_ns) * (1 + np.pi / 2 / len(usual_ns)) ** 0.5
         if mean_ns - center_ns > _HARM_STANDARD_DEVIATIONS * deviation_ns:
-            self._outcome = Outcome.HARM_AT_ONCE
+            self._outcome = TrialOutcome.HARM_AT_ONCE
 
     def _end_pair(self, first: _Block, second: _Block) -> None:
         if not first.steps_ns or not second.steps_ns:
@@ -250,10 +250,10 @@ class Trial:
             self._judge()
 
     def _judge_aa(self) -> None:
-        """Refuse to claim anything where pairs that were both unpaced differ; the looks come with the last pair."""
+        """Claim nothing if blocks that were both unpaced differ; decided once, after the last such pair."""
         found = self._aa_interval()
         if found is not None and len(self._aa_effects) == self._settings.aa_pairs and not found.low <= 0 <= found.high:
-            self._outcome = Outcome.NO_CLAIM
+            self._outcome = TrialOutcome.NO_CLAIM
 
     def _judge(self) -> None:
         if len(self._effects) < LEAST_PAIRS:
@@ -261,16 +261,16 @@ class Trial:
         found = self._interval()
         assert found is not None
         if found.low > 0:
-            self._outcome = Outcome.GAIN
+            self._outcome = TrialOutcome.GAIN
         elif found.high < 0:
-            self._outcome = Outcome.HARM
+            self._outcome = TrialOutcome.HARM
         elif found.high < self._settings.least_gain or len(self._effects) >= self._settings.max_pairs:
-            self._outcome = Outcome.NO_EFFECT
+            self._outcome = TrialOutcome.NO_EFFECT
 
     def _interval(self) -> Interval | None:
         if len(self._effects) < 2:
             return None
-        # Below the first look an interval is shown, with its bound, and nothing is decided on it.
+        # Before the first look the interval is only shown, with its bound; nothing is decided on it.
         return interval(self._effects, first=LEAST_PAIRS, last=self._settings.max_pairs, level=self._settings.level)
 
     def _aa_interval(self) -> Interval | None:

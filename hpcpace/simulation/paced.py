@@ -48,7 +48,7 @@ class PacedRanks:
         """Return how long each rank sleeps if it is ready after `work_ns`, float64, both (num_ranks,)."""
         if self._arm(self._step) != PaceArm.ON:
             return np.zeros_like(work_ns)
-        # `Habit.delay_ns` of all ranks at once.
+        # `UsualPattern.delay_ns` of all ranks at once.
         late_ns = self._own_share * np.maximum(work_ns - self._usual_ns, 0.0)
         return np.where(np.isnan(late_ns), 0.0, np.maximum(self._wanted_ns - late_ns, 0.0))
 
@@ -84,7 +84,7 @@ class PacedRanks:
                     arm=arm,
                 )
             )
-            self._usual_ns[rank], self._own_share[rank] = policy.habit.usual_ns, policy.habit.own_share
+            self._usual_ns[rank], self._own_share[rank] = policy.usual.work_ns, policy.usual.own_share
         self._clear()
 
     def _clear(self) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcpace.studies.setups import Setup
-from hpcpace.train.framing import Framing, link_volumes, wire_matrix
 from hpcpace.train.gloo_messages import messages
 from hpcpace.train.operations import Operation, itemsize_of
+from hpcpace.train.packet_overhead import PacketOverhead, link_volumes, wire_matrix
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
 from hpcpace.train.volume import step_operations
@@ -84,7 +84,7 @@ def link_bytes_per_step(setup: Setup, plan: TrainPlan) -> float:
     if setup.layout.servers == 1:
         return 0.0
     hosts = [str(rank // setup.layout.ranks_per_server) for rank in range(num_ranks)]
-    volumes = link_volumes(wire_matrix(messages(_operations(plan)), num_ranks, Framing()), hosts)
+    volumes = link_volumes(wire_matrix(messages(_operations(plan)), num_ranks, PacketOverhead()), hosts)
     return float(max(max(volume.tx_bytes, volume.rx_bytes) for volume in volumes.values()))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a training goes on after a stop as if there had been none.
+"""Checkpoints: a training resumes after a stop as if there had been none.
 
 A checkpoint is a folder `step-N` of torch.distributed.checkpoint, in which each rank writes what it alone has, with
 progress.json beside. It is written under another name and renamed when all of it is on disk, so that a job that is
@@ -87,7 +87,7 @@ class Checkpoints:
         replica: this rank's part of the model.
         optimizer: its optimizer.
         group: all ranks, of backend gloo; None in a world of one.
-        data_digest: what tells the data from others.
+        data_digest: identifies the data.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Who owns a checkpoint, and who else can write to it.
 
-A checkpoint decides what a training goes on with, so it must be the work of the user who resumes it, or of root. Owner
+A checkpoint decides what a training resumes from, so it must be the work of the user who resumes it, or of root. Owner
 and mode are read from descriptors that are held, and what is read later is opened in the same folder: nothing can be
 exchanged between the look and the use.
 """
@@ -41,7 +41,7 @@ def open_checkpoint_file(folder: Folder, name: str) -> int:
     """Return a descriptor that reads a file of a checkpoint.
 
     Raises:
-        DataError: there is none, it is no regular file, or somebody else could have written to it.
+        DataError: there is none, it is not a regular file, or somebody else could have written to it.
     """
     try:
         descriptor = folder.open_file(name)
@@ -123,7 +123,7 @@ def unreadable(path: Path, reason: object) -> DataError:
         name = f"{Path(os.fsdecode(reason.filename)).name}: " if reason.filename else ""
         reason = f"{name}{reason.strerror}"
     return DataError(
-        f"cannot read the checkpoint {path} ({reason}): name another one with --resume, or --resume never to begin anew"
+        f"cannot read the checkpoint {path} ({reason}): use another one, or start over with --resume never"
     )
 
 

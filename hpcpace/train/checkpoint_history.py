@@ -72,7 +72,7 @@ def read_history(path: Path, plan: TrainPlan, *, data_digest: str) -> History:
             name = key if key in wanted else shown(key)
             raise DataError(
                 f"the checkpoint {path} was trained with {name} {shown(identity.get(key))}, not "
-                f"{shown(wanted.get(key))}: give the same settings, another --run-dir, or --resume never"
+                f"{shown(wanted.get(key))}: use the same settings, another --run-dir, or --resume never"
             )
     return history
 
@@ -101,23 +101,23 @@ def identity_of(plan: TrainPlan, data_digest: str) -> dict[str, Any]:
 def _parse(data: bytes) -> tuple[dict[str, Any], History]:
     content = json.loads(data)
     if not isinstance(content, dict):
-        raise ValueError("it is no table")
+        raise ValueError("it is not a table")
     if content.get("schema") != CHECKPOINT_SCHEMA:
         raise ValueError(f"it has schema {shown(content.get('schema'))}, not {CHECKPOINT_SCHEMA}")
     identity, num_steps = content.get("identity"), content.get("num_steps")
     losses, evaluations = content.get("losses"), content.get("evaluations")
     if not isinstance(identity, dict):
-        raise ValueError("its identity is no table")
+        raise ValueError("its identity is not a table")
     # To Python, true is an int as well.
     if type(num_steps) is not int or num_steps < 0:
-        raise ValueError(f"it says after {shown(num_steps)} steps")
+        raise ValueError(f"it claims {shown(num_steps)} steps")
     # The losses of a training that diverged are NaN.
     if not isinstance(losses, list) or any(type(loss) not in (int, float) for loss in losses):
-        raise ValueError("its losses are no list of numbers")
+        raise ValueError("its losses are not a list of numbers")
     if len(losses) != num_steps:
-        raise ValueError(f"it has {len(losses)} losses of {num_steps} steps")
+        raise ValueError(f"it has {len(losses)} losses for {num_steps} steps")
     if not isinstance(evaluations, list) or not all(map(_is_evaluation, evaluations)):
-        raise ValueError("its evaluations are no list of numbers by name")
+        raise ValueError("its evaluations are not a list of numbers by name")
     losses = tuple(float(loss) for loss in losses)
     return identity, History(num_steps=num_steps, losses=losses, evaluations=tuple(evaluations))
 

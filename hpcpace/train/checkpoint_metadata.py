@@ -53,7 +53,7 @@ def parse_metadata(data: bytes) -> tuple[Metadata, dict[MetadataIndex, Piece]]:
     """Return what `.metadata` says, as torch wants it for planning, and where each piece is.
 
     Raises:
-        ValueError: it is no metadata of tensors, or contradicts itself.
+        ValueError: it is not metadata of tensors, or contradicts itself.
     """
     fields = _fields(read_pickle(data), "Metadata")
     stored = {_index(key): _fields(value, "_StorageInfo") for key, value in _table(fields, "storage_data").items()}
@@ -75,7 +75,7 @@ def parse_metadata(data: bytes) -> tuple[Metadata, dict[MetadataIndex, Piece]]:
 def _piece(info: Mapping[str, Any], dtype: torch.dtype, shape: torch.Size) -> Piece:
     file = info.get("relative_path")
     if not isinstance(file, str) or not _FILE.fullmatch(file):
-        raise ValueError(f"it leads to {shown(file)}, which is no file of a checkpoint")
+        raise ValueError(f"it leads to {shown(file)}, which is not a file of a checkpoint")
     if info.get("transform_descriptors") is not None:
         raise ValueError("its tensors are compressed or encrypted, which hpcpace does not do")
     offset, size = info.get("offset"), info.get("length")
@@ -133,7 +133,7 @@ def _size(value: Any) -> torch.Size:
 def _fields(value: Any, kind: str) -> Mapping[str, Any]:
     if not isinstance(value, Record) or value.kind != kind or not isinstance(value.state, dict):
         found = value.kind if isinstance(value, Record) else type(value).__name__
-        raise ValueError(f"a {found} is in the place of a {kind.removeprefix('_')}")
+        raise ValueError(f"expected a {kind.removeprefix('_')}, found a {found}")
     return value.state
 
 
@@ -153,5 +153,5 @@ def _name(value: Any) -> str:
 def _number(value: Any) -> int:
     # A bool is an int to Python; larger numbers overflow in torch.
     if type(value) is not int or not 0 <= value < _MOST:
-        raise ValueError("an offset or a size is no whole number, negative or too large")
+        raise ValueError("an offset or a size is not a whole number, negative or too large")
     return value

@@ -37,7 +37,7 @@ class TensorPlanner(dcp.DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> NoReturn:
         """Refuse what torch would unpickle."""
-        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
+        raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
 
 
 class CheckpointReader(dcp.StorageReader):
@@ -91,7 +91,7 @@ class CheckpointReader(dcp.StorageReader):
             files: dict[str, io.BufferedReader] = {}
             for item in plan.items:
                 if item.type != LoadItemType.TENSOR:
-                    raise ValueError(f"{item.dest_index.fqn} is no tensor")
+                    raise ValueError(f"{item.dest_index.fqn} is not a tensor")
                 piece = self._pieces[item.storage_index]
                 if piece.file not in files:
                     descriptor = open_checkpoint_file(self._folder, piece.file)
@@ -102,7 +102,7 @@ class CheckpointReader(dcp.StorageReader):
                 target = planner.resolve_tensor(item).detach()
                 if (target.dtype, target.shape) != (source.dtype, source.shape):
                     raise ValueError(
-                        f"{item.dest_index.fqn} is of {source.dtype}, not {target.dtype}, or of other shape"
+                        f"{item.dest_index.fqn} is of {source.dtype}, not {target.dtype}, or has another shape"
                     )
                 target.copy_(source)
                 planner.commit_tensor(item, target)
@@ -129,9 +129,9 @@ def _read_piece(file: io.BufferedReader, piece: Piece) -> Tensor:
         _check_archive(data, piece)
         tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # zipfile and torch.load raise whatever damaged data lead to
-        raise ValueError(f"byte {piece.offset_bytes} of {piece.file} begins no tensor: {error}") from error
+        raise ValueError(f"byte {piece.offset_bytes} of {piece.file} starts no tensor: {error}") from error
     if type(tensor) is not Tensor or (tensor.dtype, tensor.shape) != (piece.dtype, piece.shape):
-        raise ValueError(f"byte {piece.offset_bytes} of {piece.file} begins another tensor")
+        raise ValueError(f"byte {piece.offset_bytes} of {piece.file} starts another tensor")
     return tensor
 
 
@@ -168,7 +168,7 @@ def _check_archive(data: bytes, piece: Piece) -> None:
 def _plain_tensor(value: Any) -> tuple[tuple[Any, ...], int, tuple[int, ...], tuple[int, ...]]:
     """Return storage, offset, size and stride of the tensor that a pickle asks for."""
     if not isinstance(value, Record) or value.kind != "_rebuild_tensor_v2" or not 6 <= len(value.arguments) <= 7:
-        raise ValueError("it is no plain tensor")
+        raise ValueError("it is not a plain tensor")
     storage, offset, size, stride = value.arguments[:4]
     if not isinstance(storage, Record) or storage.kind != "storage" or len(storage.arguments) != 5:
         raise ValueError("it has no storage")

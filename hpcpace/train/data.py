@@ -33,7 +33,7 @@ class TrainingData(Protocol):
     """Data of a workload."""
 
     def digest(self) -> str:
-        """Return a text that tells these data from others, quickly."""
+        """Return a text that identifies these data, quickly."""
         ...
 
     def facts(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class TokenText:
     encoding: str = "bytes"
 
     def digest(self) -> str:
-        """Return the SHA-256 of the length and the first MiB: enough to tell texts apart, quick on any size."""
+        """Return the SHA-256 of the length and the first MiB: enough to distinguish texts, fast for any size."""
         digest = hashlib.sha256(str(self.tokens.size).encode())
         digest.update(self.tokens[: _DIGEST_BYTES // self.tokens.itemsize].tobytes())
         return digest.hexdigest()
@@ -105,7 +105,7 @@ class TextData:
     seq_len: int
 
     def digest(self) -> str:
-        """Return a text that tells these data from others."""
+        """Return a text that identifies these data."""
         return self.training.digest() + (self.held_out.digest() if self.held_out else "")
 
     def facts(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def open_data(plan: TrainPlan) -> TrainingData:
     if settings.eval_every and data.num_held_out() < settings.batch_size:
         raise DataError(
             f"{data.num_held_out()} sequences or images are held out, fewer than the {settings.batch_size} of a batch: "
-            "take more data, a smaller --batch-size, or no --eval-every"
+            "use more data, a smaller --batch-size, or no --eval-every"
         )
     return data
 
@@ -191,8 +191,8 @@ def open_text(path: Path | None, seq_len: int) -> TokenText:
 def _check_length(text: TokenText, seq_len: int) -> None:
     if text.tokens.size < seq_len + 1:
         raise DataError(
-            f"{text.source} has {text.tokens.size} {_unit(text)}, fewer than one sequence of {seq_len} tokens and the "
-            "next: take a longer text, or a smaller --seq-len"
+            f"{text.source} has {text.tokens.size} {_unit(text)}, fewer than one sequence of {seq_len} tokens and its "
+            "next token: use a longer text, or a smaller --seq-len"
         )
 
 
@@ -206,8 +206,8 @@ def _encoder(vocabulary: Path | None, shape: GPT2Shape) -> BytePairEncoder | Non
     encoder = load_encoder(vocabulary)
     if encoder.num_tokens > shape.vocabulary:
         raise DataError(
-            f"the vocabulary of {vocabulary} has {encoder.num_tokens} tokens and the model {shape.vocabulary}: take a "
-            "larger --preset, or leave --vocabulary away for bytes"
+            f"the vocabulary of {vocabulary} has {encoder.num_tokens} tokens and the model {shape.vocabulary}: use a "
+            "larger --preset, or drop --vocabulary to train on bytes"
         )
     return encoder
 
@@ -218,7 +218,7 @@ def _encoded(text: TokenText, encoder: BytePairEncoder) -> TokenText:
         tokens = encoder.encode(content)
     except KeyError as error:
         raise DataError(
-            f"the vocabulary lacks the token {error}, which merges.txt leads to: take GPT-2's own files"
+            f"the vocabulary lacks the token {error}, which merges.txt refers to: use GPT-2's own files"
         ) from error
     return TokenText(
         source=text.source,

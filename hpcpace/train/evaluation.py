@@ -92,7 +92,7 @@ class Evaluator:
         """Return this rank's share of the loss of a global batch, and 0: float64, (2,)."""
         loss = self._replica.forward_only(inputs, targets)
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
-        # All ranks of tensor parallelism know the loss; one of them tells it.
+        # All ranks of tensor parallelism know the loss; one of them reports it.
         if loss is not None and self._place.tp == 0:
             sums[0] = loss.double() / self._plan.mesh.dp
         return sums

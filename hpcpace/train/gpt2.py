@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpcpace.train.initial import generator_of
+from hpcpace.train.initial_weights import generator_of
 from hpcpace.train.presets import GPT2Shape
 
 _INIT_STD = 0.02

@@ -115,7 +115,7 @@ class _InertUnpickler(pickle._Unpickler):
 
     def persistent_load(self, pid: Any) -> Record:
         if not isinstance(pid, tuple):
-            raise pickle.UnpicklingError("it refers to something that is no storage")
+            raise pickle.UnpicklingError("it refers to something that is not a storage")
         return _STORAGE(*pid)
 
     def _empty_table(self) -> None:
@@ -146,14 +146,14 @@ def read_pickle(data: bytes) -> Any:
     """Return what a pickle holds, of plain values, dtypes and records.
 
     Raises:
-        ValueError: it is no pickle, or asks for what no checkpoint needs.
+        ValueError: it is not a pickle, or asks for what no checkpoint needs.
     """
     try:
         return _InertUnpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from error
     except Exception as error:  # whatever a stack without the right things on it leads to
-        raise ValueError(f"it is no pickle of a checkpoint ({type(error).__name__})") from error
+        raise ValueError(f"it is not a pickle of a checkpoint ({type(error).__name__})") from error
 
 
 def shown(value: Any) -> str:

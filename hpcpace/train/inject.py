@@ -1,4 +1,4 @@
-"""Faults on purpose: a rank or a host that is slower than the others in one phase, by a known amount.
+"""Injected faults: a rank or a host is slower than the others in one phase, by a known amount.
 
 A share is added to each piece of the phase (each block and the head, none of which waits for another stage or
 replica) straight after it. On a CPU it is a share of the processor time of the piece, and processor time is what is
@@ -26,22 +26,22 @@ from hpcpace.units import NS_PER_MS, NS_PER_S, NS_PER_US
 PHASES = {"forward": ("forward",), "backward": ("backward",), "compute": ("forward", "backward"), "data": ("data",)}
 KINDS = ("persistent", "random", "periodic")
 GRAMMAR = (
-    "write rank=N or host=NAME, phase=forward|backward|compute|data, size=30% (of the phase) or 20ms (a step), and if "
-    "wanted kind=random,p=0.1 or kind=periodic,period=10, like rank=2,phase=forward,size=30%"
+    "write rank=N or host=NAME, phase=forward|backward|compute|data, size=30% (of the phase) or 20ms (a step), and "
+    "optionally kind=random,p=0.1 or kind=periodic,period=10, like rank=2,phase=forward,size=30%"
 )
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 _UNITS_NS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class InjectedFault:
     """One slow-down.
 
     Attributes:
-        rank, host: who is slowed; exactly one of them is given.
-        phases: the phases that are slowed.
-        share: what is added to the phase's own time, as a share of it; 0 where `pause_ns` is given.
-        pause_ns: what is added once a step, in the first of the phases that comes.
+        rank, host: what to slow; exactly one of them is given.
+        phases: the phases to slow.
+        share: what to add to the phase's own time, as a share of it; 0 if `pause_ns` is given.
+        pause_ns: what to add once a step, in the first of the phases that comes.
         kind: persistent (each step), random (a step with `probability`) or periodic (every `period` steps).
     """
 
@@ -55,17 +55,17 @@ class Fault:
     period: int = 10
 
     def concerns(self, rank: int, host: str) -> bool:
-        """Tell whether a rank is slowed by this."""
+        """Return whether this fault slows a rank."""
         return rank == self.rank if self.host is None else host.split(".")[0] == self.host.split(".")[0]
 
     def acts(self, step: int, *, seed: int, rank: int) -> bool:
-        """Tell whether a step is slowed; known from the run's settings alone."""
+        """Return whether this fault slows a step; known from the run's settings alone."""
         if self.kind == "random":
             return bool(np.random.default_rng([seed, step, rank]).random() < self.probability)
         return self.kind == "persistent" or step % self.period == self.period - 1
 
 
-def parse_fault(spec: str) -> Fault:
+def parse_fault(spec: str) -> InjectedFault:
     """Read a fault like `rank=2,phase=forward,size=30%`.
 
     Raises:
@@ -84,12 +84,12 @@ def parse_fault(spec: str) -> Fault:
             raise refuse(f"{key} is given twice")
         fields[key] = value
     if ("rank" in fields) == ("host" in fields):
-        raise refuse("exactly one of rank and host is needed")
+        raise refuse("give exactly one of rank and host")
     phase, kind = fields.get("phase", "compute"), fields.get("kind", "persistent")
     if phase not in PHASES:
-        raise refuse(f"there is no phase {phase!r} to slow")
+        raise refuse(f"unknown phase {phase!r}")
     if kind not in KINDS:
-        raise refuse(f"there is no kind {kind!r}")
+        raise refuse(f"unknown kind {kind!r}")
     if ("p" in fields and kind != "random") or ("period" in fields and kind != "periodic"):
         raise refuse("p belongs to kind=random and period to kind=periodic")
     try:
@@ -99,8 +99,8 @@ def parse_fault(spec: str) -> Fault:
     except ValueError as error:
         raise refuse(str(error)) from error
     if not 0 < probability <= 1 or period < 1 or (rank is not None and rank < 0):
-        raise refuse("rank is at least 0, p above 0 and at most 1, period at least 1")
-    return Fault(
+        raise refuse("rank must be 0 or more, p above 0 and at most 1, period 1 or more")
+    return InjectedFault(
         rank=rank,
         host=fields.get("host"),
         phases=PHASES[phase],
@@ -116,7 +116,7 @@ def _size(text: str) -> tuple[float, int]:
     if text.endswith("%"):
         share = float(text[:-1]) / 100
         if not (share > 0 and math.isfinite(share)):
-            raise ValueError(f"size {text} is no positive share")
+            raise ValueError(f"size {text} is not a positive share")
         return share, 0
     match = _TIME.fullmatch(text)
     if match is None:
@@ -140,13 +140,13 @@ class Injector:
         rank: this rank.
         host: this rank's host name.
         clock: time of the work done so far, nanoseconds; its differences are what shares are taken of.
-        spend: makes `clock` go on by so many seconds.
+        spend: makes `clock` advance by a number of seconds.
         sleep: replaced in tests.
     """
 
     def __init__(
         self,
-        faults: Iterable[Fault],
+        faults: Iterable[InjectedFault],
         *,
         seed: int,
         rank: int,
@@ -159,7 +159,7 @@ class Injector:
         self._seed, self._rank = seed, rank
         self._clock, self._spend, self._sleep = clock, spend, sleep
         self._shares: dict[str, float] = {}
-        self._pauses: list[Fault] = []
+        self._pauses: list[InjectedFault] = []
         self._debt_ns = 0
 
     def begin_step(self, step: int) -> None:

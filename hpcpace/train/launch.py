@@ -51,8 +51,8 @@ def check_compiler(environ: Mapping[str, str]) -> None:
     compiler = environ.get("CXX", "g++")
     if shutil.which(compiler, path=environ.get("PATH")) is None:
         raise ConfigError(
-            f"--compile needs a C++ compiler, and there is no {compiler}: install one (`apt-get install g++`), name it "
-            "with CXX, or leave --compile away"
+            f"--compile needs a C++ compiler, but there is no {compiler}: install one (`apt-get install g++`), name it "
+            "with CXX, or drop --compile"
         )
 
 

@@ -25,11 +25,11 @@ from hpcpace.train.inject import Injector
 from hpcpace.train.losses import LossLog
 from hpcpace.train.memory import is_out_of_memory, memory_facts
 from hpcpace.train.optimizer import build_optimizer
-from hpcpace.train.outcome import TrainResult, out_of_memory, write_result
 from hpcpace.train.parallel import Replica, build_replica
 from hpcpace.train.plan import TrainPlan, parallelism_facts
 from hpcpace.train.progress import ProgressView, progress_view
-from hpcpace.train.start import Start, agree_on_start
+from hpcpace.train.result import TrainResult, out_of_memory, write_result
+from hpcpace.train.resume import StartPoint, agree_on_start
 from hpcpace.train.stopping import EarlySignal, StopVote, side_group
 from hpcpace.units import NS_PER_S
 from hpcpace.world.environment import RankInfo
@@ -60,7 +60,7 @@ class TrainJob:
 
 
 def train(job: TrainJob) -> TrainResult:
-    """Train as planned, or go on with a training that was stopped.
+    """Train as planned, or resume a training that was stopped.
 
     SIGUSR1, and SIGTERM where there are checkpoints, let all ranks stop after the same step with a checkpoint.
 
@@ -70,7 +70,7 @@ def train(job: TrainJob) -> TrainResult:
     Raises:
         DataError: ranks read different data, or a checkpoint does not fit.
         ConfigError: a fault names a host that is not in the job.
-        WorldError: a GPU is asked for and there is none, or the ranks cannot reach each other.
+        WorldError: a GPU is requested and there is none, or the ranks cannot reach each other.
         TrainingFailed: out of memory, or the checkpoint at a stop cannot be written.
     """
     settings = job.config.world
@@ -102,7 +102,7 @@ def train(job: TrainJob) -> TrainResult:
     return result
 
 
-def _train(job: TrainJob, start: Start, early: EarlySignal, device: torch.device) -> TrainResult:
+def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.device) -> TrainResult:
     plan, settings, place = job.plan, job.plan.settings, job.plan.mesh.coordinates(job.info.rank)
     replica = build_replica(plan, rank=job.info.rank, device=device)
     optimizer = build_optimizer(
@@ -157,12 +157,12 @@ def _train(job: TrainJob, start: Start, early: EarlySignal, device: torch.device
 
 
 class _Training:
-    """The steps of one rank, and what they have come to so far."""
+    """The steps of one rank, and their results so far."""
 
     def __init__(
         self,
         job: TrainJob,
-        start: Start,
+        start: StartPoint,
         device: torch.device,
         replica: Replica,
         optimizer: torch.optim.Optimizer,
@@ -191,7 +191,7 @@ class _Training:
         self._injector.attach(replica.pieces())
 
     def run(self, early: EarlySignal) -> str:
-        """Do all steps that are left; return the signal that ended them ahead of time, or an empty text."""
+        """Do the remaining steps; return the signal that ended them early, or an empty text."""
         settings, unit = self._job.plan.settings, self._job.plan.samples_unit
         style = self._job.progress if self._job.info.rank == 0 else "off"
         stops, begin_ns = False, time.monotonic_ns()
@@ -210,7 +210,7 @@ class _Training:
                 if num_timed > 0:
                     duration_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
                     self.samples_per_s = num_timed * self._job.plan.samples_per_step / duration_s
-                # Nobody waits for the losses: they are shown a step or so later, when they have come.
+                # No rank waits for the losses: they are shown a step or so later, when they have arrived.
                 if (step + 1) % settings.log_every == 0:
                     self.log.gather()
                 view.show(step + 1, losses=self.log.poll(), samples_per_s=self.samples_per_s)
@@ -269,7 +269,7 @@ def _name(plan: TrainPlan) -> str:
     return f"gpt2-{plan.preset}" if plan.settings.model == "gpt2" else plan.settings.model
 
 
-def _facts(job: TrainJob, start: Start) -> dict[str, Any]:
+def _facts(job: TrainJob, start: StartPoint) -> dict[str, Any]:
     plan = job.plan
     return {
         "model": plan.facts(),

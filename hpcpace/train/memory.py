@@ -1,4 +1,4 @@
-"""How much memory a rank has used at most, and which errors mean that there was not enough."""
+"""The peak memory of a rank, and the errors that mean that it ran out of memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return the most memory that this process has had so far: `rss_bytes`, and `device_bytes`, 0 without a GPU.
+    """Return the peak memory of this process so far: `rss_bytes`, and `device_bytes`, 0 without a GPU.
 
     Linux counts the first (VmHWM of /proc/self/status), torch's caching allocator the second; what CUDA, NCCL and
     libraries take besides torch's tensors is not in it.
@@ -20,7 +20,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory was not enough.
+    """Return whether an error means that memory ran out.
 
     On CPUs torch raises a plain RuntimeError, which only its text tells from others ("DefaultCPUAllocator: can't
     allocate memory" in c10/core/impl/alloc_cpu.cpp; NCCL and gloo pass on the words of the system).

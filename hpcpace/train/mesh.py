@@ -53,7 +53,7 @@ def parse_mesh(text: str, world_size: int) -> Mesh:
     A dimension that is not named is 1; no text at all means data parallelism over all ranks.
 
     Raises:
-        MeshError: the text is no mesh, or its product is not the number of ranks.
+        MeshError: the text is not a mesh, or its product is not the number of ranks.
     """
     if not text.strip():
         return Mesh(dp=world_size)
@@ -68,6 +68,6 @@ def parse_mesh(text: str, world_size: int) -> Mesh:
     mesh = Mesh(**sizes)
     if mesh.size != world_size:
         raise MeshError(
-            f"mesh {mesh} needs {mesh.size} ranks and the job has {world_size}: change the mesh or the number of ranks"
+            f"mesh {mesh} needs {mesh.size} ranks, but the job has {world_size}: change the mesh or the number of ranks"
         )
     return mesh

@@ -34,7 +34,7 @@ Compute = Callable[[Tensor, Tensor], Tensor | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """What a rank has of a replica of the model, and how it goes once forward and backward.
+    """A rank's part of a replica of the model, and its forward and backward pass.
 
     Attributes:
         stages: this rank's stages; one, or several with the interleaved schedule. Their parameters are plain tensors,
@@ -43,8 +43,8 @@ class Replica:
         forward_backward: maps inputs and targets of the replica's batch to the mean loss of the replica (on the rank of
             its last stage; None on the others), and leaves gradients in the parameters.
         forward_only: the same without gradients.
-        replicas: the group of the ranks that hold the same stage and slice, where there are several replicas.
-        tied_group: the group of first and last stage, where the tied weight stands on both; None elsewhere.
+        replicas: the group of the ranks that hold the same stage and slice; None with a single replica.
+        tied_group: the group of first and last stage if both hold the tied weight; None otherwise.
     """
 
     stages: tuple[Model, ...]

@@ -19,7 +19,7 @@ def gpt2_shape(plan: TrainPlan) -> GPT2Shape:
         ConfigError: the plan is one for another model.
     """
     if not isinstance(plan.shape, GPT2Shape):
-        raise ConfigError(f"the network volume of {plan.settings.model} has no formula: take gpt2, or measure it")
+        raise ConfigError(f"the network volume of {plan.settings.model} has no formula: use gpt2, or measure it")
     return plan.shape
 
 
@@ -36,7 +36,7 @@ def stage_parameters(plan: TrainPlan, stage: int, tp: int) -> list[Shape]:
 def stage_pieces(plan: TrainPlan, stage: int, tp: int) -> list[list[Shape]]:
     """Return the shapes of a stage's parameters by the part of the model: embedding, blocks, head.
 
-    The head has no weight of its own where it shares that of the embedding.
+    The head has no separate weight if it shares that of the embedding.
     """
     shape, num_tp = gpt2_shape(plan), plan.mesh.tp
     width, cut = shape.width, shape.width // num_tp

@@ -7,10 +7,10 @@ from typing import Any
 
 from hpcpace.config import TrainConfig
 from hpcpace.errors import ConfigError, MeshError
-from hpcpace.train.inject import Fault, parse_fault
+from hpcpace.train.inject import InjectedFault, parse_fault
 from hpcpace.train.mesh import Mesh, parse_mesh
 from hpcpace.train.presets import GPT2_PRESETS, RESNET18, GPT2Shape, ModelShape
-from hpcpace.train.support import check_support
+from hpcpace.train.support_matrix import check_support
 
 _INTERLEAVED_STAGES = 2
 
@@ -24,7 +24,7 @@ class TrainPlan:
     mesh: Mesh
     seq_len: int
     """Tokens of a sequence; 1 for images."""
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
     shrink: int = 1
     """What the widths of the model are divided by; a study says so, hpcpace train has no option for it."""
 
@@ -137,13 +137,13 @@ def _check_stages(settings: TrainConfig, shape: ModelShape, mesh: Mesh) -> None:
     if num_stages > shape.num_layers:
         raise MeshError(
             f"mesh {mesh} has {num_stages} stages with --schedule interleaved, more than the model has layers "
-            f"({shape.num_layers}): lower pp, or take another schedule"
+            f"({shape.num_layers}): lower pp, or use another schedule"
         )
     rounds = max(1, settings.microbatches // mesh.pp)
     if settings.microbatches % rounds:
         raise MeshError(
-            f"{settings.microbatches} microbatches cannot be dealt out in {rounds} equal rounds over pp={mesh.pp}, as "
-            f"--schedule interleaved needs: take --microbatches {_next_multiple(settings.microbatches, mesh.pp)}"
+            f"{settings.microbatches} microbatches cannot be split into {rounds} equal rounds over pp={mesh.pp}, as "
+            f"--schedule interleaved needs: use --microbatches {_next_multiple(settings.microbatches, mesh.pp)}"
         )
 
 
@@ -151,20 +151,20 @@ def _check_batch(settings: TrainConfig, mesh: Mesh) -> None:
     batch_size, microbatches = settings.batch_size, settings.microbatches
     if batch_size % mesh.dp:
         raise MeshError(
-            f"a batch of {batch_size} cannot be shared out over dp={mesh.dp}: "
-            f"take --batch-size {_next_multiple(batch_size, mesh.dp)}"
+            f"a batch of {batch_size} cannot be split evenly over dp={mesh.dp}: "
+            f"use --batch-size {_next_multiple(batch_size, mesh.dp)}"
         )
     if mesh.pp == 1:
         return
     if microbatches < mesh.pp and settings.schedule != "gpipe":
         raise MeshError(
-            f"{microbatches} microbatches do not fill {mesh.pp} stages: take --microbatches {mesh.pp} or more"
+            f"{microbatches} microbatches do not fill {mesh.pp} stages: use --microbatches {mesh.pp} or more"
         )
     if batch_size // mesh.dp % microbatches:
         fitting = _next_multiple(batch_size, mesh.dp * microbatches)
         raise MeshError(
             f"a batch of {batch_size} sequences gives each of dp={mesh.dp} replicas {batch_size // mesh.dp}, which "
-            f"cannot be cut into {microbatches} microbatches: take --batch-size {fitting}, or other --microbatches"
+            f"cannot be cut into {microbatches} microbatches: use --batch-size {fitting}, or other --microbatches"
         )
 
 

@@ -50,7 +50,7 @@ class GPT2Shape:
             raise MeshError(f"mesh {mesh} has more stages than the model has layers ({self.num_layers}): lower pp")
         if self.num_heads % mesh.tp:
             divisors = ", ".join(str(n) for n in range(1, self.num_heads + 1) if self.num_heads % n == 0)
-            raise MeshError(f"mesh {mesh}: {self.num_heads} heads cannot be shared out: take tp of {divisors}")
+            raise MeshError(f"mesh {mesh}: {self.num_heads} heads cannot be split evenly: use tp of {divisors}")
         if self.vocabulary < mesh.tp:
             raise MeshError(f"mesh {mesh}: a vocabulary of {self.vocabulary} is too small: lower tp")
 
@@ -105,7 +105,7 @@ class ResNetShape:
             MeshError: pipeline or tensor parallelism.
         """
         if mesh.pp > 1 or mesh.tp > 1:
-            raise MeshError(f"mesh {mesh}: resnet18 trains in data parallelism only: take dp={mesh.size}, or gpt2")
+            raise MeshError(f"mesh {mesh}: resnet18 supports data parallelism only: use dp={mesh.size}, or gpt2")
 
 
 ModelShape = GPT2Shape | ResNetShape

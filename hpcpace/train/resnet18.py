@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpcpace.train.initial import generator_of
+from hpcpace.train.initial_weights import generator_of
 from hpcpace.train.presets import ResNetShape
 
 

@@ -1,8 +1,8 @@
-"""An end ahead of time, told by a signal: all ranks stop after the same step, so that they can write a checkpoint.
+"""Stopping early on a signal: all ranks stop after the same step, so that they can write a checkpoint.
 
-Slurm sends a signal ahead of the time limit (`sbatch --signal`), to each rank at another moment. The ranks vote about
-once a second on whether to stop. The vote travels beside training, over a gloo group of its own and below torch's
-dispatcher, so that neither GPUs nor the trace see it.
+Slurm sends a signal before the time limit (`sbatch --signal`), to each rank at a different moment. The ranks vote about
+once a second on whether to stop. The vote uses a separate gloo group below torch's dispatcher, so that neither GPUs nor
+the trace see it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MOST_STEPS_BETWEEN_VOTES = 1000
 
 
 class EarlySignal:
-    """Notes that a signal has come, where its default action would end the process.
+    """Notes a signal whose default action would end the process.
 
     Attributes:
-        name: the first signal that came, such as SIGUSR1; empty while there was none.
+        name: the first signal received, such as SIGUSR1; empty before that.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class StopVote:
 
 
 def side_group(timeout_s: float) -> dist.ProcessGroup | None:
-    """Return a gloo group of all ranks for what is no training; None in a world of one.
+    """Return a gloo group of all ranks for messages that are not training; None in a world of one.
 
     Collective: every rank of the default process group calls this.
     """

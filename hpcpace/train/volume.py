@@ -1,8 +1,7 @@
 """Which collectives and messages a training run consists of, and how large they are, before it runs.
 
 Everything follows from the plan: nothing is measured, and nothing here needs torch. docs/network-volume.md has the
-same in words. hpcpace.train.gloo_messages turns operations into messages, hpcpace.train.framing those into bytes on
-links.
+same in words. `gloo_messages` turns operations into messages, and `packet_overhead` turns messages into bytes on links.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How far this rank's clock is from the clock of rank 0, measured between steps, never inside one.
+"""The offset of this rank's clock from the clock of rank 0, measured between steps, never inside one.
 
 The leaders of the hosts form a binomial tree; along each edge the offset comes from the ping-pong with the shortest
 round trip, and the truth lies within half of that round trip (Cristian 1989, "Probabilistic clock synchronization").
-Offsets and half-widths add up along the tree. Ranks of one host share a clock, and so their leader's sample.
-A synchronisation counts only when every rank got through it; a rank that does not come leaves nobody waiting
-longer than the timeout.
+Offsets and half-widths add up along the tree. Ranks of one host share a clock, and therefore their leader's sample.
+A synchronisation counts only if every rank completed it; if a rank does not come, the others wait no longer than the
+timeout.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ClockSample(NamedTuple):
 
 @dataclass(frozen=True)
 class SyncTree:
-    """Whom a rank hears from, and whom it tells, in the order in which it does.
+    """The ranks from which a rank gets its sample and to which it passes it on, in that order.
 
     Attributes:
         parent: rank from which this one gets its sample; None for the reference.
@@ -106,9 +106,9 @@ class ClockSync:
             rank: this rank.
             host_keys: `HostIdentity.host_key` of every rank, in order of rank, (world_size,).
             num_pings: round trips per edge of the tree.
-            interval_s: time between two synchronisations, as near as the steps allow.
-            timeout_s: time after which a synchronisation is given up, on every rank.
-            drift_ppm: bound on how fast two clocks run apart, for the time between two edges of the tree.
+            interval_s: time between two synchronisations, as closely as the steps allow.
+            timeout_s: time after which every rank gives up a synchronisation.
+            drift_ppm: bound on the relative drift of two clocks, for the time between two edges of the tree.
             clock: local clock, in nanoseconds.
         """
         if transport is None and len(host_keys) > 1:

@@ -1,4 +1,4 @@
-"""Waiting that ends: nothing that hpcpace does in somebody else's job may hold it up for longer than it says."""
+"""Waits with an end: nothing that hpcpace does in somebody else's job may delay it for longer than promised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Result = TypeVar("_Result")
 
 
 class Deadline:
-    """A moment by which several things in a row have to be done."""
+    """A point in time by which several things in a row must be done."""
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.timeout_s = timeout_s
@@ -20,16 +20,16 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left, at least a millisecond: libraries take 0 for their own default."""
+        """Seconds left, at least a millisecond, as libraries take 0 for their own default."""
         return max(self._end_s - self._clock(), 0.001)
 
     @property
     def is_over(self) -> bool:
-        """Whether the moment has passed."""
+        """Whether the deadline has passed."""
         return self._clock() >= self._end_s
 
     def check(self) -> None:
-        """Do nothing before the moment.
+        """Do nothing before the deadline.
 
         Raises:
             TimeoutError: it has passed.
@@ -39,16 +39,16 @@ class Deadline:
 
 
 def in_time(action: Callable[[], _Result], timeout_s: float, what: str) -> _Result:
-    """Return what an action returns that may hang, as on a file system that does not answer.
+    """Return the result of an action that may hang, such as on a file system that does not answer.
 
     Args:
-        action: runs in a thread of its own, which is left to itself when the time is over.
+        action: runs in a separate thread, which is abandoned at the timeout.
         timeout_s: how long it may take.
-        what: of what the error says that it took too long.
+        what: names the action in the error.
 
     Raises:
-        TimeoutError: it has not come to its end in time.
-        Exception: whatever it raises.
+        TimeoutError: it did not finish in time.
+        Exception: any error of the action.
     """
     done: list[_Result] = []
     failed: list[Exception] = []

@@ -1,6 +1,6 @@
-"""What a launcher says in the environment, read into one RankInfo, and what tells one host from another.
+"""The launcher's environment variables, read into one RankInfo, and the identity of a host.
 
-torchrun comes first, then an MPI launcher, the Slurm step, PMI, and a process of its own. This is the only module
+torchrun comes first, then an MPI launcher, the Slurm step, PMI, and a single process. This is the only module
 that touches os.environ; everything else takes a mapping. Launchers that contradict each other are refused, because
 a rank that takes itself for rank 0 by mistake overwrites what rank 0 writes.
 """
@@ -34,7 +34,7 @@ class RankInfo:
     Attributes:
         rank: number among all ranks, from 0.
         world_size: number of ranks.
-        local_rank: number among the ranks of the host, or -1 where the launcher does not say.
+        local_rank: number among the ranks of the host, or -1 if the launcher does not give it.
         local_size: number of ranks on the host, or -1.
         node: index of the host, from 0, or -1.
         num_nodes: number of hosts, or -1.
@@ -61,7 +61,7 @@ class RankInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class HostIdentity:
-    """What tells hosts, and clocks, apart: equal host_key means one host and one CLOCK_MONOTONIC."""
+    """The identity of a host and its clock: equal host_key means one host and one CLOCK_MONOTONIC."""
 
     host: str
     boot_id: str
@@ -69,7 +69,7 @@ class HostIdentity:
 
 
 def process_environ() -> Mapping[str, str]:
-    """Return the environment of this process, as it is and will become."""
+    """Return the environment of this process, a live view."""
     return os.environ
 
 
@@ -85,14 +85,14 @@ def host_identity(proc: Path = Path("/proc")) -> HostIdentity:
     boot id, time namespace and host name count together.
 
     Raises:
-        WorldError: the kernel does not tell its boot id.
+        WorldError: the boot id cannot be read.
     """
     host = socket.gethostname()
     path = proc / "sys/kernel/random/boot_id"
     try:
         boot_id = path.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise WorldError(f"cannot read {path}: {error.strerror}; mount /proc, hosts are told apart by it") from error
+        raise WorldError(f"cannot read {path}: {error.strerror}; mount /proc, which identifies the host") from error
     namespace = proc / "self/ns/time"
     time_namespace = namespace.stat().st_ino if namespace.exists() else 0
     key = hashlib.sha256(f"{boot_id}/{time_namespace}/{host}".encode()).hexdigest()[:16]
@@ -100,14 +100,14 @@ def host_identity(proc: Path = Path("/proc")) -> HostIdentity:
 
 
 def rank_info(environ: Mapping[str, str], *, host: str | None = None) -> RankInfo:
-    """Return the place of this process as its launcher gives it.
+    """Return the place of this process according to its launcher.
 
     Args:
         environ: environment variables.
-        host: name of this host; asked from the kernel when not given.
+        host: name of this host; by default asked from the kernel.
 
     Raises:
-        WorldError: a variable is no number, is missing, or contradicts another one.
+        WorldError: a variable is not a number, is missing, or contradicts another one.
     """
     info = _launched(environ)
     _check_range(info, environ)
@@ -155,7 +155,7 @@ def _launched(environ: Mapping[str, str]) -> RankInfo:
     # A batch script outside of srun has SLURM_PROCID=0 and SLURM_NTASKS, but no SLURM_STEP_NUM_TASKS.
     if environ.get("SLURM_PROCID", "0") != "0":
         raise WorldError(
-            f"SLURM_PROCID is {environ['SLURM_PROCID']} and SLURM_STEP_NUM_TASKS is not set: start the ranks by srun "
+            f"SLURM_PROCID is {environ['SLURM_PROCID']} and SLURM_STEP_NUM_TASKS is not set: start the ranks with srun "
             "and pass its variables on to the process"
         )
     return _from_pmi(environ) or _single()
@@ -232,8 +232,8 @@ def _from_pmi(environ: Mapping[str, str]) -> RankInfo | None:
             _number(environ, rank_name, needed_by=size_name)
     if "PMIX_RANK" in environ:
         raise WorldError(
-            f"PMIX_RANK is {environ['PMIX_RANK']} and neither SLURM_STEP_NUM_TASKS nor OMPI_COMM_WORLD_SIZE tells the "
-            "number of ranks: start the ranks by srun, mpirun or torchrun"
+            f"PMIX_RANK is {environ['PMIX_RANK']} and neither SLURM_STEP_NUM_TASKS nor OMPI_COMM_WORLD_SIZE gives the "
+            "number of ranks: start the ranks with srun, mpirun or torchrun"
         )
     return None
 
@@ -268,7 +268,7 @@ def _check_range(info: RankInfo, environ: Mapping[str, str]) -> None:
 
 
 def _check_agreement(info: RankInfo, environ: Mapping[str, str]) -> None:
-    """Refuse torchrun's variables beside another launcher, or none, where they say something else."""
+    """Refuse variables of torchrun that contradict another launcher, or the absence of one."""
     for name, value, variable in (
         ("WORLD_SIZE", info.world_size, info.size_variable),
         ("LOCAL_RANK", info.local_rank, info.rank_variable),

@@ -1,7 +1,7 @@
-"""Groups of gloo over all ranks of torch's default group that the job does not see: for messages beside its own.
+"""Gloo groups with all ranks of torch's default group that the job does not see: for messages apart from its own.
 
-They are made without `torch.distributed.new_group`, which counts the groups of a process and so has to be called
-equally often on all ranks, and waits for them without an end of its own.
+They bypass `torch.distributed.new_group`, which counts the groups of a process, so that all ranks must call it equally
+often, and which waits for the other ranks without a timeout.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from hpcpace.world.environment import process_environ
 
 
 def gloo_group(name: str, timeout_s: float, store: Any = None) -> Any:
-    """Return a new group of gloo, past torch's dispatcher, so that nothing observes it.
+    """Return a new gloo group below torch's dispatcher, so that nothing observes it.
 
     Collective: every rank of torch's default group makes groups of this name equally often.
 
     Args:
         name: of the group; it may be used again.
-        timeout_s: how long making it may take, and an operation of it that says nothing else.
-        store: as `own_store` returns it, where the caller has one that is ours. Each is a connection, for which torch's
-            server looks up a name, one after the other: with a slow DNS that takes seconds.
+        timeout_s: limit on making the group, and on its operations by default.
+        store: as `own_store` returns it, if the caller has a connection of our own. For each connection torch's server
+            looks up a name, one after another: with a slow DNS that takes seconds.
 
     Raises:
-        RuntimeError: not every rank came in time.
+        RuntimeError: a rank did not answer in time.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import ProcessGroupGloo
@@ -40,9 +40,9 @@ def gloo_group(name: str, timeout_s: float, store: Any = None) -> Any:
 
 
 def own_store(timeout_s: float) -> tuple[Any, bool]:
-    """Return the store of torch's default group under names of ours, and whether its connection is ours, too.
+    """Return the store of torch's default group with a prefix of ours, and whether the connection is ours as well.
 
-    Of two threads that share a connection one waits for the other, and the timeout belongs to the connection.
+    If two threads share a connection, one waits for the other, and the timeout belongs to the connection.
 
     Raises:
         RuntimeError: the store does not answer.
@@ -54,7 +54,7 @@ def own_store(timeout_s: float) -> tuple[Any, bool]:
         store = store.clone()
         store.set_timeout(timeout)
         return dist.PrefixStore("hpcpace", store), True
-    # torch before 2.13 copies no store.
+    # torch before 2.13 cannot copy a store.
     base = store
     while hasattr(base, "underlying_store"):
         base = base.underlying_store

@@ -25,12 +25,12 @@ _AGREE_TIMEOUT_S = 1.0
 _DIGEST_BYTES = 16
 _LONGEST_TIMEOUT_S = 1e6  # faulthandler takes no end of seconds
 _DUMP_S = 0.3
-# How much later than another rank rank 0 may come up on a busy host.
+# How much later than another rank rank 0 may start on a busy host.
 _SPEAK_TIMEOUT_S = 5.0
 
 
 def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
-    """Return MPI's world communicator, or None where there is one rank or torchrun started the ranks.
+    """Return MPI's world communicator; None if there is one rank or torchrun started the ranks.
 
     Collective: every rank of the job calls this.
 
@@ -40,7 +40,7 @@ def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
             was lost, ends this process by SIGALRM, after a traceback.
 
     Raises:
-        WorldError: mpi4py is missing, or MPI sees other ranks than the launcher started.
+        WorldError: mpi4py is missing, or MPI sees different ranks than the launcher started.
     """
     if info.launcher == "torchrun" or info.world_size == 1:
         return None
@@ -51,8 +51,8 @@ def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
             MPI.COMM_WORLD.Barrier()
     except (ImportError, RuntimeError) as error:
         raise WorldError(
-            f"{info.world_size} ranks started by {info.launcher} need mpi4py and an MPI library, and they cannot be "
-            f"loaded ({error}): pip install mpi4py mpich, load the site's MPI module, or start the ranks by torchrun"
+            f"{info.world_size} ranks started by {info.launcher} need mpi4py and an MPI library, which cannot be "
+            f"loaded ({error}): pip install mpi4py mpich, load the site's MPI module, or start the ranks with torchrun"
         ) from error
     comm = MPI.COMM_WORLD
     check_world(info, comm.Get_rank(), comm.Get_size())
@@ -92,7 +92,7 @@ def _ended_after(timeout_s: float) -> Iterator[None]:
 
 
 def check_world(info: RankInfo, mpi_rank: int, mpi_size: int) -> None:
-    """Refuse an MPI world that is not the one that the launcher started.
+    """Refuse an MPI world that differs from the one that the launcher started.
 
     Raises:
         WorldError: rank or size differ.
@@ -105,7 +105,7 @@ def check_world(info: RankInfo, mpi_rank: int, mpi_size: int) -> None:
     ):
         if value != seen:
             raise WorldError(
-                f"{variable}={value}, but MPI_COMM_WORLD has {what} {seen}: start the ranks by one launcher only, "
+                f"{variable}={value}, but MPI_COMM_WORLD has {what} {seen}: start the ranks with one launcher only, "
                 "srun or mpiexec"
             )
 
@@ -113,7 +113,7 @@ def check_world(info: RankInfo, mpi_rank: int, mpi_size: int) -> None:
 def locate_ranks(info: RankInfo, comm: Any | None, identity: HostIdentity) -> tuple[RankInfo, list[str]]:
     """Return this rank's place counted from the hosts that the ranks really run on, and the host_key of every rank.
 
-    Collective: every rank of `comm` calls this. With None it is a world of one.
+    Collective: every rank of `comm` calls this. None means a world of one.
     """
     host_keys = [identity.host_key] if comm is None else comm.allgather(identity.host_key)
     return locate(info, host_keys), host_keys
@@ -251,6 +251,6 @@ def _remedy(info: RankInfo) -> str:
             "scripts), or an mpi4py built with the site's MPI"
         )
     return (
-        "the mpiexec that started them belongs to another MPI library than mpi4py's. Use the mpiexec beside this "
+        "the mpiexec that started them belongs to another MPI library than mpi4py's. Use the mpiexec next to this "
         "Python (`python -m mpi4py --mpi-lib-version` names the library)"
     )

@@ -33,7 +33,7 @@ def choose_device(name: str, local_rank: int) -> torch.device:
         local_rank: number among the ranks of the host; it picks the GPU, unless the launcher shows this rank only one.
 
     Raises:
-        WorldError: cuda was asked for and there is none, or not one for each rank.
+        WorldError: cuda was requested, and there is no GPU, or not one for each rank.
     """
     import torch
 
@@ -41,12 +41,12 @@ def choose_device(name: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     num_devices = torch.cuda.device_count()
     if num_devices == 0:
-        raise WorldError("device is cuda, and torch sees no GPU here: ask for GPUs (`--gpus-per-node`), or use cpu")
+        raise WorldError("device is cuda, but torch sees no GPU here: request GPUs (`--gpus-per-node`), or use cpu")
     if num_devices == 1:
         return torch.device("cuda", 0)
     if not 0 <= local_rank < num_devices:
         raise WorldError(
-            f"local rank {local_rank} has no GPU of its own, torch sees {num_devices}: start at most {num_devices} "
+            f"local rank {local_rank} has no GPU: torch sees {num_devices}; start at most {num_devices} "
             "ranks per host, or use cpu"
         )
     return torch.device("cuda", local_rank)
@@ -84,7 +84,7 @@ def init_process_group(
 
     chosen = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
     if chosen == "nccl" and device.type != "cuda":
-        raise WorldError("backend is nccl and there is no GPU: take gloo, or ask for GPUs")
+        raise WorldError("backend is nccl, but there is no GPU: use gloo, or request GPUs")
     dist.init_process_group(
         chosen,
         store=_open_store(info, comm, interface, timedelta(seconds=timeout_s)),
@@ -115,7 +115,7 @@ def _open_store(info: RankInfo, comm: Any | None, interface: str | None, timeout
     if info.launcher == "torchrun":
         return _store_of_torchrun(info, interface, timeout)
     raise WorldError(
-        f"{info.world_size} ranks started by {info.launcher} and no MPI communicator: pass the one of mpi_world()"
+        f"{info.world_size} ranks started by {info.launcher} have no MPI communicator: pass that of mpi_world()"
     )
 
 

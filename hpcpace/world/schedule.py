@@ -10,9 +10,9 @@ _RECENT_STEPS = 16
 class SyncSchedule:
     """Turns an interval of time into a number of steps, from the steps seen so far.
 
-    The first steps are often long (compilation, caches), and steps change their length later. So the number of steps
-    to the next synchronisation at most doubles each time, and the slower of the whole last interval and its last
-    steps counts: a wrong guess costs a millisecond too early rather than minutes too late.
+    The first steps are often long (compilation, caches), and the length of steps changes later. So the number of steps
+    to the next synchronisation at most doubles each time, and it follows the slower of the whole last interval and its
+    last steps: a wrong guess costs a millisecond by being early rather than minutes by being late.
     """
 
     def __init__(self, interval_ns: int) -> None:
@@ -22,11 +22,11 @@ class SyncSchedule:
         self._stride = 1
 
     def note(self, step: int, now_ns: int) -> None:
-        """Take notice of a step's begin."""
+        """Note the start of a step."""
         self._recent.append((step, now_ns))
 
     def next_step(self, step: int, now_ns: int) -> int:
-        """Return the step of the next synchronisation, after the one that ends now, before `step`."""
+        """Return the step of the next synchronisation, given that one has just ended before `step`."""
         if self._last is not None and step > self._last[0]:
             step_ns = max(_mean_step_ns(self._last, (step, now_ns)), self._recent_step_ns(), 1.0)
             self._stride = max(1, min(2 * self._stride, round(self._interval_ns / step_ns)))

@@ -1,6 +1,6 @@
-"""Small fixed messages between two ranks, each wait with a timeout: what a clock synchronisation travels on.
+"""Small fixed-size messages between two ranks, each wait with a timeout, for clock synchronisations.
 
-MPI where there is a world of it, otherwise a gloo group. Both keep away from the job's own messages.
+They use MPI if it connects the ranks, otherwise a gloo group. Both are separate from the job's own messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Transport(Protocol):
         """
 
     def close(self) -> None:
-        """Free what was opened."""
+        """Free all resources."""
 
 
 class MpiTransport:
@@ -52,7 +52,7 @@ class MpiTransport:
         """Duplicate the communicator. Collective: every rank of `comm` calls this.
 
         Raises:
-            ClockSyncError: not every rank came within the timeout.
+            ClockSyncError: a rank did not answer within the timeout.
         """
         from mpi4py import MPI
 
@@ -60,7 +60,7 @@ class MpiTransport:
         self._buffer = bytearray(_FORMAT.size)
         self._abandoned: list[Any] = []
         self._comm, request = comm.Idup()
-        self._wait(request, "not every rank took part in making the messages' way", timeout_s)
+        self._wait(request, "not every rank took part in opening the transport", timeout_s)
 
     def send(self, peer: int, values: tuple[int, ...], timeout_s: float) -> None:
         """Send to a rank; see Transport."""
@@ -76,7 +76,7 @@ class MpiTransport:
         return _FORMAT.unpack(self._buffer)
 
     def close(self) -> None:
-        """Free the duplicate; after a failure it is left to MPI, because freeing needs all ranks.
+        """Free the duplicate; after a failure leave it to MPI, because freeing needs all ranks.
 
         Collective: every rank of `comm` calls this.
         """
@@ -92,7 +92,7 @@ class MpiTransport:
             if waited_ns > timeout_s * NS_PER_S:
                 # MPI may still use the buffer, which lives as long as the request.
                 self._abandoned.append(request)
-                raise ClockSyncError(f"{failure} within {timeout_s:.3g} s: it is stopped, or very late")
+                raise ClockSyncError(f"{failure} within {timeout_s:.3g} s: it is stopped or very late")
             if waited_ns > _SPIN_NS:
                 time.sleep(_PAUSE_S)
 
@@ -105,20 +105,20 @@ class MpiTransport:
 
 
 class GlooTransport:
-    """Messages over a gloo group of their own, past torch's dispatcher, so that nothing observes them."""
+    """Messages over a separate gloo group below torch's dispatcher, so that nothing observes them."""
 
     def __init__(self, timeout_s: float = _MAKE_TIMEOUT_S, store: Any = None) -> None:
         """Create the group; `store` as of `gloo_group`. Collective: every rank of torch's default group calls this.
 
         Raises:
-            ClockSyncError: not every rank came within the timeout.
+            ClockSyncError: a rank did not answer within the timeout.
         """
         import torch
 
         try:
             self._gloo: Any = gloo_group("clock", timeout_s, store)
         except RuntimeError as error:
-            raise ClockSyncError(f"no group of gloo within {timeout_s:.3g} s: {error}") from error
+            raise ClockSyncError(f"no gloo group within {timeout_s:.3g} s: {error}") from error
         self._out = torch.zeros(NUM_VALUES, dtype=torch.int64)
         self._in = torch.zeros(NUM_VALUES, dtype=torch.int64)
         # A view without a copy: reading an element of a tensor takes microseconds.

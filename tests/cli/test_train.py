@@ -35,9 +35,9 @@ def train(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     [
-        (["--mesh", "dp=2"], "mesh dp=2,pp=1,tp=1 needs 2 ranks and the job has 1"),
-        (["--ranks", "4", "--mesh", "dp=3"], "needs 3 ranks and the job has 4"),
-        (["--ranks", "2", "--batch-size", "3"], "take --batch-size 4"),
+        (["--mesh", "dp=2"], "mesh dp=2,pp=1,tp=1 needs 2 ranks, but the job has 1"),
+        (["--ranks", "4", "--mesh", "dp=3"], "needs 3 ranks, but the job has 4"),
+        (["--ranks", "2", "--batch-size", "3"], "use --batch-size 4"),
         (["--ranks", "2", "--data", "/no/such/file"], "no file at /no/such/file"),
         (["--data", "/no/such/file"], "no file at /no/such/file"),
         (["--config", "/no/such/file"], "/no/such/file"),

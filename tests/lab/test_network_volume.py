@@ -16,8 +16,8 @@ from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import RankTrace
-from hpcpace.train.framing import Framing, LinkVolume, link_volumes, wire_matrix
 from hpcpace.train.gloo_messages import messages
+from hpcpace.train.packet_overhead import LinkVolume, PacketOverhead, link_volumes, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.volume import run_operations, step_operations
 
@@ -71,7 +71,7 @@ def planned(mesh: str, *, steps: int, seq_len: int) -> TrainPlan:
 
 
 def volumes(plan: TrainPlan) -> dict[str, LinkVolume]:
-    wire_bytes = wire_matrix(messages(run_operations(plan)), len(HOSTS), Framing())
+    wire_bytes = wire_matrix(messages(run_operations(plan)), len(HOSTS), PacketOverhead())
     return link_volumes(wire_bytes, HOSTS, LEAF_OF_HOST)
 
 

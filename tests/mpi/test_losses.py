@@ -66,5 +66,5 @@ def test_both_copies_of_the_tied_weight_are_trained_and_stay_the_same(mpiexec):
 def test_ranks_that_read_different_texts_are_refused(mpiexec, tmp_path):
     result = mpiexec(2, PROGRAM, "own_text", tmp_path / "run")
     assert result.returncode == 2
-    assert result.stderr.count("reads other data than rank 0") == 1
+    assert result.stderr.count("reads different data from rank 0") == 1
     assert "Traceback" not in result.stderr

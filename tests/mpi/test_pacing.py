@@ -55,7 +55,7 @@ def test_losses_are_bit_identical(mpiexec: Run, tmp_path: Path, num_ranks: int, 
 def test_a_job_of_sends_and_receives_has_no_pacing_point(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(2, PROGRAM, "messages", tmp_path / "run", "slack", "")
     assert result.returncode == 0, result.stderr
-    assert "hpcpace: pacing off: there is no operation at which ranks wait for each other" in result.stderr
+    assert "hpcpace: pacing off: no operation blocks a group of ranks exactly once in every step" in result.stderr
 
 
 @pytest.mark.parametrize(("num_ranks", "program"), [(2, "torch"), (4, "mpi")])
@@ -118,4 +118,4 @@ def test_a_script_without_a_line_is_paced_under_torchrun(torchrun: Run, tmp_path
 def test_without_a_trace_nobody_is_paced(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(1, PROGRAM, "torch", tmp_path / "run", "slack", "untraced")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("nobody is paced, for that needs a trace") == 1
+    assert result.stderr.count("the job is not paced: pacing needs a trace") == 1

@@ -102,10 +102,10 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     [
-        (["--steps", 2], "no step of 2 is left: give more --steps"),
+        (["--steps", 2], "steps, and --steps is 2: use more --steps"),
         (["--steps", 3, "--batch-size", 4], "was trained with batch_size 8, not 4"),
         (["--steps", 3, "--seed", 1], "was trained with seed 0, not 1"),
-        (["--steps", 3, "--resume", "/no/such/run", "--run-dir", "new"], "/no/such/run holds no whole checkpoint"),
+        (["--steps", 3, "--resume", "/no/such/run", "--run-dir", "new"], "/no/such/run holds no complete checkpoint"),
     ],
 )
 def test_refuses_a_checkpoint_that_does_not_fit(python, finished, tmp_path, monkeypatch, arguments, seen):

@@ -24,7 +24,7 @@ with hpcpace.session(run_dir=run, name="job") as session:
             pass
         session.step(samples=1)
         if step == 200:
-            assert session._recording.recorder.flush()
+            assert session._active.recording.recorder.flush()
             {happens}
 print("trained", num_steps)
 """

@@ -81,7 +81,7 @@ def test_a_combination_is_planned_or_refused_with_a_reason(case: Case) -> None:
     if is_possible(case):
         assert planned(case).settings.zero == case["zero"]
         return
-    with pytest.raises(ConfigError, match=r"take a mesh with (dp|pp)=2 or more|do not go together: .+; leave one away"):
+    with pytest.raises(ConfigError, match=r"use a mesh with (dp|pp)=2 or more|cannot be combined: .+; drop one"):
         planned(case)
 
 

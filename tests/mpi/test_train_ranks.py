@@ -12,8 +12,8 @@ TRAIN = ("-m", "hpcpace", "train", "gpt2")
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     [
-        (["--mesh", "dp=3"], "needs 3 ranks and the job has 2"),
-        (["--mesh", "pp=2", "--batch-size", "7"], "take --batch-size 8"),
+        (["--mesh", "dp=3"], "needs 3 ranks, but the job has 2"),
+        (["--mesh", "pp=2", "--batch-size", "7"], "use --batch-size 8"),
         (["--data", "/no/such/file"], "no file at /no/such/file"),
         (["--ranks", "3"], "--ranks 3, but"),
         (["--steps", "x"], "'x' is not a valid integer"),

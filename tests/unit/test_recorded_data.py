@@ -15,7 +15,7 @@ from hpcpace.config import Config
 from hpcpace.diagnosis import summary
 from hpcpace.files import Folder
 from hpcpace.observe import record
-from hpcpace.pace.outcome import PacingRecord
+from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.redaction import MARK, is_secret
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.trace.schema import TABLES, TraceHeader

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcpace.diagnosis.records.trial import read_trial_record
-from hpcpace.pace.outcome import PacingRecord
-from hpcpace.pace.points import Point
+from hpcpace.pace.pacing_points import PacingPoint
+from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Trial
 from hpcpace.report.words.pacing import pacing_lines
@@ -26,7 +26,7 @@ def _written(tmp_path: Path, *, num_windows: int = 200) -> Attempt:
         is_on = trial.next_window() == PaceArm.ON
         trial.add_window([1e8 * (1 + 0.001 * (window % 3)) * (0.9 if is_on else 1.0)] * 10)
     record = PacingRecord(policy="auto", tried="slack", mechanisms=["polling on shared cores"])
-    record.points = [Point(name="backward 0", ranks=(0, 1), wait_ns=5.0)]
+    record.points = [PacingPoint(name="backward 0", ranks=(0, 1), wait_ns=5.0)]
     record.trial = trial.result()
     write_json(tmp_path / "trial.json", record.to_json())
     return Attempt(tmp_path)

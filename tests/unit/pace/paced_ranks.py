@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.pace.hold import Holder
-from hpcpace.pace.mechanisms import RankFacts
-from hpcpace.pace.outcome import PacingRecord
+from hpcpace.pace.active import PacerClocks
+from hpcpace.pace.mechanisms import RankProfile
 from hpcpace.pace.pacer import Pacer
+from hpcpace.pace.pacing_record import PacingRecord
+from hpcpace.pace.precise_sleep import PreciseSleep
 from hpcpace.pace.settings import PaceSettings
 
 TIMEOUT_S = 20.0
@@ -90,6 +91,12 @@ class PacedRank:
     rows: list[tuple[int, ...]] = field(default_factory=list)
     delays: list[tuple[int, int]] = field(default_factory=list)
 
+    def add_pacing(self, *row: int) -> None:
+        self.rows.append(row)
+
+    def add_delay(self, begin_ns: int, end_ns: int) -> None:
+        self.delays.append((begin_ns, end_ns))
+
 
 Work = Callable[[int, int, list[int]], float]
 """Duration of the work of (rank, step, delays of all ranks in the step before) in nanoseconds."""
@@ -101,7 +108,7 @@ def run_job(
     *,
     num_ranks: int = 4,
     num_steps: int = 400,
-    facts: RankFacts | None = None,
+    profile: RankProfile | None = None,
     customise: Callable[[Pacer, int], None] | None = None,
     fails_at: dict[int, int] | None = None,
     size_bytes: Callable[[int, int], int] = lambda rank, step: 1000,
@@ -120,16 +127,12 @@ def run_job(
             settings,
             rank=rank,
             exchange=HubExchange(hub, rank, fails_at=(fails_at or {}).get(rank, -1)),
-            facts=facts or RankFacts(host_key="host", cores=frozenset({"0", "1"})),
-            first_step=0,
-            num_warmup=2,
-            add_row=lambda *row: found.rows.append(row),
-            add_phase=lambda begin, end: found.delays.append((begin, end)),
+            profile=profile or RankProfile(host_key="host", cores=frozenset({"0", "1"})),
+            first_step=2,
+            trace=found,
             warn=found.warnings.append,
-            clock=clock,
-            thread_clock=lambda: int(thread_share * clock.now_ns),
-            unix_clock=lambda: 0,
-            holder=Holder(clock=clock, sleep=clock.spend),
+            clocks=PacerClocks(monotonic=clock, thread=lambda: int(thread_share * clock.now_ns), unix=lambda: 0),
+            precise_sleep=PreciseSleep(clock=clock, sleep=clock.spend),
         )
         if customise is not None:
             customise(pacer, rank)
@@ -139,12 +142,12 @@ def run_job(
             begin_ns = clock.now_ns
             pacer.begin_step()
             clock.now_ns += round(work(rank, step, delayed_ns))
-            ticket = pacer.arrive("all_reduce", on_device=on_device) if meets and len(members) > 1 else None
-            own_ns = 0 if ticket is None else ticket.released_ns - ticket.ready_ns
+            arrival = pacer.arrive("all_reduce", on_device=on_device) if meets and len(members) > 1 else None
+            own_ns = 0 if arrival is None else arrival.released_ns - arrival.ready_ns
             hub.bring(f"step {step} of {members}", rank, (clock.now_ns, own_ns))
             met = hub.all_of(f"step {step} of {members}", num_ranks=len(members))
             clock.now_ns, delayed_ns = max(time_ns for time_ns, _ in met) + TRANSFER_NS, [late for _, late in met]
-            pacer.leave(ticket, members, size_bytes(rank, step))
+            pacer.leave(arrival, members, size_bytes(rank, step))
             pacer.end_step(step, clock.now_ns - begin_ns, flags(step))
         found.record = pacer.close(in_order=True)
         return found

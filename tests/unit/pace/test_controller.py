@@ -104,7 +104,7 @@ def test_rotating_stragglers_are_not_delayed() -> None:
 def test_a_late_rank_is_delayed_by_that_much_less() -> None:
     controller = _engaged()
     usual_ns, base_ns = 94e6, controller.delay_ns
-    assert (controller.habit.usual_ns, controller.habit.own_share) == (usual_ns, 1.0)
+    assert (controller.usual.work_ns, controller.usual.own_share) == (usual_ns, 1.0)
     assert controller.delay_at(0, usual_ns) == controller.delay_at(0, usual_ns - 1e6) == base_ns
     assert controller.delay_at(0, usual_ns + 0.5e6) == base_ns - 500_000
     assert controller.delay_at(0, usual_ns + 50e6) == controller.delay_at(0, math.nan) == 0
@@ -129,7 +129,7 @@ def test_being_late_together_with_all_others_takes_nothing_back() -> None:
     work_ns[:, 2] += 0.3 * lockstep.STEP_NS
     ranks = _ranks(4, PaceSettings(policy="slack"))
     found = lockstep.run(ranks, work_ns)
-    assert [round(rank.habit.own_share, 6) for rank in ranks] == [0, 0, 0, 0]
+    assert [round(rank.usual.own_share, 6) for rank in ranks] == [0, 0, 0, 0]
     assert np.delete(found.delays_ns[300:], 2, axis=1).min() > 0.04 * lockstep.STEP_NS
     assert found.steps_ns == pytest.approx(work_ns[:, 2] + lockstep.TRANSFER_NS)
 

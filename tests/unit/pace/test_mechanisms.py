@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.pace.mechanisms import RankFacts, core_names, crowding, find_mechanisms, policy_for
-from hpcpace.pace.points import Point
+from hpcpace.pace.mechanisms import RankProfile, core_names, crowding, find_mechanisms, policy_for
+from hpcpace.pace.pacing_points import PacingPoint
 
 
-def _ranks(num_ranks: int, *cores: str, polling_share: float = 1.0, hosts: int = 1) -> list[RankFacts]:
+def _ranks(num_ranks: int, *cores: str, polling_share: float = 1.0, hosts: int = 1) -> list[RankProfile]:
     return [
-        RankFacts(host_key=f"host{rank % hosts}", cores=frozenset(cores), polling_share=polling_share)
+        RankProfile(host_key=f"host{rank % hosts}", cores=frozenset(cores), polling_share=polling_share)
         for rank in range(num_ranks)
     ]
 
@@ -30,7 +30,7 @@ def test_pollers_on_one_core_share_its_time() -> None:
 
 
 def test_ranks_bound_to_cores_of_their_own_share_none() -> None:
-    bound = [RankFacts(host_key="host", cores=frozenset({str(core)})) for core in range(4)]
+    bound = [RankProfile(host_key="host", cores=frozenset({str(core)})) for core in range(4)]
     assert crowding(bound) == 1.0
 
 
@@ -49,14 +49,14 @@ def test_hardware_threads_of_a_core_are_one_core(tmp_path: Path) -> None:
 )
 def test_many_ranks_that_send_to_one_may_overflow_its_buffers(name: str, num_ranks: int, found: list[str]) -> None:
     ranks = _ranks(num_ranks, *map(str, range(8)))
-    point = Point(name=name, ranks=tuple(range(num_ranks)), wait_ns=1e6)
+    point = PacingPoint(name=name, ranks=tuple(range(num_ranks)), wait_ns=1e6)
     assert find_mechanisms(ranks, [point]) == found
 
 
 def test_garbage_collection_is_one_with_several_ranks() -> None:
-    rank = RankFacts(host_key="host", cores=frozenset({"0", "1"}), gc_share=0.01)
+    rank = RankProfile(host_key="host", cores=frozenset({"0", "1"}), gc_share=0.01)
     assert find_mechanisms([rank], []) == []
-    assert find_mechanisms([rank, rank.seen(polling_share=0.0, gc_share=0.0)], []) == ["garbage collection"]
+    assert find_mechanisms([rank, rank.measured(polling_share=0.0, gc_share=0.0)], []) == ["garbage collection"]
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import paced_ranks
 import pytest
-from paced_ranks import STEP_NS, run_job
+from paced_ranks import STEP_NS, PacedRank, run_job
 
 from hpcpace.pace.coschedule import CollectionSchedule
-from hpcpace.pace.mechanisms import RankFacts
+from hpcpace.pace.mechanisms import RankProfile
 from hpcpace.pace.pacer import Pacer
+from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Outcome
+from hpcpace.pace.trial import TrialOutcome
 from hpcpace.trace.schema import PaceArm, PacePolicy, StepFlag
 
 SETTINGS = PaceSettings(policy="slack", aa_pairs=3, max_pairs=8)
@@ -39,7 +41,7 @@ def test_waiting_alone_has_nothing_to_gain() -> None:
     ranks = run_job(SETTINGS, _slow_rank, num_steps=600)
     for rank in ranks:
         assert rank.record.trial is not None
-        assert rank.record.trial.outcome == Outcome.NO_EFFECT
+        assert rank.record.trial.outcome == TrialOutcome.NO_EFFECT
         assert not rank.record.is_on and not rank.warnings
         assert rank.record.sentence().startswith("pacing off: waiting only, nothing to gain (")
         assert "could have seen" in rank.record.sentence()
@@ -57,7 +59,7 @@ def test_the_critical_rank_is_never_delayed_and_the_others_within_their_bound() 
 def test_a_gain_is_kept_on_all_ranks() -> None:
     ranks = run_job(SETTINGS, _polled_slow_rank, num_steps=600)
     outcomes = {rank.record.trial.outcome for rank in ranks if rank.record.trial is not None}
-    assert outcomes == {Outcome.GAIN}
+    assert outcomes == {TrialOutcome.GAIN}
     assert all(rank.record.is_on for rank in ranks)
     assert ranks[0].record.sentence().startswith("pacing on: slack is faster (+7.")
     assert {row[2] for row in ranks[0].rows[-50:]} == {PaceArm.ON}
@@ -102,9 +104,9 @@ def test_a_harmful_policy_is_stopped_at_once() -> None:
     ranks = run_job(settings, rotating, num_steps=400)
     for rank in ranks:
         assert rank.record.trial is not None
-        assert rank.record.trial.outcome == Outcome.HARM_AT_ONCE
+        assert rank.record.trial.outcome == TrialOutcome.HARM_AT_ONCE
         assert rank.record.trial.num_blocks_on == 1
-    assert "stopped at once, steps of a block took 1" in ranks[0].record.sentence()
+    assert "stopped at once: steps of one block took 1" in ranks[0].record.sentence()
 
 
 def test_each_group_is_paced_by_itself_and_a_rank_of_none_is_not() -> None:
@@ -137,7 +139,7 @@ def test_a_job_that_ends_early_is_undecided() -> None:
 def test_a_job_without_a_pacing_point_is_not_paced() -> None:
     ranks = run_job(SETTINGS, _slow_rank, num_steps=50, meets=False)
     assert {rank.record.sentence() for rank in ranks} == {
-        "pacing off: there is no operation at which ranks wait for each other once in every step"
+        "pacing off: no operation blocks a group of ranks exactly once in every step"
     }
     assert not ranks[0].rows
 
@@ -153,18 +155,16 @@ def test_one_rank_waits_for_nobody() -> None:
         SETTINGS,
         rank=0,
         exchange=None,
-        facts=RankFacts(host_key="host", cores=frozenset()),
-        first_step=0,
-        num_warmup=1,
-        add_row=lambda *row: None,
-        add_phase=lambda begin, end: None,
+        profile=RankProfile(host_key="host", cores=frozenset()),
+        first_step=1,
+        trace=PacedRank(record=PacingRecord(policy="")),
         warn=lambda message: None,
     )
     for step in range(50):
         assert pacer.begin_step() == StepFlag.NONE
         pacer.leave(pacer.arrive("all_reduce"), (0,))
         pacer.end_step(step, 1000, 0)
-    assert pacer.close(in_order=True).sentence() == "pacing off: one rank waits for nobody"
+    assert pacer.close(in_order=True).sentence() == "pacing off: a single rank has nobody to wait for"
 
 
 def test_auto_tries_slack_where_ranks_poll_on_shared_cores() -> None:
@@ -223,7 +223,7 @@ def test_coschedule_collects_on_the_same_steps_of_all_ranks() -> None:
     ranks = run_job(settings, work, num_steps=3000, customise=customise)
     for rank in ranks:
         assert rank.record.trial is not None
-        assert rank.record.trial.outcome == Outcome.GAIN
+        assert rank.record.trial.outcome == TrialOutcome.GAIN
         # Unscheduled 4 in 40 steps are a fifth longer, scheduled one in the steps of the rank that collects most.
         assert rank.record.trial.effect is not None and 0.004 < rank.record.trial.effect.mean < 0.02
     assert len({len(steps) for steps in collected.values()}) == 1
@@ -265,13 +265,14 @@ def test_another_size_of_the_message_begins_anew_on_all_ranks() -> None:
     resets: list[int] = []
 
     def customise(pacer: Pacer, rank: int) -> None:
-        begin = pacer._begin
+        activate = pacer._activate
 
         def spied(*args: Any) -> None:
-            begin(*args)
-            pacer._policy.reset = lambda: resets.append(rank)
+            activate(*args)
+            assert pacer._active is not None
+            pacer._active.policy.reset = lambda: resets.append(rank)  # type: ignore[method-assign]
 
-        pacer._begin = spied  # type: ignore[method-assign]
+        pacer._activate = spied  # type: ignore[method-assign]
 
     run_job(SETTINGS, _slow_rank, num_steps=100, customise=customise, size_bytes=lambda rank, step: 1 + (step > 45))
     assert sorted(set(resets)) == [0, 1, 2, 3]
@@ -283,14 +284,14 @@ def _breaks(name: str) -> Callable[[Pacer, int], None]:
             raise OSError("broken")
 
         if rank == 1:
-            setattr(pacer._holder, name, fail)
+            setattr(pacer._precise_sleep, name, fail)
 
     return customise
 
 
 def test_a_rank_that_cannot_sleep_ends_pacing_on_all() -> None:
-    ranks = run_job(SETTINGS, _slow_rank, num_steps=600, customise=_breaks("hold"))
-    assert ranks[1].warnings == ["no rank is held back any more: broken"]
+    ranks = run_job(SETTINGS, _slow_rank, num_steps=600, customise=_breaks("delay"))
+    assert ranks[1].warnings == ["pacing ends: broken; this rank is not delayed any more"]
     ends = {rank.rows[-1][0] for rank in ranks}
     assert len(ends) == 1 and ends.pop() < 300
 
@@ -301,18 +302,18 @@ def test_a_rank_that_cannot_read_its_clock_ends_pacing_on_all() -> None:
             raise OSError("no clock")
 
         if rank == 1:
-            pacer._thread_clock = fail
+            pacer._clocks = replace(pacer._clocks, thread=fail)
 
     ranks = run_job(SETTINGS, _slow_rank, num_steps=60, customise=customise)
-    assert ranks[1].warnings[0] == "no rank is held back any more: no clock"
+    assert ranks[1].warnings[0] == "pacing ends: no clock; this rank is not delayed any more"
     assert {rank.record.sentence() for rank in ranks} == {
-        "pacing off: there is no operation at which ranks wait for each other once in every step"
+        "pacing off: no operation blocks a group of ranks exactly once in every step"
     }
 
 
 def test_a_broken_exchange_costs_each_rank_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paced_ranks, "TIMEOUT_S", 0.2)
     ranks = run_job(SETTINGS, _slow_rank, num_steps=100, fails_at={3: 4})
-    assert ranks[3].warnings == ["this job is not paced any more: the network is gone"]
+    assert ranks[3].warnings == ["pacing ends: the network is gone; the job runs on unpaced"]
     assert all(len(rank.warnings) == 1 and "not every rank came" in rank.warnings[0] for rank in ranks[:3])
     assert all(rank.record.reason.startswith("given up: ") for rank in ranks)

@@ -9,7 +9,7 @@ import pytest
 
 from hpcpace.pace.sequential import interval, looks_constant
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Outcome, Trial, TrialResult
+from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm
 
 SETTINGS = PaceSettings(policy="slack", aa_pairs=6, max_pairs=20)
@@ -33,7 +33,7 @@ def _run(
 
 def test_keeps_a_gain_after_six_pairs() -> None:
     found, arms = _run(gain=0.05)
-    assert found.outcome == Outcome.GAIN and found.is_on
+    assert found.outcome == TrialOutcome.GAIN and found.is_on
     assert found.effect is not None
     assert found.effect.num_values == 6
     assert found.effect.low <= -np.log(1 - 0.05) <= found.effect.high
@@ -59,7 +59,7 @@ def test_orders_the_blocks_of_pairs_by_the_seed() -> None:
 
 def test_finds_nothing_where_there_is_nothing() -> None:
     outcomes = [_run(gain=0.0, seed=seed, noise=0.05)[0].outcome for seed in range(100)]
-    assert outcomes.count(Outcome.NO_EFFECT) >= 92
+    assert outcomes.count(TrialOutcome.NO_EFFECT) >= 92
 
 
 def test_says_what_it_could_have_seen() -> None:
@@ -70,19 +70,19 @@ def test_says_what_it_could_have_seen() -> None:
 
 def test_drift_of_the_whole_job_is_no_gain() -> None:
     outcomes = {_run(gain=0.0, seed=seed, drift=1e-4)[0].outcome for seed in range(20)}
-    assert Outcome.GAIN not in outcomes
+    assert TrialOutcome.GAIN not in outcomes
 
 
 def test_a_small_harm_ends_it() -> None:
     outcomes = [_run(gain=-0.03, seed=seed)[0] for seed in range(20)]
-    assert {found.outcome for found in outcomes} == {Outcome.HARM}
+    assert {found.outcome for found in outcomes} == {TrialOutcome.HARM}
     assert max(found.num_blocks_on for found in outcomes) <= 8
 
 
 def test_a_great_harm_ends_it_at_the_first_block() -> None:
     for seed in range(20):
         found, _ = _run(gain=-0.1, seed=seed)
-        assert found.outcome == Outcome.HARM_AT_ONCE
+        assert found.outcome == TrialOutcome.HARM_AT_ONCE
         assert found.num_blocks_on == 1
         assert found.worst_block == pytest.approx(0.1, abs=0.03)
 
@@ -96,7 +96,7 @@ def test_a_few_long_steps_of_a_paced_block_do_not_end_it_at_once() -> None:
             steps_ns[-1] *= 4
         trial.add_window(steps_ns)
     assert trial.result().worst_block > 0.2
-    assert trial.result().outcome != Outcome.HARM_AT_ONCE
+    assert trial.result().outcome != TrialOutcome.HARM_AT_ONCE
 
 
 def test_claims_nothing_where_unpaced_blocks_differ() -> None:
@@ -108,9 +108,9 @@ def test_claims_nothing_where_unpaced_blocks_differ() -> None:
             assert trial.next_window() == PaceArm.AA
             trial.add_window([STEP_NS * (1 + 0.03 * (window // 2 % 2) + 1e-4 * (window % 5))] * 10)
         outcomes.append(trial.result().outcome)
-        assert trial.is_over == (outcomes[-1] == Outcome.NO_CLAIM)
+        assert trial.is_over == (outcomes[-1] == TrialOutcome.NO_CLAIM)
         assert not trial.is_over or trial.next_window() == PaceArm.OFF
-    assert 2 <= outcomes.count(Outcome.NO_CLAIM) <= 12  # 2 / 2^6 of them
+    assert 2 <= outcomes.count(TrialOutcome.NO_CLAIM) <= 12  # 2 / 2^6 of them
 
 
 def test_steps_that_do_not_count_are_left_out() -> None:
@@ -134,7 +134,7 @@ def test_a_pair_with_a_block_of_few_steps_is_given_up() -> None:
 def test_can_be_ended_from_outside() -> None:
     trial = Trial(SETTINGS, seed=0)
     trial.next_window()
-    trial.stop(Outcome.NO_EFFECT)
+    trial.stop(TrialOutcome.NO_EFFECT)
     trial.add_window([STEP_NS] * 10)
     assert trial.is_over and trial.next_window() == PaceArm.OFF
     assert trial.result().to_json()["step_on_ns"] is None

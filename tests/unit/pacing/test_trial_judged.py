@@ -9,7 +9,7 @@ import pytest
 from experiments.pacing.simulated_trial import outcomes_of
 from experiments.pacing.trial_judged import USUAL, Truth, simulated
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Outcome
+from hpcpace.pace.trial import TrialOutcome
 
 QUIET = replace(USUAL, variation=0.02, drift=0.0)
 NUM_RUNS = 20
@@ -18,10 +18,10 @@ NUM_RUNS = 20
 @pytest.mark.parametrize(
     ("gain", "right"),
     [
-        (0.0, {Outcome.NO_EFFECT}),
-        (0.03, {Outcome.GAIN}),
-        (-0.03, {Outcome.HARM, Outcome.HARM_AT_ONCE, Outcome.NO_EFFECT}),
-        (-0.10, {Outcome.HARM_AT_ONCE}),
+        (0.0, {TrialOutcome.NO_EFFECT}),
+        (0.03, {TrialOutcome.GAIN}),
+        (-0.03, {TrialOutcome.HARM, TrialOutcome.HARM_AT_ONCE, TrialOutcome.NO_EFFECT}),
+        (-0.10, {TrialOutcome.HARM_AT_ONCE}),
     ],
 )
 def test_a_trial_in_quiet_noise_finds_the_truth_in_most_runs(gain, right):

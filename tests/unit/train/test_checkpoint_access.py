@@ -18,7 +18,7 @@ from hpcpace.errors import DataError, TrainingFailed
 from hpcpace.train import checkpoint_access
 from hpcpace.train.checkpoint import find_checkpoint
 from hpcpace.train.checkpoint_history import read_history
-from hpcpace.train.start import Start, agree_on_start
+from hpcpace.train.resume import StartPoint, agree_on_start
 from hpcpace.world.environment import rank_info
 
 NOBODY = 65534
@@ -29,7 +29,7 @@ def _part(checkpoint: Path, name: str) -> Path:
     return {"checkpoints": checkpoint.parent, checkpoint.name: checkpoint}.get(name, checkpoint / name)
 
 
-def _resume(small_run) -> Start:
+def _resume(small_run) -> StartPoint:
     """Do what --resume auto does in a run that was started before."""
     (small_run.path / "attempt-0").mkdir(exist_ok=True)
     info = rank_info({}, host="here")

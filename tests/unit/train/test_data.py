@@ -143,7 +143,7 @@ def test_text_is_encoded_where_a_vocabulary_is_given(tmp_path: Path) -> None:
 
 
 def test_refuses_a_vocabulary_that_is_larger_than_the_models(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has 257 tokens and the model 256: take a larger --preset"):
+    with pytest.raises(DataError, match=r"has 257 tokens and the model 256: use a larger --preset"):
         check_data(_plan(vocabulary=_vocabulary(tmp_path, ("a", "b"))))
 
 

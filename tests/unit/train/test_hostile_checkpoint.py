@@ -164,7 +164,7 @@ def test_the_planner_refuses_bytes(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     item: Any = type("Item", (), {"dest_index": MetadataIndex("name")})
     data = _saved(Call(os.system, f"touch {marker}"))
-    with pytest.raises(ValueError, match="name is no tensor"):
+    with pytest.raises(ValueError, match="name is not a tensor"):
         TensorPlanner().load_bytes(item, io.BytesIO(data))
     assert not marker.exists()
     planner = DefaultLoadPlanner(flatten_state_dict=False)
@@ -191,7 +191,7 @@ def test_code_in_a_file_of_tensors_is_not_run(
     assert marker.exists(), "the test is wrong: these data run nothing"
     marker.unlink()
     _point_weight_to(data, checkpoint)
-    _refused(small_run, checkpoint, "begins no tensor")
+    _refused(small_run, checkpoint, "starts no tensor")
     assert not marker.exists()
 
 
@@ -203,7 +203,7 @@ def _object_with_allowed_class() -> Any:
     ("value", "seen"),
     [
         (_object_with_allowed_class(), "asks for 'torch.distribut.*which no checkpoint needs"),
-        ({"a": torch.zeros(2, 3)}, "it is no plain tensor"),
+        ({"a": torch.zeros(2, 3)}, "it is not a plain tensor"),
         (torch.nn.Parameter(torch.zeros(2, 3)), "asks for 'torch._utils._rebuild_parameter'"),
         (torch.zeros(2, 3).to_sparse(), "asks for 'torch._utils._rebuild_sparse_tensor'"),
         (torch.zeros(2, 3, device="meta"), "asks for"),
@@ -257,9 +257,9 @@ HUGE_TEXT = b")" + b"q\xf0h\xf0\x86" * 40
             _rezipped(lambda data: data[:2] + b"]" * 65500 + data[2:], bytes(24)),
             "said to be a tensor of",
         ),
-        (_rezipped(lambda data: data[:-3], bytes(24)), "begins no tensor"),
-        (_saved(torch.zeros(2, 3))[:-40], "begins no tensor"),
-        (b"", "begins no tensor"),
+        (_rezipped(lambda data: data[:-3], bytes(24)), "starts no tensor"),
+        (_saved(torch.zeros(2, 3))[:-40], "starts no tensor"),
+        (b"", "starts no tensor"),
     ],
 )
 def test_a_tensor_takes_no_more_memory_than_the_one_that_is_wanted(
@@ -308,7 +308,7 @@ def test_a_tensor_is_looked_for_in_the_checkpoint_only(small_run, checkpoint: Pa
         metadata.storage_data[_index(metadata)] = replace(info, relative_path=path)
 
     _change(checkpoint, lead_away)
-    _refused(small_run, checkpoint, "which is no file of a checkpoint")
+    _refused(small_run, checkpoint, "which is not a file of a checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -376,9 +376,9 @@ def _stored(**changes: Any) -> Change:
         (lambda m: m.storage_data.clear(), "it does not say where"),
         (lambda m: setattr(m, "storage_data", None), "it has no storage_data"),
         (lambda m: setattr(m, "state_dict_metadata", []), "it has no state_dict_metadata"),
-        (lambda m: m.storage_data.update({"a": 1}), "a str is in the place of a MetadataIndex"),
-        (lambda m: m.state_dict_metadata.update({WEIGHT: 5}), "a int is in the place of a TensorStorageMetadata"),
-        (lambda m: m.state_dict_metadata.update({WEIGHT: m.storage_meta}), "a StorageMeta is in the place of"),
+        (lambda m: m.storage_data.update({"a": 1}), "expected a MetadataIndex, found a str"),
+        (lambda m: m.state_dict_metadata.update({WEIGHT: 5}), "expected a TensorStorageMetadata, found a int"),
+        (lambda m: m.state_dict_metadata.update({WEIGHT: m.storage_meta}), "found a StorageMeta"),
         (_many_tensors_share_many_chunks, "one that is too long|has more than"),
         (_resized(size=torch.Size((1 << 40, 3)), sizes=torch.Size((1 << 40, 3))), "Size mismatch"),
         (_resized(size=(2, 3)), "a tensor has no size"),
@@ -391,10 +391,10 @@ def _stored(**changes: Any) -> Change:
         (_stored(offset=-1), "negative or too large"),
         (_stored(offset=1 << 80), "negative or too large"),
         (_stored(offset=1 << 61), "ends before byte"),
-        (_stored(offset=1), "begins no tensor"),
+        (_stored(offset=1), "starts no tensor"),
         (_stored(length=1 << 40), "said to be a tensor of 65560 at most"),
         (_stored(length=True), "negative or too large"),
-        (_stored(length=2.5), "no pickle of a checkpoint"),
+        (_stored(length=2.5), "not a pickle of a checkpoint"),
         (_stored(relative_path="__8_8.distcp"), "__8_8.distcp: No such file"),
         (_stored(transform_descriptors=["stream.zstd/1"]), "compressed or encrypted"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hpcpace.errors import ConfigError
-from hpcpace.train.inject import Fault, Injector, parse_fault, spin
+from hpcpace.train.inject import InjectedFault, Injector, parse_fault, spin
 from hpcpace.units import NS_PER_MS, NS_PER_S
 
 
@@ -40,19 +40,19 @@ def _work(injector: Injector, time: FakeTime, phase: str, duration_ns: int) -> N
 @pytest.mark.parametrize(
     ("spec", "fault"),
     [
-        ("rank=2,phase=forward,size=30%", Fault(rank=2, phases=("forward",), share=0.3)),
-        ("host=n3,size=20ms", Fault(host="n3", phases=("forward", "backward"), pause_ns=20 * NS_PER_MS)),
+        ("rank=2,phase=forward,size=30%", InjectedFault(rank=2, phases=("forward",), share=0.3)),
+        ("host=n3,size=20ms", InjectedFault(host="n3", phases=("forward", "backward"), pause_ns=20 * NS_PER_MS)),
         (
             " rank = 0, phase=data,size=1.5s,kind=random,p=0.2",
-            Fault(rank=0, phases=("data",), pause_ns=1500 * NS_PER_MS, kind="random", probability=0.2),
+            InjectedFault(rank=0, phases=("data",), pause_ns=1500 * NS_PER_MS, kind="random", probability=0.2),
         ),
         (
             "rank=1,phase=compute,size=5%,kind=periodic,period=7",
-            Fault(rank=1, phases=("forward", "backward"), share=0.05, kind="periodic", period=7),
+            InjectedFault(rank=1, phases=("forward", "backward"), share=0.05, kind="periodic", period=7),
         ),
     ],
 )
-def test_reads_a_fault(spec: str, fault: Fault) -> None:
+def test_reads_a_fault(spec: str, fault: InjectedFault) -> None:
     assert parse_fault(spec) == fault
 
 
@@ -64,7 +64,7 @@ def test_reads_a_fault(spec: str, fault: Fault) -> None:
         ("size=30%", "exactly one of rank and host"),
         ("rank=2,host=n3,size=30%", "exactly one of rank and host"),
         ("rank=two,size=30%", "'two'"),
-        ("rank=-1,size=30%", "at least 0"),
+        ("rank=-1,size=30%", "rank must be 0 or more"),
         ("rank=2,size=30", "'30'"),
         ("rank=2,size=-30%", "-30%"),
         ("rank=2,size=nan%", "nan%"),
@@ -73,7 +73,7 @@ def test_reads_a_fault(spec: str, fault: Fault) -> None:
         ("rank=2,size=30%,kind=often", "'often'"),
         ("rank=2,size=30%,p=0.5", "p belongs to"),
         ("rank=2,size=30%,kind=random,p=2", "at most 1"),
-        ("rank=2,size=30%,kind=periodic,period=0", "period at least 1"),
+        ("rank=2,size=30%,kind=periodic,period=0", "period 1 or more"),
         ("rank=2,rank=3,size=30%", "rank is given twice"),
         ("rank=2,speed=3", "'speed=3'"),
     ],

@@ -43,8 +43,8 @@ def test_rank_is_the_inverse_of_coordinates() -> None:
         ("zz=2", "'zz=2'"),
         ("dp=2,dp=2", "twice"),
         ("dp=2;pp=2", "'dp=2;pp=2'"),
-        ("dp=2,pp=2", "needs 4 ranks and the job has 2"),
-        ("tp=1", "needs 1 ranks and the job has 2"),
+        ("dp=2,pp=2", "needs 4 ranks, but the job has 2"),
+        ("tp=1", "needs 1 ranks, but the job has 2"),
     ],
 )
 def test_refuses_a_mesh_that_is_wrong(text: str, seen: str) -> None:

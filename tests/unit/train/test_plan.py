@@ -39,17 +39,17 @@ def test_images_are_credited_to_the_replica_that_trains_them() -> None:
 @pytest.mark.parametrize(
     ("settings", "num_ranks", "seen"),
     [
-        ({"mesh": "dp=3"}, 4, "needs 3 ranks and the job has 4"),
+        ({"mesh": "dp=3"}, 4, "needs 3 ranks, but the job has 4"),
         ({"mesh": "pp=5", "microbatches": 8}, 5, "layers"),
         ({"mesh": "tp=3"}, 3, "heads"),
-        ({"batch_size": 7}, 2, "take --batch-size 8"),
+        ({"batch_size": 7}, 2, "use --batch-size 8"),
         ({"mesh": "pp=4", "microbatches": 2}, 4, "--microbatches 4 or more"),
-        ({"mesh": "dp=2,pp=2", "batch_size": 6}, 4, "take --batch-size 8"),
+        ({"mesh": "dp=2,pp=2", "batch_size": 6}, 4, "use --batch-size 8"),
         ({"seq_len": 129}, 1, "at most 128"),
         ({"inject": ("rank=4,size=10%",)}, 4, "ranks are 0 to 3"),
         ({"inject": ("nonsense",)}, 1, "write rank=N"),
         ({"model": "resnet18", "mesh": "pp=2"}, 2, "data parallelism only"),
-        ({"model": "resnet18", "batch_size": 9}, 2, "take --batch-size 10"),
+        ({"model": "resnet18", "batch_size": 9}, 2, "use --batch-size 10"),
     ],
 )
 def test_refuses_settings_that_do_not_fit(settings: dict[str, Any], num_ranks: int, seen: str) -> None:

@@ -42,7 +42,7 @@ def test_resnet18_has_the_parameters_that_are_usual_for_cifar10() -> None:
 
 @pytest.mark.parametrize("mesh", [Mesh(pp=2), Mesh(tp=2), Mesh(dp=2, pp=2)])
 def test_resnet18_is_not_cut(mesh: Mesh) -> None:
-    with pytest.raises(MeshError, match=f"take dp={mesh.size}"):
+    with pytest.raises(MeshError, match=f"use dp={mesh.size}"):
         RESNET18.check_mesh(mesh)
 
 

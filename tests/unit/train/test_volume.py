@@ -8,9 +8,9 @@ import pytest
 
 from hpcpace.config import TrainConfig
 from hpcpace.errors import ConfigError
-from hpcpace.train.framing import Framing, LinkVolume, link_volumes, wire_matrix
 from hpcpace.train.gloo_messages import messages, payload_matrix
 from hpcpace.train.mesh import Mesh
+from hpcpace.train.packet_overhead import LinkVolume, PacketOverhead, link_volumes, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.volume import (
     Operation,
@@ -263,7 +263,7 @@ def test_a_model_without_formula_is_refused() -> None:
 
 
 def test_a_message_is_announced_granted_and_sent_behind_a_header() -> None:
-    matrix = wire_matrix(Counter({(0, 1, 100): 3}), 2, Framing())
+    matrix = wire_matrix(Counter({(0, 1, 100): 3}), 2, PacketOverhead())
     # 66 bytes of Ethernet, IP and TCP and 48 of gloo, with the announcement, the grant and the message.
     assert matrix.tolist() == [[0, 3 * (66 + 48 + 66 + 48 + 100)], [3 * (66 + 48), 0]]
 
@@ -271,14 +271,14 @@ def test_a_message_is_announced_granted_and_sent_behind_a_header() -> None:
 @pytest.mark.parametrize(("acknowledged_bytes", "num_acks"), [(65536, 2), (2 * 1448, 50)])
 def test_segments_have_headers_and_are_acknowledged(acknowledged_bytes: int, num_acks: int) -> None:
     size = 100 * 1448 - 48
-    matrix = wire_matrix(Counter({(0, 1, size): 1}), 2, Framing(acknowledged_bytes=acknowledged_bytes))
+    matrix = wire_matrix(Counter({(0, 1, size): 1}), 2, PacketOverhead(acknowledged_bytes=acknowledged_bytes))
     assert matrix[0, 1] == 114 + 100 * 1514
     assert matrix[1, 0] == 114 + num_acks * 66
 
 
 def test_a_larger_mtu_needs_fewer_headers() -> None:
     size = 100 * 8948 - 48
-    assert wire_matrix(Counter({(0, 1, size): 1}), 2, Framing(mtu=9000))[0, 1] == 114 + 100 * 9014
+    assert wire_matrix(Counter({(0, 1, size): 1}), 2, PacketOverhead(mtu=9000))[0, 1] == 114 + 100 * 9014
 
 
 WIRE = np.array([[0, 1, 2, 4], [8, 0, 16, 32], [64, 128, 0, 256], [512, 1024, 2048, 0]], dtype=np.int64)
@@ -317,5 +317,5 @@ def test_refuses_a_placement_that_does_not_fit(hosts: list[str], leaves: dict[st
 )
 def test_refuses_framing_that_carries_nothing(settings: dict[str, int], seen: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Framing(**settings)
+        PacketOverhead(**settings)
     assert seen in str(caught.value)

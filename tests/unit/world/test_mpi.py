@@ -35,7 +35,7 @@ def test_says_how_to_get_a_missing_mpi4py(monkeypatch):
     ("info", "rank", "size", "message"),
     [
         (SLURM, 0, 1, r"4 ranks each see an MPI world of 1.*srun --mpi=pmi2.*srun --mpi=list"),
-        (PMI, 0, 1, r"4 ranks each see an MPI world of 1.*mpiexec beside this Python"),
+        (PMI, 0, 1, r"4 ranks each see an MPI world of 1.*mpiexec next to this Python"),
         (SLURM, 1, 8, r"SLURM_STEP_NUM_TASKS=4, but MPI_COMM_WORLD has size 8"),
         (PMI, 2, 4, r"PMI_RANK=1, but MPI_COMM_WORLD has rank 2"),
     ],

@@ -26,7 +26,7 @@ def test_an_error_ends_the_group_too():
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, "2 ranks started by slurm and no MPI communicator"),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, "2 ranks started by slurm have no MPI communicator"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1 and WORLD_SIZE=2 are set, MASTER_ADDR and MASTER_PORT not"),
     ],
 )

@@ -1,8 +1,8 @@
-"""What the ranks tell each other after each window: one vector of which each element's minimum is taken.
+"""What the ranks exchange after each window: one vector, reduced to the minimum of each element.
 
 For every group the minimum and, negated, the maximum of exit - ready in each step: means would hide stragglers that
-rotate. Beside it the steps' durations on rank 0, whether a rank wants to end or to begin anew, and its garbage
-collections.
+rotate. It also carries the durations of the steps on rank 0, whether a rank wants to stop or to start afresh, and its
+garbage collections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUM_HEADS = 3
 
 
 class Status(IntEnum):
-    """What a rank wants; the lowest wish of all ranks comes true on all of them."""
+    """What a rank asks for; the lowest value over the ranks applies to all."""
 
     END = -2
     RESET = -1
@@ -25,15 +25,15 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class WindowMessage:
     """A window of one rank, or, after the exchange, of all of them.
 
     Attributes:
-        status: what the rank wants.
+        status: what the rank asks for.
         num_full: full garbage collections of it so far, in steps without a schedule; the most over the ranks.
-        full_ns: how long they took; the most over the ranks.
-        step_ns: duration of each step on rank 0; NaN where it does not count, and on other ranks.
-        least_ns: exit - ready in each step by group, (num_groups, num_steps); NaN where any rank misses it.
+        full_ns: their total time; the most over the ranks.
+        step_ns: duration of each step on rank 0; NaN if it does not count, and on other ranks.
+        least_ns: exit - ready in each step by group, (num_groups, num_steps); NaN if any rank lacks it.
         most_ns: the same, the maximum.
     """
 
@@ -45,7 +45,7 @@ class Message:
     most_ns: tuple[tuple[float, ...], ...]
 
 
-def pack(message: Message, *, group: int, is_first: bool) -> list[float]:
+def pack(message: WindowMessage, *, group: int, is_first: bool) -> list[float]:
     """Return the vector of one rank.
 
     Args:
@@ -62,13 +62,13 @@ def pack(message: Message, *, group: int, is_first: bool) -> list[float]:
             continue
         own_ns = message.least_ns[index]
         values += [_known(time_ns) for time_ns in own_ns]
-        # A missing value wins over any other in the minimum, in this half as in the other.
+        # A missing value wins the minimum in both halves.
         values += [-time_ns if _is_known(time_ns) else -math.inf for time_ns in own_ns]
     return values
 
 
-def unpack(values: Sequence[float], *, num_steps: int, num_groups: int) -> Message:
-    """Return what all ranks together have said.
+def unpack(values: Sequence[float], *, num_steps: int, num_groups: int) -> WindowMessage:
+    """Return the message of all ranks together.
 
     Raises:
         ValueError: the vector has another length, or no rank gave its status.
@@ -79,7 +79,7 @@ def unpack(values: Sequence[float], *, num_steps: int, num_groups: int) -> Messa
         tuple(float(value) for value in values[start : start + num_steps])
         for start in range(_NUM_HEADS, len(values), num_steps)
     ]
-    return Message(
+    return WindowMessage(
         status=Status(int(values[0])),
         num_full=int(-values[1]),
         full_ns=int(-values[2]),

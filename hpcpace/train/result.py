@@ -1,4 +1,4 @@
-"""What a training came to: finished, stopped ahead of time, or out of memory; written into its attempt."""
+"""The result of a training: finished, stopped early, or out of memory; written into its attempt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESULT_SCHEMA = "hpcpace-result/2"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         losses: mean loss over the global batch, one a step from step 0 on, also where this attempt began later; the
@@ -35,8 +35,8 @@ class TrainResult:
             checkpoints, seen from this rank; 0 where no step was left.
         samples_unit: tokens or images.
         first_step: the step that this attempt began with.
-        stopped_by: the signal that ended it ahead of time; empty where all steps were done.
-        peak_memory: what each rank had at most: rank, host, rss_bytes, device_bytes.
+        stopped_by: the signal that ended it early; empty if all steps were done.
+        peak_memory: the most memory of each rank: rank, host, rss_bytes, device_bytes.
         run: the run directory; None where none could be made.
     """
 
@@ -51,7 +51,7 @@ class TrainResult:
 
 
 def write_result(attempt: Attempt, result: TrainResult) -> None:
-    """Write result.json of an attempt; a full disk is one warning, and no reason for a finished training to fail."""
+    """Write result.json of an attempt; a full disk costs one warning and fails no finished training."""
     content = {
         "schema": RESULT_SCHEMA,
         "outcome": "stopped" if result.stopped_by else "finished",
@@ -72,7 +72,7 @@ def write_result(attempt: Attempt, result: TrainResult) -> None:
 def out_of_memory(
     error: BaseException, *, attempt: Attempt, plan: TrainPlan, info: RankInfo, device: torch.device
 ) -> TrainingFailed:
-    """Record that this rank had not enough memory, and return the error to raise."""
+    """Record that this rank ran out of memory, and return the error to raise."""
     memory = memory_facts(device, rank=info.rank, host=info.host)
     # Of torch's own text, what it said before where in its source.
     cause = re.sub(r"^\[enforce fail[^\]]*\] [^.]*\. ", "", " ".join(str(error).split())) or type(error).__name__
@@ -87,8 +87,8 @@ def out_of_memory(
 
 def _remedy(plan: TrainPlan) -> str:
     if not isinstance(plan.shape, GPT2Shape):
-        return f"lower --batch-size ({plan.settings.batch_size}), or take more ranks"
+        return f"lower --batch-size ({plan.settings.batch_size}), or use more ranks"
     return (
-        f"lower --batch-size ({plan.settings.batch_size}) or --seq-len ({plan.seq_len}), take a smaller --preset than "
+        f"lower --batch-size ({plan.settings.batch_size}) or --seq-len ({plan.seq_len}), use a smaller --preset than "
         f"{plan.settings.preset}, or more ranks with pp or tp in --mesh or with --zero 3"
     )

@@ -1,7 +1,7 @@
-"""Which ways of training go together, decided before anything slow is loaded.
+"""Which training options can be combined, decided before anything slow is loaded.
 
-All rules are about one feature or a pair of them, so a combination is supported where no rule speaks against it; the
-tables in docs/cli.md are these rules.
+All rules concern one feature or a pair, so a combination is supported unless a rule excludes it; the tables in
+docs/cli.md show these rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpcpace.train.mesh import DIMENSIONS, Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """A feature that is refused on a mesh without a dimension."""
+    """A feature that needs a dimension of the mesh."""
 
     feature: str
     dimension: str
@@ -24,7 +24,7 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """Two features that are refused together."""
+    """Two features that exclude each other."""
 
     first: str
     second: str
@@ -43,24 +43,24 @@ FEATURES = (
 
 NEEDS = (
     *(
-        Need(feature=feature, dimension="dp", reason="shares out between replicas, and there is one")
+        Need(feature=feature, dimension="dp", reason="splits state between replicas, but there is only one")
         for feature in (ZERO_1, ZERO_3)
     ),
     *(
-        Need(feature=feature, dimension="dp", reason="is about what replicas send each other, and there is one")
+        Need(feature=feature, dimension="dp", reason="concerns messages between replicas, but there is only one")
         for feature in (*COMPRESS, SYNC_EVERY, BUCKET_MB, NO_OVERLAP)
     ),
     *(
-        Need(feature=feature, dimension="pp", reason="is an order of the stages of a pipeline, and there is none")
+        Need(feature=feature, dimension="pp", reason="orders the stages of a pipeline, but there is none")
         for feature in (GPIPE, INTERLEAVED)
     ),
 )
 
 CONFLICTS = (
-    Conflict(first=ZERO_1, second=SYNC_EVERY, reason="the state that is shared out must see every replica's gradient"),
-    Conflict(first=ZERO_3, second=SYNC_EVERY, reason="no replica has the parameters for a step of its own"),
+    Conflict(first=ZERO_1, second=SYNC_EVERY, reason="the split state must see every replica's gradient"),
+    Conflict(first=ZERO_3, second=SYNC_EVERY, reason="no replica holds all parameters, so none can step alone"),
     *(
-        Conflict(first=ZERO_3, second=feature, reason="fully_shard averages gradients without the hooks of DDP")
+        Conflict(first=ZERO_3, second=feature, reason="fully_shard averages gradients without DDP's hooks")
         for feature in COMPRESS
     ),
     *(
@@ -68,16 +68,16 @@ CONFLICTS = (
         for feature in (BUCKET_MB, NO_OVERLAP)
     ),
     *(
-        Conflict(first=feature, second=SYNC_EVERY, reason="local SGD sends parameters and no gradients")
+        Conflict(first=feature, second=SYNC_EVERY, reason="local SGD sends parameters, not gradients")
         for feature in (*COMPRESS, BUCKET_MB, NO_OVERLAP)
     ),
-    Conflict(first=BUCKET_MB, second=NO_OVERLAP, reason="what is sent in one piece has no buckets"),
+    Conflict(first=BUCKET_MB, second=NO_OVERLAP, reason="a single message has no buckets"),
     *(
-        Conflict(first=feature, second=BUCKET_MB, reason="its messages follow one another, so it takes a single bucket")
+        Conflict(first=feature, second=BUCKET_MB, reason="its messages depend on each other, so it needs one bucket")
         for feature in (INT8, POWERSGD)
     ),
     *(
-        Conflict(first=feature, second=BFLOAT16, reason="gradients have 16 bits already")
+        Conflict(first=feature, second=BFLOAT16, reason="gradients already have 16 bits")
         for feature in (FP16, BF16)
     ),
 )  # fmt: skip
@@ -100,18 +100,18 @@ def features(settings: TrainConfig, mesh: Mesh) -> frozenset[str]:
 
 
 def refusal(used: frozenset[str]) -> str | None:
-    """Return why features do not go together, or None where they do."""
+    """Return why features cannot be combined, or None if they can."""
     for need in NEEDS:
         if need.feature in used and need.dimension not in used:
-            return f"{need.feature} {need.reason}: take a mesh with {need.dimension}=2 or more, or leave it away"
+            return f"{need.feature} {need.reason}: use a mesh with {need.dimension}=2 or more, or drop the option"
     for conflict in CONFLICTS:
         if conflict.first in used and conflict.second in used:
-            return f"{conflict.first} and {conflict.second} do not go together: {conflict.reason}; leave one away"
+            return f"{conflict.first} and {conflict.second} cannot be combined: {conflict.reason}; drop one"
     return None
 
 
 def check_support(settings: TrainConfig, mesh: Mesh) -> None:
-    """Refuse settings that do not go together on a mesh.
+    """Refuse settings that cannot be combined on a mesh.
 
     Raises:
         ConfigError: a feature lacks a dimension of the mesh, or two exclude each other.

@@ -1,7 +1,7 @@
-"""What messages of gloo weigh on Ethernet, with the headers of gloo and TCP and acknowledgements, and on which link.
+"""How many bytes messages of gloo put on each Ethernet link, with acknowledgements and the headers of gloo and TCP.
 
-Each term has its cause in a protocol; none is fitted. Not counted: connections being made, retransmissions, and what
-the ranks tell each other outside of torch's collectives, such as clock synchronisation.
+Each term has its cause in a protocol; none is fitted. Not counted: connections being made, retransmissions, and
+messages between ranks outside of torch's collectives, such as clock synchronisations.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _GLOO_HEADER_BYTES = 48
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framing:
+class PacketOverhead:
     """How TCP over IPv4 over Ethernet wraps data; preamble, checksum and gap of Ethernet are not counted by Linux."""
 
     mtu: int = 1500
     """Largest IP packet of the interface, in bytes."""
     acknowledged_bytes: int = 65536
-    """Data that one acknowledgement stands for. Linux joins segments of up to 64 KiB before TCP sees them (GRO) and
+    """Data covered by one acknowledgement. Linux joins segments of up to 64 KiB before TCP sees them (GRO) and
     acknowledges them as one; the most there can be is one for every second full segment (RFC 5681, section 4.2)."""
     ethernet_bytes: int = 14
     """Two addresses and the type."""
@@ -52,7 +52,7 @@ class Framing:
 
     @property
     def segments_per_ack(self) -> int:
-        """Segments that one acknowledgement stands for, where no data goes back that could carry it."""
+        """Segments covered by one acknowledgement, if no data goes back that could carry it."""
         return self.acknowledged_bytes // self.segment_bytes
 
     @property
@@ -69,7 +69,7 @@ class LinkVolume:
     rx_bytes: int
 
 
-def wire_matrix(counts: Counter[Message], num_ranks: int, framing: Framing) -> NDArray[np.int64]:
+def wire_matrix(counts: Counter[Message], num_ranks: int, overhead: PacketOverhead) -> NDArray[np.int64]:
     """Return the bytes of frames that each rank (row) sends to each other one: int64, (num_ranks, num_ranks).
 
     The sender announces a message, the receiver says that it is ready, and the message follows with a header of its
@@ -77,13 +77,13 @@ def wire_matrix(counts: Counter[Message], num_ranks: int, framing: Framing) -> N
     `acknowledged_bytes` is acknowledged along with the data that goes back soon.
     """
     matrix = np.zeros((num_ranks, num_ranks), dtype=np.int64)
-    notice_bytes = framing.header_bytes + _GLOO_HEADER_BYTES
+    notice_bytes = overhead.header_bytes + _GLOO_HEADER_BYTES
     for (source, destination, size), count in counts.items():
         data_bytes = size + _GLOO_HEADER_BYTES
-        num_segments = -(-data_bytes // framing.segment_bytes)
-        num_acks = num_segments // framing.segments_per_ack
-        matrix[source, destination] += count * (notice_bytes + data_bytes + num_segments * framing.header_bytes)
-        matrix[destination, source] += count * (notice_bytes + num_acks * framing.header_bytes)
+        num_segments = -(-data_bytes // overhead.segment_bytes)
+        num_acks = num_segments // overhead.segments_per_ack
+        matrix[source, destination] += count * (notice_bytes + data_bytes + num_segments * overhead.header_bytes)
+        matrix[destination, source] += count * (notice_bytes + num_acks * overhead.header_bytes)
     return matrix
 
 
@@ -100,7 +100,7 @@ def link_volumes(
         leaf_of_host: the leaf of each host; without it, only hosts are returned.
 
     Raises:
-        ConfigError: the placement does not name a host for each rank, a leaf for each host, or tells both apart.
+        ConfigError: the placement does not name a host for each rank, a leaf for each host, or uses one name for both.
     """
     if len(hosts) != len(wire_bytes):
         raise ConfigError(f"the placement names {len(hosts)} hosts for {len(wire_bytes)} ranks: name one a rank")
@@ -113,7 +113,7 @@ def link_volumes(
     leaves = _crossing(wire_bytes, [leaf_of_host[host] for host in hosts])
     ambiguous = sorted(volumes.keys() & leaves.keys())
     if ambiguous:
-        raise ConfigError(f"{', '.join(ambiguous)} is both a host and a leaf: give leaves names of their own")
+        raise ConfigError(f"{', '.join(ambiguous)} is both a host and a leaf: give leaves different names")
     return volumes | leaves
 
 

@@ -1,4 +1,4 @@
-"""Initial parameters that follow from the seed and their name alone, so that every mesh starts from the same model."""
+"""Initial weights that depend on the seed and their name alone, so that every mesh starts from the same model."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from hpcpace.config import TrainConfig
 from hpcpace.errors import ConfigError, MeshError
 from hpcpace.train.mesh import Mesh
 from hpcpace.train.plan import parallelism_facts, plan_training
-from hpcpace.train.support import CONFLICTS, FEATURES, NEEDS, features, refusal, support_matrix
+from hpcpace.train.support_matrix import CONFLICTS, FEATURES, NEEDS, features, refusal, support_matrix
 
 CLI_DOC = Path(__file__).parents[3] / "docs" / "cli.md"
 
@@ -53,20 +53,24 @@ def test_a_refusal_names_both_ends_and_the_reason() -> None:
         if reason is not None:
             assert first in reason
             assert second in reason
-            assert "leave one away" in reason
+            assert "drop one" in reason
 
 
 @pytest.mark.parametrize(
     ("settings", "num_ranks", "seen"),
     [
-        ({"zero": 1}, 1, "--zero 1 shares out between replicas, and there is one: take a mesh with dp=2 or more"),
-        ({"mesh": "tp=2", "compress": "fp16"}, 2, "--compress fp16 is about what replicas send each other"),
-        ({"schedule": "gpipe"}, 2, "--schedule gpipe is an order of the stages of a pipeline, and there is none"),
-        ({"zero": 3, "compress": "int8"}, 2, "--zero 3 and --compress int8 do not go together: fully_shard averages"),
-        ({"zero": 1, "sync_every": 4}, 2, "--zero 1 and --sync-every do not go together"),
-        ({"compress": "powersgd", "bucket_mb": 5}, 2, "takes a single bucket"),
-        ({"compress": "bf16", "dtype": "bfloat16"}, 2, "gradients have 16 bits already"),
-        ({"overlap": False, "bucket_mb": 5}, 2, "what is sent in one piece has no buckets"),
+        (
+            {"zero": 1},
+            1,
+            "--zero 1 splits state between replicas, but there is only one: use a mesh with dp=2",
+        ),
+        ({"mesh": "tp=2", "compress": "fp16"}, 2, "--compress fp16 concerns messages between replicas"),
+        ({"schedule": "gpipe"}, 2, "--schedule gpipe orders the stages of a pipeline, but there is none"),
+        ({"zero": 3, "compress": "int8"}, 2, "--zero 3 and --compress int8 cannot be combined: fully_shard averages"),
+        ({"zero": 1, "sync_every": 4}, 2, "--zero 1 and --sync-every cannot be combined"),
+        ({"compress": "powersgd", "bucket_mb": 5}, 2, "needs one bucket"),
+        ({"compress": "bf16", "dtype": "bfloat16"}, 2, "gradients already have 16 bits"),
+        ({"overlap": False, "bucket_mb": 5}, 2, "a single message has no buckets"),
     ],
 )
 def test_refuses_what_does_not_go_together(settings: dict[str, object], num_ranks: int, seen: str) -> None:
@@ -79,7 +83,7 @@ def test_refuses_what_does_not_go_together(settings: dict[str, object], num_rank
     ("settings", "num_ranks", "seen"),
     [
         ({"mesh": "pp=4"}, 4, "8 stages with --schedule interleaved, more than the model has layers (4)"),
-        ({"mesh": "pp=2", "microbatches": 5, "batch_size": 10}, 2, "take --microbatches 6"),
+        ({"mesh": "pp=2", "microbatches": 5, "batch_size": 10}, 2, "use --microbatches 6"),
         ({"mesh": "pp=2", "microbatches": 1}, 2, "--microbatches 2 or more"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the ranks agree on before they begin: the same data, one run directory, and the checkpoint to go on from."""
+"""Where a training resumes: ranks agree on the same data, one run directory, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hpcpace.world.environment import RankInfo, process_environ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """Where a training begins.
+class StartPoint:
+    """Where a training starts.
 
     Attributes:
         run: the run directory, absolute.
-        attempt_number: the number that this start will have in it.
-        checkpoint: what to go on from; None for the beginning.
-        history: what was done by then.
+        attempt_number: the number of this attempt in it.
+        checkpoint: what to resume from; None to start from scratch.
+        history: what was done before it.
     """
 
     run: RunDirectory
@@ -35,33 +35,33 @@ class Start:
 
     @property
     def attempt(self) -> Attempt:
-        """The folder of this start."""
+        """The folder of this attempt."""
         return self.run.attempt(self.attempt_number)
 
     def facts(self) -> dict[str, Any] | None:
-        """Return what a run records of it; None at the beginning of a training."""
+        """Return what a run records about it; None when it starts from scratch."""
         if self.checkpoint is None:
             return None
         return {"checkpoint": str(self.checkpoint), "num_steps": self.history.num_steps}
 
 
-def agree_on_start(plan: TrainPlan, *, info: RankInfo, name: str, run_dir: Path | None, data_digest: str) -> Start:
-    """Return where the training begins, the same on all ranks; rank 0 looks it up.
+def agree_on_start(plan: TrainPlan, *, info: RankInfo, name: str, run_dir: Path | None, data_digest: str) -> StartPoint:
+    """Return where the training starts, the same on all ranks; rank 0 looks it up.
 
     Collective: every rank of the default process group calls this.
 
     Args:
         plan: the run.
         info: this rank's place.
-        name: what a run directory is called after that is not given.
+        name: names the run directory if none is given.
         run_dir: the run directory.
-        data_digest: what tells the data from others.
+        data_digest: identifies the data.
 
     Raises:
         DataError: ranks read different data, or the checkpoint does not fit.
         ConfigError: a fault names a host that is not in the job.
     """
-    start: Start | str = ""
+    start: StartPoint | str = ""
     if info.rank == 0:
         try:
             start = _start(plan, run_dir or default_run_path(name, process_environ()), data_digest)
@@ -77,32 +77,32 @@ def agree_on_start(plan: TrainPlan, *, info: RankInfo, name: str, run_dir: Path 
     return start
 
 
-def _start(plan: TrainPlan, path: Path, data_digest: str) -> Start:
+def _start(plan: TrainPlan, path: Path, data_digest: str) -> StartPoint:
     run = RunDirectory(path.absolute())
     number, resume = run.next_attempt_number, plan.settings.resume
-    # A requeued job goes on from its own last checkpoint, also where it began from another run's.
+    # A requeued job resumes from its own last checkpoint, even if it started from another run's.
     checkpoint = find_checkpoint(run.path) if number and resume != "never" else None
     if checkpoint is None and resume not in ("auto", "never"):
         checkpoint = find_checkpoint(Path(resume).absolute())
         if checkpoint is None:
-            raise DataError(f"{resume} holds no whole checkpoint: name a run or its checkpoints/step-N with --resume")
+            raise DataError(f"{resume} holds no complete checkpoint: set --resume to a run or its checkpoints/step-N")
     if checkpoint is None:
-        return Start(run=run, attempt_number=number)
+        return StartPoint(run=run, attempt_number=number)
     history = read_history(checkpoint, plan, data_digest=data_digest)
     if history.num_steps >= plan.settings.steps:
         raise DataError(
-            f"{checkpoint} is after {history.num_steps} steps, and no step of {plan.settings.steps} is left: give more "
-            "--steps, another --run-dir, or --resume never"
+            f"{checkpoint} has done {history.num_steps} steps, and --steps is {plan.settings.steps}: use more --steps, "
+            "another --run-dir, or --resume never"
         )
-    return Start(run=run, attempt_number=number, checkpoint=checkpoint, history=history)
+    return StartPoint(run=run, attempt_number=number, checkpoint=checkpoint, history=history)
 
 
 def _check_same_data(seen: Sequence[tuple[str, str]]) -> None:
     other = next((rank for rank, (digest, _) in enumerate(seen) if digest != seen[0][0]), None)
     if other is not None:
         raise DataError(
-            f"rank {other} on {seen[other][1]} reads other data than rank 0 on {seen[0][1]}: "
-            "name data that all hosts have with --data"
+            f"rank {other} on {seen[other][1]} reads different data from rank 0 on {seen[0][1]}: "
+            "give data that all hosts have with --data"
         )
 
 

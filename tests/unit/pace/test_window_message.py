@@ -7,17 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from hpcpace.pace.message import Message, Status, pack, unpack
+from hpcpace.pace.window_message import Status, WindowMessage, pack, unpack
 
 NAN = math.nan
 
 
-def _message(rows: tuple[tuple[float, ...], ...], **values: object) -> Message:
+def _message(rows: tuple[tuple[float, ...], ...], **values: object) -> WindowMessage:
     given = {"status": Status.GO_ON, "num_full": 0, "full_ns": 0, "step_ns": (7.0, 8.0)}
-    return Message(**(given | values), least_ns=rows, most_ns=rows)
+    return WindowMessage(**(given | values), least_ns=rows, most_ns=rows)
 
 
-def _exchange(*vectors: list[float]) -> Message:
+def _exchange(*vectors: list[float]) -> WindowMessage:
     return unpack(np.min(vectors, axis=0).tolist(), num_steps=2, num_groups=2)
 
 

@@ -1,4 +1,4 @@
-"""Holding back a rank for a while, without taking the core from those who need it."""
+"""A delay that is precise to microseconds and leaves the core to those who need it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from hpcpace.units import NS_PER_S
 
-# The kernel wakes a sleeper some tens of microseconds late: the last part of a delay is spun.
+# The kernel wakes a sleeper some tens of microseconds late, so the last part of a delay spins.
 _SPUN_NS = 80_000
 
 
-class Holder:
-    """Delays the calling thread, and knows by how much it was too long.
+class PreciseSleep:
+    """Delays the calling thread, and measures by how much each delay was too long.
 
     Args:
         clock, sleep: replaced in tests.
@@ -25,8 +25,8 @@ class Holder:
         self._sleep = sleep
         self._overshoots_ns: list[float] = []
 
-    def hold(self, ready_ns: int, delay_ns: int) -> int:
-        """Return `delay_ns` after `ready_ns`, or a little later; return the end."""
+    def delay(self, ready_ns: int, delay_ns: int) -> int:
+        """Block until `delay_ns` after `ready_ns`, or a little longer; return the end."""
         until_ns = ready_ns + delay_ns
         slept_ns = until_ns - self._clock() - _SPUN_NS
         if slept_ns > 0:
@@ -38,6 +38,6 @@ class Holder:
         return now_ns
 
     def take_overshoots(self) -> tuple[float, ...]:
-        """Return by how much the delays since the last call were too long, in nanoseconds."""
+        """Return by how much each delay since the last call was too long, in nanoseconds."""
         taken, self._overshoots_ns = tuple(self._overshoots_ns), []
         return taken

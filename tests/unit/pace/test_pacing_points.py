@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hpcpace.pace.points import Seen, SeenLog, choose_points
+from hpcpace.pace.pacing_points import CandidateLog, PointCandidate, choose_points
 
 
-def _seen(name: str, ranks: tuple[int, ...], *own_ns: int) -> Seen:
-    return Seen(name=name, ranks=ranks, own_ns=own_ns)
+def _seen(name: str, ranks: tuple[int, ...], *own_ns: int) -> PointCandidate:
+    return PointCandidate(name=name, ranks=ranks, own_ns=own_ns)
 
 
 def test_the_longest_wait_wins() -> None:
@@ -48,7 +48,7 @@ def test_groups_are_paced_each_at_its_own_point_and_a_rank_at_one() -> None:
 
 
 def test_only_what_comes_once_in_every_step_in_one_group_is_regular() -> None:
-    log = SeenLog()
+    log = CandidateLog()
     for step in range(3):
         log.add("regular", (0, 1), 5)
         log.add("of unknown ranks", (), 5)
@@ -60,7 +60,7 @@ def test_only_what_comes_once_in_every_step_in_one_group_is_regular() -> None:
 
 
 def test_many_operations_are_cut_to_the_longest() -> None:
-    log = SeenLog()
+    log = CandidateLog()
     for index in range(200):
         log.add(f"all_reduce {index}", (0, 1), index)
     regular = log.regular(1)

@@ -1,0 +1,155 @@
+"""A session while it records: the steps of one rank, its recording and its pacing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hpcpace.observe.exchange import open_exchange
+from hpcpace.observe.host_snapshot import save_host_snapshots
+from hpcpace.observe.joined import JoinedRank
+from hpcpace.observe.network import find_network_counters
+from hpcpace.observe.pacing import PacedBlock, close_pacer, open_pacer
+from hpcpace.observe.recording import Recording
+from hpcpace.observe.session_settings import SessionSettings
+from hpcpace.observe.warner import Warner
+from hpcpace.pace.pacer import Pacer
+from hpcpace.pace.settings import NO_POLICY
+from hpcpace.rundir import Attempt
+from hpcpace.trace.schema import StepFlag
+from hpcpace.world.environment import RankInfo, process_environ
+
+
+class ActiveSession:
+    """Records one rank and paces it, from `start` to `close`.
+
+    Args:
+        settings: of the session.
+        world: this rank's place.
+        attempt: the folder of this attempt.
+        recording: not started yet.
+        pacer: None where the job is not paced.
+        warn: takes a warning.
+
+    Attributes:
+        step: number of the step that is running.
+        recording: what observes the job and writes the trace.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: SessionSettings,
+        world: RankInfo,
+        attempt: Attempt,
+        recording: Recording,
+        pacer: Pacer | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.step = settings.first_step
+        self.recording = recording
+        self._settings, self._world, self._attempt = settings, world, attempt
+        self._pacer, self._warn = pacer, warn
+        self._step_flags = StepFlag.NONE
+        self._begin_ns = 0
+
+    def start(self) -> None:
+        """Start to record. Collective: the clocks are compared for the first time."""
+        self.recording.start(self._settings.first_step)
+        self._begin_ns = time.monotonic_ns()
+
+    def end_step(self, end_ns: int, samples: int, flags: StepFlag) -> None:
+        """End the step that is running. Collective in those steps in which the clocks are compared.
+
+        Args:
+            end_ns: when it ended.
+            samples, flags: see `Session.step`.
+        """
+        flags |= self._step_flags
+        if self.step < self._settings.first_counted_step:
+            flags |= StepFlag.WARMUP
+        self.recording.end_step(self.step, self._begin_ns, end_ns, samples, flags)
+        if self._pacer is not None:
+            self._pacer.end_step(self.step, end_ns - self._begin_ns, flags)
+
+    def begin_step(self) -> None:
+        """Start the next step."""
+        self.step += 1
+        self._begin_ns = time.monotonic_ns()
+        self._step_flags = StepFlag.NONE if self._pacer is None else self._pacer.begin_step()
+
+    def paced_block(self, name: str) -> AbstractContextManager[None] | None:
+        """Return the block of `Session.pacing_point`; None where the job is not paced."""
+        return None if self._pacer is None else PacedBlock(self._pacer, name, self._world.world_size)
+
+    def close(self, *, in_order: bool) -> None:
+        """End pacing and recording; what fails is a warning. Collective if `in_order`."""
+        if self._pacer is not None:
+            try:
+                close_pacer(self._pacer, self._attempt, self._world.rank, in_order=in_order, warn=self._warn)
+            except Exception as error:  # the boundary to somebody else's job
+                self._warn(f"the result of pacing is lost: {error or type(error).__name__}")
+        try:
+            self.recording.close(in_order=in_order)
+        except Exception as error:  # the boundary to somebody else's job
+            self._warn(f"the trace may lack its end: {error or type(error).__name__}")
+
+
+def open_session(
+    joined: JoinedRank, attempt: Attempt, warner: Warner, *, on_optimizer_step: Callable[[], Any] | None
+) -> ActiveSession:
+    """Return a session that is ready to start. Collective: every rank calls this.
+
+    Args:
+        joined: this rank, with a trace enabled.
+        attempt: the folder of this attempt.
+        warner: warns the user.
+        on_optimizer_step: called after each step of an optimizer.
+    """
+    config, world = joined.config, joined.world
+    is_paced = config.pace.policy != NO_POLICY
+    # Before anything that can fail on one rank alone: the others would wait for it here.
+    exchange = open_exchange(joined.settings.comm, world.world_size, config.pace.timeout_s) if is_paced else None
+    clock_sync = joined.make_clock_sync()
+    if config.trace.snapshot:
+        # Not the environment in the settings: since then torch's group has set the interface of gloo and NCCL.
+        save_host_snapshots(
+            joined.coordinator,
+            world,
+            joined.host_keys,
+            process_environ(),
+            attempt.snapshot_dir,
+            warn=warner.warn,
+            deadline=joined.deadline,
+        )
+    recording = Recording(
+        path=attempt.trace_file(world.rank),
+        header=joined.make_header(attempt),
+        config=config,
+        clock_sync=clock_sync,
+        network=find_network_counters() if world.local_rank == 0 else None,
+        on_optimizer_step=on_optimizer_step,
+        warn=warner.warn,
+        warn_once_for_all=warner.warn_once_for_all,
+    )
+    pacer = None
+    if is_paced:
+        pacer = open_pacer(
+            config.pace,
+            world=world,
+            host_key=joined.identity.host_key,
+            exchange=exchange,
+            recording=recording,
+            first_step=max(joined.settings.first_counted_step, joined.settings.first_step + 1),
+            warn=warner.warn,
+        )
+    return ActiveSession(
+        settings=joined.settings,
+        world=world,
+        attempt=attempt,
+        recording=recording,
+        pacer=pacer,
+        warn=warner.warn,
+    )

@@ -1,0 +1,67 @@
+"""The settings of a session, as the job gives them and as they follow from files and environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcpace.config import Config, load_config
+from hpcpace.world.environment import RankInfo, rank_info
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSettings:
+    """What `Session` was given, see there, and `environ`, the environment that it found."""
+
+    environ: Mapping[str, str]
+    name: str
+    run_dir: Path | None
+    config: Config | None
+    config_file: Path | None
+    mesh: Mapping[str, int]
+    coords: Mapping[str, int]
+    samples_unit: str
+    warmup_steps: int
+    first_step: int
+    record: Mapping[str, Any]
+    world: RankInfo | None
+    comm: Any
+    step_per_optimizer: bool
+    pace: str | None
+
+    @property
+    def first_counted_step(self) -> int:
+        """Number of the first step after the warm-up."""
+        return self.first_step + self.warmup_steps
+
+    def load_config(self) -> Config:
+        """Return the configuration that applies.
+
+        Raises:
+            ConfigError: a file or variable has a setting that is unknown or out of range.
+        """
+        config = self.config or load_config(file=self.config_file, environ=self.environ)
+        if self.pace is not None:
+            config = replace(config, pace=replace(config.pace, policy=self.pace))
+        return config
+
+    def find_rank(self) -> RankInfo:
+        """Return this rank's place in the job.
+
+        Raises:
+            WorldError: the environment contradicts itself.
+        """
+        return self.world or rank_info(self.environ)
+
+
+def shared_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that decide which messages ranks exchange, and so have to be the same on all of them."""
+    return {
+        "trace.enabled": config.trace.enabled,
+        "trace.snapshot": config.trace.snapshot,
+        "clock.enabled": config.clock.enabled,
+        "clock.num_pings": config.clock.num_pings,
+        "pace.policy": config.pace.policy,
+    }
