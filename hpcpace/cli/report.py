@@ -35,10 +35,10 @@ from hpcpace.world.environment import process_environ
 def _step_range(_: click.Context, __: click.Parameter, value: str) -> tuple[int | None, int | None]:
     found = re.fullmatch(r"(\d{0,9}):(\d{0,9})", value)
     if not found:
-        raise click.BadParameter(f"{value!r} is no range of steps: write A:B, like 10:50, 10: or :50")
+        raise click.BadParameter(f"{value!r} is not a range of steps: write A:B, like 10:50, 10: or :50")
     first, stop = (int(part) if part else None for part in found.groups())
     if first is not None and stop is not None and stop <= first:
-        raise click.BadParameter(f"{value!r} is empty: B must be larger than A")
+        raise click.BadParameter(f"{value!r} is an empty range: B must be larger than A")
     return first, stop
 
 
@@ -50,7 +50,7 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
         found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", item)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if last < first:
-            raise click.BadParameter(f"{item!r} is no rank or range of ranks: write a list like 0,4-7")
+            raise click.BadParameter(f"{item!r} is not a rank or a range of ranks: write a list like 0,4-7")
         ranks.update(range(first, last + 1))
     return frozenset(ranks)
 
@@ -58,22 +58,32 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--attempt", "attempt_number", type=click.IntRange(min=0), help="Which start of the run; the last one otherwise."
+    "--attempt",
+    "attempt_number",
+    type=click.IntRange(min=0),
+    help="Report this attempt of the run.",
+    show_default="last",
 )
+@click.option("--steps", metavar="A:B", default=":", callback=_step_range, help="Use only the steps from A to B - 1.")
+@click.option("--include-warmup", is_flag=True, help="Use the warm-up steps, too.")
 @click.option(
-    "--steps", metavar="A:B", default=":", callback=_step_range, help="Use only steps from A up to, and without, B."
-)
-@click.option("--include-warmup", is_flag=True, help="Use the warm-up steps too.")
-@click.option(
-    "--ranks", metavar="LIST", callback=_rank_list, help="Show only these ranks, like 0,4-7; all are still used."
+    "--ranks",
+    metavar="LIST",
+    callback=_rank_list,
+    help="Show only these ranks, like 0,4-7; the figures still use all of them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("--memory", metavar="SIZE", help="Memory for the tables of the run, like 8GiB; 2GiB otherwise.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Use at most this much memory for the tables of the run, like 8GiB; leave out the largest files beyond it.",
+    show_default="2GiB",
+)
 @click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path),
-    help="TOML file whose [diagnosis] has other thresholds.",
+    help="Read thresholds from the tables [diagnosis] and [report] of this TOML file.",
 )
 def command(
     run: Path,
@@ -85,10 +95,10 @@ def command(
     memory: str | None,
     config_file: Path | None,
 ) -> None:
-    """Say why RUN does not go faster, and write RUN/summary.json and RUN/report.html.
+    """Say why RUN is slow, and write RUN/summary.json and RUN/report.html.
 
-    Exit codes: 0 healthy; 1 something is wrong, with the run or, as when traces are missing, with what is known of it;
-    2 bad input; 3 cannot tell.
+    Exit codes: 0 healthy; 1 something is wrong with the run or with its traces (missing, damaged, not closed); 2 bad
+    input; 3 cannot tell.
     """
     settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
     directory = open_run(run)
@@ -182,7 +192,9 @@ def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
             directory.write(path.name, content())
         except OSError as error:
             place = printable(str(path))
-            click.echo(f"hpcpace: warning: cannot write {place} ({error.strerror}); it is not kept", err=True)
+            click.echo(
+                f"hpcpace: warning: cannot write {place} ({error.strerror}): the report is only on the screen", err=True
+            )
         else:
             written.append(path)
     return written
