@@ -15,6 +15,7 @@ from typing import Any
 import click
 import pytest
 
+from hpcpace import __version__
 from hpcpace.cli import cli
 from hpcpace.config import Config, DiagnosisConfig
 from hpcpace.diagnosis import summary
@@ -184,3 +185,28 @@ def test_no_threshold_is_documented_that_is_not_there() -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_each_mode_has_its_section(mode: Mode) -> None:
     assert f"\n## {mode}\n" in DIAGNOSIS_DOC
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_each_linter_of_a_commit_is_pinned() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    pins = (ROOT / "constraints.txt").read_text()
+    programs = set(re.findall(r"entry: \.venv/bin/(\w+)", hooks))
+    assert programs == {"ruff", "mypy", "shellcheck"}
+    assert [name for name in programs if not re.search(rf"^{name}(-py)?==", pins, re.MULTILINE)] == []
+
+
+def test_the_readme_is_short_and_its_commands_are_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"\bmake ([\w-]+) +#", text)) <= set(targets)
+
+
+def test_every_document_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    names = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in names if f"]({name})" not in index} == set()
