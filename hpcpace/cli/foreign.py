@@ -23,7 +23,7 @@ def warn_of_old_hdf5(path: Path) -> None:
 
         least = ".".join(map(str, LEAST_HDF5))
         click.echo(
-            f"hpcpace: warning: {printable(str(path))} belongs to somebody else (uid {owner}), and HDF5 "
-            f"{h5py.version.hdf5_version} has known faults that a file can use: update h5py to one with HDF5 {least}",
+            f"hpcpace: warning: {printable(str(path))} belongs to another user (uid {owner}), and HDF5 "
+            f"{h5py.version.hdf5_version} has known vulnerabilities: update h5py to one with HDF5 {least} or newer",
             err=True,
         )

@@ -193,7 +193,7 @@ def truth(name: str) -> None:
     """
     files = LabFiles.of(name)
     if not files.truth.exists():
-        Lab.attach(name)  # says why there is none
+        Lab.attach(name)  # raises, and says why there is none
     sys.stdout.write(files.truth.read_text())
 
 
@@ -210,8 +210,8 @@ def _become(name: str, host: str | None, words: list[str]) -> NoReturn:
     if not lab.plan.hosts_see(folder):
         remedy = f"jobs from here fail: use another folder, or `hpcpace lab up --share {folder}`"
         if host is not None:
-            raise UsageError(f"host {host} does not see {folder}, because it has a /tmp of its own: {remedy}")
-        click.echo(f"hpcpace: warning: hosts do not see {folder}, each has a /tmp of its own: {remedy}", err=True)
+            raise UsageError(f"host {host} does not see {folder}, because it has its own /tmp: {remedy}")
+        click.echo(f"hpcpace: warning: hosts do not see {folder}, because each has its own /tmp: {remedy}", err=True)
     if host is not None:
         words = command_on(lab.files, lab.plan.host(host), words, folder=folder)
     try:

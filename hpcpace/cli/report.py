@@ -105,7 +105,7 @@ def command(
     warn_of_old_hdf5(run)
     attempt = _attempt(directory, attempt_number)
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
-    with shown_progress() as stage, _outcome_told(attempt):
+    with shown_progress() as stage, _with_outcome(attempt):
         found = read_attempt(
             attempt,
             progress=stage("reading traces"),
@@ -117,7 +117,7 @@ def command(
     shown = sorted(ranks & set(summary.world.ranks)) if ranks is not None else None
     if shown == []:
         raise UsageError(
-            f"--ranks names no rank of this run: it has {len(summary.world.ranks)}, up to {summary.world.ranks[-1]}"
+            f"--ranks names no rank of this run, which has {len(summary.world.ranks)}, up to {summary.world.ranks[-1]}"
         )
     written = _write(directory, analysis)
     if as_json:
@@ -133,8 +133,8 @@ def command(
 
 
 @contextmanager
-def _outcome_told(attempt: Attempt) -> Iterator[None]:
-    """Say why there is nothing to report where the training itself has told it."""
+def _with_outcome(attempt: Attempt) -> Iterator[None]:
+    """Add to an error why there is nothing to report, if the training itself recorded that."""
     try:
         yield
     except (TraceError, CannotTell) as error:
@@ -153,7 +153,7 @@ def _analyzed(
     settings: Config,
     progress: Tell,
 ) -> Analysis:
-    """Analyse traces; an error of ours is one sentence that no script can take for a finding.
+    """Analyse traces; a bug in hpcpace becomes one sentence that no script can take for a finding.
 
     Raises:
         ReportError: hpcpace itself is at fault.
@@ -174,13 +174,13 @@ def _analyzed(
     except Exception as error:  # the boundary of everything that is computed from files
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ReportError(
-            f"an error of hpcpace's own ended the report on {directory.path} ({type(error).__name__}: {error}; "
+            f"a bug in hpcpace ended the report on {directory.path} ({type(error).__name__}: {error}; "
             f"{Path(place.filename).name}:{place.lineno}): please report it, with the run if you can"
         ) from error
 
 
 def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
-    """Write the summary and the page into the run that was read, and return what could be written."""
+    """Write the summary and the page into the run that was read, and return the files that were written."""
     summary = analysis.summary
     contents: list[tuple[Path, Callable[[], str]]] = [
         (directory.summary_json, lambda: json_text(summary.to_json())),
@@ -192,9 +192,7 @@ def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
             directory.write(path.name, content())
         except OSError as error:
             place = printable(str(path))
-            click.echo(
-                f"hpcpace: warning: cannot write {place} ({error.strerror}): the report is only on the screen", err=True
-            )
+            click.echo(f"hpcpace: warning: cannot write {place} ({error.strerror}): the run stays without it", err=True)
         else:
             written.append(path)
     return written

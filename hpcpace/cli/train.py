@@ -369,8 +369,8 @@ def _train(
     )
     if result.stopped_by:
         click.echo(
-            f"stopped by {result.stopped_by} after {num_steps} of {config.train.steps} steps, with a checkpoint; the "
-            f"same command with --run-dir {result.run} goes on"
+            f"stopped by {result.stopped_by} after {num_steps} of {config.train.steps} steps, with a checkpoint; to "
+            f"resume, run the same command with --run-dir {result.run}"
         )
     if result.run is not None:
         click.echo(f"hpcpace report {result.run}")

@@ -58,7 +58,7 @@ def test_an_error_of_its_own_cannot_be_taken_for_a_finding(report, run, monkeypa
     monkeypatch.setattr("hpcpace.cli.report.analyze", fail)
     code, _, err = report(run)
     assert code == 4
-    assert "an error of hpcpace's own ended the report" in err and "IndexError: of 7; test_report.py" in err
+    assert "a bug in hpcpace ended the report" in err and "IndexError: of 7; test_report.py" in err
     assert "Traceback" not in err
 
 
@@ -284,4 +284,4 @@ def test_somebody_elses_run_is_read_by_an_old_hdf5_with_a_warning(report, run, m
     own = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     monkeypatch.setattr(h5py.version, "hdf5_version_tuple", (1, 14, 6))
-    assert "belongs to somebody else" in report(run)[2]
+    assert "belongs to another user" in report(run)[2]
