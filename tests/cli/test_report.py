@@ -132,7 +132,7 @@ def test_the_steps_that_are_used_are_said(report, run, options, steps):
         (["{run}", "--ranks", "3-1"], 2, "is not a rank or a range"),
         (["{run}", "--ranks", "x"], 2, "is not a rank or a range"),
         (["{run}", "--steps", "5"], 2, "is not a range of steps"),
-        (["{run}", "--steps", "5:5"], 2, "is empty"),
+        (["{run}", "--steps", "5:5"], 2, "is an empty range"),
         (["{run}", "--steps", "900:"], 3, "none of the 40 common steps"),
     ],
 )
