@@ -6,7 +6,7 @@
 #   bash sbatch/nano_cluster.sh STUDY                      once more: submits what is not done yet
 #   python analysis/nano_cluster.py STUDY                  tables and plots beside the published values
 #
-# Options are those of `python -m hpcpace.studies nano-cluster --help`, such as --batches, --steps and --repetitions.
+# Options are those of `hpcpace study nano-cluster --help`, such as --batches, --steps and --repetitions.
 # HPCPACE_STUDY=model-size plans the study of model sizes instead. docs/studies.md is the guide, study.sh lists the
 # environment variables.
 #SBATCH --job-name=nano_cluster

@@ -2,18 +2,10 @@
 # Baseline and policies of pacing over numbers of nodes: each a job of gpt2_dp.sh, several times, one after the other.
 #
 #   bash sbatch/pacing_trial.sh STUDY [OPTION...] [-- TRAINING...]   submits what is not done yet
-#   bash sbatch/pacing_trial.sh STUDY --table                        throughput and variation beside the published table
+#   bash sbatch/pacing_trial.sh STUDY --table                        throughput and variation, and the published table
 #
-#   --nodes 1,2,4            numbers of nodes
-#   --ranks-per-node 4       ranks on each
-#   --policies LIST          of `hpcpace train --pace`, and none; by default none, both published ones, slack, auto
-#   --repetitions 3          runs of each
-#   --steps 400              of each run
-#   --with-trial             let a policy prove itself inside the job and go off where it does not; without this a
-#                            policy is on from the start, whatever it does. auto and coschedule always have a trial
-#
-# TRAINING are further options of `hpcpace train gpt2`. docs/pacing.md is the guide, study.sh lists the environment
-# variables; HPCPACE_PACE_... are the settings of pacing.
+# Options are those of `hpcpace study pacing --help`; TRAINING are further options of `hpcpace train gpt2`. docs/pacing.md
+# is the guide, study.sh lists the environment variables; HPCPACE_PACE_... are the settings of pacing.
 set -euo pipefail
 
 script=$(realpath -- "${BASH_SOURCE[0]}")
@@ -21,7 +13,14 @@ folder=${script%/*}
 # shellcheck source=study.sh
 source "$folder/study.sh"
 
-# show_table [OPTION...]: throughput and variation of the study's runs, beside which their audits lie.
+# The Python that runs hpcpace: the words before `-P -m hpcpace`, or the first line of the program.
+if ((${#hpcpace[@]} > 1)); then
+    python=("${hpcpace[@]:0:${#hpcpace[@]}-3}")
+else
+    read -ra python < <(sed -n '1s/^#! *//p' "$(command -v "${hpcpace[0]}")")
+fi
+
+# show_table [OPTION...]: show throughput and variation of the study's runs. Their audits are in the same folder.
 show_table() {
     local run runs=()
     for run in "$study"/runs/*; do
@@ -37,58 +36,29 @@ shift
 if [[ ${1:-} == --table ]]; then
     show_table "${@:2}"
 fi
-nodes=1,2,4 ranks_per_node=4 policies=none,published-window,published-spread,slack,auto repetitions=3 steps=400 trial=''
+options=()
 while (($# > 0)) && [[ $1 != -- ]]; do
-    case $1 in
-        --with-trial) trial=yes && shift && continue ;;
-        --nodes | --ranks-per-node | --policies | --repetitions | --steps) ;;
-        *) refuse "$usage: there is no option $1" ;;
-    esac
-    (($# > 1)) || refuse "$usage: $1 needs a value"
-    case $1 in
-        --nodes) nodes=$2 ;;
-        --ranks-per-node) ranks_per_node=$2 ;;
-        --policies) policies=$2 ;;
-        --repetitions) repetitions=$2 ;;
-        --steps) steps=$2 ;;
-    esac
-    shift 2
+    options+=("$1")
+    shift
 done
 training=("${@:2}")
-for number in ${nodes//,/ } "$ranks_per_node" "$repetitions" "$steps"; do
-    [[ $number =~ ^[1-9][0-9]*$ ]] || refuse "$number is no number of nodes, ranks, repetitions or steps"
-done
 
+# Before any folder is made: a wrong option ends the script here.
+planned=$("${studies[@]}" pacing "$study" "${options[@]}")
+mapfile -t planned <<<"$planned"
 mkdir -p "$study/runs"
 study=$(realpath "$study")
-IFS=, read -ra names <<<"$policies"
-
-is_done() {
-    compgen -G "$1/attempt-*/result.json" >/dev/null
-}
-
-# Repetitions outside and policies inside, each time from another one on: what drifts over hours strikes all alike.
-planned=()
-for ((repetition = 0; repetition < repetitions; repetition++)); do
-    for count in ${nodes//,/ }; do
-        for ((index = 0; index < ${#names[@]}; index++)); do
-            planned+=("$count ${names[(index + repetition) % ${#names[@]}]} $repetition")
-        done
-    done
-done
 
 number=0 jobs=()
 for line in "${planned[@]}"; do
-    read -r count policy repetition <<<"$line"
-    name=n${count}x$ranks_per_node-$policy-$repetition number=$((number + 1))
-    run=$study/runs/$name
-    is_done "$run" && continue
-    # What was stopped in the middle does not count, and does not get in the way.
+    read -ra words <<<"$line"
+    name=${words[1]} run=$study/runs/${words[1]} number=$((number + 1))
+    [[ ${words[0]} == open ]] || continue
+    # A run that was stopped in the middle does not count. It is moved out of the way.
     [[ ! -e $run ]] || mv "$run" "$study/.$name.$(date +%Y%m%d-%H%M%S)"
-    export HPCPACE_RUN_DIR=$run HPCPACE_PACE_POLICY=$policy HPCPACE_PACE_TRIAL=false
-    if [[ -n $trial || $policy == auto || $policy == coschedule ]]; then HPCPACE_PACE_TRIAL=true; fi
-    jobs+=("$(submit pacing_trial --output "$study/$name.out" --nodes "$count" --ntasks-per-node "$ranks_per_node" \
-        "$folder/gpt2_dp.sh" --steps "$steps" "${training[@]}")")
+    export HPCPACE_RUN_DIR=$run HPCPACE_PACE_POLICY=${words[4]} HPCPACE_PACE_TRIAL=${words[5]}
+    jobs+=("$(submit pacing_trial --output "$study/$name.out" --nodes "${words[2]}" --ntasks-per-node "${words[3]}" \
+        "$folder/gpt2_dp.sh" "${words[@]:6}" "${training[@]}")")
     echo "[$number/${#planned[@]}] $name: job ${jobs[-1]}"
 done
 ((${#jobs[@]})) || echo "all ${#planned[@]} runs are done"

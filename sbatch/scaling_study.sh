@@ -5,7 +5,7 @@
 #   bash sbatch/scaling_study.sh STUDY [OPTION...] [-- TRAINING...]   plans the study, and submits what is not done yet
 #   bash sbatch/scaling_study.sh STUDY --table                        what the reports of all runs say, in one table
 #
-# Options are those of `python -m hpcpace.studies scaling --help`; TRAINING are further options of `hpcpace train gpt2`.
+# Options are those of `hpcpace study scaling --help`; TRAINING are further options of `hpcpace train gpt2`.
 # In a lab (`hpcpace lab run -- bash sbatch/scaling_study.sh ...`) each run has the network that its name says, and
 # this waits for it; elsewhere oversubscription is only what the runs are called after, and jobs are left to Slurm.
 # docs/studies.md is the guide, study.sh lists the environment variables.

@@ -10,13 +10,7 @@
 # shellcheck source=traced_training.sh
 source "${BASH_SOURCE[0]%/*}/traced_training.sh"
 
-# The Python of hpcpace: what stands before `-P -m hpcpace`, or what the first line of the program names.
-if ((${#hpcpace[@]} > 1)); then
-    python=("${hpcpace[@]:0:${#hpcpace[@]}-3}")
-else
-    read -ra python < <(sed -n '1s/^#! *//p' "$(command -v "${hpcpace[0]}")")
-fi
-studies=("${python[@]}" -P -m hpcpace.studies)
+studies=("${hpcpace[@]}" study)
 
 _most_failures=2
 

@@ -1,4 +1,7 @@
-"""Each machine's findings in full as text; run as a program, it writes tests/data/audit-trees anew: read the diff."""
+"""Each machine's findings in full as text.
+
+`python -m tests.audit_golden` rewrites tests/data/audit-trees: read the diff.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from audit_machine import memory_folder
-from audit_machines import CASES, Case
-
+from experiments.machines.cases import CASES, Case
+from experiments.machines.machine import memory_folder
 from hpcpace.audit.findings import Finding
 from hpcpace.audit.job import Job
 from hpcpace.audit.result import audit

@@ -1,1 +1,53 @@
-"""Its place here puts tests/ on the import path, so that tests of all tiers can build synthetic runs."""
+"""The tiers of tests. Its place here puts tests/ on the import path, so that tests of all tiers share its modules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+COMMANDS = {"root": "make test-lab", "slurm": "make test-lab", "gpu": "make gpu", "tool": "make test-full"}
+NEEDS = {
+    "make test-full": "slow tests and tests of tools: minutes, with hwloc, Chromium and Slurm's commands installed",
+    "make test-lab": "tests of a real cluster: root, and Slurm installed",
+    "make gpu": "tests of NCCL: a GPU",
+}
+NOT_RUN = pytest.StashKey[Counter[str]]()
+TOLD = "not_run"
+
+
+def _command(item: pytest.Item) -> str:
+    marks = {mark.name for mark in item.iter_markers()}
+    return next((command for mark, command in COMMANDS.items() if mark in marks), "make test-full")
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count the tests that the markers of this tier leave out, by the command that runs them."""
+    if items:
+        items[0].config.stash.setdefault(NOT_RUN, Counter()).update(map(_command, items))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that prints, where this one is a worker of pytest-xdist."""
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told[TOLD] = dict(session.config.stash.get(NOT_RUN, Counter()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what a worker tells; all of them collect the same tests."""
+    node.config.stash[NOT_RUN] = Counter(getattr(node, "workeroutput", {}).get(TOLD, {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left out, and how to run it."""
+    not_run = config.stash.get(NOT_RUN, Counter())
+    if "slow" not in config.option.markexpr or not not_run:
+        return
+    terminalreporter.section("not run here")
+    for command, need in NEEDS.items():
+        if not_run[command]:
+            terminalreporter.line(f"{not_run[command]:5d}  {command:<15}  {need}")

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from synthetic_run import START_NS, SyntheticRun
-
+from experiments.synthetic_run import START_NS, SyntheticRun
 from hpcpace.rundir import Attempt
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.setups import Setup, StudyRun, repeated

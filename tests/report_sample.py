@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from synthetic_run import SyntheticRun
 
+from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, summarize
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.diagnosis.summary import Summary

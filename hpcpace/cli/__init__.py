@@ -19,6 +19,7 @@ COMMANDS = {
     "dump": "Show what is in a trace file.",
     "audit": "Check nodes and bindings, and print the fix for each fault.",
     "lab": "Boot a Slurm cluster on this machine to try things out.",
+    "study": "Plan and run a study of how training scales.",
 }
 
 

@@ -12,7 +12,7 @@ from hpcpace.diagnosis.evidence import Evidence
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.matching import shares
-from hpcpace.metrics.operations.table import Group
+from hpcpace.metrics.operations.table import ProcessGroup
 from hpcpace.metrics.steps import columns_of
 from hpcpace.parallel import map_threads
 from hpcpace.trace.schema import Op
@@ -34,7 +34,7 @@ class TransferSums:
         is_whole: whether all fitted into memory.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     keys: NDArray[np.int64]
     first: int
     total_ns: NDArray[np.float64]

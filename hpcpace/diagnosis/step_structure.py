@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.evidence import Evidence
-from hpcpace.metrics.causes.replay import StepGraph, step_graph
+from hpcpace.metrics.causes.replay import StepGraph
+from hpcpace.metrics.causes.step_graph import step_graph
 from hpcpace.metrics.lateness.segments import LocalWork, local_work
 from hpcpace.metrics.operations.blocked_time import Blocks
 from hpcpace.metrics.steps import StepPanel

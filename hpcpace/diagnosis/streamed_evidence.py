@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.evidence import Evidence, evidence_of, rank_clocks, rank_operations
 from hpcpace.metrics.clocks.common_clock import CommonClock
+from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
 from hpcpace.metrics.operations.matching import match
 from hpcpace.metrics.operations.table import completed, gather_operations
-from hpcpace.metrics.operations.waits import is_one_of
 from hpcpace.parallel import map_threads
 from hpcpace.trace.reader import RankTrace, Table, TraceStream
-from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import join_tables
 
 MAX_ROWS = 3_000_000
@@ -149,7 +148,7 @@ def _has_unmatched(evidence: Evidence, step: int) -> bool:
         return False
     rows = np.flatnonzero(~matching.is_matched & (done.step >= step))
     if evidence.unknown_clocks:
-        num_rows = np.where(is_one_of(done.op[rows], (Op.SEND, Op.RECV)), 2, done.group_size[rows])
+        num_rows = np.where(is_one_of(done.op[rows], MESSAGES), 2, done.group_size[rows])
         rows = rows[matching.num_rows[matching.instance[rows]] != num_rows]
     return bool(len(rows))
 

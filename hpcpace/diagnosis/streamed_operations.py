@@ -21,10 +21,10 @@ from hpcpace.errors import TraceError
 from hpcpace.metrics.contradictions import num_contradictory
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.communication import Kind, RankTotals, rank_totals
+from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of, synchronises
 from hpcpace.metrics.operations.lost_records import join_records
 from hpcpace.metrics.operations.overlap import communication_ns
-from hpcpace.metrics.operations.totals_by_kind import KindSums, add_kinds, join_kinds, kind_sums
-from hpcpace.metrics.operations.waits import is_one_of, synchronises
+from hpcpace.metrics.operations.totals_by_kind import KindTotals, add_kinds, join_kinds, totals_by_kind
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.metrics.steps import StepPanel, columns_of, common_steps
 from hpcpace.parallel import exhaust, map_threads, num_threads, shared_zeros, watch_processes
@@ -182,7 +182,7 @@ class _Found:
     has_messages: bool
     transfers: list[TransferSums]
     totals: RankTotals
-    kinds: dict[tuple[int, int], KindSums]
+    kinds: dict[tuple[int, int], KindTotals]
     causality: Causality
     completed: list[Completed]
     under_way_ns: NDArray[np.float64]
@@ -207,7 +207,7 @@ class _Fold:
         self._has_messages = False
         self._transfers: list[TransferSums] = []
         self._totals: list[RankTotals] = []
-        self._kinds: dict[tuple[int, int], KindSums] = {}
+        self._kinds: dict[tuple[int, int], KindTotals] = {}
         self._causality: list[Causality] = []
         self._completed: list[Completed] = []
         self._under_way_ns = np.zeros(num_ranks)
@@ -228,7 +228,7 @@ class _Fold:
         self._sent_ns += sent_ns
         self._transfers.append(transfer_sums(evidence, steps))
         self._totals.append(rank_totals(done, evidence.waits, mask, evidence.ranks))
-        add_kinds(self._kinds, kind_sums(done, evidence.matching, evidence.waits, mask))
+        add_kinds(self._kinds, totals_by_kind(done, evidence.matching, evidence.waits, mask))
         self._causality = [join_causality([*self._causality, causality_of(evidence)])]
         self._completed.append(replace(completed_of(evidence), opened=never_completed(evidence)))
         self._under_way_ns += under_way_of(evidence, mask)
@@ -296,7 +296,7 @@ def _joined(
     blocked_ns: NDArray[np.float64],
     sent_ns: NDArray[np.float64],
 ) -> OperationFigures:
-    kinds: dict[tuple[int, int], KindSums] = {}
+    kinds: dict[tuple[int, int], KindTotals] = {}
     for share in shares:
         add_kinds(kinds, list(share.kinds.values()))
     completed = [part for share in shares for part in share.completed]
@@ -329,7 +329,7 @@ def _summed(parts: Sequence[RankTotals]) -> RankTotals:
 
 def has_messages(evidence: Evidence) -> bool:
     """Return whether ranks send to each other."""
-    return bool(is_one_of(evidence.operations.op, (Op.SEND, Op.RECV)).any())
+    return bool(is_one_of(evidence.operations.op, MESSAGES).any())
 
 
 def blocked_of(

@@ -13,11 +13,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["rank", "node", "leaf", "link"]
-Unit = tuple[Kind, str]
+UnitKind = Literal["rank", "node", "leaf", "link"]
+Unit = tuple[UnitKind, str]
 """Kind and id of something that can be at fault: ("rank", "5"), ("node", "n3"), ("link", "leaf2 uplink")."""
 
-_PREFERENCE: tuple[Kind, ...] = ("node", "rank", "leaf", "link")
+_PREFERENCE: tuple[UnitKind, ...] = ("node", "rank", "leaf", "link")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Topology:
         cell = group[known] * num_units + unit[row[known]]
         return np.bincount(cell, minlength=len(groups) * num_units).reshape(len(groups), num_units)
 
-    def aliases(self, kind: Kind, index: int) -> tuple[Unit, ...]:
+    def aliases(self, kind: UnitKind, index: int) -> tuple[Unit, ...]:
         """Return the units that hold exactly the ranks of one unit, itself included, most telling first.
 
         A node of one rank is that rank, a leaf of one node that node, a leaf always its uplink.

@@ -1,21 +1,21 @@
 """A vectorised model of a bulk-synchronous job: what noise costs it, and what delaying early ranks can give it."""
 
 from hpcpace.simulation.couplings import Incast, PollStealing, PowerShare
-from hpcpace.simulation.model import DelayRule, Job, Simulated, simulate
-from hpcpace.simulation.noise import KINDS, Kind, Noise, ParametricNoise, ResampledNoise, TracedNoise
+from hpcpace.simulation.model import DelayRule, Simulated, SimulatedJob, simulate
+from hpcpace.simulation.noise import KINDS, Noise, NoiseKind, ParametricNoise, ResampledNoise, TracedNoise
 
 __all__ = [
     "KINDS",
     "DelayRule",
     "Incast",
-    "Job",
-    "Kind",
     "Noise",
+    "NoiseKind",
     "ParametricNoise",
     "PollStealing",
     "PowerShare",
     "ResampledNoise",
     "Simulated",
+    "SimulatedJob",
     "TracedNoise",
     "simulate",
 ]

@@ -40,7 +40,7 @@ class DelayRule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SimulatedJob:
     """A job to simulate; all couplings are off unless given.
 
     Attributes:
@@ -105,11 +105,6 @@ class Simulated:
     exit_ns: NDArray[np.float64]
 
     @property
-    def entry_ns(self) -> NDArray[np.float64]:
-        """When each rank entered the synchronisation, float64, (num_ranks, num_steps)."""
-        return self.ready_ns + self.delay_ns
-
-    @property
     def step_ns(self) -> NDArray[np.float64]:
         """Step times, float64, (num_steps,)."""
         return np.diff(self.exit_ns, prepend=0.0)
@@ -125,7 +120,7 @@ class Simulated:
         return float(self.step_ns.std(ddof=1)) / self.mean_step_ns if len(self.exit_ns) > 1 else 0.0
 
 
-def simulate(job: Job, rule: DelayRule | None = None) -> Simulated:
+def simulate(job: SimulatedJob, rule: DelayRule | None = None) -> Simulated:
     """Return what a job does under a delaying policy, or without one.
 
     Args:
@@ -168,7 +163,7 @@ def simulate(job: Job, rule: DelayRule | None = None) -> Simulated:
     return Simulated(ready_ns=ready.T, delay_ns=np.broadcast_to(delay, shape).T, exit_ns=exits)
 
 
-def _work(job: Job, generator: np.random.Generator) -> NDArray[np.float64]:
+def _work(job: SimulatedJob, generator: np.random.Generator) -> NDArray[np.float64]:
     """Return the work of each step and rank, noise by formula or from residuals included, (num_steps, num_ranks)."""
     shape = (job.num_steps, job.num_ranks)
     if job.noise is None or isinstance(job.noise, TracedNoise):
@@ -178,7 +173,7 @@ def _work(job: Job, generator: np.random.Generator) -> NDArray[np.float64]:
     return np.asarray(np.maximum(drawn, 0.0, out=drawn))
 
 
-def _sleep(rule: DelayRule | None, job: Job, generator: np.random.Generator) -> Sleep:
+def _sleep(rule: DelayRule | None, job: SimulatedJob, generator: np.random.Generator) -> Sleep:
     """Return how long ranks sleep in the coming step, from their work; the part that is too long is drawn here."""
     if rule is None:
         return np.zeros_like
@@ -193,7 +188,7 @@ def _sleep(rule: DelayRule | None, job: Job, generator: np.random.Generator) -> 
     return slept
 
 
-def _shared(job: Job, work_ns: NDArray[np.float64], sleep: Sleep) -> NDArray[np.float64]:
+def _shared(job: SimulatedJob, work_ns: NDArray[np.float64], sleep: Sleep) -> NDArray[np.float64]:
     nodes = (-1, job.ranks_per_node)
 
     def of_nodes(ready_ns: NDArray[np.float64]) -> NDArray[np.float64]:

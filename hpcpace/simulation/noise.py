@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from hpcpace.errors import UsageError
 
-Kind = Literal["normal", "exponential", "pareto", "rare", "periodic"]
-KINDS: tuple[Kind, ...] = ("normal", "exponential", "pareto", "rare", "periodic")
+NoiseKind = Literal["normal", "exponential", "pareto", "rare", "periodic"]
+KINDS: tuple[NoiseKind, ...] = ("normal", "exponential", "pareto", "rare", "periodic")
 
 
 class Noise(Protocol):
@@ -40,7 +40,7 @@ class ParametricNoise:
         is_coscheduled: whether all ranks have it in the same steps.
     """
 
-    kind: Kind
+    kind: NoiseKind
     size_ns: float
     probability: float = 0.01
     index: float = 3.0

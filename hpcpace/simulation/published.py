@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.simulation.couplings import Incast, PollStealing, PowerShare
-from hpcpace.simulation.model import Job, simulate
+from hpcpace.simulation.model import SimulatedJob, simulate
 from hpcpace.simulation.noise import ParametricNoise
 from hpcpace.simulation.paced import PacedRanks, off_then_on
 
@@ -75,17 +75,15 @@ class Fitted:
 
     Attributes:
         job: the job.
-        size_share: size of the events, or what the slow ranks have more of, as a share of the smallest job's step.
         is_fit: whether step time and variation are within 5 % of the row's.
     """
 
-    job: Job
-    size_share: float
+    job: SimulatedJob
     is_fit: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PacedOutcome:
     """What a policy did in a fitted job.
 
     Attributes:
@@ -117,7 +115,7 @@ def fit(target: Target, smallest: Target, scene: Scene, *, num_steps: int = 280,
     wanted_ns = target.nodes / target.samples_per_s / (smallest.nodes / smallest.samples_per_s) * _BASE_NS
     spread_ns = target.variation * wanted_ns
 
-    def job(size_ns: float, transfer_ns: float = 0.0) -> Job:
+    def job(size_ns: float, transfer_ns: float = 0.0) -> SimulatedJob:
         return _job(target.nodes, scene, size_ns, spread_ns, transfer_ns, num_steps=num_steps, seed=seed)
 
     low, high = 1e-4 * _BASE_NS, 4 * wanted_ns
@@ -132,10 +130,10 @@ def fit(target: Target, smallest: Target, scene: Scene, *, num_steps: int = 280,
     fitted = job(low, rest_ns)
     found = simulate(fitted)
     is_fit = abs(found.mean_step_ns / wanted_ns - 1) < _TOLERANCE and abs(found.cv / target.variation - 1) < _TOLERANCE
-    return Fitted(job=fitted, size_share=low / _BASE_NS, is_fit=is_fit)
+    return Fitted(job=fitted, is_fit=is_fit)
 
 
-def paced(fitted: Fitted, settings: PaceSettings, *, nodes: int) -> Outcome:
+def paced(fitted: Fitted, settings: PaceSettings, *, nodes: int) -> PacedOutcome:
     """Return what a policy does in a fitted job, behind the steps in which it learns what is usual.
 
     Args:
@@ -146,7 +144,7 @@ def paced(fitted: Fitted, settings: PaceSettings, *, nodes: int) -> Outcome:
     num_off = 4 * settings.window_steps
     baseline = simulate(fitted.job).step_ns[2 * num_off :]
     steps = simulate(fitted.job, PacedRanks(settings, arm=off_then_on(num_off))).step_ns[2 * num_off :]
-    return Outcome(
+    return PacedOutcome(
         nodes=nodes,
         gain=float(baseline.mean() / steps.mean()) - 1,
         variation=float(steps.std(ddof=1) / steps.mean()),
@@ -154,14 +152,14 @@ def paced(fitted: Fitted, settings: PaceSettings, *, nodes: int) -> Outcome:
     )
 
 
-def distance(targets: Sequence[Target], outcomes: Sequence[Outcome]) -> float:
+def distance(targets: Sequence[Target], outcomes: Sequence[PacedOutcome]) -> float:
     """Return the largest difference between a published gain and that of the model, over all numbers of nodes."""
     return max(abs(target.gain - found.gain) for target, found in zip(targets, outcomes, strict=True))
 
 
 def _job(
     nodes: int, scene: Scene, size_ns: float, spread_ns: float, transfer_ns: float, *, num_steps: int, seed: int
-) -> Job:
+) -> SimulatedJob:
     num_ranks = nodes * RANKS_PER_NODE
     work_ns = np.full(num_ranks, _BASE_NS * (1 - _MESSAGES_SHARE))
     if scene.cause == "rotating":
@@ -169,7 +167,7 @@ def _job(
     else:
         work_ns[::RANKS_PER_NODE] += size_ns
         noise = ParametricNoise(kind="normal", size_ns=spread_ns, is_coscheduled=True)
-    job = Job(
+    job = SimulatedJob(
         num_ranks=num_ranks,
         num_steps=num_steps,
         work_ns=work_ns,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.simulation.published import CAUSES, STRENGTHS, Outcome, Scene, Target, distance, fit, paced
+from hpcpace.simulation.published import CAUSES, STRENGTHS, PacedOutcome, Scene, Target, distance, fit, paced
 
 POLICIES = ("published-window", "published-spread", "slack", "stagger")
 MOST_DELAY_SHARE = 0.3
@@ -29,7 +29,7 @@ class Simulation:
 
     scene: Scene
     policy: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[PacedOutcome, ...]
     fits: tuple[bool, ...]
 
     @property

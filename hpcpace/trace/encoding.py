@@ -15,7 +15,8 @@ from hpcpace.trace.schema import TABLES, TableSchema
 
 DEFLATE_LEVEL = 6
 # To read the clock in Python and record an operation takes some hundreds of nanoseconds, and a device's event counts in
-# half microseconds: finer digits of these columns are noise, which no filter makes smaller (tests/bench/trace_size.py).
+# half microseconds: finer digits of these columns are noise, which no filter makes smaller
+# (experiments/bench/trace_size.py).
 RESOLUTION_NS = {
     "collectives": {"enter_ns": 256, "exit_ns": 256, "blocked_ns": 1024, "enqueue_ns": 256},
 }

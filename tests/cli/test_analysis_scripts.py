@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from synthetic_run import SyntheticRun
+
+from experiments.synthetic_run import SyntheticRun
 
 pytest.importorskip("matplotlib")
 

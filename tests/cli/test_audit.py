@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from audit_machine import Machine
-from audit_machines import cgroup_cut, dgx_badly_bound, mtu_differs, siblings_shared, small_node
 
+from experiments.machines.cases import cgroup_cut, dgx_badly_bound, mtu_differs, siblings_shared, small_node
+from experiments.machines.machine import Machine
 from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots

@@ -1,12 +1,12 @@
-"""A small part of `python -m tests.damage`: the first inputs of each row of its table, the same ones each time."""
+"""A small part of `python -m experiments.damage`: always the same first inputs of each row of its table."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.damage.campaign import Input, run_inputs
-from tests.damage.kinds import KINDS
-from tests.damage.specimen import Shelf
+from experiments.damage.campaign import Input, run_inputs
+from experiments.damage.kinds import KINDS
+from experiments.damage.specimen import Shelf
 
 GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS))
 BY_NAME = {kind.name: kind for kind in KINDS}

@@ -14,6 +14,7 @@ from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.report.html.page import write_html
 
 WIDTHS = (1280, 390)
+pytestmark = pytest.mark.tool
 
 
 @pytest.fixture(scope="module")

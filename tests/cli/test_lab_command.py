@@ -56,6 +56,9 @@ def base(monkeypatch, tmp_path) -> Path:
     monkeypatch.setattr(files_module, "BASE", folder)
     monkeypatch.setattr(lab_module, "BASE", folder)
     monkeypatch.setattr(lab_module, "check_requirements", lambda: None)
+    if os.geteuid():  # whose a folder is cannot be pretended; tests/unit/lab/test_shared_folders.py is about that
+        for module in (files_module, lab_module):
+            monkeypatch.setattr(module, "check_base", lambda: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.delenv(NAME_VARIABLE, raising=False)
     monkeypatch.delenv("HPCPACE_LAB_EMULATION", raising=False)

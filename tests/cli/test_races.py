@@ -1,4 +1,4 @@
-"""A small part of `python -m tests.damage --races`: programs against an owner who exchanges what is in a folder."""
+"""A small part of `python -m experiments.damage --races`: programs against an owner who swaps a folder's content."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import races
-from tests.damage.child import preload
-from tests.damage.swappers import NOBODY
+from experiments.damage import races
+from experiments.damage.child import preload
+from experiments.damage.swappers import NOBODY
 
 ROUNDS, MOST_ROUNDS_UNTIL_CAUGHT = 3, 100
 BY_OWNER = pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import sys
 
 import h5py
 import pytest
-from synthetic_run import MS, SyntheticRun
 
+from experiments.synthetic_run import MS, SyntheticRun
 from hpcpace.cli import main
 
 

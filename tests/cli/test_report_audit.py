@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from audit_machines import dgx_badly_bound, small_node
-from synthetic_run import SyntheticRun
 
+from experiments.machines.cases import dgx_badly_bound, small_node
+from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots

@@ -1,4 +1,4 @@
-"""What a CPU cannot show: NCCL through the dispatcher, device times from CUDA events. `pytest -m gpu tests/gpu`."""
+"""What a CPU cannot show: NCCL through the dispatcher, device times from CUDA events. `make gpu`."""
 
 from __future__ import annotations
 

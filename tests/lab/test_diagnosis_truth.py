@@ -1,4 +1,4 @@
-"""Verdicts on real jobs with injected faults; `python -m tests.score.lab_runs` has more of them, and writes a score."""
+"""Verdicts on real jobs with injected faults; `python -m experiments.score.lab_runs` scores more."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from experiments.drills.cluster import DrillJob, DrillSite
+from experiments.score.judge import Judgement, judge
+from experiments.score.lab_cases import CASES
+from experiments.score.lab_runs import lab_config, run_case, said
+from experiments.score.truth import Truth
 from hpcpace.lab.lab import Lab
-from tests.drills.cluster import DrillJob, DrillSite
-from tests.score.judge import Judgement, judge
-from tests.score.lab_cases import CASES
-from tests.score.lab_runs import lab_config, run_case, said
-from tests.score.truth import Truth
 
 NAMES = ("slow-rank", "hang")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.drills.campaign import run_drill
-from tests.drills.kinds import DRILLS, Drill
+from experiments.drills.campaign import run_drill
+from experiments.drills.kinds import DRILLS, Drill
 
 
 @pytest.mark.parametrize("drill", [pytest.param(drill, id=drill.name) for drill in DRILLS if drill.is_quick])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.studies.lab_set_up import run_study, study_lab
 from hpcpace.config import LabConfig
 from hpcpace.studies.figures import SetupFigures, study_figures
 from hpcpace.studies.folder import StudyFolder
@@ -14,7 +15,6 @@ from hpcpace.studies.planned import planned
 from hpcpace.studies.ratio import link_bytes_per_step
 from hpcpace.studies.setups import Setup, parse_layout, repeated
 from hpcpace.trace.attempt_reader import read_attempt
-from tests.studies.lab_set_up import run_study, study_lab
 
 QUOTA, LINK_BPS = 0.4, 20e6
 STEPS, WARMUP = 9, 1

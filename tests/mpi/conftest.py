@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+_FOLDER = Path(__file__).parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
 _LAUNCHER_VARIABLES = (
     "RANK",
@@ -41,6 +42,14 @@ def _run(command: list[str], *, timeout_s: float = 120, **variables: str) -> sub
         stdout, stderr = child.communicate()
         pytest.fail(f"{command} did not end within {timeout_s} s:\n{stdout}\n{stderr}")
     return subprocess.CompletedProcess(command, child.returncode, stdout, stderr)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of several ranks are slow: each starts Python and torch that many times."""
+    for item in items:
+        if item.path.is_relative_to(_FOLDER) and item.get_closest_marker("quick") is None:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from experiments.pacing.launch import what_came
+from experiments.pacing.paced_job import JobSpec
 from hpcpace.rundir import open_run
-from tests.pacing.launch import what_came
-from tests.pacing.paced_job import JobSpec
 
 Run = Callable[..., CompletedProcess[str]]
 PROGRAM = Path(__file__).parents[1] / "pacing" / "paced_job.py"

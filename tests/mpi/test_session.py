@@ -49,6 +49,7 @@ def test_every_rank_leaves_a_whole_trace(mpiexec: Run, tmp_path: Path, num_ranks
     assert record["world_size"] == num_ranks and len(record["ranks"]) == num_ranks
 
 
+@pytest.mark.quick
 def test_survivors_and_the_killed_rank_are_read(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(2, PROGRAM, tmp_path / "run", "kill", HPCPACE_TRACE_FLUSH_INTERVAL_S="0.05")
     assert result.returncode != 0
@@ -158,6 +159,7 @@ def test_a_job_that_ends_its_group_before_its_session_does_not_fail(torchrun: Ru
         assert trace.tables["steps"]["samples"].tolist() == [4] * 5
 
 
+@pytest.mark.quick
 def test_traces_a_script_alone(python: Run, tmp_path: Path) -> None:
     result = python("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", OWN_SCRIPT, 5)
     assert result.returncode == 0, result.stderr
@@ -165,6 +167,7 @@ def test_traces_a_script_alone(python: Run, tmp_path: Path) -> None:
     assert len(trace.tables["steps"]) == 5
 
 
+@pytest.mark.quick
 def test_the_error_of_a_traced_script_is_its_own(python: Run, tmp_path: Path) -> None:
     result = python("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", OWN_SCRIPT, 5, "--fail")
     assert result.returncode == 1
@@ -195,6 +198,7 @@ def test_a_script_is_run_untraced_where_its_world_is_unclear(python: Run, tmp_pa
     assert result.stderr.count("warning") == 1 and "SLURM_PROCID" in result.stderr
 
 
+@pytest.mark.quick
 def test_a_missing_script_is_one_line_and_exit_2(python: Run, tmp_path: Path) -> None:
     result = python("-m", "hpcpace", "trace", tmp_path / "nothing.py")
     assert (result.returncode, result.stdout) == (2, "")

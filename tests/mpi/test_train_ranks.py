@@ -35,6 +35,7 @@ def test_trains_inside_a_launcher(request, tmp_path, launcher):
     _check_run(tmp_path / "run", result.stdout, num_steps=4)
 
 
+@pytest.mark.quick
 def test_starts_its_own_ranks(python, tmp_path):
     result = python(*TRAIN, "--ranks", 2, "--steps", 4, "--warmup-steps", 1, "--run-dir", tmp_path / "run")
     assert result.returncode == 0, result.stderr
@@ -47,6 +48,7 @@ def test_the_exit_code_of_its_own_ranks_is_passed_on(python, tmp_path):
     assert result.stderr.count("fault on host 'elsewhere'") == 1
 
 
+@pytest.mark.quick
 def test_a_run_records_model_data_and_faults(python, tmp_path):
     fault = "rank=0,phase=forward,size=30%"
     result = python(*TRAIN, "--steps", 4, "--inject", fault, "--run-dir", tmp_path / "run")

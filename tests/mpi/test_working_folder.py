@@ -10,7 +10,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from synthetic_run import SyntheticRun
+
+from experiments.synthetic_run import SyntheticRun
 
 COMMAND = (str(Path(sys.executable).with_name("hpcpace")),)
 MODULE = (sys.executable, "-m", "hpcpace")
@@ -57,9 +58,9 @@ def test_a_report_imports_nothing_from_the_working_folder(
     assert result.returncode in (0, 1, 3), result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("-m", "hpcpace.studies"), ("-P", "-m", "hpcpace.studies")], ids=" ".join)
-def test_a_study_imports_nothing_from_the_working_folder(arguments: tuple[str, ...], evil: Path, python: Run) -> None:
-    result = python(*arguments, "--help")
+@pytest.mark.parametrize("command", [MODULE, SAFE_MODULE], ids=["-m", "-P -m"])
+def test_a_study_imports_nothing_from_the_working_folder(command: tuple[str, ...], evil: Path, run: Run) -> None:
+    result = run(command, "study", "--help")
     assert (result.returncode, (evil / "ran").exists()) == (0, False), result.stderr
 
 

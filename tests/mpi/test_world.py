@@ -30,6 +30,7 @@ def test_a_process_group_over_mpi_reduces_over_the_loopback(mpiexec, n):
     assert said(result) == [{"sum": n * (n + 1) / 2, "backend": "gloo", "interface": interface}] * n
 
 
+@pytest.mark.quick
 def test_a_process_group_under_torchrun_starts_no_mpi(torchrun):
     result = torchrun(2, PROGRAM, "all_reduce", MPI4PY_RC_INITIALIZE="no")
     assert result.returncode == 0, result.stderr
@@ -42,6 +43,7 @@ def test_the_interface_of_the_user_is_kept(mpiexec):
     assert [line["interface"] for line in said(result)] == ["lo,lo"] * 2
 
 
+@pytest.mark.quick
 def test_an_interface_that_does_not_exist_is_one_error(mpiexec):
     result = mpiexec(2, PROGRAM, "all_reduce", GLOO_SOCKET_IFNAME="nosuch0")
     assert result.returncode == 2
@@ -55,6 +57,7 @@ def test_a_usage_error_of_all_ranks_is_one_line(mpiexec, n):
     assert (result.returncode, result.stderr) == (2, "error: mesh dp=3 does not fit 2 ranks\n")
 
 
+@pytest.mark.quick
 def test_a_usage_error_of_one_rank_ends_the_others(mpiexec):
     result = mpiexec(2, PROGRAM, "usage_error_on_one", timeout_s=30)
     assert result.returncode in (2, KILLED)

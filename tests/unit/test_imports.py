@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,10 +43,12 @@ def _imports(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("packages", "forbidden"),
     [
-        (("metrics", "report"), ("torch", "mpi4py", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
-        (("world", "trace", "observe", "pace"), ("pandas", "hpcpace.report", "hpcpace.metrics")),
+        (("metrics", "diagnosis", "report"), ("torch", "mpi4py", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
+        (("world", "trace", "observe", "pace"), ("pandas", "hpcpace.report", "hpcpace.diagnosis", "hpcpace.metrics")),
         (("pace",), ("torch", "mpi4py", "scipy", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
-        (("metrics",), ("rich", "plotly", "hpcpace.report")),
+        (("metrics",), ("rich", "plotly", "hpcpace.report", "hpcpace.diagnosis")),
+        (("diagnosis",), ("rich", "plotly", "hpcpace.report")),
+        (("report",), ("hpcpace.metrics", "hpcpace.trace")),
     ],
 )
 def test_data_flow_in_one_direction(packages: tuple[str, ...], forbidden: tuple[str, ...]) -> None:
@@ -57,6 +60,31 @@ def test_data_flow_in_one_direction(packages: tuple[str, ...], forbidden: tuple[
         if name.split(".")[0] in forbidden or name.startswith(forbidden)
     ]
     assert wrong == []
+
+
+def _walk() -> list[Path]:
+    """Return the modules that docs/architecture.md walks through from the collective to the verdict, in its order."""
+    text = (ROOT.parent / "docs" / "architecture.md").read_text()
+    section = text.partition("## One number")[2].partition("\n## ")[0]
+    return [ROOT / name for name in re.findall(r"`([a-z_/]+\.py)`", section)]
+
+
+def test_the_walk_of_one_number_never_goes_back_up() -> None:
+    """What records hands its rows down; whatever reads them imports only what comes before it."""
+    walk = [path.relative_to(ROOT).parts[0] for path in _walk()]
+    assert list(dict.fromkeys(walk)) == ["observe", "trace", "metrics", "diagnosis", "report"]
+    order = {package: place for place, package in enumerate(dict.fromkeys(walk))}
+    names = ["hpcpace." + ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in _walk()]
+    for step, path in enumerate(_walk()):
+        if step > names.index("hpcpace.trace.attempt_reader"):
+            assert _imports(path).isdisjoint(names[step + 1 :]), f"{path} imports a later step"
+        package = path.relative_to(ROOT).parts[0]
+        for name in _imports(path):
+            other = name.split(".")[1] if name.startswith("hpcpace.") else ""
+            if package == "observe":
+                assert order.get(other, 0) <= order["trace"], f"{path} imports {name}"
+            else:
+                assert order.get(other, order["trace"]) <= order[package] and other != "observe", f"{path}: {name}"
 
 
 def test_the_environment_is_read_in_one_module() -> None:

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from audit_machines import small_node
 from report_sample import HEALTHY, sample_summary
 
+from experiments.machines.cases import small_node
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.gather import gather_by_files, own_part
 from hpcpace.audit.snapshot import take_tree

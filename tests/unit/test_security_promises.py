@@ -14,8 +14,8 @@ from pathlib import Path
 import h5py
 import pytest
 from packaging.version import Version
-from synthetic_run import SyntheticRun
 
+from experiments.synthetic_run import SyntheticRun
 from hpcpace.trace.opening import LEAST_HDF5
 
 ROOT = Path(__file__).parents[2]
@@ -302,7 +302,7 @@ def test_the_seconds_are_those_of_the_settings() -> None:
 
 
 def test_the_memory_is_that_of_the_campaign() -> None:
-    from tests.damage.child import memory_limit_bytes
+    from experiments.damage.child import memory_limit_bytes
 
     base, factor = memory_limit_bytes("1B"), memory_limit_bytes("2B") - memory_limit_bytes("1B")
     assert (base - factor, factor) == (1.25 * 2**30, 3)

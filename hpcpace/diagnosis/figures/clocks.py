@@ -12,7 +12,7 @@ from hpcpace.metrics.clocks.causality import pair_violations
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.clocks.suspects import Contradictions, Suspect, contradictions, judge, proven_leads
-from hpcpace.metrics.operations.waits import synchronises
+from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.diagnosis.evidence import Evidence
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS

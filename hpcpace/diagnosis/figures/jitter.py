@@ -10,9 +10,9 @@ from hpcpace.metrics.jitter.extrapolation import Refusal, extrapolate
 from hpcpace.metrics.jitter.growth import GrowthCurve, growth_of
 from hpcpace.metrics.jitter.null_model import null_model
 from hpcpace.metrics.jitter.amplification import amplification, noise_amplification, noise_intensity, noise_shares
-from hpcpace.metrics.jitter.bound_switches import regimes
+from hpcpace.metrics.jitter.bound_switches import bound_switches
 from hpcpace.metrics.lateness.segments import SegmentPanel, segment_panels
-from hpcpace.metrics.jitter.variance_shares import Separation, separate
+from hpcpace.metrics.jitter.variance_shares import WorkParts, split_work
 from hpcpace.diagnosis.measure import Ground
 from hpcpace.diagnosis.summary import Growth, Jitter, Prediction, Predictions
 from hpcpace.trace.schema import Op
@@ -30,9 +30,9 @@ def jitter_figures(ground: Ground, panels: Panels) -> tuple[Jitter | None, Growt
     found = amplification(work_ns)
     if found is None:
         return None, None
-    parts = separate(work_ns, node)
+    parts = split_work(work_ns, node)
     null = null_model(work_ns, node, parts=parts)
-    shares, bound = noise_shares(work_ns), regimes(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
+    shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
     curve = growth_of(parts, found.mean_ns) if parts is not None else None
     columns = np.isin(ground.chosen.step, panel.step)
     jitter = Jitter(
@@ -127,7 +127,7 @@ def _growth(curve: GrowthCurve | None) -> Growth | None:
 
 
 def _predictions(
-    work_ns: NDArray[np.float64], node: NDArray[np.int64], parts: Separation | None, mean_time_ns: float
+    work_ns: NDArray[np.float64], node: NDArray[np.int64], parts: WorkParts | None, mean_time_ns: float
 ) -> Predictions:
     num_nodes = len(np.unique(node)) * np.array(_FACTORS, np.int64)
     found = extrapolate(work_ns, node, num_nodes, parts=parts)

@@ -9,7 +9,7 @@ from scipy.special import ndtri
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.jitter.bound_switches import collective_sensitivity
 from hpcpace.metrics.lateness.segments import LocalWork
-from hpcpace.metrics.operations.waits import is_synchronising
+from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.diagnosis.measure import Ground
 from hpcpace.diagnosis.summary import SensitivityRow
 
@@ -31,7 +31,7 @@ def sensitivity_figures(ground: Ground) -> tuple[SensitivityRow, ...]:
     if structure is None:
         return ()
     done, matching = evidence.operations, evidence.matching
-    mask = is_synchronising(done) & matching.is_matched & ground.in_steps & (done.group_size > 1)
+    mask = synchronises(done.op) & matching.is_matched & ground.in_steps & (done.group_size > 1)
     mask &= structure.work.is_known
     rows = matching.order[mask[matching.order]]
     if not len(rows):

@@ -28,13 +28,11 @@ class Bubble:
         share: mean over ranks and steps of the time spent waiting for messages, relative to the step.
         by_stage: the same for each stage, float64, (num_stages,).
         ideal_share: what the schedule costs where all stages are alike; None without a number of microbatches.
-        excess_share: share - ideal_share; None like it.
     """
 
     share: float
     by_stage: FloatArray
     ideal_share: float | None
-    excess_share: float | None
 
 
 def ideal_bubble(num_stages: int, num_microbatches: int) -> float:
@@ -112,7 +110,6 @@ def pipeline_bubble(
         share=share,
         by_stage=by_stage,
         ideal_share=ideal,
-        excess_share=None if ideal is None else share - ideal,
     )
 
 

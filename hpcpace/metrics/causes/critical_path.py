@@ -24,6 +24,7 @@ BoolArray = NDArray[np.bool_]
 
 WORK = -1
 MOST_ROUNDS = 10_000
+_NEVER_NS = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +72,10 @@ def critical_path(
 ) -> CriticalPath:
     """Return the critical path of each step.
 
-    From the end of the rank that ends last, back to the exit of its last blocking operation: local work. If the rank
-    had waited in it, the path goes on with the enter of the last partner to arrive; what lies between that enter and
-    the exit is transfer. If not, it goes on with the rank's own enter. It ends at the begin of the step on the rank
-    that it has come to. All steps are walked at once, one operation per round.
+    The path starts at the end of the rank that ends last and goes back to the exit of its last blocking operation:
+    local work. If the rank waited there, the path continues at the enter of the last partner to arrive; between that
+    enter and the exit lies the transfer. Otherwise it continues at the rank's own enter. It ends where the step begins
+    on the rank that it has reached. All steps are walked at once, one operation per round.
 
     Args:
         operations: rows of all ranks, on the common clock.
@@ -84,69 +85,142 @@ def critical_path(
         ranks: what the rows of `steps` are, ascending, (num_ranks,).
         blocks: further stretches in which ranks were blocked; an operation that ends in one ends a wait.
     """
-    num_ranks, num_steps = steps.begin_ns.shape
-    hops = np.zeros(num_steps, np.int64)
-    if not num_ranks or not num_steps:
-        none = np.zeros(0, np.int64)
-        return CriticalPath(
-            step=none, rank=none, kind=none, begin_ns=none, end_ns=none, num_hops=hops, length_ns=np.zeros(num_steps)
-        )
     names = np.asarray(ranks, np.int64)
+    walk = _Walk(steps)
+    if steps.begin_ns.size:
+        is_wait = work.is_known & (work.is_blocking | _ends_in_block(operations, blocks, names))
+        waits = _WaitEnds(operations, steps, names, np.flatnonzero(is_wait))
+        partner = _partners_within(operations, matching, names)
+        for _ in range(MOST_ROUNDS):
+            row = walk.to_last_wait(operations, waits)
+            if not len(row):
+                break
+            walk.to_last_enter(operations, waits, row, partner[row])
+    return walk.path()
+
+
+class _WaitEnds:
+    """The ends of all waits, ordered by rank, step and time, so that the last one before a time is looked up.
+
+    Attributes:
+        rows: rows of the operations that were waited for, int64, (num_waits,).
+        place: where each row is in `rows`, beyond the end if it is not, int64, (num_operations,).
+    """
+
+    def __init__(self, operations: Operations, steps: StepPanel, names: Int64Array, rows: Int64Array) -> None:
+        """Order the waits.
+
+        Args:
+            operations: rows of all ranks.
+            steps: the steps.
+            names: what the rows of `steps` are, ascending, (num_ranks,).
+            rows: rows that end a wait, (num_waits,).
+        """
+        self._begin_ns, self.names = steps.begin_ns, names
+        self._time_bits = 62 - int(steps.begin_ns.size).bit_length()
+        index = np.searchsorted(names, operations.rank[rows])
+        keys = self._keys(index, np.searchsorted(steps.step, operations.step[rows]), operations.exit_ns[rows])
+        order = np.argsort(keys, kind="stable")
+        self._sorted_keys, self.rows = keys[order], rows[order]
+        self.place = np.full(len(operations), len(rows) + 1)
+        self.place[self.rows] = np.arange(len(rows))
+
+    def last_before(
+        self, rank: Int64Array, step: Int64Array, time_ns: Int64Array, limit: Int64Array
+    ) -> tuple[Int64Array, BoolArray]:
+        """Return the last wait of each rank in a step that ends by a time, and whether there is one.
+
+        Args:
+            rank: index of the rank, (num_lookups,).
+            step: index of the step, (num_lookups,).
+            time_ns: latest end, (num_lookups,); rounding is allowed for.
+            limit: the wait comes before this place in `rows`, (num_lookups,).
+
+        Returns:
+            rows of operations, int64, and bool, each (num_lookups,).
+        """
+        found = np.searchsorted(self._sorted_keys, self._keys(rank, step, time_ns + ROUNDING_NS), side="right") - 1
+        found = np.minimum(found, limit - 1)
+        first = np.searchsorted(self._sorted_keys, self._keys(rank, step, self._begin_ns[rank, step]))
+        row = self.rows[np.maximum(found, 0)] if len(self.rows) else np.zeros(len(rank), np.int64)
+        return row, (found >= first) & (found >= 0)
+
+    def _keys(self, rank: Int64Array, step: Int64Array, time_ns: Int64Array) -> Int64Array:
+        """Return numbers that are in the order of rank, step and time within the step, int64, (num_times,)."""
+        inside_ns = np.clip(time_ns - self._begin_ns[rank, step], 0, (1 << self._time_bits) - 1)
+        return np.asarray(((rank * self._begin_ns.shape[1] + step) << self._time_bits) + inside_ns, np.int64)
+
+
+class _Walk:
+    """Where the paths of all steps have got to on their way back."""
+
+    def __init__(self, steps: StepPanel) -> None:
+        """Begin at the end of the rank that ends last."""
+        num_ranks, num_steps = steps.begin_ns.shape
+        self._begin_ns = steps.begin_ns
+        self._rank = steps.end_ns.argmax(axis=0) if num_ranks else np.zeros(num_steps, np.int64)
+        self._now_ns = steps.end_ns.max(axis=0, initial=_NEVER_NS)
+        self._limit = np.full(num_steps, np.iinfo(np.int64).max)
+        self._num_hops = np.zeros(num_steps, np.int64)
+        self._active = np.arange(num_steps)
+        self._pieces: list[tuple[Int64Array, ...]] = [(np.zeros(0, np.int64),) * 5]
+
+    def to_last_wait(self, operations: Operations, waits: _WaitEnds) -> Int64Array:
+        """Walk through local work to the rank's last wait, or to the begin of the step, where a path ends.
+
+        Returns:
+            rows of the operations that were waited for, int64, (num_active_steps,).
+        """
+        step, rank, now_ns = self._active, self._rank[self._active], self._now_ns[self._active]
+        row, has_waited = waits.last_before(rank, step, now_ns, self._limit[step])
+        begin_ns = np.minimum(self._begin_ns[rank, step], now_ns)
+        begin_ns[has_waited] = np.minimum(operations.exit_ns[row[has_waited]], now_ns[has_waited])
+        self._pieces.append((step, rank, np.full(len(step), WORK), begin_ns, now_ns))
+        self._active, self._now_ns[step] = step[has_waited], begin_ns
+        return row[has_waited]
+
+    def to_last_enter(self, operations: Operations, waits: _WaitEnds, row: Int64Array, partner: Int64Array) -> None:
+        """Walk through the transfers to the enter of the last to arrive: a partner, or the rank itself.
+
+        Args:
+            operations: rows of all ranks.
+            waits: the ends of all waits.
+            row: the operation that was waited for, (num_active_steps,).
+            partner: row of its last partner to arrive, -1 without one, (num_active_steps,).
+        """
+        step, exit_ns = self._active, self._now_ns[self._active]
+        is_hop = (partner >= 0) & (operations.enter_ns[partner] < exit_ns)
+        source = np.where(is_hop, partner, row)
+        enter_ns = np.minimum(operations.enter_ns[source], exit_ns)
+        self._pieces.append((step, self._rank[step], operations.op[row].astype(np.int64), enter_ns, exit_ns))
+        self._rank[step] = np.searchsorted(waits.names, operations.rank[source])
+        self._now_ns[step], self._limit[step] = enter_ns, waits.place[source]
+        self._num_hops[step] += is_hop
+
+    def path(self) -> CriticalPath:
+        """Return the pieces that have a length."""
+        step, rank, kind, begin_ns, end_ns = (np.concatenate(column) for column in zip(*self._pieces, strict=True))
+        length_ns = (end_ns - begin_ns).astype(np.float64)
+        kept = end_ns > begin_ns
+        return CriticalPath(
+            step=step[kept],
+            rank=rank[kept],
+            kind=kind[kept],
+            begin_ns=begin_ns[kept],
+            end_ns=end_ns[kept],
+            num_hops=self._num_hops,
+            length_ns=np.bincount(step, weights=length_ns, minlength=len(self._num_hops)).astype(np.float64),
+        )
+
+
+def _partners_within(operations: Operations, matching: Matching, names: Int64Array) -> Int64Array:
+    """Return the last partner of each row as `last_partner` does, -1 if its rank is not among `names`."""
     partner = last_partner(operations, matching)
-    rows = np.flatnonzero(work.is_known & (work.is_blocking | _ends_in_block(operations, blocks, names)))
-    slot = np.searchsorted(names, operations.rank[rows])
-    column = np.searchsorted(steps.step, operations.step[rows])
-    bits = 62 - int(num_ranks * num_steps).bit_length()
-
-    def key(rank: Int64Array, step: Int64Array, time_ns: Int64Array) -> Int64Array:
-        inside = np.clip(time_ns - steps.begin_ns[rank, step], 0, (1 << bits) - 1)
-        return np.asarray(((rank * num_steps + step) << bits) + inside, np.int64)
-
-    keys = key(slot, column, operations.exit_ns[rows])
-    order = np.argsort(keys, kind="stable")
-    keys, rows = keys[order], rows[order]
-    place = np.full(len(operations), len(rows) + 1)
-    place[rows] = np.arange(len(rows))
-    limit = np.full(num_steps, len(rows) + 1)
-    rank, now = steps.end_ns.argmax(axis=0), steps.end_ns.max(axis=0)
-    active = np.arange(num_steps)
-    pieces: list[tuple[Int64Array, ...]] = []
-    for _ in range(MOST_ROUNDS):
-        here, at = rank[active], now[active]
-        found = np.searchsorted(keys, key(here, active, at + ROUNDING_NS), side="right") - 1
-        found = np.minimum(found, limit[active] - 1)
-        row = rows[np.maximum(found, 0)] if len(rows) else np.zeros(len(active), np.int64)
-        has_row = found >= np.searchsorted(keys, key(here, active, steps.begin_ns[here, active]))
-        has_row &= found >= 0
-        exit_ns = np.minimum(operations.exit_ns[row], at) if len(rows) else at
-        begin = np.where(has_row, exit_ns, np.minimum(steps.begin_ns[here, active], at))
-        pieces.append((active, here, np.full(len(active), WORK), begin, at))
-        active, here, row, exit_ns = active[has_row], here[has_row], row[has_row], exit_ns[has_row]
-        if not len(active):
-            break
-        has_waited = (partner[row] >= 0) & (operations.enter_ns[np.maximum(partner[row], 0)] < exit_ns)
-        has_waited &= np.isin(operations.rank[np.maximum(partner[row], 0)], names)
-        source = np.where(has_waited, partner[row], row)
-        enter = np.minimum(operations.enter_ns[source], exit_ns)
-        pieces.append((active, here, operations.op[row].astype(np.int64), enter, exit_ns))
-        rank[active] = np.searchsorted(names, operations.rank[source])
-        now[active], limit[active] = enter, place[source]
-        hops[active] += has_waited
-    step, of_rank, kind, begin_ns, end_ns = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    length = np.bincount(step, weights=(end_ns - begin_ns).astype(np.float64), minlength=num_steps)
-    kept = end_ns > begin_ns
-    return CriticalPath(
-        step=step[kept],
-        rank=of_rank[kept],
-        kind=kind[kept],
-        begin_ns=begin_ns[kept],
-        end_ns=end_ns[kept],
-        num_hops=hops,
-        length_ns=length.astype(np.float64),
-    )
+    return np.where(np.isin(operations.rank, names)[partner], partner, -1)
 
 
 def _ends_in_block(operations: Operations, blocks: Blocks, names: Int64Array) -> BoolArray:
+    """Return which rows end while their rank is in a block, bool, (num_operations,)."""
     inside = np.zeros(len(operations), np.bool_)
     edges = np.searchsorted(operations.rank, names), np.searchsorted(operations.rank, names, side="right")
     for index, (begin, end) in enumerate(blocks_of(blocks, names.tolist())):

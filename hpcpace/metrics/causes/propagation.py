@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.metrics.operations.dependence import MESSAGES, depends_on_others, is_one_of, releases_others, synchronises
 from hpcpace.metrics.operations.matching import Matching, Operations
-from hpcpace.metrics.operations.waits import Waits, is_synchronising
-from hpcpace.trace.schema import Op
+from hpcpace.metrics.operations.waits import Waits
 
 FloatArray = NDArray[np.float64]
 Int64Array = NDArray[np.int64]
@@ -23,7 +23,6 @@ BoolArray = NDArray[np.bool_]
 
 MOST_ROUNDS = 64
 _NONE = -1
-_FROM_ROOT, _TO_ROOT = (Op.BROADCAST, Op.SCATTER), (Op.REDUCE, Op.GATHER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +53,10 @@ def last_partner(operations: Operations, matching: Matching) -> Int64Array:
     -1 where it depends on nobody else, itself entered last, or is not matched.
     """
     op, is_root = operations.op, operations.rank == operations.peer
-    to_root, from_root = np.isin(op, _TO_ROOT), np.isin(op, _FROM_ROOT)
-    releases = np.where(from_root, is_root, ~(to_root & is_root))
-    depends = matching.is_matched & (~to_root | is_root) & ~(from_root & is_root)
+    releases = releases_others(op, is_root)
+    depends = matching.is_matched & depends_on_others(op, is_root)
     partner = np.full(len(operations), _NONE)
-    is_message = np.isin(op, (Op.SEND, Op.RECV))
+    is_message = is_one_of(op, MESSAGES)
     rows = np.flatnonzero(matching.is_matched & releases & ~is_message)
     order = rows[np.lexsort((operations.enter_ns[rows], matching.instance[rows]))]
     if len(order):
@@ -158,7 +156,7 @@ def _since_common(
     own_first = np.searchsorted(names, operations.rank[rows])
     other_first = np.searchsorted(names, operations.rank[partners])
     found = [own_first.copy(), other_first.copy()]
-    meets = is_synchronising(operations) & matching.is_matched & (operations.group_size > 1)
+    meets = synchronises(operations.op) & matching.is_matched & (operations.group_size > 1)
     size = int(operations.rank.max()) + 1 if len(operations) else 0
     for number in np.unique(operations.group[meets]).tolist():
         is_member = np.zeros(size, np.bool_)

@@ -75,7 +75,7 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class GainPrediction:
     """What several changes would bring, one at a time.
 
     Attributes:
@@ -137,14 +137,14 @@ def rebuild(graph: StepGraph) -> Rebuilt | None:
     return Rebuilt(graph=graph, usual_ns=_usual(graph), base_ns=base_ns, measured_ns=measured_ns)
 
 
-def what_if(graph: StepGraph, changes: Sequence[Change]) -> Prediction | None:
+def what_if(graph: StepGraph, changes: Sequence[Change]) -> GainPrediction | None:
     """Return what each change by itself would bring, usual being as in `rebuild`; None for steps without length."""
     rebuilt = rebuild(graph)
     if rebuilt is None:
         return None
     gains = [rebuilt.gain(change) for change in changes]
     valid = graph.measured_ns > 0
-    return Prediction(
+    return GainPrediction(
         measured_ns=rebuilt.measured_ns,
         error_share=float(np.median(np.abs(rebuilt.base_ns - graph.measured_ns)[valid] / graph.measured_ns[valid])),
         num_steps=len(graph.step),

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, synchronises
 from hpcpace.metrics.operations.matching import Operations
-from hpcpace.metrics.operations.waits import is_one_of, synchronises
 from hpcpace.trace.schema import Op
 
 Int64Array = NDArray[np.int64]
@@ -26,7 +26,7 @@ def shows_all_members(operations: Operations) -> BoolArray:
     Synchronising operations on every rank, reduce and gather on their root. An all_to_all is not among them: with
     uneven parts a rank need not hear from all. Neither is an operation without content, for which nothing need be sent.
     """
-    to_root = is_one_of(operations.op, (Op.REDUCE, Op.GATHER)) & (operations.rank == operations.peer)
+    to_root = is_one_of(operations.op, TO_ROOT) & (operations.rank == operations.peer)
     return np.asarray(meets_all(operations.op, operations.size_bytes) | (to_root & (operations.size_bytes > 0)))
 
 
@@ -47,7 +47,7 @@ def shows_peer(operations: Operations) -> BoolArray:
     buffered.
     """
     op, is_root = operations.op, operations.rank == operations.peer
-    from_peer = (is_one_of(op, (Op.BROADCAST, Op.SCATTER)) & ~is_root) | (op == Op.RECV)
+    from_peer = (is_one_of(op, FROM_ROOT) & ~is_root) | (op == Op.RECV)
     return np.asarray((operations.size_bytes > 0) & (operations.peer >= 0) & from_peer)
 
 
@@ -70,75 +70,6 @@ class PairViolations:
     median_ns: int
     max_ns: int
     num_unexplained: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalityCheck:
-    """How often the common clock contradicts causality.
-
-    Attributes:
-        num_ops: collectives that could be checked: present on two ranks or more.
-        num_ops_violated: those with at least one violation.
-        pairs: by node pair, those with most unexplained violations first.
-    """
-
-    num_ops: int
-    num_ops_violated: int
-    pairs: tuple[PairViolations, ...]
-
-    @property
-    def num_violations(self) -> int:
-        """Exits before the last entry."""
-        return sum(pair.num_violations for pair in self.pairs)
-
-    @property
-    def num_unexplained(self) -> int:
-        """Violations that the half-widths do not explain."""
-        return sum(pair.num_unexplained for pair in self.pairs)
-
-    @property
-    def max_ns(self) -> int:
-        """Size of the largest violation, 0 if there is none."""
-        return max((pair.max_ns for pair in self.pairs), default=0)
-
-
-def check_causality(
-    enter_ns: Int64Array,
-    exit_ns: Int64Array,
-    halfwidth_ns: ArrayLike,
-    nodes: ArrayLike,
-    present: BoolArray | None = None,
-    *,
-    resolution_ns: int = 0,
-) -> CausalityCheck:
-    """Check that of a synchronising collective no rank exits before the last one enters.
-
-    Args:
-        enter_ns: int64, (num_ops, num_ranks), reference time.
-        exit_ns: int64, (num_ops, num_ranks), reference time.
-        halfwidth_ns: broadcasts to (num_ops, num_ranks); ranks of one node share a clock, so among them it is 0.
-        nodes: int, (num_ranks,), node index of each rank.
-        present: bool, (num_ops, num_ranks), which ranks took part; all when not given.
-        resolution_ns: what rounding may add to a violation, on one node too.
-    """
-    if present is None:
-        present = np.ones(enter_ns.shape, dtype=bool)
-    widths_ns = np.broadcast_to(np.asarray(halfwidth_ns, dtype=np.float64), enter_ns.shape)
-    checked = present.sum(axis=1) >= 2
-    enter_ns, exit_ns, widths_ns, present = (array[checked] for array in (enter_ns, exit_ns, widths_ns, present))
-    if not len(enter_ns):
-        return CausalityCheck(num_ops=0, num_ops_violated=0, pairs=())
-
-    last = np.where(present, enter_ns, np.iinfo(np.int64).min).argmax(axis=1)
-    rows = np.arange(len(last))
-    size_ns = enter_ns[rows, last][:, None] - exit_ns
-    violated = present & (size_ns > 0)
-    op, rank = np.nonzero(violated)
-    node = np.asarray(nodes)
-    exit_node, enter_node = node[rank], node[last[op]]
-    allowed_ns = np.where(exit_node == enter_node, 0.0, widths_ns[op, rank] + widths_ns[op, last[op]]) + resolution_ns
-    pairs = pair_violations(exit_node, enter_node, size_ns[op, rank], allowed_ns)
-    return CausalityCheck(num_ops=len(rows), num_ops_violated=int(violated.any(axis=1).sum()), pairs=pairs)
 
 
 def pair_violations(

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.clocks.causality import shows_all_members, shows_peer
+from hpcpace.metrics.operations.dependence import releases_others
 from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Matching, Operations, select_rows
-from hpcpace.metrics.operations.waits import Waits, is_one_of
+from hpcpace.metrics.operations.waits import Waits
 from hpcpace.trace.schema import Op
 
 MOST_WRONG = 3
@@ -59,7 +60,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ClockVerdict:
     """Which clocks may be wrong.
 
     Attributes:
@@ -69,11 +70,6 @@ class Verdict:
 
     num_wrong: int
     suspects: tuple[Suspect, ...]
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the suspects are the only smallest explanation."""
-        return len(self.suspects) == self.num_wrong
 
 
 def contradictions(operations: Operations, matching: Matching, waits: Waits) -> Contradictions:
@@ -116,8 +112,7 @@ def _roles(own: Operations, usable: NDArray[np.bool_]) -> tuple[NDArray[np.bool_
     """Return on which rows' enters others depend, and which rows' exits depend on others, each bool, (num_rows,)."""
     is_root = own.rank == own.peer
     effects = usable & (shows_all_members(own) | shows_peer(own))
-    from_root, to_root = is_one_of(own.op, (Op.BROADCAST, Op.SCATTER)), is_one_of(own.op, (Op.REDUCE, Op.GATHER))
-    causes = np.where(from_root, is_root, np.where(to_root, ~is_root, own.op != Op.RECV)) & usable
+    causes = releases_others(own.op, is_root) & (own.op != Op.RECV) & usable
     return causes, effects
 
 
@@ -160,7 +155,7 @@ def proven_leads(
     return _largest_by_pair(node[early][is_proof], node[late][is_proof], lead_ns[is_proof])
 
 
-def judge(leads_ns: Mapping[tuple[int, int], int]) -> Verdict:
+def judge(leads_ns: Mapping[tuple[int, int], int]) -> ClockVerdict:
     """Return the fewest clocks that explain all proven leads, as in the smallest vertex covers of their graph.
 
     That a clock which all others contradict is the wrong one, and not all the others alike, is parsimony, no proof.
@@ -171,7 +166,7 @@ def judge(leads_ns: Mapping[tuple[int, int], int]) -> Verdict:
     """
     edges = {(min(pair), max(pair)) for pair in leads_ns}
     if not edges:
-        return Verdict(num_wrong=0, suspects=())
+        return ClockVerdict(num_wrong=0, suspects=())
     for num_wrong in range(1, MOST_WRONG + 1):
         nodes = {node for cover in _covers(edges, num_wrong) for node in cover}
         if nodes:
@@ -181,7 +176,7 @@ def judge(leads_ns: Mapping[tuple[int, int], int]) -> Verdict:
     # Two wrong clocks contradict each other by more than either is wrong: others are what a wrong one is judged by.
     sound = {pair: lead for pair, lead in leads_ns.items() if not nodes.issuperset(pair)}
     suspects = (_suspect(node, sound if len(nodes) == num_wrong else leads_ns) for node in sorted(nodes))
-    return Verdict(num_wrong=num_wrong, suspects=tuple(suspects))
+    return ClockVerdict(num_wrong=num_wrong, suspects=tuple(suspects))
 
 
 def _suspect(node: int, leads_ns: Mapping[tuple[int, int], int]) -> Suspect:

@@ -11,7 +11,7 @@ _FEWEST_OPERATIONS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regimes:
+class BoundSwitches:
     """What the steps are bound by.
 
     Attributes:
@@ -40,9 +40,9 @@ class Sensitivity:
     num_operations: int
 
 
-def regimes(
+def bound_switches(
     compute_ns: NDArray[np.float64], communication_ns: NDArray[np.float64], *, hysteresis: float = 0.05
-) -> Regimes | None:
+) -> BoundSwitches | None:
     """Return which steps are compute-bound and communication-bound, or None without steps.
 
     A step is decided where one of the two exceeds the other by more than `hysteresis`; others keep the regime of the
@@ -59,11 +59,11 @@ def regimes(
     is_communication = communication_ns > (1 + hysteresis) * compute_ns
     decided = np.flatnonzero(is_compute | is_communication)
     if not len(decided):
-        return Regimes(compute_share=0.0, communication_share=0.0, num_switches=0)
+        return BoundSwitches(compute_share=0.0, communication_share=0.0, num_switches=0)
     last = np.maximum(np.searchsorted(decided, np.arange(num_steps), side="right") - 1, 0)
     compute = is_compute[decided[last]]
     share = float(compute.mean())
-    return Regimes(
+    return BoundSwitches(
         compute_share=share,
         communication_share=1.0 - share,
         num_switches=int((compute[1:] != compute[:-1]).sum()),

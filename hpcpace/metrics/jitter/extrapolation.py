@@ -6,13 +6,14 @@ generalised Pareto distribution.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.jitter.variance_shares import Separation, separate, unit_maxima
+from hpcpace.metrics.jitter.variance_shares import WorkParts, split_work, unit_maxima
 from hpcpace.metrics.resampling import block_length, lag_one
 
 FEWEST_EXCEEDANCES = 30
@@ -73,7 +74,6 @@ class Extrapolation:
         is_speculative: more than 16 times the measured nodes, bool, (num_points,).
         label: "waiting only" without a transfer term, else "waiting and transfer".
         shape: of the tail in each segment, float64, (num_segments,).
-        num_exceedances: fewest of any segment.
     """
 
     num_nodes: NDArray[np.int64]
@@ -84,7 +84,6 @@ class Extrapolation:
     is_speculative: NDArray[np.bool_]
     label: str
     shape: NDArray[np.float64]
-    num_exceedances: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +106,14 @@ class _Tail:
     threshold_ns: float
     excess_ns: NDArray[np.float64]
     step: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TailFit:
+    """The tail of one resample, as in `Pareto`."""
+
+    shape: float
+    scale: float
 
 
 def fit_pareto(excess: NDArray[np.float64], weight: NDArray[np.float64]) -> Pareto:
@@ -135,7 +142,7 @@ def extrapolate(
     node: NDArray[np.int64],
     num_nodes: NDArray[np.int64],
     *,
-    parts: Separation | None = None,
+    parts: WorkParts | None = None,
     transfer: TransferTerm | None = None,
     seed: int = 0,
     num_draws: int = 100,
@@ -146,7 +153,7 @@ def extrapolate(
     measured nodes; Y that of N - U new ones, each with the distribution F of all node maxima, its tail from the upper
     5 % on (2,000 values at most) generalised Pareto. Then E[max(M_i, Y)] = M_i + integral from M_i of 1 - F^(N - U), so
     that the prediction for the measured nodes is the measured loss, and a slow node among them hides the new ones.
-    Few nodes with much in common make it up to about 5 % too large (8 nodes, normal noise), see `separate`.
+    Few nodes with much in common make it up to about 5 % too large (8 nodes, normal noise), see `split_work`.
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
@@ -162,23 +169,17 @@ def extrapolate(
     num_nodes = np.asarray(num_nodes, np.int64)
     reason = _obstacle(work_ns, num_units, num_nodes)
     if reason is None and parts is None:
-        parts = separate(work_ns, node, seed=seed)
+        parts = split_work(work_ns, node, seed=seed)
     if reason is not None or parts is None:
         return Refusal(reason=reason or "there is nothing to separate")
     highest_ns = unit_maxima(work_ns - parts.location_ns, unit, num_units).max(axis=0)
-    pooled_ns = unit_maxima(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], unit, num_units)
-    tails = [_tail(pooled_ns[:, :, segment]) for segment in range(work_ns.shape[2])]
+    tails = _tails(parts, unit, num_units)
     fewest = min(len(tail.excess_ns) for tail in tails)
     if fewest < FEWEST_EXCEEDANCES:
         return Refusal(reason=f"{fewest} values of a segment are in the tail, {FEWEST_EXCEEDANCES} are needed")
     base_ns = (parts.location_ns + highest_ns - work_ns.mean(axis=0)).sum(axis=1)
     counts = _resampled_counts(base_ns, num_draws, seed)
-    loss_ns = np.repeat((counts @ base_ns / len(base_ns))[:, np.newaxis], len(num_nodes), axis=1)
-    shapes = []
-    for segment, tail in enumerate(tails):
-        added_ns, shape = _added(tail, highest_ns[:, segment], counts, num_units, num_nodes - num_units)
-        loss_ns += added_ns
-        shapes.append(shape)
+    loss_ns, shape = _losses(tails, highest_ns, base_ns, counts, num_units, num_nodes)
     transfer_ns = None if transfer is None else extrapolated_transfer(transfer, num_units, num_nodes)
     if transfer is not None and transfer_ns is not None:
         loss_ns += transfer_ns - transfer.transfer_ns
@@ -191,8 +192,7 @@ def extrapolate(
         transfer_ns=transfer_ns,
         is_speculative=num_nodes > SPECULATIVE_BEYOND * num_units,
         label="waiting only" if transfer is None else "waiting and transfer",
-        shape=np.array(shapes),
-        num_exceedances=fewest,
+        shape=shape,
     )
 
 
@@ -216,6 +216,7 @@ def extrapolated_transfer(
 
 
 def _obstacle(work_ns: NDArray[np.float64], num_units: int, num_nodes: NDArray[np.int64]) -> str | None:
+    """Return why nothing can be predicted, None if nothing is in the way."""
     if num_units < 2:
         return "one node does not tell its own noise from what all nodes share"
     if work_ns.shape[1] < 8 or work_ns.shape[2] == 0:
@@ -223,6 +224,12 @@ def _obstacle(work_ns: NDArray[np.float64], num_units: int, num_nodes: NDArray[n
     if len(num_nodes) and int(num_nodes.min()) < num_units:
         return f"{int(num_nodes.min())} nodes are fewer than the {num_units} measured: see the growth curve"
     return None
+
+
+def _tails(parts: WorkParts, unit: NDArray[np.int64], num_units: int) -> list[_Tail]:
+    """Return the tail of each segment: of the largest work of a unit in a step, without what all ranks share."""
+    pooled_ns = unit_maxima(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], unit, num_units)
+    return [_tail(pooled_ns[:, :, segment]) for segment in range(pooled_ns.shape[2])]
 
 
 def _tail(pooled_ns: NDArray[np.float64]) -> _Tail:
@@ -253,10 +260,41 @@ def _resampled_counts(values: NDArray[np.float64], num_draws: int, seed: int) ->
     length = block_length(num_steps, lag_one(values))
     num_blocks = -(-num_steps // length)
     start = np.random.default_rng(seed).integers(num_steps, size=(num_draws, num_blocks))
-    step = (start[:, :, np.newaxis] + np.arange(length)).reshape(num_draws, -1)[:, :num_steps] % num_steps
+    step = (start[:, :, np.newaxis] + np.arange(length)).reshape(num_draws, num_blocks * length)[
+        :, :num_steps
+    ] % num_steps
     row = np.arange(num_draws)[:, np.newaxis] * num_steps
     drawn = np.bincount((step + row).ravel(), minlength=num_draws * num_steps).reshape(num_draws, num_steps)
     return np.concatenate([np.ones((1, num_steps)), drawn])
+
+
+def _losses(
+    tails: list[_Tail],
+    highest_ns: NDArray[np.float64],
+    base_ns: NDArray[np.float64],
+    counts: NDArray[np.float64],
+    num_units: int,
+    num_nodes: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the loss in each resample on each number of nodes, and the shapes of the tails.
+
+    Args:
+        tails: of each segment.
+        highest_ns: M_i, (num_steps, num_segments).
+        base_ns: the measured loss of each step, (num_steps,).
+        counts: how often each step is drawn, (1 + num_draws, num_steps).
+        num_units: measured nodes.
+        num_nodes: (num_points,).
+
+    Returns:
+        float64, (1 + num_draws, num_points) and (num_segments,).
+    """
+    loss_ns = np.repeat((counts @ base_ns / len(base_ns))[:, np.newaxis], len(num_nodes), axis=1)
+    shape = np.empty(len(tails))
+    for segment, tail in enumerate(tails):
+        added_ns, shape[segment] = _added(tail, highest_ns[:, segment], counts, num_units, num_nodes - num_units)
+        loss_ns += added_ns
+    return loss_ns, shape
 
 
 def _added(
@@ -266,31 +304,48 @@ def _added(
     num_units: int,
     num_new: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], float]:
-    """Return E[max(M, Y)] - E[M] of one segment, (num_draws, num_points), and the shape of its tail."""
+    """Return E[max(M, Y)] - E[M] of one segment, (1 + num_draws, num_points), and the shape of its tail."""
     num_steps = len(highest_ns)
     weight = counts[:, tail.step]
     # A resample without any exceedance has the measured tail.
     weight[weight.sum(axis=1) == 0] = 1.0
     fit = fit_pareto(tail.excess_ns, weight)
     share = weight.sum(axis=1) / (num_units * num_steps)
-    added = np.empty((len(counts), len(num_new)))
-    for draw in range(len(counts)):
-        shape, scale = float(fit.shape[draw]), float(fit.scale[draw])
-        grid, survival = _survival(tail, shape, scale, float(share[draw]))
-        beaten = -np.expm1(num_new[:, np.newaxis] * np.log1p(-np.minimum(survival, 1.0 - 1e-15)))
-        # What lies beyond the grid: K times the mean excess over its end.
-        end = num_new * survival[-1] * max(scale + shape * (grid[-1] - tail.threshold_ns), 0.0) / (1 - shape)
-        pieces = 0.5 * (beaten[:, 1:] + beaten[:, :-1]) * np.diff(grid)
-        integral = np.zeros((len(num_new), len(grid)))
-        integral[:, :-1] = np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1]
-        for point in range(len(num_new)):
-            above = np.interp(highest_ns, grid, integral[point] + end[point], right=float(end[point]))
-            added[draw, point] = counts[draw] @ above / num_steps
-    return added, float(fit.shape[0])
+    added_ns = np.empty((len(counts), len(num_new)))
+    for draw, count in enumerate(counts):
+        pareto = _TailFit(shape=float(fit.shape[draw]), scale=float(fit.scale[draw]))
+        beyond_ns = _mean_beyond(tail, pareto, float(share[draw]), highest_ns, num_new)
+        added_ns[draw] = [count @ of_steps / num_steps for of_steps in beyond_ns]
+    return added_ns, float(fit.shape[0])
 
 
-def _survival(tail: _Tail, shape: float, scale: float, share: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _mean_beyond(
+    tail: _Tail, pareto: _TailFit, share: float, highest_ns: NDArray[np.float64], num_new: NDArray[np.int64]
+) -> Iterator[NDArray[np.float64]]:
+    """Yield, for each number of new nodes, the integral of 1 - F^num_new from M_i on, float64, (num_steps,).
+
+    Args:
+        tail: of the segment.
+        pareto: fitted to it.
+        share: probability of exceeding the threshold.
+        highest_ns: M_i, (num_steps,).
+        num_new: (num_points,).
+    """
+    grid, survival = _survival(tail, pareto, share)
+    beaten = -np.expm1(num_new[:, np.newaxis] * np.log1p(-np.minimum(survival, 1.0 - 1e-15)))
+    # What lies beyond the grid: K times the mean excess over its end.
+    over_end = max(pareto.scale + pareto.shape * (grid[-1] - tail.threshold_ns), 0.0)
+    end = num_new * survival[-1] * over_end / (1 - pareto.shape)
+    pieces = 0.5 * (beaten[:, 1:] + beaten[:, :-1]) * np.diff(grid)
+    integral = np.zeros((len(num_new), len(grid)))
+    integral[:, :-1] = np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1]
+    for above, beyond in zip(integral, end.tolist(), strict=True):
+        yield np.interp(highest_ns, grid, above + beyond, right=beyond)
+
+
+def _survival(tail: _Tail, pareto: _TailFit, share: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return ascending values, and the probability of exceeding each: empirical body, generalised Pareto tail."""
+    shape, scale = pareto.shape, pareto.scale
     relative = np.geomspace(1.0, _LEAST_TAIL, _NUM_TAIL_POINTS)[1:]
     is_exponential = abs(shape) < 1e-6
     excess = -scale * np.log(relative) if is_exponential else scale / shape * np.expm1(-shape * np.log(relative))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from hpcpace.metrics.jitter.null_model import serial_length
-from hpcpace.metrics.jitter.variance_shares import Separation, deal, dealt, unit_maxima
+from hpcpace.metrics.jitter.variance_shares import WorkParts, deal, dealt, unit_maxima
 from hpcpace.metrics.resampling import moving_block_bootstrap
 
 MOST_POINTS = 32
@@ -135,7 +135,7 @@ def growth_curve(
 
 
 def independent_maxima(
-    parts: Separation, k: NDArray[np.int64], *, seed: int = 0, num_draws: int = 4
+    parts: WorkParts, k: NDArray[np.int64], *, seed: int = 0, num_draws: int = 4
 ) -> NDArray[np.float64]:
     """Return the expected maximum of k independent units in nanoseconds, summed over segments, (num_points,).
 
@@ -159,7 +159,7 @@ def independent_maxima(
     return total / num_draws
 
 
-def growth_of(parts: Separation, mean_ns: float, *, seed: int = 0) -> GrowthCurve | None:
+def growth_of(parts: WorkParts, mean_ns: float, *, seed: int = 0) -> GrowthCurve | None:
     """Return the growth curve of separated work with its null: units are nodes where ranks of a node share noise.
 
     A(1) - 1 is above 0 for nodes: it is what the ranks of one node cost each other.

@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.jitter.variance_shares import Separation, SharedNoise, deal, dealt, separate
+from hpcpace.metrics.jitter.variance_shares import SharedNoise, WorkParts, deal, dealt, split_work
 from hpcpace.metrics.resampling import block_length, lag_one
 
 MOST_ELEMENTS = 160_000_000
@@ -41,10 +41,10 @@ class NullModel:
         low_ns, high_ns: 95 % of the draws.
         unshared_loss_ns: what the loss would be if what all ranks share struck each unit on its own too; far above the
             measured loss where the noise is common mode.
-        tolerance_ns: what the expected loss may be wrong by, because few units do not tell what they share from their
-            own noise: weight / num_units of it.
         observed, expected, low, high: the same as amplification, 1 + loss / mean work.
-        comparison: where the measured loss lies: outside the interval by more than the tolerance, or within.
+        comparison: where the measured loss is: outside the interval by more than the tolerance, or within it. The
+            tolerance is weight / num_units of the expected loss, because few units cannot separate what they share
+            from their own noise.
         p_value: two-sided, tolerance allowed for; at least 1 / (num_draws + 1).
         num_draws: draws made, fewer than asked for where the data are large.
         is_node_unit: whether nodes, not ranks, were taken as independent.
@@ -57,7 +57,6 @@ class NullModel:
     low_ns: float
     high_ns: float
     unshared_loss_ns: float
-    tolerance_ns: float
     observed: float
     expected: float
     low: float
@@ -74,7 +73,7 @@ def null_model(
     work_ns: NDArray[np.float64],
     node: NDArray[np.int64],
     *,
-    parts: Separation | None = None,
+    parts: WorkParts | None = None,
     seed: int = 0,
     num_draws: int = 199,
 ) -> NullModel | None:
@@ -93,7 +92,7 @@ def null_model(
     Returns:
         None for fewer than 2 units, fewer than 8 steps, or no work.
     """
-    parts = parts or separate(work_ns, node, seed=seed)
+    parts = parts or split_work(work_ns, node, seed=seed)
     mean_ns = float(work_ns.mean(axis=(0, 1)).sum()) if work_ns.size else 0.0
     if parts is None or parts.num_units < 2 or work_ns.shape[1] < 8 or mean_ns <= 0.0:
         return None
@@ -129,7 +128,7 @@ def serial_length(residual_ns: NDArray[np.float64]) -> int:
 
 
 def _compared(
-    parts: Separation, *, observed_ns: float, losses_ns: NDArray[np.float64], unshared_ns: float, mean_ns: float
+    parts: WorkParts, *, observed_ns: float, losses_ns: NDArray[np.float64], unshared_ns: float, mean_ns: float
 ) -> NullModel:
     expected = float(losses_ns.mean())
     low, high = (float(value) for value in np.quantile(losses_ns, (0.025, 0.975)))
@@ -149,7 +148,6 @@ def _compared(
         low_ns=low,
         high_ns=high,
         unshared_loss_ns=unshared_ns,
-        tolerance_ns=tolerance,
         observed=1 + observed_ns / mean_ns,
         expected=1 + expected / mean_ns,
         low=1 + low / mean_ns,

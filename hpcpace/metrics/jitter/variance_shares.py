@@ -34,7 +34,7 @@ class SharedNoise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Separation:
+class WorkParts:
     """Work, taken apart: work = location + rank effect + residual, but for the small-number correction of the latter.
 
     Attributes:
@@ -87,7 +87,7 @@ def shared_noise(deviation_ns: NDArray[np.float64], node: NDArray[np.int64]) -> 
     return SharedNoise(is_shared=is_shared, correlation=correlation, p_value=tested.p_value)
 
 
-def separate(work_ns: NDArray[np.float64], node: NDArray[np.int64], *, seed: int = 0) -> Separation | None:
+def split_work(work_ns: NDArray[np.float64], node: NDArray[np.int64], *, seed: int = 0) -> WorkParts | None:
     """Take work apart into location, rank effects and residuals, or return None for fewer than 2 ranks or 2 steps.
 
     The location is the step median m_i, drawn towards its mean by w = 1 - V0 / V1, as far as its variance V1 is that of
@@ -124,7 +124,7 @@ def separate(work_ns: NDArray[np.float64], node: NDArray[np.int64], *, seed: int
     rank_effect_ns = residual.mean(axis=1)
     residual -= rank_effect_ns[:, np.newaxis]
     _rescale(residual, work_ns, unit, num_units)
-    return Separation(
+    return WorkParts(
         location_ns=location_ns,
         weight=weight,
         rank_effect_ns=rank_effect_ns,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from hpcpace.metrics.roles import others_median
-from hpcpace.metrics.topology import Kind, Topology, unit_name
+from hpcpace.metrics.topology import Topology, UnitKind, unit_name
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -40,7 +40,7 @@ class Hotspot:
         aliases: what the data cannot separate, the unit itself included: ("node n3", "rank 5").
     """
 
-    kind: Kind
+    kind: UnitKind
     id: str
     effect_ns: float
     interval_ns: tuple[float, float]
@@ -60,7 +60,7 @@ class _Level:
         of_row: unit of each rank in order of the lowest level, ascending, (num_ranks,).
     """
 
-    kind: Kind
+    kind: UnitKind
     index: IntArray
     parent: IntArray
     of_row: IntArray
@@ -159,7 +159,7 @@ def delay_hotspots(
 def _levels(topology: Topology) -> tuple[list[_Level], IntArray]:
     """Return the levels that differ, ranks first, and the order of the rows of `topology` in them."""
     order = np.lexsort((np.arange(topology.num_ranks), topology.node, topology.leaf))
-    units: list[tuple[Kind, IntArray]] = [("rank", np.arange(topology.num_ranks))]
+    units: list[tuple[UnitKind, IntArray]] = [("rank", np.arange(topology.num_ranks))]
     if 1 < topology.num_nodes < topology.num_ranks:
         units.append(("node", topology.node))
     if 1 < topology.num_leaves < topology.num_nodes:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from hpcpace.metrics.lateness.segments import LocalWork
+from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.operations.matching import Matching, Operations
-from hpcpace.metrics.operations.waits import is_synchronising
 from hpcpace.metrics.roles import others_median
 
 FloatArray = NDArray[np.float64]
@@ -105,45 +105,6 @@ def _over_steps(cell: Int64Array, rank: Int64Array, value: FloatArray) -> FloatA
     return np.asarray(reference[pair], np.float64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankPanel:
-    """One figure per rank and step; NaN where the rank has no such operation in the step.
-
-    Attributes:
-        rank: int64, (num_ranks,).
-        step: int64, (num_steps,).
-        value_ns: float64, (num_ranks, num_steps).
-    """
-
-    rank: Int64Array
-    step: Int64Array
-    value_ns: FloatArray
-
-
-def by_rank_and_step(
-    operations: Operations, value_ns: FloatArray, mask: BoolArray, *, ranks: Sequence[int], step: Int64Array
-) -> RankPanel:
-    """Return the sums of a figure over the operations of each rank and step.
-
-    Args:
-        operations: rows of all ranks.
-        value_ns: the figure, float64, (num_operations,).
-        mask: the rows to use, bool, (num_operations,).
-        ranks: ascending, (num_ranks,).
-        step: step numbers, ascending, (num_steps,).
-    """
-    names, shape = np.asarray(ranks, np.int64), (len(ranks), len(step))
-    if not len(names) or not len(step):
-        return RankPanel(rank=names, step=step, value_ns=np.zeros(shape))
-    slot = np.minimum(np.searchsorted(names, operations.rank), len(names) - 1)
-    column = np.minimum(np.searchsorted(step, operations.step), len(step) - 1)
-    rows = np.flatnonzero(mask & (names[slot] == operations.rank) & (step[column] == operations.step))
-    cell = slot[rows] * len(step) + column[rows]
-    total = np.bincount(cell, weights=value_ns[rows], minlength=shape[0] * shape[1]).astype(np.float64)
-    total[np.bincount(cell, minlength=len(total)) == 0] = np.nan
-    return RankPanel(rank=names, step=step, value_ns=total.reshape(shape))
-
-
 def arrival_lateness(operations: Operations, matching: Matching) -> FloatArray:
     """Return enter minus the median enter of the operation's ranks, on the common clock, nanoseconds.
 
@@ -198,7 +159,7 @@ def _exit_bias(operations: Operations, matching: Matching, rows: Int64Array, nod
 
 
 def _compared(operations: Operations, matching: Matching) -> Int64Array:
-    return np.flatnonzero(is_synchronising(operations) & matching.is_matched & (operations.group_size > 1))
+    return np.flatnonzero(synchronises(operations.op) & matching.is_matched & (operations.group_size > 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,9 +173,9 @@ class Agreement:
         arrival_ns: lateness of the enter on the common clock.
         own_delay_ns: lateness that the rank's own work explains; needs no common clock.
         duration_ns: lateness seen from how short the operation was for the rank; needs no common clock.
-        disagreement_ns: arrival_ns - duration_ns, beyond the median rank's: what the common clock adds to the lateness.
-        allowed_ns: what half-widths, the spread of exits and two standard errors explain of it.
-        is_suspected: whether the clock of the rank is suspected: the disagreement exceeds what is allowed, bool.
+        allowed_ns: by how much arrival_ns and duration_ns may differ: half-widths, the spread of exits and two standard
+            errors together.
+        is_suspected: whether the two differ by more, compared with the median rank: its clock is suspected, bool.
         is_late: whether own delay and duration both show the rank late beyond chance (t test of both, LATE_LEVEL over
             all ranks together), bool.
     """
@@ -223,15 +184,9 @@ class Agreement:
     arrival_ns: FloatArray
     own_delay_ns: FloatArray
     duration_ns: FloatArray
-    disagreement_ns: FloatArray
     allowed_ns: FloatArray
     is_suspected: BoolArray
     is_late: BoolArray
-
-    @property
-    def is_clock_suspected(self) -> bool:
-        """Whether any rank's clock is suspected: nobody is blamed on arrival alone then."""
-        return bool(self.is_suspected.any())
 
 
 def agreement(
@@ -286,7 +241,6 @@ def agreement(
         arrival_ns=arrival[0],
         own_delay_ns=own[0],
         duration_ns=duration[0],
-        disagreement_ns=disagreement,
         allowed_ns=allowed,
         is_suspected=np.abs(disagreement) > allowed,
         is_late=(own[0] > critical * own[1]) & (duration[0] > critical * duration[1]),

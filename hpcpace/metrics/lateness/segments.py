@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.operations.blocked_time import NO_BLOCKS, Blocks, blocked_before, blocks_of, rows_of_ranks
+from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Operations
-from hpcpace.metrics.operations.waits import is_synchronising
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.schema import Op
 
@@ -35,8 +35,7 @@ class LocalWork:
     """The local work before each operation, and which operations line up; columns of length num_operations.
 
     Attributes:
-        work_ns: enter minus end of the rank's last blocking wait, no less than 0, int64.
-        start_ns: that end, or the step's begin, on the clock of the operations, int64.
+        work_ns: enter minus end of the rank's last blocking wait, or minus begin of the step; no less than 0, int64.
         is_known: whether the row belongs to a step of the panel, bool.
         is_blocking: whether the position of the row is one at which callers block until the exit, bool.
         position: number of the row's position in its step, from 0; rows of one number line up, int64.
@@ -45,7 +44,6 @@ class LocalWork:
     """
 
     work_ns: Int64Array
-    start_ns: Int64Array
     is_known: BoolArray
     is_blocking: BoolArray
     position: Int64Array
@@ -90,7 +88,6 @@ def local_work(
     paused = _paused(operations.enter_ns, start, blocks.select(pauses=True), ranks, slot)
     return LocalWork(
         work_ns=np.where(is_known, np.maximum(operations.enter_ns - start - paused, 0), 0),
-        start_ns=start,
         is_known=is_known,
         is_blocking=is_blocking,
         position=position,
@@ -251,7 +248,7 @@ def segment_panels(
     """
     slot, column, _ = _places(operations, steps, ranks)
     blocked = blocked_before(operations, steps, work.is_blocking, blocks, ranks, slot)
-    chosen = np.flatnonzero(is_synchronising(operations) & work.is_known & (operations.group != UNKNOWN_GROUP))
+    chosen = np.flatnonzero(synchronises(operations.op) & work.is_known & (operations.group != UNKNOWN_GROUP))
     members = [group.ranks for group in operations.groups]
     number = {of: index for index, of in enumerate(dict.fromkeys(members))}
     of_row = np.array([*(number[of] for of in members), 0], np.int64)[operations.group[chosen]]

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from hpcpace.metrics.network.transfers import Estimate, GroupTransfers, Stratum, above_fast, estimate, strata
+from hpcpace.metrics.network.transfers import (
+    GroupTransfers,
+    MeanDifference,
+    Stratum,
+    above_fast,
+    mean_difference,
+    strata,
+)
 from hpcpace.metrics.topology import Topology, unit_name
 
 FloatArray = NDArray[np.float64]
@@ -137,7 +144,7 @@ def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality |
         if not stratum.compared_links[topology.is_uplink].any() or crosses.all():
             continue
         inside, across = stratum.log_transfer[~crosses], stratum.log_transfer[crosses]
-        parts.append(estimate((np.median(across, axis=0) - np.median(inside, axis=0))[None]))
+        parts.append(mean_difference((np.median(across, axis=0) - np.median(inside, axis=0))[None]))
         weights.append(min(len(inside), len(across)))
         num_inside, num_crossing = num_inside + len(inside), num_crossing + len(across)
     if not parts:
@@ -145,7 +152,7 @@ def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality |
     share = np.array(weights) / sum(weights)
     mean = float(sum(part.mean[0] * weight for part, weight in zip(parts, share, strict=True)))
     error = float(np.sqrt(sum((part.error[0] * weight) ** 2 for part, weight in zip(parts, share, strict=True))))
-    whole = Estimate(mean=np.array([mean]), error=np.array([error]), freedom=min(part.freedom for part in parts))
+    whole = MeanDifference(mean=np.array([mean]), error=np.array([error]), freedom=min(part.freedom for part in parts))
     half_width = float(whole.half_width(0.025)[0])
     return Locality(
         factor=float(np.exp(mean)),
@@ -181,7 +188,7 @@ def _slow_groups(compared: Sequence[Stratum], is_uplink: BoolArray, *, floor_sha
     touches, slow, p_values = [], [], []
     for stratum in compared:
         above = above_fast(stratum, near=floor_share / 2)
-        found = estimate(above)
+        found = mean_difference(above)
         p_value = np.minimum(found.p_above(near) * num_compared, 1.0)
         is_slow = (found.mean >= floor) & (p_value <= level)
         if not is_slow.any():
@@ -244,7 +251,7 @@ def _mean_slowness(slow: _SlowGroups, rows: BoolArray) -> tuple[float, float]:
     """
     edges = np.cumsum([len(above) for above in slow.above])[:-1]
     chosen = [(above[own], int(own.sum())) for above, own in zip(slow.above, np.split(rows, edges), strict=True)]
-    parts = [(estimate(above.mean(axis=0, keepdims=True)), number) for above, number in chosen if number]
+    parts = [(mean_difference(above.mean(axis=0, keepdims=True)), number) for above, number in chosen if number]
     total = sum(number for _, number in parts)
     mean = sum(float(part.mean[0]) * number for part, number in parts) / total
     error = float(np.sqrt(sum((float(part.error[0]) * number) ** 2 for part, number in parts))) / total

@@ -63,7 +63,7 @@ class Stratum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class MeanDifference:
     """Means of differences of logarithms, with their noise; each (num_groups,).
 
     Attributes:
@@ -110,7 +110,7 @@ def strata(groups: Sequence[GroupTransfers], topology: Topology) -> list[Stratum
     return found
 
 
-def estimate(difference: FloatArray) -> Estimate:
+def mean_difference(difference: FloatArray) -> MeanDifference:
     """Return means over steps, robust against single steps and aware of neighbours that share their noise.
 
     Args:
@@ -121,7 +121,7 @@ def estimate(difference: FloatArray) -> Estimate:
     length = num_steps // num_blocks
     blocks = np.median(difference[:, : num_blocks * length].reshape(num_groups, num_blocks, length), axis=2)
     error = blocks.std(axis=1, ddof=1) / np.sqrt(num_blocks)
-    return Estimate(mean=blocks.mean(axis=1), error=error, freedom=num_blocks - 1)
+    return MeanDifference(mean=blocks.mean(axis=1), error=error, freedom=num_blocks - 1)
 
 
 def above_fast(stratum: Stratum, *, near: float) -> FloatArray:

@@ -14,19 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.clocks.causality import meets_all, shows_all_members, shows_peer
+from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
 from hpcpace.metrics.operations.matching import (
     UNKNOWN_GROUP,
-    Group,
     Matching,
     Operations,
+    ProcessGroup,
     join_rows,
     select_rows,
 )
-from hpcpace.metrics.operations.waits import is_one_of
 from hpcpace.trace.schema import Op
 
 _NONE = -1
-_MESSAGES = (Op.SEND, Op.RECV)
 _Key = TypeVar("_Key")
 
 
@@ -54,16 +53,16 @@ class Records:
         reached_by_root: the same for a root that others heard from, by (group, root).
         last_own: the largest number of a collective that a rank has a row of, by (rank, group).
         last_sent: the largest number of a message that it has a row of sending, by (rank, group, target).
-        num_apart: by how many steps ranks disagree at most in which step an operation was.
+        num_steps_apart: by how many steps ranks disagree at most in which step an operation was.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     rows: Operations
     reached: NDArray[np.int64]
     reached_by_root: Mapping[tuple[int, int], int]
     last_own: Mapping[tuple[int, int], int]
     last_sent: Mapping[tuple[int, int, int], int]
-    num_apart: int
+    num_steps_apart: int
 
 
 def records_of(done: Operations, matching: Matching) -> Records:
@@ -73,11 +72,11 @@ def records_of(done: Operations, matching: Matching) -> Records:
         done: completed operations of all ranks, ordered by rank.
         matching: which of them belong together.
     """
-    is_message = is_one_of(done.op, _MESSAGES)
+    is_message = is_one_of(done.op, MESSAGES)
     # Of most operations one row shows all that any of its rows does, and messages show nothing of members.
     op = done.op[matching.first]
     is_plain = meets_all(op, done.size_bytes[matching.first])
-    rows = np.flatnonzero(~(is_plain | is_one_of(op, _MESSAGES))[matching.instance])
+    rows = np.flatnonzero(~(is_plain | is_one_of(op, MESSAGES))[matching.instance])
     others = select_rows(done, rows)
     reached, told = np.full(len(done.groups) + 1, _NONE), rows[shows_all_members(others)]
     for shown in (matching.first[is_plain], told):
@@ -96,7 +95,7 @@ def records_of(done: Operations, matching: Matching) -> Records:
         reached_by_root=_last_of_each((done.group, done.peer), done.seq, heard),
         last_own=_last_own(done, is_message),
         last_sent=_last_of_each((done.rank, done.group, done.peer), done.seq, np.flatnonzero(done.op == Op.SEND)),
-        num_apart=_num_apart(done, matching) if (is_apart & ~is_message).any() else 0,
+        num_steps_apart=_num_steps_apart(done, matching) if (is_apart & ~is_message).any() else 0,
     )
 
 
@@ -109,7 +108,7 @@ def join_records(parts: Sequence[Records]) -> Records:
         reached_by_root=_largest(part.reached_by_root for part in parts),
         last_own=_largest(part.last_own for part in parts),
         last_sent=_largest(part.last_sent for part in parts),
-        num_apart=max(part.num_apart for part in parts),
+        num_steps_apart=max(part.num_steps_apart for part in parts),
     )
 
 
@@ -140,7 +139,7 @@ def lost_operations(records: Records, opened: Operations, ranks: Mapping[int, bo
         lost += [sent.lost(rank, own, is_closed=is_closed)]
         steps = np.concatenate(lost)
         if len(steps):
-            found[rank] = LostOperations(num_operations=len(steps), step=int(steps.max()) - records.num_apart)
+            found[rank] = LostOperations(num_operations=len(steps), step=int(steps.max()) - records.num_steps_apart)
     return found
 
 
@@ -173,14 +172,14 @@ def _last_of_each(keys: Sequence[NDArray[np.int64]], seq: NDArray[np.int64], row
     return dict(zip(zip(*(key[lasts].tolist() for key in keys), strict=True), seq[lasts].tolist(), strict=True))
 
 
-def _num_apart(done: Operations, matching: Matching) -> int:
+def _num_steps_apart(done: Operations, matching: Matching) -> int:
     """Return by how many steps ranks disagree at most; of numbers with several operations, by (group, number)."""
-    rows = np.flatnonzero(~np.isin(done.op, _MESSAGES) & (done.group != UNKNOWN_GROUP))
+    rows = np.flatnonzero(~np.isin(done.op, MESSAGES) & (done.group != UNKNOWN_GROUP))
     lowest, highest = done.step[matching.first], done.step[matching.first]
     np.minimum.at(lowest, matching.instance[rows], done.step[rows])
     np.maximum.at(highest, matching.instance[rows], done.step[rows])
     group, seq = done.group[matching.first], done.seq[matching.first]
-    of = np.flatnonzero(~np.isin(done.op[matching.first], _MESSAGES) & (group != UNKNOWN_GROUP))
+    of = np.flatnonzero(~np.isin(done.op[matching.first], MESSAGES) & (group != UNKNOWN_GROUP))
     of = of[np.lexsort((seq[of], group[of]))]
     begins = _begins(group[of], seq[of])
     if not len(of):
@@ -218,7 +217,7 @@ class _Collectives:
         last = max(int(self.records.reached[group]), self.records.reached_by_root.get((group, rank), _NONE))
         begin, end = np.searchsorted(self.group, [group, group + 1])
         end = begin + int(np.searchsorted(self.seq[begin:end], last, side="right"))
-        of_group = own.seq[(own.group == group) & ~np.isin(own.op, _MESSAGES)]
+        of_group = own.seq[(own.group == group) & ~np.isin(own.op, MESSAGES)]
         last_own = max(int(of_group.max(initial=_NONE)), self.records.last_own.get((rank, group), _NONE))
         return self.step[begin:end][_is_missing(self.seq[begin:end], of_group, last_own if is_closed else None)]
 
@@ -249,7 +248,7 @@ class _Messages:
 
 def _known_collectives(records: Records) -> _Collectives:
     done = records.rows
-    rows = np.flatnonzero(~np.isin(done.op, _MESSAGES) & (done.group != UNKNOWN_GROUP))
+    rows = np.flatnonzero(~np.isin(done.op, MESSAGES) & (done.group != UNKNOWN_GROUP))
     rows = rows[np.lexsort((done.seq[rows], done.group[rows]))]
     group, seq, step = done.group[rows], done.seq[rows], done.step[rows]
     begins = _begins(group, seq)

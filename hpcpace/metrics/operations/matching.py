@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.operations.table import (
     UNKNOWN_GROUP,
-    Group,
     Operations,
+    ProcessGroup,
     RankOperations,
     completed,
     gather_operations,
@@ -278,9 +278,9 @@ def _without_side(op: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 __all__ = [
     "UNKNOWN_GROUP",
-    "Group",
     "Matching",
     "Operations",
+    "ProcessGroup",
     "RankOperations",
     "completed",
     "gather_operations",

@@ -25,7 +25,7 @@ _OWN_NAMES = {name: name for name in ("step", "seq", "op", "peer", "blocked_ns",
 
 
 @dataclass(frozen=True, order=True)
-class Group:
+class ProcessGroup:
     """A process group: its name and its members' ranks, ascending."""
 
     name: str
@@ -50,7 +50,7 @@ class Operations:
         exit_kind: how its end became known, `hpcpace.trace.schema.ExitKind`.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     rank: NDArray[np.int64]
     step: NDArray[np.int64]
     group: NDArray[np.int64]
@@ -133,7 +133,7 @@ def completed(collectives: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
     return ends
 
 
-def groups_of(table: Mapping[str, NDArray[Any]]) -> dict[int, Group]:
+def groups_of(table: Mapping[str, NDArray[Any]]) -> dict[int, ProcessGroup]:
     """Return the process groups that a rank's table `groups` names, by their number in its file."""
     numbers = np.asarray(table["id"], np.int64)
     order = np.argsort(numbers, kind="stable")
@@ -145,15 +145,15 @@ def groups_of(table: Mapping[str, NDArray[Any]]) -> dict[int, Group]:
 
 
 @lru_cache(maxsize=1024)
-def _group(name: bytes, ranks: bytes) -> Group:
+def _group(name: bytes, ranks: bytes) -> ProcessGroup:
     """Return a group; thousands of ranks name one of thousands of members alike."""
-    return Group(name.decode(errors="replace"), tuple(np.unique(np.frombuffer(ranks, np.int64)).tolist()))
+    return ProcessGroup(name.decode(errors="replace"), tuple(np.unique(np.frombuffer(ranks, np.int64)).tolist()))
 
 
 def gather_operations(parts: Sequence[RankOperations]) -> Operations:
     """Return the operations of all ranks as one table, with groups numbered alike on all of them."""
     # Of thousands of equal groups of thousands of ranks, one is kept.
-    known: dict[Group, Group] = {}
+    known: dict[ProcessGroup, ProcessGroup] = {}
     named = [{own: known.setdefault(group, group) for own, group in groups_of(part.groups).items()} for part in parts]
     groups = tuple(sorted({group for table in named for group in table.values()}))
     number = {group: index for index, group in enumerate(groups)}
@@ -162,7 +162,7 @@ def gather_operations(parts: Sequence[RankOperations]) -> Operations:
     num_rows = ends[-1] if ends else 0
     columns = {name: np.empty(num_rows, dtype) for name, dtype in _COLUMNS.items()}
 
-    def fill(part: RankOperations, table: dict[int, Group], end: int) -> None:
+    def fill(part: RankOperations, table: dict[int, ProcessGroup], end: int) -> None:
         rows = slice(end - len(part.enter_ns), end)
         own_groups = np.asarray(part.collectives["group"], np.int64)
         lookup = np.full(max([int(own_groups.max(initial=0)), *table]) + 1, UNKNOWN_GROUP)

@@ -25,7 +25,7 @@ _DURATION, _WAIT, _MATCHED = range(_NUM_SUMS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KindSums:
+class KindTotals:
     """Sums over operations of one kind.
 
     Attributes:
@@ -49,7 +49,9 @@ class KindSums:
     ranks_unmatched: frozenset[int]
 
 
-def kind_sums(operations: Operations, matching: Matching, waits: Waits, mask: NDArray[np.bool_]) -> list[KindSums]:
+def totals_by_kind(
+    operations: Operations, matching: Matching, waits: Waits, mask: NDArray[np.bool_]
+) -> list[KindTotals]:
     """Return the sums of each kind in a part of a run.
 
     Args:
@@ -85,7 +87,7 @@ def kind_sums(operations: Operations, matching: Matching, waits: Waits, mask: ND
     num_operations, transfer_ns = transfers.sums()
     histograms = durations.reshape(nowhere + 1, _NUM_BINS)
     return [
-        KindSums(
+        KindTotals(
             op=number & 0xFF,
             group_size=int(group_sizes[number >> 8]),
             num_rows=int(num_rows[number]),
@@ -132,24 +134,24 @@ class _LargestTransfers:
         return num_operations, transfer_ns.astype(np.float64)
 
 
-def join_kinds(parts: Iterable[KindSums]) -> list[Kind]:
+def join_kinds(parts: Iterable[KindTotals]) -> list[Kind]:
     """Return the kinds of operations that parts of a run have together, most time first."""
-    of_kind: dict[tuple[int, int], list[KindSums]] = {}
+    of_kind: dict[tuple[int, int], list[KindTotals]] = {}
     for part in parts:
         of_kind.setdefault((part.group_size, part.op), []).append(part)
     joined = [_joined(of_kind[key]) for key in sorted(of_kind)]
     return [kind for _, kind in sorted(joined, key=lambda pair: -pair[0])]
 
 
-def add_kinds(sums: dict[tuple[int, int], KindSums], parts: Sequence[KindSums]) -> None:
+def add_kinds(sums: dict[tuple[int, int], KindTotals], parts: Sequence[KindTotals]) -> None:
     """Add those of one more part to the sums so far, by (group_size, op), in place."""
     for part in parts:
         key = (part.group_size, part.op)
         sums[key] = _added([sums[key], part]) if key in sums else part
 
 
-def _added(parts: Sequence[KindSums]) -> KindSums:
-    return KindSums(
+def _added(parts: Sequence[KindTotals]) -> KindTotals:
+    return KindTotals(
         op=parts[0].op,
         group_size=parts[0].group_size,
         num_rows=sum(part.num_rows for part in parts),
@@ -164,7 +166,7 @@ def _added(parts: Sequence[KindSums]) -> KindSums:
     )
 
 
-def _joined(parts: Sequence[KindSums]) -> tuple[float, Kind]:
+def _joined(parts: Sequence[KindTotals]) -> tuple[float, Kind]:
     found = _added(parts)
     median_ns, p95_ns = (_quantile_ns(found.durations, share) for share in (0.5, 0.95))
     kind = Kind(

@@ -12,15 +12,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, synchronises
 from hpcpace.metrics.operations.matching import Matching, Operations, shares
 from hpcpace.parallel import exhaust, map_threads
 from hpcpace.trace.schema import ExitKind, Op
 
 Times = NDArray[np.int64]
 
-_FROM_ROOT = (Op.BROADCAST, Op.SCATTER)
-_TO_ROOT = (Op.REDUCE, Op.GATHER)
-_MESSAGES = (Op.SEND, Op.RECV)
 _NEVER_NS = np.iinfo(np.int64).min
 _MOST_COMPARED = 1 << 8
 
@@ -42,11 +40,6 @@ class Waits:
     transfer_ns: NDArray[np.int64]
     negative_ns: NDArray[np.int64]
     may_contradict: NDArray[np.bool_]
-
-
-def is_synchronising(operations: Operations) -> NDArray[np.bool_]:
-    """Return which rows are operations that no rank leaves before all have entered, bool, (num_operations,)."""
-    return synchronises(operations.op)
 
 
 def waits(operations: Operations, matching: Matching) -> Waits:
@@ -84,11 +77,11 @@ def _last_enters(operations: Operations, matching: Matching, share: Sequence[sli
     last_ns = np.full(len(matching.num_rows), _NEVER_NS)
     for rows in share:
         op, enter, instance = operations.op[rows], operations.enter_ns[rows], matching.instance[rows]
-        from_root, to_root = is_one_of(op, _FROM_ROOT), is_one_of(op, _TO_ROOT)
+        from_root, to_root = is_one_of(op, FROM_ROOT), is_one_of(op, TO_ROOT)
         if from_root.any() or to_root.any():
+            # As in `releases_others`, which would compare the same bytes again.
             is_root = operations.rank[rows] == operations.peer[rows]
-            releases = np.where(from_root, is_root, ~(to_root & is_root))
-            enter = np.where(releases, enter, _NEVER_NS)
+            enter = np.where(np.where(from_root, is_root, ~(to_root & is_root)), enter, _NEVER_NS)
         np.maximum.at(last_ns, instance, enter)
     return last_ns
 
@@ -98,7 +91,7 @@ def _waits_of(
 ) -> tuple[Times, Times]:
     """Return wait and transfer of some rows, as in `waits`."""
     op, enter, exit_ = operations.op[rows], operations.enter_ns[rows], operations.exit_ns[rows]
-    to_root, is_send = is_one_of(op, _TO_ROOT), op == Op.SEND
+    to_root, is_send = is_one_of(op, TO_ROOT), op == Op.SEND
     depends = is_matched
     if to_root.any():
         depends = is_matched & (~to_root | (operations.rank[rows] == operations.peer[rows]))
@@ -140,23 +133,3 @@ def _rows_of_each(number: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     narrow = number.astype(np.uint8)
     for value in found.tolist():
         yield np.flatnonzero(narrow == value)
-
-
-def is_one_of(op: NDArray[np.uint8], ops: Sequence[Op]) -> NDArray[np.bool_]:
-    """Return which operations are one of some, bool, (num_operations,).
-
-    Comparisons of bytes, ten times faster than a lookup or np.isin.
-
-    Args:
-        op: operations, (num_operations,).
-        ops: the ones to find, at least one.
-    """
-    found: NDArray[np.bool_] = op == ops[0]
-    for other in ops[1:]:
-        found |= op == other
-    return found
-
-
-def synchronises(op: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which operations no rank leaves before all have entered, bool, (num_operations,)."""
-    return ~is_one_of(op, (*_FROM_ROOT, *_TO_ROOT, *_MESSAGES))

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audit_machine import memory_folder
+
+from experiments.machines.machine import memory_folder
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from audit_machine import Machine
-from audit_machines import HEALTHY, small_node
 
+from experiments.machines.cases import HEALTHY, small_node
+from experiments.machines.machine import Machine
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import Job
 from hpcpace.audit.rulebook import run_rules

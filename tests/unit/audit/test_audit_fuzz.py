@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from audit_fuzz import examined, examined_snapshot
-from audit_machines import small_node
 
+from experiments.machines.cases import small_node
+from experiments.machines.fuzz import examined, examined_snapshot
 from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_tree
 

@@ -1,6 +1,6 @@
 """Every machine's full list of findings, compared whole with what is kept in tests/data/audit-trees.
 
-After a change that is meant, `python tests/audit_golden.py` writes the lists anew: read their diff.
+After a change that is meant, `python -m tests.audit_golden` writes the lists anew: read their diff.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from audit_golden import GOLDEN, listed
-from audit_machines import CASES
+
+from experiments.machines.cases import CASES
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,7 +15,10 @@ from hpcpace.audit.facts import Hardware
 from hpcpace.audit.tree import Tree
 
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
-pytestmark = pytest.mark.skipif(LSTOPO is None, reason="needs hwloc's lstopo: apt-get install hwloc-nox")
+pytestmark = [
+    pytest.mark.tool,
+    pytest.mark.skipif(LSTOPO is None, reason="needs hwloc's lstopo: apt-get install hwloc-nox"),
+]
 
 _LEVELS = {"L1Cache": (1, "Data"), "L1iCache": (1, "Instruction"), "L2Cache": (2, "Unified"), "L3Cache": (3, "Unified")}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from audit_machine import Machine, threaded
-from audit_machines import CASES, dgx_h100, hybrid_cpu, mi250x, offline_cpus
-from audit_real_machines import dgx_spark
 
+from experiments.machines.cases import CASES, dgx_h100, hybrid_cpu, mi250x, offline_cpus
+from experiments.machines.machine import Machine, threaded
+from experiments.machines.real import dgx_spark
 from hpcpace.audit import cpusets
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.job import Host, Job

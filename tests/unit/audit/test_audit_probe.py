@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from audit_machine import Machine, threaded
 
+from experiments.machines.machine import Machine, threaded
 from hpcpace.audit.nccl_log import read_nccl_log
 from hpcpace.audit.snapshot import _grown, take_tree
 from hpcpace.errors import UsageError

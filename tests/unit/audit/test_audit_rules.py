@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from audit_machine import GPU, IB_NIC, MELLANOX, NVIDIA, Machine, memory_folder, threaded
-from audit_machines import (
+
+from experiments.machines.cases import (
     CASES,
     CX7,
     H100,
@@ -21,7 +21,7 @@ from audit_machines import (
     siblings_shared,
     small_node,
 )
-
+from experiments.machines.machine import GPU, IB_NIC, MELLANOX, NVIDIA, Machine, memory_folder, threaded
 from hpcpace.audit.findings import Finding, Severity
 from hpcpace.audit.job import Job
 from hpcpace.audit.nccl_log import NcclLog

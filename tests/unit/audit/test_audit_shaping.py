@@ -7,8 +7,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from audit_machines import plain_pair
 
+from experiments.machines.cases import plain_pair
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import Job
 from hpcpace.audit.rulebook import run_rules

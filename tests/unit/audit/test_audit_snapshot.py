@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from audit_machine import Machine, threaded
-from audit_machines import CASES, Case, dgx_h100, small_node
 
+from experiments.machines.cases import CASES, Case, dgx_h100, small_node
+from experiments.machines.machine import Machine, threaded
 from hpcpace.audit.differences import differences
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from audit_machines import CASES, mtu_differs
 
+from experiments.machines.cases import CASES, mtu_differs
 from hpcpace.audit.findings import Certainty, Finding, Severity
 from hpcpace.audit.grouping import blocks, grouped, hosts_text, place_text
 from hpcpace.audit.job import Job

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TRANSFER_NS, SyntheticRun
 
+from experiments.synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TRANSFER_NS, SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, summarize
 from hpcpace.errors import CannotTell
 from hpcpace.rundir import write_json

@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic_run import SyntheticRun
 
+from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.attempts import attempt_rows
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import AttemptRow

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from experiments.score.generator import traces_of, write_run
+from experiments.score.lost import with_losses
+from experiments.score.scenario import Scenario
 from hpcpace.cli import cli
 from hpcpace.diagnosis.analyze import examine
 from hpcpace.diagnosis.credible import absent_ranks, credible_traces
-from tests.score.generator import traces_of, write_run
-from tests.score.lost import with_losses
-from tests.score.scenario import Scenario
 
 SLOW_RANK = Scenario(seed=1, num_ranks=8, num_steps=100, fault="slow_rank", size=0.4, target=5)
 HEALTHY = Scenario(seed=1, num_ranks=8, num_steps=100)

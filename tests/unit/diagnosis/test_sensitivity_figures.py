@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic_run import SyntheticRun
 
+from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
 from hpcpace.diagnosis.measure import Selection, lay_ground
 from hpcpace.diagnosis.summary import SensitivityRow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TRANSFER_NS, SyntheticRun
 
+from experiments.synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TRANSFER_NS, SyntheticRun
 from hpcpace.diagnosis.figures.step_timeline import (
     lanes_of,
     regular_steps,

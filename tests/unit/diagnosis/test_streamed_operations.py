@@ -14,7 +14,7 @@ from hpcpace.diagnosis.evidence import gather_evidence
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.streamed_operations import fold_operations, is_on_disk
 from hpcpace.metrics.operations.communication import kinds
-from hpcpace.metrics.operations.totals_by_kind import join_kinds, kind_sums
+from hpcpace.metrics.operations.totals_by_kind import join_kinds, totals_by_kind
 from hpcpace.metrics.steps import common_steps
 from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
@@ -158,5 +158,5 @@ def test_a_table_on_disk_reads_as_one_in_memory(run):
 def test_kinds_of_one_part_have_exact_sums_and_close_quantiles(run):
     evidence = gather_evidence(read_attempt(run.attempt(0)).traces)
     columns = evidence.operations, evidence.matching, evidence.waits, np.ones(len(evidence.operations), np.bool_)
-    for found, expected in zip(join_kinds(kind_sums(*columns)), kinds(*columns), strict=True):
+    for found, expected in zip(join_kinds(totals_by_kind(*columns)), kinds(*columns), strict=True):
         assert_alike(vars(found), vars(expected))

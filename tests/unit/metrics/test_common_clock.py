@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcpace.errors import TraceError
-from hpcpace.metrics.clocks.causality import check_causality
+from hpcpace.metrics.clocks.causality import pair_violations
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.units import NS_PER_S
 
@@ -113,44 +113,21 @@ def test_residuals_measure_the_error_against_the_neighbours():
     assert CommonClock.from_table(table([0, 10], [0, 0])).residuals_ns().size == 0
 
 
-def collectives(num_ops=4, num_ranks=4):
-    enter_ns = np.arange(num_ops)[:, None] * 1000 + np.arange(num_ranks)[None, :] * 10
-    return enter_ns, np.repeat(enter_ns.max(axis=1)[:, None] + 5, num_ranks, axis=1)
+def test_violations_are_counted_and_sized_by_pair_of_nodes():
+    exit_node, enter_node = np.array([0, 0, 1, 0]), np.array([1, 1, 0, 1])
+    first, second = pair_violations(exit_node, enter_node, np.array([95, 105, 7, 40]), np.full(4, 20.0))
+    assert (first.exit_node, first.enter_node) == (0, 1)
+    assert (first.num_violations, first.median_ns, first.max_ns, first.num_unexplained) == (3, 95, 105, 3)
+    assert (second.exit_node, second.enter_node, second.num_violations, second.num_unexplained) == (1, 0, 1, 0)
 
 
-def test_causal_collectives_have_no_violation():
-    check = check_causality(*collectives(), 3, [0, 0, 1, 1])
-    assert (check.num_ops, check.num_violations, check.num_unexplained, check.max_ns) == (4, 0, 0, 0)
+def test_violations_within_what_is_allowed_are_explained():
+    node = np.array([0, 1, 1])
+    pairs = pair_violations(node, np.ones(3, np.int64), np.array([25, 15, 16]), np.array([25.0, 15.0, 15.0]))
+    explained = {(pair.exit_node, pair.enter_node): pair.num_unexplained for pair in pairs}
+    assert explained == {(0, 1): 0, (1, 1): 1}
 
 
-def test_a_wrong_clock_is_counted_sized_and_named_by_its_nodes():
-    enter_ns, exit_ns = collectives()
-    enter_ns[:, 2:] += 100
-    exit_ns[:, 2:] += 100
-    check = check_causality(enter_ns, exit_ns, 10, [0, 0, 1, 1])
-    (pair,) = check.pairs
-    assert (check.num_ops_violated, pair.exit_node, pair.enter_node) == (4, 0, 1)
-    assert (pair.num_violations, pair.median_ns, pair.max_ns, pair.num_unexplained) == (8, 95, 95, 8)
-
-
-def test_violations_within_the_halfwidths_are_explained_but_not_on_one_node():
-    enter_ns, exit_ns = collectives(num_ops=1)
-    enter_ns[0, 3] += 20
-    check = check_causality(enter_ns, exit_ns, 10, [0, 0, 1, 1])
-    explained = {(pair.exit_node, pair.enter_node): pair.num_unexplained for pair in check.pairs}
-    assert explained == {(0, 1): 0, (1, 1): 2}
-
-
-def test_absent_ranks_do_not_count():
-    enter_ns, exit_ns = collectives(num_ops=2)
-    enter_ns[:, 3] += 10_000
-    present = np.array([[True, True, True, False], [True, False, False, False]])
-    check = check_causality(enter_ns, exit_ns, 0, [0, 1, 2, 3], present)
-    assert (check.num_ops, check.num_violations) == (1, 0)
-
-
-def test_what_rounding_explains_is_explained_on_one_node_too():
-    enter_ns, exit_ns = collectives(num_ops=1)
-    enter_ns[0, 3] += 20
-    check = check_causality(enter_ns, exit_ns, 10, [0, 0, 1, 1], resolution_ns=15)
-    assert (check.num_violations, check.num_unexplained) == (4, 0)
+def test_without_violations_there_are_no_pairs():
+    none = np.zeros(0, np.int64)
+    assert pair_violations(none, none, none, np.zeros(0)) == ()

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from experiments.score.generator import traces_of
+from experiments.score.scenario import Scenario
+from experiments.score.truth import truth_of
 from hpcpace.diagnosis.diagnose import Mode, diagnose
 from hpcpace.diagnosis.figures.causes import cause_figures
 from hpcpace.diagnosis.measure import Selection, lay_ground, panels_of
 from hpcpace.metrics.causes.replay import TRANSFER
 from hpcpace.metrics.causes.what_if import Change, rebuild
-from tests.score.generator import traces_of
-from tests.score.scenario import Scenario
-from tests.score.truth import truth_of
 
 PIPELINES = Scenario(
     seed=4, num_ranks=16, num_stages=4, num_microbatches=4, ranks_per_node=2, level=0.01, num_steps=24, size=0.3

@@ -134,3 +134,8 @@ def test_no_points_give_no_predictions():
     found = predicted(exponential(4), np.zeros(0, np.int64))
     assert isinstance(found, Extrapolation)
     assert found.loss_ns.shape == (0,)
+
+
+def test_without_draws_the_interval_is_the_prediction():
+    found = predicted(exponential(4), [4, 16], num_draws=0)
+    assert found.low_ns.tolist() == found.high_ns.tolist() == found.loss_ns.tolist()

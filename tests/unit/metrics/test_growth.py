@@ -8,7 +8,7 @@ import pytest
 from scipy.special import beta
 
 from hpcpace.metrics.jitter.growth import default_points, expected_maxima, growth_curve, growth_of, maximum_weights
-from hpcpace.metrics.jitter.variance_shares import separate
+from hpcpace.metrics.jitter.variance_shares import split_work
 
 HARMONIC = np.cumsum(1 / np.arange(1, 5000))
 
@@ -84,7 +84,7 @@ def test_rare_events_have_an_exponent_of_1():
 def test_units_that_take_turns_grow_faster_than_independent_ones():
     work = 100 + 0.1 * np.random.default_rng(0).normal(size=(8, 400, 1))
     work[np.arange(400) % 8, np.arange(400)] += 20
-    parts = separate(work, np.arange(8))
+    parts = split_work(work, np.arange(8))
     found = growth_of(parts, float(work.mean()))
     assert found.amplification[-1] > found.null[-1] + 0.03
     assert found.exponent > found.null_exponent
@@ -92,7 +92,7 @@ def test_units_that_take_turns_grow_faster_than_independent_ones():
 
 def test_independent_units_grow_as_their_null():
     work = 100 + np.random.default_rng(0).normal(size=(16, 1000, 2))
-    found = growth_of(separate(work, np.arange(16)), 200.0)
+    found = growth_of(split_work(work, np.arange(16)), 200.0)
     assert found.null == pytest.approx(found.amplification, abs=3e-4)
     assert found.exponent == pytest.approx(found.null_exponent, abs=0.03)
 
@@ -101,7 +101,7 @@ def test_nodes_that_share_noise_are_counted_as_one():
     node = np.repeat(np.arange(8), 4)
     rng = np.random.default_rng(0)
     work = 100 + rng.normal(size=(8, 300, 1))[node] + 0.1 * rng.normal(size=(32, 300, 1))
-    found = growth_of(separate(work, node), 100.0)
+    found = growth_of(split_work(work, node), 100.0)
     assert found.k.tolist() == list(range(1, 9))
     # The largest of 8 normal values, and of the 4 ranks of one node.
     assert found.amplification[-1] - found.amplification[0] == pytest.approx(0.01423, rel=0.1)

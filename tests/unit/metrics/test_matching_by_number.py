@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hpcpace.metrics.operations.matching import Group, Operations, match, rank_slices
+from hpcpace.metrics.operations.matching import Operations, ProcessGroup, match, rank_slices
 from hpcpace.metrics.operations.waits import waits
 from hpcpace.trace.schema import ExitKind, Op
 
@@ -19,9 +19,11 @@ def random_operations(seed, *, damage=True):
     """Return operations of several groups with messages; with damage, rows that are missing, doubled or contradict."""
     rng = np.random.default_rng(seed)
     num_ranks = int(rng.integers(1, 9))
-    groups = [Group("world", tuple(range(num_ranks)))]
+    groups = [ProcessGroup("world", tuple(range(num_ranks)))]
     groups += [
-        Group(f"g{index}", tuple(sorted(rng.choice(num_ranks, rng.integers(1, num_ranks + 1), replace=False).tolist())))
+        ProcessGroup(
+            f"g{index}", tuple(sorted(rng.choice(num_ranks, rng.integers(1, num_ranks + 1), replace=False).tolist()))
+        )
         for index in range(rng.integers(0, 4))
     ]
     rows = []

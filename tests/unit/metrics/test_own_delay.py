@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from known_runs import MS, data_parallel, pipeline
 
-from hpcpace.metrics.lateness.own_delay import agreement, arrival_lateness, by_rank_and_step, duration_excess, own_delay
+from hpcpace.metrics.lateness.own_delay import agreement, arrival_lateness, duration_excess, own_delay
 from hpcpace.metrics.lateness.segments import local_work
 
 
@@ -52,10 +52,11 @@ def test_heirs_of_a_delay_have_none_of_their_own():
     truth[0, 4] += 30 * MS
     run = pipeline(truth)
     delay = own_delay(run.operations, worked(run, role=[0, 1, 2, 3]))
-    panel = by_rank_and_step(run.operations, delay, np.ones(len(delay), np.bool_), ranks=run.ranks, step=run.steps.step)
-    assert panel.value_ns[0, 4] == 30 * MS
-    panel.value_ns[0, 4] = 0
-    assert (panel.value_ns == 0).all()
+    by_rank_and_step = np.zeros((4, 9))
+    np.add.at(by_rank_and_step, (run.operations.rank, run.operations.step), delay)
+    assert by_rank_and_step[0, 4] == 30 * MS
+    by_rank_and_step[0, 4] = 0
+    assert (by_rank_and_step == 0).all()
 
 
 def test_delay_does_not_depend_on_the_clocks():
@@ -85,7 +86,7 @@ def test_all_estimates_agree_on_a_slow_rank():
     truth = works()
     truth[2] += 3 * MS
     found = compared(data_parallel(truth))
-    assert not found.is_clock_suspected
+    assert not found.is_suspected.any()
     assert found.is_late.tolist() == [False, False, True, False, False, False]
     assert found.arrival_ns[2] == pytest.approx(3 * MS, rel=0.2)
     assert found.duration_ns[2] == pytest.approx(found.own_delay_ns[2], rel=0.1)
@@ -98,7 +99,7 @@ def test_a_wrong_clock_is_suspected_and_nobody_is_blamed(num_ranks, error_ns):
     offsets[1] = error_ns
     found = compared(data_parallel(works(num_ranks), offsets_ns=offsets, transfer_ns=MS))
     assert found.is_suspected[1]
-    assert found.is_clock_suspected
+    assert found.is_suspected.any()
     assert not found.is_late.any()
     if num_ranks > 2:
         assert found.is_suspected.sum() == 1
@@ -114,13 +115,13 @@ def test_a_slow_rank_is_late_still_where_another_clock_is_wrong():
 
 def test_an_error_within_the_half_widths_is_not_suspected():
     found = compared(data_parallel(works(), offsets_ns=[0, 90_000, 0, 0, 0, 0]), halfwidth_ns=50_000.0)
-    assert not found.is_clock_suspected
+    assert not found.is_suspected.any()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_healthy_runs_are_not_suspected(seed):
     found = compared(data_parallel(works(seed=seed)))
-    assert not found.is_clock_suspected
+    assert not found.is_suspected.any()
 
 
 def test_arrival_is_relative_to_the_other_ranks():
@@ -135,12 +136,5 @@ def test_small_runs_do_not_fail(shape):
     run = data_parallel(np.full(shape, MS))
     found = compared(run)
     assert len(found.rank) == shape[0]
-    assert not found.is_clock_suspected
+    assert not found.is_suspected.any()
     assert not found.is_late.any()
-
-
-def test_a_rank_without_such_operations_in_a_step_has_no_figure_there():
-    run = data_parallel(works(2, 3))
-    mask = ~((run.operations.rank == 1) & (run.operations.step == 2))
-    panel = by_rank_and_step(run.operations, np.ones(6), mask, ranks=run.ranks, step=run.steps.step)
-    assert np.isnan(panel.value_ns).tolist() == [[False] * 3, [False, False, True]]

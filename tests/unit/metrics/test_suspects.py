@@ -60,7 +60,7 @@ def verdict(rows, nodes, errors_ns, halfwidth_ns=HALFWIDTH_NS):
 def test_one_wrong_clock_is_named_with_its_sign_and_a_bound_below_the_truth(node, error_ns):
     found = verdict(*all_reduces(4), {node: error_ns})
     (suspect,) = found.suspects
-    assert (found.num_wrong, found.is_decided, suspect.node) == (1, True, node)
+    assert (found.num_wrong, suspect.node) == (1, node)
     assert (suspect.ahead_ns > 0, suspect.behind_ns > 0) == (error_ns > 0, error_ns < 0)
     assert 0.8 * MS < max(suspect.ahead_ns, suspect.behind_ns) < MS - TRANSFER_NS
     assert suspect.against == tuple(other for other in range(4) if other != node)
@@ -73,14 +73,14 @@ def test_a_wrong_reference_is_the_odd_one_out_when_all_others_shift_alike():
 
 def test_of_two_hosts_either_may_be_wrong():
     found = verdict(*all_reduces(2), {1: MS})
-    assert (found.num_wrong, found.is_decided) == (1, False)
+    assert found.num_wrong == 1
     assert [(suspect.node, suspect.ahead_ns > 0) for suspect in found.suspects] == [(0, False), (1, True)]
 
 
 @pytest.mark.parametrize("errors_ns", [{1: MS, 4: -MS}, {1: MS, 4: 2 * MS}])
 def test_two_wrong_clocks_among_five_are_found_and_judged_by_the_sound_ones(errors_ns):
     found = verdict(*all_reduces(5), errors_ns)
-    assert (found.num_wrong, found.is_decided) == (2, True)
+    assert found.num_wrong == len(found.suspects) == 2
     for suspect in found.suspects:
         assert suspect.against == (0, 2, 3)
         assert max(suspect.ahead_ns, suspect.behind_ns) < abs(errors_ns[suspect.node])
@@ -88,7 +88,7 @@ def test_two_wrong_clocks_among_five_are_found_and_judged_by_the_sound_ones(erro
 
 def test_two_halves_that_contradict_each_other_are_all_suspect():
     found = verdict(*all_reduces(4), {2: MS, 3: MS})
-    assert (found.num_wrong, found.is_decided) == (2, False)
+    assert found.num_wrong == 2
     assert [suspect.node for suspect in found.suspects] == [0, 1, 2, 3]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.jitter.variance_shares import deal, dealt, separate, shared_noise, unit_maxima, unit_means
+from hpcpace.metrics.jitter.variance_shares import deal, dealt, shared_noise, split_work, unit_maxima, unit_means
 
 
 def noise(num_ranks, num_steps=300, num_segments=1, *, seed=0):
@@ -26,7 +26,7 @@ def test_nodes_of_unequal_size_are_compared():
 
 def test_separated_parts_add_up_to_the_work_for_many_ranks():
     work = noise(64, 100, 2) + np.random.default_rng(1).normal(0, 5, (1, 100, 2))
-    parts = separate(work, np.arange(64))
+    parts = split_work(work, np.arange(64))
     assert parts.weight == pytest.approx([1.0, 1.0], abs=0.02)
     total = parts.location_ns + parts.rank_effect_ns[:, np.newaxis] + parts.residual_ns
     assert np.abs(total - work).max() < 0.05
@@ -35,11 +35,11 @@ def test_separated_parts_add_up_to_the_work_for_many_ranks():
 
 def test_few_steps_show_what_many_ranks_share():
     work = noise(64, 10) + np.random.default_rng(1).normal(0, 5, (1, 10, 1))
-    assert separate(work, np.arange(64)).weight[0] > 0.95
+    assert split_work(work, np.arange(64)).weight[0] > 0.95
 
 
 def test_nothing_in_common_leaves_the_work_alone():
-    assert separate(noise(4, 2000), np.arange(4)).weight.max() < 0.1
+    assert split_work(noise(4, 2000), np.arange(4)).weight.max() < 0.1
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 50, 80])

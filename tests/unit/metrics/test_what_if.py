@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from known_runs import MS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.causes.replay import rebuilt_ns, replay, step_graph
+from hpcpace.metrics.causes.replay import rebuilt_ns, replay
+from hpcpace.metrics.causes.step_graph import step_graph
 from hpcpace.metrics.causes.what_if import Change, what_if
 from hpcpace.metrics.lateness.segments import local_work
 from hpcpace.metrics.operations.blocked_time import Blocks

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
+from experiments.pacing.auto_gain import late_change
+from experiments.pacing.collected import SPEC, expected, scenes
+from experiments.pacing.jobs import Scene, Series, at_most, never_kept_in_vain, spelled
+from experiments.pacing.launch import Ran
+from experiments.pacing.paced_job import JobSpec
 from hpcpace.metrics.repetitions import Estimate
-from tests.pacing.auto_gain import late_change
-from tests.pacing.collected import SPEC, expected, scenes
-from tests.pacing.jobs import Scene, Series, at_most, never_kept_in_vain, spelled
-from tests.pacing.launch import Ran
-from tests.pacing.paced_job import JobSpec
 
 
 def _ran(*, off_ms=100.0, on_ms=None, last_ms=100.0, is_on=False, outcome="no effect"):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.pacing.simulated_trial import outcomes_of
+from experiments.pacing.trial_judged import USUAL, Truth, simulated
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Outcome
-from tests.pacing.simulated_trial import outcomes_of
-from tests.pacing.trial_judged import USUAL, Truth, simulated
 
 QUIET = replace(USUAL, variation=0.02, drift=0.0)
 NUM_RUNS = 20

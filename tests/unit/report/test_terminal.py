@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_run import SyntheticRun
 
+from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, summarize
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect

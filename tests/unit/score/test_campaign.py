@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.score.campaign import Outcome, Task, examined, tasks
+from experiments.score.cells import CELLS, power_cells, seeds
+from experiments.score.document import cell_rows, confidence_rows, document, mode_rows, power_rows, target_rows
 from hpcpace.trace.tables import RankTrace
-from tests.score.campaign import Outcome, Task, examined, tasks
-from tests.score.cells import CELLS, power_cells, seeds
-from tests.score.document import cell_rows, confidence_rows, document, mode_rows, power_rows, target_rows
 
 CELLS_BY_NAME = {cell.name: cell for cell in CELLS}
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.score.generator import HALFWIDTH_NS, START_NS, clocks_of, traces_of, write_run
+from experiments.score.scenario import NUM_WARMUP, Scenario
+from experiments.score.timeline import simulate
+from experiments.score.work import noise_factors
 from hpcpace.diagnosis.evidence import Evidence, gather_evidence
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import Op, Phase
-from tests.score.generator import HALFWIDTH_NS, START_NS, clocks_of, traces_of, write_run
-from tests.score.scenario import NUM_WARMUP, Scenario
-from tests.score.timeline import simulate
-from tests.score.work import noise_factors
 
 SMALL = {"num_ranks": 16, "num_steps": 12, "ranks_per_node": 2}
 LAYOUTS = {"dp": {}, "dp x pp": {"num_stages": 4}, "pp": {"num_stages": 16}}

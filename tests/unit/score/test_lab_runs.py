@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from experiments.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
+from experiments.score.lab_document import line, table
+from experiments.score.lab_runs import Outcome, judged
 from hpcpace.config import TrainConfig
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.train.plan import plan_training
-from tests.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
-from tests.score.lab_document import line, table
-from tests.score.lab_runs import Outcome, judged
 
 BY_NAME = {case.name: case for case in CASES}
 RUN = Path("run")

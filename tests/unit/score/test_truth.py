@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.score.scenario import EVERYWHERE, Scenario
-from tests.score.truth import Truth, truth_of
+from experiments.score.scenario import EVERYWHERE, Scenario
+from experiments.score.truth import Truth, truth_of
 
 SMALL = {"num_ranks": 16, "num_steps": 20, "ranks_per_node": 4, "nodes_per_leaf": 2, "level": 0.01}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from experiments.score.generator import write_run
+from experiments.score.scenario import Scenario
+from experiments.score.truth import truth_of
 from hpcpace.cli import cli
 from hpcpace.errors import EXIT_WARNING
-from tests.score.generator import write_run
-from tests.score.scenario import Scenario
-from tests.score.truth import truth_of
 
 
 def test_summary_is_the_same_with_without_and_with_a_damaged_truth(tmp_path: Path) -> None:

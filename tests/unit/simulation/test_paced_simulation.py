@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.simulation import KINDS, Incast, Job, ParametricNoise, PollStealing, TracedNoise, simulate
+from hpcpace.simulation import KINDS, Incast, ParametricNoise, PollStealing, SimulatedJob, TracedNoise, simulate
 from hpcpace.simulation.paced import PacedRanks, off_then_on
 
 DELAYING = ("published-window", "published-spread", "slack", "stagger")
@@ -31,7 +31,7 @@ def _random_job(seed):
             is_coscheduled=is_coscheduled,
         )
     )  # fmt: skip
-    return Job(
+    return SimulatedJob(
         num_ranks=num_ranks,
         num_steps=80,
         work_ns=work_ns,
@@ -73,7 +73,7 @@ def test_each_policy_was_on_in_many_of_these_jobs(outcomes, policy):
 
 def test_slack_gains_where_polling_takes_processor_time_and_not_where_it_does_not():
     def gain(cores):
-        job = Job(
+        job = SimulatedJob(
             num_ranks=4,
             num_steps=400,
             work_ns=np.array([3e7, 1e8, 3e7, 1e8]),

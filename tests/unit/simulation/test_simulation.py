@@ -9,11 +9,11 @@ from hpcpace.errors import UsageError
 from hpcpace.simulation import (
     KINDS,
     Incast,
-    Job,
     ParametricNoise,
     PollStealing,
     PowerShare,
     ResampledNoise,
+    SimulatedJob,
     TracedNoise,
     simulate,
 )
@@ -38,7 +38,7 @@ class Delays:
 
 
 def test_without_noise_a_step_is_the_longest_work_and_the_transfer():
-    found = simulate(Job(num_ranks=3, num_steps=4, work_ns=np.array([5.0, 7.0, 6.0]), transfer_ns=2.0))
+    found = simulate(SimulatedJob(num_ranks=3, num_steps=4, work_ns=np.array([5.0, 7.0, 6.0]), transfer_ns=2.0))
     assert found.step_ns.tolist() == [9.0] * 4
     assert found.ready_ns.tolist() == [[5.0, 14.0, 23.0, 32.0], [7.0, 16.0, 25.0, 34.0], [6.0, 15.0, 24.0, 33.0]]
     assert (found.cv, found.mean_step_ns) == (0.0, 9.0)
@@ -47,7 +47,7 @@ def test_without_noise_a_step_is_the_longest_work_and_the_transfer():
 
 def test_independent_exponential_noise_costs_its_expected_maximum():
     noise = ParametricNoise(kind="exponential", size_ns=10.0)
-    found = simulate(Job(num_ranks=64, num_steps=20_000, work_ns=100.0, noise=noise))
+    found = simulate(SimulatedJob(num_ranks=64, num_steps=20_000, work_ns=100.0, noise=noise))
     expected = 100 + 10 * (1 / np.arange(1, 65)).sum()
     assert found.mean_step_ns == pytest.approx(expected, abs=4 * found.step_ns.std() / 20_000**0.5)
 
@@ -55,13 +55,13 @@ def test_independent_exponential_noise_costs_its_expected_maximum():
 @pytest.mark.parametrize("kind", KINDS)
 def test_coscheduled_noise_costs_what_one_rank_has_of_it(kind):
     noise = ParametricNoise(kind=kind, size_ns=10.0, is_coscheduled=True)
-    many = simulate(Job(num_ranks=64, num_steps=200, work_ns=100.0, noise=noise))
+    many = simulate(SimulatedJob(num_ranks=64, num_steps=200, work_ns=100.0, noise=noise))
     assert (many.ready_ns == many.ready_ns[0]).all()
 
 
 def test_rare_events_of_many_ranks_strike_most_steps():
     noise = ParametricNoise(kind="rare", size_ns=10.0, probability=0.02)
-    found = simulate(Job(num_ranks=100, num_steps=20_000, work_ns=100.0, noise=noise))
+    found = simulate(SimulatedJob(num_ranks=100, num_steps=20_000, work_ns=100.0, noise=noise))
     assert found.mean_step_ns == pytest.approx(100 + 10 * (1 - 0.98**100), abs=0.1)
 
 
@@ -98,7 +98,7 @@ def test_a_trace_of_noise_costs_less_where_all_ranks_have_it_together():
         noise = TracedNoise(
             begin_ns=np.array([3e5]), duration_ns=np.array([2e5]), period_ns=1.1e7, is_coscheduled=is_coscheduled
         )
-        return simulate(Job(num_ranks=32, num_steps=2_000, work_ns=1e6, noise=noise)).mean_step_ns
+        return simulate(SimulatedJob(num_ranks=32, num_steps=2_000, work_ns=1e6, noise=noise)).mean_step_ns
 
     # Together: 2e5 in each period of the trace. Apart, a step meets one with the probability that follows.
     assert mean(True) == pytest.approx(1e6 / (1 - 2e5 / 1.1e7), rel=0.01)
@@ -163,7 +163,7 @@ def test_a_coupling_of_no_strength_leaves_nothing_to_gain(off):
     generator = np.random.default_rng(7)
     for seed in range(20):
         noise = ParametricNoise(kind="exponential", size_ns=20.0)
-        job = Job(num_ranks=16, num_steps=50, work_ns=100.0, transfer_ns=3.0, noise=noise, seed=seed, **off)
+        job = SimulatedJob(num_ranks=16, num_steps=50, work_ns=100.0, transfer_ns=3.0, noise=noise, seed=seed, **off)
         delays = generator.random((16, 50)) * 40 * (generator.random((16, 50)) < 0.5)
         assert (simulate(job, Delays(delays)).exit_ns >= simulate(job).exit_ns - 1e-6).all()
 
@@ -174,13 +174,13 @@ def test_a_coupling_of_no_strength_leaves_nothing_to_gain(off):
     ids=["poll", "power"],
 )
 def test_with_a_coupling_of_nodes_it_gains_to_hold_back_the_early_rank(on):
-    job = Job(num_ranks=4, num_steps=10, work_ns=np.array([100.0, 200.0, 100.0, 200.0]), **on)
+    job = SimulatedJob(num_ranks=4, num_steps=10, work_ns=np.array([100.0, 200.0, 100.0, 200.0]), **on)
     delays = np.repeat([[80.0], [0.0], [80.0], [0.0]], 10, axis=1)
     assert simulate(job, Delays(delays)).mean_step_ns < 0.95 * simulate(job).mean_step_ns
 
 
 def test_slots_gain_where_goodput_collapses():
-    job = Job(num_ranks=4, num_steps=10, work_ns=100.0, incast=Incast(message_ns=10.0, limit=1, collapse=1.0))
+    job = SimulatedJob(num_ranks=4, num_steps=10, work_ns=100.0, incast=Incast(message_ns=10.0, limit=1, collapse=1.0))
     slots = np.repeat(np.arange(4)[:, np.newaxis] * 10.0, 10, axis=1)
     assert simulate(job).mean_step_ns == pytest.approx(100 + 4 * 10 * 4)
     assert simulate(job, Delays(slots)).mean_step_ns == pytest.approx(100 + 4 * 10)
@@ -189,14 +189,15 @@ def test_slots_gain_where_goodput_collapses():
 def test_jobs_of_one_seed_have_the_same_noise_and_others_not():
     noise = ParametricNoise(kind="normal", size_ns=5.0)
     first, again, other = (
-        simulate(Job(num_ranks=4, num_steps=9, work_ns=50.0, noise=noise, seed=seed)).exit_ns for seed in (1, 1, 2)
+        simulate(SimulatedJob(num_ranks=4, num_steps=9, work_ns=50.0, noise=noise, seed=seed)).exit_ns
+        for seed in (1, 1, 2)
     )
     assert (first == again).all()
     assert (first != other).any()
 
 
 def test_a_sleep_ends_late_and_no_delay_does_not():
-    job = Job(num_ranks=2, num_steps=500, work_ns=100.0, overshoot_ns=5.0)
+    job = SimulatedJob(num_ranks=2, num_steps=500, work_ns=100.0, overshoot_ns=5.0)
     found = simulate(job, Delays(np.repeat([[10.0], [0.0]], 500, axis=1)))
     assert not found.delay_ns[1].any()
     assert found.delay_ns[0].min() >= 10.0
@@ -206,16 +207,18 @@ def test_a_sleep_ends_late_and_no_delay_does_not():
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: Job(num_ranks=3, num_steps=1, work_ns=1.0, poll=PollStealing(ranks_per_node=2, cores_per_node=1.0)),
-        lambda: Job(num_ranks=2, num_steps=1, work_ns=np.ones(3)),
-        lambda: Job(num_ranks=0, num_steps=1, work_ns=1.0),
+        lambda: SimulatedJob(
+            num_ranks=3, num_steps=1, work_ns=1.0, poll=PollStealing(ranks_per_node=2, cores_per_node=1.0)
+        ),
+        lambda: SimulatedJob(num_ranks=2, num_steps=1, work_ns=np.ones(3)),
+        lambda: SimulatedJob(num_ranks=0, num_steps=1, work_ns=1.0),
         lambda: ParametricNoise(kind="gaussian", size_ns=1.0),  # type: ignore[arg-type]
         lambda: ParametricNoise(kind="rare", size_ns=1.0, probability=2.0),
         lambda: ResampledNoise(residual_ns=np.zeros((2, 3)), length=4),
         lambda: TracedNoise(begin_ns=np.array([0.0, 1.0]), duration_ns=np.array([2.0, 1.0]), period_ns=9.0),
         lambda: PowerShare(ranks_per_node=1, boost=0.1),
         lambda: Incast(message_ns=1.0, limit=0),
-        lambda: Job(
+        lambda: SimulatedJob(
             num_ranks=8,
             num_steps=1,
             work_ns=1.0,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from known_study import write_study
 
+from experiments.studies.__main__ import busy_s, lab_sweep, planned_study, published_rows, reference_set_up
+from experiments.studies.document import Measured, document, draw_plots, write_document, write_scaling
+from experiments.studies.lab_set_up import SetUp, set_up, single, steps_for
 from hpcpace.errors import UsageError
 from hpcpace.studies.figures import study_figures
 from hpcpace.studies.published import BATCH
 from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout
-from tests.studies.__main__ import busy_s, lab_sweep, planned_study, published_rows, reference_set_up
-from tests.studies.document import Measured, document, draw_plots, write_document, write_scaling
-from tests.studies.lab_set_up import SetUp, set_up, single, steps_for
 
 TEXT = dataclasses.replace(lab_sweep().setups()[0], batch=BATCH, stands_for=BATCH)
 WHEN = Measured(begin_s=1795391940.0, end_s=1795392600.0, busy_s={"nano-cluster": 600.0, "model-size": 60.0})
@@ -70,6 +70,7 @@ def test_the_lab_sweeps_all_of_the_published_study() -> None:
     ]
 
 
+@pytest.mark.tool
 def test_the_document_has_every_set_up_and_the_published_values(found: SetUp, tmp_path: Path) -> None:
     layouts = tuple(map(parse_layout, ("1x1", "1x2", "2x1")))
     sweep = NanoCluster(batches=(4, 16), image_batches=(32,), layouts=layouts, shrink=16)
@@ -96,6 +97,7 @@ def test_the_document_has_every_set_up_and_the_published_values(found: SetUp, tm
     assert sorted(plots) == sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "studies-lab").iterdir())
 
 
+@pytest.mark.tool
 def test_a_new_document_keeps_the_section_of_the_scaling_study(found: SetUp, tmp_path: Path) -> None:
     path = tmp_path / "studies-lab.md"
     write_scaling(path, "## The scaling study\n\nMeasured.")

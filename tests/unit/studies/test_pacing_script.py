@@ -125,10 +125,11 @@ def test_the_table_is_of_the_runs_and_not_of_the_audits_beside_them(run: Run, tm
     [
         ((), "name the folder of the study"),
         (("--nodes", "1"), "name the folder of the study"),
-        (("study", "--node", "1"), "there is no option --node"),
-        (("study", "--nodes"), "--nodes needs a value"),
-        (("study", "--nodes", "1,x"), "x is no number"),
-        (("study", "--repetitions", "0"), "0 is no number"),
+        (("study", "--node", "1"), "No such option"),
+        (("study", "--nodes"), "Option '--nodes' requires an argument"),
+        (("study", "--nodes", "1,x"), "'1,x': give whole numbers"),
+        (("study", "--policies", "none,slow"), "policy 'slow': choose from none, observe"),
+        (("study", "--repetitions", "0"), "0 is not in the range x>=1"),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_job(words: tuple[str, ...], said: str, run: Run) -> None:

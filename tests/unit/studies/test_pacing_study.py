@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import SyntheticRun
 
+from experiments.synthetic_run import SyntheticRun
 from hpcpace.errors import DataError
 from hpcpace.metrics.repetitions import Estimate, mean_of, share_of, throughput_of_steps, variation_of_steps
 from hpcpace.pace.settings import PaceSettings

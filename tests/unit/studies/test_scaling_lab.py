@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from experiments.studies.document import write_scaling
+from experiments.studies.scaling_lab import section
 from hpcpace.studies.scaling import ScalingFolder, ScalingRun, verdicts
-from tests.studies.document import write_scaling
-from tests.studies.scaling_lab import section
 
 
 def a_study(path: Path) -> ScalingFolder:
@@ -29,6 +31,7 @@ def a_study(path: Path) -> ScalingFolder:
     return study
 
 
+@pytest.mark.tool
 def test_the_section_says_what_was_injected_and_whether_it_was_found(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     text = section(study.path, verdicts(study))

@@ -134,7 +134,7 @@ def test_outside_of_a_lab_faults_of_the_network_are_left_out(run: Run) -> None:
     assert done.returncode == 0, done.stderr
     names = [Path(job["HPCPACE_RUN_DIR"]).name for job in jobs]
     assert names == ["n4x2-o1-block", *(f"n4x2-o1-block-{fault}" for fault in FAULTS_OF_RANKS)]
-    assert done.stderr.count("left out, only a lab can inject it") == 2
+    assert done.stderr.count("left out: only a lab can inject its fault") == 2
 
 
 def test_a_scaling_run_that_was_stopped_is_put_aside_and_done_anew(run: Run, tmp_path: Path) -> None:

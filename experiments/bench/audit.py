@@ -1,0 +1,123 @@
+"""Measures what the audit costs: `python -m experiments.bench.audit`; `--lab` (root) adds a run over 64 hosts.
+
+One node as a whole process beside the start of Python alone, what a session pays for its snapshot, and the rules over
+2,048 snapshots of 8 ranks: of sound nodes, and of nodes on which more than a hundred things are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from experiments.machines import cases
+from hpcpace.audit.facts import Snapshot
+from hpcpace.audit.job import Job
+from hpcpace.audit.result import audit
+from hpcpace.audit.schema import snapshot_from, snapshot_text
+from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.verdict import verdict_lines
+from hpcpace.config import LabConfig
+from hpcpace.lab.lab import Lab
+from hpcpace.observe.coordination import Alone
+from hpcpace.observe.host_snapshot import save_host_snapshots
+from hpcpace.world.environment import host_identity, locate, process_environ, rank_info
+
+NUM_HOSTS, NUM_RANKS, NUM_LAB_HOSTS = 2048, 8, 64
+
+
+def process_times(*arguments: str) -> tuple[float, float]:
+    """Return wall and processor seconds of a Python process with these arguments."""
+    before, begin_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    wall_s, after = time.perf_counter() - begin_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def one_node(repeats: int) -> None:
+    for name, arguments in (("python alone", ("-c", "pass")), ("hpcpace audit", ("-m", "hpcpace", "audit"))):
+        times = [process_times(*arguments) for _ in range(repeats)]
+        wall_s, cpu_s = (statistics.median(column) for column in zip(*times, strict=True))
+        print(f"{name}: wall {wall_s:.3f} s, processor {cpu_s:.3f} s (medians of {repeats})")
+
+
+def in_a_session(repeats: int) -> None:
+    """Print what a rank that is the first of its host pays, with all modules loaded."""
+    environ, key = process_environ(), host_identity().host_key
+    world = locate(rank_info(environ), [key])
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(repeats):
+            begin_s, begin_wall_s = time.process_time(), time.perf_counter()
+            save_host_snapshots(Alone(), world, [key], environ, Path(folder), warn=print)
+            times.append((time.perf_counter() - begin_wall_s, time.process_time() - begin_s))
+    wall_s, cpu_s = (statistics.median(column) for column in zip(*times, strict=True))
+    print(f"snapshot in a session: wall {1000 * wall_s:.1f} ms, processor {1000 * cpu_s:.1f} ms (medians of {repeats})")
+
+
+def cluster(machine: Callable[[], Any]) -> list[str]:
+    """Return the snapshots of many nodes as texts, each with ranks, and a boot, of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = take_tree(machine().write(Path(folder) / "tree"))
+    texts = []
+    for number in range(NUM_HOSTS):
+        ranks = tuple(
+            dataclasses.replace(rank, rank=number * NUM_RANKS + rank.local_rank, world_size=NUM_HOSTS * NUM_RANKS)
+            for rank in whole.ranks
+        )
+        made = dataclasses.replace(whole, host=f"n{number}", boot_id=f"boot-{number}", ranks=ranks)
+        texts.append(snapshot_text(made))
+    return texts
+
+
+def rules(repeats: int) -> None:
+    for name, machine in (("sound", cases.dgx_h100), ("bad", cases.dgx_badly_bound)):
+        texts = cluster(machine)
+        for _ in range(repeats):
+            begin_s = time.process_time()
+            snapshots: list[Snapshot] = [snapshot_from(text) for text in texts]
+            read_s = time.process_time()
+            result = audit(Job(snapshots))
+            ruled_s = time.process_time()
+            verdict_lines(result)
+            end_s = time.process_time()
+            print(
+                f"{NUM_HOSTS} {name} nodes x {NUM_RANKS} ranks: reading {read_s - begin_s:.2f} s, rules "
+                f"{ruled_s - read_s:.2f} s, verdict {end_s - ruled_s:.2f} s of processor time, "
+                f"{len(result.findings)} findings"
+            )
+
+
+def in_a_lab() -> None:
+    """Print how long all hosts of a lab take; they share this machine's cores."""
+    config = LabConfig(name="bench-audit", hosts=NUM_LAB_HOSTS, leaves=8)
+    with Lab.up(config) as lab, tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        command = ("srun", f"-N{NUM_LAB_HOSTS}", "--ntasks-per-node=1", sys.executable, "-m", "hpcpace", "audit")
+        begin_s = time.perf_counter()
+        done = lab.run(*command, cwd=Path(folder), timeout_s=120)
+        print(f"srun hpcpace audit over {NUM_LAB_HOSTS} lab hosts: wall {time.perf_counter() - begin_s:.1f} s")
+        print(done.stdout.splitlines()[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--lab", action="store_true", help="boot a lab, which needs root")
+    options = parser.parse_args()
+    one_node(options.repeats)
+    in_a_session(options.repeats)
+    rules(max(1, options.repeats // 5))
+    if options.lab:
+        in_a_lab()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+"""How fast a report reads and measures traces: `python -m experiments.bench.report_speed`.
+
+Traces of three sizes are written through the real format, as a rank leaves them that closed its recording, and read
+with a warm page cache: 64 ranks, of each step 32 operations in three groups and to its neighbours, with log-normal
+jitter, five phases, clocks that drift. Each measurement is a process of its own, of which and whose children the memory
+is looked at twenty times a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcpace.diagnosis import analyze as analysis
+from hpcpace.diagnosis import measure as examination
+from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.rundir import RunDirectory
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.encoding import round_times, row_dtypes
+from hpcpace.trace.schema import Op, Phase, TraceHeader
+from hpcpace.trace.stream import MOST_ROWS
+from hpcpace.trace.writer import TraceWriter
+from hpcpace.units import NS_PER_MS, NS_PER_S
+
+_SIZES = (1_000_000, 3_000_000, 10_000_000)
+_NUM_RANKS = 64
+_SLOT_SIZE = 8
+_MANY_RANKS = 4096
+_SAMPLE_S = 0.05
+_BEGIN_CPU_S = time.process_time()
+_STAGES = (
+    (analysis, "gather_evidence"),
+    (analysis, "lay_ground"),
+    (analysis, "find_cut_off"),
+    (examination, "clock_figures"),
+    (examination, "group_transfers"),
+    (examination, "kinds"),
+    (examination, "rank_totals"),
+    (analysis, "panels_of"),
+    (analysis, "jitter_figures"),
+    (analysis, "cause_figures"),
+)
+_WORLD, _SLOT, _PEERS = range(3)
+# One step of a rank: operation, group, size in bytes, whether the caller blocks on it, milliseconds that it takes and
+# that pass before it. A group is the world, 8 ranks side by side, or 8 ranks 8 apart.
+_FORWARD = ((Op.ALL_REDUCE, _SLOT, 3_145_728, True, 0.3, 0.5),) * 8
+_BACKWARD = (
+    (Op.ALL_REDUCE, _SLOT, 3_145_728, True, 0.3, 0.7),
+    (Op.ALL_REDUCE, _SLOT, 3_145_728, True, 0.3, 0.5),
+    (Op.REDUCE_SCATTER, _PEERS, 26_214_400, False, 2.5, 0.05),
+) * 6
+_OPERATIONS = (
+    (Op.RECV, _WORLD, 3_145_728, True, 0.2, 0.4),
+    *_FORWARD,
+    (Op.SEND, _WORLD, 3_145_728, False, 0.4, 0.2),
+    *_BACKWARD,
+    (Op.ALL_GATHER, _PEERS, 13_107_200, True, 1.5, 0.4),
+    (Op.BROADCAST, _WORLD, 64, True, 0.05, 0.1),
+    (Op.ALL_REDUCE, _WORLD, 8, True, 0.05, 0.05),
+    (Op.BARRIER, _WORLD, 0, True, 0.05, 0.05),
+)
+_FEW = (*_FORWARD[:1], *_BACKWARD[2:3], *_OPERATIONS[-2:])
+# Each phase lasts from the begin of one of a step's operations to that of another, as shares of a step.
+_PHASES = (
+    (Phase.DATA, 0.0, 0.02),
+    (Phase.FORWARD, 0.03, 0.35),
+    (Phase.BACKWARD, 0.36, 0.85),
+    (Phase.GRAD_SYNC, 0.80, 0.85),
+    (Phase.OPTIMIZER, 0.88, 0.98),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, nargs="+", default=_SIZES, help="operations of all ranks together")
+    parser.add_argument("--ranks", type=int, default=_NUM_RANKS)
+    parser.add_argument("--few", action="store_true", help="4 operations a step in place of 32")
+    parser.add_argument("--stream", action="store_true", help="range of steps by range of steps, in bounded memory")
+    parser.add_argument("--all", action="store_true", help="also 4,096 ranks, and the largest size from disk")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="keep the traces there, and use those that are there")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(RunDirectory(args.measure), 0 if args.stream else MOST_ROWS)))
+        return
+    cases = [(args.ranks, args.few, num_records, args.stream, args.repeats) for num_records in args.records]
+    if args.all:
+        cases += [(_MANY_RANKS, True, 4 * _MANY_RANKS * 1000, False, 1), (_NUM_RANKS, False, max(_SIZES), True, 1)]
+    with tempfile.TemporaryDirectory() as temporary:
+        for num_ranks, is_few, num_records, is_streamed, repeats in cases:
+            operations = _FEW if is_few else _OPERATIONS
+            num_steps = -(-num_records // (num_ranks * len(operations)))
+            run = (args.folder or Path(temporary)) / f"{num_ranks}x{num_steps}x{len(operations)}"
+            if not run.exists():
+                write_run(RunDirectory(run), num_ranks, num_steps, operations)
+            # The first one warms the page cache.
+            samples = [_measured_apart(run, is_streamed) for _ in range(repeats + 1)][1:]
+            _print(num_ranks, num_steps, samples, "from disk" if is_streamed else "in memory")
+
+
+def measure(run: RunDirectory, most_rows: int = MOST_ROWS) -> dict[str, float]:
+    """Return the number of records, the seconds of each stage, and those of all cores together.
+
+    Stages are timed by wrapping the functions that the report calls; what is not in one of them is the rest.
+    """
+    seconds: dict[str, float] = {}
+    attempt = run.attempt(0)
+    for module, name in _STAGES:
+        setattr(module, name, _timed(getattr(module, name), name, seconds))
+    begin_s = time.perf_counter()
+    found = read_attempt(attempt, most_rows=most_rows, tables=TABLES_USED)
+    seconds["load"] = time.perf_counter() - begin_s
+    num_records = sum(len(trace.tables["collectives"]) for trace in found.traces)
+    analyze(run, attempt, found.traces, found.problems, Selection())
+    all_s = time.perf_counter() - begin_s
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return {
+        "records": num_records,
+        **seconds,
+        "rest": all_s - sum(seconds.values()),
+        "cpu": sum(own.ru_utime + own.ru_stime for own in usage) - _BEGIN_CPU_S,
+    }
+
+
+def _timed(function: Callable[..., Any], name: str, seconds: dict[str, float]) -> Callable[..., Any]:
+    @wraps(function)
+    def timed(*args: Any, **options: Any) -> Any:
+        begin_s = time.perf_counter()
+        result = function(*args, **options)
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin_s
+        return result
+
+    return timed
+
+
+def _measured_apart(run: Path, is_streamed: bool) -> dict[str, float]:
+    """Return what a process of its own measures, and the most memory that it and its children had at one time."""
+    program = [sys.executable, "-m", "experiments.bench.report_speed"]
+    command = [*program, "--measure", str(run), *["--stream"] * is_streamed]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        peak_bytes = 0
+        while process.poll() is None:
+            peak_bytes = max(peak_bytes, _memory_bytes(process.pid))
+            time.sleep(_SAMPLE_S)
+        assert process.stdout is not None
+        written = process.stdout.read()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    measured: dict[str, float] = json.loads(written)
+    return measured | {"peak": peak_bytes}
+
+
+def _memory_bytes(pid: int) -> int:
+    """Return the memory of a process and its children: pages that several of them share count once (Pss)."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        threads = list(Path(f"/proc/{pid}/task").glob("*/children"))
+        children = [child for thread in threads for child in thread.read_text().split()]
+    except OSError:  # it has ended
+        return 0
+    own = next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+    return own * 1024 + sum(_memory_bytes(int(child)) for child in children)
+
+
+def _print(num_ranks: int, num_steps: int, samples: list[dict[str, float]], how: str) -> None:
+    num_records, peak_bytes = int(samples[0]["records"]), max(sample["peak"] for sample in samples)
+    stages = [name for name in samples[0] if name not in ("records", "peak", "cpu")]
+    totals = sorted(sum(sample[name] for name in stages) for sample in samples)
+    median_s = totals[len(totals) // 2]
+    medians = {name: sorted(sample[name] for sample in samples)[len(samples) // 2] for name in (*stages, "cpu")}
+    # Beside other work the seconds of all cores together say more than those of the clock.
+    print(
+        f"{num_ranks} ranks x {num_steps} steps, {num_records / 1e6:.2f} million records {how}: "
+        f"{num_records / median_s / 1e6:.2f} million records/s, {median_s:.2f} s "
+        f"({totals[0]:.2f} to {totals[-1]:.2f} in {len(samples)} runs), {medians.pop('cpu'):.2f} s of CPU, "
+        f"peak {peak_bytes / 2**30:.2f} GiB"
+    )
+    print("  " + ", ".join(f"{name} {value:.2f} s" for name, value in medians.items()), flush=True)
+
+
+def write_run(run: RunDirectory, num_ranks: int, num_steps: int, operations: tuple[tuple, ...] = _OPERATIONS) -> None:
+    """Write the traces of a run, each rank's as its writer leaves it when it closes."""
+    attempt = run.new_attempt()
+    write: Callable[[int], None] = partial(_write_rank, attempt.trace_dir, num_ranks, num_steps, operations)
+    with ProcessPoolExecutor() as pool:
+        for _ in pool.map(write, range(num_ranks), chunksize=4):
+            pass
+
+
+def _write_rank(folder: Path, num_ranks: int, num_steps: int, operations: tuple[tuple, ...], rank: int) -> None:
+    rng = np.random.default_rng([num_ranks, num_steps, rank])
+    node, local_rank = divmod(rank, _SLOT_SIZE)
+    header = TraceHeader(
+        run_id="bench", attempt=0, rank=rank, world_size=num_ranks, local_rank=local_rank, local_size=_SLOT_SIZE,
+        node=node, host=f"n{node}", host_key=f"n{node}", mesh=f"dp={num_ranks // _SLOT_SIZE},tp={_SLOT_SIZE}",
+        dp=node, pp=0, tp=local_rank,
+    )  # fmt: skip
+    begins_ns = _step_begins_ns(num_ranks, num_steps, operations)
+    offset_ns = int(rng.integers(-NS_PER_S, NS_PER_S)) if rank else 0
+    own_ns = begins_ns + (offset_ns + ((begins_ns - begins_ns[0]) * rng.uniform(-2e-5, 2e-5)).astype(np.int64)) * (
+        rank > 0
+    )
+    writer = TraceWriter(folder / f"rank-{rank:05d}.h5", header)
+    dtypes = row_dtypes()
+    for name, rows in (
+        ("groups", _groups(rank, num_ranks)),
+        ("steps", _steps(own_ns)),
+        ("phases", _phases(own_ns, rng)),
+        ("collectives", _collectives(own_ns, rank, num_ranks, operations, rng)),
+        ("clock", _clock(begins_ns, own_ns)),
+        ("account", [(int(own_ns[-1]), num_steps * len(operations), 0, num_steps * 20_000)]),
+    ):
+        rows = np.array(rows, dtypes[name])
+        round_times(name, rows)
+        writer.add(name, rows)
+    writer.close()
+
+
+def _groups(rank: int, num_ranks: int) -> list[tuple[int, int, bytes, bytes]]:
+    first = rank - rank % _SLOT_SIZE
+    return [
+        *((_WORLD, member, b"world", b"gloo") for member in range(num_ranks)),
+        *((_SLOT, member, b"tp", b"gloo") for member in range(first, first + _SLOT_SIZE)),
+        *((_PEERS, member, b"dp", b"gloo") for member in range(rank % _SLOT_SIZE, num_ranks, _SLOT_SIZE)),
+    ]
+
+
+def _step_begins_ns(num_ranks: int, num_steps: int, operations: tuple[tuple, ...]) -> np.ndarray:
+    """Return the begin of each step and the end of the last one: the same on all ranks but for their clocks."""
+    rng = np.random.default_rng([num_ranks, num_steps])
+    step_ms = 1.25 * sum((duration_ms if blocks else 0.02) + gap_ms for *_, blocks, duration_ms, gap_ms in operations)
+    taken_ns = step_ms * NS_PER_MS * rng.lognormal(0, 0.05, num_steps)
+    return 3_600 * NS_PER_S + np.concatenate([[0], np.cumsum(taken_ns.astype(np.int64))])
+
+
+def _steps(own_ns: np.ndarray) -> np.ndarray:
+    rows = np.zeros(len(own_ns) - 1, row_dtypes()["steps"])
+    rows["step"], rows["samples"] = np.arange(len(rows)), 8
+    rows["begin_ns"], rows["end_ns"] = own_ns[:-1], own_ns[1:] - 2_000
+    rows["flags"][:5] = 1
+    return rows
+
+
+def _phases(own_ns: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    phases, begins, ends = map(np.array, zip(*_PHASES, strict=True))
+    length_ns = np.diff(own_ns)[:, None] * rng.uniform(0.99, 1.0, (len(own_ns) - 1, 1))
+    rows = np.zeros((len(own_ns) - 1, len(phases)), row_dtypes()["phases"])
+    rows["step"], rows["phase"], rows["microbatch"] = np.arange(len(rows))[:, None], phases, -1
+    rows["begin_ns"] = own_ns[:-1, None] + (length_ns * begins).astype(np.int64)
+    rows["end_ns"] = own_ns[:-1, None] + (length_ns * ends).astype(np.int64)
+    return rows.reshape(-1)
+
+
+def _collectives(
+    own_ns: np.ndarray, rank: int, num_ranks: int, operations: tuple[tuple, ...], rng: np.random.Generator
+) -> np.ndarray:
+    num_steps = len(own_ns) - 1
+    ops, groups, sizes, blocking, durations_ms, gaps_ms = map(np.array, zip(*operations, strict=True))
+    shape = (num_steps, len(ops))
+    # All ranks leave an operation when the last one has come and the transfer is over, each some microseconds later.
+    shared = np.random.default_rng([num_ranks, num_steps])
+    taken_ns = durations_ms * NS_PER_MS * shared.lognormal(0, 0.2, shape)
+    held_ns = np.where(blocking, taken_ns, 20_000)
+    gaps_ns = gaps_ms * NS_PER_MS * shared.lognormal(0, 0.2, shape)
+    ends_ns = np.cumsum(held_ns + gaps_ns, axis=1)
+    early_ns = np.minimum(0.2 * rng.lognormal(0, 0.5, shape), 0.9) * gaps_ns
+    # What jitter makes too long is squeezed into the step, so that operations stay in theirs.
+    scale = np.minimum(1.0, 0.98 * np.diff(own_ns) / ends_ns[:, -1])[:, None]
+    rows = np.zeros(shape, row_dtypes()["collectives"])
+    rows["step"], rows["group"], rows["op"], rows["bytes"] = np.arange(num_steps)[:, None], groups, ops, sizes
+    channels = [(group, op) if op in (Op.SEND, Op.RECV) else (group,) for group, op in zip(groups, ops, strict=True)]
+    places = np.array([channels[:index].count(channel) for index, channel in enumerate(channels)])
+    strides = np.array([channels.count(channel) for channel in channels])
+    rows["seq"] = np.arange(num_steps)[:, None] * strides + places
+    neighbours = {Op.SEND: (rank + 1) % num_ranks, Op.RECV: (rank - 1) % num_ranks, Op.BROADCAST: 0}
+    rows["peer"] = [neighbours.get(op, -1) for op in ops]
+    released_ns = (ends_ns - held_ns) * scale
+    late_ns = 1_000 * rng.lognormal(0, 0.3, shape)
+    rows["enter_ns"] = own_ns[:-1, None] + (released_ns - early_ns * scale).astype(np.int64)
+    rows["exit_ns"] = own_ns[:-1, None] + (released_ns + taken_ns * scale + late_ns).astype(np.int64)
+    rows["blocked_ns"] = np.where(blocking, np.maximum(rows["exit_ns"] - rows["enter_ns"] - 15_000, 0), 0)
+    rows["exit_kind"] = ~blocking
+    rows = rows.reshape(-1)
+    # Rows are recorded when operations complete.
+    return rows[np.argsort(rows["exit_ns"], kind="stable")]
+
+
+def _clock(begins_ns: np.ndarray, own_ns: np.ndarray) -> np.ndarray:
+    at = np.unique(np.linspace(0, len(own_ns) - 1, 20).astype(np.int64))
+    rows = np.zeros(len(at), row_dtypes()["clock"])
+    rows["local_ns"], rows["offset_ns"] = own_ns[at], own_ns[at] - begins_ns[at]
+    rows["halfwidth_ns"] = 9_000 * (own_ns[0] != begins_ns[0])
+    rows["rtt_ns"], rows["count"] = 20_000, 40
+    return rows
+
+
+if __name__ == "__main__":
+    main()

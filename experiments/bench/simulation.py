@@ -1,0 +1,61 @@
+"""How long the simulation of a large job takes: `python -m experiments.bench.simulation`.
+
+One thread; the ratio is to drawing the noise of the same job alone, which nothing that simulates it can do without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from hpcpace.simulation import Noise, ParametricNoise, ResampledNoise, SimulatedJob, TracedNoise, simulate
+
+NS_PER_MS = 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=16_384)
+    parser.add_argument("--steps", type=int, default=1_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    residual_ns = np.random.default_rng(0).standard_normal((8, 500)) * NS_PER_MS
+    noises: dict[str, Noise | TracedNoise] = {
+        "normal": ParametricNoise(kind="normal", size_ns=NS_PER_MS),
+        "pareto": ParametricNoise(kind="pareto", size_ns=NS_PER_MS),
+        "residuals": ResampledNoise(residual_ns=residual_ns),
+        "trace": TracedNoise(begin_ns=np.arange(1, 1001) * 1e7, duration_ns=np.full(1000, 5e4), period_ns=1.1e10),
+    }
+    for name, noise in noises.items():
+        job = SimulatedJob(
+            num_ranks=args.ranks, num_steps=args.steps, work_ns=100 * NS_PER_MS, transfer_ns=1e6, noise=noise
+        )
+        alone = "normal" if isinstance(noise, TracedNoise) else name
+        drawing_s = min(timed(partial(draw, noises[alone], args.ranks, args.steps), args.repeats))
+        simulating_s = min(timed(partial(simulate, job), args.repeats))
+        print(
+            f"simulation, {args.ranks} ranks x {args.steps} steps, {name} noise: {simulating_s:.2f} s of processor "
+            f"time, {simulating_s / drawing_s:.1f} times the drawing of {alone} noise (best of {args.repeats})"
+        )
+
+
+def draw(noise: Noise | TracedNoise, num_ranks: int, num_steps: int) -> None:
+    assert not isinstance(noise, TracedNoise)
+    noise.draw(num_ranks, num_steps, np.random.default_rng(0))
+
+
+def timed(action: Callable[[], object], repeats: int) -> list[float]:
+    found = []
+    for _ in range(repeats):
+        begin = time.process_time()
+        action()
+        found.append(time.process_time() - begin)
+    return found
+
+
+if __name__ == "__main__":
+    main()

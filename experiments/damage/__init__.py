@@ -1,0 +1,1 @@
+"""Feeds damaged, foreign and contradictory files to `hpcpace report` and checks what it does."""

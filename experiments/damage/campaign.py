@@ -1,0 +1,206 @@
+"""Damaged inputs, numbered: each is made, reported in a process of its own, judged and removed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.damage.child import Child, Result, preload, wait_for_one
+from experiments.damage.judge import problems_of, problems_of_view
+from experiments.damage.kind import Damaged, Kind
+from experiments.damage.names import run_folder
+from experiments.damage.specimen import RunCopy, Shelf
+
+_JSON_EVERY = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One damaged input; kind and number make it again."""
+
+    kind: Kind
+    number: int
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return f"{self.kind.name}#{self.number}"
+
+    @property
+    def specimen(self) -> str:
+        """The run that is damaged."""
+        return self.kind.specimens[self.number % len(self.kind.specimens)]
+
+    @property
+    def as_json(self) -> bool:
+        """Whether the report is asked for as JSON."""
+        return self.number % _JSON_EVERY == _JSON_EVERY - 1
+
+    def make(self, shelf: Shelf, path: Path) -> tuple[RunCopy, Damaged]:
+        """Copy the specimen to a path and damage it."""
+        random = np.random.default_rng([zlib.crc32(self.kind.name.encode()), self.number])
+        run = shelf.copy(self.specimen, path)
+        return run, self.kind.damage(run, random)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one input.
+
+    Attributes:
+        input: what was damaged, and how.
+        result: how the report ended.
+        views: how the further commands ended.
+        problems: what did not hold of any.
+    """
+
+    input: Input
+    result: Result
+    views: tuple[Result, ...] = ()
+    problems: tuple[str, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that any of the commands took."""
+        return max(result.memory_bytes for result in (self.result, *self.views))
+
+
+def spread(kinds: Sequence[Kind], num_inputs: int) -> list[Input]:
+    """Return at least as many inputs, spread over kinds by their weights, one of each at least."""
+    total = sum(kind.weight for kind in kinds)
+    return [
+        Input(kind=kind, number=number)
+        for kind in kinds
+        for number in range(int(np.ceil(num_inputs * kind.weight / total)))
+    ]
+
+
+def run_inputs(
+    inputs: Iterable[Input],
+    *,
+    at_once: int = 2,
+    fresh: bool = False,
+    keep: Path | None = None,
+    shelf: Shelf | None = None,
+) -> Iterator[Outcome]:
+    """Yield the outcome of each input, in the order in which they end.
+
+    Args:
+        inputs: what to do.
+        at_once: processes at one time.
+        fresh: whether each report is an interpreter of its own.
+        keep: a folder that takes the inputs that failed.
+        shelf: where the specimens are; one for this call otherwise.
+    """
+    preload()
+    with tempfile.TemporaryDirectory(prefix="hpcpace-damage-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shelf = shelf or Shelf(folder / "specimens")
+        running: list[_Running] = []
+        for index, one in enumerate(inputs):
+            running.append(_Running(one, shelf, folder / f"{index}", fresh=fresh))
+            if len(running) >= at_once:
+                yield _first_ended(running, keep)
+        while running:
+            yield _first_ended(running, keep)
+
+
+class _Running:
+    """One input and the command that looks at it now: the report first, then the further views."""
+
+    def __init__(self, one: Input, shelf: Shelf, place: Path, *, fresh: bool) -> None:
+        self._input, self._place, self._fresh = one, place, fresh
+        place.mkdir()
+        self._run, self._damaged = _forked(one.make, shelf, place / "run")
+        self._folder = run_folder(self._run) if self._run.path.is_dir() else self._run.path
+        arguments = ["report", str(self._folder), *(["--json"] if one.as_json else [])]
+        if self._damaged.memory:
+            arguments += ["--memory", self._damaged.memory]
+        # A fresh interpreter is to end as a fork does, which the report shows.
+        self._left = [] if fresh else list(self._damaged.views)
+        self._results: list[Result] = []
+        self._problems: list[str] = []
+        self.child = self._started(arguments)
+
+    def goes_on(self, result: Result) -> bool:
+        """Judge the command that ended, and start the next one if there is one."""
+        secret = self._run.shelf.secret
+        if not self._results:
+            as_json = self._input.as_json
+            self._problems += problems_of(result, self._damaged, self._run, self._folder, as_json=as_json)
+        else:
+            self._problems += problems_of_view(self._view, result, self._damaged, secret, self._folder)
+        self._results.append(result)
+        if not self._left:
+            return False
+        self._view = self._left.pop(0)
+        self.child = self._started(self._view)
+        return True
+
+    def outcome(self, keep: Path | None) -> Outcome:
+        """Return what became of the input, and remove it."""
+        if self._problems and keep is not None:
+            shutil.copytree(self._place, keep / self._input.name, symlinks=True, ignore=_no_plain_file)
+        _remove(self._place)
+        report, *views = self._results
+        return Outcome(input=self._input, result=report, views=tuple(views), problems=tuple(self._problems))
+
+    def _started(self, arguments: Sequence[str]) -> Child:
+        rights = self._damaged.without_rights
+        return Child(arguments, self._place / "output", without_rights=rights, fresh=self._fresh)
+
+
+def _forked(make: Callable[[Shelf, Path], tuple[RunCopy, Damaged]], shelf: Shelf, path: Path) -> Any:
+    """Return what a function returns in a process of its own.
+
+    What a damage leaves in HDF5 and in memory would otherwise be in all reports that are forked later.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(reader)
+            with os.fdopen(writer, "wb") as stream:
+                pickle.dump(make(shelf, path), stream)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        content = stream.read()
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        raise RuntimeError(f"the damage could not be done to {path}")
+    return pickle.loads(content)
+
+
+def _first_ended(running: list[_Running], keep: Path | None) -> Outcome:
+    while True:
+        index, result = wait_for_one([one.child for one in running])
+        if not running[index].goes_on(result):
+            return running.pop(index).outcome(keep)
+
+
+def _no_plain_file(folder: str, names: list[str]) -> list[str]:
+    def is_copied(path: Path) -> bool:
+        return path.is_symlink() or path.is_dir() or (path.is_file() and path.stat().st_size < 1 << 30)
+
+    return [name for name in names if not is_copied(Path(folder, name))]
+
+
+def _remove(path: Path) -> None:
+    for folder, _, _ in os.walk(path):  # which follows no links
+        os.chmod(folder, 0o755)
+    shutil.rmtree(path)

@@ -1,0 +1,17 @@
+"""All kinds of damage."""
+
+from __future__ import annotations
+
+from experiments.damage import bombs, clocks, content, journals, links, mixed, names, runs, tables
+
+KINDS = (
+    *content.KINDS,
+    *journals.KINDS,
+    *tables.KINDS,
+    *clocks.KINDS,
+    *names.KINDS,
+    *runs.KINDS,
+    *mixed.KINDS,
+    *links.KINDS,
+    *bombs.KINDS,
+)

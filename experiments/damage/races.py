@@ -1,0 +1,361 @@
+"""Races: each program of hpcpace reads or writes a folder whose owner exchanges what is in it meanwhile.
+
+The owner is an unprivileged user and the program runs as root; where there is no root, both are one user, and the
+files elsewhere that must neither be read nor changed are that user's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import os
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from experiments.damage.child import Child, Result, wait_for_one
+from experiments.damage.kind import FIGURES, SCRIPT
+from experiments.damage.programs import read_naively, record_start, save, save_checkpoints, save_naively
+from experiments.damage.secret import Secret
+from experiments.damage.specimen import Shelf
+from experiments.damage.swappers import NOBODY, SWAPPERS, TEMPORARY, Field, swapping
+
+_CODES = (0, 1, 2, 3, 4)
+
+
+class Ground:
+    """A home that belongs to the swapper, with a run in it, and folders elsewhere that do not.
+
+    Attributes:
+        secret: files elsewhere that the swapper may not read.
+        home: the swapper's folder.
+    """
+
+    def __init__(self, folder: Path, uid: int | None) -> None:
+        self._uid = uid
+        self._elsewhere = folder / "elsewhere"
+        self.home = folder / "home"
+        self._make_elsewhere()
+
+    def _make_elsewhere(self) -> None:
+        shutil.rmtree(self._elsewhere, ignore_errors=True)
+        self._elsewhere.mkdir()
+        self._shelf = Shelf(self._elsewhere / "specimens")
+        self._shelf.kept("plain")
+        self.secret = Secret(self._elsewhere / "secret").make()
+        own = self._elsewhere / "own"
+        own.mkdir()
+        (own / "file").write_text("content")
+        (own / "private").write_text(self.secret.token)
+        (own / "private").chmod(0o600)
+        self._before = self._state()
+
+    @property
+    def run(self) -> Path:
+        """The run in the home."""
+        return self.home / "run"
+
+    @property
+    def attempt(self) -> Path:
+        """Its only attempt."""
+        return self.run / "attempt-0"
+
+    @property
+    def targets(self) -> tuple[Path, ...]:
+        """What links may lead to."""
+        secret, own = self.secret, self._elsewhere / "own"
+        return (secret.text, secret.trace(), secret.attempt, secret.trace().parent, own, own / "private", own / "file")
+
+    def restore(self) -> None:
+        """Make the home anew."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        shutil.copytree(self._shelf.kept("plain"), self.run)
+        shutil.copytree(self.secret.attempt / "snapshot", self.attempt / "snapshot")
+        snapshot = self.attempt / "snapshot" / "n0.json"
+        snapshot.write_text(snapshot.read_text().replace(self.secret.token, "n0"))
+        (self.attempt / "run.json").write_text('{"ranks": [], "environment": {}, "versions": {}}')
+        for name in (FIGURES, "saved", "baits"):
+            (self.home / name).mkdir()
+        if self._uid is not None:
+            for folder, names, files in os.walk(self.home):
+                for path in (folder, *(os.path.join(folder, name) for name in (*names, *files))):
+                    os.chown(path, self._uid, self._uid)
+
+    def changes(self) -> list[str]:
+        """Return what is not as it was elsewhere, and make that anew."""
+        before, now = self._before, self._state()
+        changed = [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+        if changed:
+            self._make_elsewhere()
+        return [f"{path} elsewhere is changed: {before.get(path)} to {now.get(path)}" for path in changed]
+
+    def leaks(self, result: Result) -> list[str]:
+        """Return where the secret is, of what was printed and of what the swapper may read."""
+        found = [f"{leak} in its output" for leak in self.secret.leaks(result.stdout + result.stderr)]
+        for folder, _, names in os.walk(self.home):
+            for path in (Path(folder, name) for name in names):
+                facts = path.lstat()
+                if stat.S_ISREG(facts.st_mode):
+                    found += [f"{leak} in {path.name}" for leak in self.secret.leaks(path.read_bytes())]
+        return found
+
+    def _state(self) -> dict[str, tuple[object, ...]]:
+        """Return owner, mode, times and content of everything elsewhere; a change back and forth shows in ctime."""
+        found = {}
+        for folder, names, files in os.walk(self._elsewhere):
+            for name in (".", *names, *files):
+                path = Path(folder, name)
+                facts = path.lstat()
+                content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(facts.st_mode) else ""
+                found[str(path.relative_to(self._elsewhere))] = (
+                    oct(facts.st_mode),
+                    facts.st_uid,
+                    facts.st_gid,
+                    facts.st_size,
+                    facts.st_mtime_ns,
+                    facts.st_ctime_ns,
+                    content,
+                )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What reads or writes in a home that somebody else has.
+
+    Attributes:
+        name: of the row in the document.
+        command: arguments of `hpcpace`, a script and its own, or a call.
+        folders: where it makes temporary files, below the home.
+        names: what it reads and writes, below the home.
+        is_naive: whether it is here to be caught.
+    """
+
+    name: str
+    command: Callable[[Ground], Sequence[str] | Callable[[], int]]
+    names: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    is_naive: bool = False
+
+
+_RANKS = tuple(f"run/attempt-0/trace/rank-{rank:05d}.h5" for rank in range(4))
+PROGRAMS = (
+    Program(
+        name="report",
+        command=lambda ground: ("report", str(ground.run)),
+        folders=("run",),
+        names=(
+            "run/attempt-0",
+            "run/attempt-0/trace",
+            *_RANKS[:2],
+            "run/attempt-0/run.json",
+            "run/attempt-0/snapshot",
+            "run/attempt-0/snapshot/n0.json",
+            "run/summary.json",
+            "run/report.html",
+        ),
+    ),
+    Program(
+        name="dump",
+        command=lambda ground: ("dump", str(ground.home / _RANKS[0])),
+        names=(_RANKS[0], _RANKS[0].replace(".h5", ".journal")),
+    ),
+    Program(
+        name="audit --from",
+        command=lambda ground: ("audit", "--from", str(ground.run)),
+        names=("run/attempt-0", "run/attempt-0/snapshot", "run/attempt-0/snapshot/n0.json"),
+    ),
+    Program(
+        name="audit --save",
+        command=lambda ground: functools.partial(save, ground.home / "saved"),
+        folders=("saved",),
+        names=("saved/n0.json", "saved/n1.json"),
+    ),
+    Program(
+        name="script of figures",
+        command=lambda ground: (str(SCRIPT), str(ground.run), "--out", str(ground.home / FIGURES)),
+        folders=(FIGURES,),
+        names=(
+            *(f"{FIGURES}/{SCRIPT.stem}.{ending}" for ending in ("csv", "png", "svg")),
+            "run/attempt-0",
+            "run/attempt-0/trace",
+            *_RANKS[:1],
+        ),
+    ),
+    Program(
+        name="session",
+        command=lambda ground: functools.partial(record_start, ground.run),
+        folders=("run", "run/attempt-0"),
+        names=("run/attempt-0", "run/attempt-1", "run/attempt-1/trace", "run/attempt-1/trace/rank-00000.h5"),
+    ),
+)
+OF_TRAINING = (
+    Program(
+        name="checkpoints",
+        command=lambda ground: functools.partial(save_checkpoints, ground.run),
+        folders=("run",),
+        names=("run/checkpoints",),
+    ),
+)
+"""They load torch, and so are raced in a process of their own: what a process has loaded counts as its children's."""
+NAIVE = (
+    Program(
+        name="naive writer",
+        command=lambda ground: functools.partial(save_naively, ground.home / "saved"),
+        folders=("saved",),
+        names=(),
+        is_naive=True,
+    ),
+    Program(
+        name="naive reader",
+        command=lambda ground: functools.partial(read_naively, ground.attempt / "run.json"),
+        names=("run/attempt-0/run.json",),
+        is_naive=True,
+    ),
+)
+"""What hpcpace's writers and readers once were; the races have to catch them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceOutcome:
+    """What came of the rounds of one program with one swapper.
+
+    Attributes:
+        program: its name.
+        swapper: its name.
+        num_rounds: how often the program ran.
+        num_hit: rounds in which something was exchanged while the program ran: a temporary file that was there, or a
+            name that it uses.
+        num_exchanged: how often that was, in all rounds.
+        codes: how often it ended with each exit code.
+        problems: what did not hold, with the number of the round.
+        longest_s: of the rounds.
+        is_naive: whether the program is there to be caught.
+    """
+
+    program: str
+    swapper: str
+    num_rounds: int
+    num_hit: int
+    num_exchanged: int
+    codes: Mapping[int, int]
+    problems: tuple[str, ...]
+    longest_s: float
+    is_naive: bool
+
+
+def races_of(programs: Sequence[Program]) -> list[tuple[Program, str]]:
+    """Return each program with each swapper that has something to exchange there."""
+    return [
+        (program, swapper)
+        for program in programs
+        for swapper in SWAPPERS
+        if (program.folders if swapper == TEMPORARY else program.names)
+    ]
+
+
+def race(
+    program: Program, swapper: str, ground: Ground, *, num_rounds: int, uid: int | None, stop_at_first: bool = False
+) -> RaceOutcome:
+    """Let a program and a swapper run against each other, each round from the beginning.
+
+    Args:
+        program: what runs.
+        swapper: name of who exchanges.
+        ground: where.
+        num_rounds: how often.
+        uid: whose rights the swapper has; those of this process where it is None.
+        stop_at_first: whether the first problem ends it.
+    """
+    problems: list[str] = []
+    codes: Counter[int] = Counter()
+    hits, longest_s, number = [], 0.0, -1
+    for number in range(num_rounds):
+        ground.restore()
+        field = Field(
+            home=ground.home / "baits",
+            folders=tuple(ground.home / name for name in program.folders),
+            names=tuple(ground.home / name for name in program.names),
+            targets=ground.targets,
+        )
+        with swapping(SWAPPERS[swapper], field, seed=number, uid=uid) as signals:
+            num_before = signals.num_exchanged
+            child = Child(program.command(ground), ground.home.with_name("output"))
+            _, result = wait_for_one([child])
+            hits.append(signals.num_exchanged - num_before)
+        codes[result.code] += 1
+        longest_s = max(longest_s, result.wall_s)
+        found = [*_ends(result), *ground.leaks(result), *ground.changes()]
+        problems += [f"round {number}: {problem}" for problem in found]
+        if found and stop_at_first:
+            break
+    return RaceOutcome(
+        program=program.name,
+        swapper=swapper,
+        num_rounds=number + 1,
+        num_hit=sum(hit > 0 for hit in hits),
+        num_exchanged=sum(hits),
+        codes=dict(sorted(codes.items())),
+        problems=tuple(problems),
+        longest_s=longest_s,
+        is_naive=program.is_naive,
+    )
+
+
+def _ends(result: Result) -> list[str]:
+    text = (result.stdout + result.stderr).decode("utf-8", "replace")
+    if result.is_late:
+        return [f"took {result.wall_s:.1f} s"]
+    if result.signal:
+        return [f"was killed by signal {result.signal}"]
+    if "Traceback (most recent call last)" in text:
+        return [f"ended with a traceback: {text.strip().splitlines()[-1][:300]}"]
+    return [] if result.code in _CODES else [f"ended with {result.code}"]
+
+
+@contextmanager
+def ground_in(folder: Path, uid: int | None) -> Iterator[Ground]:
+    """Make the ground of races in a folder that everybody may enter, and remove it."""
+    folder.chmod(0o755)
+    ground = Ground(folder, uid)
+    try:
+        yield ground
+    finally:
+        shutil.rmtree(ground.home, ignore_errors=True)
+
+
+def all_races(num_rounds: int, folder: Path) -> Iterator[RaceOutcome]:
+    """Yield what came of each program with each swapper that concerns it, as root against an unprivileged user.
+
+    The naive ones come first: races that do not catch them show nothing.
+
+    Raises:
+        RuntimeError: one was not caught.
+    """
+    uid = NOBODY if os.geteuid() == 0 else None
+    with ground_in(folder, uid) as ground:
+        for program, swapper in races_of(NAIVE):
+            found = race(program, swapper, ground, num_rounds=num_rounds, uid=uid, stop_at_first=True)
+            if not found.problems:
+                raise RuntimeError(f"{num_rounds} rounds did not catch the {program.name} ({found.num_hit} hit it)")
+            yield found
+        for program, swapper in races_of(PROGRAMS):
+            yield race(program, swapper, ground, num_rounds=num_rounds, uid=uid)
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        yield from pool.submit(races_of_training, num_rounds, folder, uid).result()
+
+
+def races_of_training(num_rounds: int, folder: Path, uid: int | None) -> list[RaceOutcome]:
+    """Return what came of the programs that load torch, with each swapper."""
+    importlib.import_module("torch.distributed.checkpoint")
+    with ground_in(folder, uid) as ground:
+        return [
+            race(program, swapper, ground, num_rounds=num_rounds, uid=uid) for program, swapper in races_of(OF_TRAINING)
+        ]

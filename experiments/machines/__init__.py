@@ -1,0 +1,1 @@
+"""Machines in sysfs form, which the audit reads as if it ran on them."""

@@ -1,0 +1,1 @@
+"""Measures what pacing does to step times, one experiment per module."""

@@ -1,0 +1,71 @@
+"""The experiments on pacing: `make pacing`, or `python -m experiments.pacing [NAME...] [--write] [--try]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from experiments.pacing import auto_cost, auto_gain, collected, links, persistent, polling, trial_judged, turns
+from experiments.pacing.document import section_of, write_section
+from experiments.pacing.experiment import Effort, Experiment
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    trial_judged.EXPERIMENT,
+    polling.EXPERIMENT,
+    collected.EXPERIMENT,
+    persistent.EXPERIMENT,
+    auto_cost.EXPERIMENT,
+    auto_gain.EXPERIMENT,
+    turns.EXPERIMENT,
+    links.EXPERIMENT,
+)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "pacing-experiments.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = [experiment.name for experiment in EXPERIMENTS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)}; all when not given")
+    parser.add_argument("--write", action="store_true", help=f"put the sections into docs/{DOCUMENT.name}")
+    parser.add_argument("--try", dest="is_tried", action="store_true", help="seconds only, to see that they run")
+    parser.add_argument("--no-lab", action="store_true", help="leave out those that need root and Slurm")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(names):
+        parser.error(f"no experiment {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
+    if args.write and args.is_tried:
+        parser.error("figures of --try mean nothing, and are not written: leave out one of the two")
+    chosen = [experiment for experiment in EXPERIMENTS if not args.names or experiment.name in args.names]
+    failed = []
+    for experiment in chosen:
+        if experiment.needs_lab and args.no_lab:
+            print(f"{experiment.name}: left out, it needs root and Slurm", flush=True)
+            continue
+        if not carry_out(experiment, Effort.TRY if args.is_tried else Effort.FULL, is_written=args.write):
+            failed.append(experiment.name)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def carry_out(experiment: Experiment, effort: Effort, *, is_written: bool) -> bool:
+    """Run an experiment, print its section, and return whether it ran to its end, whatever came of it."""
+    begin_s = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"[{time.monotonic() - begin_s:5.0f} s] {experiment.name}: {line}", file=sys.stderr, flush=True)
+
+    try:
+        finding = experiment.run(effort, tell)
+    except Exception as error:  # the boundary between one experiment and the next
+        tell(f"failed: {type(error).__name__}: {error}")
+        return False
+    section = section_of(experiment, finding, duration_s=time.monotonic() - begin_s)
+    print(section + "\n", flush=True)
+    if is_written:
+        write_section(DOCUMENT, EXPERIMENTS, experiment.name, section)
+    return True
+
+
+if __name__ == "__main__":
+    main()

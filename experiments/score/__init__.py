@@ -1,0 +1,1 @@
+"""Scores the diagnosis against runs with known truth, synthetic ones and jobs in the lab."""

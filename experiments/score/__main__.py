@@ -1,0 +1,138 @@
+"""Scores the diagnosis on synthetic runs: `make score`, or `python -m experiments.score --quick` for a first look."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from experiments.score.campaign import Outcome, run, tasks
+from experiments.score.cells import CELLS, LOST_CELLS, power_cells
+from experiments.score.document import (
+    CELL_COLUMNS,
+    CONFIDENCE_COLUMNS,
+    LOST_COLUMNS,
+    TARGET_COLUMNS,
+    cell_rows,
+    confidence_rows,
+    document,
+    lost_rows,
+    mode_rows,
+    power_rows,
+    target_rows,
+)
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-score.md"
+_PER_CELL, _PER_POWER_CELL = 100, 20
+_QUICK, _QUICK_POWER = 6, 2
+_WIDTH = 160
+
+
+def main() -> None:
+    args = _arguments()
+    begin_s = time.monotonic()
+    cells = [cell for cell in (*CELLS, *LOST_CELLS) if not args.cells or cell.name in args.cells]
+    todo = tasks(cells, per_cell=args.per_cell or (_QUICK if args.quick else _PER_CELL), of=args.seeds)
+    if args.power or not args.cells:
+        per_point = args.per_point or (_QUICK_POWER if args.quick else _PER_POWER_CELL)
+        todo += tasks(power_cells(), per_cell=per_point, of=args.seeds)
+    console = Console(width=_WIDTH, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    outcomes: list[Outcome] = []
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        shown = bar.add_task("examining", total=len(todo))
+        for outcome in run(todo, jobs=args.jobs):
+            outcomes.append(outcome)
+            bar.advance(shown)
+            if args.verbose and _is_failed(outcome):
+                bar.console.print(_line(outcome), highlight=False, soft_wrap=True)
+    _show(console, outcomes)
+    if args.write:
+        command = " ".join(["python -m experiments.score", *sys.argv[1:]])
+        DOCUMENT.write_text(document(outcomes, command=command, duration_s=time.monotonic() - begin_s))
+        print(f"written: {DOCUMENT}")
+    if any(outcome.error for outcome in outcomes):
+        sys.exit("some examinations failed")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m experiments.score", description=__doc__)
+    names = [cell.name for cell in (*CELLS, *LOST_CELLS)]
+    parser.add_argument("--seeds", choices=("develop", "report"), default="develop", help="develop: even; report: odd")
+    parser.add_argument("--cells", type=_list_of(names), help=f"only these, of {', '.join(names)}")
+    parser.add_argument("--per-cell", type=int, help=f"traces of each cell, {_PER_CELL} otherwise")
+    parser.add_argument("--per-point", type=int, help=f"traces of each point of power, {_PER_POWER_CELL} otherwise")
+    parser.add_argument("--power", action="store_true", help="power as well, where only some cells are asked for")
+    parser.add_argument("--quick", action="store_true", help=f"{_QUICK} traces a cell")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--verbose", action="store_true", help="a line for each verdict that is not right")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}")
+    args = parser.parse_args()
+    if args.write and (args.cells or args.seeds != "report"):
+        parser.error("--write is for all cells and --seeds report")
+    return args
+
+
+def _list_of(names: list[str]) -> Callable[[str], list[str]]:
+    def cells(text: str) -> list[str]:
+        chosen = text.split(",")
+        unknown = sorted(set(chosen) - set(names))
+        if unknown:
+            raise argparse.ArgumentTypeError(f"no cell is called {', '.join(unknown)}: use {', '.join(names)}")
+        return chosen
+
+    return cells
+
+
+def _is_failed(outcome: Outcome) -> bool:
+    found = outcome.judgement
+    return found is None or not found.is_right or (found.has_culprit and not found.is_found)
+
+
+def _line(outcome: Outcome) -> str:
+    s, truth, found = outcome.scenario, outcome.truth, outcome.judgement
+    said = outcome.error
+    if found is not None:
+        variety = f" ({found.variety})" if found.variety else ""
+        said = f"{found.mode}{variety}, names {', '.join(found.named[:4]) or 'nobody'}"
+    return (
+        f"{outcome.task.cell} seed {outcome.task.seed}: {s.layout} {s.num_ranks} ranks, {s.num_steps} steps, {s.noise} "
+        f"{s.level:.0%}, size {s.size:.0%}, costs {truth.fault_share:.1%} + noise {truth.noise_share:.1%}; "
+        f"truth {' or '.join(truth.modes)}, {' = '.join(truth.culprits[:4]) or 'nobody'}; said {said}"
+    )
+
+
+def _show(console: Console, outcomes: list[Outcome]) -> None:
+    _table(console, CELL_COLUMNS, cell_rows(outcomes))
+    _table(console, ("cell", "modes given (not right)"), mode_rows(outcomes, (*CELLS, *LOST_CELLS)))
+    if lost := lost_rows(outcomes):
+        _table(console, LOST_COLUMNS, lost)
+    if targets := target_rows(outcomes):
+        _table(console, TARGET_COLUMNS, targets)
+    _table(console, CONFIDENCE_COLUMNS, confidence_rows(outcomes))
+    power = power_rows(outcomes)
+    if power:
+        _table(console, ("slower by", "noise 1 %", "2 %", "5 %", "10 %"), power)
+    written = [outcome for outcome in outcomes if outcome.is_same_from_disk is not None]
+    same = sum(bool(outcome.is_same_from_disk) for outcome in written)
+    console.print(f"{same} of {len(written)} runs that went through files got the same verdict")
+    for outcome in [outcome for outcome in outcomes if outcome.error][:5]:
+        console.print(f"failed: {outcome.task.cell}, seed {outcome.task.seed}: {outcome.error}", style="red")
+
+
+def _table(console: Console, header: tuple[str, ...], rows: list[list[str]]) -> None:
+    table = Table(*header, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""The kinds of runs that are scored: each cell draws its scenarios from a seed, so that layouts and sizes vary in it.
+
+Even seeds are there to develop with, odd ones only to report.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments.score.scenario import EVERYWHERE, Scenario
+
+SeedSet = Literal["develop", "report"]
+POWER_SIZES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20)
+POWER_LEVELS = (0.01, 0.02, 0.05, 0.10)
+_LEVELS = (0.01, 0.02, 0.05, 0.10)
+_CLOCK_ERROR_NS = 3_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A kind of run.
+
+    Attributes:
+        title: what happens in it.
+        draw: returns what a scenario of it has besides its seed.
+        cost: how much a trace of it costs against most others: that many times fewer are made.
+    """
+
+    name: str
+    title: str
+    draw: Callable[[np.random.Generator], dict[str, Any]]
+    cost: int = 1
+
+    def scenario(self, seed: int) -> Scenario:
+        """Return the scenario of a seed; its own seed is another one in each cell, and even where this one is."""
+        of_cell = 1000 * (zlib.crc32(self.name.encode()) % 1_000_000)
+        return Scenario(seed=of_cell + seed, **self.draw(np.random.default_rng([seed, *self.name.encode()])))
+
+
+def seeds(number: int, of: SeedSet) -> Iterator[int]:
+    """Yield that many seeds of a set."""
+    yield from range(0 if of == "develop" else 1, 2 * number, 2)
+
+
+def _pick(random: np.random.Generator, *values: Any) -> Any:
+    return values[int(random.integers(len(values)))]
+
+
+def _data_parallel(random: np.random.Generator) -> dict[str, Any]:
+    """Draw a job of 8 to 256 ranks, on at least two leaves where it has more than 16."""
+    num_ranks = _pick(random, 8, 16, 32, 64, 64, 128, 256)
+    return {
+        "num_ranks": num_ranks,
+        "ranks_per_node": _pick(random, 1, 4) if num_ranks <= 32 else _pick(random, 4, 8),
+        "nodes_per_leaf": 4,
+        "num_steps": _pick(random, 50, 200, 200),
+        "clock_interval_s": _pick(random, 0.0, 30.0),
+    }
+
+
+def _piped(random: np.random.Generator) -> dict[str, Any]:
+    """Draw a job with several pipelines."""
+    num_stages, num_replicas = _pick(random, 2, 4, 4, 8), _pick(random, 4, 8, 16)
+    return {
+        "num_ranks": num_stages * num_replicas,
+        "num_stages": num_stages,
+        "num_microbatches": _pick(random, 8, 16),
+        "ranks_per_node": _pick(random, 1, 2, 4),
+        "num_steps": _pick(random, 50, 200),
+    }
+
+
+def _any(random: np.random.Generator) -> dict[str, Any]:
+    return _data_parallel(random) if random.random() < 0.6 else _piped(random)
+
+
+def _linked(random: np.random.Generator) -> dict[str, Any]:
+    """Draw a job with two ranks a node and two nodes a leaf, in which every link carries its own set of groups."""
+    return {
+        "num_stages": 8,
+        "num_ranks": _pick(random, 32, 64, 128),
+        "ranks_per_node": 2,
+        "nodes_per_leaf": 2,
+        "num_steps": _pick(random, 50, 200),
+    }
+
+
+def _noise(random: np.random.Generator, *levels: float) -> dict[str, Any]:
+    kind = _pick(random, "normal", "lognormal", "heavy", "periodic", "common_mode", "per_node")
+    return {"noise": kind, "level": _pick(random, *levels)}
+
+
+def _cell(
+    name: str,
+    title: str,
+    layout: Callable[[np.random.Generator], dict[str, Any]],
+    *,
+    levels: tuple[float, ...] = (0.01, 0.02, 0.05),
+    sizes: tuple[float, ...] = (0.0,),
+    cost: int = 1,
+    **fixed: Any,
+) -> Cell:
+    def draw(random: np.random.Generator) -> dict[str, Any]:
+        drawn = {**layout(random), **_noise(random, *levels), "size": _pick(random, *sizes)}
+        return drawn | fixed
+
+    return Cell(name=name, title=title, draw=draw, cost=cost)
+
+
+_SIZES = (0.05, 0.10, 0.20, 0.50)
+
+CELLS: tuple[Cell, ...] = (
+    _cell("healthy", "no fault, noise of 1 %", _any, levels=(0.01,)),
+    _cell("jitter", "no fault, noise of 2 to 10 %", _any, levels=(0.02, 0.05, 0.10)),
+    _cell("heavy-jitter", "no fault, heavy tails", _any, levels=_LEVELS, noise="heavy"),
+    _cell("common-mode", "no fault, noise that all ranks share", _any, levels=_LEVELS, noise="common_mode"),
+    _cell("node-jitter", "no fault, noise that ranks of a node share", _any, levels=_LEVELS, noise="per_node"),
+    _cell("uneven", "no fault, ranks differ by 1 % for good", _any, spread=0.01),
+    _cell("clock-error", "no fault, the clock of a node is 3 ms wrong", _any, clock_error_ns=_CLOCK_ERROR_NS),
+    _cell("slow-rank", "one slow rank", _any, sizes=_SIZES, fault="slow_rank"),
+    _cell(
+        "slow-rank-clock",
+        "one slow rank, and the clock of another node is 3 ms wrong",
+        _data_parallel,
+        sizes=_SIZES,
+        fault="slow_rank",
+        clock_error_ns=_CLOCK_ERROR_NS,
+    ),
+    _cell("slow-node", "one slow node", _any, sizes=_SIZES, fault="slow_node"),
+    _cell("slow-stage", "one slow stage, several pipelines", _piped, sizes=_SIZES, fault="slow_stage"),
+    _cell(
+        "lone-pipeline",
+        "one slow stage, one pipeline of a rank a stage",
+        lambda random: {"num_ranks": 8, "num_stages": 8, "ranks_per_node": _pick(random, 1, 4), "num_steps": 200},
+        sizes=(0.10, 0.20, 0.50),
+        fault="slow_stage",
+    ),
+    _cell("slow-link", "a node's link is slow, several groups", _linked, sizes=(0.20, 0.50, 1.0), fault="slow_link"),
+    _cell(
+        "slow-link-global",
+        "a node's link is slow, one group of all ranks",
+        lambda random: _data_parallel(random) | {"ranks_per_node": 4},
+        sizes=(0.10, 0.20, 0.50),
+        fault="slow_link",
+    ),
+    _cell(
+        "slow-switch", "a leaf's uplink is slow, several groups", _linked, sizes=(0.20, 0.50, 1.0), fault="slow_switch"
+    ),
+    _cell(
+        "slow-switch-global",
+        "a leaf's uplink is slow, one group of all ranks",
+        lambda random: _data_parallel(random) | {"num_ranks": 64, "ranks_per_node": 4},
+        sizes=(0.10, 0.20, 0.50),
+        fault="slow_switch",
+    ),
+    _cell("rotating", "another slow rank each step", _data_parallel, sizes=(0.10, 0.20, 0.50), fault="rotating"),
+    _cell("transient", "one slow rank for a quarter of the run", _any, sizes=(0.20, 0.50), fault="transient"),
+    _cell("service", "a service on one node every 1.5 s", _data_parallel, sizes=(1.0, 2.0), fault="periodic_service"),
+    _cell(
+        "service-everywhere",
+        "a service on every node every 1.5 s, at different times",
+        _data_parallel,
+        sizes=(0.20, 0.50),
+        fault="periodic_service",
+        target=EVERYWHERE,
+    ),
+    _cell("contention", "bursts of other traffic", _any, sizes=(0.10, 0.20, 0.50), fault="contention"),
+    _cell("input", "input takes long on every rank", _any, sizes=(0.20, 0.50), fault="input_bound"),
+    _cell("communication", "large messages", _any, sizes=(0.20, 0.50), fault="communication_bound"),
+    _cell("hang", "a rank never enters an all_reduce", _any, fault="hang"),
+    _cell(
+        "large",
+        "one slow rank of 1,024",
+        lambda random: {"num_ranks": 1024, "ranks_per_node": 8, "nodes_per_leaf": 16, "num_steps": 200},
+        sizes=_SIZES,
+        fault="slow_rank",
+        cost=10,
+    ),
+)
+
+
+_FAULTS = ("none", "slow_rank", "slow_node", "transient", "input_bound", "communication_bound", "contention", "hang")
+_CONTRADICTIONS = ("zero_times", "unknown_enums", "exits_before_enters", "overlapping_steps", "wrong_clock")
+
+
+def _lost_cell(name: str, title: str, *, faults: tuple[str, ...] = _FAULTS, cost: int = 1, **values: Any) -> Cell:
+    """Return a cell whose traces cannot carry a verdict on all of the job; of values in tuples one is drawn."""
+
+    def draw(random: np.random.Generator) -> dict[str, Any]:
+        drawn = {**_any(random), **_noise(random, 0.01, 0.02, 0.05)}
+        drawn |= {"fault": _pick(random, *faults), "size": _pick(random, 0.10, 0.20, 0.40)}
+        if drawn["fault"] == "none":
+            drawn["size"] = 0.0
+        return drawn | {key: _pick(random, *of) if isinstance(of, tuple) else of for key, of in values.items()}
+
+    return Cell(name=name, title=title, draw=draw, cost=cost)
+
+
+_SLOW = ("slow_rank", "slow_node")
+LOST_CELLS: tuple[Cell, ...] = (
+    _lost_cell("lost-one", "one trace is missing", data="missing", lost_share=0.0),
+    _lost_cell(
+        "lost-culprit",
+        "the trace of the slow rank or node is missing",
+        faults=_SLOW,
+        data="missing",
+        lost_share=0.0,
+        is_culprit_lost=True,
+    ),
+    _lost_cell("lost-half", "half of the traces are missing", data="missing", lost_share=0.5),
+    _lost_cell(
+        "lost-half-culprit",
+        "half of the traces are missing, that of the slow rank or node among them",
+        faults=_SLOW,
+        data="missing",
+        lost_share=0.5,
+        is_culprit_lost=True,
+    ),
+    _lost_cell("lost-most", "all traces but one are missing", data="missing", lost_share=0.999),
+    _lost_cell(
+        "lost-others",
+        "all traces but that of the slow rank are missing",
+        faults=_SLOW,
+        data="missing",
+        lost_share=0.999,
+    ),
+    _lost_cell(
+        "mixed-runs",
+        "some traces are of another run, or of another start under the same names",
+        data=("other_run", "other_start"),
+        lost_share=(0.0, 0.25),
+        is_culprit_lost=(False, True),
+    ),
+    _lost_cell(
+        "contradictory-all",
+        "all traces contradict themselves",
+        data=_CONTRADICTIONS[:-1],
+        lost_share=1.0,
+    ),
+    _lost_cell(
+        "contradictory-some",
+        "some traces contradict themselves, or the others by an hour, or lack their operations",
+        data=(*_CONTRADICTIONS, "no_collectives"),
+        lost_share=(0.0, 0.25),
+        is_culprit_lost=(False, True),
+    ),
+)
+
+
+def power_cells() -> tuple[Cell, ...]:
+    """Return a cell of each size of a slow rank and each level of normal noise: 64 ranks, 200 steps."""
+    return tuple(
+        Cell(
+            name=f"power-{size:g}-{level:g}",
+            title=f"a rank {size:.0%} slower, noise of {level:.0%}",
+            draw=lambda _, size=size, level=level: {  # type: ignore[misc]
+                "fault": "slow_rank",
+                "size": size,
+                "level": level,
+                "num_ranks": 64,
+                "ranks_per_node": 8,
+            },
+        )
+        for level in POWER_LEVELS
+        for size in POWER_SIZES
+    )

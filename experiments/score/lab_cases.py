@@ -1,0 +1,207 @@
+"""Training jobs with one fault each for the lab, and what is right to say about them.
+
+Each rank's computation is mostly a sleep of known length: as on a GPU, it takes time and no cores, of which the lab's
+hosts have fewer than ranks. The truth is what was injected, or what the lab's log of truth says; never what a run
+holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.score.network import same_traffic
+from experiments.score.scenario import Scenario
+from experiments.score.truth import Truth, same_names
+from hpcpace.diagnosis.diagnose import Mode
+from hpcpace.train.inject import parse_fault
+
+NUM_RANKS = 4
+HOSTS = tuple(f"n{number + 1}" for number in range(NUM_RANKS))
+"""Of one rank each, in this order; two on a leaf switch."""
+COMPUTE_MS = 150
+"""What every rank sleeps in a step."""
+JOB = "JOB"
+"""Stands for the job's number in the words of a fault."""
+_OF_RANK = ("compute", "forward", "backward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One job, healthy or with one fault.
+
+    Attributes:
+        name: for the command line.
+        title: what happens in it.
+        modes: those that are right, the expected one first.
+        stages: of the pipeline; 1 is data parallelism alone.
+        inject: faults of `hpcpace train --inject`.
+        fault: words of `hpcpace lab fault`, where the fault is the lab's.
+        is_early: whether the lab's fault begins before the job does, and not with its ranks in the middle of it.
+        is_cancelled: whether the job never ends, and is cancelled a while after the fault.
+        is_real: whether the computation is only the model's own, not a sleep.
+        num_steps: to train.
+        num_before: steps before a fault that is not early; at least as many as show that the job runs.
+    """
+
+    name: str
+    title: str
+    modes: tuple[Mode, ...]
+    stages: int = 1
+    inject: tuple[str, ...] = ()
+    fault: tuple[str, ...] = ()
+    is_early: bool = False
+    is_cancelled: bool = False
+    is_real: bool = False
+    num_steps: int = 120
+    num_before: int = 10
+
+    @property
+    def training(self) -> tuple[str, ...]:
+        """Options of the training."""
+        sleeps = () if self.is_real else tuple(f"host={host},phase=forward,size={COMPUTE_MS}ms" for host in HOSTS)
+        mesh = f"dp={NUM_RANKS // self.stages},pp={self.stages}"
+        return ("--mesh", mesh, *(word for spec in (*sleeps, *self.inject) for word in ("--inject", spec)))
+
+    @property
+    def scenario(self) -> Scenario:
+        """Where the ranks are, for the judge."""
+        return Scenario(
+            seed=0,
+            num_ranks=NUM_RANKS,
+            ranks_per_node=1,
+            nodes_per_leaf=2,
+            num_stages=self.stages,
+            num_steps=self.num_steps,
+        )
+
+
+def truth_of_case(case: Case, events: Sequence[Mapping[str, Any]]) -> Truth:
+    """Return what is right to say about a run of a case.
+
+    Args:
+        case: what was run.
+        events: the log of truth, from before the job until after it.
+
+    Raises:
+        ValueError: the case has a fault of the lab, and the log does not say that it happened.
+    """
+    ranks = _injected_ranks(case)
+    links: tuple[str, ...] = ()
+    if case.fault:
+        begun = [event for event in events if event["event"] == "fault-begin" and event["kind"] == case.fault[0]]
+        if not begun:
+            raise ValueError(f"the log of truth has no {case.fault[0]}")
+        settings = begun[-1]["settings"]
+        if "rank" in settings:
+            ranks = (settings["rank"],)
+        elif "host" in settings:
+            ranks = (HOSTS.index(settings["host"]),)
+        # A link that comes and goes is looked for as bursts, which have no place.
+        elif case.fault[0] == "slow-link":
+            links = same_traffic(case.scenario, settings["link"])
+    tolerated = ("phase data",) if Mode.INPUT in case.modes else ()
+    culprits = tuple(f"link {link}" for link in links) or (same_names(case.scenario, ranks) if ranks else ())
+    return Truth(
+        modes=tuple(map(str, case.modes)),
+        varieties=(),
+        culprits=culprits,
+        ranks=ranks,
+        tolerated=tolerated,
+        is_identifiable=len(links) <= 1,
+        effect=None,
+        fault_share=0.0,
+        noise_share=0.0,
+    )
+
+
+def _injected_ranks(case: Case) -> tuple[int, ...]:
+    """Return the ranks that were slowed, unless all were, by faults that recur always or at fixed steps."""
+    faults = [parse_fault(spec) for spec in case.inject]
+    slowed = {fault.rank if fault.host is None else HOSTS.index(fault.host) for fault in faults}
+    return () if len(slowed) == NUM_RANKS else tuple(sorted(rank for rank in slowed if rank is not None))
+
+
+def _everywhere(settings: str) -> tuple[str, ...]:
+    return tuple(f"host={host},{settings}" for host in HOSTS)
+
+
+CASES = (
+    Case(name="healthy", title="nothing is wrong", modes=(Mode.HEALTHY,)),
+    Case(name="healthy-pipelines", title="nothing is wrong, two stages", modes=(Mode.HEALTHY,), stages=2),
+    Case(
+        name="slow-rank",
+        title="rank 2 computes 50 ms longer",
+        modes=(Mode.STRAGGLER,),
+        inject=("rank=2,phase=forward,size=50ms",),
+    ),
+    Case(
+        name="busy-rank",
+        title="rank 2 has twice the work of real computation, on shared cores",
+        modes=(Mode.STRAGGLER,),
+        inject=("rank=2,phase=compute,size=100%",),
+        is_real=True,
+    ),
+    Case(
+        name="slow-host",
+        title="n3 is left a tenth of a core",
+        modes=(Mode.STRAGGLER,),
+        fault=("slow-host", "n3", "--cores", "0.1"),
+    ),
+    Case(
+        name="slow-stage",
+        title="the second of two stages computes 120 ms longer",
+        modes=(Mode.IMBALANCE,),
+        stages=2,
+        inject=("rank=1,phase=forward,size=120ms", "rank=3,phase=forward,size=120ms"),
+    ),
+    Case(
+        name="slow-link",
+        title="the link of n3 has 100 Mb/s; two stages, so that another group of replicas does not use it",
+        modes=(Mode.CONTENTION,),
+        stages=2,
+        fault=("slow-link", "n3", "--rate", "100mbit"),
+        is_early=True,
+    ),
+    Case(
+        name="slow-link-one-group",
+        title="the same in data parallelism: nothing tells this link from the others",
+        modes=(Mode.COMMUNICATION, Mode.CONTENTION),
+        fault=("slow-link", "n3", "--rate", "100mbit"),
+        is_early=True,
+    ),
+    Case(
+        name="flapping-link",
+        title="the link of n3 is down for 0.5 s of every 4 s",
+        modes=(Mode.CONTENTION,),
+        fault=("flap-link", "n3", "--period", "4", "--down", "0.5"),
+    ),
+    Case(
+        name="random-jitter",
+        title="any rank computes 100 ms longer in one step of ten, each for itself",
+        modes=(Mode.AMPLIFICATION,),
+        inject=_everywhere("phase=forward,size=100ms,kind=random,p=0.1"),
+    ),
+    Case(
+        name="periodic",
+        title="n3 computes 100 ms longer in every tenth step",
+        modes=(Mode.RUNTIME,),
+        inject=("host=n3,phase=forward,size=100ms,kind=periodic,period=10",),
+    ),
+    Case(
+        name="input-bound",
+        title="all ranks wait 40 ms for their data",
+        modes=(Mode.INPUT,),
+        inject=_everywhere("phase=data,size=40ms"),
+    ),
+    Case(
+        name="hang",
+        title="rank 2 is stopped for good, and the job is cancelled",
+        modes=(Mode.HANG,),
+        fault=("kill-rank", JOB, "2", "--signal", "STOP"),
+        is_cancelled=True,
+        num_steps=100_000,
+        num_before=40,
+    ),
+)

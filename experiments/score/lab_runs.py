@@ -1,0 +1,231 @@
+"""Scores the diagnosis on real jobs in the lab: `python -m experiments.score.lab_runs`. It needs root and Slurm.
+
+Each case is a training job on four hosts, with real processes, a real network and the batch script's own report. Its
+verdict is read from summary.json, as a program would, and judged against the injection or the lab's log of truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.drills.cluster import DrillJob, DrillSite, MisreadStart
+from experiments.score.judge import Judgement, judge
+from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
+from experiments.score.lab_document import document, line
+from experiments.score.truth import Truth
+from hpcpace.config import LabConfig
+from hpcpace.diagnosis.diagnose import Culprit
+from hpcpace.errors import HpcpaceError
+from hpcpace.lab.lab import Lab
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-lab.md"
+FOLDER = Path("/var/tmp")
+"""Hosts have a /tmp of their own; this all of them see."""
+JOB_TIMEOUT_S = 300.0
+HANG_S = 3.0
+_MOST_STARTS = 3
+_HANG_WAIT_S = 8.0
+"""Until a job that hangs is cancelled: more than `HANG_S`, and than twenty of its steps on a busy machine."""
+_ENVIRON = {
+    "HPCPACE_CLOCK_INTERVAL_S": "5",
+    "HPCPACE_WORLD_START_TIMEOUT_S": "60",
+    "HPCPACE_DIAGNOSIS_HANG_S": str(HANG_S),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """The verdict as summary.json has it, for the judge."""
+
+    mode: str
+    variety: str
+    culprits: tuple[Culprit, ...]
+    confidence: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one job came to; `error` says why there is no judgement.
+
+    Attributes:
+        is_mode_found: whether a right mode is among the findings, or the verdict is right without any.
+        step_ms, cv: median step time and its coefficient of variation.
+        is_same_without_lab: whether the run's verdict is the same once the lab and its log of truth are gone; None
+            where that was not tried.
+    """
+
+    case: Case
+    judgement: Judgement | None = None
+    modes: tuple[str, ...] = ()
+    is_mode_found: bool = False
+    headline: str = ""
+    step_ms: float = 0.0
+    cv: float = 0.0
+    run: Path | None = None
+    verdict: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_same_without_lab: bool | None = None
+    error: str = ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.score.lab_runs", description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=1, help="jobs of each case")
+    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="these cases")
+    parser.add_argument("--labs", type=int, default=2, help="jobs at one time, each in a lab of its own")
+    parser.add_argument("--keep", type=Path, help="folder, not below /tmp, that the runs stay in")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}")
+    args = parser.parse_args()
+    if args.write and args.only:
+        parser.error("--write is for all cases")
+    begin_s = time.monotonic()
+    todo = [case for case in CASES if not args.only or case.name in args.only] * args.repetitions
+    with tempfile.TemporaryDirectory(prefix="hpcpace-truth-", dir=FOLDER) as folder:
+        where = args.keep.resolve() if args.keep else Path(folder)
+        where.mkdir(parents=True, exist_ok=True)
+
+        def run(number: int) -> list[Outcome]:
+            of_lab = where / f"lab{number}"
+            of_lab.mkdir(exist_ok=True)
+            with Lab.up(lab_config(f"truth{number}")) as lab:
+                return [told(outcome_of(DrillSite(lab, of_lab), case)) for case in todo[number :: args.labs]]
+
+        def told(outcome: Outcome) -> Outcome:
+            print(f"[{time.monotonic() - begin_s:5.0f} s] {line(outcome)}", flush=True)
+            return outcome
+
+        with ThreadPoolExecutor(args.labs) as pool:
+            outcomes = [outcome for of_lab in pool.map(run, range(args.labs)) for outcome in of_lab]
+        outcomes = [reported_again(outcome) for outcome in outcomes]
+    num_same = sum(outcome.is_same_without_lab is True for outcome in outcomes)
+    print(f"{num_same} of {len(outcomes)} verdicts are the same without the lab")
+    if args.write:
+        command = " ".join(["python -m experiments.score.lab_runs", *sys.argv[1:]])
+        DOCUMENT.write_text(document(outcomes, command=command, duration_s=time.monotonic() - begin_s))
+        print(f"written: {DOCUMENT}")
+
+
+def lab_config(name: str, *, share: tuple[str, ...] = ()) -> LabConfig:
+    """Return the settings of a lab for these jobs: links fast enough for a tiny model not to be bound by them."""
+    return LabConfig(name=name, tmp_size="32MiB", link="10gbit", uplink="10gbit", share=share)
+
+
+def outcome_of(site: DrillSite, case: Case) -> Outcome:
+    """Run a job of a case and judge its verdict; where that cannot be done, the outcome says why."""
+    try:
+        job, truth = run_case(site, case)
+        return judged(case, truth, job.summary(), job.run.path)
+    except (HpcpaceError, OSError, ValueError) as error:  # the boundary: the other cases go on
+        site.end_jobs()
+        return Outcome(case=case, error=str(error))
+
+
+def run_case(site: DrillSite, case: Case) -> tuple[DrillJob, Truth]:
+    """Run a job of a case to its end, and return it with what is right to say about it.
+
+    Raises:
+        HpcpaceError: it did not start, did not end, or its fault was refused.
+        ValueError: the log of truth does not say that its fault happened.
+    """
+    for attempt in range(_MOST_STARTS):
+        num_before = len(_events(site))
+        try:
+            job = _run(site, case)
+        except MisreadStart:
+            if attempt == _MOST_STARTS - 1:
+                raise
+            site.end_jobs()  # its ranks wait for each other for ever
+            continue
+        return job, truth_of_case(case, _events(site)[num_before:])
+    raise AssertionError("unreachable")
+
+
+def _run(site: DrillSite, case: Case) -> DrillJob:
+    fault_ids = [site.fault(*case.fault)] if case.fault and case.is_early else []
+    try:
+        job = site.submit("--", *case.training, steps=case.num_steps, environ=_ENVIRON)
+        job.wait_for_start()
+        if case.fault and not case.is_early:
+            job.wait_for_steps()
+            _wait_for_step(job, case.num_before)
+            fault_ids = [site.fault(*(str(job.job_id) if word == JOB else word for word in case.fault))]
+        if case.is_cancelled:
+            fault_ids = []  # what has happened to a rank cannot be undone
+            time.sleep(_HANG_WAIT_S)
+            site.queue.run("scancel", str(job.job_id))
+        job.wait(JOB_TIMEOUT_S)
+        return job
+    finally:
+        for fault_id in fault_ids:
+            site.fault("undo", fault_id)
+
+
+def _wait_for_step(job: DrillJob, step: int) -> None:
+    """Wait until rank 0 has told in the log of a step, which it does of every tenth one."""
+    deadline_s = time.monotonic() + JOB_TIMEOUT_S
+    while f"step {step}/" not in job.log():
+        if time.monotonic() > deadline_s:
+            raise HpcpaceError(f"job {job.job_id} has not come to step {step}: {job.log()[-1000:]}")
+        time.sleep(0.3)
+
+
+def _events(site: DrillSite) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in site.lab.files.truth.read_text().splitlines()]
+
+
+def judged(case: Case, truth: Truth, summary: Mapping[str, Any], run: Path) -> Outcome:
+    """Return what the verdict in a summary comes to."""
+    verdict = summary["verdict"]
+    modes = tuple(finding["mode"] for finding in verdict["findings"]) or (verdict["mode"],)
+    return Outcome(
+        case=case,
+        judgement=judge(case.scenario, truth, said(verdict)),
+        modes=modes,
+        is_mode_found=bool(set(modes) & set(truth.modes)),
+        headline=verdict["headline"],
+        step_ms=summary["throughput"]["p50_ns"] / 1e6,
+        cv=summary["throughput"]["cv"] or 0.0,
+        run=run,
+        verdict=verdict,
+    )
+
+
+def said(verdict: Mapping[str, Any]) -> Said:
+    """Return a verdict of summary.json as the judge reads it."""
+    culprits = tuple(
+        Culprit(
+            kind=culprit["kind"],
+            id=culprit["id"],
+            aliases=tuple(culprit["aliases"]),
+            effect=culprit["effect"],
+            interval=tuple(culprit["interval"]),
+        )
+        for culprit in verdict["culprits"]
+    )
+    return Said(mode=verdict["mode"], variety=verdict["variety"], culprits=culprits, confidence=verdict["confidence"])
+
+
+def reported_again(outcome: Outcome) -> Outcome:
+    """Report a run once more, now that the lab is down and its log of truth gone, and compare the verdicts."""
+    if outcome.run is None:
+        return outcome
+    command = [sys.executable, "-m", "hpcpace", "report", "--json", str(outcome.run)]
+    # Thresholds are settings of the report, and are taken from the environment.
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **_ENVIRON}, timeout=120)
+    is_same = bool(done.stdout) and json.loads(done.stdout)["verdict"] == outcome.verdict
+    return dataclasses.replace(outcome, is_same_without_lab=is_same)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Runs the nano-cluster, model-size and scaling studies in the lab."""

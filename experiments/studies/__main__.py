@@ -1,0 +1,178 @@
+"""The nano-cluster study and that of model sizes in the lab: `make nano-cluster`, or with --scaling the scaling study.
+
+It needs root and Slurm, and goes on where it was stopped: what is done stays in the folder of the study. With --write
+it writes its part of docs/studies-lab.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.studies.document import Measured, draw_plots, write_document, write_scaling
+from experiments.studies.lab_set_up import (
+    REPOSITORY,
+    SetUp,
+    calibrated,
+    expected_step_s,
+    run_study,
+    set_up,
+    single,
+    steps_for,
+    study_lab,
+)
+from experiments.studies.scaling_lab import run_scaling, section
+from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.studies.figures import study_figures
+from hpcpace.studies.folder import StudyFolder
+from hpcpace.studies.published import BATCH, PublishedRow, read_published
+from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout, repeated
+from hpcpace.units import format_duration, nanoseconds
+
+PUBLISHED = REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
+DOCUMENT = REPOSITORY / "docs" / "studies-lab.md"
+SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
+_START_S = 1.2
+"""What a run takes besides its steps, for the estimate that is printed."""
+_SCALING_STEPS = 120
+_PAUSE_S = 180.0
+"""Longer than any run, and than a layout's job needs to begin: what lies between was a stop."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.studies", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("/var/tmp/hpcpace-studies"), help="not below /tmp")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--quota", type=float, default=0.4, help="cores' worth of processor time of every rank")
+    parser.add_argument("--seconds", type=float, default=2.0, help="what the steps of a run are to take, about")
+    parser.add_argument("--only", choices=["nano-cluster", "model-size"])
+    parser.add_argument("--scaling", action="store_true", help="the scaling study, and neither of the other two")
+    parser.add_argument("--name", default="studies", help="of the lab")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name} at the end")
+    args = parser.parse_args()
+    if args.only and (args.write or args.scaling):
+        parser.error("--only goes with neither --write, which is for both studies, nor --scaling")
+    stop_on_signals()
+    if os.getloadavg()[0] > 1:
+        print(f"warning: load average {os.getloadavg()[0]:.1f}: beside other work ranks do not get their quota")
+    begin_s = time.monotonic()
+    try:
+        scaling_study(args) if args.scaling else paper_studies(args)
+    except HpcpaceError as error:
+        sys.exit(f"error: {error}")
+    print(f"done in {format_duration(nanoseconds(time.monotonic() - begin_s))}")
+
+
+def paper_studies(args: argparse.Namespace) -> None:
+    """Run the nano-cluster study and that of model sizes."""
+    found = prepared(args.folder, quota=args.quota, lab_name=args.name)
+    print("\n".join(found.lines()), flush=True)
+    studies = {}
+    for name in [args.only] if args.only else ["nano-cluster", "model-size"]:
+        studies[name] = planned_study(args.folder / name, name, found, args.repetitions, args.seconds)
+    if any(study.open_runs() for study in studies.values()):
+        with study_lab(args.name, quota=args.quota, link_bps=found.lab.link_bps) as lab:
+            for study in studies.values():
+                run_study(lab, study, timeout_s=3 * 3600)
+    if args.write:
+        figures = {name: study_figures(study)[0] for name, study in studies.items()}
+        times_s = {name: measured_at(study) for name, study in studies.items()}
+        when = Measured(
+            begin_s=min(times[0] for times in times_s.values()),
+            end_s=max(times[-1] for times in times_s.values()),
+            busy_s={name: busy_s(times) for name, times in times_s.items()},
+        )
+        draw_plots(studies, DOCUMENT.with_suffix(""))
+        write_document(DOCUMENT, figures, found, published=read_published(PUBLISHED), when=when)
+        print(f"written: {DOCUMENT}")
+
+
+def scaling_study(args: argparse.Namespace) -> None:
+    """Run the scaling study with each failure mode."""
+    path = args.folder / "scaling"
+    found = run_scaling(path, lab_name=args.name, steps=_SCALING_STEPS, timeout_s=1800)
+    if args.write:
+        write_scaling(DOCUMENT, section(path, found))
+        print(f"written: {DOCUMENT}")
+
+
+def prepared(folder: Path, *, quota: float, lab_name: str) -> SetUp:
+    """Return the lab's link, from the throughput of single ranks, which is measured where that has not been done."""
+    text, image = lab_sweep().setups()[0], lab_sweep().setups()[-1]
+    text = dataclasses.replace(text, batch=BATCH, stands_for=BATCH)
+    image = dataclasses.replace(image, batch=256 // IMAGE_BATCH_DIVISOR, stands_for=256)
+    study = StudyFolder(folder / "calibration")
+    calibrated(study, [single(text, steps=20), single(image, steps=20)], lab_name=lab_name, quota=quota)
+    rows, _ = study_figures(study)
+    return set_up(
+        reference_set_up(text),
+        published_rows(),
+        quota=quota,
+        samples_per_s_of_one={row.setup.model: row.median("samples_per_s") or 0.0 for row in rows},
+    )
+
+
+def reference_set_up(text: Setup) -> Setup:
+    """Return the lab's set-up that is to have the published ratio."""
+    return dataclasses.replace(text, layout=parse_layout("2x1"), parallelism="data")
+
+
+def published_rows() -> list[PublishedRow]:
+    return read_published(PUBLISHED)
+
+
+def lab_sweep() -> NanoCluster:
+    """Return the sweep of the lab: all of the published one, with computation scaled down."""
+    return NanoCluster(
+        warmup_steps=1, shrink=SHRINK, image_shrink=IMAGE_SHRINK, image_batch_divisor=IMAGE_BATCH_DIVISOR
+    )
+
+
+def planned_study(path: Path, name: str, found: SetUp, repetitions: int, duration_s: float) -> StudyFolder:
+    """Write the plan of a study, with as many steps of each set-up as take about a time, and say what it takes."""
+    study = StudyFolder(path)
+    setups = model_size_setups(batch=BATCH, shrink=SHRINK, warmup_steps=1)
+    if name == "nano-cluster":
+        setups = lab_sweep().setups()
+    facts = found.facts()
+
+    def steps_of(setup: Setup) -> int:
+        return steps_for(setup, facts, duration_s)
+
+    study.write_plan(name, repeated(setups, repetitions, steps_of=steps_of), facts=facts)
+    if study.facts() != facts:
+        raise UsageError(f"{path} was planned with {study.facts()}, and now it is {facts}: remove it, or name another")
+    left = study.open_runs()
+    expected_s = sum(_START_S + run.setup.steps * expected_step_s(run.setup, facts) for run in left)
+    print(f"{name}: {len(left)} of {len(study.runs())} runs to do, about {expected_s / 60:.0f} min", flush=True)
+    return study
+
+
+def measured_at(study: StudyFolder) -> list[float]:
+    """Return when runs began and ended, in seconds since 1970, ascending, by the times of their files."""
+    attempts = [attempt for run in study.runs() for attempt in study.run_dir(run).attempts()]
+    files = [path for attempt in attempts for path in (attempt.run_json, attempt.result_json)]
+    return sorted(path.stat().st_mtime for path in files if path.exists())
+
+
+def busy_s(times_s: Sequence[float]) -> float:
+    """Return the seconds between the first time and the last, without gaps in which the studies were stopped."""
+    gaps_s = (after - before for before, after in itertools.pairwise(times_s))
+    return sum(gap_s for gap_s in gaps_s if gap_s < _PAUSE_S)
+
+
+def stop_on_signals() -> None:
+    """Let a signal that ends this program bring the lab down first, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""`hpcpace study`: plan a study, run it inside its jobs and show its progress.
+
+The scripts of sbatch/ call these commands and submit the jobs; docs/studies.md is the guide.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcpace.studies.folder import OPEN, StudyFolder
+from hpcpace.studies.pacing_runs import DEFAULT_POLICIES, pacing_jobs
+from hpcpace.studies.scaling import FAULTS, OF_LAB, PLACEMENTS, ScalingFolder, scaling_runs
+from hpcpace.studies.scaling import verdicts as verdicts_of
+from hpcpace.studies.setups import (
+    NANO_CLUSTER_LAYOUTS,
+    NanoCluster,
+    model_size_setups,
+    parse_layout,
+    repeated,
+)
+from hpcpace.units import format_count
+
+_STUDY = click.argument("study", type=click.Path(path_type=Path))
+_DEFAULT = NanoCluster()
+
+
+class _InOrder(click.Group):
+    """A group that lists its commands in the order in which they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names as they were added."""
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Plan and run a study of how training scales.
+
+    sbatch/nano_cluster.sh, scaling_study.sh and pacing_trial.sh call these commands and submit the jobs.
+    """
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(word) for word in text.split(",") if word)
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: give whole numbers separated by commas") from None
+    if any(number < 1 for number in numbers):
+        raise click.BadParameter(f"{text!r}: every number must be at least 1")
+    return numbers
+
+
+def _joined(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
+@command.command()
+@_STUDY
+@click.option("--preset", metavar="SIZE", default=_DEFAULT.preset, show_default=True, help="Train gpt2 of this size.")
+@click.option(
+    "--batches",
+    metavar="LIST",
+    default=_joined(_DEFAULT.batches),
+    show_default=True,
+    help="Use these numbers of sequences per replica and step.",
+)
+@click.option(
+    "--image-batches",
+    metavar="LIST",
+    default=_joined(_DEFAULT.image_batches),
+    show_default=True,
+    help="Use these numbers of images per replica and step for resnet18; empty: no resnet18.",
+)
+@click.option(
+    "--layouts",
+    metavar="LIST",
+    default=",".join(map(str, NANO_CLUSTER_LAYOUTS)),
+    show_default=True,
+    help="Use these layouts, SERVERSxRANKS with the ranks of each server.",
+)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(1),
+    default=_DEFAULT.repetitions,
+    show_default=True,
+    help="Run each set-up this often.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=_DEFAULT.steps,
+    show_default=True,
+    help="Measure this many steps per run.",
+)
+@click.option(
+    "--warmup-steps",
+    type=click.IntRange(0),
+    default=_DEFAULT.warmup_steps,
+    show_default=True,
+    help="Run this many steps before the measured ones.",
+)
+@click.option(
+    "--shrink", type=click.IntRange(1), default=1, show_default=True, help="Divide the widths of gpt2 by this."
+)
+@click.option(
+    "--image-shrink",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Divide the widths of resnet18 by this.",
+)
+@click.option(
+    "--image-batch-divisor",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Divide the image batches by this.",
+)
+def nano_cluster(study: Path, batches: str, image_batches: str, layouts: str, **values: Any) -> None:
+    """Plan the nano-cluster study in STUDY, unless STUDY has a plan."""
+    sweep = NanoCluster(
+        batches=_numbers(batches),
+        image_batches=_numbers(image_batches),
+        layouts=tuple(map(parse_layout, layouts.split(","))),
+        image_steps=values["steps"],
+        **values,
+    )
+    _write(study, "nano-cluster", repeated(sweep.setups(), sweep.repetitions))
+
+
+@command.command()
+@_STUDY
+@click.option(
+    "--batch", type=click.IntRange(1), default=16, show_default=True, help="Train on this many sequences per step."
+)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(1),
+    default=_DEFAULT.repetitions,
+    show_default=True,
+    help="Run each set-up this often.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=_DEFAULT.steps,
+    show_default=True,
+    help="Measure this many steps per run.",
+)
+@click.option(
+    "--warmup-steps",
+    type=click.IntRange(0),
+    default=_DEFAULT.warmup_steps,
+    show_default=True,
+    help="Run this many steps before the measured ones.",
+)
+@click.option("--shrink", type=click.IntRange(1), default=1, show_default=True, help="Divide all widths by this.")
+def model_size(study: Path, repetitions: int, **values: Any) -> None:
+    """Plan the model-size study in STUDY, unless STUDY has a plan."""
+    _write(study, "model-size", repeated(model_size_setups(**values), repetitions))
+
+
+def _write(path: Path, name: str, runs: list[Any]) -> None:
+    study = StudyFolder(path)
+    is_new = study.write_plan(name, runs)
+    num_runs = len(study.runs())
+    click.echo(f"{study.plan_json}: {num_runs} runs{'' if is_new else ', as planned before'}", err=True)
+
+
+@command.command()
+@_STUDY
+def layouts(study: Path) -> None:
+    """List the layouts with open runs: layout, servers, ranks per server."""
+    found = dict.fromkeys(run.setup.layout for run in StudyFolder(study).open_runs())
+    for layout in sorted(found):
+        click.echo(f"{layout} {layout.servers} {layout.ranks_per_server}")
+
+
+@command.command()
+@_STUDY
+@click.option(
+    "--layout", metavar="SERVERSxRANKS", help="Count only the runs of this layout.", show_default="all layouts"
+)
+def left(study: Path, layout: str | None) -> None:
+    """Print the number of open runs."""
+    click.echo(len(StudyFolder(study).open_runs(parse_layout(layout) if layout else None)))
+
+
+@command.command()
+@_STUDY
+def status(study: Path) -> None:
+    """Print one line that says how many runs are done."""
+    folder = StudyFolder(study)
+    states = [folder.state(run) for run in folder.runs()]
+    parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != OPEN]
+    click.echo(
+        f"{len(states) - states.count(OPEN)} of {len(states)} runs done" + (f": {', '.join(parts)}" * bool(parts))
+    )
+
+
+@command.command()
+@_STUDY
+@click.option("--layout", metavar="SERVERSxRANKS", required=True, help="Run the set-ups of this layout.")
+def series(study: Path, layout: str) -> None:
+    """Run all open runs of one layout; start it with srun or mpiexec, once per rank."""
+    from hpcpace.studies.series import run_series
+
+    sys.exit(run_series(StudyFolder(study), parse_layout(layout)))
+
+
+@command.command()
+@_STUDY
+@click.option("--nodes", metavar="LIST", default="1,2,4", show_default=True, help="Run on these numbers of nodes.")
+@click.option(
+    "--ranks-per-node", type=click.IntRange(1), default=2, show_default=True, help="Start this many ranks on each node."
+)
+@click.option(
+    "--oversubscriptions",
+    metavar="LIST",
+    default="1",
+    show_default=True,
+    help="Oversubscribe the uplinks by these factors; several values need a lab.",
+)
+@click.option(
+    "--placements",
+    metavar="LIST",
+    default=",".join(PLACEMENTS),
+    show_default=True,
+    help="Place ranks like this: block fills one node after the other, cyclic deals ranks out.",
+)
+@click.option("--steps", type=click.IntRange(20), default=120, show_default=True, help="Run this many steps.")
+@click.option(
+    "--step-ms",
+    type=click.IntRange(10),
+    default=150,
+    show_default=True,
+    help="Compute for about this long per rank and step.",
+)
+@click.option("--emulate", "is_emulated", is_flag=True, help="Make every rank sleep --step-ms in each step.")
+@click.option("--faults", "has_faults", is_flag=True, help="Add a run for each failure mode.")
+def scaling(study: Path, nodes: str, oversubscriptions: str, placements: str, has_faults: bool, **values: Any) -> None:
+    """Plan the scaling study in STUDY, or add to its plan."""
+    runs = scaling_runs(
+        nodes=_numbers(nodes),
+        oversubscriptions=_numbers(oversubscriptions),
+        placements=placements.split(","),
+        faults=tuple(FAULTS) if has_faults else (),
+        **values,
+    )
+    folder = ScalingFolder(study)
+    folder.write_plan(runs)
+    click.echo(f"{folder.plan_json}: {len(folder.runs())} runs, {len(folder.open_runs())} to do", err=True)
+
+
+@command.command()
+@_STUDY
+@click.option("--no-lab", is_flag=True, help="Leave out runs that need a lab.")
+def scaling_jobs(study: Path, no_lab: bool) -> None:
+    """List the open runs of a scaling study: name, nodes, ranks per node, placement, training options."""
+    for run in ScalingFolder(study).open_runs():
+        if no_lab and run.fault in OF_LAB:
+            click.echo(f"{run.name}: left out: only a lab can inject its fault", err=True)
+            continue
+        words = [run.name, str(run.nodes), str(run.ranks_per_node), run.placement, *run.training()]
+        click.echo(" ".join(words))
+
+
+@command.command()
+@_STUDY
+@click.argument("name")
+def scaling_network(study: Path, name: str) -> None:
+    """List the lab faults that give a lab the network of run NAME; reads `hpcpace lab status --json` from stdin."""
+    for words in ScalingFolder(study).run_named(name).lab_faults(json.load(sys.stdin)):
+        click.echo(" ".join(words))
+
+
+@command.command()
+@_STUDY
+def verdicts(study: Path) -> None:
+    """Compare what the reports of a scaling study say with what was injected."""
+    from hpcpace.plots.files import console_for_tables
+    from hpcpace.quoting import printable
+    from hpcpace.report.terminal.layout import table
+
+    console = console_for_tables()
+    shown = table("run", ["tokens/s", "a node,\nrelative", "step", "CV", "report says", "right"])
+    for found in verdicts_of(ScalingFolder(study)):
+        shown.add_row(
+            found.run.name,
+            "" if found.samples_per_s is None else format_count(found.samples_per_s),
+            "" if found.efficiency is None else f"{found.efficiency:.2f}",
+            "" if found.step_ms is None else f"{found.step_ms:.4g} ms",
+            "" if found.cv is None else f"{found.cv:.2f}",
+            printable(found.mode),
+            {None: "", True: "yes", False: "NO"}[found.is_found],
+        )
+    console.print(shown)
+
+
+@command.command()
+@_STUDY
+@click.option("--nodes", metavar="LIST", default="1,2,4", show_default=True, help="Run on these numbers of nodes.")
+@click.option(
+    "--ranks-per-node", type=click.IntRange(1), default=4, show_default=True, help="Start this many ranks on each node."
+)
+@click.option(
+    "--policies",
+    default=",".join(DEFAULT_POLICIES),
+    show_default=True,
+    metavar="LIST",
+    help="Compare these policies of docs/pacing.md; none is the baseline.",
+)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Run each policy this often on each number of nodes.",
+)
+@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Run this many steps.")
+@click.option(
+    "--with-trial",
+    is_flag=True,
+    help="Try each policy inside its job and drop it unless it pays; otherwise only auto and coschedule are tried.",
+)
+def pacing(study: Path, nodes: str, policies: str, **values: Any) -> None:
+    """List the runs of a pacing study: state, name, nodes, ranks per node, policy, trial, training options."""
+    for job in pacing_jobs(nodes=_numbers(nodes), policies=policies.split(","), **values):
+        state = "done" if job.is_done(study) else "open"
+        trial = str(job.has_trial).lower()
+        click.echo(f"{state} {job.name} {job.nodes} {job.ranks_per_node} {job.policy} {trial} --steps {job.steps}")

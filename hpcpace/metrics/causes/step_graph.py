@@ -1,0 +1,362 @@
+"""Build the graph of a step from recurring operations: what each rank works, transfers and waits for.
+
+One operation that two ranks block on::
+
+    rank 0   START -> WORK -+-----------> WORK -----------> WAIT -> WORK -> ...
+                            |                                ^
+                     enters +--------> TRANSFER -------------+
+                            |           ^   |
+                            +-> GATE ---+   + - - > next TRANSFER of the rank's group
+                            |           |
+                            |           v
+                     enters +--------> TRANSFER -------------+
+                            |                                v
+    rank 1   START -> WORK -+-----------> WORK -----------> WAIT -> WORK -> ...
+                                     begins to wait     stops waiting
+
+- A GATE opens with the last enter that others wait for. That of a message which travels while its receiver works takes
+  as long as the message travels, and counts as a TRANSFER of the receiver.
+- A TRANSFER begins once its rank has entered, the gate is open, and the group's previous transfer has ended.
+- A WAIT ends with one transfer. The last block of a step ends with all transfers that are under way by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.causes.replay import GATE, START, TRANSFER, WAIT, WORK, FloatArray, Int64Array, StepGraph
+from hpcpace.metrics.lateness.segments import LocalWork
+from hpcpace.metrics.operations.blocked_time import NO_BLOCKS, Blocks, blocks_of
+from hpcpace.metrics.operations.dependence import depends_on_others, releases_others
+from hpcpace.metrics.operations.matching import Matching, Operations
+from hpcpace.metrics.operations.messages_in_flight import messages_in_flight
+from hpcpace.metrics.operations.recurring import Slots, recurring_slots
+from hpcpace.metrics.operations.waits import Waits
+from hpcpace.metrics.steps import StepPanel
+from hpcpace.trace.schema import Op
+
+_NONE = -1
+
+
+def step_graph(
+    operations: Operations,
+    matching: Matching,
+    waits: Waits,
+    work: LocalWork,
+    steps: StepPanel,
+    *,
+    ranks: Sequence[int],
+    role: Int64Array,
+    blocks: Blocks = NO_BLOCKS,
+) -> StepGraph | None:
+    """Return the graph of the steps that have the operations of most steps; None if no steps or no order of them do.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        waits: their waits and transfers.
+        work: from `local_work` with the same arguments.
+        steps: the steps that all ranks have, on the clock of the operations.
+        ranks: what the rows of `steps` are, ascending, (num_ranks,).
+        role: role of each of `ranks`, int64, (num_ranks,).
+        blocks: further stretches in which ranks were blocked; the last one of a step waits for all transfers under way.
+    """
+    slots = recurring_slots(operations, matching, work, steps, ranks)
+    if slots is None or not len(slots.column):
+        return None
+    events = _events(operations, work, slots, _block_begins(blocks, steps, ranks, slots.column))
+    builder = _Builder(operations, waits, slots, events, _starts(steps, slots.column, events.released_ns[events.last]))
+    builder.connect_work()
+    builder.connect_gates()
+    builder.connect_transfers()
+    builder.connect_waits()
+    return builder.graph(steps, role)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Events:
+    """The events up to which ranks work: enters of all slots, then waits for one slot, then waits for all under way.
+
+    Attributes:
+        time_ns: when each happens, int64, (num_events, num_steps).
+        released_ns: when the rank can work again, int64, (num_events, num_steps).
+        rank: index of the rank, int64, (num_events,).
+        slot: slot of the operation, -1 for a wait for all under way, int64, (num_events,).
+        previous: the rank's event before it, -1 for its first, int64, (num_events,).
+        last: the last event of each rank, int64, (num_ranks,).
+        queue: pairs of slots of a rank and group that follow each other, int64, (2, num_pairs).
+        blocking: slots that are waited for one by one, int64, (num_blocking,).
+        under_way: slots that a wait for all waits for, int64, (num_under_way,).
+    """
+
+    time_ns: Int64Array
+    released_ns: Int64Array
+    rank: Int64Array
+    slot: Int64Array
+    previous: Int64Array
+    last: Int64Array
+    queue: Int64Array
+    blocking: Int64Array
+    under_way: Int64Array
+
+
+def _events(operations: Operations, work: LocalWork, slots: Slots, block_begin_ns: Int64Array | None) -> _Events:
+    """Return the events of all ranks in all steps, `block_begin_ns` as from `_block_begins`."""
+    table, num_slots, num_ranks = slots.table, len(slots.table), int(slots.rank.max()) + 1
+    enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
+    blocking = np.flatnonzero(work.is_blocking[table[:, 0]])
+    block_ns = _wait_for_all_begins(slots, np.maximum(enter, exit_), block_begin_ns)
+    time_ns = np.concatenate([enter, _wait_begins(operations, table, slots.rank, blocking), block_ns])
+    usual_ns = np.median(time_ns - enter.min(axis=0), axis=1)
+    under_way, all_done_ns = np.zeros(0, np.int64), np.full(block_ns.shape, _NONE)
+    if len(block_ns):
+        under_way = np.flatnonzero(usual_ns[:num_slots] <= usual_ns[-num_ranks:][slots.rank])
+        np.maximum.at(all_done_ns, slots.rank[under_way], exit_[under_way])
+    rank = np.concatenate([slots.rank, slots.rank[blocking], np.arange(len(block_ns))])
+    is_wait = np.arange(len(rank)) >= num_slots
+    order = np.lexsort((is_wait, usual_ns, rank))
+    is_same = rank[order][1:] == rank[order][:-1]
+    previous = np.full(len(order), _NONE)
+    previous[order[1:][is_same]] = order[:-1][is_same]
+    return _Events(
+        time_ns=time_ns,
+        released_ns=np.maximum(np.concatenate([enter, exit_[blocking], all_done_ns]), time_ns),
+        rank=rank,
+        slot=np.concatenate([np.arange(num_slots), blocking, np.full(len(block_ns), _NONE)]),
+        previous=previous,
+        last=order[np.append(np.flatnonzero(~is_same), len(order) - 1)],
+        queue=_queue(operations.group[table[:, 0]], slots.rank, usual_ns[:num_slots]),
+        blocking=blocking,
+        under_way=under_way,
+    )
+
+
+class _Builder:
+    """A graph under construction: the nodes exist from the beginning, edges are added by kind of target.
+
+    Attributes:
+        start: node of each rank's start, int64, (num_ranks,).
+        work: node of the work up to each event, int64, (num_events,).
+        gate: node of the gate of each slot's operation, int64, (num_slots,).
+        transfer: node of each slot's transfer, int64, (num_slots,).
+        wait: node of the end of each wait, those for one slot first, int64, (num_waits,).
+    """
+
+    def __init__(
+        self, operations: Operations, waits: Waits, slots: Slots, events: _Events, start_ns: Int64Array
+    ) -> None:
+        """Add all nodes.
+
+        Args:
+            operations, waits: rows of all ranks.
+            slots: the operations that recur.
+            events: up to which ranks work.
+            start_ns: when each rank starts each step, int64, (num_ranks, num_steps).
+        """
+        self._slots, self._events, self._start_ns = slots, events, start_ns
+        rows = slots.table[:, 0]
+        self._op, self._is_root = operations.op[rows], operations.rank[rows] == operations.peer[rows]
+        self._nodes: list[tuple[Int64Array, Int64Array, Int64Array, NDArray[Any]]] = []
+        self._edges: list[tuple[Int64Array, Int64Array]] = []
+        self._num_nodes = 0
+
+        _, gate_of = np.unique(slots.partner, return_inverse=True)
+        travelling, way_ns = messages_in_flight(operations, slots.table, gate_of)
+        self.start = self._add_starts()
+        self.work = self._add_work()
+        self.gate = self._add_gates(gate_of, travelling, way_ns)[gate_of]
+        self.transfer = self._add_transfers(operations, waits, gate_of, travelling, way_ns)
+        self.wait = self._add_waits()
+
+    def connect_work(self) -> None:
+        """Work follows the rank's previous event, or its start: an enter at once, a wait when it ends."""
+        num_slots, previous = len(self._slots.table), self._events.previous
+        follows = np.append(self.work[:num_slots], self.wait)
+        self._connect(np.where(previous >= 0, follows[previous], self.start[self._events.rank]), self.work)
+
+    def connect_gates(self) -> None:
+        """A gate opens when all have entered that others wait for; the sender alone opens that of a message."""
+        releases = np.flatnonzero(releases_others(self._op, self._is_root) & (self._op != Op.RECV))
+        self._connect(self.work[releases], self.gate[releases])
+
+    def connect_transfers(self) -> None:
+        """A transfer follows the rank's enter, the gate if it waits for others, and the previous one in its queue."""
+        self._connect(self.work[: len(self.transfer)], self.transfer)
+        depends = np.flatnonzero(depends_on_others(self._op, self._is_root) & (self._op != Op.SEND))
+        self._connect(self.gate[depends], self.transfer[depends])
+        first, second = self._events.queue
+        self._connect(self.transfer[first], self.transfer[second])
+
+    def connect_waits(self) -> None:
+        """A wait ends no earlier than it begins, and with its transfer, or with all that are under way."""
+        events, num_blocking = self._events, len(self._events.blocking)
+        self._connect(self.work[len(self.transfer) :], self.wait)
+        self._connect(self.transfer[events.blocking], self.wait[:num_blocking])
+        self._connect(self.transfer[events.under_way], self.wait[num_blocking:][self._slots.rank[events.under_way]])
+
+    def graph(self, steps: StepPanel, role: Int64Array) -> StepGraph | None:
+        """Return the graph with edges ordered by level; None if edges form a circle."""
+        source, target = (np.concatenate(side) for side in zip(*self._edges, strict=True))
+        levels = _levels(source, target, self._num_nodes)
+        if levels is None:
+            return None
+        kind, rank, position, weight_ns = zip(*self._nodes, strict=True)
+        events, order = self._events, np.lexsort((target, levels[target]))
+        end = np.append(self.work[: len(self.transfer)], self.wait)[events.last]
+        measured_ns = events.released_ns[events.last].max(axis=0) - self._start_ns.max(axis=0)
+        return StepGraph(
+            step=steps.step[self._slots.column],
+            kind=np.concatenate(kind),
+            rank=np.concatenate(rank),
+            position=np.concatenate(position),
+            weight_ns=np.concatenate(weight_ns, dtype=np.float64),
+            source=source[order],
+            target=target[order],
+            bounds=np.searchsorted(levels[target][order], np.arange(1, int(levels.max()) + 2)),
+            end=end,
+            role=np.asarray(role, np.int64),
+            measured_ns=measured_ns.astype(np.float64),
+            num_left_out=len(steps) - len(self._slots.column),
+        )
+
+    def _add_starts(self) -> Int64Array:
+        num_ranks = len(self._start_ns)
+        after_first_ns = self._start_ns - self._start_ns.min(axis=0)
+        return self._add_nodes(START, np.arange(num_ranks), np.full(num_ranks, _NONE), after_first_ns)
+
+    def _add_work(self) -> Int64Array:
+        """Add the work up to each event, which begins when the rank's previous event released it."""
+        events, previous = self._events, self._events.previous
+        begin_ns = np.where((previous >= 0)[:, None], events.released_ns[previous], self._start_ns[events.rank])
+        local_ns = np.maximum(events.time_ns - begin_ns, 0)
+        return self._add_nodes(WORK, events.rank, self._positions(events.slot), local_ns)
+
+    def _add_gates(self, gate_of: Int64Array, travelling: Int64Array, way_ns: Int64Array) -> Int64Array:
+        """Add a gate for each operation, int64, (num_gates,); a message that travels takes time at its gate."""
+        num_gates, of_travelling = int(gate_of.max()) + 1, gate_of[travelling]
+        kind, rank, position = np.full(num_gates, GATE), np.full(num_gates, _NONE), np.full(num_gates, _NONE)
+        kind[of_travelling] = TRANSFER
+        rank[of_travelling], position[of_travelling] = self._slots.rank[travelling], self._slots.position[travelling]
+        weight_ns = np.zeros((num_gates, self._start_ns.shape[1]))
+        weight_ns[of_travelling] = way_ns
+        return self._add_nodes(kind, rank, position, weight_ns)
+
+    def _add_transfers(
+        self, operations: Operations, waits: Waits, gate_of: Int64Array, travelling: Int64Array, way_ns: Int64Array
+    ) -> Int64Array:
+        """Add the transfers; of a message that travels, what is left once it has arrived and its receiver is ready."""
+        table, is_send, (first, second) = self._slots.table, self._op == Op.SEND, self._events.queue
+        enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
+        sent_ns = np.zeros((int(gate_of.max()) + 1, table.shape[1]), np.int64)
+        sent_ns[gate_of[is_send]] = enter[is_send]
+        before_ns = np.zeros(table.shape, np.int64)
+        before_ns[second] = exit_[first]
+        ready_ns = np.maximum(np.maximum(enter, before_ns)[travelling], sent_ns[gate_of[travelling]] + way_ns)
+        # A sender's wait is part of its transfer: no gate holds it back.
+        weight_ns = np.where(is_send[:, None], (waits.wait_ns + waits.transfer_ns)[table], waits.transfer_ns[table])
+        weight_ns[travelling] = np.maximum(exit_[travelling] - ready_ns, 0)
+        return self._add_nodes(TRANSFER, self._slots.rank, self._slots.position, weight_ns)
+
+    def _add_waits(self) -> Int64Array:
+        num_slots, events = len(self._slots.table), self._events
+        slot, nothing_ns = events.slot[num_slots:], np.zeros(events.time_ns[num_slots:].shape, np.int64)
+        return self._add_nodes(WAIT, events.rank[num_slots:], self._positions(slot), nothing_ns)
+
+    def _positions(self, slot: Int64Array) -> Int64Array:
+        return np.where(slot >= 0, self._slots.position[slot], _NONE)
+
+    def _add_nodes(
+        self, kind: int | Int64Array, rank: Int64Array, position: Int64Array, weight_ns: NDArray[Any]
+    ) -> Int64Array:
+        """Add nodes and return their numbers, int64, (num_added,)."""
+        first, self._num_nodes = self._num_nodes, self._num_nodes + len(rank)
+        self._nodes.append((np.broadcast_to(np.asarray(kind, np.int64), rank.shape), rank, position, weight_ns))
+        return np.arange(first, self._num_nodes)
+
+    def _connect(self, source: Int64Array, target: Int64Array) -> None:
+        self._edges.append((source, target))
+
+
+def _block_begins(blocks: Blocks, steps: StepPanel, ranks: Sequence[int], column: Int64Array) -> Int64Array | None:
+    """Return when the last block of each step begins, (num_ranks, num_steps), -1 without one; None if few have one.
+
+    A rank for which the others wait may find all transfers done, and is not blocked in that step.
+    """
+    begins = np.full(steps.begin_ns.shape, _NONE, np.int64)
+    for index, (begin, _) in enumerate(blocks_of(blocks, ranks)):
+        begin = np.sort(begin)
+        at = np.searchsorted(steps.begin_ns[index], begin, side="right") - 1
+        inside = (at >= 0) & (begin < steps.end_ns[index][np.maximum(at, 0)])
+        begins[index, at[inside]] = begin[inside]
+    begins = begins[:, column]
+    return begins if begins.size and 2 * (begins >= 0).sum() > begins.size else None
+
+
+def _wait_for_all_begins(slots: Slots, done_ns: Int64Array, block_begin_ns: Int64Array | None) -> Int64Array:
+    """Return when each rank begins to wait for all under way, (num_ranks, num_steps), (0, num_steps) if none does.
+
+    In a step in which it is not blocked, that is when all its operations are done.
+
+    Args:
+        slots: the operations that recur.
+        done_ns: when each is done, int64, (num_slots, num_steps).
+        block_begin_ns: from `_block_begins`.
+    """
+    if block_begin_ns is None:
+        return np.zeros((0, done_ns.shape[1]), np.int64)
+    all_done_ns = np.zeros(block_begin_ns.shape, np.int64)
+    np.maximum.at(all_done_ns, slots.rank, done_ns)
+    return np.where(block_begin_ns >= 0, block_begin_ns, all_done_ns)
+
+
+def _wait_begins(operations: Operations, table: Int64Array, rank: Int64Array, blocking: Int64Array) -> Int64Array:
+    """Return when each rank began to wait for each blocking slot, int64, (num_blocking, num_steps).
+
+    That is `blocked` before the exit, but no earlier than the rank's last enter before the exit: the launch may have
+    blocked, too.
+    """
+    enter, exit_ = operations.enter_ns[table], operations.exit_ns[table[blocking]]
+    begin = np.maximum(exit_ - operations.blocked_ns[table[blocking]], enter[blocking])
+    edges = np.searchsorted(rank, np.arange(int(rank.max()) + 2))
+    for index, slot in enumerate(blocking.tolist()):
+        own = enter[edges[rank[slot]] : edges[rank[slot] + 1]]
+        last = np.where(own < exit_[index], own, 0).max(axis=0)
+        begin[index] = np.maximum(begin[index], np.minimum(last, exit_[index]))
+    return np.asarray(begin, np.int64)
+
+
+def _starts(steps: StepPanel, column: Int64Array, released: Int64Array) -> Int64Array:
+    """Return when each rank starts a step: when its last wait of the previous step ended, else when the step begins."""
+    start = steps.begin_ns[:, column].copy()
+    follows = np.flatnonzero((np.diff(column) == 1) & (np.diff(steps.step[column]) == 1)) + 1
+    start[:, follows] = released[:, follows - 1]
+    return start
+
+
+def _queue(group: Int64Array, rank: Int64Array, time: FloatArray) -> Int64Array:
+    """Return pairs of slots of one rank and group that follow each other, int64, (2, num_pairs)."""
+    order = np.lexsort((time, group, rank))
+    same = (group[order][1:] == group[order][:-1]) & (rank[order][1:] == rank[order][:-1])
+    return np.stack([order[:-1][same], order[1:][same]])
+
+
+def _levels(source: Int64Array, target: Int64Array, num_nodes: int) -> Int64Array | None:
+    """Return the length in edges of the longest path to each node; None if edges form a circle."""
+    level = np.zeros(num_nodes, np.int64)
+    waiting = np.bincount(target, minlength=num_nodes)
+    order = np.argsort(source, kind="stable")
+    first = np.searchsorted(source[order], np.arange(num_nodes + 1))
+    ready, depth, seen = np.flatnonzero(waiting == 0), 0, 0
+    while len(ready):
+        level[ready], seen, depth = depth, seen + len(ready), depth + 1
+        count = first[ready + 1] - first[ready]
+        offset = np.repeat(first[ready] - (np.cumsum(count) - count), count)
+        reached = target[order[offset + np.arange(int(count.sum()))]]
+        np.subtract.at(waiting, reached, 1)
+        ready = np.unique(reached[waiting[reached] == 0])
+    return level if seen == num_nodes else None
