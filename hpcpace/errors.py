@@ -1,17 +1,17 @@
-"""The errors of hpcpace, one small tree, each class with the exit code that a command ends with.
+"""The errors of hpcpace as one small tree; each class has the exit code that a command ends with.
 
     HpcpaceError            4  the job or a tool failed
     +-- UsageError          2  an option, a setting or an input file is wrong
     |   +-- ConfigError     2  a configuration file or key
-    |   +-- WorldError      2  ranks, launcher and environment do not fit together
+    |   +-- WorldError      2  ranks, launcher and environment contradict each other
     |   +-- MeshError       2  mesh, model, batch and world do not fit together
     |   +-- DataError       2  training data
     |   +-- TraceError      2  a trace file or run directory cannot be read
     |   +-- SnapshotError   2  a snapshot of the audit cannot be read
-    +-- CannotTell          3  the data do not carry an answer
-    +-- ReportError         4  hpcpace itself failed at a report
-    +-- TrainingFailed      4  too little memory, or no checkpoint where one was needed
-    +-- ClockSyncError      4  a clock synchronisation was given up (a session degrades, it never ends on this)
+    +-- CannotTell          3  the data cannot answer the question
+    +-- ReportError         4  a bug in hpcpace made a report fail
+    +-- TrainingFailed      4  not enough memory, or a checkpoint that is needed is missing
+    +-- ClockSyncError      4  a clock synchronisation timed out (a session degrades, it never ends on this)
 
 Every message says what was wrong, the value seen, and what to do.
 """
@@ -62,18 +62,18 @@ class SnapshotError(UsageError):
 
 
 class CannotTell(HpcpaceError):
-    """The data do not carry an answer."""
+    """The data cannot answer the question."""
 
     exit_code = EXIT_CANNOT_TELL
 
 
 class ReportError(HpcpaceError):
-    """A report was ended by an error of hpcpace's own."""
+    """A bug in hpcpace made a report fail."""
 
 
 class TrainingFailed(HpcpaceError):
-    """A training cannot go on, for a reason that its message says whole: no traceback is printed with it."""
+    """Training cannot continue; the message gives the full reason, so no traceback is printed."""
 
 
 class ClockSyncError(HpcpaceError):
-    """A clock synchronisation did not finish in its time."""
+    """A clock synchronisation did not finish in time."""

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Audits the nodes of a job and the binding of its ranks, and trains nothing.
+# Audits the nodes of a job and the binding of its ranks, without training.
 #
 #   sbatch -N 4 --ntasks-per-node 8 -c 14 --gpus-per-node 8 sbatch/audit.sh
 #   sbatch -w n[01-16] --ntasks-per-node 8 sbatch/audit.sh --probe 10 --matrix
 #   bash sbatch/audit.sh                      (without Slurm: this machine)
 #
-# Give the options of the job that is to run; arguments go to `hpcpace audit`, and the exit status is its own: 4 where it
-# finds a fault, 1 a warning, 3 something that it cannot tell. traced_training.sh lists the environment variables.
-# Snapshots lie in runs/JOB-audit, for `hpcpace audit --from` and `hpcpace audit diff`.
+# Use the sbatch options of the job that you want to run. Arguments are passed to `hpcpace audit`, which also determines
+# the exit status: 4 for a failure, 1 for a warning, 3 if something is unknown. traced_training.sh lists the environment
+# variables. Snapshots are saved in runs/JOB-audit, for `hpcpace audit --from` and `hpcpace audit diff`.
 #SBATCH --job-name=audit
 #SBATCH --output=%x-%j.out
 #SBATCH --nodes=1
@@ -32,5 +32,5 @@ source "$folder/traced_training.sh"
 
 status=0
 audit_ranks "${HPCPACE_RUN_DIR:-runs/${SLURM_JOB_ID:-$(date +%Y%m%d-%H%M%S)}-audit}" "$@" || status=$?
-((status != 124)) || echo "audit: not done within $audit_timeout_s s: a node may be dead" >&2
+((status != 124)) || echo "audit: not finished after $audit_timeout_s s: a node may be dead" >&2
 exit "$status"

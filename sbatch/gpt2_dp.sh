@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains GPT-2 in data parallelism, traced, and ends with the report of where the steps went.
+# Trains GPT-2 with data parallelism, traced, and reports where the time of the steps went.
 #
 #   sbatch sbatch/gpt2_dp.sh
 #   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_dp.sh --preset small --steps 200
 #   bash sbatch/gpt2_dp.sh                    (without Slurm: the same job on this machine)
 #
-# Arguments go to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
-# Each task is a replica of the model. `--mesh` asks for another layout.
+# Arguments are passed to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
+# Each task is a replica of the model. `--mesh` selects another layout.
 #SBATCH --job-name=gpt2_dp
 #SBATCH --output=%x-%j.out
 #SBATCH --nodes=1

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Trains GPT-2 in pipeline parallelism, traced, and ends with the report of where the steps went.
+# Trains GPT-2 with pipeline parallelism, traced, and reports where the time of the steps went.
 #
 #   sbatch sbatch/gpt2_pp.sh
 #   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_pp.sh --preset small --steps 200
 #   bash sbatch/gpt2_pp.sh                    (without Slurm: the same job on this machine)
 #
-# Arguments go to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
-# With an even number of tasks there are two pipeline stages and data parallelism over the rest; with an odd
-# number each task is a stage. `--mesh` asks for another layout.
+# Arguments are passed to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
+# An even number of tasks makes two pipeline stages with data parallelism over the rest; with an odd number, each task
+# is a stage. `--mesh` selects another layout.
 #SBATCH --job-name=gpt2_pp
 #SBATCH --output=%x-%j.out
 #SBATCH --nodes=1

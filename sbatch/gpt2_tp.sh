@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Trains GPT-2 in tensor parallelism, traced, and ends with the report of where the steps went.
+# Trains GPT-2 with tensor parallelism, traced, and reports where the time of the steps went.
 #
 #   sbatch sbatch/gpt2_tp.sh
 #   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_tp.sh --preset small --steps 200
 #   bash sbatch/gpt2_tp.sh                    (without Slurm: the same job on this machine)
 #
-# Arguments go to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
-# Four tasks share each replica of the model where their number divides by four, two where it is even, one else;
-# the model's heads must divide by that too, as those of all presets but xl do (25: --mesh dp=...,tp=5).
-# `--mesh` asks for another layout.
+# Arguments are passed to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
+# Each replica of the model is split over four tasks if their number is divisible by four, over two if it is even, and
+# not at all otherwise. The number of attention heads must be divisible by that as well, as in all presets but xl, which
+# has 25 (--mesh dp=...,tp=5). `--mesh` selects another layout.
 #SBATCH --job-name=gpt2_tp
 #SBATCH --output=%x-%j.out
 #SBATCH --nodes=1

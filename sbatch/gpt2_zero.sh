@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Trains GPT-2 in data parallelism with parameters, gradients and optimizer shared out over the tasks (ZeRO), traced,
-# and ends with the report of where the steps went.
+# Trains GPT-2 with data parallelism and parameters, gradients and optimizer state sharded over the tasks (ZeRO),
+# traced, and reports where the time of the steps went.
 #
 #   sbatch sbatch/gpt2_zero.sh
 #   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_zero.sh --preset large --steps 200
 #   bash sbatch/gpt2_zero.sh                    (without Slurm: the same job on this machine)
 #
-# Arguments go to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
-# Each task trains its part of the batch and keeps its share of the model. `--zero 1` shares out the optimizer's
-# state alone, `--mesh` asks for another layout.
+# Arguments are passed to `hpcpace train gpt2`; traced_training.sh lists the environment variables.
+# Each task trains its part of the batch and keeps its shard of the model. `--zero 1` shards only the optimizer state,
+# `--mesh` selects another layout.
 #SBATCH --job-name=gpt2_zero
 #SBATCH --output=%x-%j.out
 #SBATCH --nodes=1
@@ -34,6 +34,6 @@ folder=${script%/*}
 # shellcheck source=traced_training.sh
 source "$folder/traced_training.sh"
 
-# A task alone has nobody to share with.
+# A single task has nothing to shard.
 zero=$((num_tasks > 1 ? 3 : 0))
 traced_training gpt2_zero "dp=$num_tasks,pp=1,tp=1" gpt2 --zero "${HPCPACE_TRAIN_ZERO:-$zero}" "$@"

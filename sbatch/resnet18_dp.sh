@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains ResNet-18 on 32 x 32 images in data parallelism, traced, and ends with the report of where the steps went.
+# Trains ResNet-18 on 32 x 32 images with data parallelism, traced, and reports where the time of the steps went.
 #
 #   sbatch sbatch/resnet18_dp.sh
 #   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/resnet18_dp.sh --data cifar-10-batches-bin --steps 2000
 #   bash sbatch/resnet18_dp.sh                    (without Slurm: the same job on this machine)
 #
-# Arguments go to `hpcpace train resnet18`; traced_training.sh lists the environment variables.
-# Each task is a replica of the model with 32 images a step. Images are synthetic without `--data`, the folder of
+# Arguments are passed to `hpcpace train resnet18`; traced_training.sh lists the environment variables.
+# Each task is a replica of the model with 32 images per step. Images are synthetic unless `--data` names the folder of
 # CIFAR-10's binary version.
 #SBATCH --job-name=resnet18_dp
 #SBATCH --output=%x-%j.out

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from experiments.machines.cases import CASES, Case
 from experiments.machines.machine import memory_folder
-from hpcpace.audit.findings import Finding
-from hpcpace.audit.job import Job
+from hpcpace.audit.findings import AuditFinding
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import audit
 
 GOLDEN = Path(__file__).parent / "data" / "audit-trees"
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parent / "data" / "audit-trees"
 
 def listed(case: Case, folder: Path) -> str:
     """Return exit code, findings, rules without anything to look at, and bindings, as text."""
-    result = audit(Job(case.snapshots(folder), case.settings, case.log))
+    result = audit(AuditedJob(case.snapshots(folder), case.settings, case.log))
     lines = [f"exit {result.exit_code}", *map(_line, result.findings)]
     lines += [f"skipped {rule}: {reason}" for rule, reason in result.skipped.items()]
     for binding in result.bindings:
@@ -33,7 +33,7 @@ def listed(case: Case, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: AuditFinding) -> str:
     ranks = ",".join(map(str, finding.ranks))
     return (
         f"{finding.severity} {finding.rule} [{finding.host}] {finding.place}: {finding.seen}\n"

@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.machines import cases
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.job import Job
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import audit
 from hpcpace.audit.schema import snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
@@ -85,7 +85,7 @@ def rules(repeats: int) -> None:
             begin_s = time.process_time()
             snapshots: list[Snapshot] = [snapshot_from(text) for text in texts]
             read_s = time.process_time()
-            result = audit(Job(snapshots))
+            result = audit(AuditedJob(snapshots))
             ruled_s = time.process_time()
             verdict_lines(result)
             end_s = time.process_time()

@@ -20,7 +20,7 @@ import psutil
 
 from hpcpace.errors import HpcpaceError, TraceError
 from hpcpace.lab.environment import NAME_VARIABLE
-from hpcpace.lab.jobs import Job, JobQueue
+from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.lab.lab import Lab
 from hpcpace.rundir import RunDirectory
 from hpcpace.trace.reader import read_trace
@@ -136,7 +136,7 @@ class DrillJob:
         except TraceError:  # a file that is just being made
             return 0
 
-    def wait(self, timeout_s: float) -> tuple[Job, int]:
+    def wait(self, timeout_s: float) -> tuple[SlurmJob, int]:
         """Wait for the end of the job, batch script and report included; return it and when that was.
 
         Raises:

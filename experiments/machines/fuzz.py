@@ -18,7 +18,7 @@ from typing import Any
 
 from experiments.machines.cases import far_adapter, gb200, one_gpu_for_two, siblings_shared, small_node, virtual_machine
 from experiments.machines.machine import Machine, memory_folder
-from hpcpace.audit.job import Job
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.prometheus import exposition
 from hpcpace.audit.result import AuditResult, audit
 from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
@@ -119,7 +119,7 @@ def examined(seed: int, folder: Path) -> AuditResult | None:
         return None
     text = snapshot_text(snapshot)
     assert len(text) < MOST_BYTES
-    job = Job([snapshot_from(text)])
+    job = AuditedJob([snapshot_from(text)])
     result = audit(job)
     lines = [*verdict_lines(result)]
     assert len(lines) <= MOST_LINES
@@ -140,7 +140,7 @@ def examined_snapshot(seed: int, text: str) -> AuditResult | None:
     if rng.random() < 0.2:
         damaged = damaged[: rng.randrange(len(damaged))]
     try:
-        job = Job([snapshot_from(damaged)])
+        job = AuditedJob([snapshot_from(damaged)])
     except UsageError as error:
         assert str(error).isprintable()
         return None

@@ -20,13 +20,13 @@ _MOST_CPUS = 8_192
 _SMALL_SHARE = 0.8
 _MOST_DEVICES = 256
 _NIC_CLASSES = ("0x02", "0x0c06")
-# Some InfiniBand adapters call themselves serial buses (0x0c06), like the QLE7340.
+# Some InfiniBand adapters, like the QLE7340, have the class of serial buses (0x0c06).
 _CLASSES = (*_NIC_CLASSES, "0x03", "0x12")
 _NVIDIA, _AMD, _INTEL, _HABANA = "0x10de", "0x1002", "0x8086", "0x1da3"
 
 
 def collect_hardware(tree: Tree) -> Hardware:
-    """Return what the host is made of; facts that cannot be read are None, with the reason in `tree.unreadable`."""
+    """Return the hardware of the host; facts that cannot be read are None, with the reason in `tree.unreadable`."""
     classes = tree.fact("pci", _pci_classes, tree)
     return Hardware(
         cpus=collect_cpus(tree),
@@ -63,13 +63,13 @@ def _cpu_list(tree: Tree, path: str, *, may_be_empty: bool) -> str:
 
 
 def _offline(tree: Tree) -> str | None:
-    """Return the CPUs that could be switched on; a kernel without hot-plugging does not say."""
+    """Return the CPUs that could be switched on; empty if the kernel has no CPU hot-plugging."""
     if not tree.exists(f"{_CPU}/offline"):
         return ""
     text = tree.fact("cpus/offline", _cpu_list, tree, f"{_CPU}/offline", may_be_empty=True)
     if not text:
         return text
-    # `offline` also counts CPUs that could be plugged in some day; only those in `present` are there.
+    # `offline` also lists CPUs that could be plugged in one day; only those in `present` exist.
     present = tree.fact("cpus/present", _cpu_list, tree, f"{_CPU}/present", may_be_empty=False)
     if present is None:
         return None
@@ -77,7 +77,7 @@ def _offline(tree: Tree) -> str | None:
 
 
 def _siblings(tree: Tree, cpus: Iterable[int]) -> dict[int, str]:
-    """Return by the first CPU of each core all CPUs of it."""
+    """Return all CPUs of each core, by the core's first CPU."""
     found: dict[int, str] = {}
     seen = 0
     for cpu in cpus:
@@ -86,7 +86,7 @@ def _siblings(tree: Tree, cpus: Iterable[int]) -> dict[int, str]:
         text = _cpu_list(tree, f"{_CPU}/cpu{cpu}/topology/thread_siblings_list", may_be_empty=False)
         core = cpusets.parse_list(text)
         if not core >> cpu & 1 or core & seen:
-            raise Unreadable(f"thread_siblings_list of cpu{cpu} contradicts that of others")
+            raise Unreadable(f"thread_siblings_list of cpu{cpu} contradicts those of other CPUs")
         seen |= core
         found[cpu] = text
     return found
@@ -107,7 +107,7 @@ def _caches(tree: Tree, cpus: list[int]) -> tuple[Cache, ...]:
     kinds: dict[str, tuple[int, str]] = {}
     for cpu in cpus:
         for index in index_names:
-            # All CPUs number their caches alike, but for hybrid ones, which have the same kinds.
+            # All CPUs number their caches alike, except on hybrid processors, where the kinds are the same.
             place = f"{_CPU}/cpu{cpu}/cache/{index}"
             kind = kinds.get(index)
             if kind is None:
@@ -122,7 +122,7 @@ def _caches(tree: Tree, cpus: list[int]) -> tuple[Cache, ...]:
 
 
 def _governors(tree: Tree, cpus: list[int]) -> dict[str, str]:
-    """Return the CPUs of each governor; empty where the kernel sets no frequencies, as in most virtual machines."""
+    """Return the CPUs of each governor; empty if the kernel sets no frequencies, as in most virtual machines."""
     found: dict[str, int] = {}
     if not tree.exists(f"{_CPU}/cpu{cpus[0]}/cpufreq"):
         return {}
@@ -133,7 +133,7 @@ def _governors(tree: Tree, cpus: list[int]) -> dict[str, str]:
 
 
 def _fast_cpus(tree: Tree, cpus: list[int]) -> str:
-    # Both folders are there on Intel's hybrid processors only.
+    # Only Intel's hybrid processors have both folders.
     if tree.exists("sys/devices/cpu_atom/cpus") and tree.exists("sys/devices/cpu_core/cpus"):
         return tree.fact("cpus/fast", _cpu_list, tree, "sys/devices/cpu_core/cpus", may_be_empty=False) or ""
     if not cpus or not tree.exists(f"{_CPU}/cpu{cpus[0]}/cpu_capacity"):
@@ -142,9 +142,9 @@ def _fast_cpus(tree: Tree, cpus: list[int]) -> str:
 
 
 def _of_much_capacity(tree: Tree, cpus: list[int]) -> str:
-    """Return the CPUs of the fast cores by what the kernel says of each CPU's capacity; none where all are alike.
+    """Return the CPUs of the fast cores, by the kernel's capacity of each CPU; empty if all cores are alike.
 
-    Cores of one kind differ by a few percent in their highest frequency; small cores have three quarters and less.
+    Cores of one kind differ by a few percent in their highest frequency; small cores have at most three quarters.
     """
     capacities = {cpu: tree.number(f"{_CPU}/cpu{cpu}/cpu_capacity") for cpu in cpus}
     least = _SMALL_SHARE * max(capacities.values())
@@ -169,7 +169,7 @@ def _cpu_model(tree: Tree) -> str:
 def _numa_nodes(tree: Tree) -> tuple[NumaNode, ...]:
     numbers = [int(name[4:]) for name in tree.names(_NODE) if re.fullmatch(r"node\d{1,5}", name)]
     if not numbers:
-        raise Unreadable(f"no node in /{_NODE}")
+        raise Unreadable(f"no NUMA node in /{_NODE}")
     return tuple(_numa_node(tree, number) for number in sorted(numbers))
 
 
@@ -186,7 +186,7 @@ def _numa_node(tree: Tree, number: int) -> NumaNode:
 
 def _distances(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d{1,9}( +\d{1,9})*", text):
-        raise Unreadable(f"{text[:40]!r} are no distances")
+        raise Unreadable(f"{text[:40]!r} is not a list of distances")
     return tuple(int(part) for part in text.split())
 
 
@@ -198,7 +198,7 @@ def _memory_kb(text: str) -> int:
 
 
 def _pci_classes(tree: Tree) -> dict[str, str]:
-    """Return the class of each PCI device, empty where it cannot be read."""
+    """Return the class of each PCI device; empty if it cannot be read."""
     found = {}
     for address in tree.names(_PCI):
         if ADDRESS.fullmatch(address):
@@ -214,7 +214,7 @@ def _num_nvswitches(tree: Tree, classes: dict[str, str]) -> int:
 
 
 def _pci_devices(tree: Tree, classes: dict[str, str]) -> tuple[PciDevice, ...]:
-    """Return GPUs, network adapters and the bridges above them, in order of their address."""
+    """Return GPUs, network adapters and the bridges above them, sorted by address."""
     chosen: dict[str, PciDevice] = {}
     for address, code in classes.items():
         if code.startswith(_CLASSES) and len(chosen) < _MOST_DEVICES:
@@ -256,7 +256,7 @@ def _local_cpus(tree: Tree, address: str) -> str | None:
 
 
 def _kind(code: str, vendor: str | None) -> str:
-    """Return `gpu`, `nic`, `bridge`, or nothing for a device that does not matter, like the screen of a BMC."""
+    """Return `gpu`, `nic` or `bridge`, or an empty text for a device that does not matter, like a BMC's display."""
     if code.startswith("0x0604"):
         return "bridge"
     if code.startswith(_NIC_CLASSES):
@@ -265,7 +265,7 @@ def _kind(code: str, vendor: str | None) -> str:
         return "gpu" if code.startswith("0x03") else ""
     if vendor == _AMD:
         return "gpu"
-    if vendor == _INTEL:  # 0x0380 is a display controller without a screen; 0x0300 is the graphics of a processor
+    if vendor == _INTEL:  # 0x0380: display controller without a display; 0x0300: graphics integrated in a processor
         return "gpu" if code.startswith(("0x0380", "0x0302", "0x12")) else ""
     return "gpu" if vendor == _HABANA or vendor is None else ""
 
@@ -274,10 +274,10 @@ def _parents(tree: Tree, address: str) -> tuple[str, ...]:
     parts = tree.resolve(f"{_PCI}/{address}").split("/")
     first = next((index for index, part in enumerate(parts) if _HOST_BRIDGE.fullmatch(part)), None)
     if first is None or parts[-1] != address:
-        raise Unreadable("its link does not lead below a host bridge")
+        raise Unreadable("its path is not below a host bridge")
     way = parts[first:-1]
     if any(not ADDRESS.fullmatch(part) for part in way[1:]):
-        raise Unreadable("its link passes something else than bridges")
+        raise Unreadable("its path has other parts than bridges")
     return tuple(way)
 
 
@@ -289,7 +289,7 @@ def _has_physical_function(tree: Tree, address: str, classes: dict[str, str]) ->
 
 
 def _last_of_link(tree: Tree, path: str) -> str:
-    """Return the name that a link leads to; nothing where there is none, which is a fact and no failure."""
+    """Return the last name of a link's target; empty without a link, which is a fact, not a failure."""
     try:
         return printable(tree.resolve(path).split("/")[-1])[:60]
     except Unreadable:
@@ -297,10 +297,10 @@ def _last_of_link(tree: Tree, path: str) -> str:
 
 
 def _acs_control(tree: Tree, path: str) -> int:
-    """Return the ACS control register of a bridge, -1 where it has none.
+    """Return the ACS control register of a bridge; -1 if it has none.
 
     PCI Express Base Specification 7.7.11: extended capability 0x000d, control at offset 6. Extended capabilities are a
-    list from 0x100 on: id in bits 0 to 15, next in bits 20 to 31. Who is not root reads 64 bytes.
+    list from 0x100 on: id in bits 0 to 15, next in bits 20 to 31. Users other than root can read only 64 bytes.
     """
     config = tree.content(path, most_bytes=4096)
     if len(config) <= 64:
@@ -315,18 +315,18 @@ def _acs_control(tree: Tree, path: str) -> int:
         place = header >> 20
         if not 0x100 <= place <= len(config) - 8:
             return -1
-    raise Unreadable("its capabilities go round in a circle")
+    raise Unreadable("its list of capabilities is cyclic")
 
 
 def _speed_gts(text: str) -> float:
     found = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text)
     if not found:
-        raise Unreadable(f"{text[:40]!r} is no speed")
+        raise Unreadable(f"{text[:40]!r} is not a speed")
     return float(found[1])
 
 
 def _width(lanes: int) -> int:
-    # 0 and 255 are the kernel's words for unknown.
+    # The kernel writes 0 or 255 for unknown.
     if not 1 <= lanes <= 64:
-        raise Unreadable(f"{lanes} is no number of lanes")
+        raise Unreadable(f"{lanes} is not a valid number of lanes")
     return lanes

@@ -1,4 +1,4 @@
-"""The operating system, its settings and drivers, and the GPUs as their drivers know them."""
+"""The operating system, its settings and drivers, and the GPUs that the drivers list, read from procfs and sysfs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_GPUS = 64
 
 
 def collect_kernel(tree: Tree) -> Kernel:
-    """Return the operating system's side of a host."""
+    """Return the kernel, drivers and settings of a host."""
     driver = tree.fact("kernel/nvidia_driver", _nvidia_driver, tree)
     return Kernel(
         release=tree.fact("kernel/release", tree.word, "proc/sys/kernel/osrelease"),
@@ -37,12 +37,12 @@ def collect_kernel(tree: Tree) -> Kernel:
 
 
 def collect_gpus(tree: Tree, pci: Sequence[PciDevice] | None, nvml: Mapping[str, Nvml]) -> tuple[Gpu, ...] | None:
-    """Return the GPUs that a driver has; None where neither PCI nor the driver tells.
+    """Return the GPUs of a host; None if neither PCI nor the driver lists them.
 
     Args:
         tree: where to read.
         pci: the PCI devices.
-        nvml: what NVIDIA's library says, by PCI address.
+        nvml: facts from NVML, by PCI address.
     """
     if pci is not None:
         addresses = [device.address for device in pci if device.kind == "gpu"]
@@ -58,7 +58,7 @@ def collect_gpus(tree: Tree, pci: Sequence[PciDevice] | None, nvml: Mapping[str,
 
 
 def nccl_conf(tree: Tree, path: str) -> dict[str, str]:
-    """Return the variables that a file of NCCL's sets; empty where there is none."""
+    """Return the variables that an NCCL configuration file sets; empty if there is no file."""
     if not tree.exists(path):
         return {}
     try:
@@ -95,12 +95,12 @@ def _gpu(tree: Tree, address: str, vendor: str | None, nvml: Nvml | None) -> Gpu
 def _nvidia_information(tree: Tree, address: str) -> dict[str, str]:
     text = tree.text(f"{_NVIDIA_GPUS}/{address}/information")
     pairs = [line.partition(":") for line in text.split("\n")]
-    # The driver writes question marks where the GPU was never opened.
+    # The driver writes question marks if the GPU was never opened.
     return {name.strip(): printable(value.strip())[:80] for name, _, value in pairs if value.strip("?- \t")}
 
 
 def _nvidia_driver(tree: Tree) -> tuple[str, bool]:
-    """Return the version of NVIDIA's driver and whether it is the open one; an empty version where none is loaded."""
+    """Return the version of NVIDIA's driver, and whether it is the open one; an empty version if none is loaded."""
     if not tree.exists("proc/driver/nvidia/version"):
         return "", False
     text = tree.text("proc/driver/nvidia/version")
@@ -116,7 +116,7 @@ def _modules(tree: Tree) -> dict[str, str]:
     found = {}
     for name in _MODULES:
         if tree.exists(f"sys/module/{name}"):
-            found[name] = _word_or_nothing(tree, f"sys/module/{name}/version")
+            found[name] = _word_or_empty(tree, f"sys/module/{name}/version")
     return found
 
 
@@ -142,13 +142,13 @@ def _is_virtual(tree: Tree) -> bool:
         return "hypervisor" in flags[1].split()
     if tree.exists("sys/hypervisor/type"):
         return True
-    # Other architectures than x86 have no such flag; the firmware names who made the machine.
-    maker = f"{tree.word('sys/class/dmi/id/sys_vendor')} {_word_or_nothing(tree, 'sys/class/dmi/id/product_name')}"
+    # Only x86 has this flag; elsewhere the firmware names the manufacturer of the machine.
+    maker = f"{tree.word('sys/class/dmi/id/sys_vendor')} {_word_or_empty(tree, 'sys/class/dmi/id/product_name')}"
     return bool(re.search(r"QEMU|KVM|Virtual|VMware|Xen|Amazon EC2(?!.*metal)|Google", maker))
 
 
 def _numa_balancing(tree: Tree) -> int | None:
-    # A kernel built without it, or one for a single node, has no such file, and does no balancing.
+    # A kernel built without NUMA balancing, or for a single node, does not have this file.
     if not tree.exists("proc/sys/kernel/numa_balancing"):
         return 0 if tree.exists("proc/sys/kernel") else None
     return tree.fact("kernel/numa_balancing", tree.number, "proc/sys/kernel/numa_balancing")
@@ -162,12 +162,12 @@ def _choice(tree: Tree, name: str) -> str | None:
 def _chosen(text: str) -> str:
     found = re.search(r"\[([a-z+_]{1,30})\]", text)
     if not found:
-        raise Unreadable(f"{text[:40]!r} has no choice in brackets")
+        raise Unreadable(f"{text[:40]!r} marks no value with brackets")
     return found[1]
 
 
 def _shm_bytes(tree: Tree) -> int:
-    """Return the size of /dev/shm as it is mounted; without a size= it is half of the memory (tmpfs(5))."""
+    """Return the size of /dev/shm from its mount options; without size= it is half of the memory (tmpfs(5))."""
     found = re.findall(
         r"^\S+ /dev/shm tmpfs (\S+)", tree.beginning("proc/self/mounts", most_bytes=262_144), re.MULTILINE
     )
@@ -186,7 +186,7 @@ def _memory_bytes(tree: Tree) -> int:
     return int(found[1]) * 1024
 
 
-def _word_or_nothing(tree: Tree, path: str) -> str:
+def _word_or_empty(tree: Tree, path: str) -> str:
     try:
         return tree.word(path)
     except Unreadable:

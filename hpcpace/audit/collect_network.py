@@ -1,4 +1,4 @@
-"""RDMA adapters, network interfaces, and their counters of errors, read from sysfs; what shapes them, from netlink."""
+"""RDMA adapters, network interfaces and their error counters, read from sysfs, and traffic shaping, over netlink."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LINK_LOCAL = "FEA9"  # 169.254 as /proc/net/route writes addresses, in the orde
 _NET_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 
 LINK_ERRORS = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors")
-"""Counters of a port that a good link hardly ever moves."""
+"""Port counters that hardly ever grow on a good link."""
 CONGESTION = ("port_xmit_discards", "out_of_sequence", "roce_adp_retrans", "local_ack_timeout_err")
-"""Counters of a port that loss in the fabric moves."""
+"""Port counters that grow when the fabric loses packets."""
 _NET_COUNTERS = ("rx_packets", "tx_packets", "rx_dropped", "tx_dropped", "rx_errors", "tx_errors")
 
 
 def collect_rdma(tree: Tree) -> tuple[RdmaDevice, ...] | None:
-    """Return the RDMA adapters; none where the kernel has no class for them."""
+    """Return the RDMA adapters; empty if the kernel has no class for them, None if they cannot be read."""
     if not tree.exists(_RDMA):
         return () if tree.exists("sys/class") else tree.fact("rdma", lambda: _fail("no /sys/class"))
     names = tree.fact("rdma", tree.names, _RDMA)
@@ -34,21 +34,21 @@ def collect_rdma(tree: Tree) -> tuple[RdmaDevice, ...] | None:
 
 
 def collect_net(tree: Tree) -> tuple[NetDevice, ...] | None:
-    """Return the network interfaces, those with an adapter first where there are very many."""
+    """Return the network interfaces, up to a limit at which those with an adapter take precedence."""
     names = tree.fact("net", tree.names, _NET)
     if names is None:
         return None
-    # bonding_masters is a file in the same folder.
+    # bonding_masters is a file in the same folder, not an interface.
     names = [name for name in names if name != "bonding_masters"]
     chosen = sorted(names, key=lambda name: (not tree.exists(f"{_NET}/{name}/device"), name))[:_MOST_NET]
-    # A copied tree does not have it, and the machine's own would be another one's.
+    # A copied tree does not contain it, and netlink would answer for this machine.
     shapers = tree.fact("net/shaping", read_shapers) if tree.is_live else {}
     routed = tree.fact("net/routes", _routed, tree)
     return tuple(_net_device(tree, name, shapers, routed) for name in sorted(chosen))
 
 
 def read_counters(tree: Tree) -> dict[str, int]:
-    """Return the counters of errors and drops that are not 0; a port or interface without any goes to unreadable."""
+    """Return the error and drop counters that are not 0; `tree.unreadable` names devices without counters."""
     found: dict[str, int] = {}
     for device in _names(tree, _RDMA)[:_MOST_RDMA]:
         for port in _names(tree, f"{_RDMA}/{device}/ports")[:8]:
@@ -67,7 +67,7 @@ def read_counters(tree: Tree) -> dict[str, int]:
 
 
 def read_aer(tree: Tree, addresses: list[str]) -> dict[str, int]:
-    """Return the corrected errors of PCIe links that are not 0."""
+    """Return the counts of corrected PCIe errors that are not 0, for devices at the given addresses."""
     found: dict[str, int] = {}
     for address in addresses:
         name = f"pci/{address}/corrected"
@@ -131,7 +131,7 @@ def _port(tree: Tree, device_place: str, device: str, number: int) -> RdmaPort:
 
 
 def _gids(tree: Tree, place: str) -> tuple[Gid, ...]:
-    """Return the entries in use; reading the type of one that is not fails with EINVAL."""
+    """Return the GID entries in use; reading the type of an unused one fails with EINVAL."""
     found: list[Gid] = []
     for name in sorted(_names(tree, f"{place}/gid_attrs/types"), key=lambda text: (len(text), text))[:_MOST_GIDS]:
         kind = _text(tree, f"{place}/gid_attrs/types/{name}")
@@ -158,9 +158,9 @@ def _net_device(tree: Tree, name: str, shapers: Mapping[str, float] | None, rout
 
 
 def _routed(tree: Tree) -> Set[str]:
-    """Return the interfaces over which any route leads, of IPv4 or IPv6; link-local ones do not count."""
+    """Return the interfaces that any IPv4 or IPv6 route uses; link-local routes do not count."""
     found = set()
-    # Of a table that is cut off nobody knows whom it lacks.
+    # `text` refuses a table that is too long: a truncated one may lack interfaces.
     for line in tree.text(f"{_PROC_NET}/route", most_bytes=_MOST_ROUTES).split("\n")[1:]:
         words = line.split()
         if len(words) > 7 and not words[1].endswith(_LINK_LOCAL):
@@ -174,7 +174,7 @@ def _routed(tree: Tree) -> Set[str]:
 
 
 def _net_speed_mbps(tree: Tree, place: str) -> int | None:
-    # A virtual interface, or one that is down, gives -1 or EINVAL; that is known and no failure.
+    # An interface that is virtual or down gives -1 or EINVAL, which is not a failure.
     try:
         speed = tree.number(f"{place}/speed")
     except Unreadable:
@@ -183,7 +183,7 @@ def _net_speed_mbps(tree: Tree, place: str) -> int | None:
 
 
 def _adapter(tree: Tree, path: str) -> str:
-    """Return the PCI address of what a `device` link leads to; empty for what is no PCI device."""
+    """Return the PCI address of the target of a `device` link; empty if it is not a PCI device."""
     parts = tree.resolve(path).split("/")
     return next((part for part in reversed(parts) if ADDRESS.fullmatch(part)), "")
 
@@ -196,7 +196,7 @@ def _after_colon(text: str) -> str:
 def _rate_gbps(text: str) -> float:
     found = re.match(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec", text)
     if not found:
-        raise Unreadable(f"{text[:40]!r} is no rate")
+        raise Unreadable(f"{text[:40]!r} is not a rate")
     return float(found[1])
 
 

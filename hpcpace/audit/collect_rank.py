@@ -1,4 +1,4 @@
-"""What one rank has: its mask, memory, limits, cgroup, GPU and the variables that steer its libraries."""
+"""The facts of one rank: CPU mask, memory, limits, cgroup, GPUs, and the variables that control its libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcpace.redaction import Redaction
 from hpcpace.world.environment import RankInfo
 
 KEPT_PREFIXES = ("NCCL_", "UCX_", "GLOO_", "OMP_", "CUDA_MPS_", "TORCH_NCCL_", "RCCL_")
-"""Beginnings of the environment variables that a snapshot keeps."""
+"""Prefixes of the environment variables that a snapshot keeps."""
 
 KEPT_VARIABLES = frozenset(
     (
@@ -23,11 +23,11 @@ KEPT_VARIABLES = frozenset(
         *("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TOPOLOGY_ADDR"),
     )
 )
-"""Further ones."""
+"""Further environment variables that a snapshot keeps."""
 
 _MOST_VARIABLES, _MOST_VALUE = 80, 300
+# cgroup v1 writes "no limit" as the largest multiple of the page size.
 _UNLIMITED_BYTES = 1 << 60
-# cgroup v1 writes "no limit" as the largest multiple of a page.
 
 
 def collect_rank(
@@ -41,17 +41,17 @@ def collect_rank(
     mpi_size: int | None = None,
     nccl_version: str = "",
 ) -> RankFacts:
-    """Return the facts of one rank; reasons of what cannot be read go to `tree.unreadable` under `rank/N/`.
+    """Return the facts of one rank; reasons for what cannot be read go to `tree.unreadable` under `rank/N/`.
 
     Args:
         tree: where to read.
-        info: the rank's place.
+        info: the rank's place in the job.
         environ: its environment.
         proc: its folder in procfs.
-        visible: the GPUs that NVML shows it, before CUDA_VISIBLE_DEVICES; None where NVML was not asked.
-        gpu: the one that it uses, where that is known for certain.
-        mpi_size: size of MPI's world, where MPI was asked.
-        nccl_version: of the library that it has loaded.
+        visible: the GPUs that NVML lists, before CUDA_VISIBLE_DEVICES applies; None if NVML was not queried.
+        gpu: the GPU that it uses, if that is certain.
+        mpi_size: size of MPI_COMM_WORLD, if MPI was checked.
+        nccl_version: version of the NCCL library that it has loaded.
     """
     fact = f"rank/{info.rank}"
     status = tree.fact(f"{fact}/status", tree.beginning, f"{proc}/status") or ""
@@ -88,9 +88,9 @@ def collect_rank(
 
 
 def chosen_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that rules look at, and no other: an environment may hold secrets, which are taken out."""
+    """Return only the variables that rules use, with secrets redacted."""
     names = [name for name in sorted(environ) if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)]
-    # Redacted before they are cut: a half of a token has no known shape.
+    # Redact before cutting: half a token is not recognised as one.
     chosen = Redaction.of(environ).variables({name: environ[name] for name in names[:_MOST_VARIABLES]})
     return {printable(name)[:60]: printable(value)[:_MOST_VALUE] for name, value in chosen.items()}
 
@@ -98,10 +98,10 @@ def chosen_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def visible_gpus(
     tree: Tree, environ: Mapping[str, str], visible: Sequence[RankGpu] | None
 ) -> tuple[tuple[RankGpu, ...] | None, str]:
-    """Return the GPUs that a rank sees, in its order, and where that is known from; None where it cannot be told.
+    """Return the GPUs that a rank sees, in its order, and the source of that; None if they are not known.
 
-    Without NVML the driver's list stands in for it. That list has all GPUs of the node, so where Slurm binds a GPU to
-    each task, and hides the others by a cgroup, numbers in CUDA_VISIBLE_DEVICES do not tell which one it is.
+    Without NVML, the driver's list is used. It has all GPUs of the node; so if Slurm binds one GPU to each task, and
+    hides the others by a cgroup, the indices in CUDA_VISIBLE_DEVICES do not identify the GPU.
     """
     source = "nvml" if visible is not None else "environment"
     devices = tuple(visible) if visible is not None else _driver_gpus(tree)
@@ -121,7 +121,7 @@ def _is_bound_per_task(environ: Mapping[str, str]) -> bool:
 
 
 def _selected(words: Sequence[str], devices: Sequence[RankGpu]) -> list[RankGpu]:
-    """Return the devices that CUDA_VISIBLE_DEVICES leaves: those before the first word that names none."""
+    """Return the devices that CUDA_VISIBLE_DEVICES selects: those before the first invalid entry."""
     chosen: list[RankGpu] = []
     for word in words:
         if word.isdigit() and int(word[:6]) < len(devices):
@@ -178,7 +178,7 @@ def _limit(limits: str, name: str) -> int:
 
 
 def _policy(tree: Tree, path: str) -> str:
-    # A page of it is enough: a policy set before the start holds for every mapping.
+    # One page is enough: a policy set before the start applies to every mapping.
     lines = tree.beginning(path, most_bytes=4096).split("\n")
     words = {line.split()[1] for line in lines if len(line.split()) > 1}
     others = sorted(words - {"default"})
@@ -188,14 +188,14 @@ def _policy(tree: Tree, path: str) -> str:
 
 
 class _Cgroups:
-    """The cgroups of a process, of either version, from its own up to the root."""
+    """The cgroups (v1 or v2) of a process, from its own up to the root."""
 
     def __init__(self, tree: Tree, proc: str) -> None:
         self._tree = tree
         self._proc = proc
 
     def cpus(self) -> str:
-        """Return the CPUs of the nearest cgroup that says so; all online ones where none does."""
+        """Return the CPUs of the nearest cgroup that lists any; all online CPUs if none does."""
         for place in self._places("cpuset"):
             for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
                 if self._tree.exists(f"{place}/{name}"):
@@ -203,12 +203,12 @@ class _Cgroups:
         return cpusets.format_list(cpusets.parse_list(self._tree.text("sys/devices/system/cpu/online")))
 
     def quota_cpus(self) -> float:
-        """Return the smallest quota on the way up, in CPUs; 0 for none."""
+        """Return the smallest quota on the way up to the root, in CPUs; 0 for none."""
         quotas = [quota for place in self._places("cpu") if (quota := self._quota(place)) > 0]
         return min(quotas, default=0.0)
 
     def memory_max_bytes(self) -> int:
-        """Return the smallest memory limit on the way up; 0 for none."""
+        """Return the smallest memory limit on the way up to the root; 0 for none."""
         limits = [limit for place in self._places("memory") if (limit := self._memory(place)) > 0]
         return min(limits, default=0)
 
@@ -216,13 +216,13 @@ class _Cgroups:
         if self._tree.exists(f"{place}/cpu.max"):
             found = re.fullmatch(r"(max|\d{1,15}) (\d{1,15})", self._tree.text(f"{place}/cpu.max"))
             if not found or int(found[2]) == 0:
-                raise Unreadable("cpu.max has no quota and period")
+                raise Unreadable("cpu.max has no valid quota and period")
             return 0.0 if found[1] == "max" else int(found[1]) / int(found[2])
         if self._tree.exists(f"{place}/cpu.cfs_quota_us"):
             quota = self._tree.number(f"{place}/cpu.cfs_quota_us")
             period = self._tree.number(f"{place}/cpu.cfs_period_us")
             if period <= 0:
-                raise Unreadable(f"a period of {period}")
+                raise Unreadable(f"cpu.cfs_period_us is {period}")
             return max(quota, 0) / period
         return 0.0
 

@@ -1,4 +1,4 @@
-"""Sets of CPUs as whole numbers, bit k for CPU k: as sysfs lists (`0-3,8`), as sysfs masks, and as srun's masks."""
+"""Sets of CPUs as integers, bit k for CPU k, and how the kernel (`0-3,8`) and srun (`0xff`) write them."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 MOST_CPUS = 65_536
-"""CPU numbers from here on are refused: the kernel's own limit is 8,192."""
+"""CPU numbers must be below this; the kernel's own limit is 8,192."""
 
 _ITEM = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6})/(\d{1,6}))?)?")
 
 
 @lru_cache(maxsize=65_536)
 def parse_list(text: str) -> int:
-    """Return the set that the kernel writes as `0-3,8` (or `0-30:2/4`, two of every four); an empty text is empty.
+    """Return the set that the kernel writes as `0-3,8` (or `0-30:2/4`, two of every four); empty for an empty text.
 
     Raises:
-        ValueError: the text is something else, or a number is too large.
+        ValueError: the text has another form, or a number is too large.
     """
     cpus = 0
     for item in filter(None, text.strip().split(",")):
         found = _ITEM.fullmatch(item.strip())
         if not found:
-            raise ValueError(f"{text[:80]!r} is no list of CPUs like 0-3,8")
+            raise ValueError(f"{text[:80]!r} is not a list of CPUs like 0-3,8")
         first = int(found[1])
         last = int(found[2]) if found[2] else first
         if last < first or last >= MOST_CPUS:
-            raise ValueError(f"{text[:80]!r} is no list of CPUs: {item!r} is no range below {MOST_CPUS}")
+            raise ValueError(f"{text[:80]!r} is not a list of CPUs: {item!r} is not a range below {MOST_CPUS}")
         if found[3]:
             used, group = int(found[3]), int(found[4])
             if not 0 < used <= group:
-                raise ValueError(f"{text[:80]!r} is no list of CPUs: {item!r} has no group")
+                raise ValueError(f"{text[:80]!r} is not a list of CPUs: {item!r} has an invalid group")
             cpus |= of(cpu for cpu in range(first, last + 1) if (cpu - first) % group < used)
         else:
             cpus |= ((1 << (last - first + 1)) - 1) << first
@@ -40,7 +40,7 @@ def parse_list(text: str) -> int:
 
 @lru_cache(maxsize=65_536)
 def format_list(cpus: int) -> str:
-    """Return a set as the kernel writes it: `0-3,8`; nothing for the empty set."""
+    """Return a set as the kernel writes it: `0-3,8`; an empty text for the empty set."""
     parts: list[str] = []
     while cpus:
         first = (cpus & -cpus).bit_length() - 1
@@ -57,7 +57,7 @@ def format_mask(cpus: int) -> str:
 
 
 def of(cpus: Iterable[int]) -> int:
-    """Return the set of some CPU numbers."""
+    """Return the set of the given CPU numbers."""
     found = 0
     for cpu in cpus:
         found |= 1 << cpu
@@ -65,7 +65,7 @@ def of(cpus: Iterable[int]) -> int:
 
 
 def members(cpus: int) -> Iterator[int]:
-    """Yield the CPU numbers of a set, ascending."""
+    """Yield the CPU numbers of a set in ascending order."""
     while cpus:
         lowest = cpus & -cpus
         yield lowest.bit_length() - 1

@@ -1,4 +1,4 @@
-"""What changed on a node between two snapshots: after an update of firmware, a reboot or a repair."""
+"""What changed on a node between two snapshots, as after a firmware update, a reboot or a repair."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hpcpace.audit.schema import plain
 from hpcpace.quoting import printable
 
 _KEYS = ("address", "name", "number", "rank", "index")
-# What every snapshot has anew, or what only says how it was taken.
-_LEFT_OUT = ("taken_unix_ns", "schema", "hpcpace_version", "unreadable", "is_live", "counters/window_s")
+# Facts that are new in every snapshot, or only say how it was taken.
+_IGNORED = ("taken_unix_ns", "schema", "hpcpace_version", "unreadable", "is_live", "counters/window_s")
 _MISSING = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One fact that is not the same; `-` stands for one that a snapshot does not have."""
+    """One fact that differs; `-` means that a snapshot lacks it."""
 
     host: str
     fact: str
@@ -27,11 +27,11 @@ class Difference:
 
 
 def differences(before: Snapshot, after: Snapshot) -> list[Difference]:
-    """Return the facts in which two snapshots differ, in order of their name; counters that grew are among them."""
+    """Return the facts in which two snapshots differ, sorted by name; counters that grew are among them."""
     old, new = dict(_facts(plain(before), "")), dict(_facts(plain(after), ""))
     found = []
     for fact in sorted({*old, *new}):
-        if fact.startswith(_LEFT_OUT) or old.get(fact, _MISSING) == new.get(fact, _MISSING):
+        if fact.startswith(_IGNORED) or old.get(fact, _MISSING) == new.get(fact, _MISSING):
             continue
         found.append(
             Difference(
@@ -42,7 +42,7 @@ def differences(before: Snapshot, after: Snapshot) -> list[Difference]:
 
 
 def _facts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield each single value with its path; rows are named by what they are, not by where they stand."""
+    """Yield each single value with its path; rows are identified by a key field, not by their position."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _facts(item, f"{path}/{key}" if path else str(key))

@@ -1,7 +1,7 @@
-"""What a snapshot holds: the facts of one host and of its ranks, as read, without any judgement.
+"""The content of a snapshot: the facts of one host and its ranks as they were read, without any judgement.
 
-None stands for a fact that could not be read; `Snapshot.unreadable` has the reason under the fact's name. Sets of CPUs
-are texts as the kernel writes them (`0-3,8`). docs/audit.md describes the same as JSON.
+A fact that could not be read is None, and `Snapshot.unreadable` has the reason under the fact's name. Sets of CPUs are
+texts as the kernel writes them (`0-3,8`). docs/audit.md describes the JSON form.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Cpus:
-    """The processors.
+    """The processors of a node.
 
     Attributes:
         online: CPUs that can be used.
-        offline: CPUs that are there and switched off.
+        offline: CPUs that are present but switched off.
         packages: CPUs of each physical package, by its id.
-        cores: CPUs of each core, one or more threads.
-        caches: each cache once.
-        governors: CPUs of each frequency governor; empty where frequencies are not the kernel's matter.
-        driver: what sets frequencies, like `intel_pstate`; empty where nothing does.
-        fast: CPUs of the performance cores of a hybrid processor; empty where all are alike.
+        cores: CPUs of each core, one per hardware thread.
+        caches: every cache, listed once.
+        governors: CPUs of each frequency governor; empty if the kernel does not control frequencies.
+        driver: frequency driver, like `intel_pstate`; empty if there is none.
+        fast: CPUs of the performance cores of a hybrid processor; empty if all cores are alike.
     """
 
     online: str | None
@@ -49,7 +49,7 @@ class Cpus:
 
 @dataclass(frozen=True, kw_only=True)
 class NumaNode:
-    """One NUMA node; `cpus` is empty for one of memory alone."""
+    """One NUMA node; `cpus` is empty for a node with memory only."""
 
     number: int
     cpus: str | None
@@ -59,17 +59,17 @@ class NumaNode:
 
 @dataclass(frozen=True, kw_only=True)
 class PciDevice:
-    """One GPU, network adapter, or bridge above one.
+    """One GPU or network adapter, or a bridge above one.
 
     Attributes:
         address: domain, bus, device and function, like `0000:17:00.0`.
         kind: `gpu`, `nic` or `bridge`.
-        parents: the way down to it, the host bridge (`pci0000:16`) first; None where it cannot be read.
-        numa_node: -1 where the firmware does not say.
-        speed_gts, max_speed_gts: of the link above it, in GT/s.
+        parents: the path down to it, the host bridge (`pci0000:16`) first; None if it cannot be read.
+        numa_node: -1 if the firmware does not say.
+        speed_gts, max_speed_gts: speed of the link above it, in GT/s.
         width, max_width: lanes of that link.
-        is_virtual_function: whether it is a part of an adapter, made for virtual machines.
-        acs_control: a bridge's ACS control register; -1 where it has none, None where it cannot be read (needs root).
+        is_virtual_function: whether it is a virtual function (SR-IOV) of an adapter.
+        acs_control: a bridge's ACS control register; -1 if it has none, None if it cannot be read (needs root).
     """
 
     address: str
@@ -91,11 +91,11 @@ class PciDevice:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Hardware:
-    """What nodes of one kind have in common; `eq=False`, so that what rules compute from it can be kept by identity.
+    """What identical nodes have in common; `eq=False`, so that results can be cached by identity.
 
     Attributes:
-        pci: GPUs, network adapters, and the bridges above them; None where PCI cannot be read.
-        num_nvswitches: NVIDIA switches among the PCI devices.
+        pci: GPUs, network adapters, and the bridges above them; None if PCI cannot be read.
+        num_nvswitches: number of NVSwitches among the PCI devices.
     """
 
     cpus: Cpus
@@ -106,7 +106,7 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Gid:
-    """One entry of a port's table of addresses: `RoCE v2`, and the network device behind it."""
+    """One entry of a port's GID table: its kind, like `RoCE v2`, and the network interface behind it."""
 
     index: int
     kind: str
@@ -115,7 +115,7 @@ class Gid:
 
 @dataclass(frozen=True, kw_only=True)
 class RdmaPort:
-    """One port; `rate_gbps` of all lanes together."""
+    """One port of an RDMA adapter; `rate_gbps` is the rate of all lanes together."""
 
     number: int
     state: str | None
@@ -127,7 +127,7 @@ class RdmaPort:
 
 @dataclass(frozen=True, kw_only=True)
 class RdmaDevice:
-    """One adapter that moves data by RDMA, by its name (`mlx5_0`)."""
+    """One RDMA adapter, with a name like `mlx5_0`."""
 
     name: str
     pci: str | None
@@ -141,13 +141,13 @@ class NetDevice:
     """One network interface.
 
     Attributes:
-        pci: address of its adapter; empty for one that is none's.
+        pci: address of its adapter; empty if it has none.
         kind: `ethernet`, `infiniband`, `loopback` or `other`.
-        speed_mbps: None where down or virtual.
-        is_physical: whether an adapter is behind it.
+        speed_mbps: None if it is down or virtual.
+        is_physical: whether it belongs to an adapter.
         master: the bond or bridge that it is part of.
-        shaped_mbps: rate that a token bucket holds what it sends to; 0 for none, None where the kernel does not say.
-        has_route: whether any route to others leads over it; None where the kernel's tables cannot be read.
+        shaped_mbps: rate to which a token bucket shapes it; 0 for none, None if the kernel does not say.
+        has_route: whether any route to other hosts uses it; None if the routing tables cannot be read.
     """
 
     name: str
@@ -164,16 +164,16 @@ class NetDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Nvml:
-    """What NVIDIA's management library says of a GPU; None where it does not.
+    """What NVML, NVIDIA's management library, says about a GPU; None where it does not answer.
 
     Attributes:
-        links_active, links_inactive: NVLinks.
-        replays: PCIe packets sent again since the driver was loaded.
+        links_active, links_inactive: number of NVLinks.
+        replays: PCIe packets retransmitted since the driver was loaded.
         throttle_reasons: bits of nvmlClocksEventReasons.
         utilization_percent: share of the last sampling period in which a kernel ran.
-        is_ecc_pending: whether ECC is to change at the next reset.
-        fabric: how far the fabric manager has come with it: `none` (no such fabric), `not started`, `in progress`,
-            `completed`, or `failed N` with NVML's number of the error.
+        is_ecc_pending: whether the ECC mode will change at the next reset.
+        fabric: state of its registration with the fabric manager: `none` (no such fabric), `not started`,
+            `in progress`, `completed`, or `failed N` with NVML's error number.
     """
 
     links_active: int | None
@@ -193,7 +193,7 @@ class Nvml:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU of a driver; those without one are among the PCI devices only."""
+    """One GPU that a driver manages; others are among the PCI devices only."""
 
     address: str
     uuid: str | None
@@ -204,15 +204,15 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """The operating system and its settings, texts as in /proc and /sys.
+    """The operating system and its settings; texts are as in /proc and /sys.
 
     Attributes:
-        is_virtual: whether a hypervisor is below.
-        modules: of those that matter here, which are loaded, with their version or an empty text.
+        is_virtual: whether the host is a virtual machine.
+        modules: loaded modules that matter here, with their version or an empty text.
         rdma_holders: modules that have registered with the RDMA stack.
-        nvidia_driver: version; empty where it is not loaded.
+        nvidia_driver: version of NVIDIA's driver; empty if it is not loaded.
         is_nvidia_open: whether the NVIDIA kernel module is the open one.
-        has_verbs: whether /dev/infiniband has a device for programs.
+        has_verbs: whether /dev/infiniband exists.
         nccl_conf: variables of /etc/nccl.conf.
     """
 
@@ -234,11 +234,11 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """Counters of errors and drops that are not 0, by `rdma/mlx5_0/1/symbol_error` and the like.
+    """Error and drop counters that are not 0, by names like `rdma/mlx5_0/1/symbol_error`.
 
     Attributes:
-        values: since the boot or the last reset.
-        growth: within the probe window; None where there was none.
+        values: counts since boot or the last reset.
+        growth: growth during the probe window; None without one.
         window_s: length of the probe window.
     """
 
@@ -249,7 +249,7 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class RankGpu:
-    """One GPU that a rank sees, in the order in which it sees them."""
+    """One of the GPUs that a rank sees."""
 
     address: str
     uuid: str
@@ -257,23 +257,23 @@ class RankGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """What one rank of a job has, read by the rank itself.
+    """The facts of one rank of a job, read by the rank itself.
 
     Attributes:
-        cpus: its mask.
-        memory_nodes: NUMA nodes that it may take memory from.
-        memory_policy: the policy of its first mapping, like `default` or `bind:0`.
+        cpus: its CPU mask.
+        memory_nodes: NUMA nodes that it may allocate memory on.
+        memory_policy: its memory policy, like `default` or `bind:0`.
         cgroup_cpus: CPUs of its cgroup.
-        quota_cpus: processor time it gets at most, in CPUs; 0 for no limit.
-        memory_max_bytes: 0 for no limit.
-        locked_bytes, open_files: limits; -1 for none.
-        gpus: those that it sees; None where that cannot be told.
-        gpu: index into `gpus` of the one that it uses, -1 for none.
-        gpu_source: `nvml`, `session` or `environment`.
-        mpi_size: size of MPI's world; None where MPI was not asked, -1 where it cannot be loaded.
-        variables: those of its environment that matter here.
+        quota_cpus: its CPU quota, in CPUs; 0 for no limit.
+        memory_max_bytes: its memory limit; 0 for no limit.
+        locked_bytes, open_files: its limits of locked memory and open files; -1 for no limit.
+        gpus: the GPUs that it sees, in its order; None if that is not known.
+        gpu: index into `gpus` of the GPU that it uses; -1 for none.
+        gpu_source: where its GPUs are known from: `nvml`, `session` or `environment`.
+        mpi_size: size of MPI_COMM_WORLD; None if MPI was not checked, -1 if it cannot be loaded.
+        variables: the variables of its environment that matter here.
         user_conf: variables of ~/.nccl.conf.
-        nccl_version: like `2.27.3`; empty where unknown.
+        nccl_version: version like `2.27.3`; empty if unknown.
     """
 
     rank: int
@@ -299,7 +299,7 @@ class RankFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One host: everything that the rules look at."""
+    """One host: everything that the rules check."""
 
     schema: str = SCHEMA
     hpcpace_version: str

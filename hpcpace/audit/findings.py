@@ -1,13 +1,16 @@
-"""What the rules say: findings, and reasons why a rule had nothing to look at."""
+"""What rules return: findings, or the reason why a rule does not apply."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+CANNOT_DETERMINE = "cannot determine "
+"""How every finding of severity U begins; what could not be read, and why, follows."""
+
 
 class Severity(StrEnum):
-    """How bad a finding is; the order is the order of printing."""
+    """How bad a finding is, in the order in which findings are printed."""
 
     FAIL = "F"
     WARNING = "W"
@@ -16,7 +19,7 @@ class Severity(StrEnum):
 
 
 class Certainty(StrEnum):
-    """How a finding is known."""
+    """How the audit knows what a finding says."""
 
     MEASURED = "measured"
     """Counted or timed while the audit ran."""
@@ -27,17 +30,17 @@ class Certainty(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing that a rule says of one host.
+class AuditFinding:
+    """One problem that a rule found on one host, or a fact that it could not read there.
 
     Attributes:
         rule: id of the rule, like `A02`.
-        host: name; empty for what concerns the job as a whole.
-        place: where on the host: `local rank 3`, `GPU 0000:17:00.0`, `mlx5_0 port 1`; empty for the host.
-        seen: what was read there, the same text for the same fault on every host.
-        cost: what that costs.
+        host: name of the host; empty if the finding concerns the job as a whole.
+        place: where on the host: `local rank 3`, `GPU 0000:17:00.0`, `mlx5_0 port 1`; empty for the whole host.
+        seen: what was read there; the same problem has the same text on every host.
+        cost: what the problem costs.
         fix: a line to paste, or to hand to an administrator.
-        ranks: ranks of the job that it concerns.
+        ranks: the affected ranks of the job.
     """
 
     rule: str
@@ -51,15 +54,15 @@ class Finding:
     ranks: tuple[int, ...] = ()
 
 
-def unknown(rule: str, host: str, place: str, reason: str, ranks: tuple[int, ...] = ()) -> Finding:
-    """Return the finding of a fact that could not be read."""
-    return Finding(
+def unknown(rule: str, host: str, place: str, reason: str, ranks: tuple[int, ...] = ()) -> AuditFinding:
+    """Return the finding for a fact that could not be read; `reason` names the fact, then says why."""
+    return AuditFinding(
         rule=rule,
         severity=Severity.UNKNOWN,
         host=host,
         place=place,
-        seen=f"cannot tell {reason}",
-        cost="what this rule looks for may be there or not",
+        seen=CANNOT_DETERMINE + reason,
+        cost="the problem that this rule looks for may or may not be there",
         fix="",
         certainty=Certainty.READ,
         ranks=ranks,
@@ -67,4 +70,4 @@ def unknown(rule: str, host: str, place: str, reason: str, ranks: tuple[int, ...
 
 
 class Skip(Exception):
-    """A rule has nothing to look at on this host or job; the message is the reason."""
+    """A rule does not apply to this host or job; the message is the reason."""

@@ -1,8 +1,8 @@
-"""Bringing the facts of all ranks of a job to rank 0: through files in a shared folder, or by one gather over MPI.
+"""Gathering the facts of all ranks of a job on rank 0, through files in a shared folder or by one MPI gather.
 
-Each rank reads its own facts; the first rank of each host reads the host's as well. Nobody waits but rank 0, and it
-waits no longer than its timeout: who is missing is named. Folders may belong to somebody else, who then gets no further
-than to have a rank's facts left out.
+Each rank reads its own facts; the first rank of each host reads the host's as well. Only rank 0 waits, no longer than
+its timeout, and it names the ranks that are missing. The folder may belong to another user; the worst that this user
+can achieve is that facts of a rank are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
 from hpcpace.audit.schema import decoded, json_from, plain, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
-from hpcpace.audit.snapshot_files import file_name, with_own_names
+from hpcpace.audit.snapshot_files import file_name, with_distinct_names
 from hpcpace.audit.tree import Tree
 from hpcpace.errors import SnapshotError, UsageError, WorldError
 from hpcpace.files import Folder, read_most
@@ -33,7 +33,7 @@ from hpcpace.world.environment import RankInfo, host_identity
 from hpcpace.world.mpi import mpi_world
 
 NUM_OURS_OF_STEP = 3
-"""How many names at the end of `snapshot_folder` the user has not chosen, as for `hpcpace.files.Folder.open`."""
+"""How many names at the end of `snapshot_folder` hpcpace has chosen, for `hpcpace.files.Folder.open`."""
 
 _PART = re.compile(r"rank-(\d{5,7})\.json")
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
@@ -41,13 +41,13 @@ _MOST_NAMED = 6
 _MOST_PART_BYTES = 1 << 20
 _MOST_BYTES = 1 << 28  # of all parts; those of 16,384 ranks on 2,048 hosts take half of it
 _MOST_REASON = 200
-# A part that is much older than rank 0's own was left by a job that died; the file server's clock tells.
+# A part much older than rank 0's own, by the file server's clock, was left behind by a job that died.
 _OLD_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """Snapshots of all hosts that answered, and a sentence for each host and rank that did not."""
+    """Snapshots of all hosts that answered, and a sentence for each host or rank that did not."""
 
     snapshots: tuple[Snapshot, ...]
     missing: tuple[str, ...]
@@ -55,14 +55,14 @@ class Gathered:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPart:
-    """What one rank hands in.
+    """What one rank contributes.
 
     Attributes:
-        host_key: what tells hosts apart.
+        host_key: distinguishes hosts.
         host: its name.
-        snapshot: JSON text of the host's facts, from its first rank.
+        snapshot: the host's facts as JSON text, from its first rank only.
         rank: the rank's facts.
-        unreadable: reasons of what it could not read.
+        unreadable: why facts of the rank could not be read, by name of the fact.
     """
 
     host_key: str
@@ -74,7 +74,7 @@ class RankPart:
 
 @dataclass(kw_only=True)
 class _Arrived:
-    """The parts that have come so far, by rank, and why others that lie there cannot be used."""
+    """The parts that have arrived so far, by rank, and why the files of other ranks cannot be used."""
 
     parts: dict[int, tuple[RankPart, Snapshot | None]] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
@@ -90,15 +90,15 @@ def own_part(
     gpu: RankGpu | None = None,
     nccl_version: str = "",
 ) -> dict[str, Any]:
-    """Return what this rank hands in, as values of JSON: its facts, and those of the host if it is the first there.
+    """Return this rank's part as JSON values: its facts, and those of the host from the host's first rank.
 
     Args:
-        info: its place.
+        info: this rank's place in the job.
         environ: its environment.
         window_s: seconds between two readings of the host's counters; 0 reads them once.
-        mpi_size: size of MPI's world, where MPI was asked.
-        gpu: the one that it uses, where that is known for certain, as in a training process.
-        nccl_version: of the library that it has loaded.
+        mpi_size: size of MPI_COMM_WORLD, if MPI was checked.
+        gpu: the GPU that the rank uses, if that is certain, as in a training process.
+        nccl_version: version of the NCCL library that the rank has loaded.
     """
     facts, unreadable = take_rank(info, environ, gpu=gpu, mpi_size=mpi_size, nccl_version=nccl_version)
     host = None
@@ -122,18 +122,18 @@ def gather_by_files(
     timeout_s: float,
     num_ours: int = 0,
 ) -> Gathered | None:
-    """Hand in a part through a shared folder; return everybody's on rank 0, None on the others.
+    """Contribute a part through a shared folder; return the gathered parts on rank 0, None on other ranks.
 
     Args:
-        info: this rank's place.
-        environ: environment, for the names of hosts that do not answer.
-        folder: a folder that all hosts share; parts lie in a folder of this step below it and are removed at the end.
-        part: of this rank.
+        info: this rank's place in the job.
+        environ: environment, with Slurm's names of the hosts.
+        folder: a folder that all hosts share; parts go to a subfolder for this step and are removed.
+        part: this rank's part.
         timeout_s: how long rank 0 waits.
-        num_ours: of the folder's names, as for `hpcpace.files.Folder.open`.
+        num_ours: how many names at the end of `folder` hpcpace has chosen, for `hpcpace.files.Folder.open`.
 
     Raises:
-        UsageError: the folder cannot be written.
+        UsageError: the folder is not writable.
     """
     own = _part_name(info.rank)
     try:
@@ -149,14 +149,14 @@ def gather_by_files(
             _remove(shared, parts)
     except OSError as error:
         raise UsageError(
-            f"cannot gather the ranks' facts in {folder}: {error.strerror}; name a folder that all hosts share and you "
-            "may write with --save, or gather with --mpi"
+            f"cannot gather the ranks' facts in {folder}: {error.strerror}; use --save with a writable folder that all "
+            "hosts share, or gather with --mpi"
         ) from error
     return _joined(arrived, [], info.world_size, environ, timeout_s)
 
 
 def gather_by_mpi(info: RankInfo, comm: Any, part: Mapping[str, Any], environ: Mapping[str, str]) -> Gathered | None:
-    """Hand in a part by one gather over MPI; return everybody's on rank 0, None on the others.
+    """Contribute a part to one MPI gather; return the gathered parts on rank 0, None on other ranks.
 
     Collective: every rank of `comm` calls this.
     """
@@ -165,9 +165,9 @@ def gather_by_mpi(info: RankInfo, comm: Any, part: Mapping[str, Any], environ: M
 
 
 def mpi_communicator(info: RankInfo) -> tuple[Any | None, int]:
-    """Return MPI's world and its size; no communicator where MPI sees another world than the launcher started.
+    """Return MPI_COMM_WORLD and its size; no communicator if MPI's world is not the one that the launcher started.
 
-    The size is -1 where MPI cannot be loaded.
+    The size is -1 if MPI cannot be loaded.
 
     Collective: every rank of the job calls this.
     """
@@ -180,13 +180,13 @@ def mpi_communicator(info: RankInfo) -> tuple[Any | None, int]:
 
 
 def joined(parts: Sequence[Any], world_size: int, environ: Mapping[str, str], timeout_s: float) -> Gathered:
-    """Return the snapshots that some parts make, and who is missing.
+    """Return the snapshots that result from the parts, and who is missing.
 
     Args:
-        parts: what `own_part` made, after a way through JSON.
-        world_size: ranks of the job.
-        environ: environment, with Slurm's names of hosts.
-        timeout_s: how long was waited.
+        parts: results of `own_part`, as decoded from JSON.
+        world_size: number of ranks of the job.
+        environ: environment, with Slurm's names of the hosts.
+        timeout_s: how long rank 0 has waited.
     """
     arrived = _Arrived()
     damaged = []
@@ -194,7 +194,7 @@ def joined(parts: Sequence[Any], world_size: int, environ: Mapping[str, str], ti
         try:
             made = _part_from(values)
             if arrived.parts.setdefault(made[0].rank.rank, made) is not made:
-                raise SnapshotError(f"there are others of rank {made[0].rank.rank}")
+                raise SnapshotError(f"rank {made[0].rank.rank} has sent others already")
         except SnapshotError as error:
             damaged.append(f"a rank's facts are damaged: {printable(str(error))[:_MOST_REASON]}")
     return _joined(arrived, damaged, world_size, environ, timeout_s)
@@ -214,19 +214,19 @@ def _joined(
         if snapshot is not None:
             hosts.setdefault(part.host_key, snapshot)
     missing = [*damaged, *(reason for _, reason in sorted(arrived.left_out.items()))]
-    lonely = [names[key] for key in ranks if key not in hosts]
-    missing += [f"the first rank of {name} did not hand in the host's facts" for name in lonely]
+    without_facts = [names[key] for key in ranks if key not in hosts]
+    missing += [f"the first rank of {name} did not send the host's facts" for name in without_facts]
     present = {*arrived.parts, *arrived.left_out}
     missing += _missing(present, world_size, set(names.values()), environ, timeout_s)
     snapshots = [with_ranks(snapshot, ranks[key], unreadable[key]) for key, snapshot in hosts.items()]
-    return Gathered(snapshots=tuple(with_own_names(snapshots)), missing=tuple(missing))
+    return Gathered(snapshots=tuple(with_distinct_names(snapshots)), missing=tuple(missing))
 
 
 def snapshot_folder(environ: Mapping[str, str]) -> Path:
-    """Return where the snapshots of this job step go when the user names no folder: into a run of its own."""
+    """Return the default folder for the snapshots of this job step, in a run folder of its own."""
     run = RunDirectory(default_run_path("audit", environ))
     restarts = environ.get("SLURM_RESTART_COUNT", "")
-    # All ranks must come to the same folder, so the attempt is Slurm's number and not the next free one.
+    # All ranks must agree on the folder, so the attempt is Slurm's restart count, not the next free number.
     return run.attempt(int(restarts) if restarts.isdigit() and len(restarts) < 6 else 0).snapshot_dir
 
 
@@ -246,14 +246,14 @@ def _wait_for(parts: Folder, world_size: int, own: os.stat_result, timeout_s: fl
 
 
 def _read_part(parts: Folder, name: str, rank: int, own: os.stat_result, arrived: _Arrived) -> None:
-    """Take a part, or say why it cannot be used; the rank itself may still replace what somebody else has put there."""
+    """Add a part, or note why it cannot be used; the rank may still replace a file that another user put there."""
     try:
         content = _content(parts, name, own, min(_MOST_PART_BYTES, _MOST_BYTES - arrived.num_bytes))
         if content is None:
             return
         made = _part_from(json_from(content))
         if made[0].rank.rank != rank:
-            raise SnapshotError(f"they are those of rank {made[0].rank.rank}")
+            raise SnapshotError(f"they belong to rank {made[0].rank.rank}")
     except (OSError, SnapshotError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         place = printable(str(parts.path / name))
@@ -265,10 +265,10 @@ def _read_part(parts: Folder, name: str, rank: int, own: os.stat_result, arrived
 
 
 def _content(parts: Folder, name: str, own: os.stat_result, most_bytes: int) -> bytes | None:
-    """Return what a part holds; None for that of a job before.
+    """Return the content of a part; None if an earlier job left it.
 
     Raises:
-        OSError: it cannot be read, or somebody else has written it.
+        OSError: it cannot be read, or another user has written it.
     """
     descriptor = parts.open_file(name)
     try:
@@ -283,15 +283,15 @@ def _content(parts: Folder, name: str, own: os.stat_result, most_bytes: int) -> 
 
 
 def _part_from(values: Any) -> tuple[RankPart, Snapshot | None]:
-    """Return a part, and the snapshot in it, of what `own_part` made.
+    """Return a part and the snapshot in it, from what `own_part` returned.
 
     Raises:
-        SnapshotError: it is something else.
+        SnapshotError: the values have another form.
     """
     part: RankPart = decoded(RankPart, values)
     snapshot = None if part.snapshot is None else snapshot_from(part.snapshot)
     if snapshot is not None and snapshot.ranks:
-        raise SnapshotError("its host's facts have ranks already")
+        raise SnapshotError("the host's facts list ranks already")
     return part, snapshot
 
 
@@ -316,9 +316,9 @@ def _missing(
 def _remove(shared: Folder, parts: Folder) -> None:
     for name in parts.names():
         if _PART.fullmatch(name):
-            with contextlib.suppress(OSError):  # as where it is a folder
+            with contextlib.suppress(OSError):  # for example, it is a folder
                 os.unlink(name, dir_fd=parts.descriptor)
-    with contextlib.suppress(OSError):  # a rank that came after the timeout is still writing
+    with contextlib.suppress(OSError):  # a rank that was late is still writing
         os.rmdir(parts.path.name, dir_fd=shared.descriptor)
 
 

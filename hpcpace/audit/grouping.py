@@ -1,4 +1,4 @@
-"""Findings that say the same of several hosts or places, put together for people to read."""
+"""Findings that are the same on several hosts or places, merged for people to read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hpcpace.audit.findings import Certainty, Finding, Severity
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity
 from hpcpace.hostlist import short_list
 
 _MOST_PLACES = 8
@@ -15,12 +15,12 @@ _MOST_ODD = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """One finding, with all hosts on which it is the same.
+class FindingGroup:
+    """One finding with all hosts on which it is the same.
 
     Attributes:
-        hosts: names; empty for what concerns the job as a whole.
-        ranks: ranks of the job.
+        hosts: names; empty if it concerns the job as a whole.
+        ranks: affected ranks of the job.
     """
 
     rule: str
@@ -34,9 +34,9 @@ class Group:
     ranks: tuple[int, ...]
 
 
-def grouped(findings: Iterable[Finding]) -> list[Group]:
-    """Return findings with those of several hosts in one, in the same order."""
-    made: dict[tuple[str, ...], tuple[Finding, dict[str, None], set[int]]] = {}
+def grouped(findings: Iterable[AuditFinding]) -> list[FindingGroup]:
+    """Return findings in the same order, equal ones of several hosts merged."""
+    made: dict[tuple[str, ...], tuple[AuditFinding, dict[str, None], set[int]]] = {}
     for finding in findings:
         key = (finding.rule, finding.severity, finding.place, finding.seen, finding.fix)
         _, hosts, ranks = made.setdefault(key, (finding, {}, set()))
@@ -44,7 +44,7 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
             hosts[finding.host] = None
         ranks.update(finding.ranks)
     return [
-        Group(
+        FindingGroup(
             rule=finding.rule,
             severity=finding.severity,
             place=finding.place,
@@ -59,25 +59,25 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
     ]
 
 
-def blocks(groups: Iterable[Group]) -> list[list[Group]]:
-    """Return groups of one rule, severity and kind of fault together, those of most hosts first.
+def blocks(groups: Iterable[FindingGroup]) -> list[list[FindingGroup]]:
+    """Return blocks of groups with the same rule, severity and kind of problem, those of most hosts first.
 
-    The kind is what was seen without the words that have digits: two GPUs whose nearest adapters are both NODE say the
-    same, a port that is down and one that is slow do not.
+    Two GPUs whose nearest adapters are both NODE have the same kind of problem; a port that is down and one that is
+    slow do not.
     """
-    made: dict[tuple[Severity, str, str], list[Group]] = {}
+    made: dict[tuple[Severity, str, str], list[FindingGroup]] = {}
     for group in groups:
         made.setdefault((group.severity, *kind_of(group)), []).append(group)
     return [sorted(block, key=lambda group: -len(group.hosts)) for block in made.values()]
 
 
-def kind_of(finding: Finding | Group) -> tuple[str, str]:
-    """Return what is the same for findings of one kind of fault: the rule, and what was seen without its figures."""
+def kind_of(finding: AuditFinding | FindingGroup) -> tuple[str, str]:
+    """Return the kind of problem of a finding: its rule, and what was seen with every word that has digits masked."""
     return finding.rule, _WITH_DIGITS.sub("#", finding.seen)
 
 
 def hosts_text(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:
-    """Return which hosts are meant, shortly: `n[1-3]`, `all 16 nodes`, `14 of 16 nodes; odd ones out: n03,n07`."""
+    """Return hosts as a short text: `n3`, `all 16 nodes`, `14 of 16 nodes; odd ones out: n[03,07]`."""
     if len(all_hosts) < 2 or not hosts:
         return ""
     if len(hosts) == len(all_hosts):
@@ -90,8 +90,8 @@ def hosts_text(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:
     return f"{len(hosts)} of {len(all_hosts)} nodes: {_cut(short_list(hosts))}"
 
 
-def place_text(block: Sequence[Group]) -> str:
-    """Return the places of a block: `local rank 0`, `local rank 0, local rank 1 and 6 more places`."""
+def place_text(block: Sequence[FindingGroup]) -> str:
+    """Return the places of a block: `local rank 0`, `local rank 0, 1, 2`, at most eight and how many more."""
     places = list(dict.fromkeys(group.place for group in block if group.place))
     if len(places) <= 1:
         return "".join(places)

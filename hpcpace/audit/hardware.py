@@ -1,6 +1,6 @@
-"""Questions to the hardware of a node: which CPUs and NUMA node are near what, and the class of a path.
+"""Queries on the hardware of a node: which CPUs and NUMA node are near a device, and the class of a path.
 
-Classes are those of audit-rules in docs/audit.md: SYS between NUMA nodes, NODE between host bridges of one, PHB below
+docs/audit.md describes the path classes: SYS between NUMA nodes, NODE between host bridges of one NUMA node, PHB below
 one host bridge, PXB over several bridges, PIX over one switch.
 """
 
@@ -14,7 +14,7 @@ from hpcpace.audit.facts import Hardware, PciDevice
 from hpcpace.audit.tree import Unreadable
 
 ORDER = ("PIX", "PXB", "PHB", "NODE", "SYS", "UNKNOWN")
-"""Classes, the nearest first."""
+"""Path classes, the nearest first."""
 
 NO_REASON = "not in the snapshot"
 
@@ -29,7 +29,7 @@ def hardware_view(hardware: Hardware) -> HardwareView:
 
 
 class HardwareView:
-    """A node's hardware with what follows from it; every question raises Unreadable where a fact is missing."""
+    """A node's hardware with what is derived from it; every query raises Unreadable if a fact is missing."""
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
@@ -39,12 +39,12 @@ class HardwareView:
     @cached_property
     def online(self) -> int:
         """CPUs that can be used."""
-        return parsed(self.hardware.cpus.online, "the CPUs that are online", "cpus/online")
+        return parsed(self.hardware.cpus.online, "which CPUs are online", "cpus/online")
 
     @cached_property
     def fast(self) -> int:
-        """Performance cores of a hybrid processor; all CPUs elsewhere."""
-        return parsed(self.hardware.cpus.fast, "the fast cores") & self.online or self.online
+        """CPUs of the performance cores of a hybrid processor; all CPUs on other processors."""
+        return parsed(self.hardware.cpus.fast, "which cores are fast") & self.online or self.online
 
     @cached_property
     def cores(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class HardwareView:
 
     @cached_property
     def numa_cpus(self) -> Mapping[int, int]:
-        """CPUs of each NUMA node that has some, by its number; a kernel without NUMA has one of all CPUs."""
+        """CPUs of each NUMA node that has any, by node number; a kernel without NUMA has one node with all CPUs."""
         if self.hardware.numa is None:
             raise Unreadable("the NUMA nodes", "numa")
         found = {
@@ -78,18 +78,18 @@ class HardwareView:
         return self._kinds[kind]
 
     def whole_cores(self, cpus: int) -> int:
-        """Return a set with the siblings of its CPUs added."""
+        """Return all CPUs of the cores that a set of CPUs touches."""
         return sum_of(core for core in self.cores if core & cpus)
 
     def nodes_of(self, cpus: int) -> list[int]:
-        """Return the numbers of the NUMA nodes that a set has CPUs of."""
+        """Return the numbers of the NUMA nodes that a set of CPUs touches."""
         return [number for number, own in self.numa_cpus.items() if own & cpus]
 
     def node_of(self, address: str) -> int:
-        """Return the NUMA node with CPUs that a PCI device is on; -1 is one only where there is no other.
+        """Return the NUMA node with CPUs that a PCI device belongs to; -1 counts only if there is a single node.
 
         Raises:
-            Unreadable: the firmware does not say, or names a node without CPUs that cannot be placed.
+            Unreadable: the firmware does not say, or names a node without CPUs whose nearest node is not known.
         """
         device = self.device(address)
         nodes = self.numa_cpus
@@ -100,15 +100,15 @@ class HardwareView:
         if device.numa_node in nodes:
             return device.numa_node
         if device.numa_node < 0:
-            raise Unreadable(f"the NUMA node of {address}: it is {device.numa_node}")
-        # A node of memory alone, like a GPU's own memory: its nearest neighbour with CPUs.
+            raise Unreadable(f"the NUMA node of {address}: the firmware reports {device.numa_node}")
+        # A node with memory only, such as a GPU's: take the nearest node with CPUs.
         return self._nearest_with_cpus(device.numa_node)
 
     def device(self, address: str) -> PciDevice:
         """Return a PCI device.
 
         Raises:
-            Unreadable: there is none of this address.
+            Unreadable: no device has this address.
         """
         found = self.devices.get(address)
         if found is None:
@@ -116,13 +116,13 @@ class HardwareView:
         return found
 
     def port_of(self, device: PciDevice) -> PciDevice | None:
-        """Return the bridge right above a device; None where it is on the host bridge itself."""
+        """Return the bridge right above a device; None if it is attached to the host bridge itself."""
         if device.parents is None:
-            raise Unreadable(f"the way to {device.address}", f"pci/{device.address}/parents")
+            raise Unreadable(f"the PCI path to {device.address}", f"pci/{device.address}/parents")
         return self.device(device.parents[-1]) if len(device.parents) > 1 else None
 
     def class_of(self, first: str, second: str) -> str:
-        """Return the class of the path between two PCI devices, UNKNOWN where the firmware hides it."""
+        """Return the class of the path between two PCI devices; UNKNOWN if the firmware hides it."""
         key = (first, second)
         if key not in self._classes:
             self._classes[key] = self._class_of(self.device(first), self.device(second))
@@ -156,15 +156,15 @@ class HardwareView:
         if distances is None or len(distances) != len(numbers):
             raise Unreadable(f"the distances of NUMA node {number}")
         if not self.numa_cpus:
-            raise Unreadable("which NUMA node has CPUs: none says so")
+            raise Unreadable("which NUMA node has CPUs: all are listed without any")
         by_number = dict(zip(numbers, distances, strict=True))
         return min(self.numa_cpus, key=lambda other: by_number[other])
 
 
 def class_of_nccl(physical: str, *, has_gdr: bool, is_c2c: bool) -> str:
-    """Return the class that NCCL works with: it has no NODE, and takes PHB where GPUDirect RDMA is off.
+    """Return the class that NCCL uses: it has no NODE, and treats PIX and PXB as PHB if GPUDirect RDMA is off.
 
-    Over C2C it reaches a NIC of the same processor as P2C (NCCL 2.27, src/graph/topo.h).
+    Over C2C a NIC of the same processor is P2C (NCCL 2.27, src/graph/topo.h).
     """
     if physical in ("PIX", "PXB"):
         return physical if has_gdr else "PHB"
@@ -174,10 +174,10 @@ def class_of_nccl(physical: str, *, has_gdr: bool, is_c2c: bool) -> str:
 
 
 def parsed(text: str | None, what: str, fact: str = "") -> int:
-    """Return a set of CPUs from a fact.
+    """Return the set of CPUs that a fact lists.
 
     Raises:
-        Unreadable: it could not be read, or is damaged.
+        Unreadable: the fact could not be read, or is damaged.
     """
     if text is None:
         raise Unreadable(what, fact)

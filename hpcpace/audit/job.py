@@ -1,4 +1,4 @@
-"""All hosts of an audit, as the rules see them: snapshots with what follows from them, computed once."""
+"""The job and its hosts as rules see them: snapshots, and what is derived from them once for all rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.tree import Unreadable
 
 _SLINGSHOT = "0x17db"
-# Interfaces that containers, virtual machines and VPNs make; no job's traffic between hosts passes them.
+# Interfaces made by containers, virtual machines and VPNs: they carry none of a job's traffic between hosts.
 _NOT_BETWEEN_HOSTS = re.compile(
     r"(lo|docker|veth|br-|virbr|vnet|cni|flannel|cali|tunl|tap|tun|wg|ifb|dummy|podman|bonding)"
 )
@@ -22,7 +22,7 @@ _NOT_BETWEEN_HOSTS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class FabricPort:
-    """One port that ranks can talk over, by RDMA or Slingshot."""
+    """One port that ranks can communicate over, by RDMA or Slingshot."""
 
     device: str
     number: int
@@ -31,39 +31,39 @@ class FabricPort:
 
     @cached_property
     def name(self) -> str:
-        """The port as people say it."""
+        """The port as findings name it: `mlx5_0 port 1`."""
         return f"{self.device} port {self.number}" if self.number else self.device
 
 
-class Host:
-    """One host."""
+class AuditedHost:
+    """One host: its snapshot, and what rules derive from it."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.name = snapshot.host
         self.hardware: HardwareView = hardware_view(snapshot.hardware)
         self.masks: dict[int | None, tuple[int, ...]] = {}
-        """What `bind_masks` has worked out for it, by number of tasks."""
+        """The results of `bind_masks`, by number of tasks."""
 
     @property
     def ranks(self) -> tuple[RankFacts, ...]:
-        """Its ranks."""
+        """Ranks on this host."""
         return self.snapshot.ranks
 
     def reason(self, *names: str) -> str:
-        """Return why the first of some facts could not be read."""
+        """Return why the first of these facts that is missing could not be read."""
         for name in names:
             if name in self.snapshot.unreadable:
                 return self.snapshot.unreadable[name]
         return NO_REASON
 
-    def told(self, error: Unreadable) -> str:
-        """Return an error with the reason that the snapshot has for its fact."""
+    def explain(self, error: Unreadable) -> str:
+        """Return an error's message, completed by the reason that the snapshot gives for its fact."""
         reason = self.snapshot.unreadable.get(error.fact)
         return f"{error}: {reason}" if reason else str(error)
 
     def unreadable(self, what: str, *names: str) -> Unreadable:
-        """Return the error for a fact that could not be read."""
+        """Return the error for a fact that could not be read: `what`, and the reason that the snapshot gives."""
         return Unreadable(f"{what}: {self.reason(*names)}")
 
     @cached_property
@@ -71,7 +71,7 @@ class Host:
         """Whether the node has GPUs.
 
         Raises:
-            Unreadable: neither PCI nor a driver tells.
+            Unreadable: neither PCI nor a driver says so.
         """
         if self.snapshot.gpus is None:
             raise self.unreadable("whether there are GPUs", "gpus", "pci")
@@ -89,26 +89,26 @@ class Host:
 
     @cached_property
     def rdma(self) -> tuple[RdmaDevice, ...]:
-        """Its RDMA adapters."""
+        """RDMA adapters."""
         if self.snapshot.rdma is None:
             raise self.unreadable("the RDMA adapters", "rdma")
         return self.snapshot.rdma
 
     @cached_property
     def net(self) -> tuple[NetDevice, ...]:
-        """Its network interfaces."""
+        """Network interfaces."""
         if self.snapshot.net is None:
             raise self.unreadable("the network interfaces", "net")
         return self.snapshot.net
 
     @cached_property
     def rdma_ports(self) -> list[tuple[RdmaDevice, RdmaPort]]:
-        """The ports of its RDMA adapters."""
+        """Ports of the RDMA adapters."""
         return [(device, port) for device in self.rdma for port in device.ports]
 
     @cached_property
     def fabric(self) -> list[FabricPort]:
-        """The ports that ranks can talk over: of RDMA adapters, or Slingshot's interfaces."""
+        """Ports that ranks can communicate over: those of RDMA adapters, and Slingshot interfaces."""
         ports = [
             FabricPort(device=device.name, number=port.number, pci=device.pci or "", is_active=port.state == "ACTIVE")
             for device, port in self.rdma_ports
@@ -133,13 +133,13 @@ class Host:
         ]
 
     def net_of(self, device: RdmaDevice, port: RdmaPort) -> list[NetDevice]:
-        """Return the interfaces on a port of an RDMA adapter."""
+        """Return the network interfaces of a port of an RDMA adapter."""
         names = {gid.net for gid in port.gids if gid.net}
         return [net for net in self.net if net.name in names or (not names and net.pci and net.pci == device.pci)]
 
     @cached_property
     def has_gdr(self) -> bool | None:
-        """Whether GPUs and RDMA adapters can reach each other directly; None where no rule knows it for these GPUs."""
+        """Whether GPUDirect RDMA can work; None if that is not known, or these GPUs are not NVIDIA's or AMD's."""
         kernel = self.snapshot.kernel
         if kernel.modules is None or kernel.nvidia_driver is None:
             return None
@@ -149,57 +149,57 @@ class Host:
 
     @cached_property
     def has_dmabuf(self) -> bool:
-        """Whether the kernel shares GPU memory by dma-buf: Linux 5.12 or newer with NVIDIA's open module."""
+        """Whether the kernel exports GPU memory by dma-buf: Linux 5.12 or newer with NVIDIA's open module."""
         kernel = self.snapshot.kernel
         found = re.match(r"(\d{1,3})\.(\d{1,4})", kernel.release or "")
         return bool(kernel.is_nvidia_open and found and (int(found[1]), int(found[2])) >= (5, 12))
 
     def mask(self, rank: RankFacts) -> int:
-        """Return the CPUs of a rank.
+        """Return the CPU mask of a rank.
 
         Raises:
-            Unreadable: they are not known.
+            Unreadable: it is not known.
         """
         if rank.cpus is None:
             raise self.unreadable("its CPUs", f"rank/{rank.rank}/cpus", f"rank/{rank.rank}/status")
         return parsed(rank.cpus, "its CPUs")
 
     def gpu_address(self, rank: RankFacts) -> str | None:
-        """Return the PCI address of the GPU that a rank uses; None where the node has none, or it sees none.
+        """Return the PCI address of the GPU that a rank uses; None if the node has no GPU, or the rank sees none.
 
         Raises:
-            Unreadable: it cannot be told.
+            Unreadable: the GPU is not known.
         """
         if not self.has_gpus or rank.gpus == ():
             return None
         if rank.gpus is None:
             raise Unreadable("its GPU: Slurm binds one to each task, and NVML did not say which")
         if not 0 <= rank.gpu < len(rank.gpus):
-            raise Unreadable(f"its GPU: it sees {len(rank.gpus)} and its local rank is {rank.local_rank}")
+            raise Unreadable(f"its GPU: it sees {len(rank.gpus)}, and its local rank is {rank.local_rank}")
         address = rank.gpus[rank.gpu].address
         if not address:
-            raise Unreadable("its GPU: it is a part of one")
+            raise Unreadable("its GPU: it uses a MIG partition")
         return address
 
 
 def has_peermem(modules: Mapping[str, str]) -> bool:
-    """Return whether a module is loaded that lets RDMA adapters reach NVIDIA's memory."""
+    """Return whether a peer-memory module for NVIDIA's GPUs is loaded."""
     return "nvidia_peermem" in modules or "nv_peer_mem" in modules
 
 
-class Job:
-    """All hosts of an audit, by name."""
+class AuditedJob:
+    """All hosts of an audit in natural order of their names, the settings, and NCCL's log if one was given."""
 
     def __init__(
         self, snapshots: Sequence[Snapshot], settings: AuditConfig | None = None, nccl_log: NcclLog | None = None
     ) -> None:
-        self.hosts = sorted((Host(snapshot) for snapshot in snapshots), key=lambda host: natural(host.name))
+        self.hosts = sorted((AuditedHost(snapshot) for snapshot in snapshots), key=lambda host: natural(host.name))
         self.settings = settings or AuditConfig()
         self.nccl_log = nccl_log
 
     @property
     def has_many_hosts(self) -> bool:
-        """Whether ranks talk over the network."""
+        """Whether ranks communicate over the network."""
         return len(self.hosts) > 1 or any(
             rank.world_size > len(host.ranks) for host in self.hosts for rank in host.ranks[:1]
         )
@@ -211,5 +211,5 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
 
 
 def rank_place(rank: RankFacts) -> str:
-    """Return a rank as a place on its host, the same text on each host."""
+    """Return the place of a rank on its host; the same local rank has the same text on every host."""
     return f"local rank {rank.local_rank}" if rank.local_rank >= 0 else f"rank {rank.rank}"

@@ -1,4 +1,4 @@
-"""The `--cpu-bind=mask_cpu:...` that is right for a node: each rank near its GPU, on whole cores of its own."""
+"""The `--cpu-bind=mask_cpu:...` that the audit proposes: each rank near its GPU, on whole cores of its own."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from functools import lru_cache
 from hpcpace.audit import cpusets
 from hpcpace.audit.facts import RankFacts, Snapshot
 from hpcpace.audit.hardware import HardwareView, parsed, sum_of
-from hpcpace.audit.job import Host
+from hpcpace.audit.job import AuditedHost
 from hpcpace.audit.tree import Unreadable
 
 
-def bind_masks(host: Host, num_tasks: int | None = None) -> tuple[int, ...]:
-    """Return the masks that are right for the ranks of a node, in order of local rank.
+def bind_masks(host: AuditedHost, num_tasks: int | None = None) -> tuple[int, ...]:
+    """Return the masks proposed for the ranks of a node, in order of local rank.
 
-    A rank gets cores of the NUMA node of its GPU, all ranks there equally many and neighbouring ones, which keeps
-    shared caches apart; ranks without a GPU are dealt out to the nodes in blocks. CPUs that the job's cgroup does not
-    have are left out, and so are the slow cores of a hybrid processor where the fast ones are enough.
+    A rank gets cores of the NUMA node of its GPU. All ranks of a NUMA node get equally many, and neighbouring cores, so
+    that they do not share caches. Ranks without a GPU are distributed over the NUMA nodes in blocks. CPUs outside the
+    job's cgroup are not used, nor are the slow cores of a hybrid processor if the fast ones are enough.
 
     Args:
         host: the node.
-        num_tasks: ranks to plan for, local rank i on the i-th GPU; those that the snapshot has when not given.
+        num_tasks: ranks to plan for, local rank i on the i-th GPU; by default the ranks of the snapshot.
 
     Raises:
         Unreadable: a fact that this needs is missing, or there are fewer cores than ranks.
@@ -32,7 +32,7 @@ def bind_masks(host: Host, num_tasks: int | None = None) -> tuple[int, ...]:
     return host.masks[num_tasks]
 
 
-def _bind_masks(host: Host, num_tasks: int | None) -> tuple[int, ...]:
+def _bind_masks(host: AuditedHost, num_tasks: int | None) -> tuple[int, ...]:
     ranks = sorted(host.ranks, key=lambda rank: rank.local_rank)
     view = host.hardware
     allowed = sum_of(_cgroup(host, rank) for rank in ranks) or view.online
@@ -45,24 +45,24 @@ def _bind_masks(host: Host, num_tasks: int | None) -> tuple[int, ...]:
 
 
 def bind_option(masks: Sequence[int]) -> str:
-    """Return the option of srun for some masks."""
+    """Return the srun option for some masks."""
     return "--cpu-bind=mask_cpu:" + ",".join(map(cpusets.format_mask, masks))
 
 
 def with_masks(snapshot: Snapshot, masks: Sequence[int]) -> Snapshot:
-    """Return a snapshot whose ranks have other masks, in order of local rank."""
+    """Return a snapshot whose ranks have the given masks, in order of local rank."""
     ranks = sorted(snapshot.ranks, key=lambda rank: rank.local_rank)
     bound = [dataclasses.replace(rank, cpus=cpusets.format_list(mask)) for rank, mask in zip(ranks, masks, strict=True)]
     return dataclasses.replace(snapshot, ranks=tuple(sorted(bound, key=lambda rank: rank.rank)))
 
 
-def _cgroup(host: Host, rank: RankFacts) -> int:
+def _cgroup(host: AuditedHost, rank: RankFacts) -> int:
     if rank.cgroup_cpus is None:
-        raise host.unreadable("the CPUs of the job", f"rank/{rank.rank}/cgroup_cpus")
-    return parsed(rank.cgroup_cpus, "the CPUs of the job")
+        raise host.unreadable("which CPUs the job has", f"rank/{rank.rank}/cgroup_cpus")
+    return parsed(rank.cgroup_cpus, "which CPUs the job has")
 
 
-def _home(host: Host, rank: RankFacts) -> int | None:
+def _home(host: AuditedHost, rank: RankFacts) -> int | None:
     address = host.gpu_address(rank)
     return None if address is None else host.hardware.node_of(address)
 
@@ -73,27 +73,27 @@ def _planned(view: HardwareView, allowed: int, homes: tuple[int | None, ...]) ->
     fast = [core for core in cores if core & view.fast]
     cores = sorted(fast if len(fast) >= len(homes) else cores, key=lambda core: core & -core)
     if None in homes:
-        homes = _dealt(view, cores, len(homes))
+        homes = _distributed(view, cores, len(homes))
     masks: dict[int, int] = {}
     for node in sorted({home for home in homes if home is not None}):
         own = [core for core in cores if core & view.numa_cpus.get(node, 0)]
         tasks = [task for task, home in enumerate(homes) if home == node]
         each = len(own) // len(tasks)
         if not each:
-            raise Unreadable(f"NUMA node {node} has {len(own)} cores for {len(tasks)} ranks")
+            raise Unreadable(f"masks for {len(tasks)} ranks on NUMA node {node}: it has {len(own)} cores")
         for index, task in enumerate(tasks):
             masks[task] = sum_of(own[index * each : (index + 1) * each])
     return tuple(masks[task] for task in range(len(homes)))
 
 
-def _dealt(view: HardwareView, cores: Sequence[int], num_tasks: int) -> tuple[int, ...]:
-    """Return the NUMA node of each of some ranks without a GPU: neighbours together, as many as the cores allow."""
+def _distributed(view: HardwareView, cores: Sequence[int], num_tasks: int) -> tuple[int, ...]:
+    """Return a NUMA node for each of some ranks without a GPU: in blocks, in proportion to the nodes' cores."""
     sizes: Mapping[int, int] = {
         node: sum(1 for core in cores if core & cpus) for node, cpus in sorted(view.numa_cpus.items())
     }
     total = sum(sizes.values())
     if total < num_tasks:
-        raise Unreadable(f"the job has {total} cores for {num_tasks} ranks")
+        raise Unreadable(f"masks for {num_tasks} ranks: the job has {total} cores")
     homes: list[int] = []
     before = 0
     for node, size in sizes.items():

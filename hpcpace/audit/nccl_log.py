@@ -1,4 +1,4 @@
-"""What a log of NCCL_DEBUG=INFO says of the ways between ranks; rule C02 compares it with what the nodes have."""
+"""The connections in an NCCL_DEBUG=INFO log; rule C02 compares their transports with what the nodes have."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST_LINE_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class NcclLog:
-    """The connections of a log, each pair of ranks and way once.
+    """The connections of a log, each pair of ranks and transport once.
 
     Attributes:
-        edges: (sender, receiver, way), with ways like `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB/0/GDRDMA`.
+        edges: (sender, receiver, transport), with transports like `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB/0/GDRDMA`.
     """
 
     edges: frozenset[tuple[int, int, str]]
@@ -30,7 +30,7 @@ def read_nccl_log(path: Path) -> NcclLog:
     """Return the connections in a log.
 
     Raises:
-        UsageError: it cannot be read, or has no connection.
+        UsageError: it cannot be read, or has no connections.
     """
     edges = set()
     try:
@@ -40,7 +40,7 @@ def read_nccl_log(path: Path) -> NcclLog:
                 if found:
                     edges.add((int(found[1]), int(found[2]), found[3].decode("ascii")))
     except OSError as error:
-        raise UsageError(f"cannot read the log of NCCL {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read the NCCL log {path}: {error.strerror}") from error
     if not edges:
         raise UsageError(f"{path} has no line like `Channel 00/0 : 0[0] -> 1[1] via P2P`: log with NCCL_DEBUG=INFO")
     return NcclLog(edges=frozenset(edges))

@@ -1,6 +1,6 @@
-"""What NVIDIA's management library says of the GPUs, where it is installed; nothing else in the audit needs it.
+"""GPU facts from NVML, NVIDIA's management library, if it is installed; nothing else in the audit needs it.
 
-Field by field, because each driver and GPU answers another part of the questions.
+Each field is queried separately, because drivers and GPUs differ in what they answer.
 """
 
 from __future__ import annotations

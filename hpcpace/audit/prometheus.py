@@ -1,4 +1,4 @@
-"""The audit for Prometheus: a file that node_exporter's textfile collector reads."""
+"""The audit as Prometheus metrics, for node_exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hpcpace.quoting import printable
 
 
 def exposition(result: AuditResult) -> str:
-    """Return the number of findings of each rule, and how the audit ended, in Prometheus' text format 0.0.4.
+    """Return the number of findings of each rule, and the audit's exit code, in Prometheus' text format 0.0.4.
 
-    Rules without a finding are there with 0, so that an alert can tell clean from gone.
+    Rules without findings are listed with 0, so that an alert can distinguish a clean node from one not audited.
     """
     counts = Counter((finding.host, finding.rule, finding.severity) for finding in result.findings)
     lines = [
-        "# HELP hpcpace_audit_findings Findings of hpcpace audit by rule and severity (F fail, W warning, U unknown).",
+        "# HELP hpcpace_audit_findings Findings by host, rule and severity (F fail, W warning, U unknown).",
         "# TYPE hpcpace_audit_findings gauge",
     ]
     severities = (Severity.FAIL, Severity.WARNING, Severity.UNKNOWN)
@@ -27,7 +27,7 @@ def exposition(result: AuditResult) -> str:
                 labels = f'host="{_escaped(host)}",rule="{rule}",severity="{severity}"'
                 lines.append(f"hpcpace_audit_findings{{{labels}}} {counts[host, rule, severity]}")
     lines += [
-        "# HELP hpcpace_audit_exit_code Exit code of hpcpace audit (0 clean, 1 warnings, 3 cannot tell, 4 failed).",
+        "# HELP hpcpace_audit_exit_code Exit code of the audit (0 clean, 1 warning, 3 unknown or incomplete, 4 fail).",
         "# TYPE hpcpace_audit_exit_code gauge",
         f"hpcpace_audit_exit_code {result.exit_code}",
     ]

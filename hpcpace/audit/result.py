@@ -1,4 +1,4 @@
-"""What an audit comes to: findings, bindings and classes of paths, its exit code, and all of it as JSON."""
+"""The result of an audit: findings, CPU bindings, path classes and exit code, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import hpcpace
-from hpcpace.audit.findings import Finding, Severity
+from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.grouping import grouped
 from hpcpace.audit.hardware import class_of_nccl
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.masks import bind_masks, bind_option, with_masks
 from hpcpace.audit.rulebook import RuleRun, run_rules
 from hpcpace.audit.schema import plain
@@ -20,19 +20,19 @@ from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING
 
 SCHEMA = "hpcpace-audit/1"
 BINDING_RULES = ("A02", "A03", "A04", "A05", "S05")
-"""Rules that the right masks must clear."""
+"""Rules that the proposed masks should clear."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """The masks that are right for some hosts.
+    """The masks proposed for some hosts.
 
     Attributes:
-        hosts: names of the hosts that they are right for.
+        hosts: names of the hosts that the masks fit.
         num_tasks: ranks of each of these hosts.
-        option: of srun, to paste; empty where no masks can be given.
-        left: rules that find fault with the ranks so bound; empty where the masks clear them all.
-        reason: why there are none.
+        option: srun option to paste; empty if there are no masks.
+        left: rules that still report ranks bound that way; empty if the masks clear them all.
+        reason: why there are no masks.
     """
 
     hosts: tuple[str, ...]
@@ -44,13 +44,13 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class PathMatrix:
-    """Classes of the paths between GPUs and adapters, the same on some hosts.
+    """Classes of the paths between GPUs and adapters of hosts that are alike.
 
     Attributes:
         gpus: PCI addresses.
         nics: ports by name.
-        class_physical: where they are, a row a GPU.
-        class_nccl: what NCCL works with, a row a GPU.
+        class_physical: classes in sysfs, one row per GPU.
+        class_nccl: classes that NCCL uses, one row per GPU.
     """
 
     hosts: tuple[str, ...]
@@ -62,20 +62,20 @@ class PathMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """An audit.
+    """The outcome of an audit.
 
     Attributes:
         hosts: names of all hosts.
         num_ranks: ranks of all hosts.
-        findings: the worst first.
-        skipped: by rule, why it had nothing to look at.
-        missing: hosts and ranks that did not answer, each as a sentence.
-        problems: snapshots that could not be read, each as a sentence.
+        findings: the most severe first.
+        skipped: by rule id, why it did not apply.
+        missing: one sentence for each host or rank that did not answer.
+        problems: one sentence for each snapshot that could not be read.
     """
 
     hosts: tuple[str, ...]
     num_ranks: int
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     skipped: dict[str, str]
     bindings: tuple[Binding, ...]
     matrices: tuple[PathMatrix, ...]
@@ -84,7 +84,7 @@ class AuditResult:
 
     @property
     def exit_code(self) -> int:
-        """4 for a finding F, else 1 for W, else 3 for U or where somebody is missing, else 0."""
+        """4 if there is a finding F, else 1 for W, else 3 for U or if anything is missing, else 0."""
         severities = {finding.severity for finding in self.findings}
         if Severity.FAIL in severities:
             return EXIT_FAILED
@@ -95,7 +95,7 @@ class AuditResult:
         return EXIT_OK
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, findings grouped over hosts; docs/audit.md describes them."""
+        """Return plain values with findings grouped over hosts, as described in docs/audit.md."""
         return {
             "schema": SCHEMA,
             "hpcpace_version": hpcpace.__version__,
@@ -112,24 +112,24 @@ class AuditResult:
 
 
 def audit(
-    job: Job,
+    job: AuditedJob,
     *,
     ids: Sequence[str] | None = None,
     num_tasks: int | None = None,
     missing: Sequence[str] = (),
     problems: Sequence[str] = (),
 ) -> AuditResult:
-    """Run rules over a job, and work out bindings and classes of paths.
+    """Run rules over a job, and compute bindings and path classes.
 
     Args:
         job: the hosts.
-        ids: rules to run; all when not given.
-        num_tasks: ranks a host to bind; those of the snapshots when not given, or one a GPU where there is one rank.
-        missing: who did not answer.
-        problems: what could not be read.
+        ids: rules to run; all by default.
+        num_tasks: ranks per host to bind; by default as in the snapshots, or one per GPU if a host has a single rank.
+        missing: hosts and ranks that did not answer.
+        problems: snapshots that could not be read.
 
     Raises:
-        UsageError: an id is none of a rule.
+        UsageError: an id is unknown.
     """
     run: RuleRun = run_rules(job, ids)
     return AuditResult(
@@ -144,8 +144,8 @@ def audit(
     )
 
 
-def _bindings(job: Job, num_tasks: int | None) -> tuple[Binding, ...]:
-    made: dict[tuple[int, str, str], tuple[Host, list[str]]] = {}
+def _bindings(job: AuditedJob, num_tasks: int | None) -> tuple[Binding, ...]:
+    by_binding: dict[tuple[int, str, str], tuple[AuditedHost, list[str]]] = {}
     for host in job.hosts:
         count, planned = _num_tasks(host, num_tasks)
         if count < 2:
@@ -153,8 +153,8 @@ def _bindings(job: Job, num_tasks: int | None) -> tuple[Binding, ...]:
         try:
             key = (count, bind_option(bind_masks(host, planned)), "")
         except Unreadable as error:
-            key = (count, "", host.told(error))
-        made.setdefault(key, (host, []))[1].append(host.name)
+            key = (count, "", host.explain(error))
+        by_binding.setdefault(key, (host, []))[1].append(host.name)
     return tuple(
         Binding(
             hosts=tuple(names),
@@ -163,12 +163,12 @@ def _bindings(job: Job, num_tasks: int | None) -> tuple[Binding, ...]:
             left=_left(job, host) if option and count == len(host.ranks) else (),
             reason=reason,
         )
-        for (count, option, reason), (host, names) in sorted(made.items(), key=lambda item: -len(item[1][1]))
+        for (count, option, reason), (host, names) in sorted(by_binding.items(), key=lambda item: -len(item[1][1]))
     )
 
 
-def _num_tasks(host: Host, num_tasks: int | None) -> tuple[int, int | None]:
-    """Return how many ranks to bind on a host, and None where they are those of the snapshot."""
+def _num_tasks(host: AuditedHost, num_tasks: int | None) -> tuple[int, int | None]:
+    """Return how many ranks to bind on a host, and the number to plan for, None if the snapshot has these ranks."""
     if num_tasks is not None and num_tasks != len(host.ranks):
         return num_tasks, num_tasks
     if len(host.ranks) > 1:
@@ -177,14 +177,14 @@ def _num_tasks(host: Host, num_tasks: int | None) -> tuple[int, int | None]:
     return count, count
 
 
-def _left(job: Job, host: Host) -> tuple[str, ...]:
-    """Return the rules that find fault with a host's ranks when they are bound as the audit says."""
-    bound = Job([with_masks(host.snapshot, bind_masks(host))], dataclasses.replace(job.settings, ignore=()))
+def _left(job: AuditedJob, host: AuditedHost) -> tuple[str, ...]:
+    """Return the rules that still report a host's ranks once they are bound as proposed."""
+    bound = AuditedJob([with_masks(host.snapshot, bind_masks(host))], dataclasses.replace(job.settings, ignore=()))
     found = run_rules(bound, BINDING_RULES).findings
     return tuple(dict.fromkeys(finding.rule for finding in found if finding.severity != Severity.INFORMATION))
 
 
-def _matrices(job: Job) -> tuple[PathMatrix, ...]:
+def _matrices(job: AuditedJob) -> tuple[PathMatrix, ...]:
     made: dict[PathMatrix, list[str]] = {}
     for host in job.hosts:
         matrix = _matrix(host)
@@ -193,7 +193,7 @@ def _matrices(job: Job) -> tuple[PathMatrix, ...]:
     return tuple(dataclasses.replace(matrix, hosts=tuple(names)) for matrix, names in made.items())
 
 
-def _matrix(host: Host) -> PathMatrix | None:
+def _matrix(host: AuditedHost) -> PathMatrix | None:
     try:
         gpus = [device.address for device in host.hardware.of_kind("gpu")]
         ports = [port for port in host.fabric if port.pci in host.hardware.devices]

@@ -1,7 +1,7 @@
-"""Snapshots as JSON and back, checked value by value, because a file may be cut off, old or foreign.
+"""Encoding snapshots as JSON and decoding them with every value checked: a file may be truncated, old or foreign.
 
-Parts that are the same on many hosts are made once: 2,048 nodes of one kind share one `Hardware`. Ranks are written as
-columns, and what all ranks of a host have alike is written once, so that 192 of them fit.
+Parts that are equal on many hosts are created once: 2,048 identical nodes share one `Hardware`. Ranks are written as
+columns, and values that all ranks of a host share are written once, so that 192 ranks fit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hpcpace.errors import SnapshotError
 from hpcpace.quoting import printable
 
 MOST_BYTES = 65_536
-"""A snapshot is smaller than this."""
+"""Every snapshot is smaller than this."""
 
 _MOST_RANKS = 4_096
-_MOST_SAME = 1 << 17  # values that all ranks have alike, times ranks: a short text must not take a lot of memory
+_MOST_SAME = 1 << 17  # shared values times ranks: a short text must not expand into a lot of memory
 _MOST_SHARED = 32
 _NESTED = "variables"
 _SHARED = ("hardware", "kernel", "net", "rdma")
@@ -35,29 +35,32 @@ Decode = Callable[[Any, str], Any]
 def snapshot_text(snapshot: Snapshot) -> str:
     """Return a snapshot as JSON text of less than MOST_BYTES.
 
-    Where a host has so much of everything that it does not fit, reasons, counters and address tables go first; what
-    went is named in `unreadable`, so that no rule takes it for clean.
+    If the facts of a host do not fit, reasons, counters and address tables are dropped first. `unreadable` names what
+    was dropped, so that no rule takes it for clean.
+
+    Raises:
+        SnapshotError: the facts still do not fit.
     """
-    for shorten in (_whole, _few_reasons, _few_gids, _no_bridges_of_nics):
+    for shorten in (_whole, _few_reasons, _few_gids, _without_pci):
         snapshot = shorten(snapshot)
         text = _dumps(snapshot)
         if len(text) < MOST_BYTES:
             return text
-    raise SnapshotError(f"the facts of {printable(snapshot.host)} take {len(text)} bytes, more than {MOST_BYTES}")
+    raise SnapshotError(f"the facts of {printable(snapshot.host)} take {len(text)} bytes, the limit is {MOST_BYTES}")
 
 
 def snapshot_from(content: str | bytes) -> Snapshot:
-    """Return the snapshot that a JSON text holds.
+    """Return the snapshot that a JSON text encodes.
 
     Raises:
-        SnapshotError: it is cut off, of another version, or has a value of the wrong kind.
+        SnapshotError: it is truncated, of another version, or has a value of the wrong type.
     """
     document = json_from(content)
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith("hpcpace-audit-snapshot/"):
-        raise SnapshotError("no snapshot of hpcpace audit: it has no such `schema`")
+        raise SnapshotError("not a snapshot of hpcpace audit: its `schema` is missing or another one")
     if schema != SCHEMA:
-        raise SnapshotError(f"a snapshot of schema {printable(schema[:60])}: this reads {SCHEMA}")
+        raise SnapshotError(f"a snapshot with schema {printable(schema[:60])}: this version of hpcpace reads {SCHEMA}")
     document["ranks"] = _rows(document.get("ranks"), "ranks")
     snapshot: Snapshot = _decoded(Snapshot, document, "")
     return snapshot
@@ -67,25 +70,25 @@ def json_from(content: str | bytes) -> Any:
     """Return the values of a JSON text.
 
     Raises:
-        SnapshotError: it is cut off, nested too deeply, has NaN or Infinity, or a name twice in one object.
+        SnapshotError: it is truncated, nested too deeply, has NaN or Infinity, or a name twice in one object.
     """
     try:
         return json.loads(content, parse_constant=_no_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"no whole JSON ({printable(str(error))[:100]}): take the snapshot again") from None
+        raise SnapshotError(f"not complete JSON ({printable(str(error))[:100]}): take the snapshot again") from None
 
 
 def decoded(kind: type, value: Any) -> Any:
-    """Return a dataclass of facts from values of JSON.
+    """Return a dataclass of facts from JSON values.
 
     Raises:
-        SnapshotError: one is missing, or of the wrong kind.
+        SnapshotError: a value is missing, or of the wrong type.
     """
     return _decoded(kind, value, kind.__name__)
 
 
 def plain(value: Any) -> Any:
-    """Return a dataclass and what is in it as values of JSON."""
+    """Return a dataclass, and everything in it, as JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: plain(getattr(value, name)) for name in _field_names(type(value))}
     if isinstance(value, (tuple, list)):
@@ -120,26 +123,26 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("a name comes twice in one object")
+        raise ValueError("an object has a name twice")
     return made
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no value of JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _decoded(kind: type, value: Any, where: str) -> Any:
     try:
         return _of_dataclass(kind)(value, where)
-    except RecursionError:  # json takes what is nested just less deeply than that
+    except RecursionError:  # the json module accepts slightly less deep nesting
         raise SnapshotError(f"{where or 'the snapshot'} is nested too deeply") from None
 
 
 def _rows(columns: Any, where: str) -> list[dict[str, Any]]:
-    """Return what `_columns` made columns of.
+    """Return the rows that `_columns` has turned into columns.
 
     Raises:
-        SnapshotError: they are something else.
+        SnapshotError: the columns are damaged.
     """
     if not isinstance(columns, dict) or not {"num", "same", "each"} <= set(columns):
         raise _wrong(columns, where, "an object with num, same and each")
@@ -152,7 +155,7 @@ def _rows(columns: Any, where: str) -> list[dict[str, Any]]:
     ):
         raise _wrong(columns, where, f"columns of at most {_MOST_RANKS} ranks")
     if num * sum(1 + (len(value) if isinstance(value, (dict, list)) else 0) for value in same.values()) > _MOST_SAME:
-        raise _wrong(columns, where, f"columns of at most {_MOST_SAME} values that are the same")
+        raise _wrong(columns, where, f"columns with at most {_MOST_SAME} shared values")
     rows = [dict(same) for _ in range(num)]
     for name, values in each.items():
         place = f"{where}.{printable(name[:60])}"
@@ -193,8 +196,8 @@ def _few_gids(snapshot: Snapshot) -> Snapshot:
     return dataclasses.replace(snapshot, rdma=rdma if snapshot.rdma is not None else None)
 
 
-def _no_bridges_of_nics(snapshot: Snapshot) -> Snapshot:
-    """Leave PCI out altogether: half a tree would make wrong classes of paths."""
+def _without_pci(snapshot: Snapshot) -> Snapshot:
+    """Drop PCI completely: half a tree would give wrong path classes."""
     hardware = dataclasses.replace(snapshot.hardware, pci=None)
     unreadable = snapshot.unreadable | {"pci": "too many devices for a snapshot"}
     return dataclasses.replace(snapshot, hardware=hardware, unreadable=unreadable)
@@ -220,14 +223,14 @@ def _of_dataclass(kind: type) -> Decode:
             if name in value:
                 made[name] = decoder(value[name], f"{where}.{name}" if where else name)
             elif name not in optional:
-                raise SnapshotError(f"{where or 'the snapshot'} has no {name!r}: it is cut off, or damaged")
+                raise SnapshotError(f"{where or 'the snapshot'} has no {name!r}: it is truncated or damaged")
         return kind(**made)
 
     return decode
 
 
 def _shared(decode: Decode) -> Decode:
-    # Comparing with what came last is several times faster than making a key of it.
+    # Comparing with recent values is several times faster than hashing them.
     seen: list[tuple[Any, Any]] = []
 
     def decode_once(value: Any, where: str) -> Any:
@@ -288,7 +291,7 @@ def _text(value: Any, where: str) -> Any:
 
 def _whole_number(value: Any, where: str) -> Any:
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63:
-        raise _wrong(value, where, "a whole number")
+        raise _wrong(value, where, "an integer")
     return value
 
 

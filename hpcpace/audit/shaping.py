@@ -1,7 +1,7 @@
-"""What holds an interface below the speed of its link: the token bucket at its root, asked of the kernel over netlink.
+"""Traffic shaping of network interfaces: the rate of the token bucket at an interface's root, read over netlink.
 
-Neither sysfs nor procfs has it, and `tc` would be a process; netlink needs no root to read. Formats: rtnetlink(7),
-linux/pkt_sched.h and linux/rtnetlink.h of the kernel.
+Neither sysfs nor procfs has it, and running `tc` would start a process; reading over netlink needs no root. Formats:
+rtnetlink(7), linux/pkt_sched.h and linux/rtnetlink.h of the kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BITS_PER_BYTE, _PER_MEGA = 8, 1e6
 
 
 def read_shapers() -> Mapping[str, float]:
-    """Return the rates, in Mb/s, of interfaces whose outgoing packets pass a token bucket (tc-tbf), by name.
+    """Return the rate in Mb/s of each interface that a token bucket (tc-tbf) shapes, by name.
 
     Raises:
         Unreadable: the kernel does not say.
@@ -37,11 +37,11 @@ def read_shapers() -> Mapping[str, float]:
 
 
 def buckets_in(message: bytes) -> Iterator[tuple[int, float]]:
-    """Yield interface number and rate in Mb/s of each token bucket at a root that a message of the kernel has.
+    """Yield interface number and rate in Mb/s of each root token bucket in a netlink message.
 
     Raises:
-        EOFError: it was the last one.
-        OSError: it is an error's.
+        EOFError: the message is the last one.
+        OSError: the message is an error.
     """
     for kind, body in _messages(message):
         if kind == _DONE:

@@ -1,4 +1,4 @@
-"""Taking the snapshot of this host, or of a copied tree, and of the ranks on it."""
+"""Taking the snapshot of this host or of a copied tree, and of its ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def take_host(tree: Tree, *, host: str, window_s: float = 0.0) -> Snapshot:
 
 
 def with_ranks(snapshot: Snapshot, ranks: Sequence[RankFacts], unreadable: Mapping[str, str]) -> Snapshot:
-    """Return a snapshot with ranks added, in order of their number."""
+    """Return a snapshot with ranks added, sorted by rank."""
     return dataclasses.replace(
         snapshot,
         ranks=tuple(sorted((*snapshot.ranks, *ranks), key=lambda rank: rank.rank)),
@@ -73,14 +73,14 @@ def take_rank(
     mpi_size: int | None = None,
     nccl_version: str = "",
 ) -> tuple[RankFacts, dict[str, str]]:
-    """Return the facts of this process as a rank, and the reasons of what could not be read.
+    """Return the facts of this process as a rank, and the reasons for what could not be read.
 
     Args:
-        info: its place.
+        info: its place in the job.
         environ: its environment.
-        gpu: the one that it uses, where that is known for certain.
-        mpi_size: size of MPI's world, where MPI was asked.
-        nccl_version: of the library that it has loaded.
+        gpu: the GPU that it uses, if that is certain.
+        mpi_size: size of MPI_COMM_WORLD, if MPI was checked.
+        nccl_version: version of the NCCL library that it has loaded.
     """
     tree = Tree()
     answer = _nvml(tree, with_facts=False)
@@ -92,16 +92,16 @@ def take_rank(
 def take_tree(root: Path) -> Snapshot:
     """Return the snapshot of a copied tree, a folder with sys/ and proc/.
 
-    Its ranks are the processes proc/N whose environment has a rank; where there is none, proc/self is the only one.
+    Its ranks are the processes proc/N whose environment has a rank; if there are none, proc/self is the only rank.
 
     Raises:
-        UsageError: there is no such folder, or it has neither sys nor proc.
+        UsageError: the folder does not exist, or has neither sys nor proc.
     """
     if not root.is_dir():
-        raise UsageError(f"no folder at {root}: --sysfs-root takes a folder that holds sys and proc")
+        raise UsageError(f"no folder at {root}: --sysfs-root takes a folder that contains sys and proc")
     tree = Tree(root)
     if not tree.exists("sys") and not tree.exists("proc"):
-        raise UsageError(f"{root} holds neither sys nor proc: --sysfs-root takes a copied tree")
+        raise UsageError(f"{root} contains neither sys nor proc: --sysfs-root takes a copied tree")
     name = tree.fact("host", tree.word, "proc/sys/kernel/hostname")
     snapshot = take_host(tree, host=name or root.resolve().name)
     ranks = []
@@ -140,7 +140,7 @@ def _nvml_facts(tree: Tree) -> Mapping[str, Nvml]:
 
 
 def _nvml(tree: Tree, *, with_facts: bool) -> NvmlAnswer | None:
-    """Return NVML's answer where NVIDIA's driver is loaded; its library is of this machine, never of a copied tree."""
+    """Return NVML's answer if NVIDIA's driver is loaded; NVML knows this machine only, never a copied tree."""
     if not tree.exists("proc/driver/nvidia"):
         return None
     if not tree.is_live:

@@ -1,6 +1,6 @@
-"""Snapshots as files: a folder with one HOST.json for each host, in a run or anywhere else.
+"""Snapshots as files: a folder with one HOST.json per host, in a run or anywhere else.
 
-Folders may belong to somebody else: what is no regular file, is too large, or holds no snapshot is left out and named.
+Folders may belong to another user: files that are not regular, too large or not snapshots are left out and named.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt, RunDirectory
 
 NUM_OURS_OF_RUN = 2
-"""How many names at the end of an attempt's snapshot folder the user has not chosen, as for `Folder.open`."""
+"""How many names at the end of an attempt's snapshot folder hpcpace has chosen, for `Folder.open`."""
 
 _MOST_READ_BYTES = 1 << 20
 _MOST_REASON = 200
-# Of all snapshots of a folder: no more than 16,384 files, and 256 MiB with what their ranks take in memory.
+# Limits for all snapshots of a folder: 16,384 files, and 256 MiB including what their ranks take in memory.
 _MOST_WEIGHT, _LEAST_WEIGHT, _WEIGHT_OF_VALUE = 1 << 28, 1 << 14, 32
 
 
@@ -30,19 +30,19 @@ def save_snapshots(folder: Path, snapshots: Sequence[Snapshot], *, num_ours: int
     """Write each snapshot as HOST.json.
 
     Args:
-        folder: where to; it is made.
-        snapshots: of hosts with names of their own.
-        num_ours: of the folder's names, as for `Folder.open`.
+        folder: where to write; it is created if necessary.
+        snapshots: snapshots of hosts with distinct names.
+        num_ours: how many names at the end of `folder` hpcpace has chosen, for `Folder.open`.
 
     Raises:
-        UsageError: the folder cannot be written.
-        SnapshotError: some snapshots are too large, or something has the names of their files; the others are saved.
+        UsageError: the folder is not writable.
+        SnapshotError: some snapshots are too large, or cannot replace what has their name; the others are saved.
     """
     paths, problems = [], []
     try:
         held = Folder.open(folder, make=True, num_ours=num_ours)
     except OSError as error:
-        raise UsageError(f"cannot save snapshots in {folder}: {error.strerror}: name another folder") from error
+        raise UsageError(f"cannot save snapshots in {folder}: {error.strerror}; name another folder") from error
     with held:
         for snapshot in snapshots:
             try:
@@ -57,10 +57,10 @@ def save_snapshots(folder: Path, snapshots: Sequence[Snapshot], *, num_ours: int
 
 
 def load_snapshots(path: Path) -> tuple[list[Snapshot], list[str]]:
-    """Return the snapshots in a folder, a run or a file, and a sentence for each that cannot be read.
+    """Return the snapshots in a folder, a run or a file, and a sentence for each one that cannot be read.
 
     Raises:
-        UsageError: there is none at all.
+        UsageError: there are no snapshots at all.
     """
     try:
         folder = Folder.open(path)
@@ -71,12 +71,12 @@ def load_snapshots(path: Path) -> tuple[list[Snapshot], list[str]]:
             attempts = RunDirectory(path, folder).attempts()
             snapshots, problems = read_attempt(attempts[-1]) if attempts else _read_all(folder)
     if not snapshots:
-        raise UsageError(problems[0] if problems else f"no snapshot in {path}: `hpcpace audit --save DIR` writes some")
+        raise UsageError(problems[0] if problems else f"no snapshots in {path}: `hpcpace audit --save DIR` writes them")
     return snapshots, problems
 
 
 def read_attempt(attempt: Attempt) -> tuple[list[Snapshot], list[str]]:
-    """Return the snapshots of an attempt, and a sentence for each file that is none; both empty where it has none."""
+    """Return the snapshots of an attempt, and a sentence for each invalid file; both empty without a folder."""
     try:
         with attempt.open() as folder, folder.folder(attempt.snapshot_dir.name) as held:
             return _read_all(held)
@@ -87,7 +87,7 @@ def read_attempt(attempt: Attempt) -> tuple[list[Snapshot], list[str]]:
 
 
 def read_folder(folder: Path) -> tuple[list[Snapshot], list[str]]:
-    """Return the snapshots in a folder, and a sentence for each file that is none; both empty where it is not there."""
+    """Return the snapshots in a folder, and a sentence for each invalid file; both empty without a folder."""
     try:
         with Folder.open(folder) as held:
             return _read_all(held)
@@ -97,8 +97,8 @@ def read_folder(folder: Path) -> tuple[list[Snapshot], list[str]]:
         return [], [_unread(folder, error)]
 
 
-def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return snapshots with a number added to names that come again: containers may share a host name."""
+def with_distinct_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return snapshots with a number added to repeated host names: containers may share a name."""
     seen: dict[str, int] = {}
     made = []
     for snapshot in snapshots:
@@ -109,7 +109,7 @@ def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def file_name(host: str) -> str:
-    """Return a name as that of a file."""
+    """Return a host name as a safe file name."""
     return re.sub(r"[^A-Za-z0-9_.#-]", "_", host).lstrip(".")[:120] or "host"
 
 
@@ -130,7 +130,9 @@ def _read(folder: Folder, names: Sequence[str]) -> tuple[list[Snapshot], list[st
     weight = 0
     for number, name in enumerate(names):
         if weight >= _MOST_WEIGHT:
-            problems.append(f"{len(names) - number} more files of {printable(str(folder.path))} are left out: too much")
+            problems.append(
+                f"{len(names) - number} more files of {printable(str(folder.path))} are left out: too much data"
+            )
             break
         weight += _LEAST_WEIGHT
         try:
@@ -143,11 +145,11 @@ def _read(folder: Folder, names: Sequence[str]) -> tuple[list[Snapshot], list[st
             problems.append(f"{printable(str(folder.path / name))}: {error}")
         else:
             weight += _WEIGHT_OF_VALUE * _num_values(snapshots[-1])
-    return with_own_names(snapshots), problems
+    return with_distinct_names(snapshots), problems
 
 
 def _num_values(snapshot: Snapshot) -> int:
-    """Return about how many values the ranks have; as text, what they have alike is there once."""
+    """Return roughly how many values the ranks hold; the text has each value that all ranks share only once."""
     return sum(32 + len(rank.variables) + len(rank.user_conf) + len(rank.gpus or ()) for rank in snapshot.ranks)
 
 

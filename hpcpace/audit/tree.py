@@ -1,7 +1,7 @@
-"""Reading sysfs and procfs below a root, live or copied, without ever trusting what is found there.
+"""Reading sysfs and procfs below a root, live or copied, without trusting what is found there.
 
-Every fact is read, or unreadable with a reason. Nothing here waits, follows a link out of the root or round in a
-circle, or reads more than a bounded number of bytes.
+Every fact is either read, or unreadable with a reason. Nothing here waits, follows a link out of the root or a cycle of
+links, or reads more than a bounded number of bytes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class Unreadable(Exception):
-    """A fact that cannot be read; the message says which, or why.
+    """A fact that cannot be read or determined; the message says which, or why.
 
     Attributes:
-        fact: its name, where the reason stands in the snapshot; empty where the message has it.
+        fact: its name in `Snapshot.unreadable`, which has the reason; empty if the message has it.
     """
 
     def __init__(self, message: str, fact: str = "") -> None:
@@ -37,7 +37,7 @@ class Unreadable(Exception):
 
 
 class Tree:
-    """Files below a root; what could not be read is kept in `unreadable`, reason by name of the fact."""
+    """Files below a root; `unreadable` collects the reasons for what could not be read, by name of the fact."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
@@ -46,11 +46,11 @@ class Tree:
 
     @property
     def is_live(self) -> bool:
-        """Whether this is the machine that we are on, and not a copied tree."""
+        """Whether this is the running machine and not a copied tree."""
         return self._is_live
 
     def fact(self, name: str, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return what `read` returns; None, with the reason noted under `name`, where it cannot be read."""
+        """Return what `read` returns; None if it raises Unreadable or ValueError, with the reason kept under `name`."""
         try:
             return read(*args, **kwargs)
         except Unreadable as error:
@@ -60,10 +60,10 @@ class Tree:
         return None
 
     def text(self, path: str, *, most_bytes: int = _MOST_BYTES) -> str:
-        """Return the content of a file, without blanks around it.
+        """Return the content of a file without surrounding whitespace.
 
         Raises:
-            Unreadable: missing, not allowed, no regular file, longer than `most_bytes`, or not UTF-8.
+            Unreadable: missing, not permitted, not a regular file, longer than `most_bytes`, or not UTF-8.
         """
         content = self.content(path, most_bytes=most_bytes + 1)
         if len(content) > most_bytes:
@@ -74,29 +74,29 @@ class Tree:
             raise Unreadable("not UTF-8") from None
 
     def beginning(self, path: str, *, most_bytes: int = _MOST_BYTES) -> str:
-        """Return the whole lines at the beginning of a file that may be long.
+        """Return the complete lines at the beginning of a file that may be long.
 
         Raises:
-            Unreadable: as `text`, but for the length.
+            Unreadable: as for `text`, except for the length.
         """
         content = self.content(path, most_bytes=most_bytes)
         whole = content if len(content) < most_bytes else content[: content.rfind(b"\n") + 1]
         return whole.decode("utf-8", "replace")
 
     def content(self, path: str, *, most_bytes: int) -> bytes:
-        """Return up to `most_bytes` of a file as they are.
+        """Return up to `most_bytes` of a file as bytes.
 
         Raises:
-            Unreadable: missing, not allowed, or no regular file.
+            Unreadable: missing, not permitted, or not a regular file.
         """
         try:
-            # Without O_NONBLOCK, opening a FIFO that somebody put into a copied tree waits for ever.
+            # Without O_NONBLOCK, opening a FIFO in a copied tree would wait forever.
             descriptor = os.open(self._place(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except (OSError, ValueError) as error:
             raise Unreadable(_reason(error)) from None
         try:
             if not self._is_live and not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise Unreadable("no regular file")
+                raise Unreadable("not a regular file")
             return _read(descriptor, most_bytes)
         except OSError as error:
             raise Unreadable(_reason(error)) from None
@@ -104,21 +104,21 @@ class Tree:
             os.close(descriptor)
 
     def number(self, path: str) -> int:
-        """Return the whole number that a file holds.
+        """Return the integer that a file holds.
 
         Raises:
-            Unreadable: as `text`, or it is no number.
+            Unreadable: as for `text`, or it is not an integer.
         """
         text = self.text(path)
         if not re.fullmatch(r"-?\d{1,19}", text):
-            raise Unreadable("empty" if not text else f"{text[:40]!r} is no whole number")
+            raise Unreadable("empty" if not text else f"{text[:40]!r} is not an integer")
         return int(text)
 
     def word(self, path: str) -> str:
-        """Return the one short line that a file holds, made printable.
+        """Return the first line of a file, made printable and at most 200 characters long.
 
         Raises:
-            Unreadable: as `text`, or it is empty.
+            Unreadable: as for `text`, or it is empty.
         """
         text = self.text(path)
         if not text:
@@ -126,10 +126,10 @@ class Tree:
         return printable(text.split("\n")[0])[:200]
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, sorted.
+        """Return the sorted names in a folder.
 
         Raises:
-            Unreadable: missing, not allowed, or no folder.
+            Unreadable: missing, not permitted, or not a folder.
         """
         try:
             found = os.listdir(self._place(path))
@@ -138,17 +138,17 @@ class Tree:
         return sorted(found)[:_MOST_ENTRIES]
 
     def exists(self, path: str) -> bool:
-        """Return whether there is something at a path."""
+        """Return whether a path exists."""
         try:
             return os.path.exists(self._place(path))
         except (Unreadable, ValueError):
             return False
 
     def resolve(self, path: str) -> str:
-        """Return where a link leads, all links on the way followed, as a path below the root.
+        """Return the path below the root that a path resolves to, with all links followed.
 
         Raises:
-            Unreadable: missing, or the links lead round in a circle or out of the root.
+            Unreadable: missing, or the links form a cycle or lead out of the root.
         """
         parts = [part for part in path.split("/") if part]
         done: list[str] = []
@@ -157,7 +157,7 @@ class Tree:
             part = parts.pop(0)
             if part == "..":
                 if not done:
-                    raise Unreadable("a link out of the tree")
+                    raise Unreadable("a link leads out of the tree")
                 done.pop()
                 continue
             if part == ".":
@@ -168,14 +168,14 @@ class Tree:
                 continue
             links += 1
             if links > _MOST_LINKS:
-                raise Unreadable("links round in a circle")
+                raise Unreadable("too many links: they may form a cycle")
             if target.startswith("/"):
                 done = []
             parts = [piece for piece in target.split("/") if piece] + parts
         return "/".join(done)
 
     def _link_target(self, path: str) -> str | None:
-        """Return the target of a link, None where it is none."""
+        """Return the target of a link, None if the path is not a link."""
         try:
             return os.readlink(os.path.join(self.root, path))
         except OSError as error:
@@ -186,12 +186,12 @@ class Tree:
             raise Unreadable(_reason(error)) from None
 
     def _place(self, path: str) -> str:
-        # The kernel's own tree leads nowhere else; only a copied one can.
+        # Links of the kernel's own tree stay inside it; only those of a copy may not.
         return f"/{path}" if self._is_live else os.path.join(self.root, self.resolve(path))
 
 
 def _read(descriptor: int, most_bytes: int) -> bytes:
-    # procfs hands out what is left in pieces of a page.
+    # procfs returns at most a page per read.
     pieces: list[bytes] = []
     left = most_bytes
     while left > 0:

@@ -1,4 +1,4 @@
-"""The audit on a terminal or in a job's log: at most 30 lines, the worst first, and tables where they are asked for."""
+"""The audit as text for a terminal or a job's log: at most 30 lines, and path matrix and core map on request."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from hpcpace.audit import cpusets
-from hpcpace.audit.findings import Severity
-from hpcpace.audit.grouping import Group, blocks, grouped, hosts_text, place_text
+from hpcpace.audit.findings import CANNOT_DETERMINE, Severity
+from hpcpace.audit.grouping import FindingGroup, blocks, grouped, hosts_text, place_text
 from hpcpace.audit.hardware import parsed
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.result import AuditResult, Binding, PathMatrix
 from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.rules.table import Rule
@@ -18,13 +18,18 @@ from hpcpace.quoting import printable
 
 MOST_LINES = 30
 WIDTH = 100
-_WORDS = {Severity.FAIL: "fail", Severity.WARNING: "warning", Severity.UNKNOWN: "unknown", Severity.INFORMATION: "note"}
+SEVERITY_WORDS = {
+    Severity.FAIL: "fail",
+    Severity.WARNING: "warning",
+    Severity.UNKNOWN: "unknown",
+    Severity.INFORMATION: "note",
+}
 _INDENT = " " * 6
 _MOST_MAP_COLUMNS = 64
 
 
 def verdict_lines(result: AuditResult) -> list[str]:
-    """Return the verdict, at most 30 lines; only fixes, which are to be pasted, may be wider than 100 columns."""
+    """Return the verdict in at most 30 lines; only fixes, which are for pasting, may be wider than 100 columns."""
     found = blocks(grouped(result.findings))
     worst = [block for block in found if block[0].severity in (Severity.FAIL, Severity.WARNING)]
     notes = [block for block in found if block[0].severity == Severity.INFORMATION]
@@ -36,23 +41,25 @@ def verdict_lines(result: AuditResult) -> list[str]:
 
 
 def prolog_line(result: AuditResult, fail_on: Sequence[str]) -> str:
-    """Return the one line of a prolog: what of `fail_on` was found, or that nothing was."""
+    """Return the one line of a prolog: what the rules of `fail_on` found, or that they found nothing."""
     found = [
         finding
         for finding in result.findings
         if finding.rule in fail_on and finding.severity in (Severity.FAIL, Severity.WARNING)
     ]
     if not found:
-        return f"hpcpace audit: none of {','.join(fail_on) or 'no rules'} found"
+        if not fail_on:
+            return "hpcpace audit: --fail-on names no rules"
+        return f"hpcpace audit: no findings of {','.join(fail_on)}"
     texts = [" ".join(filter(None, (finding.rule, finding.place, finding.seen))) for finding in found[:3]]
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
     return printable(f"hpcpace audit: {'; '.join(texts)}{more}")
 
 
 def matrix_lines(matrices: Sequence[PathMatrix], all_hosts: Sequence[str]) -> Iterator[str]:
-    """Yield the classes of the paths between GPUs and adapters; where NCCL's differs, as `NODE/PHB`."""
+    """Yield the class of the path of each GPU to each adapter; as `NODE/PHB` where NCCL uses another class."""
     if not matrices:
-        yield "no GPU, or no adapter, or PCI cannot be read: there is no matrix"
+        yield "no path matrix: there is no GPU or no adapter, or PCI cannot be read"
     for matrix in matrices:
         where = hosts_text(matrix.hosts, all_hosts)
         yield f"GPU x adapter, physical/NCCL{f' ({where})' if where else ''}"
@@ -66,25 +73,25 @@ def matrix_lines(matrices: Sequence[PathMatrix], all_hosts: Sequence[str]) -> It
             yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def map_lines(job: Job) -> Iterator[str]:
-    """Yield for each host which cores each rank may run on: `#` all of a column's cores, `+` some, `.` none."""
+def map_lines(job: AuditedJob) -> Iterator[str]:
+    """Yield for each host which cores each rank may run on: `#` all cores of a column, `+` some, `.` none."""
     for host in job.hosts:
-        yield printable(f"{host.name}: rank x core, | between NUMA nodes")
+        yield printable(f"{host.name}: rank x core, | separates NUMA nodes")
         try:
             yield from _map_of(host)
         except Unreadable as error:
-            yield printable(f"  cannot tell {host.told(error)}")
+            yield printable(f"  {CANNOT_DETERMINE}{host.explain(error)}")
 
 
 def explanation(rule: Rule) -> str:
-    """Return a rule with its sources, reason and fix."""
-    letters = ", ".join(f"{letter} {_WORDS[Severity(letter)]}" for letter in rule.severities)
+    """Return a rule as `hpcpace audit explain` prints it."""
+    letters = ", ".join(f"{letter} {SEVERITY_WORDS[Severity(letter)]}" for letter in rule.severities)
     parts = [
         f"{rule.id}  {rule.title}",
         _wrapped("reads ", rule.reads),
         _wrapped("why   ", rule.why),
         _wrapped("fix   ", rule.fix),
-        _wrapped("finds ", f"{letters}; U unknown where a fact cannot be read"),
+        _wrapped("finds ", f"{letters}; U unknown if a fact cannot be read"),
     ]
     return "\n".join(parts)
 
@@ -93,11 +100,11 @@ def _wrapped(label: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
 
 
-def _summary(result: AuditResult, found: Sequence[Sequence[Group]]) -> str:
+def _summary(result: AuditResult, found: Sequence[Sequence[FindingGroup]]) -> str:
     counts = {severity: sum(len(block) for block in found if block[0].severity == severity) for severity in Severity}
-    parts = [_plural(count, _WORDS[severity]) for severity, count in counts.items() if count]
+    parts = [_plural(count, SEVERITY_WORDS[severity]) for severity, count in counts.items() if count]
     return (
-        f"hpcpace audit: {', '.join(parts) or 'nothing found'}"
+        f"hpcpace audit: {', '.join(parts) or 'no findings'}"
         f" ({_plural(len(result.hosts), 'node')}, {_plural(result.num_ranks, 'rank')},"
         f" {len(BY_ID) - len(result.skipped)} of {len(BY_ID)} rules applied)"
     )
@@ -110,11 +117,11 @@ def _plural(count: int, word: str) -> str:
 def _absent(result: AuditResult) -> list[str]:
     texts = [*result.missing, *result.problems]
     lines = [_cut(f"  left out: {text}") for text in texts[:3]]
-    return [*lines, f"  left out: {len(texts) - 3} more (--json)"] if len(texts) > 3 else lines
+    return [*lines, f"  left out: {len(texts) - 3} more, see --json"] if len(texts) > 3 else lines
 
 
-def _fit(found: Sequence[Sequence[Group]], result: AuditResult, room: int) -> list[str]:
-    """Return as much of each block as the room allows, the worst first: what was seen, then fixes, then the rest."""
+def _fit(found: Sequence[Sequence[FindingGroup]], result: AuditResult, room: int) -> list[str]:
+    """Return as much of each block as fits, the most severe first: one line each, fixes, whole heads, then costs."""
     shown = found if len(found) <= room else found[: room - 1]
     heads = [_head(block, result) for block in shown]
     brief = [head if len(head) == 1 else [_brief(block, result)] for head, block in zip(heads, shown, strict=True)]
@@ -131,32 +138,32 @@ def _fit(found: Sequence[Sequence[Group]], result: AuditResult, room: int) -> li
     lines = [line for block in parts for part in block for line in part]
     if len(shown) < len(found):
         rest = " ".join(dict.fromkeys(block[0].rule for block in found[len(shown) :]))
-        lines.append(_cut(f"{len(found) - len(shown)} more: {rest} (--json has all, `hpcpace audit explain ID`)"))
+        lines.append(_cut(f"{len(found) - len(shown)} more: {rest} (see --json, or `hpcpace audit explain ID`)"))
     return lines
 
 
-def _fix_lines(group: Group, result: AuditResult) -> list[str]:
+def _fix_lines(group: FindingGroup, result: AuditResult) -> list[str]:
     option = result.bindings[0].option if result.bindings else ""
     if option and option in group.fix:
         return [f"{_INDENT}fix    the binding below"]
     return [f"{_INDENT}fix    {group.fix}"] if group.fix else []
 
 
-def _head(block: Sequence[Group], result: AuditResult) -> list[str]:
+def _head(block: Sequence[FindingGroup], result: AuditResult) -> list[str]:
     return _lines(_label(block), f"{_what(block, result)} [{block[0].certainty}]")
 
 
-def _brief(block: Sequence[Group], result: AuditResult) -> str:
-    """Return a head on one line, cut where it is too long."""
+def _brief(block: Sequence[FindingGroup], result: AuditResult) -> str:
+    """Return a head on one line, cut if it is too long."""
     label, end = _label(block), f" [{block[0].certainty}]"
     return f"{label}{_cut(_what(block, result), WIDTH - len(label) - len(end))}{end}"
 
 
-def _label(block: Sequence[Group]) -> str:
+def _label(block: Sequence[FindingGroup]) -> str:
     return f"{block[0].severity} {block[0].rule} "
 
 
-def _what(block: Sequence[Group], result: AuditResult) -> str:
+def _what(block: Sequence[FindingGroup], result: AuditResult) -> str:
     hosts = tuple(dict.fromkeys(host for group in block for host in group.hosts))
     places = (place_text(block), _ranks_text(block, result), hosts_text(hosts, result.hosts))
     where = ", ".join(filter(None, places))
@@ -164,8 +171,8 @@ def _what(block: Sequence[Group], result: AuditResult) -> str:
     return printable(f"{where}: {block[0].seen}{more}" if where else f"{block[0].seen}{more}")
 
 
-def _ranks_text(block: Sequence[Group], result: AuditResult) -> str:
-    """Return the ranks of the job, where they are not the local ones and not all."""
+def _ranks_text(block: Sequence[FindingGroup], result: AuditResult) -> str:
+    """Return the ranks of the job that a block concerns; nothing for one host, or if it concerns all ranks."""
     ranks = cpusets.of(rank for group in block for rank in group.ranks)
     if len(result.hosts) < 2 or not ranks or ranks.bit_count() == result.num_ranks:
         return ""
@@ -174,7 +181,7 @@ def _ranks_text(block: Sequence[Group], result: AuditResult) -> str:
 
 
 def _lines(label: str, text: str) -> list[str]:
-    """Return a text with a label, wrapped; three lines at most."""
+    """Return a text behind a label, wrapped to three lines at most."""
     return textwrap.wrap(
         printable(text),
         WIDTH,
@@ -186,34 +193,34 @@ def _lines(label: str, text: str) -> list[str]:
     )
 
 
-def _unknown_lines(found: Sequence[Sequence[Group]], result: AuditResult) -> list[str]:
+def _unknown_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult) -> list[str]:
     if not found:
         return []
     by_reason: dict[str, list[str]] = {}
     for block in found:
-        reason = block[0].seen.removeprefix("cannot tell ")
+        reason = block[0].seen.removeprefix(CANNOT_DETERMINE)
         by_reason.setdefault(reason, []).append(block[0].rule)
-    lines = [_cut(f"U {' '.join(rules)} cannot tell {reason}") for reason, rules in by_reason.items()]
+    lines = [_cut(f"U {' '.join(rules)} {CANNOT_DETERMINE}{reason}") for reason, rules in by_reason.items()]
     if len(lines) > 4:
         rest = " ".join(rule for rules in list(by_reason.values())[3:] for rule in rules)
-        lines = [*lines[:3], _cut(f"U {rest} cannot tell, for other reasons (--json)")]
+        lines = [*lines[:3], _cut(f"U {rest} lack other facts, see --json")]
     return lines
 
 
-def _note_lines(found: Sequence[Sequence[Group]], result: AuditResult) -> list[str]:
+def _note_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult) -> list[str]:
     lines = [_cut(_head(block, result)[0]) for block in found]
-    return [*lines[:3], f"I {len(lines) - 3} more notes (--json)"] if len(lines) > 4 else lines
+    return [*lines[:3], f"I {len(lines) - 3} more notes, see --json"] if len(lines) > 4 else lines
 
 
 def _binding_lines(bindings: Sequence[Binding]) -> list[str]:
     lines = []
     for binding in bindings[:1]:
-        others = f" ({len(bindings)} kinds of nodes: --json)" if len(bindings) > 1 else ""
-        label = f"Bind {binding.num_tasks} ranks a node{others}"
+        others = f" (1 of {len(bindings)} kinds of nodes, see --json for the others)" if len(bindings) > 1 else ""
+        label = f"Bind {binding.num_tasks} ranks per node{others}"
         if not binding.option:
-            lines.append(_cut(f"{label}: no masks, cannot tell {binding.reason}"))
+            lines.append(_cut(f"{label}: {CANNOT_DETERMINE}{binding.reason}"))
             continue
-        left = f"  # leaves {' '.join(binding.left)}" if binding.left else ""
+        left = f"  # still reports {' '.join(binding.left)}" if binding.left else ""
         lines += [f"{label}:", f"  srun {binding.option} ...{left}"]
     return lines
 
@@ -222,19 +229,19 @@ def _cut(text: str, most: int = WIDTH) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
-def _map_of(host: Host) -> Iterator[str]:
+def _map_of(host: AuditedHost) -> Iterator[str]:
     view = host.hardware
     cores = sorted(view.cores, key=lambda core: core & -core)
     by_node = [[core for core in cores if core & cpus] for _, cpus in sorted(view.numa_cpus.items())]
     each = max(1, -(-len(cores) // _MOST_MAP_COLUMNS))
     if each > 1:
-        yield f"  one column is {each} cores"
+        yield f"  each column is {each} cores"
     for rank in host.ranks:
         mask = parsed(rank.cpus, "the CPUs of a rank")
         parts = ("".join(_mark(own[at : at + each], mask) for at in range(0, len(own), each)) for own in by_node)
         yield f"  rank {rank.rank:<5} {'|'.join(parts)}  {cpusets.format_list(mask)}"
     if not host.ranks:
-        yield "  no rank"
+        yield "  no ranks"
 
 
 def _mark(cores: Sequence[int], mask: int) -> str:

@@ -24,7 +24,7 @@ from hpcpace.audit.gather import (
     own_part,
     snapshot_folder,
 )
-from hpcpace.audit.job import Job
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.nccl_log import read_nccl_log
 from hpcpace.audit.prometheus import exposition
 from hpcpace.audit.result import AuditResult, audit
@@ -177,7 +177,7 @@ def command(
         return
     if save is not None:
         problems += _save(save, gathered)
-    job = Job(gathered.snapshots, settings, log)
+    job = AuditedJob(gathered.snapshots, settings, log)
     result = audit(job, ids=rules or None, num_tasks=tasks_per_node, missing=gathered.missing, problems=problems)
     if prolog:
         click.echo(prolog_line(result, fail_on))
@@ -317,7 +317,7 @@ def _prolog_exit(result: AuditResult, fail_on: Sequence[str]) -> int:
     return EXIT_WARNING if Severity.WARNING in severities else EXIT_OK
 
 
-def _print(job: Job, result: AuditResult, views: Views) -> None:
+def _print(job: AuditedJob, result: AuditResult, views: Views) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names more
         sys.stdout.reconfigure(errors="backslashreplace")
     if views.as_json:

@@ -11,13 +11,13 @@ import click
 from hpcpace.cli.lab_inside import attach_inside, name_option
 from hpcpace.lab.fault_kinds import (
     ChangeMtu,
-    Fault,
     FillDisk,
     FlapLink,
+    InsideLab,
     KillHost,
     KillRank,
+    LabFault,
     PauseHost,
-    Site,
     SlowHost,
     SlowLink,
     Traffic,
@@ -54,9 +54,9 @@ _start = click.option(
 )
 
 
-def _inject(name: str, what: Fault, start: float, duration: float | None = None) -> None:
+def _inject(name: str, what: LabFault, start: float, duration: float | None = None) -> None:
     lab = attach_inside(name)
-    record = start_fault(Site(lab.plan, lab.files), what, start_s=start, duration_s=duration)
+    record = start_fault(InsideLab(lab.plan, lab.files), what, start_s=start, duration_s=duration)
     _say(record)
 
 
@@ -184,4 +184,4 @@ def list_faults(name: str, as_json: bool) -> None:
 def undo(name: str, fault_id: str) -> None:
     """Undo FAULT, like f2, or cancel it before it starts."""
     lab = attach_inside(name)
-    _say(undo_fault(Site(lab.plan, lab.files), fault_id))
+    _say(undo_fault(InsideLab(lab.plan, lab.files), fault_id))

@@ -1,1 +1,1 @@
-"""Clusters for trying hpcpace and testing it where there is none: real Slurm, started from a folder of its own."""
+"""Clusters on one machine, for trying and testing hpcpace without a real cluster: real Slurm in its own namespaces."""

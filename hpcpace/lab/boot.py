@@ -1,7 +1,7 @@
-"""Boots a lab from inside its namespaces: switches, munged, slurmctld, hosts, until every node takes jobs.
+"""Boots a lab from inside its namespaces: switches, munged, slurmctld and hosts, until every node accepts jobs.
 
-`hpcpace lab up` runs this as a program of its own in the lab's namespaces; it prints one line of JSON for each bit of
-progress, and what went wrong, if anything, on standard error.
+`hpcpace lab up` runs this as a separate program in the lab's namespaces. It prints one line of JSON for each bit of
+progress, and an error, if there is one, on standard error.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _NUM_LOG_LINES = 15
 
 
 def boot(plan: LabPlan, files: LabFiles, progress: Progress) -> None:
-    """Bring a lab up and wait until every node takes jobs.
+    """Bring a lab up and wait until every node accepts jobs.
 
     Raises:
-        HpcpaceError: a daemon ended, or a node did not become ready in time; with the end of the log.
+        HpcpaceError: a daemon ended, or a node did not become ready in time; the message has the end of the log.
     """
     environ = lab_environ(files)
     num_hosts = len(plan.hosts)
@@ -46,21 +46,21 @@ def boot(plan: LabPlan, files: LabFiles, progress: Progress) -> None:
     subprocess.run(["hostname", CONTROLLER], check=True)
     build_switches(plan)
     munged = _Daemon(_munged_command(files), files, environ)
-    _wait_until("munged answers", files.munge_socket.is_socket, [munged], files)
+    _wait_until("munged did not answer", files.munge_socket.is_socket, [munged], files)
     slurmctld = _Daemon(["slurmctld", "-D", "-c", "-f", str(files.slurm_conf)], files, environ)
     start_hosts(plan, files, plan.hosts, environ, lambda done: progress("hosts", done, num_hosts))
 
     def all_idle() -> bool:
         done = subprocess.run(["sinfo", "-h", "-N", "-o", "%T"], env=environ, capture_output=True, text=True)
         num_idle = done.stdout.split().count("idle")
-        progress("nodes that take jobs", num_idle, num_hosts)
+        progress("nodes ready for jobs", num_idle, num_hosts)
         return num_idle == num_hosts
 
-    _wait_until("every node is idle", all_idle, [munged, slurmctld], files, plan)
+    _wait_until("some nodes did not become idle", all_idle, [munged, slurmctld], files, plan)
 
 
 def write_files(plan: LabPlan, files: LabFiles) -> None:
-    """Write all that the daemons read."""
+    """Write all files that the daemons read."""
     for folder in (files.state_dir, files.pids_dir, files.faults_dir, files.mounts_dir):
         folder.mkdir()
     with Folder.open(files.munge_key.parent) as secret:
@@ -70,21 +70,21 @@ def write_files(plan: LabPlan, files: LabFiles) -> None:
     files.topology_conf.write_text(topology_conf(plan))
     names = [("127.0.0.1", "localhost"), (CONTROLLER_ADDRESS, CONTROLLER)]
     names += [(host.address, host.name) for host in plan.hosts]
-    # torch asks for the name of an IPv4 address in its IPv6 form, too.
+    # torch also looks up the name of an IPv4 address in its IPv6 form.
     lines = [f"{address} {name}\n::ffff:{address} {name}\n" for address, name in names]
     files.hosts_file.write_text("".join(lines))
 
 
 def _first_job_id(time_s: float) -> int:
-    """Return a number that labs before and beside this one have not come to: logs and runs are named after jobs.
+    """Return a job id that no earlier or concurrent lab has used: logs and runs are named after jobs.
 
-    Ten a second, below the most that Slurm knows (MAX_JOB_ID, 0x03FFFFFF).
+    Ten ids per second, below Slurm's limit (MAX_JOB_ID, 0x03FFFFFF).
     """
     return 1 + int(time_s * 10) % 60_000_000
 
 
 def _munged_command(files: LabFiles) -> list[str]:
-    # --force: munged otherwise refuses to run as root, or below a folder that others may write to.
+    # --force: otherwise munged refuses to run as root, or in a folder below one that others may write to.
     options = {
         "--socket": files.munge_socket,
         "--key-file": files.munge_key,
@@ -96,7 +96,7 @@ def _munged_command(files: LabFiles) -> list[str]:
 
 
 class _Daemon:
-    """A daemon that stays in the foreground of a session of its own, with a log; it ends with the lab."""
+    """A daemon in the foreground of its own session, with a log; it ends with the lab."""
 
     def __init__(self, command: list[str], files: LabFiles, environ: dict[str, str]) -> None:
         self.name = command[0]
@@ -107,14 +107,14 @@ class _Daemon:
             )
 
     def check(self) -> None:
-        """Refuse to go on without it, with the end of its log."""
+        """Raise an error with the end of its log if the daemon has ended."""
         status = self._process.poll()
         if status is not None:
-            raise HpcpaceError(f"{self.name} ended with status {status}; its log ends with\n{_log_tail(self.log)}")
+            raise HpcpaceError(f"{self.name} ended with status {status}; the end of its log:\n{_log_tail(self.log)}")
 
 
 def _wait_until(
-    what: str,
+    problem: str,
     happened: Callable[[], bool],
     daemons: list[_Daemon],
     files: LabFiles,
@@ -128,9 +128,11 @@ def _wait_until(
             daemon.check()
         for host in hosts:
             if host_pid(files, host) is None:
-                raise HpcpaceError(f"slurmd on {host.name} ended; its log ends with\n{_log_tail(files.log(host.name))}")
+                raise HpcpaceError(
+                    f"slurmd on {host.name} ended; the end of its log:\n{_log_tail(files.log(host.name))}"
+                )
         if time.monotonic() > deadline_s:
-            raise HpcpaceError(f"not within {timeout_s:g} s: {what}; the logs are in {files.folder}")
+            raise HpcpaceError(f"{problem} within {timeout_s:g} s; the logs are in {files.folder}")
         time.sleep(_POLL_INTERVAL_S)
 
 
@@ -143,8 +145,8 @@ def _print_progress(what: str, done: int, total: int) -> None:
 
 
 def main(name: str) -> int:
-    """Boot the lab of this name; return an exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command outside hears it, too, and ends the whole lab
+    """Boot the lab with this name; return an exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command outside gets it as well, and ends the whole lab
     files = LabFiles.of(name)
     try:
         with writable_to_owner_only():

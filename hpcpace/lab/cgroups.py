@@ -1,7 +1,7 @@
-"""A control group per host, by which its processor time is limited and its processes are frozen.
+"""A control group per host, to limit its CPU time and to freeze its processes.
 
-Both cgroup v1, with a folder in each controller's tree, and v2, with one folder, are known. Control groups are the one
-thing of a lab that the kernel does not remove with its processes.
+Supports cgroup v1, with a folder in each controller's tree, and v2, with a single folder. Control groups are the only
+part of a lab that the kernel does not remove with its processes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from hpcpace.errors import HpcpaceError
 
 _CONTROLLERS = ("cpu", "freezer")
-# Short, so that a limited host runs slowly instead of standing still for most of a training step.
+# Short, so that a limited host runs slowly instead of being stopped for most of a training step.
 _PERIOD_US = 10_000
 _LEAST_QUOTA_US = 1_000
 _REMOVE_TIMEOUT_S = 10.0
 
 
 def _trees(mounts: Path = Path("/proc/mounts")) -> dict[str, tuple[Path, bool]]:
-    """Return, per controller, where its tree is mounted and whether that is cgroup v2."""
+    """Return the mount point of each controller's tree, and whether it is cgroup v2."""
     found: dict[str, tuple[Path, bool]] = {}
     unified: Path | None = None
     for line in mounts.read_text().splitlines():
@@ -38,7 +38,7 @@ def _trees(mounts: Path = Path("/proc/mounts")) -> dict[str, tuple[Path, bool]]:
 
 @dataclass(frozen=True)
 class HostCgroup:
-    """The control group of one host; every path is known once `create` has run."""
+    """The control group of one host; `create` makes its folders."""
 
     lab: str
     host: str
@@ -57,16 +57,16 @@ class HostCgroup:
         return self.paths()
 
     def paths(self) -> list[Path]:
-        """Return the folders: who writes 0 into `cgroup.procs` of each is inside."""
+        """Return the folders; a process joins by writing 0 to `cgroup.procs` in each."""
         return sorted({folder for folder, _ in self.folders().values()})
 
     def limit_cpu(self, cores: float | None) -> None:
-        """Let the host have this many cores' worth of processor time at most; None for as much as there is.
+        """Limit the host to this many cores' worth of CPU time; None removes the limit.
 
         Raises:
-            HpcpaceError: the machine has no controller for it.
+            HpcpaceError: the machine has no cpu controller.
         """
-        folder, is_v2 = self._place("cpu", "limit processor time")
+        folder, is_v2 = self._place("cpu", "limit CPU time")
         quota_us = -1 if cores is None else max(round(cores * _PERIOD_US), _LEAST_QUOTA_US)
         try:
             if is_v2:
@@ -75,13 +75,13 @@ class HostCgroup:
                 (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
                 (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
         except OSError as error:
-            raise HpcpaceError(f"cannot limit processor time in {folder}: {error.strerror}") from error
+            raise HpcpaceError(f"cannot limit CPU time in {folder}: {error.strerror}") from error
 
     def freeze(self, frozen: bool) -> None:
-        """Stop all processes of the host, or let them go on.
+        """Stop all processes of the host, or let them continue.
 
         Raises:
-            HpcpaceError: the machine has no controller for it, or processes do not stop.
+            HpcpaceError: the machine has no freezer controller.
         """
         folder, is_v2 = self._place("freezer", "freeze processes")
         name, words = ("cgroup.freeze", ("0", "1")) if is_v2 else ("freezer.state", ("THAWED", "FROZEN"))
@@ -95,10 +95,10 @@ class HostCgroup:
 
 
 def remove_cgroups(lab: str) -> None:
-    """Remove what `HostCgroup.create` made for a lab, once its processes have ended.
+    """Remove the folders that `HostCgroup.create` made for a lab, after its processes have ended.
 
     Raises:
-        HpcpaceError: processes are still in there.
+        HpcpaceError: a folder still has processes.
     """
     deadline_s = time.monotonic() + _REMOVE_TIMEOUT_S
     for folder in _folders(lab):
@@ -112,7 +112,7 @@ def remove_cgroups(lab: str) -> None:
 
 
 def thaw_all(lab: str) -> None:
-    """Let all frozen processes of a lab go on: cgroup v1 does not let a frozen process die."""
+    """Let all frozen processes of a lab continue: with cgroup v1 a frozen process cannot die."""
     for folder in _folders(lab):
         if (folder / "freezer.state").exists() and os.access(folder / "freezer.state", os.W_OK):
             (folder / "freezer.state").write_text("THAWED")
@@ -132,5 +132,5 @@ def _enable_cpu(folder: Path) -> None:
         if "cpu" not in control.read_text().split():
             try:
                 control.write_text("+cpu")
-            except OSError:  # limits are refused later, with the reason; the lab runs without
+            except OSError:  # the lab works without; setting a limit fails later with the reason
                 return

@@ -1,4 +1,4 @@
-"""The environment of a lab's processes, and what a machine must have to run one."""
+"""The environment of a lab's processes, and what a machine needs to run a lab."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ PACKAGES = {
 """The Debian package of each program that the lab calls."""
 
 NAME_VARIABLE = "HPCPACE_LAB_NAME"
-"""Tells commands in a lab which lab they are in."""
+"""Names the lab that a command runs in."""
 
 EMULATION_VARIABLE = "HPCPACE_LAB_EMULATION"
-"""Goes with a run into its record, and from there into its report."""
+"""Says how computation is emulated; recorded with each run and shown in its report."""
 
-# Set by whoever runs us inside another cluster's job; none of it may reach this one.
+# Set if the lab runs inside another cluster's job; none of these variables may reach the lab's own Slurm.
 _FOREIGN = re.compile(r"SLURM|SRUN|SBATCH|SALLOC|PMI")
 
 
 def lab_environ(files: LabFiles) -> dict[str, str]:
-    """Return the environment for processes of a lab: this one, with the lab's Slurm, and this Python first on PATH."""
+    """Return the environment for a lab's processes: the current one, the lab's Slurm, this Python first on PATH."""
     environ = {key: value for key, value in process_environ().items() if not _FOREIGN.match(key)}
     environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), search_path()])
     environ["SLURM_CONF"] = str(files.slurm_conf)
@@ -48,7 +48,7 @@ def lab_environ(files: LabFiles) -> dict[str, str]:
 
 
 def search_path() -> str:
-    """Return PATH with the folders where daemons live, which are not on everybody's."""
+    """Return PATH plus the folders of system daemons, which many users do not have on it."""
     return os.pathsep.join([process_environ().get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
@@ -56,20 +56,20 @@ def check_requirements() -> None:
     """Refuse a machine that cannot run the lab.
 
     Raises:
-        UsageError: no root rights, or programs are missing; the message names their packages.
+        UsageError: not root, or programs are missing; the message names their packages.
     """
     if os.geteuid() != 0:
         raise UsageError(
-            f"the lab needs root, for namespaces and mounts; this is user {os.geteuid()}: start it with sudo"
+            f"the lab needs root for namespaces and mounts, but this is user {os.geteuid()}: run it with sudo"
         )
     check_programs(PACKAGES, also=["slurm-wlm-basic-plugins"])
 
 
 def check_programs(packages: dict[str, str], *, also: list[str] | None = None) -> None:
-    """Refuse to go on without programs, given with the Debian package of each.
+    """Check that programs are installed; `packages` has the Debian package of each.
 
     Raises:
-        UsageError: some are missing; the message has the line that installs them, with the packages of `also`.
+        UsageError: some are missing; the message has the line that installs them and the packages in `also`.
     """
     missing = [program for program in packages if shutil.which(program, path=search_path()) is None]
     if missing:

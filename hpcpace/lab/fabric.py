@@ -1,8 +1,8 @@
-"""The lab's network: leaf switches and a spine as bridges, joined by veth pairs whose both ends are shaped.
+"""The lab's network: bridges as leaf switches and spine, connected by veth pairs that are shaped at both ends.
 
-All of it stands in the lab's own network namespace. Rates are kept by a token bucket (tc-tbf), whose counters tell what
-went over the wire: unlike the counters of the device they count the headers of every segment, because a packet
-that the kernel has not cut yet is charged as its segments (qdisc_pkt_len in the kernel's net/core/dev.c).
+All of it is in the lab's own network namespace. A token bucket (tc-tbf) limits each rate, and its counters show what
+went over the wire. Unlike the device's counters, they include the headers of every segment, because a packet that the
+kernel has not segmented yet is charged as its segments (qdisc_pkt_len in the kernel's net/core/dev.c).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcpace.errors import HpcpaceError
-from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, Host, LabPlan, Link, hardware_address
+from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, LabHost, LabPlan, Link, hardware_address
 
 _LEAST_BURST_BYTES = 128 << 10
 _QUEUE_LATENCY_MS = 50
@@ -22,15 +22,15 @@ _QUEUE_LATENCY_MS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class LinkCounters:
-    """What went over a link since the lab came up, headers of Ethernet, IP and TCP included.
+    """Traffic over a link since the lab came up, including Ethernet, IP and TCP headers.
 
     Attributes:
-        name: of the link.
-        rate_bps: bits per second in each direction, as they are now.
-        is_up: whether it carries anything.
+        name: name of the link.
+        rate_bps: current rate in each direction, in bits per second.
+        is_up: whether it has a carrier.
         tx_bytes: sent upwards, by the host or by the leaf.
         rx_bytes: sent downwards.
-        dropped: packets that the queues of both ends had no room for.
+        dropped: packets that the full queues of both ends dropped.
     """
 
     name: str
@@ -42,16 +42,16 @@ class LinkCounters:
 
 
 def shape(rate_bps: int) -> str:
-    """Return the arguments by which tc keeps a rate: queues of 50 ms, bursts of a millisecond at least."""
+    """Return the tc arguments that limit a rate: queues of 50 ms, bursts of at least a millisecond."""
     burst = max(_LEAST_BURST_BYTES, rate_bps // 8 // 1000)
     return f"tbf rate {rate_bps}bit burst {burst}b latency {_QUEUE_LATENCY_MS}ms"
 
 
 def build_switches(plan: LabPlan) -> None:
-    """Make the leaves, the spine, the uplinks and the controller's address, in the namespace of the caller."""
+    """Create leaves, spine, uplinks and the controller's address in the caller's network namespace."""
     mtu = plan.config.mtu
-    # A bridge takes over the least address of its ports unless it has one of its own, and a leaf, which shares this
-    # namespace with the controller, would answer for it: hosts would lose the controller with a neighbour that dies.
+    # A bridge takes the lowest address of its ports unless it has its own. The leaves share this namespace with the
+    # controller and would answer for it: hosts would then lose the controller when a neighbour dies.
     links = ["link set lo up", f"link add {SPINE} address {hardware_address(CONTROLLER_ADDRESS)} type bridge"]
     links += [f"link add {leaf} type bridge" for leaf in plan.leaves]
     links += [f"link set {leaf} arp off" for leaf in plan.leaves]
@@ -69,8 +69,8 @@ def build_switches(plan: LabPlan) -> None:
     _batch("tc", (f"qdisc add dev {end} root {shape(rate_bps)}" for end, rate_bps in ends))
 
 
-def connect(plan: LabPlan, hosts: Sequence[Host], pids: Sequence[int]) -> None:
-    """Give each host, whose first process is given, its eth0 and plug the other end into its leaf."""
+def connect(plan: LabPlan, hosts: Sequence[LabHost], pids: Sequence[int]) -> None:
+    """Give each host its eth0 and connect the other end to its leaf; `pids` are the hosts' first processes."""
     mtu = plan.config.mtu
     links = []
     for host, pid in zip(hosts, pids, strict=True):
@@ -86,28 +86,28 @@ def connect(plan: LabPlan, hosts: Sequence[Host], pids: Sequence[int]) -> None:
 
 
 def set_rate(link: Link, rate_bps: int, *, host_pid: int | None) -> None:
-    """Change the rate of both directions of a link; `host_pid` is of the host at its lower end, if one is there."""
+    """Change the rate of a link in both directions; `host_pid` is the first process of the host below it, if any."""
     _batch("tc", [f"qdisc change dev {link.upper} root {shape(rate_bps)}"])
     _batch("tc", [f"qdisc change dev {link.lower} root {shape(rate_bps)}"], host_pid=host_pid)
 
 
 def set_up(link: Link, is_up: bool) -> None:
-    """Plug a link in, or out, at the switch above."""
+    """Bring a link up or down at the switch above it."""
     _batch("ip", [f"link set {link.upper} {'up' if is_up else 'down'}"])
 
 
 def unplug(link: Link) -> None:
-    """Remove a host's link; `connect` makes it anew."""
+    """Remove a host's link; `connect` creates it again."""
     _batch("ip", [f"link delete {link.upper}"])
 
 
 def set_mtu(host_pid: int, mtu: int) -> None:
-    """Change the largest packet of a host's eth0."""
+    """Change the MTU of a host's eth0."""
     _batch("ip", [f"link set eth0 mtu {mtu}"], host_pid=host_pid)
 
 
 def read_counters(plan: LabPlan, pids: dict[str, int]) -> dict[str, LinkCounters]:
-    """Return the counters of all links by name; `pids` are the first processes of the hosts that are there."""
+    """Return the counters of all links by name; `pids` are the first processes of the hosts that are alive."""
     shaped = _shapers(None)
     carrier = {device["ifname"]: device.get("operstate") for device in _json("ip", "link", "show")}
     counters = {}
@@ -150,5 +150,5 @@ def _inside(host_pid: int | None) -> list[str]:
 def _run(command: Sequence[str], *, text: str = "") -> str:
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
-        raise HpcpaceError(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()}")
+        raise HpcpaceError(f"{' '.join(command)} failed with status {done.returncode}: {done.stderr.strip()}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""What each kind of fault does to a host, a link or a rank, and how it is undone. Called from inside the lab."""
+"""What each kind of fault does to a host, link or rank, and how it is undone. Called from inside the lab."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from hpcpace.units import format_rate, parse_rate
 FILLER = ".hpcpace-lab-filler"
 
 Wait = Callable[[float | None], bool]
-"""Wait this many seconds, or without end, and return whether the fault is to be undone at once."""
+"""Wait this many seconds, or without limit, and return whether to undo the fault now."""
 
 
 @dataclass(frozen=True)
-class Site:
-    """The lab that a fault happens in."""
+class InsideLab:
+    """A lab as its faults see it: its plan and its files."""
 
     plan: LabPlan
     files: LabFiles
 
     def pid(self, host: str) -> int:
-        """Return the first process of a host that lives."""
+        """Return the first process of a host, which must be alive."""
         return living_pid(self.files, self.plan.host(host))
 
     def cgroup(self, host: str) -> HostCgroup:
@@ -46,41 +46,41 @@ class Site:
         return HostCgroup(self.files.name, self.plan.host(host).name)
 
 
-class Fault(ABC):
-    """One kind of fault: a frozen dataclass of its settings."""
+class LabFault(ABC):
+    """One kind of fault; subclasses are frozen dataclasses with its settings."""
 
     kind: ClassVar[str]
     is_instant: ClassVar[bool] = False
-    """Whether it is over as soon as it has happened, and cannot be undone."""
+    """Whether it is over as soon as it has been applied, and cannot be undone."""
 
     def settings(self) -> dict[str, Any]:
-        """Return its settings as plain values."""
+        """Return the settings as plain values."""
         return dict(vars(self))
 
     @property
     @abstractmethod
     def target(self) -> str:
-        """What it happens to; of one kind a target can have one fault at a time."""
+        """What it affects; a target can have one fault of a kind at a time."""
 
     @abstractmethod
-    def check(self, site: Site) -> None:
-        """Refuse settings that do not fit the lab, with a UsageError."""
+    def check(self, lab: InsideLab) -> None:
+        """Raise a UsageError if the settings do not fit the lab."""
 
     @abstractmethod
-    def apply(self, site: Site) -> None:
-        """Let it happen."""
+    def apply(self, lab: InsideLab) -> None:
+        """Inject the fault."""
 
-    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
-        """Keep it up until `wait` says that it is to be undone; `note` writes further events into the log of truth."""
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
+        """Keep the fault active until `wait` returns true; `note` adds events to the log of truth."""
         wait(None)
 
     @abstractmethod
-    def undo(self, site: Site) -> None:
-        """Make good what can be made good."""
+    def undo(self, lab: InsideLab) -> None:
+        """Restore what can be restored."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostFault(Fault):
+class HostFault(LabFault):
     """A fault of one host."""
 
     host: str
@@ -90,13 +90,13 @@ class HostFault(Fault):
         """The host."""
         return self.host
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse an unknown host."""
-        site.plan.host(self.host)
+        lab.plan.host(self.host)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkFault(Fault):
+class LinkFault(LabFault):
     """A fault of one link."""
 
     link: str
@@ -106,37 +106,39 @@ class LinkFault(Fault):
         """The link."""
         return self.link
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse an unknown link."""
-        site.plan.link(self.link)
+        lab.plan.link(self.link)
 
-    def _host_pid(self, site: Site) -> int | None:
-        """Return the first process of the host at the lower end, None for an uplink."""
-        return None if self.link in site.plan.leaves else site.pid(self.link)
+    def _host_pid(self, lab: InsideLab) -> int | None:
+        """Return the first process of the host at the lower end; None for an uplink."""
+        return None if self.link in lab.plan.leaves else lab.pid(self.link)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowHost(HostFault):
-    """Limits the processor time of a host to some cores' worth."""
+    """Limits the CPU time of a host to a number of cores."""
 
     kind = "slow-host"
     cores: float
 
-    def check(self, site: Site) -> None:
-        """Refuse an unknown host, or no processor time."""
-        super().check(site)
-        most = site.plan.config.cpu_quota or float(os.cpu_count() or 1)
+    def check(self, lab: InsideLab) -> None:
+        """Refuse an unknown host, and limits that leave nothing or change nothing."""
+        super().check(lab)
+        most = lab.plan.config.cpu_quota or float(os.cpu_count() or 1)
         if not 0 < self.cores < most:
-            raise UsageError(f"--cores is {self.cores:g}: it must be more than 0 and less than the {most:g} it has now")
+            raise UsageError(
+                f"--cores is {self.cores:g}: it must be more than 0 and less than the {most:g} that the host has now"
+            )
 
-    def apply(self, site: Site) -> None:
-        """Set the quota."""
-        site.pid(self.host)
-        site.cgroup(self.host).limit_cpu(self.cores)
+    def apply(self, lab: InsideLab) -> None:
+        """Set the CPU quota."""
+        lab.pid(self.host)
+        lab.cgroup(self.host).limit_cpu(self.cores)
 
-    def undo(self, site: Site) -> None:
-        """Set the quota that the lab was started with."""
-        site.cgroup(self.host).limit_cpu(site.plan.config.cpu_quota)
+    def undo(self, lab: InsideLab) -> None:
+        """Restore the quota that the lab was started with."""
+        lab.cgroup(self.host).limit_cpu(lab.plan.config.cpu_quota)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,51 +148,52 @@ class SlowLink(LinkFault):
     kind = "slow-link"
     rate: str
 
-    def check(self, site: Site) -> None:
-        """Refuse an unknown link, or no rate."""
-        super().check(site)
+    def check(self, lab: InsideLab) -> None:
+        """Refuse an unknown link, an invalid rate, and one that is not lower."""
+        super().check(lab)
         try:
             rate_bps = parse_rate(self.rate)
         except ValueError as error:
             raise UsageError(f"--rate: {error}") from error
-        if rate_bps >= (own_bps := site.plan.link(self.link).rate_bps):
-            raise UsageError(f"--rate {self.rate} does not slow {self.link}, which has {format_rate(own_bps)}")
+        if rate_bps >= (own_bps := lab.plan.link(self.link).rate_bps):
+            raise UsageError(f"--rate {self.rate} does not slow down {self.link}, which has {format_rate(own_bps)}")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         """Shape both ends to the rate."""
-        self._set(site, parse_rate(self.rate))
+        self._set(lab, parse_rate(self.rate))
 
-    def undo(self, site: Site) -> None:
-        """Shape both ends as the lab was started."""
-        self._set(site, site.plan.link(self.link).rate_bps)
+    def undo(self, lab: InsideLab) -> None:
+        """Shape both ends to the rate that the lab was started with."""
+        self._set(lab, lab.plan.link(self.link).rate_bps)
 
-    def _set(self, site: Site, rate_bps: int) -> None:
-        set_rate(site.plan.link(self.link), rate_bps, host_pid=self._host_pid(site))
+    def _set(self, lab: InsideLab, rate_bps: int) -> None:
+        set_rate(lab.plan.link(self.link), rate_bps, host_pid=self._host_pid(lab))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlapLink(LinkFault):
-    """Takes a link down for a part of each period."""
+    """Takes a link down for part of each period."""
 
     kind = "flap-link"
     period_s: float
     down_s: float
 
-    def check(self, site: Site) -> None:
-        """Refuse an unknown link, or times that do not fit."""
-        super().check(site)
+    def check(self, lab: InsideLab) -> None:
+        """Refuse an unknown link, and times that do not fit each other."""
+        super().check(lab)
         if not 0 < self.down_s < self.period_s:
             raise UsageError(
-                f"--down is {self.down_s:g} s of every {self.period_s:g} s: it must be shorter than --period"
+                f"--down is {self.down_s:g} s and --period {self.period_s:g} s: "
+                "--down must be above 0 and below --period"
             )
 
-    def apply(self, site: Site) -> None:
-        """See that the link is there."""
-        self._host_pid(site)
+    def apply(self, lab: InsideLab) -> None:
+        """Check that the host of the link is alive."""
+        self._host_pid(lab)
 
-    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
-        """Let it go and come."""
-        link, is_over = site.plan.link(self.link), False
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
+        """Take the link down and up until the end."""
+        link, is_over = lab.plan.link(self.link), False
         while not is_over:
             set_up(link, False)
             note("link-down")
@@ -199,14 +202,14 @@ class FlapLink(LinkFault):
             note("link-up")
             is_over = is_over or wait(self.period_s - self.down_s)
 
-    def undo(self, site: Site) -> None:
-        """Leave it up."""
-        set_up(site.plan.link(self.link), True)
+    def undo(self, lab: InsideLab) -> None:
+        """Bring the link up."""
+        set_up(lab.plan.link(self.link), True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic(Fault):
-    """Sends data from one host to another, by iperf3 over TCP, with nobody reading the figures."""
+class Traffic(LabFault):
+    """Sends background traffic from one host to another with iperf3 over TCP."""
 
     kind = "traffic"
     source: str
@@ -219,10 +222,10 @@ class Traffic(Fault):
         """Both hosts."""
         return f"{self.source}->{self.destination}"
 
-    def check(self, site: Site) -> None:
-        """Refuse unknown hosts, one host twice, and a machine without iperf3."""
-        if site.plan.host(self.source) == site.plan.host(self.destination):
-            raise UsageError(f"traffic from {self.source} to itself crosses no link: name two hosts")
+    def check(self, lab: InsideLab) -> None:
+        """Refuse unknown hosts, the same host twice, an invalid rate, and a machine without iperf3."""
+        if lab.plan.host(self.source) == lab.plan.host(self.destination):
+            raise UsageError(f"traffic from {self.source} to itself crosses no link: name two different hosts")
         if self.rate is not None:
             try:
                 parse_rate(self.rate)
@@ -230,31 +233,31 @@ class Traffic(Fault):
                 raise UsageError(f"--rate: {error}") from error
         check_programs({"iperf3": "iperf3"})
 
-    def apply(self, site: Site) -> None:
-        """See that both hosts live."""
-        site.pid(self.source)
-        site.pid(self.destination)
+    def apply(self, lab: InsideLab) -> None:
+        """Check that both hosts are alive."""
+        lab.pid(self.source)
+        lab.pid(self.destination)
 
-    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         """Run a server and a client until the end."""
         port = str(20000 + os.getpid() % 10000)
         limit = [] if self.rate is None else ["--bitrate", str(parse_rate(self.rate) // self.streams)]
         server = ["iperf3", "--server", "--one-off", "--port", port]
-        client = ["iperf3", "--client", site.plan.host(self.destination).address, "--port", port, "--time", "0"]
+        client = ["iperf3", "--client", lab.plan.host(self.destination).address, "--port", port, "--time", "0"]
         client += ["--connect-timeout", "5000", "--parallel", str(self.streams), *limit]
-        with self._running(site, self.destination, server), self._running(site, self.source, client) as sending:
+        with self._running(lab, self.destination, server), self._running(lab, self.source, client) as sending:
             while not wait(0.5):
                 if sending.poll() is not None:
                     raise HpcpaceError(f"iperf3 on {self.source} ended with status {sending.returncode}")
 
-    def undo(self, site: Site) -> None:
-        """Nothing is left to do: sending has ended."""
+    def undo(self, lab: InsideLab) -> None:
+        """Do nothing: the traffic has stopped."""
 
-    def _running(self, site: Site, host: str, command: list[str]) -> _Running:
-        # The server may be a moment late: a client that is refused is started again by the shell.
+    def _running(self, lab: InsideLab, host: str, command: list[str]) -> _Running:
+        # The server may start late: the shell restarts a client that is refused.
         again = f"for _ in 1 2 3 4 5 6 7 8; do {' '.join(command)} && break; sleep 0.5; done"
         words = ["sh", "-c", again] if "--client" in command else command
-        return _Running(command_on(site.files, site.plan.host(host), words), lab_environ(site.files))
+        return _Running(command_on(lab.files, lab.plan.host(host), words), lab_environ(lab.files))
 
 
 class _Running:
@@ -278,40 +281,40 @@ class _Running:
 
 @dataclass(frozen=True, kw_only=True)
 class PauseHost(HostFault):
-    """Stops every process of a host, as a host that swaps or a hypervisor that has better things to do."""
+    """Stops every process of a host, like heavy swapping or a busy hypervisor."""
 
     kind = "pause-host"
 
-    def apply(self, site: Site) -> None:
-        """Freeze it."""
-        site.pid(self.host)
-        site.cgroup(self.host).freeze(True)
+    def apply(self, lab: InsideLab) -> None:
+        """Freeze the host."""
+        lab.pid(self.host)
+        lab.cgroup(self.host).freeze(True)
 
-    def undo(self, site: Site) -> None:
-        """Let it go on."""
-        site.cgroup(self.host).freeze(False)
+    def undo(self, lab: InsideLab) -> None:
+        """Let the host continue."""
+        lab.cgroup(self.host).freeze(False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KillHost(HostFault):
-    """Ends everything on a host at once and takes its network away, without a word, as a power cut does."""
+    """Ends everything on a host and its network at once and silently, like a power cut."""
 
     kind = "kill-host"
 
-    def apply(self, site: Site) -> None:
-        """Kill its first process; a host that has died by itself only loses its link."""
-        kill_host(site.plan, site.files, site.plan.host(self.host))
+    def apply(self, lab: InsideLab) -> None:
+        """Kill the first process of the host; a host that is dead already only loses its link."""
+        kill_host(lab.plan, lab.files, lab.plan.host(self.host))
 
-    def undo(self, site: Site) -> None:
-        """Boot it again: with an empty /tmp, the same clock offset, and no processes but slurmd."""
-        host = site.plan.host(self.host)
-        if host_pid(site.files, host) is None:
-            start_hosts(site.plan, site.files, [host], lab_environ(site.files))
+    def undo(self, lab: InsideLab) -> None:
+        """Boot the host again, with an empty /tmp, the same clock offset, and slurmd as its only process."""
+        host = lab.plan.host(self.host)
+        if host_pid(lab.files, host) is None:
+            start_hosts(lab.plan, lab.files, [host], lab_environ(lab.files))
 
 
 @dataclass(frozen=True, kw_only=True)
-class KillRank(Fault):
-    """Sends a signal to one rank of a running job, SIGKILL as a rule."""
+class KillRank(LabFault):
+    """Sends a signal, by default SIGKILL, to one rank of a running job."""
 
     kind = "kill-rank"
     is_instant = True
@@ -324,24 +327,24 @@ class KillRank(Fault):
         """The rank."""
         return f"{self.job}/{self.rank}"
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         """Refuse an unknown signal."""
         if f"SIG{self.signal}" not in signal.Signals.__members__:
-            raise UsageError(f"--signal {self.signal}: no such signal, name one like KILL, TERM or STOP")
+            raise UsageError(f"--signal {self.signal}: no such signal; name one like KILL, TERM or STOP")
 
-    def apply(self, site: Site) -> None:
-        """Find the process and signal it."""
+    def apply(self, lab: InsideLab) -> None:
+        """Send the signal to the process of the rank."""
         rank_process(self.job, self.rank).send_signal(signal.Signals[f"SIG{self.signal}"])
 
-    def undo(self, site: Site) -> None:
-        """A dead rank stays dead."""
+    def undo(self, lab: InsideLab) -> None:
+        """Do nothing: a dead rank stays dead."""
 
 
 def rank_process(job: int, rank: int) -> psutil.Process:
-    """Return the process of a rank of the job's last step: the first one of those that srun's task started.
+    """Return the process of a rank of the job's last step: the oldest process of that task.
 
     Raises:
-        UsageError: no such rank runs.
+        UsageError: no such rank is running.
     """
     wanted = {"SLURM_JOB_ID": str(job), "SLURM_PROCID": str(rank)}
     found: list[tuple[int, float, psutil.Process]] = []
@@ -354,7 +357,7 @@ def rank_process(job: int, rank: int) -> psutil.Process:
         except psutil.Error:
             continue
     if not found:
-        raise UsageError(f"no rank {rank} of job {job} runs: `hpcpace lab status` lists the jobs")
+        raise UsageError(f"no rank {rank} of job {job} is running: `hpcpace lab status` lists the jobs")
     return min(found, key=lambda entry: entry[:2])[2]
 
 
@@ -365,10 +368,10 @@ class FillDisk(HostFault):
     kind = "fill-disk"
     left_bytes: int
 
-    def apply(self, site: Site) -> None:
-        """Allocate a file of what is free, again and again while others free some more."""
-        # Everybody on the host may write to its /tmp: what has the name may be a link to a file of the machine.
-        with Folder.open(self._tmp(site)) as tmp:
+    def apply(self, lab: InsideLab) -> None:
+        """Allocate a file of the free size, three times, in case others free some space meanwhile."""
+        # Everybody on the host may write to its /tmp, so this name may be a link to a file of the machine.
+        with Folder.open(self._tmp(lab)) as tmp:
             with suppress(FileNotFoundError):
                 os.unlink(FILLER, dir_fd=tmp.descriptor)
             filler = tmp.create_file(FILLER, mode=0o600)
@@ -384,31 +387,31 @@ class FillDisk(HostFault):
         finally:
             os.close(filler)
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         """Remove the file."""
-        (self._tmp(site) / FILLER).unlink(missing_ok=True)
+        (self._tmp(lab) / FILLER).unlink(missing_ok=True)
 
-    def _tmp(self, site: Site) -> Path:
-        return Path(f"/proc/{site.pid(self.host)}/root/tmp")
+    def _tmp(self, lab: InsideLab) -> Path:
+        return Path(f"/proc/{lab.pid(self.host)}/root/tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeMtu(HostFault):
-    """Gives the eth0 of a host another MTU than the rest of the network has."""
+    """Gives the eth0 of a host another MTU than the rest of the network."""
 
     kind = "mtu"
     mtu: int
 
-    def apply(self, site: Site) -> None:
-        """Set it."""
-        set_mtu(site.pid(self.host), self.mtu)
+    def apply(self, lab: InsideLab) -> None:
+        """Set the MTU."""
+        set_mtu(lab.pid(self.host), self.mtu)
 
-    def undo(self, site: Site) -> None:
-        """Set that of the lab."""
-        set_mtu(site.pid(self.host), site.plan.config.mtu)
+    def undo(self, lab: InsideLab) -> None:
+        """Restore the lab's MTU."""
+        set_mtu(lab.pid(self.host), lab.plan.config.mtu)
 
 
-KINDS: dict[str, Callable[..., Fault]] = {
+KINDS: dict[str, Callable[..., LabFault]] = {
     kind.kind: kind
     for kind in (SlowHost, SlowLink, FlapLink, Traffic, PauseHost, KillHost, KillRank, FillDisk, ChangeMtu)
 }

@@ -1,6 +1,6 @@
-"""The process that holds a fault: it waits for the start, lets it happen, and undoes it at its end or on SIGTERM.
+"""The process that holds a fault: it waits for the start, injects the fault, and undoes it at its end or on SIGTERM.
 
-It writes begin and end, and what happens in between, with their times into the lab's log of truth.
+It writes start, end, and what happens in between to the lab's log of truth, with times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from hpcpace.errors import HpcpaceError
-from hpcpace.lab.fault_kinds import KillHost, Site, Wait
+from hpcpace.lab.fault_kinds import InsideLab, KillHost, Wait
 from hpcpace.lab.faults import FaultRecord, end_faults_of, fault_records
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.plan import LabPlan
@@ -22,15 +22,15 @@ from hpcpace.lab.settings import read_config
 from hpcpace.lab.truth import TruthLog
 
 
-def hold(site: Site, record: FaultRecord, undone: threading.Event) -> FaultRecord:
-    """Let a fault happen from its start to its end and return what has become of it.
+def hold(lab: InsideLab, record: FaultRecord, undone: threading.Event) -> FaultRecord:
+    """Hold a fault from its start to its end and return its final record.
 
     Args:
-        site: the lab.
+        lab: the lab that it happens in.
         record: the fault.
-        undone: set when it is to be undone at once.
+        undone: set to undo the fault at once.
     """
-    fault, log = record.fault, TruthLog(site.files.truth)
+    fault, log = record.fault, TruthLog(lab.files.truth)
     asked = {"fault_id": record.fault_id, "kind": record.kind, "target": fault.target, "settings": record.settings}
 
     def note(event: str, **facts: Any) -> None:
@@ -38,20 +38,20 @@ def hold(site: Site, record: FaultRecord, undone: threading.Event) -> FaultRecor
 
     if undone.wait(record.start_s):
         note("fault-called-off")
-        return dataclasses.replace(record, state="over", message="called off before its start")
+        return dataclasses.replace(record, state="over", message="cancelled before its start")
     if isinstance(fault, KillHost):
-        end_faults_of(site, fault.host)
+        end_faults_of(lab, fault.host)
     asked_ns = time.monotonic_ns()
-    fault.apply(site)
+    fault.apply(lab)
     note("fault-begin", applied_in_ns=time.monotonic_ns() - asked_ns, duration_s=record.duration_s)
     if fault.is_instant:
         return dataclasses.replace(record, state="over")
-    dataclasses.replace(record, state="active").write(site.files)
+    dataclasses.replace(record, state="active").write(lab.files)
     try:
-        fault.hold(site, _until(undone, record.duration_s), note)
+        fault.hold(lab, _until(undone, record.duration_s), note)
     finally:
         asked_ns = time.monotonic_ns()
-        fault.undo(site)
+        fault.undo(lab)
         note("fault-end", applied_in_ns=time.monotonic_ns() - asked_ns)
     return dataclasses.replace(record, state="over")
 
@@ -70,14 +70,14 @@ def _until(undone: threading.Event, duration_s: float | None) -> Wait:
 def main(name: str, fault_id: str) -> int:
     """Hold a fault of a lab; return an exit status."""
     files = LabFiles.of(name)
-    site = Site(LabPlan(read_config(files)), files)
+    lab = InsideLab(LabPlan(read_config(files)), files)
     undone = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: undone.set())
     record = next(record for record in fault_records(files) if record.fault_id == fault_id)
     record = dataclasses.replace(record, pid=os.getpid())
     record.write(files)
     try:
-        record = hold(site, record, undone)
+        record = hold(lab, record, undone)
     except (HpcpaceError, OSError) as error:
         record = dataclasses.replace(record, state="failed", message=str(error))
         TruthLog(files.truth).write("fault-failed", fault_id=fault_id, kind=record.kind, message=str(error))

@@ -1,7 +1,7 @@
-"""The faults of a lab: the record of each, how one is started, and how it is undone. Called from inside the lab.
+"""The faults of a lab: their records, and how a fault is started and undone. Called from inside the lab.
 
-A fault is data (`FaultRecord`, a file in the lab's folder) and, while it is scheduled or active, a process that holds
-it (`hpcpace.lab.fault_process`): there is no server, and ending that process undoes the fault.
+A fault is a record (`FaultRecord`, a file in the lab's folder) and, while it is scheduled or active, a process that
+holds it (`hpcpace.lab.fault_process`). There is no server: ending that process undoes the fault.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ import psutil
 
 from hpcpace.errors import HpcpaceError, UsageError
 from hpcpace.lab.environment import lab_environ
-from hpcpace.lab.fault_kinds import KINDS, Fault, KillHost, Site
+from hpcpace.lab.fault_kinds import KINDS, InsideLab, KillHost, LabFault
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.rundir import write_json
 
 UNFINISHED = ("scheduled", "active")
+_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultRecord:
-    """A fault as it was asked for, and what has become of it.
+    """A fault as it was requested, and its current state.
 
     Attributes:
         fault_id: f1, f2, ...
-        kind: name of a kind in KINDS.
-        settings: of the kind.
-        start_s: seconds from the request to its begin.
-        duration_s: seconds from its begin to its undoing; None until somebody undoes it.
-        state: scheduled, active, over, failed, or lost where its process has died.
-        pid: the process that holds it, by its number in the lab; 0 before it runs.
-        message: why it failed.
+        kind: a key of KINDS.
+        settings: settings of the fault.
+        start_s: seconds from the request to the start.
+        duration_s: seconds from the start until it is undone; None if it lasts until somebody undoes it.
+        state: scheduled, active, over, failed, or lost if its process has died.
+        pid: the process that holds it, by its PID in the lab; 0 before that process runs.
+        message: why it failed, or how it ended.
     """
 
     fault_id: str
@@ -55,7 +56,7 @@ class FaultRecord:
     message: str = ""
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> LabFault:
         """The fault itself."""
         return KINDS[self.kind](**self.settings)
 
@@ -64,7 +65,7 @@ class FaultRecord:
         return dataclasses.asdict(self)
 
     def write(self, files: LabFiles) -> None:
-        """Keep it in the lab's folder."""
+        """Write the record to the lab's folder."""
         write_json(files.fault_json(self.fault_id), self.to_json())
 
 
@@ -84,40 +85,42 @@ def _is_held(record: FaultRecord) -> bool:
         return False
 
 
-def start_fault(site: Site, fault: Fault, *, start_s: float = 0.0, duration_s: float | None = None) -> FaultRecord:
-    """Start a fault and return its record: once it is active, or at once where it is to start later.
+def start_fault(
+    lab: InsideLab, fault: LabFault, *, start_s: float = 0.0, duration_s: float | None = None
+) -> FaultRecord:
+    """Start a fault and return its record once the fault is active, or at once if it is scheduled for later.
 
     Raises:
-        UsageError: it does not fit the lab, or its target has one of this kind already.
-        HpcpaceError: it did not work.
+        UsageError: the fault does not fit the lab, or its target has a fault of this kind already.
+        HpcpaceError: the fault could not be injected.
     """
-    fault.check(site)
+    fault.check(lab)
     for option, value in (("--start", start_s), ("--duration", duration_s)):
         if value is not None and not 0 <= value < math.inf:
-            raise UsageError(f"{option} is {value:g}: it must be a number of seconds")
-    records = fault_records(site.files)
+            raise UsageError(f"{option} is {value:g}: it must be a number of seconds, at least 0")
+    records = fault_records(lab.files)
     for other in records:
         if other.state in (*UNFINISHED, "lost") and (other.kind, other.fault.target) == (fault.kind, fault.target):
             raise UsageError(
-                f"{fault.target} has a fault of this kind already, {other.fault_id}: undo it first, by "
+                f"{fault.target} has a fault of this kind already, {other.fault_id}: undo it first with "
                 f"`hpcpace lab fault undo {other.fault_id}`"
             )
     with writable_to_owner_only():
         record = FaultRecord(
-            fault_id=_new_id(site.files, len(records) + 1),
+            fault_id=_new_id(lab.files, len(records) + 1),
             kind=fault.kind,
             settings=fault.settings(),
             start_s=start_s,
             duration_s=duration_s,
         )
-        record.write(site.files)
-        _spawn_holder(site.files, record.fault_id)
+        record.write(lab.files)
+        _spawn_holder(lab.files, record.fault_id)
     states = ("scheduled",) if start_s == 0 else ()
-    return _wait_while(site.files, record.fault_id, states=states)
+    return _wait_while(lab.files, record.fault_id, states=states)
 
 
 def _new_id(files: LabFiles, first: int) -> str:
-    """Return the first free id from a number on, which no other command that starts a fault at the same time gets."""
+    """Return and reserve the first free id, counting from `first`; concurrent commands get different ids."""
     for number in itertools.count(first):
         with suppress(FileExistsError):
             (files.faults_dir / f"f{number}").touch(exist_ok=False)
@@ -125,41 +128,41 @@ def _new_id(files: LabFiles, first: int) -> str:
     return f"f{number}"
 
 
-def undo_fault(site: Site, fault_id: str) -> FaultRecord:
-    """Undo a fault, or call off one that has not begun, and return its record.
+def undo_fault(lab: InsideLab, fault_id: str) -> FaultRecord:
+    """Undo a fault, or cancel one that has not started, and return its record.
 
     Raises:
-        UsageError: there is no such fault, or it is over.
-        HpcpaceError: it could not be undone.
+        UsageError: there is no such fault, or it is over already.
+        HpcpaceError: the fault could not be undone.
     """
-    record = next((record for record in fault_records(site.files) if record.fault_id == fault_id), None)
+    record = next((record for record in fault_records(lab.files) if record.fault_id == fault_id), None)
     if record is None:
-        raise UsageError(f"no fault {fault_id!r}: `hpcpace lab fault list` shows them")
+        raise UsageError(f"no fault {fault_id!r}: `hpcpace lab fault list` lists all faults")
     if record.state == "lost":
         with writable_to_owner_only():
-            record.fault.undo(site)
+            record.fault.undo(lab)
             record = dataclasses.replace(record, state="over", message="its process had died")
-            record.write(site.files)
+            record.write(lab.files)
         return record
     if record.state not in UNFINISHED:
         raise UsageError(f"fault {fault_id} is {record.state} already")
     os.kill(record.pid, signal.SIGTERM)
-    return _wait_while(site.files, fault_id, states=UNFINISHED)
+    return _wait_while(lab.files, fault_id, states=UNFINISHED)
 
 
-def end_faults_of(site: Site, host: str) -> None:
-    """Undo the faults that a host, or its link, has now: they do not outlive it, and the log of truth must say so.
+def end_faults_of(lab: InsideLab, host: str) -> None:
+    """Undo the active faults of a host and its link, because they end with the host, and the log of truth must say so.
 
     Raises:
-        HpcpaceError: one could not be undone.
+        HpcpaceError: a fault could not be undone.
     """
-    for record in fault_records(site.files):
+    for record in fault_records(lab.files):
         if record.state in ("active", "lost") and record.kind != KillHost.kind and record.fault.target == host:
-            undo_fault(site, record.fault_id)
+            undo_fault(lab, record.fault_id)
 
 
 def _spawn_holder(files: LabFiles, fault_id: str) -> None:
-    """Start the process that holds a fault, on its own."""
+    """Start the process that holds a fault, in its own session."""
     with files.log(fault_id).open("wb") as log:
         subprocess.Popen(
             [sys.executable, "-P", "-m", "hpcpace.lab.fault_process", files.name, fault_id],
@@ -173,7 +176,7 @@ def _spawn_holder(files: LabFiles, fault_id: str) -> None:
 
 
 def _wait_while(files: LabFiles, fault_id: str, *, states: tuple[str, ...]) -> FaultRecord:
-    deadline_s = time.monotonic() + 30.0
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while True:
         record = next(record for record in fault_records(files) if record.fault_id == fault_id)
         if record.state == "failed":
@@ -181,5 +184,7 @@ def _wait_while(files: LabFiles, fault_id: str, *, states: tuple[str, ...]) -> F
         if record.pid and record.state not in states:
             return record
         if time.monotonic() > deadline_s:
-            raise HpcpaceError(f"fault {fault_id} is still {record.state}; its log is {files.log(fault_id)}")
+            raise HpcpaceError(
+                f"fault {fault_id} is still {record.state} after {_TIMEOUT_S:g} s; its log is {files.log(fault_id)}"
+            )
         time.sleep(0.02)

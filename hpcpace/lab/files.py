@@ -1,4 +1,4 @@
-"""Every file of a lab, as properties of one class: below /run, so that a reboot, which ends a lab, removes them too."""
+"""Every file of a lab as a property of one class; below /run, so that a reboot removes them with the lab."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ BASE = Path("/run/hpcpace-lab")
 
 
 def check_base() -> None:
-    """Refuse a folder of labs that somebody else could have made or could write to: labs are root's.
+    """Refuse a base folder that anybody but root may have created or can write to.
 
     Raises:
-        UsageError: it is such a folder; where there is none nothing is refused.
+        UsageError: it is such a folder; a missing folder is fine.
     """
     try:
         found = os.lstat(BASE)
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(found.st_mode):
-        raise UsageError(f"{BASE} is no folder: remove it, labs are kept there")
+        raise UsageError(f"{BASE} is not a folder: remove it, because labs are kept there")
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
-            f"{BASE} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, so that others than "
-            "root can write there: remove it, labs are kept there"
+            f"{BASE} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, so users other than "
+            "root can write there: remove it, because labs are kept there"
         )
 
 
 @contextmanager
 def writable_to_owner_only() -> Iterator[None]:
-    """Let nobody else write to what this process and its children make meanwhile, whatever the umask."""
+    """Make everything that this process and its children create meanwhile writable to its owner only."""
     before = os.umask(0o022)
     os.umask(before | 0o022)
     try:
@@ -53,11 +53,11 @@ class LabFiles:
 
     @classmethod
     def of(cls, name: str) -> LabFiles:
-        """Return the files of the lab of this name.
+        """Return the files of the lab with this name.
 
         Raises:
-            ConfigError: it cannot be a lab's, such as `../lock`: the folder is removed in the end.
-            UsageError: others than root can write to the folder of all labs.
+            ConfigError: the name is invalid, such as `../lock`: the folder is removed in the end.
+            UsageError: users other than root can write to the folder of all labs.
         """
         check_lab_name(name)
         check_base()
@@ -70,12 +70,12 @@ class LabFiles:
 
     @property
     def lock(self) -> Path:
-        """Held while a lab is brought up or down; beside the folder, because the folder goes."""
+        """Lock held while a lab is brought up or down; next to the folder, because that is removed."""
         return self.folder.with_name(f"{self.name}.lock")
 
     @property
     def config_json(self) -> Path:
-        """The settings that it was started with."""
+        """The settings that the lab was started with."""
         return self.folder / "config.json"
 
     @property
@@ -85,22 +85,22 @@ class LabFiles:
 
     @property
     def ready_json(self) -> Path:
-        """Written when every host took jobs."""
+        """Written once every host accepts jobs."""
         return self.folder / "ready.json"
 
     @property
     def truth(self) -> Path:
-        """The log of truth, one JSON object a line."""
+        """The log of truth, one JSON object per line."""
         return self.folder / "truth.jsonl"
 
     @property
     def hosts_file(self) -> Path:
-        """What the lab's processes see as /etc/hosts."""
+        """The lab's /etc/hosts."""
         return self.folder / "etc-hosts"
 
     @property
     def faults_dir(self) -> Path:
-        """One JSON file a fault."""
+        """Folder with one JSON file per fault."""
         return self.folder / "faults"
 
     def fault_json(self, fault_id: str) -> Path:
@@ -109,46 +109,46 @@ class LabFiles:
 
     @property
     def pids_dir(self) -> Path:
-        """The first process of each host, by its number in the lab's PID namespace."""
+        """Folder with the first process of each host, by its PID in the lab's PID namespace."""
         return self.folder / "pids"
 
     def pid(self, host: str) -> Path:
-        """Return the file with the number of a host's first process."""
+        """Return the file with the PID of a host's first process."""
         return self.pids_dir / host
 
     @property
     def mounts_dir(self) -> Path:
-        """Where hosts prepare their own /tmp."""
+        """Where hosts mount their own /tmp."""
         return self.folder / "mounts"
 
     @property
     def slurm_conf(self) -> Path:
-        """What SLURM_CONF names."""
+        """The file that SLURM_CONF names."""
         return self.folder / "slurm.conf"
 
     @property
     def cgroup_conf(self) -> Path:
-        """Read by slurmd from beside slurm.conf."""
+        """Read by slurmd from the folder of slurm.conf."""
         return self.folder / "cgroup.conf"
 
     @property
     def topology_conf(self) -> Path:
-        """Read by slurmctld from beside slurm.conf."""
+        """Read by slurmctld from the folder of slurm.conf."""
         return self.folder / "topology.conf"
 
     @property
     def munge_key(self) -> Path:
-        """Secret of this cluster."""
+        """Munge key of this cluster."""
         return self.folder / "munge.key"
 
     @property
     def munge_socket(self) -> Path:
-        """Where clients and daemons reach munged."""
+        """Socket of munged."""
         return self.folder / "munge.socket"
 
     @property
     def state_dir(self) -> Path:
-        """State of slurmctld."""
+        """Folder with the state of slurmctld."""
         return self.folder / "state"
 
     @property
@@ -161,7 +161,7 @@ class LabFiles:
         return self.folder / f"spool-{node}"
 
     def daemon_pid(self, daemon: str) -> Path:
-        """Return the file with the number of munged or slurmctld in the lab's PID namespace."""
+        """Return the file with the PID of munged or slurmctld in the lab's PID namespace."""
         return self.folder / f"{daemon}.pid"
 
     def log(self, daemon: str) -> Path:

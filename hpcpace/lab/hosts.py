@@ -1,7 +1,7 @@
-"""One host of a lab: processes with a network, clock, host name, /tmp, /dev/shm and control group of their own.
+"""Hosts of a lab: processes with their own network, clock, host name, /tmp, /dev/shm and control group.
 
-A host lives below its first process, a shell that runs slurmd: without it the kernel ends everything on the host at
-once, as a power cut does, with no word to anybody. All of this is called from inside the lab's namespaces.
+All processes of a host descend from its first process, a shell that runs slurmd. If that ends, the kernel ends
+everything on the host at once and silently, like a power cut. All of this is called from inside the lab's namespaces.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from hpcpace.lab.cgroups import HostCgroup
 from hpcpace.lab.fabric import connect, set_up, shape, unplug
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.namespaces import host_command
-from hpcpace.lab.plan import PREFIX_LENGTH, SLURMD_PORT, Host, LabPlan
+from hpcpace.lab.plan import PREFIX_LENGTH, SLURMD_PORT, LabHost, LabPlan
 
 _TMP_SOURCE = "lab-tmp"
 _END_TIMEOUT_S = 10.0
 _LISTENING = "0A"  # TCP_LISTEN in the kernel's include/net/tcp_states.h
-# Facts behind the lines:
-# - /proc is still that of the lab when the shell reads its own number.
-# - A host sees its own devices in /sys only when it mounts that itself.
-# - slurmd of Slurm 22.05 refuses a tree that mixes cgroup v1 and v2, so it gets a plain v1 one. Where the machine has
-#   v2 only, empty folders take its place: none of the plugins in use looks into them.
-# - /dev/shm is its own because MPICH names its shared memory after job and step: of two hosts of a job one would find
-#   the other's. /tmp is its own because Slurm's pmix plugin keeps folders there that bear only the step's name.
+# Why the script does what it does:
+# - /proc is still that of the lab when the shell reads its own PID.
+# - A host sees its own devices in /sys only if it mounts /sys itself.
+# - slurmd of Slurm 22.05 refuses a tree that mixes cgroup v1 and v2, so it gets a plain v1 tree. If the machine has v2
+#   only, empty folders replace it: none of the plugins in use reads them.
+# - Each host has its own /dev/shm because MPICH names shared memory after job and step: one of two hosts of a job would
+#   find the other's. Each has its own /tmp because Slurm's pmix plugin names folders there after the step only.
 _FIRST_PROCESS = """
 for group in $LAB_CGROUPS; do echo 0 > "$group/cgroup.procs"; done
 read -r pid _ </proc/self/stat
@@ -66,18 +66,18 @@ wait $!
 def start_hosts(
     plan: LabPlan,
     files: LabFiles,
-    hosts: Sequence[Host],
+    hosts: Sequence[LabHost],
     environ: dict[str, str],
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Start hosts: their namespaces, then their links, then their slurmd.
+    """Start hosts: their namespaces, then their links, then slurmd.
 
     Args:
-        plan: of the lab.
-        files: of the lab.
-        hosts: those to start.
-        environ: of the hosts' processes.
-        progress: called with the number of hosts that have come so far.
+        plan: plan of the lab.
+        files: files of the lab.
+        hosts: hosts to start.
+        environ: environment of the hosts' processes.
+        progress: called with the number of hosts started so far.
 
     Raises:
         HpcpaceError: a host could not be set up.
@@ -88,7 +88,7 @@ def start_hosts(
         assert process.stdout is not None
         answer = process.stdout.readline().strip()
         if not answer:
-            raise HpcpaceError(f"host {host.name} was not set up: {files.log(host.name).read_text().strip()}")
+            raise HpcpaceError(f"cannot set up host {host.name}: {files.log(host.name).read_text().strip()}")
         files.pid(host.name).write_text(answer)
         pids.append(int(answer))
         progress(number)
@@ -100,7 +100,7 @@ def start_hosts(
         process.stdout.close()
 
 
-def _start(plan: LabPlan, files: LabFiles, host: Host, environ: dict[str, str]) -> subprocess.Popen[str]:
+def _start(plan: LabPlan, files: LabFiles, host: LabHost, environ: dict[str, str]) -> subprocess.Popen[str]:
     own_tmp = files.mounts_dir / host.name
     own_tmp.mkdir(parents=True, exist_ok=True)
     files.spool_dir(host.name).mkdir(exist_ok=True)
@@ -135,22 +135,22 @@ def _start(plan: LabPlan, files: LabFiles, host: Host, environ: dict[str, str]) 
 
 
 def is_lab_host(mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Return whether the calling process is on a host of a lab, rather than on the machine or with the controller."""
+    """Return whether the calling process is on a host of a lab, not on the machine or the lab's login node."""
     return f"{_TMP_SOURCE} /tmp " in mounts.read_text()
 
 
-def host_pid(files: LabFiles, host: Host) -> int | None:
-    """Return the first process of a host by its number in the lab, None where the host is dead."""
+def host_pid(files: LabFiles, host: LabHost) -> int | None:
+    """Return the first process of a host by its PID in the lab; None if the host is dead."""
     try:
         pid = int(files.pid(host.name).read_text())
-        # What tells the host's first process from another one of the same number: the host's own name in its command.
+        # The PID may have been reused: only the host's first process has the host's name in its command line.
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):
         return None
     return pid if host.name.encode() in words else None
 
 
-def living_pid(files: LabFiles, host: Host) -> int:
+def living_pid(files: LabFiles, host: LabHost) -> int:
     """Return the first process of a host.
 
     Raises:
@@ -159,14 +159,14 @@ def living_pid(files: LabFiles, host: Host) -> int:
     pid = host_pid(files, host)
     if pid is None:
         raise HpcpaceError(
-            f"host {host.name} is dead: undo the fault that killed it (`hpcpace lab fault list`), or, where none did, "
-            f"let `hpcpace lab fault kill-host {host.name}` and its undo boot it again"
+            f"host {host.name} is dead: undo the fault that killed it (`hpcpace lab fault list`); if no fault did, run "
+            f"`hpcpace lab fault kill-host {host.name}` and undo that to boot it again"
         )
     return pid
 
 
 def has_slurmd(pid: int) -> bool:
-    """Return whether slurmd takes calls on the host of this first process, which it does some time after the boot."""
+    """Return whether slurmd listens on the host with this first process; it starts to some time after the boot."""
     try:
         lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
     except OSError:
@@ -175,20 +175,20 @@ def has_slurmd(pid: int) -> bool:
     return any(local.endswith(f":{SLURMD_PORT:04X}") and state == _LISTENING for local, _, state in sockets)
 
 
-def kill_host(plan: LabPlan, files: LabFiles, host: Host) -> None:
-    """End everything on a host at once and without a word, as a power cut does.
+def kill_host(plan: LabPlan, files: LabFiles, host: LabHost) -> None:
+    """End everything on a host at once and silently, like a power cut.
 
-    Where it is dead already, only its link is removed, so that it can be booted again.
+    If it is dead already, only remove its link, so that it can be booted again.
 
     Raises:
-        HpcpaceError: it does not end.
+        HpcpaceError: the host does not end.
     """
     pid, link = host_pid(files, host), plan.links[host.name]
     if pid is None:
-        with suppress(HpcpaceError):  # the kernel has removed it by itself
+        with suppress(HpcpaceError):  # the kernel has removed it already
             unplug(link)
         return
-    # First of all: else the kernel takes leave of every peer while it closes the connections of the dead.
+    # Do this first: otherwise the kernel notifies every peer while it closes dead connections.
     set_up(link, False)
     HostCgroup(files.name, host.name).freeze(False)
     os.kill(pid, signal.SIGKILL)
@@ -197,13 +197,13 @@ def kill_host(plan: LabPlan, files: LabFiles, host: Host) -> None:
         if time.monotonic() > deadline_s:
             raise HpcpaceError(f"host {host.name} does not end within {_END_TIMEOUT_S:g} s")
         time.sleep(0.01)
-    # Connections that nobody answers would keep the host's end of the link for minutes. Without any the kernel may have
-    # removed both ends already.
+    # Connections without an answer would keep the host's end of the link alive for minutes. Without connections, the
+    # kernel may have removed both ends already.
     with suppress(HpcpaceError):
         unplug(link)
 
 
-def command_on(files: LabFiles, host: Host, command: Sequence[str], *, folder: Path = Path("/")) -> list[str]:
+def command_on(files: LabFiles, host: LabHost, command: Sequence[str], *, folder: Path = Path("/")) -> list[str]:
     """Return the command line that runs a command on a host, as one of its processes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Slurm's commands against a lab: submit a job, look at it, wait for it."""
+"""Jobs of a lab's Slurm: submit one, query it, wait for it, cancel all."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _UNFINISHED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What Slurm knows of a job."""
+class SlurmJob:
+    """The state of a job in Slurm."""
 
     job_id: int
     state: str
-    """Slurm's word, such as COMPLETED or FAILED."""
+    """Slurm's state, such as COMPLETED or FAILED."""
     exit_code: int
     """Exit status of the batch script."""
     output: Path
@@ -41,7 +41,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether the job has come to its end, good or bad."""
+        """Whether the job has ended, successfully or not."""
         return self.state not in _UNFINISHED
 
 
@@ -59,9 +59,9 @@ class JobQueue:
         """Submit a batch job and return its id.
 
         Args:
-            arguments: of sbatch: options, the script, and the script's own arguments.
-            cwd: folder to submit from, which becomes the job's.
-            environ: variables to add for sbatch and the job.
+            arguments: arguments of sbatch: options, the script, and the script's own arguments.
+            cwd: folder to submit from, which is also the job's working folder.
+            environ: additional variables for sbatch and the job.
 
         Raises:
             HpcpaceError: sbatch refused the job.
@@ -71,28 +71,28 @@ class JobQueue:
             raise HpcpaceError(f"sbatch refused the job: {done.stderr.strip()}")
         return int(done.stdout)
 
-    def job(self, job_id: int) -> Job:
-        """Return what Slurm knows of a job.
+    def job(self, job_id: int) -> SlurmJob:
+        """Return the state of a job.
 
         Raises:
             HpcpaceError: Slurm does not know the job.
         """
         done = self.run("scontrol", "--oneliner", "show", "job", str(job_id))
         if done.returncode:
-            raise HpcpaceError(f"no job {job_id} in the lab's Slurm: {done.stderr.strip()}")
+            raise HpcpaceError(f"the lab's Slurm does not know job {job_id}: {done.stderr.strip()}")
         fields = dict(re.findall(r"(?:^| )(JobState|ExitCode|StdOut)=(\S+)", done.stdout))
-        return Job(
+        return SlurmJob(
             job_id=job_id,
             state=fields["JobState"],
             exit_code=int(fields["ExitCode"].partition(":")[0]),
             output=Path(fields["StdOut"]),
         )
 
-    def wait(self, job_id: int, *, timeout_s: float) -> Job:
+    def wait(self, job_id: int, *, timeout_s: float) -> SlurmJob:
         """Wait until a job has finished and return it.
 
         Raises:
-            HpcpaceError: it has not after `timeout_s`; the message has the log so far.
+            HpcpaceError: it has not finished after `timeout_s`; the message has the log so far.
         """
         job = self.job(job_id)
         deadline_s = time.monotonic() + timeout_s
@@ -105,7 +105,7 @@ class JobQueue:
         return job
 
     def cancel_all(self) -> None:
-        """End every job, and wait until none is left."""
+        """Cancel every job, and wait until none is left."""
         self.run("scancel", "--user=root")
         while self.run("squeue", "-h", "-o", "%i").stdout:
             time.sleep(_POLL_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""A lab as a handle: bring one up, find one that is up, run commands in it, bring it down."""
+"""A handle on a lab: bring one up, attach to one that is up, run commands in it, bring it down."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TMP = Path("/tmp")
 
 
 class Lab:
-    """A lab that is up. Get one by `up` or `attach`; in a `with` statement it is brought down at the end."""
+    """A lab that is up, from `up` or `attach`; as a context manager it is brought down at the end."""
 
     def __init__(self, files: LabFiles, plan: LabPlan, anchor: Anchor) -> None:
         self.files = files
@@ -43,17 +43,17 @@ class Lab:
 
     @classmethod
     def up(cls, config: LabConfig, progress: Progress = lambda *_: None) -> Lab:
-        """Boot a lab and return it when every host takes jobs.
+        """Boot a lab and return it once every host accepts jobs.
 
-        What an earlier lab of this name has left behind, after a crash or half made, is removed first.
+        Anything left behind by an earlier lab with this name, crashed or incomplete, is removed first.
 
         Args:
-            config: its settings.
-            progress: called with what is counted, how many there are, and how many there will be.
+            config: settings of the lab.
+            progress: called with what is counted, the current count, and the final count.
 
         Raises:
-            UsageError: no root rights, programs are missing, or a lab of this name is up.
-            HpcpaceError: it did not come up; nothing is left of it then.
+            UsageError: not root, programs are missing, or a lab with this name is up.
+            HpcpaceError: it did not come up; everything has been removed again.
         """
         check_requirements()
         files = LabFiles.of(config.name)
@@ -65,7 +65,7 @@ class Lab:
             if anchor and anchor.is_alive and files.ready_json.exists():
                 raise UsageError(
                     f"lab {config.name!r} is up already: `hpcpace lab down{_name_option(config.name)}` ends it, "
-                    "`hpcpace lab up --name OTHER` makes another beside it"
+                    "`hpcpace lab up --name OTHER` boots another one"
                 )
             _remove(files, anchor)
             try:
@@ -98,7 +98,7 @@ class Lab:
 
     @classmethod
     def attach(cls, name: str) -> Lab:
-        """Return the lab of this name.
+        """Return the lab with this name.
 
         Raises:
             UsageError: it is not up; the message says what to do.
@@ -108,7 +108,9 @@ class Lab:
         if anchor and anchor.is_here:
             return cls(files, LabPlan(read_config(files)), anchor)
         if is_lab_host():
-            raise UsageError("this is a host of a lab: `hpcpace lab` works outside, and where `hpcpace lab run` starts")
+            raise UsageError(
+                "this is a host of a lab: use `hpcpace lab` outside the lab, or from `hpcpace lab run` without --on"
+            )
         if not files.folder.exists():
             others = ", ".join(labs()) or "none"
             raise UsageError(
@@ -116,23 +118,23 @@ class Lab:
             )
         if anchor is None or not files.ready_json.exists():
             raise UsageError(
-                f"lab {name!r} is still coming up, or was left half made: `hpcpace lab up{_name_option(name)}` boots "
-                f"it anew, `hpcpace lab down{_name_option(name)}` removes it"
+                f"lab {name!r} is still coming up, or is incomplete: `hpcpace lab up{_name_option(name)}` boots it "
+                f"again, `hpcpace lab down{_name_option(name)}` removes it"
             )
         if not anchor.is_alive:
             raise UsageError(
                 f"lab {name!r} has died (process {anchor.pid} is gone): `hpcpace lab down{_name_option(name)}` removes "
-                f"what is left of it, `hpcpace lab up{_name_option(name)}` boots it anew"
+                f"what is left of it, `hpcpace lab up{_name_option(name)}` boots it again"
             )
         return cls(files, LabPlan(read_config(files)), anchor)
 
     @property
     def is_here(self) -> bool:
-        """Whether this process is in the lab."""
+        """Whether this process runs in the lab."""
         return self._anchor.is_here
 
     def __enter__(self) -> Lab:
-        """Return the lab itself."""
+        """Return the lab."""
         return self
 
     def __exit__(
@@ -142,7 +144,7 @@ class Lab:
         bring_down(self.files.name)
 
     def command(self, command: Sequence[str | os.PathLike[str]], *, folder: Path | None = None) -> list[str]:
-        """Return the command line that runs a command in the lab, in `folder` or the caller's own."""
+        """Return the command line that runs a command in the lab, in `folder` or the caller's working folder."""
         words = [os.fspath(word) for word in command]
         return words if self.is_here else lab_command(self._anchor, words, folder=folder or Path.cwd())
 
@@ -157,13 +159,13 @@ class Lab:
         environ: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the lab, such as srun, and return its outcome.
+        """Run a command in the lab, such as srun, and return the completed process.
 
         Args:
             command: the program and its arguments.
             cwd: folder to run it in.
-            environ: variables to add to those of the lab.
-            timeout_s: seconds that it may take.
+            environ: additional variables.
+            timeout_s: time limit in seconds.
 
         Raises:
             subprocess.TimeoutExpired: it took longer.
@@ -179,12 +181,12 @@ class Lab:
 
 
 def labs() -> list[str]:
-    """Return the names of all labs of this machine that came up, also of those that have died since."""
+    """Return the names of all labs of this machine that came up, including those that have died since."""
     return sorted(path.name for path in BASE.glob("*") if LabFiles(path).ready_json.exists())
 
 
 def read_anchor(files: LabFiles) -> Anchor | None:
-    """Return the first process of a lab as it was written down, None where there is no record."""
+    """Return the recorded first process of a lab; None if there is no record."""
     try:
         return Anchor(**json.loads(files.anchor_json.read_text()))
     except (OSError, ValueError, TypeError):
@@ -192,18 +194,18 @@ def read_anchor(files: LabFiles) -> Anchor | None:
 
 
 def bring_down(name: str, *, truth: Path | None = None) -> bool:
-    """End every process of a lab and remove all that was made for it, also of one that died or was half made.
+    """End every process of a lab and remove everything made for it, even if it has died or is incomplete.
 
     Args:
-        name: of the lab.
-        truth: where to keep its log of truth, which is removed otherwise.
+        name: name of the lab.
+        truth: file to copy its log of truth to, which is removed otherwise.
 
     Returns:
-        Whether there was anything.
+        Whether there was anything to remove.
 
     Raises:
-        UsageError: the log of truth cannot be kept there, and the lab is left alone; or called from inside of it.
-        HpcpaceError: something does not end or cannot be removed.
+        UsageError: the log of truth cannot be copied, and the lab is left alone; or called from inside a lab.
+        HpcpaceError: a process does not end, or something cannot be removed.
     """
     files = LabFiles.of(name)
     if not BASE.is_dir():
@@ -215,12 +217,12 @@ def bring_down(name: str, *, truth: Path | None = None) -> bool:
             try:
                 _keep(files.truth, truth)
             except OSError as error:
-                raise UsageError(f"cannot keep the log of truth at {truth}: {error.strerror}") from error
+                raise UsageError(f"cannot copy the log of truth to {truth}: {error.strerror}") from error
         return _remove(files, anchor)
 
 
 def _keep(log: Path, place: Path) -> None:
-    """Copy a file; only a regular one is replaced, and no link is followed, for others may write there, too."""
+    """Copy a file; replace only a regular file and follow no link, because others may write there as well."""
     with Folder.open(place.parent) as folder:
         if folder.has(place.name):
             os.close(folder.open_file(place.name))
@@ -253,7 +255,7 @@ def _locked(files: LabFiles) -> Iterator[None]:
 
 
 def _open_lock(path: Path) -> IO[str] | None:
-    """Return the lock file, held, or None where another command has just removed it."""
+    """Return the locked lock file; None if another command has just removed it."""
     try:
         path.parent.mkdir(mode=0o755, exist_ok=True)
         check_base()
@@ -267,7 +269,7 @@ def _open_lock(path: Path) -> IO[str] | None:
         is_current = False
     except BlockingIOError:
         lock.close()
-        raise UsageError(f"lab {path.stem!r} is being brought up or down by another command: wait for it") from None
+        raise UsageError(f"another command is bringing lab {path.stem!r} up or down: wait for it to finish") from None
     if is_current:
         return lock
     lock.close()
@@ -279,17 +281,17 @@ def _refuse_inside() -> None:
         (anchor for path in BASE.glob("*") if (anchor := read_anchor(LabFiles(path))) and anchor.is_here), None
     )
     if inside is not None or is_lab_host():
-        raise UsageError("this shell is in a lab: leave it first, labs are brought up and down from outside")
+        raise UsageError("this shell is in a lab: leave it first, because labs are brought up and down from outside")
 
 
 def _shared_folders(asked: Sequence[str]) -> tuple[str, ...]:
-    # Without them a Python environment or a working folder below /tmp is missing on the hosts.
+    # Without sharing them, a Python environment or working folder below /tmp would be missing on the hosts.
     missing = [text for text in asked if not Path(text).is_dir()]
     if missing:
-        raise UsageError(f"lab.share: no folder {', '.join(missing)}")
+        raise UsageError(f"lab.share: no such folder: {', '.join(missing)}")
     own = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2], Path.cwd()]
     below = {path for path in (Path(text).resolve() for text in (*asked, *map(str, own))) if _TMP in path.parents}
-    # A folder within another one is there already.
+    # A folder inside another shared folder is shared already.
     return tuple(sorted(str(path) for path in below if not below & set(path.parents)))
 
 

@@ -1,8 +1,8 @@
-"""The namespaces of a lab, and how to get into them: one set for its network and controller, one more for each host.
+"""The namespaces of a lab, and how to enter them: one set for network and controller, one more for each host.
 
-A lab is what lives below one process, its anchor. The lab's switches are in the anchor's network namespace, its
-processes in the anchor's PID namespace, so that ending the anchor ends them all, and nothing in here can reach a
-process or an interface of the machine.
+All of a lab descends from one process, its anchor. The lab's switches are in the anchor's network namespace and its
+processes in the anchor's PID namespace. So ending the anchor ends them all, and nothing in the lab can reach a process
+or an interface of the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import psutil
 from hpcpace.errors import HpcpaceError
 from hpcpace.lab import anchor as anchor_program
 
-# util-linux's nsenter lands in the root folder, so that a shell goes back to where the caller was.
+# util-linux's nsenter starts in the root folder, so a shell changes back to the caller's folder.
 _IN_FOLDER = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh"]
 _LAB_NAMESPACES = ["--net", "--mount", "--uts", "--ipc", "--pid"]
 _HOST_NAMESPACES = [*_LAB_NAMESPACES, "--time"]
@@ -32,10 +32,10 @@ _ENDED = ("Z", "X")
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """The process that holds the namespaces of a lab; its number alone may have gone to another one.
+    """The process that holds the namespaces of a lab; its PID alone could have been reused.
 
     Attributes:
-        pid: its number on the machine.
+        pid: its PID on the machine.
         started: when it started, in clock ticks since the machine's start (field 22 of /proc/PID/stat): unlike a time
             of day, it does not change when the machine's clock is set.
         pid_namespace: what /proc/PID/ns/pid links to.
@@ -47,17 +47,17 @@ class Anchor:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether it is still running."""
         state, started = _state(self.pid)
         return started == self.started and state not in _ENDED
 
     @property
     def is_here(self) -> bool:
-        """Whether the calling process lives in the lab."""
+        """Whether the calling process runs in the lab."""
         return os.readlink("/proc/self/ns/pid") == self.pid_namespace
 
     def kill(self) -> None:
-        """End the lab's first process, and with it, by the kernel, every process of the lab.
+        """End the lab's first process; the kernel then ends every process of the lab.
 
         Raises:
             HpcpaceError: it does not end.
@@ -69,16 +69,16 @@ class Anchor:
         while self.is_alive:
             if time.monotonic() > deadline_s:
                 raise HpcpaceError(
-                    f"process {self.pid}, the lab's first one, does not end within {_START_TIMEOUT_S:g} s"
+                    f"process {self.pid}, the first one of the lab, did not end within {_START_TIMEOUT_S:g} s"
                 )
             time.sleep(0.01)
 
 
 def start_anchor(log: Path, environ: Mapping[str, str]) -> Anchor:
-    """Start the first process of a lab, in namespaces of its own.
+    """Start the first process of a lab in new namespaces.
 
     Args:
-        log: file that takes what goes wrong.
+        log: file for errors.
         environ: environment of the process.
 
     Raises:
@@ -88,7 +88,7 @@ def start_anchor(log: Path, environ: Mapping[str, str]) -> Anchor:
     unshare = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
     python = [sys.executable, "-I", "-S", str(Path(anchor_program.__file__)), token]
     with log.open("wb") as errors:
-        # setsid lets go of it at once: the lab does not belong to the command that started it.
+        # setsid detaches it at once: the lab does not belong to the command that starts it.
         subprocess.run(
             ["setsid", "--fork", *unshare, *python],
             cwd="/",
@@ -104,13 +104,15 @@ def start_anchor(log: Path, environ: Mapping[str, str]) -> Anchor:
             return found
         time.sleep(0.01)
     reason = log.read_text(errors="replace").strip() or "no answer"
-    raise HpcpaceError(f"cannot make namespaces ({reason}): the lab needs CAP_SYS_ADMIN, as in a privileged container")
+    raise HpcpaceError(
+        f"cannot create namespaces ({reason}): the lab needs CAP_SYS_ADMIN, as in a privileged container"
+    )
 
 
 def _state(pid: int) -> tuple[str, int]:
-    """Return the state of a process, as /proc/PID/stat has it, and when it started; dead where there is none."""
+    """Return the state of a process from /proc/PID/stat, and when it started; dead if there is no such process."""
     try:
-        # The name before may hold blanks and brackets.
+        # The process name before these fields may contain blanks and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], int(fields[19])
     except (OSError, IndexError, ValueError):
@@ -120,8 +122,8 @@ def _state(pid: int) -> tuple[str, int]:
 def _first_process(token: str) -> Anchor | None:
     for process in psutil.process_iter():
         try:
-            # unshare has the same words behind its own; once it has started Python, its work is done, /proc included.
-            words = process.cmdline()  # once: a process that becomes another program meanwhile, or ends, has none
+            # unshare's command line ends with the same words; once Python runs, /proc and everything else is set up.
+            words = process.cmdline()  # read once: a process that ends or execs meanwhile has none
             if words[-1:] == [token] and words[0] == sys.executable:
                 namespace = os.readlink(f"/proc/{process.pid}/ns/pid")
                 return Anchor(pid=process.pid, started=_state(process.pid)[1], pid_namespace=namespace)

@@ -1,4 +1,4 @@
-"""The settings that a lab was started with, kept in its folder for every later command."""
+"""The settings that a lab was started with, saved in its folder for later commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcpace.rundir import write_json
 
 
 def write_config(files: LabFiles, config: LabConfig) -> None:
-    """Keep the settings of a lab."""
+    """Save the settings of a lab."""
     write_json(files.config_json, dataclasses.asdict(config))
 
 

@@ -1,4 +1,4 @@
-"""The configuration files of a lab's Slurm, as text, for Slurm 22.05 and later; nothing here touches the disk."""
+"""The configuration files of a lab's Slurm (22.05 and later) as text; nothing here touches the disk."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hpcpace.lab.plan import CONTROLLER, CONTROLLER_ADDRESS, SLURMD_PORT, SPINE,
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
 NODE_TIMEOUT_S = 30
 KILL_WAIT_S = 15
-"""Seconds from SIGTERM to SIGKILL; it must be long enough for a report."""
+"""Seconds from SIGTERM to SIGKILL, long enough for a report."""
 
 
 def slurm_conf(plan: LabPlan, files: LabFiles, *, first_job_id: int = 1) -> str:
     """Return slurm.conf for a cluster with one partition.
 
     Args:
-        plan: of the lab.
-        files: of the lab.
-        first_job_id: where jobs begin to count.
+        plan: plan of the lab.
+        files: files of the lab.
+        first_job_id: id of the first job.
     """
     settings = {
         "ClusterName": "lab",
@@ -26,7 +26,7 @@ def slurm_conf(plan: LabPlan, files: LabFiles, *, first_job_id: int = 1) -> str:
         "SlurmUser": "root",
         "SlurmdUser": "root",
         "AuthType": "auth/munge",
-        # A requeued job is held until its credential has expired: 120 s unless set.
+        # A requeued job is held until its credential expires, by default after 120 s.
         "AuthInfo": f"socket={files.munge_socket},cred_expire=5",
         "CredType": "cred/munge",
         "StateSaveLocation": files.state_dir,
@@ -39,22 +39,22 @@ def slurm_conf(plan: LabPlan, files: LabFiles, *, first_job_id: int = 1) -> str:
         "TaskPlugin": "task/none",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
-        # Take the number of CPUs from this file, whatever the machine has.
+        # Use the number of CPUs in this file, whatever the machine has.
         "SlurmdParameters": "config_overrides",
-        # Tells jobs where their nodes are in the network: SLURM_TOPOLOGY_ADDR.
+        # Sets SLURM_TOPOLOGY_ADDR, which shows jobs where their nodes are in the network.
         "TopologyPlugin": "topology/tree",
-        # The controller talks to every node itself, so that a dead one keeps no other from hearing.
+        # The controller contacts every node directly, so that a dead node does not cut off others.
         "TreeWidth": 256,
-        # A dead node is noticed after this, and not after the usual 300 s.
+        # A dead node is noticed after this time instead of the default 300 s.
         "SlurmdTimeout": NODE_TIMEOUT_S,
-        # Refuse a job that can never start; else it would wait for ever.
+        # Refuse a job that can never start; otherwise it would wait forever.
         "EnforcePartLimits": "ALL",
         "ReturnToService": 2,
         "JobAcctGatherType": "jobacct_gather/none",
         "JobCompType": "jobcomp/filetxt",
         "JobCompLoc": files.finished_jobs,
         "MailProg": "/bin/true",
-        # What the MPICH wheel speaks.
+        # The protocol of the MPICH wheel.
         "MpiDefault": "pmi2",
         "SwitchType": "switch/none",
         "KillWait": KILL_WAIT_S,
@@ -69,7 +69,7 @@ def slurm_conf(plan: LabPlan, files: LabFiles, *, first_job_id: int = 1) -> str:
 
 
 def topology_conf(plan: LabPlan) -> str:
-    """Return topology.conf: which nodes hang on which leaf."""
+    """Return topology.conf: which nodes are connected to which leaf."""
     lines = [
         f"SwitchName={leaf} Nodes={','.join(host.name for host in plan.hosts if host.leaf == leaf)}"
         for leaf in plan.leaves

@@ -1,4 +1,4 @@
-"""The state of a lab: its hosts as the kernel and as Slurm see them, its links with what went over them, its faults."""
+"""The state of a lab: hosts as the kernel and Slurm see them, links with their traffic, jobs and faults."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class HostStatus:
 
     Attributes:
         name, address, leaf, clock_offset_s: as in the lab's plan.
-        is_alive: whether its first process runs.
-        has_slurmd: whether slurmd takes calls there; Slurm itself may not have noticed yet that it does not.
-        slurm_state: Slurm's word for the node, such as idle, mixed or down.
-        num_cpus_used: CPUs that jobs have there.
+        is_alive: whether its first process is running.
+        has_slurmd: whether slurmd listens there; if it does not, Slurm may not have noticed yet.
+        slurm_state: Slurm's state of the node, such as idle, mixed or down.
+        num_cpus_used: number of CPUs allocated to jobs.
     """
 
     name: str
@@ -46,23 +46,23 @@ class HostStatus:
 
     @property
     def is_well(self) -> bool:
-        """Whether it lives and takes jobs."""
+        """Whether it is alive and accepts jobs."""
         return self.is_alive and self.has_slurmd and self.slurm_state in _WELL
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabStatus:
-    """A lab at one moment.
+    """The state of a lab at one moment.
 
     Attributes:
-        name: of the lab.
-        emulation: in what way the speed of computation is not real; empty where it is.
+        name: name of the lab.
+        emulation: a sentence on how computation is emulated; empty if it is not.
         num_cpus_per_host: CPUs that each host claims.
-        hosts: in order of their number.
+        hosts: all hosts in numerical order.
         links: hosts' links, then uplinks.
-        problems: daemons that have ended.
+        problems: a sentence for each daemon that has ended.
         jobs: lines of squeue.
-        faults: all that were injected, the oldest first.
+        faults: all faults, the oldest first.
     """
 
     name: str
@@ -76,23 +76,23 @@ class LabStatus:
 
     @property
     def is_well(self) -> bool:
-        """Whether the daemons run, every host takes jobs and every link carries."""
+        """Whether the daemons run, every host accepts jobs and every link is up."""
         return not self.problems and all(host.is_well for host in self.hosts) and all(link.is_up for link in self.links)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the state as plain values."""
         return dataclasses.asdict(self)
 
 
 def read_status(plan: LabPlan, files: LabFiles) -> LabStatus:
-    """Return the state of the lab that the caller is in.
+    """Return the state of the lab that the caller runs in.
 
     Raises:
-        HpcpaceError: links cannot be read.
+        HpcpaceError: the links cannot be read.
     """
     pids = {host.name: pid for host in plan.hosts if (pid := host_pid(files, host)) is not None}
     problems = tuple(_ended_daemons(files))
-    # Slurm's commands wait long for a slurmctld that is not there.
+    # Slurm's commands wait for a long time if slurmctld does not run.
     ask = (lambda *_: []) if problems else _slurm
     nodes = {line.split()[0]: line.split()[1:] for line in ask(files, "sinfo", "-h", "-N", "-o", "%n %T %C")}
     hosts = []
@@ -120,10 +120,10 @@ def read_status(plan: LabPlan, files: LabFiles) -> LabStatus:
 
 
 def status_of(lab: Lab) -> LabStatus:
-    """Return the state of a lab, called from outside of it.
+    """Return the state of a lab; called from outside the lab.
 
     Raises:
-        HpcpaceError: it cannot be read.
+        HpcpaceError: the state cannot be read.
     """
     done = lab.run(sys.executable, "-P", "-m", "hpcpace", "lab", "status", "--json")
     if not done.stdout:
@@ -146,7 +146,7 @@ def _ended_daemons(files: LabFiles) -> Iterator[str]:
         try:
             os.kill(int(files.daemon_pid(name).read_text()), 0)
         except (OSError, ValueError):
-            yield f"{name} has ended: its log is {files.log(name)}; `hpcpace lab down` and `up` start anew"
+            yield f"{name} has ended: its log is {files.log(name)}; `hpcpace lab down` and `up` restart the lab"
 
 
 def _slurm(files: LabFiles, *command: str) -> list[str]:

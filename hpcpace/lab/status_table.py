@@ -1,4 +1,4 @@
-"""The state of a lab on a terminal, at most 100 columns wide."""
+"""The state of a lab as tables for a terminal, at most 100 columns wide."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def print_status(console: Console, status: LabStatus) -> None:
     if present:
         print_faults(console, present)
     if num_past := len(status.faults) - len(present):
-        console.print(f"{num_past} more in `hpcpace lab fault list`, which are over or failed", markup=False)
+        console.print(f"{num_past} more faults, over or failed: `hpcpace lab fault list`", markup=False)
 
 
 def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
@@ -75,7 +75,7 @@ def _links(status: LabStatus) -> Table:
 
 
 def print_faults(console: Console, records: Sequence[FaultRecord]) -> None:
-    """Print a table of faults, and below it why some of them failed."""
+    """Print a table of faults, with their messages below it."""
     table = _table("fault", "kind", "target", "settings", "state")
     for record in records:
         table.add_row(*fault_words(record), style="yellow" if record.state in UNFINISHED else "dim")
@@ -94,6 +94,6 @@ def fault_words(record: FaultRecord) -> tuple[str, str, str, str, str]:
 
 
 def table_console() -> Console:
-    """Return where tables go: a terminal in its own width up to 100 columns, or a log of 100 columns."""
+    """Return the console for tables: as wide as the terminal, at most 100 columns; 100 columns for a log."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _MAX_WIDTH
     return Console(width=min(columns, _MAX_WIDTH), highlight=False, emoji=False)

@@ -1,8 +1,8 @@
-"""The log of truth of a lab: what is really so, with times, for scoring what hpcpace finds out by itself.
+"""The log of truth of a lab: the true state with times, for scoring what hpcpace finds out by itself.
 
-One JSON object a line. Each has `event`, `unix_ns` and `monotonic_ns` (the machine's CLOCK_MONOTONIC; that of a host is
-ahead of it by the host's `clock_offset_s`). It lies in the lab's folder, outside of every run directory, and nothing
-in hpcpace but the lab's own commands and tests reads it.
+It has one JSON object per line with `event`, `unix_ns` and `monotonic_ns` (the machine's CLOCK_MONOTONIC; a host's
+clock is ahead of it by the host's `clock_offset_s`). It is kept in the lab's folder, outside every run directory, and
+only the lab's own commands and tests read it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hpcpace.redaction import Redaction
 
 @dataclass(frozen=True)
 class TruthLog:
-    """The file, to which several processes append."""
+    """The log file, to which several processes append."""
 
     path: Path
 
     def write(self, event: str, **facts: Any) -> None:
-        """Append one event with the present time, without secrets."""
+        """Append one event with the current time, secrets redacted."""
         entry = {"event": event, "unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns(), **facts}
         line = json.dumps(Redaction().content(entry), sort_keys=True) + "\n"
-        # One write to a file opened for appending: lines of two processes do not mix.
+        # A single write to a file opened for appending: lines of two processes do not mix.
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(descriptor, line.encode())
@@ -37,7 +37,7 @@ class TruthLog:
             os.close(descriptor)
 
     def write_lab(self, plan: LabPlan) -> None:
-        """Append what the lab itself is: its settings, hosts with their clocks, and links."""
+        """Append the lab itself: settings, hosts with their clocks, and links."""
         self.write(
             "lab",
             config=dataclasses.asdict(plan.config),

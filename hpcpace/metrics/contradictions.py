@@ -1,6 +1,6 @@
-"""What a rank's own rows say against each other, on its own clock: what cannot have been recorded is not judged by.
+"""Rows of a rank that contradict each other on its own clock and so cannot have been recorded.
 
-A few such rows are damage, and are passed over by what uses them. Where they are more, nothing of the rank is believed.
+A few such rows are damage: whatever uses the table skips them. With more of them, nothing of the rank is believed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from hpcpace.trace.schema import ExitKind, Op, Phase
 
 Columns = Mapping[str, NDArray[Any]]
 
-# Steps follow each other; what a writer rounds is less than this share of a step.
+# Steps do not overlap; a writer rounds by less than this share of a step.
 _OVERLAP_SHARE = 0.01
 _MOST_SHARE, _MOST_ROWS = 0.05, 4
 
 
 class Contradiction(NamedTuple):
-    """Rows of one table that cannot be.
+    """Impossible rows of one table.
 
     Attributes:
         table: its name.
-        what: what is wrong with them, behind their number.
-        num_bad: how many.
+        what: what is wrong with them, worded to follow their number.
+        num_bad: how many there are.
         num_rows: rows of the table.
     """
 
@@ -37,7 +37,7 @@ class Contradiction(NamedTuple):
 
     @property
     def is_grave(self) -> bool:
-        """Whether there are so many that nothing of the rank is believed."""
+        """Whether there are too many to believe anything of the rank."""
         return self.num_bad > max(_MOST_ROWS, _MOST_SHARE * self.num_rows)
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def contradictions(tables: Mapping[str, Columns]) -> list[Contradiction]:
 
 
 def num_contradictory(collectives: Columns) -> int:
-    """Return how many rows of some of a table of collectives cannot be."""
+    """Return how many of some rows of a table of collectives are impossible."""
     return int(np.logical_or.reduce([bad(collectives) for _, bad in _CHECKS["collectives"]]).sum())
 
 
@@ -72,7 +72,7 @@ def _overlaps(steps: Columns) -> NDArray[np.bool_]:
     """Return which steps end after the next one begins, bool, (num_rows,)."""
     begin_ns, end_ns = steps["begin_ns"], steps["end_ns"]
     overlaps = np.zeros(len(begin_ns), np.bool_)
-    # Of a number that comes again the first row counts, as in common_steps.
+    # The first row of a repeated number counts, as in common_steps.
     _, rows = np.unique(steps["step"], return_index=True)
     rows = rows[end_ns[rows] > begin_ns[rows]]
     if len(rows) > 1:

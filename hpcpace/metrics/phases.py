@@ -1,8 +1,8 @@
-"""Where one rank's step went: every nanosecond of a step goes to exactly one part, so that parts add up to the step.
+"""Where one rank's step went: every nanosecond goes to exactly one part, so that the parts add up to the step.
 
-Phases nest and overlap (garbage collection inside backward, gradient synchronisation inside backward): the innermost
-one, which is the one that began last, gets the time, except that what is done for an evaluation or a checkpoint is
-part of it as a whole. Blocked communication is taken out of the phase around it.
+Phases nest and overlap (garbage collection or gradient synchronisation inside backward). The innermost phase, the one
+that began last, gets the time, but everything done during an evaluation or a checkpoint counts as part of it. Blocked
+communication is taken out of the phase around it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Times = NDArray[np.int64]
 class Part(IntEnum):
     """What a nanosecond of a step was spent on, in the order in which tables show it.
 
-    SYNC_* is the time inside the phase grad_sync; WAIT and TRANSFER are blocked communication everywhere else. Wait is
-    time before the last partner arrived. OTHER is what no phase covers, and the phase of that name.
+    SYNC_* is time in the phase grad_sync; WAIT and TRANSFER are blocked communication everywhere else. Waiting ends
+    when the last partner arrives. OTHER is time that no phase covers, and the phase of that name.
     """
 
     DATA = 0
@@ -54,7 +54,7 @@ def _parts() -> NDArray[np.int64]:
         table[phase, _FREE] = Part[phase.name]
     table[:, _WAITS] = Part.WAIT
     table[:, _TRANSFERS] = Part.TRANSFER
-    # Checkpoint, evaluation and pacing are rows of the loss of their own, with their communication.
+    # Checkpoint, evaluation and pacing have their own rows in the loss table, which include their communication.
     for phase in (Phase.PACE, Phase.CHECKPOINT, Phase.EVAL):
         table[phase] = Part[phase.name]
     table[Phase.GRAD_SYNC] = (Part.SYNC_TRANSFER, Part.SYNC_WAIT, Part.SYNC_TRANSFER)
@@ -65,10 +65,10 @@ _PARTS = _parts()
 
 
 def innermost(begin_ns: Times, end_ns: Times, edges_ns: Times) -> NDArray[np.int64]:
-    """Return for each segment between two edges the interval that began last of those that cover it, or -1.
+    """Return for each segment between two edges the latest-begun interval that covers it, or -1.
 
-    Each interval is the union of two blocks of 2^k segments; maxima over blocks are handed down from long to short
-    blocks, so the work is O(edges * log(longest)) with no loop over intervals.
+    Each interval is the union of two blocks of 2^k segments. Maxima over blocks are handed down from long to short
+    blocks, so the work is O(edges * log(longest)) without a loop over intervals.
 
     Args:
         begin_ns: begins, (num_intervals,).
@@ -115,10 +115,10 @@ def parts_of_steps(
 ) -> NDArray[np.float64]:
     """Return the nanoseconds of each part of each step of one rank, float64, (num_steps, num_parts).
 
-    All times are of the rank's own clock, so that no error of the clock synchronisation moves time between phases.
-    An operation blocks its caller during the last `blocked` nanoseconds before its exit; of these, what lies before
-    enter + wait is wait. In grad_sync, where the caller waits inside torch, time counts as wait while any
-    operation waits for its partners.
+    All times are on the rank's own clock, so that clock synchronisation errors move no time between phases. An
+    operation blocks its caller during the last `blocked` nanoseconds before its exit; the part before enter + wait is
+    wait. In grad_sync, where the caller waits inside torch, time counts as wait while any operation waits for its
+    partners.
 
     Args:
         steps: begin and end of the steps, which do not overlap, each (num_steps,).
@@ -149,7 +149,7 @@ def parts_of_steps(
 
 
 def _inside_a_whole(phase: NDArray[np.uint8], begin_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
-    """Return which phase records lie inside an evaluation or a checkpoint, bool, (num_phases,)."""
+    """Return which phase records are inside an evaluation or a checkpoint, bool, (num_phases,)."""
     is_whole = np.isin(phase, (Phase.EVAL, Phase.CHECKPOINT))
     if not is_whole.any():
         return is_whole
@@ -162,12 +162,12 @@ def _inside_a_whole(phase: NDArray[np.uint8], begin_ns: Times, end_ns: Times) ->
 def _states(
     operations: tuple[Times, Times, Times, Times], edges_ns: Times, in_torch: NDArray[np.bool_]
 ) -> tuple[Times, Times, Times]:
-    """Return how long each segment between two edges was free, waited and transferred, each (num_segments,).
+    """Return how long each segment between two edges was free, waiting and transferring, each (num_segments,).
 
     Args:
         operations: as of `parts_of_steps`.
         edges_ns: ascending and unique, (num_segments + 1,).
-        in_torch: the segments in which any wait counts, whether it blocks the caller or not, (num_segments,).
+        in_torch: the segments in which every wait counts, even if it does not block the caller, (num_segments,).
     """
     enter, exit_, blocked, wait = operations
     rows = np.flatnonzero((blocked > 0) & (exit_ > enter))
@@ -181,7 +181,7 @@ def _states(
         low, high = edges_ns[:-1][in_torch], edges_ns[1:][in_torch]
         near = _may_touch(enter, np.maximum(enter + wait, exit_), low, high)
         enter, exit_, blocked, wait = (times[near] for times in operations)
-        # Time in which something waits and nothing blocks: of both together, without the blocks.
+        # Time in which something waits and nothing blocks: the union of both, less the blocks.
         block_begin = np.maximum(enter, exit_ - blocked)
         begin, end = _union(np.concatenate([enter, block_begin]), np.concatenate([enter + wait, exit_]))
         until_low, until_high = (_measures_until(begin, end, end, times)[0] for times in (low, high))
@@ -199,7 +199,7 @@ def _disjoint(begin_ns: Times, wait_end_ns: Times, end_ns: Times) -> tuple[Times
         wait_end_ns: ends of their waits and begins of their transfers.
         end_ns: ends of the calls.
     """
-    # Of a wait and a transfer over the same time, the transfer counts: it stands behind.
+    # Where a wait and a transfer coincide, the transfer counts, because it comes later in the list.
     begin, end = np.concatenate([begin_ns, wait_end_ns]), np.concatenate([wait_end_ns, end_ns])
     edges = _edges(begin, end)
     of_piece = innermost(begin, end, edges)
@@ -209,7 +209,7 @@ def _disjoint(begin_ns: Times, wait_end_ns: Times, end_ns: Times) -> tuple[Times
 
 
 def _may_touch(begin_ns: Times, end_ns: Times, low_ns: Times, high_ns: Times) -> NDArray[np.int64]:
-    """Return the numbers of all intervals that touch a stretch, and of some others that stand between them.
+    """Return the numbers of all intervals that touch a stretch, and of some others between them.
 
     Args:
         begin_ns: begins, nearly in order, (num_intervals,).
@@ -236,10 +236,10 @@ def _union(begin_ns: Times, end_ns: Times) -> tuple[Times, Times]:
 
 
 def _measures_until(begin_ns: Times, middle_ns: Times, end_ns: Times, edges_ns: Times) -> tuple[Times, Times]:
-    """Return how much of intervals lies before each edge, of their first and their second part, each (num_edges,).
+    """Return how much of the first and of the second part of all intervals comes before each edge, each (num_edges,).
 
     Args:
-        begin_ns: begins of the intervals, which are disjoint and ascend, (num_intervals,).
+        begin_ns: begins of the intervals, disjoint and ascending, (num_intervals,).
         middle_ns: where their second parts begin.
         end_ns: their ends.
         edges_ns: ascending, (num_edges,).
@@ -257,6 +257,6 @@ def _measures_until(begin_ns: Times, middle_ns: Times, end_ns: Times, edges_ns: 
 
 
 def _edges(*times_ns: Times) -> Times:
-    # Times are nearly in order already, where sorting is several times faster than the hashing of np.unique.
+    # Times are nearly sorted, and sorting them is several times faster than the hashing of np.unique.
     edges = np.sort(np.concatenate(times_ns), kind="stable")
     return edges[np.append(True, np.diff(edges) > 0)] if len(edges) else edges

@@ -1,4 +1,4 @@
-"""How sure a figure is that was measured in several runs, or in the steps of a single one."""
+"""How certain a figure is that was measured in several runs, or over the steps of one run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hpcpace.metrics.resampling import moving_block_bootstrap
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A value with its 95 % interval; infinite ends where one value says nothing about its spread."""
+    """A value with its 95 % interval, whose ends are infinite if a single value says nothing about the spread."""
 
     value: float
     low: float
     high: float
 
     def as_percent(self, digits: int = 1, *, is_change: bool = True) -> str:
-        """Return shares in percent: a change as `+3.1 % [+2.0, +4.2]`, a part of a whole without the signs."""
+        """Return shares in percent: a change as `+3.1 % [+2.0, +4.2]`, a part of a whole without signs."""
         sign = "+" if is_change else ""
         value, low, high = (f"{100 * part:{sign}.{digits}f}" for part in (self.value, self.low, self.high))
         return f"{value} % [{low}, {high}]"
@@ -32,7 +32,7 @@ def mean_of(values: Sequence[float]) -> Estimate:
     """Return the mean over independent runs with Student's interval.
 
     Args:
-        values: one of each run, at least one.
+        values: one per run, at least one.
     """
     found = np.asarray(values, np.float64)
     mean = float(found.mean())
@@ -43,7 +43,7 @@ def mean_of(values: Sequence[float]) -> Estimate:
 
 
 def share_of(count: int, total: int) -> Estimate:
-    """Return a share of counted runs with the interval of Wilson (1927), which holds near 0 and 1 too.
+    """Return a share of runs with the interval of Wilson (1927), which is valid near 0 and 1, too.
 
     Args:
         count: runs that count.
@@ -57,7 +57,7 @@ def share_of(count: int, total: int) -> Estimate:
 
 
 def throughput_of_steps(step_ns: NDArray[np.float64], samples: NDArray[np.int64]) -> Estimate:
-    """Return samples a second of one run, with the interval of a moving-block bootstrap over its steps.
+    """Return the samples per second of one run, with the interval of a moving-block bootstrap over its steps.
 
     Args:
         step_ns: step times, float64, (num_steps,).
@@ -70,7 +70,7 @@ def throughput_of_steps(step_ns: NDArray[np.float64], samples: NDArray[np.int64]
 
 
 def variation_of_steps(step_ns: NDArray[np.float64]) -> Estimate:
-    """Return the coefficient of variation of the step time of one run, with an interval as above.
+    """Return the coefficient of variation of one run's step time, with an interval as for `throughput_of_steps`.
 
     Args:
         step_ns: step times, float64, (num_steps,), at least 2.

@@ -1,6 +1,7 @@
-"""How sure a mean over steps is, when neighbouring steps resemble each other.
+"""How certain a mean over steps is when neighbouring steps are correlated.
 
-Steps are resampled in blocks, ranks and nodes never: resampling those with replacement biases a maximum over them.
+Only steps are resampled, in blocks. Ranks and nodes never are: drawing them with replacement biases a maximum over
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class MeanTest:
     Attributes:
         mean: the mean.
         standard_error: its standard error, serial correlation allowed for.
-        p_value: one-sided, of a mean this far above 0.
+        p_value: one-sided, of a mean as far above 0.
     """
 
     mean: float
@@ -42,7 +43,7 @@ def lag_one(values: NDArray[np.float64]) -> float:
 
 
 def block_length(num_steps: int, correlation: float, *, shortest: int | None = None) -> int:
-    """Return how many steps a block has: ceil(n^(1/3)), longer where neighbouring steps resemble each other.
+    """Return how many steps a block has: ceil(n^(1/3)), more if neighbouring steps are correlated.
 
     The longer value is (3 n / 2)^(1/3) (2 rho / (1 - rho^2))^(2/3), the optimum for the variance of the mean of a
     first-order autoregression (Lahiri 2003, Resampling Methods for Dependent Data, section 7.4; Politis & White 2004,
@@ -131,7 +132,7 @@ def mean_above_zero(values: NDArray[np.float64]) -> MeanTest | None:
 
 
 def _scaled(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return columns of equal variance, so that no unit of measurement decides the length of the blocks."""
+    """Return columns of equal variance, so that the block length does not depend on units of measurement."""
     spread = table.std(axis=0)
     return np.asarray(np.divide(table, spread, out=np.zeros_like(table), where=spread > 0.0))
 
@@ -152,7 +153,7 @@ def _draw_means(
 
 
 def _quantiles(drawn: NDArray[np.float64], levels: tuple[float, float]) -> NDArray[np.float64]:
-    """Return quantiles over draws, NaN left out; NaN where there is nothing else."""
+    """Return quantiles over draws without NaN; NaN if all draws are NaN."""
     columns = drawn.reshape(len(drawn), -1)
     found = np.full((len(levels), columns.shape[1]), np.nan)
     whole = ~np.isnan(columns).any(axis=0)

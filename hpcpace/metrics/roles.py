@@ -1,6 +1,6 @@
-"""Ranks compared with those that do the same work: one role is one pipeline stage and tensor slot.
+"""Compare ranks with others that do the same work: a role is one pipeline stage and tensor slot.
 
-What is measured here is an excess over the role, with its noise. Why a rank has one is not said.
+This measures a rank's excess over its role, with its noise, not the cause of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Excess:
 
     Attributes:
         share: mean excess over the median of the others, relative to that median; 0.3 is 30 percent more.
-        noise: the largest share that chance explains, at NOISE_LEVEL over all ranks of the run.
+        noise: the largest share that chance explains, at level NOISE_LEVEL over all ranks of the run.
         is_marked: whether the share exceeds both noise and EXCESS_FLOOR.
     """
 
@@ -35,14 +35,14 @@ class Excess:
 def others_median(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return for each rank and step the median over the other ranks.
 
-    With two ranks it is the other one: a median that included the rank itself would halve its excess.
+    With two ranks it is the other one's value: a median that includes the rank itself would halve its excess.
 
     Args:
         values: (num_ranks, num_steps), at least two ranks.
     """
     num_ranks = len(values)
     low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
-    # Few places of the sorted values are all that is needed: a rank below one of them moves it up by one.
+    # A few places of the sorted values suffice: a rank below one of them moves it up by one.
     ascending = np.partition(values, (low, low + 1, high, high + 1), axis=0)
     below = np.where(values <= ascending[low], ascending[low + 1], ascending[low])
     above = np.where(values <= ascending[high], ascending[high + 1], ascending[high])
@@ -51,7 +51,7 @@ def others_median(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def excess_over_role(values: NDArray[np.float64], *, num_compared: int) -> list[Excess | None]:
-    """Return the excess of each rank of one role; None where there is no other rank, or too few steps.
+    """Return the excess of each rank of one role; None without another rank, or with too few steps.
 
     The standard error is that of means of blocks of consecutive steps, because neighbouring steps share their noise.
 

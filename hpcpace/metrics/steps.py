@@ -53,7 +53,7 @@ class StepPanel:
 def common_steps(tables: Sequence[Mapping[str, NDArray[Any]]]) -> StepPanel:
     """Return the steps that every rank has.
 
-    Rows that end before they begin are left out; of a step number that a rank has twice, its first row counts.
+    Rows that end before they begin are left out. If a rank has a step number twice, its first row counts.
 
     Args:
         tables: the `steps` table of each rank.
@@ -83,7 +83,7 @@ def common_steps(tables: Sequence[Mapping[str, NDArray[Any]]]) -> StepPanel:
 
 
 def columns_of(step: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each value among step numbers, -1 where it is none of them, int64, like `values`.
+    """Return the position of each value among step numbers, -1 if it is not one of them, int64, shaped like `values`.
 
     Args:
         step: step numbers, ascending and unique, (num_steps,).
@@ -95,7 +95,7 @@ def columns_of(step: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np
     if length > _MOST_LENGTH_PER_STEP * len(step):
         column = np.searchsorted(step, values).clip(max=len(step) - 1)
         return np.where(step[column] == values, column, -1)
-    # A lookup is several times faster than np.isin or np.searchsorted; its ends stand for all that is outside.
+    # A lookup table is several times faster than np.isin or np.searchsorted; values outside are clipped to its ends.
     table = np.full(length + 2, -1)
     table[step - first + 1] = np.arange(len(step))
     columns: NDArray[np.int64] = table[np.clip(values, first - 1, first + length) - (first - 1)]
@@ -105,7 +105,7 @@ def columns_of(step: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np
 def step_times(step: NDArray[np.int64], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the wall time of each step, T_i = max_r end_i - max_r end_(i-1), in nanoseconds, (num_steps,).
 
-    Steps so add up to wall time. Where step i-1 is not there, the latest begin of step i stands for its end.
+    So steps add up to wall time. If step i-1 is missing, the latest begin of step i is used instead of its end.
 
     Args:
         step: step numbers, ascending, (num_steps,).
@@ -138,7 +138,7 @@ def used_steps(
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """How fast a run was.
+    """The throughput and step times of a run.
 
     Attributes:
         samples: samples of all steps.
@@ -157,7 +157,7 @@ class Throughput:
 
 
 def throughput(times_ns: NDArray[np.int64], samples: NDArray[np.int64]) -> Throughput:
-    """Return throughput and step time of at least one step.
+    """Return the throughput and step times of at least one step.
 
     Args:
         times_ns: step times, (num_steps,).

@@ -1,7 +1,7 @@
-"""Where the ranks of a run are in the network: which share a node, a leaf switch, and the links above them.
+"""Where the ranks of a run are in the network: which of them share a node, a leaf switch and the links above.
 
-Slurm tells each task the way from the top of the network to its node. What two levels of it have in common for all
-ranks, no measurement can tell apart: such units are aliases of each other and are reported together.
+Slurm gives each task the path from the top of the network to its node. If units of two levels hold the same ranks, no
+measurement can separate them: they are aliases of each other and reported together.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Topology:
 
     @property
     def link_ends(self) -> dict[str, str]:
-        """Both ends of each of `links` by its id: `n3<->leaf1`, `leaf1<->spine`; `n3<->switch` without its name."""
+        """Both ends of each of `links` by its id: `n3<->leaf1`, `leaf1<->spine`; `n3<->switch` if it has no name."""
         leaves = (self.leaf_names[leaf] if leaf >= 0 else "switch" for leaf in self.node_leaf.tolist())
         of_hosts = [f"{name}<->{leaf}" for name, leaf in zip(self.node_names, leaves, strict=True)]
         of_leaves = [f"{name}<->spine" for name in self.leaf_names]
@@ -89,7 +89,7 @@ class Topology:
     def touches(self, groups: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
         """Return which links the transfers of each group must pass, bool, (num_groups, num_links).
 
-        A node's host link is passed where the group has members on it and elsewhere, an uplink alike.
+        A group passes a node's host link if it has members on the node and elsewhere; uplinks likewise.
 
         Args:
             groups: rank numbers of the members of each group.
@@ -116,7 +116,7 @@ class Topology:
         return np.bincount(cell, minlength=len(groups) * num_units).reshape(len(groups), num_units)
 
     def aliases(self, kind: UnitKind, index: int) -> tuple[Unit, ...]:
-        """Return the units that hold exactly the ranks of one unit, itself included, most telling first.
+        """Return the units that hold exactly the ranks of one unit, itself included, the most specific first.
 
         A node of one rank is that rank, a leaf of one node that node, a leaf always its uplink.
 
@@ -152,9 +152,9 @@ def topology_of(
 
     The leaf switch is the component before the node in Slurm's SLURM_TOPOLOGY_ADDR (srun's manual: "the names of
     network switches which may be involved in the job's communications from the system's top level switch down to the
-    leaf switch and ending with node name", separated by periods). Upper components may be empty and are not used. Where
-    the address of any rank is empty, has no leaf, or contradicts another one's, no leaf is known for all of them:
-    half a network would blame those whose place is known.
+    leaf switch and ending with node name", separated by periods). Upper components may be empty and are not used. If
+    the address of any rank is empty, has no leaf or contradicts another one, no leaf is taken as known: with half a
+    network, the blame would fall on those whose place is known.
 
     Args:
         ranks: rank numbers.
@@ -192,7 +192,7 @@ def _split(address: str, host: str) -> tuple[tuple[str, ...], str]:
 
 
 def _are_consistent(places: Sequence[tuple[tuple[str, ...], str]], node: NDArray[np.int64]) -> bool:
-    """Return whether each node has one place, each place one node, and each leaf one way up."""
+    """Return whether each node has one place, each place one node, and each leaf one path up."""
     if not places or any(not above or not above[-1] or not name for above, name in places):
         return False
     by_node = set(zip(node.tolist(), places, strict=True))
@@ -202,7 +202,7 @@ def _are_consistent(places: Sequence[tuple[tuple[str, ...], str]], node: NDArray
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names with a number added to those that come again: containers may share a host name."""
+    """Return names with a number added to repeated ones: containers may share a host name."""
     seen: dict[str, int] = {}
     made = []
     for name in names:

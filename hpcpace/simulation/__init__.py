@@ -1,4 +1,4 @@
-"""A vectorised model of a bulk-synchronous job: what noise costs it, and what delaying early ranks can give it."""
+"""A vectorised model of a bulk-synchronous job: what noise costs it, and what it can gain from delaying early ranks."""
 
 from hpcpace.simulation.couplings import Incast, PollStealing, PowerShare
 from hpcpace.simulation.model import DelayRule, Simulated, SimulatedJob, simulate

@@ -1,6 +1,7 @@
-"""What early ranks can do to late ones: the couplings without which no delay of an early rank gains anything.
+"""How early ranks affect late ones: without such a coupling, delaying an early rank cannot gain anything.
 
-Each names one mechanism with its strength. None is on by default; with none, a simulated job is a plain (max,+) system.
+Each coupling is one mechanism with its strength. All are off by default; a simulated job is then a plain (max,+)
+system.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from numpy.typing import NDArray
 from hpcpace.errors import UsageError
 
 Sleep = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""How long ranks sleep, from when they are ready."""
+"""How long ranks sleep once they are ready."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PollStealing:
-    """Ranks that poll for the others take processor time from ranks of their node that still compute.
+    """Ranks that wait by polling take processor time from ranks of their node that still compute.
 
     A fluid model of a fair scheduler: on a node with C cores, k computing and q polling ranks, each computing rank
-    advances at the rate min(1, C / (k + weight q)). A rank that sleeps takes nothing.
+    advances at the rate min(1, C / (k + weight q)). A sleeping rank takes nothing.
 
     Attributes:
-        ranks_per_node: ranks that share the cores; their numbers follow each other.
-        cores_per_node: cores' worth of computing that a node has: below its ranks where they share cores, for two ranks
-            on the threads of one core what both do together (about 1.3).
-        weight: what a polling rank takes beside a computing one: 1 the same, 0 nothing.
+        ranks_per_node: ranks that share the cores; their numbers are consecutive.
+        cores_per_node: computing power of a node, in cores: less than its ranks if these share cores; for two ranks on
+            the hardware threads of one core, what both achieve together (about 1.3).
+        weight: processor share of a polling rank relative to a computing one: 1 is the same, 0 nothing.
     """
 
     ranks_per_node: int
@@ -37,16 +38,16 @@ class PollStealing:
 
     def __post_init__(self) -> None:
         if self.ranks_per_node < 1 or self.cores_per_node <= 0 or self.weight < 0:
-            raise UsageError(f"poll stealing needs ranks, cores and a weight of at least 0: {self}")
+            raise UsageError(f"poll stealing needs ranks, cores and a weight of at least 0, not {self}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerShare:
-    """Ranks that sleep leave power to ranks of their node that compute; those that poll do not.
+    """Sleeping ranks leave power to computing ranks of their node; polling ranks do not.
 
     Attributes:
-        ranks_per_node: ranks that share the budget.
-        boost: how much faster a rank computes while all others of its node sleep; in proportion with fewer.
+        ranks_per_node: ranks that share the power budget.
+        boost: how much faster a rank computes while all others of its node sleep; proportionally less with fewer.
     """
 
     ranks_per_node: int
@@ -54,21 +55,21 @@ class PowerShare:
 
     def __post_init__(self) -> None:
         if self.ranks_per_node < 2 or self.boost < 0:
-            raise UsageError(f"a shared power budget needs 2 ranks a node and a boost of at least 0: {self}")
+            raise UsageError(f"a shared power budget needs 2 ranks per node and a boost of at least 0, not {self}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incast:
-    """All ranks send to one link, whose goodput falls when many send at once.
+    """All ranks send over one link, whose goodput falls when many send at once.
 
-    A fluid link: k messages at once share the goodput g(k) = 1 for k <= limit, else
-    max(floor, 1 / (1 + collapse (k - limit) / limit)) of its rate (Phanishayee et al. 2008, Measurement and Analysis of
-    TCP Throughput Collapse, have the shape; its parameters belong to a network and are to be measured).
+    A fluid link: k simultaneous messages share the goodput g(k) = 1 for k <= limit, else
+    max(floor, 1 / (1 + collapse (k - limit) / limit)) of its rate (shape after Phanishayee et al. 2008, Measurement and
+    Analysis of TCP Throughput Collapse; the parameters depend on the network and must be measured).
 
     Attributes:
-        message_ns: time that one message takes on the link alone.
-        limit: messages at once that it carries without loss.
-        collapse: strength; 0 is a link that loses nothing.
+        message_ns: time of one message alone on the link.
+        limit: simultaneous messages that the link carries without loss.
+        collapse: strength; 0 means no loss at all.
         floor: least goodput.
     """
 
@@ -79,26 +80,26 @@ class Incast:
 
     def __post_init__(self) -> None:
         if self.message_ns < 0 or self.limit < 1 or self.collapse < 0 or not 0 < self.floor <= 1:
-            raise UsageError(f"incast needs a message, a limit of at least 1 and a collapse of at least 0: {self}")
+            raise UsageError(f"incast needs a message, a limit of at least 1 and a collapse of at least 0, not {self}")
 
     def end_ns(self, entry_ns: NDArray[np.float64]) -> float:
         """Return when the last message has arrived.
 
-        Processor sharing of equal messages: they end in the order in which they began, so that a loop over begins and
-        ends is exact.
+        Equal messages under processor sharing end in the order in which they began, so a loop over begins and ends is
+        exact.
 
         Args:
             entry_ns: when each rank begins to send, float64, (num_ranks,).
         """
         begins = np.sort(entry_ns)
         if self.collapse == 0.0:
-            # Lindley's recursion: a link that never idles while work is there ends with its last busy period.
+            # Lindley's recursion: a link that never idles while there is work ends with its last busy period.
             after = np.arange(len(begins), 0, -1) * self.message_ns
             return float((begins + after).max())
         return self._shared(begins.tolist())
 
     def goodput(self, num_active: int) -> float:
-        """Return the share of its rate that the link delivers with so many messages at once."""
+        """Return the share of its rate that the link delivers with this many simultaneous messages."""
         excess = max(num_active - self.limit, 0) / self.limit
         return max(self.floor, 1.0 / (1.0 + self.collapse * excess))
 
@@ -127,15 +128,15 @@ def shared_ready_ns(
     poll: PollStealing | None,
     power: PowerShare | None,
 ) -> NDArray[np.float64]:
-    """Return when each rank has done its work, counted from their common begin, where the ranks of a node interact.
+    """Return when each rank has done its work, counted from their common begin, if the ranks of a node interact.
 
-    A loop over ends of work and of delays, for all nodes at once: between two of them the rates are constant.
+    This loops over the ends of work and of delays, for all nodes at once: rates are constant in between.
 
     Args:
         work_ns: time of the work at full rate, float64, (num_nodes, ranks_per_node).
-        sleep: how long each rank sleeps once it is ready, from when each is ready, both like `work_ns`.
-        poll: what polling takes; None for nothing.
-        power: what sleeping gives; None for nothing.
+        sleep: returns how long each rank sleeps from when each is ready, both shaped like `work_ns`.
+        poll: what polling costs; None for nothing.
+        power: what sleeping gains; None for nothing.
     """
     left, ready = np.maximum(work_ns, 0.0), np.zeros_like(work_ns)
     entry = np.where(left > 0.0, np.inf, sleep(ready))
@@ -155,7 +156,7 @@ def shared_ready_ns(
         then = np.where(num_computing > 0, np.minimum(end, wake), now)
         done = computing & ends[:, np.newaxis] & (left <= least[:, np.newaxis])
         left = np.where(computing, left - ((then - now) * rate)[:, np.newaxis], 0.0)
-        # Rounding must not leave a rank with next to nothing to do.
+        # Rounding must not leave a rank with a tiny rest of work.
         left = np.where(done, 0.0, np.where(computing, np.maximum(left, np.finfo(np.float64).tiny), 0.0))
         now = then
         ready = np.where(done, now[:, np.newaxis], ready)

@@ -3,9 +3,9 @@
     ready_(r,n) = exit_(n-1) + work_(r,n)      entry_(r,n) = ready_(r,n) + delay_(r,n)
     exit_n = max_r entry_(r,n) + transfer
 
-That is linear in the (max,+) algebra (Baccelli, Cohen, Olsder & Quadrat 1992, Synchronization and Linearity, section
-1.3) and so monotone: a longer delay never makes an exit earlier. Only the couplings, which make work or transfer depend
-on what other ranks do meanwhile, take that away.
+This is linear in the (max,+) algebra (Baccelli, Cohen, Olsder & Quadrat 1992, Synchronization and Linearity, section
+1.3) and so monotone: a longer delay never makes an exit earlier. Only couplings, which make work or transfer depend on
+what other ranks do meanwhile, break that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcpace.simulation.noise import Noise, TracedNoise
 
 
 class DelayRule(Protocol):
-    """A policy as the model asks it, for all ranks at once; it knows the past only."""
+    """A policy as the model calls it, for all ranks at once; it only knows the past."""
 
     def start(self, num_ranks: int) -> None:
         """Begin a job."""
@@ -31,12 +31,12 @@ class DelayRule(Protocol):
         """Return how long each rank sleeps once it is ready, float64, (num_ranks,), at least 0.
 
         Args:
-            work_ns: time from the last exit until each rank is ready, (num_ranks,). The model may ask more than once in
-                a step, while it does not yet know all of it: each delay follows from the rank's own work only.
+            work_ns: time from the last exit until each rank is ready, (num_ranks,). The model may ask several times in
+                a step, before it knows the work of all ranks: each delay may only depend on the rank's own work.
         """
 
     def learn(self, ready_ns: NDArray[np.float64], delay_ns: NDArray[np.float64], exit_ns: float) -> None:
-        """Take in a step: when each rank was ready and how long it slept, (num_ranks,), and when all went on."""
+        """Observe a step: when each rank was ready and how long it slept, (num_ranks,), and when all continued."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +46,14 @@ class SimulatedJob:
     Attributes:
         num_ranks: ranks that synchronise in each step.
         num_steps: steps.
-        work_ns: work of a step without noise: one number, or one for each rank, float64, (num_ranks,).
-        transfer_ns: from the last entry to the exit.
-        noise: what is added to the work; work never gets below 0.
-        overshoot_ns: mean by which a sleep ends late, exponential; only sleeps have it.
+        work_ns: work of a step without noise: one number, or one per rank, float64, (num_ranks,).
+        transfer_ns: time from the last entry to the exit.
+        noise: added to the work, which never falls below 0.
+        overshoot_ns: mean by which a sleep ends late, exponentially distributed; work has none.
         poll: polling takes processor time.
         power: sleeping leaves power.
-        incast: the messages of a step share a link; beside `transfer_ns`.
-        seed: of the generator; jobs of one seed and size have the same noise.
+        incast: the messages of a step share a link, in addition to `transfer_ns`.
+        seed: of the generator; jobs with the same seed and size have the same noise.
     """
 
     num_ranks: int
@@ -69,35 +69,33 @@ class SimulatedJob:
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_steps < 1 or self.transfer_ns < 0 or self.overshoot_ns < 0:
-            raise UsageError("a job needs ranks, steps, and times of at least 0")
+            raise UsageError("a job needs at least one rank, one step, and times of at least 0")
         if np.shape(self.work_ns) not in ((), (self.num_ranks,)) or np.min(self.work_ns) < 0:
-            raise UsageError(
-                f"work of shape {np.shape(self.work_ns)}: give one number, or one for each rank, not below 0"
-            )
+            raise UsageError(f"work has shape {np.shape(self.work_ns)}: give one number, or one per rank, at least 0")
         if self.num_ranks % self.ranks_per_node:
             raise UsageError(f"{self.num_ranks} ranks do not fill nodes of {self.ranks_per_node}")
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks that a coupling binds together; 1 without such a coupling.
+        """Ranks per node that a coupling connects; 1 without such a coupling.
 
         Raises:
-            UsageError: two couplings see nodes of different size.
+            UsageError: two couplings have nodes of different size.
         """
         sizes = {coupling.ranks_per_node for coupling in (self.poll, self.power) if coupling is not None}
         if len(sizes) > 1:
-            raise UsageError(f"couplings with {sorted(sizes)} ranks a node: a job has one kind of node")
+            raise UsageError(f"couplings have {sorted(sizes)} ranks per node: give all of them the same number")
         return sizes.pop() if sizes else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What a simulated job did, in nanoseconds since its begin.
+    """What a simulated job did, in nanoseconds since it began.
 
     Attributes:
         ready_ns: when each rank had done its work, float64, (num_ranks, num_steps).
-        delay_ns: how long it slept then, float64, (num_ranks, num_steps).
-        exit_ns: when all ranks went on, float64, (num_steps,).
+        delay_ns: how long it then slept, float64, (num_ranks, num_steps).
+        exit_ns: when all ranks continued, float64, (num_steps,).
     """
 
     ready_ns: NDArray[np.float64]
@@ -121,18 +119,18 @@ class Simulated:
 
 
 def simulate(job: SimulatedJob, rule: DelayRule | None = None) -> Simulated:
-    """Return what a job does under a delaying policy, or without one.
+    """Simulate a job with a delaying policy, or without one.
 
     Args:
         job: the job.
-        rule: the policy, a new one: it keeps what it has seen.
+        rule: the policy; must be new, because it remembers what it has observed.
     """
     generator = np.random.default_rng([job.seed, 0])
     sleep_generator = np.random.default_rng([job.seed, 1])
     shape = (job.num_steps, job.num_ranks)
     traced = job.noise if isinstance(job.noise, TracedNoise) else None
     places = np.zeros(0) if traced is None else traced.places(job.num_ranks, generator)
-    # Looked up in their order in the trace, neighbours find the same corners, which is faster.
+    # Looking times up in the order of the trace is faster, because neighbours find the same corners.
     order = np.argsort(places)
     places = places[order]
     # Each row of this first holds the work of a step, then when it was done.
@@ -153,7 +151,7 @@ def simulate(job: SimulatedJob, rule: DelayRule | None = None) -> Simulated:
         if rule is not None:
             of_delay[:] = sleep(of_step)
         of_step += now
-        # Without a policy there is nothing to add, which saves a pass over all ranks.
+        # Without a policy there is nothing to add: save a pass over all ranks.
         entry = of_step if rule is None else of_step + of_delay
         last = float(entry.max()) if job.incast is None else job.incast.end_ns(entry)
         now = last + job.transfer_ns
@@ -164,7 +162,7 @@ def simulate(job: SimulatedJob, rule: DelayRule | None = None) -> Simulated:
 
 
 def _work(job: SimulatedJob, generator: np.random.Generator) -> NDArray[np.float64]:
-    """Return the work of each step and rank, noise by formula or from residuals included, (num_steps, num_ranks)."""
+    """Return the work of each step and rank with noise by formula or from residuals, (num_steps, num_ranks)."""
     shape = (job.num_steps, job.num_ranks)
     if job.noise is None or isinstance(job.noise, TracedNoise):
         return np.array(np.broadcast_to(np.asarray(job.work_ns, np.float64), shape))
@@ -174,7 +172,7 @@ def _work(job: SimulatedJob, generator: np.random.Generator) -> NDArray[np.float
 
 
 def _sleep(rule: DelayRule | None, job: SimulatedJob, generator: np.random.Generator) -> Sleep:
-    """Return how long ranks sleep in the coming step, from their work; the part that is too long is drawn here."""
+    """Return a function from work to how long ranks sleep in the coming step; their overshoot is drawn here."""
     if rule is None:
         return np.zeros_like
     if job.overshoot_ns == 0.0:

@@ -1,7 +1,7 @@
 """What makes a simulated rank's work longer: noise by formula, from measured residuals, or from a trace of detours.
 
-Every kind can strike the ranks independently, or all of them in the same steps ("co-scheduled"): the same noise for
-each rank by itself, and quite another cost for a job that waits for its slowest rank.
+Every kind can hit the ranks independently, or all of them in the same steps ("co-scheduled"). Each rank then sees the
+same noise, but the cost for a job that waits for its slowest rank is quite different.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ParametricNoise:
     """Noise by formula, with the same distribution on every rank.
 
     Attributes:
-        kind: normal (mean 0, may be below it), exponential, pareto (of the second kind, from 0 on), rare (a size with a
-            probability, else nothing), periodic (a size in every so many steps, each rank from a step of its own on).
+        kind: normal (mean 0, may be negative), exponential, pareto (second kind, starting at 0), rare (an event with a
+            probability, else nothing), periodic (an event at regular steps, each rank with its own first step).
         size_ns: standard deviation, mean, scale, or size of an event.
         probability: of a rare event, in each step of each rank.
-        index: of the tail of pareto noise; above 1 there is a mean.
+        index: tail index of pareto noise; the mean is finite above 1.
         period: steps between two periodic events of a rank.
         is_coscheduled: whether all ranks have it in the same steps.
     """
@@ -49,9 +49,9 @@ class ParametricNoise:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise UsageError(f"noise {self.kind!r}: choose one of {', '.join(KINDS)}")
+            raise UsageError(f"unknown noise {self.kind!r}: choose one of {', '.join(KINDS)}")
         if self.size_ns < 0 or not 0 <= self.probability <= 1 or self.period < 1 or self.index <= 0:
-            raise UsageError(f"noise needs a size of at least 0, a probability, an index and a period: {self}")
+            raise UsageError(f"noise needs a size of at least 0, a probability, an index and a period, not {self}")
 
     def draw(self, num_ranks: int, num_steps: int, generator: np.random.Generator) -> NDArray[np.float64]:
         """Return what is added to the work in nanoseconds, float64, (num_steps, num_ranks)."""
@@ -74,11 +74,11 @@ class ParametricNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class ResampledNoise:
-    """Noise dealt out from measured residuals, in stretches, so that serial correlation stays.
+    """Noise drawn from measured residuals in stretches, which keeps serial correlation.
 
     Attributes:
-        residual_ns: work less its step and rank effects, float64, (num_measured_ranks, num_measured_steps), as
-            `hpcpace.metrics.jitter.variance_shares` takes it apart.
+        residual_ns: work less its step and rank effects, float64, (num_measured_ranks, num_measured_steps), from
+            `hpcpace.metrics.jitter.variance_shares.split_work`.
         length: steps of a stretch.
         is_coscheduled: whether all ranks get the same stretches of the same measured rank.
     """
@@ -90,8 +90,8 @@ class ResampledNoise:
     def __post_init__(self) -> None:
         if self.residual_ns.ndim != 2 or not self.residual_ns.size or not 1 <= self.length <= self.residual_ns.shape[1]:
             raise UsageError(
-                f"residuals of shape {self.residual_ns.shape} in stretches of {self.length} steps: give (ranks, "
-                "steps), and a stretch that fits into the steps"
+                f"residuals have shape {self.residual_ns.shape} and stretches {self.length} steps: give (ranks, "
+                "steps), and a stretch no longer than the steps"
             )
 
     def draw(self, num_ranks: int, num_steps: int, generator: np.random.Generator) -> NDArray[np.float64]:
@@ -107,15 +107,15 @@ class ResampledNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedNoise:
-    """Noise from a trace of detours: times in which a rank was held up, repeated for ever.
+    """Noise from a trace of detours, times in which a rank was interrupted; the trace repeats for ever.
 
-    Work that begins at a time of the trace ends when the time free of detours has grown by it (Hoefler, Schneider &
-    Lumsdaine 2010, Characterizing the Influence of System Noise, section IV). Ranks begin at random places of the
-    trace, or all at the same one.
+    Work that begins at a time of the trace ends when the time without detours has grown by the work (Hoefler, Schneider
+    & Lumsdaine 2010, Characterizing the Influence of System Noise, section IV). Ranks start at random places of the
+    trace, or all at the same place.
 
     Attributes:
         begin_ns: begin of each detour, ascending, float64, (num_detours,).
-        duration_ns: length of each, none into the next, float64, (num_detours,).
+        duration_ns: length of each detour, without overlaps, float64, (num_detours,).
         period_ns: length of the trace.
         is_coscheduled: whether all ranks are at the same place of the trace.
     """
@@ -129,16 +129,16 @@ class TracedNoise:
         end_ns = self.begin_ns + self.duration_ns
         following_ns = np.append(self.begin_ns[1:], self.period_ns)
         if not len(end_ns) or self.begin_ns[0] < 0 or (self.duration_ns <= 0).any() or (end_ns > following_ns).any():
-            raise UsageError("a trace of noise has detours one after the other, all within its period")
+            raise UsageError("the detours of a noise trace must not overlap, and must all end within its period")
         if float(self.duration_ns.sum()) >= self.period_ns:
-            raise UsageError("a trace of noise without a moment free of detours: no work would ever end")
+            raise UsageError("a noise trace must leave time without detours: otherwise no work would ever end")
 
     def places(self, num_ranks: int, generator: np.random.Generator) -> NDArray[np.float64]:
         """Return where in the trace each rank is at time 0, float64, (num_ranks,)."""
         return np.broadcast_to(generator.random(1 if self.is_coscheduled else num_ranks) * self.period_ns, num_ranks)
 
     def end_ns(self, begin_ns: NDArray[np.float64], work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return when work ends that begins at times of the trace, float64, like `begin_ns`."""
+        """Return when work that begins at times of the trace ends, float64, shaped like `begin_ns`."""
         time_ns, free_ns = self._curve
         period, of_period = np.divmod(begin_ns, self.period_ns)
         wanted = np.interp(of_period, time_ns, free_ns) + work_ns
@@ -147,16 +147,16 @@ class TracedNoise:
 
     @cached_property
     def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return corners of time free of detours over time, both ascending."""
+        """Return the corners of the curve of time without detours over time, both ascending."""
         time_ns = np.column_stack([self.begin_ns, self.begin_ns + self.duration_ns]).ravel()
         held_ns = np.repeat(np.cumsum(self.duration_ns), 2)
         held_ns[::2] -= self.duration_ns
         time_ns = np.concatenate([[0.0], time_ns, [self.period_ns]])
         free_ns = time_ns - np.concatenate([[0.0], held_ns, held_ns[-1:]])
-        # Within a detour no free time passes; rounding must not let it go backwards.
+        # No free time passes in a detour; rounding must not make it go backwards.
         return time_ns, np.asarray(np.maximum.accumulate(free_ns))
 
 
 def _on_all(drawn: NDArray[np.float64], num_ranks: int) -> NDArray[np.float64]:
-    """Return noise of one rank as that of all; what is drawn for each stays, and may be written to."""
+    """Return the noise of one rank as that of all ranks; noise drawn for each rank is returned as is, writable."""
     return drawn if drawn.shape[1] == num_ranks else np.repeat(drawn, num_ranks, axis=1)

@@ -1,4 +1,4 @@
-"""The shipped policies in a simulated job: the same state machines, fed with what a real job would tell them."""
+"""The shipped policies in a simulated job: the same state machines, fed with what they would observe in a real job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcpace.trace.schema import PaceArm
 
 
 def off_then_on(num_off_steps: int) -> Callable[[int], PaceArm]:
-    """Return arms by step: off for so many steps, in which a policy learns what is usual, then on."""
+    """Return the arm of each step: off for some steps, in which a policy learns what is usual, then on."""
     return lambda step: PaceArm.OFF if step < num_off_steps else PaceArm.ON
 
 
@@ -23,7 +23,7 @@ class PacedRanks:
 
     Args:
         settings: of pacing, with the name of the policy.
-        arm: whether a step, by its number, is paced; it changes between windows of `settings.window_steps` only.
+        arm: returns whether the step with a number is paced; changes only between windows of `settings.window_steps`.
     """
 
     def __init__(self, settings: PaceSettings, *, arm: Callable[[int], PaceArm]) -> None:
@@ -45,7 +45,7 @@ class PacedRanks:
         self._clear()
 
     def delay_ns(self, work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how long each rank sleeps that is ready after this time, float64, both (num_ranks,)."""
+        """Return how long each rank sleeps if it is ready after `work_ns`, float64, both (num_ranks,)."""
         if self._arm(self._step) != PaceArm.ON:
             return np.zeros_like(work_ns)
         # `Habit.delay_ns` of all ranks at once.
@@ -53,7 +53,7 @@ class PacedRanks:
         return np.where(np.isnan(late_ns), 0.0, np.maximum(self._wanted_ns - late_ns, 0.0))
 
     def learn(self, ready_ns: NDArray[np.float64], delay_ns: NDArray[np.float64], exit_ns: float) -> None:
-        """Take in a step; at the end of a window the policies decide."""
+        """Observe a step; at the end of a window the policies decide."""
         work_ns = ready_ns - self._last_exit_ns
         self._own_ns.append(exit_ns - ready_ns)
         self._works_ns.append(work_ns)

@@ -1,7 +1,7 @@
-"""What a published gain of pacing would require: for which coupling, and how strong, the model shows it.
+"""What a published gain of pacing would require: which coupling, and how strong, for the model to show it.
 
-A baseline's throughput and variation are fitted first, at each number of nodes by itself: the noise, the imbalance and
-the transfer are what the table demands, not what anybody measured. Then policies run in that very job.
+First, the throughput and variation of the baseline are fitted for each number of nodes separately: noise, imbalance and
+transfer are what the table requires, not what anybody measured. Then policies run in the fitted job.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hpcpace.simulation.paced import PacedRanks, off_then_on
 Coupling = Literal["none", "poll stealing", "power share", "goodput collapse"]
 Cause = Literal["rotating", "lasting"]
 CAUSES: tuple[Cause, ...] = ("rotating", "lasting")
-"""Why ranks wait: rare events, each time on another rank, or one rank of each node that always has more work."""
+"""Why ranks wait: rare events that hit a different rank each time, or one rank per node that always has more work."""
 STRENGTHS: dict[Coupling, tuple[float, ...]] = {
     "none": (0.0,),
     "poll stealing": (0.25, 0.5, 1.0),
     "power share": (0.1, 0.3, 1.0),
     "goodput collapse": (0.05, 0.2, 0.5),
 }
-"""Strengths by coupling: weight of a polling rank, boost of a rank alone on its node, collapse of goodput."""
+"""Strengths by coupling: weight of a polling rank, boost of a rank whose node is asleep, collapse of goodput."""
 RANKS_PER_NODE = 2
 _PROBABILITY = 0.01
 _TOLERANCE = 0.05
@@ -40,7 +40,7 @@ _BASE_NS = 1e8
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A row of a table: throughput and variation without and with pacing, at a number of nodes."""
+    """A row of a published table: throughput and variation without and with pacing, at a number of nodes."""
 
     nodes: int
     samples_per_s: float
@@ -50,18 +50,18 @@ class Target:
 
     @property
     def gain(self) -> float:
-        """What pacing gives, as a share of the throughput."""
+        """The gain of pacing, as a share of the throughput."""
         return self.paced_samples_per_s / self.samples_per_s - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """In what kind of job a table is looked for.
+    """The kind of job in which a table may be reproduced.
 
     Attributes:
         coupling: how ranks interact.
         strength: see `STRENGTHS`.
-        cause: why they wait.
+        cause: why ranks wait.
     """
 
     coupling: Coupling
@@ -71,11 +71,11 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A job with the baseline of a row.
+    """A job fitted to the baseline of a row.
 
     Attributes:
         job: the job.
-        is_fit: whether step time and variation are within 5 % of the row's.
+        is_fit: whether its step time and variation are within 5 % of the row's.
     """
 
     job: SimulatedJob
@@ -87,10 +87,10 @@ class PacedOutcome:
     """What a policy did in a fitted job.
 
     Attributes:
-        nodes: of the job.
+        nodes: number of nodes.
         gain: throughput relative to the baseline, less 1.
-        variation: coefficient of variation of the step time, paced.
-        baseline_variation: the same, not paced.
+        variation: coefficient of variation of the step time, with pacing.
+        baseline_variation: the same without pacing.
     """
 
     nodes: int
@@ -102,8 +102,8 @@ class PacedOutcome:
 def fit(target: Target, smallest: Target, scene: Scene, *, num_steps: int = 280, seed: int = 0) -> Fitted:
     """Return a job whose step time has the mean and the variation of a row.
 
-    Rotating: each rank has an event in 1 % of the steps, as large as gives the variation; the transfer takes what the
-    mean has left. Lasting: the variation is noise that all ranks have together, and the mean is that of the slow ranks.
+    Rotating: each rank has an event in 1 % of the steps, whose size gives the variation; the transfer gets what is left
+    of the mean. Lasting: the variation is noise that all ranks share, and the mean is that of the slow ranks.
 
     Args:
         target: the row.
@@ -134,12 +134,12 @@ def fit(target: Target, smallest: Target, scene: Scene, *, num_steps: int = 280,
 
 
 def paced(fitted: Fitted, settings: PaceSettings, *, nodes: int) -> PacedOutcome:
-    """Return what a policy does in a fitted job, behind the steps in which it learns what is usual.
+    """Return what a policy does in a fitted job, after the steps in which it learns what is usual.
 
     Args:
         fitted: the job.
         settings: of pacing, with the policy.
-        nodes: of the job.
+        nodes: number of nodes.
     """
     num_off = 4 * settings.window_steps
     baseline = simulate(fitted.job).step_ns[2 * num_off :]
@@ -153,7 +153,7 @@ def paced(fitted: Fitted, settings: PaceSettings, *, nodes: int) -> PacedOutcome
 
 
 def distance(targets: Sequence[Target], outcomes: Sequence[PacedOutcome]) -> float:
-    """Return the largest difference between a published gain and that of the model, over all numbers of nodes."""
+    """Return the largest difference between a published gain and the model's, over all numbers of nodes."""
     return max(abs(target.gain - found.gain) for target, found in zip(targets, outcomes, strict=True))
 
 
@@ -178,7 +178,7 @@ def _job(
     )
     match scene.coupling:
         case "poll stealing":
-            # Two ranks on one core: each has half of the work, which then takes as long.
+            # Two ranks on one core: each has half of the work, which then takes just as long.
             poll = PollStealing(ranks_per_node=RANKS_PER_NODE, cores_per_node=1.0, weight=scene.strength)
             halved = replace(noise, size_ns=noise.size_ns / RANKS_PER_NODE)
             return replace(job, work_ns=work_ns / RANKS_PER_NODE, noise=halved, poll=poll)

@@ -1,4 +1,4 @@
-"""Reading of all ranks of one attempt, within a stated amount of memory; what cannot be read is left out and said."""
+"""Read the traces of all ranks of an attempt within a given amount of memory; report and skip unreadable files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from hpcpace.trace.tables import GroupTable, RankTrace, Table
 
 _MOST_NAMED = 16
 _LEAST_FOR_PROCESSES = 32
-# What is computed of the operations of a range of steps takes several times their rows.
+# Figures computed from the operations of a range of steps take several times the memory of their rows.
 _COPIES_OF_ROWS = 4
-# Some chunks of a rank, whatever its share.
+# A few chunks of a rank, whatever its share.
 _LEAST_STREAM_BYTES = 1 << 21
 
 
 @dataclass(frozen=True)
 class AttemptTraces:
-    """The traces of one attempt, by rank, and what is missing or was left out of it."""
+    """The traces of one attempt, by rank, and what is missing or was left out."""
 
     traces: list[RankTrace]
     problems: tuple[str, ...]
@@ -51,10 +51,10 @@ def read_attempt(
     Args:
         attempt: names the files.
         progress: called with the number of files read and the number of files, after each.
-        most_rows: with more collectives than this, they stay on disk (`hpcpace.trace.stream.StoredTable`).
-        tables: the ones to read, by name; the others then have no rows.
-        memory_bytes: what the tables may take in memory, but for those `most_rows`. Files that would take more are left
-            out, the largest first.
+        most_rows: collectives stay on disk if there are more than this (`hpcpace.trace.stream.StoredTable`).
+        tables: names of the tables to read; the others get no rows.
+        memory_bytes: memory for the tables, apart from those `most_rows`. If it is not enough, files are left out, the
+            largest first.
 
     Raises:
         TraceError: no trace can be read.
@@ -122,8 +122,8 @@ def _read_files(
 ) -> Iterator[tuple[int, RankTrace | TraceError]]:
     """Yield the trace of each file, or why there is none.
 
-    First those that take no more than an equal share of the memory, which all of them together cannot exceed; then the
-    others, the smallest first, as far as it goes.
+    Files that need at most an equal share of the memory come first, because together they cannot exceed it. The others
+    follow, the smallest first, while memory lasts.
     """
     share = memory_bytes // max(len(files), 1)
     read = partial(
@@ -133,7 +133,7 @@ def _read_files(
         tables=tables,
         stream_bytes=max(share // _COPIES_OF_ROWS, _LEAST_STREAM_BYTES),
     )
-    # Of many small files most time goes into opening them, which HDF5 does on one core for all threads of a process.
+    # With many small files most of the time goes into opening them, which HDF5 does on one core for all threads.
     found_of = map_processes if len(files) >= _LEAST_FOR_PROCESSES else map_threads
     names = [path.name for path in files.values()]
     left_bytes, groups, large = memory_bytes, dict[bytes, NDArray[Any]](), list[tuple[float, int]]()
@@ -150,7 +150,7 @@ def _read_files(
 
 
 def _new_bytes(trace: RankTrace | TraceError, groups: dict[bytes, NDArray[Any]]) -> int:
-    """Return what a trace takes in memory beyond the columns of groups that other ranks have as well."""
+    """Return the memory that a trace takes, apart from columns of groups that it shares with other ranks."""
     if isinstance(trace, TraceError):
         return 0
     table = trace.tables["groups"]
@@ -184,22 +184,22 @@ def _in_memory(trace: RankTrace) -> RankTrace:
 
 
 def world_size_of(traces: Iterable[RankTrace]) -> int:
-    """Return the number of ranks that most traces say, of equals the larger.
+    """Return the number of ranks that most traces report, or the larger one of a tie.
 
-    One damaged size must not make a million ranks missing.
+    One damaged number must not turn a million ranks into missing ones.
     """
     sizes = Counter(trace.header.world_size for trace in traces)
     return max(sizes, key=lambda size: (sizes[size], size))
 
 
 def _world_problems(traces: Sequence[RankTrace], world_size: int) -> list[str]:
-    """Return what the ranks that were read say about the others: sizes that disagree, ranks that are missing."""
+    """Return problems that the ranks that were read reveal: sizes that disagree, ranks that are missing."""
     problems = []
     for trace in traces:
         if trace.header.world_size != world_size:
             left_out = "; it is left out" if trace.header.rank >= world_size else ""
             problems.append(
-                f"{trace.path} says {trace.header.world_size} ranks, and most others say {world_size}{left_out}"
+                f"{trace.path} says {trace.header.world_size} ranks, but most others say {world_size}{left_out}"
             )
     present = {trace.header.rank for trace in traces}
     missing = [rank for rank in range(world_size) if rank not in present]

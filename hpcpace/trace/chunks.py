@@ -1,7 +1,7 @@
-"""Columns of a trace file read past HDF5: found through its index, then read and inflated by threads.
+"""Read columns of a trace file without HDF5: its index says where they are, threads read and decompress them.
 
-h5py holds one lock for all files while HDF5 inflates, each of its calls on a column costs more than a small table's
-rows, and its inflating has no bound. Here nothing inflates to more than the index says.
+h5py holds one lock for all files while HDF5 decompresses, each of its calls on a column costs more than reading a small
+table, and its decompression is unbounded. Here nothing decompresses to more than the index says.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from hpcpace.trace.tables import Table
 _SHUFFLE, _DEFLATE = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE
 _FLETCHER32, _CHECKSUM_BYTES = h5py.h5z.FILTER_FLETCHER32, 4
 _BOTH = (_SHUFFLE, _DEFLATE)
-# Deflate makes nothing smaller than this, and nothing longer than by a few bytes in each 16 KiB.
+# Deflate makes nothing smaller than this, and adds at most a few bytes per 16 KiB.
 _MOST_COMPRESSED, _MOST_LONGER_BYTES = 1032, 1024
-# Eight times what a chunk of ours takes, so that no single one is a burden.
+# Eight times the size of our own chunks, so that no single chunk takes much memory.
 _MOST_CHUNK_BYTES = 1 << 26
-# A billion rows of a rank in chunks of ours; each costs a call in Python.
+# A billion rows of a rank in our chunks; each chunk costs a call in Python.
 _MOST_CHUNKS = 1 << 17
-# Names of groups, numbers of steps, kinds of operations and the like compress to few bytes, equal on most ranks.
+# Group names, step numbers, kinds of operations and the like compress to a few bytes that are equal on most ranks.
 _MOST_SHARED, _MOST_SHARED_BYTES = 128, 8192
 
 
 class DamagedColumn(Exception):
-    """A column, or a chunk of it, is not what its file says, or not as a trace may have it."""
+    """A column, or a chunk of it, is not what its file says, or not allowed in a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnChunks:
-    """Where the chunks of one column lie in the file.
+    """Where the chunks of one column are in the file.
 
     Attributes:
         dtype: of the rows as the schema has them.
-        stored: of the values in the file.
-        chunk_rows: rows of a chunk; of a contiguous column all of them.
-        places: offset and size in bytes by ascending row; a size of 0 where a chunk was never written.
-        filters: which were applied to each chunk, in their order; one entry where they are the same for all.
+        stored: dtype of the values in the file.
+        chunk_rows: rows of a chunk, or all rows of a contiguous column.
+        places: offset and size in bytes by ascending row; a size of 0 if a chunk was never written.
+        filters: the filters applied to each chunk, in order; one entry if all chunks have the same.
     """
 
     dtype: np.dtype
@@ -60,12 +60,12 @@ class ColumnChunks:
 
 @dataclass(frozen=True, kw_only=True)
 class TableChunks:
-    """Where the chunks of a table lie.
+    """Where the chunks of a table are in the file.
 
     Attributes:
         num_rows: rows of the table.
         columns: by name.
-        longest: rows of the longest column, which is more where a file is still written, or damaged.
+        longest: rows of the longest column: more than `num_rows` if the file is still being written, or damaged.
     """
 
     num_rows: int
@@ -74,17 +74,17 @@ class TableChunks:
 
     @property
     def size_bytes(self) -> int:
-        """What the rows take in memory."""
+        """The memory that the rows take."""
         return self.num_rows * sum(column.dtype.itemsize for column in self.columns.values())
 
     @property
     def is_even(self) -> bool:
-        """Whether all columns have chunks of the same rows, so that the table can be read by chunks."""
+        """Whether the chunks of all columns hold the same rows, so that the table can be read chunk by chunk."""
         return len({(column.chunk_rows, len(column.places)) for column in self.columns.values()}) == 1
 
 
 def index_table(group: h5py.h5g.GroupID, table: TableSchema, *, file_bytes: int) -> TableChunks:
-    """Return where the rows of a table lie.
+    """Return where the rows of a table are in the file.
 
     Args:
         group: of the table, in the open trace file.
@@ -92,7 +92,7 @@ def index_table(group: h5py.h5g.GroupID, table: TableSchema, *, file_bytes: int)
         file_bytes: size of the file, which bounds what a column can hold.
 
     Raises:
-        DamagedColumn: a column is missing, damaged, or not as a trace may have it.
+        DamagedColumn: a column is missing, damaged, or not allowed in a trace.
     """
     has_enqueue = table.name == "collectives" and group.links.exists(ENQUEUE_COLUMN.encode())
     dtype = row_dtype(table, has_enqueue=has_enqueue)
@@ -100,7 +100,7 @@ def index_table(group: h5py.h5g.GroupID, table: TableSchema, *, file_bytes: int)
     for name in dtype.names or ():
         try:
             found[name] = _index_column(group, name, dtype[name], file_bytes)
-        # What h5py raises on damage.
+        # h5py raises these for damaged files.
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError, OverflowError) as error:
             raise DamagedColumn(f"column {name}: {error}") from error
     lengths = [num_rows for num_rows, _ in found.values()]
@@ -109,14 +109,14 @@ def index_table(group: h5py.h5g.GroupID, table: TableSchema, *, file_bytes: int)
 
 
 def _index_column(group: h5py.h5g.GroupID, name: str, dtype: np.dtype, file_bytes: int) -> tuple[int, ColumnChunks]:
-    """Return the number of rows that are really there, and where they lie.
+    """Return the number of rows that are really there, and where they are.
 
-    A kill may come between a column's length and its chunk.
+    A rank may be killed between writing a column's length and its chunk.
     """
     found = open_column(group, name)
     if found is None:
         raise ValueError("it is missing")
-    # Of thousands of files each property of a dataset takes its share of the time: each is asked for once.
+    # With thousands of files, each property of a dataset takes noticeable time: read each once.
     column, properties = found
     shape = column.get_space().get_simple_extent_dims()
     if len(shape) != 1:
@@ -174,7 +174,7 @@ def _chunked(column: h5py.h5d.DatasetID, properties: h5py.h5p.PropDCID, stored: 
 
 
 def _sizes(chunk_bytes: int, filters: tuple[int, ...]) -> tuple[float, float]:
-    """Return the least and the most bytes that a chunk takes behind its filters."""
+    """Return the least and the most bytes that a chunk takes after its filters."""
     extra = _CHECKSUM_BYTES if _FLETCHER32 in filters else 0
     if _DEFLATE in filters:
         return chunk_bytes / _MOST_COMPRESSED + extra, chunk_bytes + _MOST_LONGER_BYTES + extra
@@ -182,7 +182,7 @@ def _sizes(chunk_bytes: int, filters: tuple[int, ...]) -> tuple[float, float]:
 
 
 def _unmasked(filters: tuple[int, ...], mask: int) -> tuple[int, ...]:
-    """Return the filters that were applied to a chunk: a bit of its mask is set for each that was left out."""
+    """Return the filters that were applied to a chunk: its mask has a bit set for each filter that was skipped."""
     return tuple(one for index, one in enumerate(filters) if not mask >> index & 1)
 
 
@@ -196,7 +196,7 @@ def _stored_chunks(column: h5py.h5d.DatasetID, most: int) -> Sequence[Any]:
 
     def visit(chunk: Any) -> bool | None:
         found.append(chunk)
-        return True if len(found) > most else None  # anything but None ends the visits
+        return True if len(found) > most else None  # any value but None ends the iteration
 
     if hasattr(column, "chunk_iter"):
         column.chunk_iter(visit)
@@ -209,18 +209,18 @@ def _stored_chunks(column: h5py.h5d.DatasetID, most: int) -> Sequence[Any]:
 
 @lru_cache(maxsize=_MOST_SHARED)
 def _stored_dtype(encoded: bytes) -> np.dtype:
-    """Return the dtype of a type of HDF5, of which a trace has few: to describe one to numpy takes long."""
+    """Return the dtype of an HDF5 type, cached because the conversion is slow and a trace has few types."""
     dtype: np.dtype = h5py.h5t.decode(encoded).dtype
     return dtype
 
 
 def read_chunks(descriptor: int, chunks: TableChunks, lead: Table | None = None) -> Table:
-    """Return the rows of a table; other threads run while it reads and inflates.
+    """Return the rows of a table; other threads can run while it reads and decompresses.
 
     Args:
         descriptor: the trace file.
         chunks: where the rows are.
-        lead: rows to put before them, with the same columns.
+        lead: rows to put first, with the same columns.
 
     Raises:
         DamagedColumn: a chunk cannot be read, or is not what the index says.
@@ -244,7 +244,7 @@ def _read_column(descriptor: int, column: ColumnChunks, num_rows: int) -> NDArra
 
 
 def _fill(descriptor: int, column: ColumnChunks, values: NDArray[np.generic]) -> None:
-    """Write the rows of a column into zeros."""
+    """Write the rows of a column into an array of zeros."""
     for number, (offset, stored_bytes) in enumerate(column.places):
         rows = values[number * column.chunk_rows : (number + 1) * column.chunk_rows]
         if not stored_bytes or not len(rows):
@@ -272,7 +272,7 @@ def _is_shared(column: ColumnChunks, number: int) -> bool:
 
 @lru_cache(maxsize=_MOST_SHARED)
 def _shared_column(content: bytes, dtype: str, chunk_rows: int, num_rows: int) -> NDArray[np.generic]:
-    """Return the rows of a chunk: read-only, because thousands of ranks share those that are equal on all of them."""
+    """Return the rows of a chunk, read-only because thousands of ranks may share them."""
     values: NDArray[np.generic] = np.zeros(num_rows, dtype)
     _inflate(content, chunk_rows, values)
     values.flags.writeable = False
@@ -285,12 +285,12 @@ def _stored(descriptor: int, offset: int, size_bytes: int) -> bytes:
     except (OSError, OverflowError, MemoryError) as error:
         raise DamagedColumn(str(error)) from error
     if len(content) < size_bytes:
-        raise DamagedColumn(f"a chunk of {size_bytes} bytes at {offset} is cut off after {len(content)}")
+        raise DamagedColumn(f"a chunk of {size_bytes} bytes at {offset} ends after {len(content)}")
     return content
 
 
 def _foreign(content: bytes, column: ColumnChunks, number: int, num_rows: int) -> NDArray[np.generic]:
-    """Return the first rows of a chunk that this version's writer would lay out in another way."""
+    """Return the first rows of a chunk that has another layout than this version's writer uses."""
     filters, size_bytes = _filters_of(column, number), column.chunk_rows * column.stored.itemsize
     if _FLETCHER32 in filters:
         content = _without_checksum(content)
@@ -307,7 +307,7 @@ def _without_checksum(content: bytes) -> bytes:
     """Return a chunk without its checksum of two sums of 16-bit words modulo 65535 (Fletcher 1982).
 
     Raises:
-        DamagedColumn: the checksum is another one.
+        DamagedColumn: the checksum does not match.
     """
     content, stored = content[:-_CHECKSUM_BYTES], int.from_bytes(content[-_CHECKSUM_BYTES:], "little")
     words = np.frombuffer(content + b"\0" * (len(content) % 2), ">u2").astype(np.int64)
@@ -318,28 +318,28 @@ def _without_checksum(content: bytes) -> bytes:
 
 
 def _inflated(content: bytes, size_bytes: int) -> bytes:
-    """Return what a chunk inflates to, which is read no further than it should be.
+    """Decompress a chunk, no further than its expected size.
 
     Raises:
-        DamagedColumn: it is more, less, or damaged.
+        DamagedColumn: the content is longer, shorter, or damaged.
     """
     try:
-        # Two to four times as fast as zlib, and at loading a trace inflating is what takes longest.
+        # Two to four times as fast as zlib, and decompression is the slowest part of loading a trace.
         inflated: bytes = zlib_ng.decompressobj().decompress(content, size_bytes + 1)
     except (zlib_ng.error, MemoryError) as error:  # type: ignore[misc]  # its stub takes the class for an instance
         raise DamagedColumn(str(error)) from error
     if len(inflated) != size_bytes:
         held = f"{len(inflated)}" if len(inflated) < size_bytes else "more"
-        raise DamagedColumn(f"a chunk that should inflate to {size_bytes} bytes holds {held}")
+        raise DamagedColumn(f"a chunk should decompress to {size_bytes} bytes, but holds {held}")
     return inflated
 
 
 def _inflate(content: bytes, chunk_rows: int, values: NDArray[np.generic]) -> None:
-    """Write the first rows of a chunk into zeros."""
+    """Write the first rows of a chunk into an array of zeros."""
     size = values.dtype.itemsize
     inflated = _inflated(content, chunk_rows * size)
-    # The shuffle filter lays the first bytes of all values side by side, then the second ones, and so on. Most are
-    # zero, and to compare is faster than to scatter.
+    # The shuffle filter stores the first bytes of all values next to each other, then the second bytes, and so on. Most
+    # are zero, and comparing is faster than scattering.
     planes, zeros = values.view(np.uint8).reshape(len(values), size), bytes(len(values))
     for index in range(size):
         plane = inflated[index * chunk_rows : index * chunk_rows + len(values)]
@@ -348,7 +348,7 @@ def _inflate(content: bytes, chunk_rows: int, values: NDArray[np.generic]) -> No
 
 
 def split_last(chunks: TableChunks) -> tuple[TableChunks, TableChunks]:
-    """Return all chunks of an even table but the last one of each column, and the last ones."""
+    """Return all chunks of an even table except the last one of each column, and the last ones."""
     if not chunks.num_rows:
         return select_chunks(chunks, 0, 0), chunks
     last = len(next(iter(chunks.columns.values())).places) - 1
@@ -356,7 +356,7 @@ def split_last(chunks: TableChunks) -> tuple[TableChunks, TableChunks]:
 
 
 def split_all(chunks: TableChunks) -> tuple[TableChunks, TableChunks]:
-    """Return all chunks of a table, and none of it."""
+    """Return all chunks of a table, and no chunks of it."""
     return chunks, select_chunks(chunks, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""The HDF5 file of one rank, as its writer sees it: born complete, then grown by whole chunks in SWMR mode."""
+"""The HDF5 file of one rank for its writer: created with all objects, then extended by whole chunks in SWMR mode."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from hpcpace.trace.encoding import DEFLATE_LEVEL, RESOLUTION_NS, compress_chunk
 from hpcpace.trace.header import header_values
 from hpcpace.trace.schema import TABLES, TraceHeader
 
-# What HDF5 1.10 and later read; SWMR needs at least this.
+# Readable by HDF5 1.10 and later; SWMR needs at least this version.
 _LIBRARY_VERSIONS = ("v110", "v110")
-# Object headers that HDF5 may write beside the chunks of one flush, and what the index takes of each chunk.
+# Object headers that HDF5 may write along with the chunks of one flush, and the index entry of each chunk.
 _METADATA_BYTES = 65_536
 _INDEX_BYTES = 128
 
 
 def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> bytes:
-    """Return the bytes of a trace file that has every object and attribute and no rows.
+    """Return the bytes of a trace file with every object and attribute and no rows.
 
-    Made in memory, so that a full disk is met by a plain write and never by HDF5.
+    It is made in memory, so that a plain write meets a full disk, and never HDF5.
     """
     values = header_values(header)
     samples_unit, interfaces = values.pop("samples_unit"), values.pop("interfaces")
-    # HDF5 takes two files in memory of one name for the same file, and each recorder has a thread of its own.
+    # HDF5 treats two in-memory files of the same name as one file, and each recorder has its own thread.
     file_name = f"image-{threading.get_ident()}"
     with h5py.File(file_name, "w", driver="core", backing_store=False, libver=_LIBRARY_VERSIONS) as file:
         file.attrs.update(values)
@@ -60,15 +60,15 @@ def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> byte
 class Container:
     """An open trace file that takes whole chunks.
 
-    HDF5 cannot be trusted after it met a full disk, so space is reserved through a descriptor of our own first; a file
-    longer than its HDF5 content is valid, and what was not needed is given back.
+    HDF5 cannot be trusted after it has met a full disk, so space is first reserved through our own descriptor. A file
+    longer than its HDF5 content is valid, and unneeded space is released.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Open the file behind a descriptor that reads and writes; it stays the caller's."""
+        """Open the file behind a descriptor that reads and writes; the caller keeps the descriptor."""
         self._descriptor = os.dup(descriptor)
         self._finalizer = weakref.finalize(self, os.close, self._descriptor)
-        # The name leads to the open file itself, whatever stands at its path by now (proc(5)). Locks fail on file
+        # The name leads to the open file itself, whatever is at its path by now (proc(5)). Locks fail on file
         # systems without them, and nobody else writes this file.
         self._file = h5py.File(f"/proc/self/fd/{descriptor}", "r+", libver=_LIBRARY_VERSIONS, locking=False)
         self._file.swmr_mode = True
@@ -77,22 +77,22 @@ class Container:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the file has lost its last name."""
+        """Whether the file was removed: it has no name left."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def append(self, name: str, first_row: int, rows: NDArray[np.void]) -> None:
-        """Write a chunk of a table behind those that are there; `flush` makes it last.
+        """Append a chunk to a table; `flush` makes it durable.
 
         Args:
-            name: of the table.
+            name: name of the table.
             first_row: the number of its rows in the file, whole chunks.
-            rows: a chunk; fewer rows than fill it are for the table's last call.
+            rows: a chunk; only the table's last call may have fewer rows.
 
         Raises:
-            OSError: the disk is full or broken; calling again with the same rows is safe.
+            OSError: the disk is full or broken; it is safe to call again with the same rows.
         """
         chunk_rows = TABLES[name].chunk_rows
-        # On a disk that stays full, the work of compressing is not done again at every flush.
+        # On a disk that stays full, do not compress again at every flush.
         self._reserve(0)
         chunks = {column: compress_chunk(rows[column], chunk_rows) for column in rows.dtype.names or ()}
         self._reserve(sum(_INDEX_BYTES + len(chunk) for chunk in chunks.values()))
@@ -102,10 +102,10 @@ class Container:
             self._file[name][column].id.write_direct_chunk((first_row,), chunk)
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Bring all chunks into the file.
+        """Write all chunks to the file.
 
         Args:
-            is_last: whether to wait until the disk has them; some say only then that they are full.
+            is_last: whether to wait until the disk has them: some file systems report only then that they are full.
 
         Raises:
             OSError: the disk is full or broken.
@@ -115,11 +115,11 @@ class Container:
             os.fsync(self._descriptor)
 
     def release(self) -> None:
-        """Give back the space that was reserved and not needed, also by a reservation that failed halfway."""
+        """Release space that was reserved but not needed, including by a reservation that failed halfway."""
         os.ftruncate(self._descriptor, self._file.id.get_filesize())
 
     def copy_to(self, descriptor: int) -> None:
-        """Close the file and copy what it held to another one, also where its own name is gone.
+        """Close the file and copy its content to another one, even if its own name is gone.
 
         Raises:
             OSError: the other file cannot be written.
@@ -128,7 +128,7 @@ class Container:
         copy_file(self._descriptor, descriptor)
 
     def close(self) -> None:
-        """Close the file and leave it as any HDF5 program can open it."""
+        """Close the file so that any HDF5 program can open it."""
         try:
             self._close_file()
         finally:
@@ -137,7 +137,7 @@ class Container:
     def forget(self) -> None:
         """Point HDF5 in a forked child at an empty file.
 
-        When the child ends, HDF5 closes what it finds open, and would write its old idea of the file over the parent's.
+        When the child exits, HDF5 closes all open files, and would overwrite the parent's file with an old state.
         """
         if self._hdf5_descriptor is not None:
             empty = os.memfd_create("hpcpace-forked")

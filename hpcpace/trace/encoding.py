@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from hpcpace.trace.schema import TABLES, TableSchema
 
 DEFLATE_LEVEL = 6
-# To read the clock in Python and record an operation takes some hundreds of nanoseconds, and a device's event counts in
-# half microseconds: finer digits of these columns are noise, which no filter makes smaller
-# (experiments/bench/trace_size.py).
+# Reading the clock in Python and recording an operation take some hundreds of nanoseconds, and device events have a
+# resolution of half a microsecond: finer digits are noise, which does not compress (experiments/bench/trace_size.py).
 RESOLUTION_NS = {
     "collectives": {"enter_ns": 256, "exit_ns": 256, "blocked_ns": 1024, "enqueue_ns": 256},
 }
@@ -26,7 +25,7 @@ _STRUCT_CODES = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h
 
 
 def row_dtype(table: TableSchema, *, has_enqueue: bool = False) -> np.dtype:
-    """Return the packed dtype of a table's rows, with `enqueue_ns` at the end of collectives where asked for."""
+    """Return the packed dtype of a table's rows, with `enqueue_ns` at the end of collectives if asked for."""
     if table.name == "collectives" and has_enqueue:
         return np.dtype([*_fields(table.dtype), (ENQUEUE_COLUMN, "<i8")])
     return table.dtype

@@ -1,4 +1,4 @@
-"""The trace header as a mapping of names to values, which is how HDF5 attributes and the journal's JSON carry it."""
+"""The trace header as a mapping from names to values, as stored in HDF5 attributes and in the journal's JSON."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from hpcpace.errors import TraceError
 from hpcpace.trace.schema import FORMAT, FORMAT_VERSION, TraceHeader
 
 MOST_RANKS = 1 << 20
-"""Of a run: sixty times the largest that anybody has reported, and few enough to make a list of those missing."""
+"""The most ranks of a run: sixty times the largest run ever reported, and few enough to list those missing."""
 
 _VERSION = re.compile(r"([0-9]{1,6})\.[0-9]{1,6}")
-# Of places and coordinates; a time of day is int64.
+# Largest place or coordinate; a time of day is int64.
 _MOST_NUMBER = (1 << 31) - 1
 
 
 class OtherVersion(TraceError):
-    """A file has another major version of the trace format."""
+    """The file has another major version of the trace format."""
 
 
 def header_values(header: TraceHeader) -> dict[str, Any]:
-    """Return every field of a header by name; `interfaces` as a list, and bytes that are no UTF-8 as escapes."""
+    """Return every field of a header by name, `interfaces` as a list and bytes that are not UTF-8 as escapes."""
     values = {**asdict(header), "interfaces": list(header.interfaces)}
     return {name: _encodable(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def parse_header(values: Mapping[str, Any], place: str) -> TraceHeader:
-    """Return the header that a file carries; names that this version does not know are ignored.
+    """Return the header of a file; names that this version does not know are ignored.
 
     Args:
-        values: attributes by name, as HDF5 or JSON gave them.
+        values: attributes by name, from HDF5 or JSON.
         place: the file, for error messages.
 
     Raises:
         OtherVersion: the file has another major version of the format.
-        TraceError: no trace of hpcpace, or a value is missing or of the wrong type.
+        TraceError: not an hpcpace trace, or a value is missing or of the wrong type.
     """
     found = {name: _text(value) for name, value in values.items() if isinstance(value, (str, bytes))}
     if found.get("format") != FORMAT:
-        raise TraceError(f"{place} is no trace of hpcpace: its format is {values.get('format')!r}, not {FORMAT!r}")
+        raise TraceError(f"{place} is not an hpcpace trace: its format is {values.get('format')!r}, not {FORMAT!r}")
     _check_version(found.get("format_version", ""), place)
     known: dict[str, Any] = {}
     for item in fields(TraceHeader):
@@ -60,12 +60,12 @@ def parse_header(values: Mapping[str, Any], place: str) -> TraceHeader:
     header = TraceHeader(**known)
     if not 0 <= header.rank < header.world_size <= MOST_RANKS:
         raise TraceError(
-            f"{place}: rank {header.rank} of {header.world_size} ranks cannot be; the file is damaged, leave it out"
+            f"{place}: rank {header.rank} of {header.world_size} ranks is impossible; the file is damaged, leave it out"
         )
     for name, value in known.items():
         if isinstance(value, int) and name != "created_unix_ns" and abs(value) > _MOST_NUMBER:
             raise TraceError(
-                f"{place}: attribute {name} is {value}, which cannot be; the file is damaged, leave it out"
+                f"{place}: attribute {name} is {value}, which is impossible; the file is damaged, leave it out"
             )
     return header
 
@@ -82,7 +82,7 @@ def _check_version(version: str, place: str) -> None:
 
 
 def _encodable(text: str) -> str:
-    # A path or environment variable with such bytes comes as surrogates, which HDF5 does not take.
+    # Python reads a path or environment variable with such bytes as surrogates, which HDF5 does not accept.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -1,7 +1,7 @@
-"""The journal beside a trace file: the rows that do not yet fill a chunk, as plain records of fixed size.
+"""The journal next to a trace file: rows that do not yet fill a chunk, as plain records of fixed size.
 
-It begins with a header that describes itself, so that it can be read where the HDF5 file cannot. A kill at any moment
-leaves at most the last record torn; its checksum says so.
+It begins with a self-describing header, so that it can be read even if the HDF5 file cannot. A kill at any moment tears
+at most the last record, and its checksum shows that.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAGIC = b"HPCPJNL1"
 _PREAMBLE = struct.Struct("<8sII")
 _COLUMN_KIND = re.compile(r"<[iu][248]|\|[iu]1|\|S\d{1,4}")
 _PREFIX = [("check", "<u4"), ("table", "u1"), ("kind", "u1"), ("size", "<u2"), ("row", "<u8")]
-# Records looked at in one go; of a table with few rows in a row, most would be looked at in vain.
+# Records checked at once; for a table with few consecutive rows, more would mostly be wasted.
 _MOST_RECORDS = 1024
-# Each flush appends one run of records a table at most, and a journal is begun anew after some thousand flushes.
+# Each flush appends at most one run of records per table, and a new journal is begun after some thousand flushes.
 _MOST_RUNS = 1 << 16
 _MOST_HEADER_BYTES = 1 << 20
 _CHECK_SEED = 0xCBF29CE484222325
@@ -36,7 +36,7 @@ _CHECK_FACTOR = 0x9E3779B97F4A7C15
 
 
 class RecordKind(IntEnum):
-    """What a record holds: a row of a table, or an operation that was entered and not completed."""
+    """What a record holds: a row of a table, or an operation that was entered but not completed."""
 
     ROW = 0
     OPEN = 1
@@ -47,9 +47,9 @@ class JournalContent:
     """What a journal holds.
 
     Attributes:
-        rows: by table, the row numbers (int64, ascending, each once) and the rows.
-        open_rows: operations entered and not completed when they were journalled, as rows of collectives.
-        num_left_bytes: bytes at the end that are no whole, sound record.
+        rows: row numbers (int64, ascending, unique) and rows of each table.
+        open_rows: operations entered but not completed when they were journalled, as rows of collectives.
+        num_left_bytes: bytes at the end that are not a complete, intact record.
     """
 
     header: TraceHeader
@@ -96,7 +96,7 @@ def decode(content: bytes, place: str) -> JournalContent:
     """Return what a journal holds, up to its first torn or damaged record.
 
     Raises:
-        TraceError: no journal of hpcpace, a damaged header, or another major version.
+        TraceError: not an hpcpace journal, a damaged header, or another major version.
     """
     description, offset = _decode_header(content, place)
     journal = JournalContent(parse_header(description["header"], place))
@@ -124,17 +124,17 @@ def decode(content: bytes, place: str) -> JournalContent:
 
 def _decode_header(content: bytes, place: str) -> tuple[dict[str, Any], int]:
     if len(content) < _PREAMBLE.size or not content.startswith(MAGIC):
-        raise TraceError(f"{place} is no journal of hpcpace: it begins with {content[:8]!r}; leave it out")
+        raise TraceError(f"{place} is not an hpcpace journal: it begins with {content[:8]!r}; leave it out")
     _, size, check = _PREAMBLE.unpack_from(content)
     text = content[_PREAMBLE.size : _PREAMBLE.size + size]
     if size > _MOST_HEADER_BYTES or len(text) < size or zlib.crc32(text) != check:
-        raise TraceError(f"{place}: the journal's header is damaged or cut off at {len(content)} bytes; leave it out")
+        raise TraceError(f"{place}: the journal's header is damaged or ends after {len(content)} bytes; leave it out")
     try:
         description = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{place}: the journal's header is no JSON ({error}); leave the file out") from error
+        raise TraceError(f"{place}: the journal's header is not JSON ({error}); leave the file out") from error
     if not isinstance(description, dict) or not isinstance(description.get("header"), dict):
-        raise TraceError(f"{place}: the journal's header is no description of a trace; leave it out")
+        raise TraceError(f"{place}: the journal's header does not describe a trace; leave the file out")
     return description, _PREAMBLE.size + size
 
 
@@ -146,7 +146,7 @@ def _row_dtype(columns: list[list[str]]) -> np.dtype:
 
 
 def _run_of_records(content: bytes, offset: int, dtypes: list[np.dtype]) -> NDArray[np.void] | None:
-    """Return the sound records of one table that stand in a row at an offset, or None where there is none."""
+    """Return the consecutive intact records of one table at an offset, or None."""
     if len(content) - offset < 16 or content[offset + 4] >= len(dtypes):
         return None
     table = content[offset + 4]
@@ -167,7 +167,7 @@ def _checks(records: NDArray[np.void]) -> NDArray[np.uint32]:
     words = np.ascontiguousarray(records).view("<u8").reshape(len(records), records.dtype.itemsize // 8)
     check = np.full(len(records), _CHECK_SEED, dtype=np.uint64)
     for index in range(words.shape[1]):
-        # The first word's lower half is the checksum's own place.
+        # The lower half of the first word is the checksum itself.
         check += words[:, index] >> np.uint64(32) if index == 0 else words[:, index]
         check *= np.uint64(_CHECK_FACTOR)
     return (check >> np.uint64(32)).astype(np.uint32)

@@ -1,6 +1,6 @@
-"""The journal of one rank, as its writer sees it: records are appended as far as the disk takes them.
+"""The journal of one rank for its writer: records are appended as far as the disk takes them.
 
-Its last row of `account` can be written over at any time, which needs no space: there stands what a full disk costs.
+The last row of `account` can be overwritten at any time without needing space: it counts what a full disk costs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBERS = {name: number for number, name in enumerate(TABLES)}
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive rows of a table on their way into the journal; of open operations, which have no numbers, any."""
+    """Consecutive rows of a table on their way into the journal, or any open operations, which have no row numbers."""
 
     table: str
     kind: RecordKind
@@ -41,10 +41,10 @@ class JournalFile:
     """An open journal.
 
     Args:
-        descriptor: of an empty file; it stays the caller's.
+        descriptor: of an empty file; the caller keeps it.
 
     Attributes:
-        next_rows: by table, the number of the row behind its last one in the journal.
+        next_rows: for each table, the number after that of its last row in the journal.
         open_rows: the open operations in it, as bytes.
     """
 
@@ -59,7 +59,7 @@ class JournalFile:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the file has lost its last name."""
+        """Whether the file was removed: it has no name left."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def begin(self, header: bytes) -> None:
@@ -72,10 +72,10 @@ class JournalFile:
         self._end = len(header)
 
     def append(self, runs: Sequence[Run]) -> None:
-        """Append the records of rows, in order; what a full disk takes of them is kept.
+        """Append rows as records, in order; what a full disk takes of them is kept.
 
         Raises:
-            OSError: it did not take all; `next_rows` and `open_rows` say what it took, which ends with a whole record.
+            OSError: it did not take all; `next_rows` and `open_rows` tell which complete records it took.
         """
         runs = [run for run in runs if len(run.rows)]
         content = b"".join(encode_records(_NUMBERS[run.table], run.kind, run.first_row, run.rows) for run in runs)
@@ -93,7 +93,7 @@ class JournalFile:
             raise problem
 
     def amend_account(self, waiting: NDArray[np.void], num_missing: int) -> None:
-        """Let the last row of `account` in the journal say also what is missing behind it.
+        """Update the last row of `account` in the journal with what is missing after it.
 
         Args:
             waiting: later rows of `account`, which are not in the journal.

@@ -1,4 +1,4 @@
-"""What a recorder has lost: rows by table, the steps that they are of, and why; one line says it at the end."""
+"""What a recorder has lost: rows by table, their steps, and why; one line at the end reports it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hpcpace.trace.schema import NO_STEP
 
 
 class Losses:
-    """Rows that were given up."""
+    """Rows that were dropped."""
 
     def __init__(self) -> None:
         self._num_rows: Counter[str] = Counter()
         self._first_step = self._last_step = NO_STEP
-        # In the order in which they came up.
+        # In order of their first occurrence.
         self._reasons: dict[str, None] = {}
 
     @property
@@ -25,7 +25,7 @@ class Losses:
         return self._num_rows.total()
 
     def copy(self) -> Losses:
-        """Return the same losses, to which more can be added apart from these."""
+        """Return a copy, so that adding to one does not change the other."""
         copied = Losses()
         copied._num_rows, copied._reasons = self._num_rows.copy(), dict(self._reasons)
         copied._first_step, copied._last_step = self._first_step, self._last_step
@@ -34,7 +34,7 @@ class Losses:
     def add(
         self, table: str, num_rows: int, reason: str, *, first_step: int = NO_STEP, last_step: int = NO_STEP
     ) -> None:
-        """Count rows of a table, which are of steps if any."""
+        """Count rows of a table, and the steps they belong to, if any."""
         if not num_rows:
             return
         self._num_rows[table] += num_rows

@@ -1,8 +1,8 @@
-"""What a reader opens of an HDF5 file that anybody may have made.
+"""Open HDF5 files from untrusted sources.
 
-HDF5 can name other files to read (external links, external raw storage, virtual layouts), load plugins as filters, and
-claim more than any memory holds. A trace needs none of that, so whatever is not a hard link to a plain group, column or
-attribute of a bounded size is refused before HDF5 looks into it.
+An HDF5 file can refer to other files (external links, external raw storage, virtual layouts), load plugins as filters,
+and claim more memory than there is. A trace needs none of that. So everything but a hard link to a plain group, column
+or attribute of bounded size is refused before HDF5 looks into it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import h5py
 
-# A live writer needs microseconds to end a write; the pauses between so many attempts are some in all.
+# A live writer finishes a write within microseconds; this many attempts take longer than that.
 _READ_ATTEMPTS = 16
 # Where superblock version 3 says that the file is open for writing (HDF5 file format 3.0, section II.A).
 _SUPERBLOCK_VERSION_OFFSET, _SUPERBLOCK_VERSION = 8, 3
@@ -27,9 +27,9 @@ _HEAP_HEADER = struct.Struct("<HHIQ")
 _BLOCK_BYTES = 1 << 22
 
 MOST_ATTRIBUTE_BYTES = 1 << 16
-"""Of one attribute; the texts of a header have some dozens."""
+"""The most bytes of one attribute; the texts of a header have some dozens."""
 _MOST_HEAP_BYTES = 1 << 20
-"""Of all global heaps of a file together."""
+"""The most bytes of all global heaps of a file together."""
 _LEAST_HEAP_BYTES = 1 << 10
 _MOST_OBJECT_BYTES = 1 << 20
 _MOST_VALUES = 256
@@ -37,32 +37,32 @@ _MOST_VALUES = 256
 FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32)
 """The filters that a column may have, in the order in which they are applied."""
 LEAST_HDF5 = (2, 0, 0)
-"""The HDF5 from which on the published faults of 1.14 are fixed that a file can use (HDFGroup/cve_hdf5)."""
+"""The first HDF5 with fixes for the published faults of 1.14 that a file can exploit (HDFGroup/cve_hdf5)."""
 _KINDS = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING)
 
 
 def open_trace(descriptor: int) -> h5py.File:
-    """Open the trace file behind a descriptor: one that is closed, still written, or left by a killed rank.
+    """Open the trace file behind a descriptor: closed, still being written, or left by a killed rank.
 
     Args:
-        descriptor: of a regular file, open for reading; it stays the caller's.
+        descriptor: of a regular file, open for reading; the caller keeps it.
 
     Raises:
-        OSError: not a file of HDF5, or one on which HDF5 would hang or fill the memory.
+        OSError: not an HDF5 file, or one on which HDF5 would hang or fill the memory.
     """
     _check_heaps(descriptor)
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_file_locking(False, True)
-    # A reader of a live file tries again where a checksum is wrong, 100 times with pauses that double each time: on a
-    # damaged file that is for ever.
+    # A reader of a live file retries 100 times if a checksum is wrong, with pauses that double each time: for ever on a
+    # damaged file.
     _library().H5Pset_metadata_read_attempts(ctypes.c_int64(access.id), ctypes.c_uint(_READ_ATTEMPTS))
-    # The name leads to the open file itself, whatever stands at its path by now (proc(5)).
+    # The name leads to the open file itself, whatever is at its path by now (proc(5)).
     name = f"/proc/self/fd/{descriptor}".encode()
     return h5py.File(h5py.h5f.open(name, h5py.h5f.ACC_RDONLY | h5py.h5f.ACC_SWMR_READ, access))
 
 
 def is_marked_open(descriptor: int) -> bool:
-    """Return whether the writer of an HDF5 file has it open still, or was killed.
+    """Return whether the writer of an HDF5 file still has it open, or was killed.
 
     Raises:
         OSError: the file cannot be read.
@@ -74,10 +74,10 @@ def is_marked_open(descriptor: int) -> bool:
 
 
 def open_group(parent: h5py.h5g.GroupID, name: str) -> h5py.h5g.GroupID | None:
-    """Return a group below another one, None where nothing has the name.
+    """Return a group below another one, None if nothing has the name.
 
     Raises:
-        ValueError: it is a link to another place, no group, or larger than any of a trace.
+        ValueError: it is a link to another place, not a group, or larger than any in a trace.
     """
     if not _is_hard_link(parent, name):
         return None
@@ -89,17 +89,17 @@ def open_group(parent: h5py.h5g.GroupID, name: str) -> h5py.h5g.GroupID | None:
 
 
 def open_column(group: h5py.h5g.GroupID, name: str) -> tuple[h5py.h5d.DatasetID, h5py.h5p.PropDCID] | None:
-    """Return a dataset of a group and how it was made, None where nothing has the name.
+    """Return a dataset of a group and its creation properties, None if nothing has the name.
 
     Raises:
-        ValueError: it is a link to another place, no dataset, or it keeps its values in a way that no trace does.
+        ValueError: it is a link to another place, not a dataset, or stores its values in a way that no trace does.
     """
     if not _is_hard_link(group, name):
         return None
     found = h5py.h5o.open(group, name.encode())
     if not isinstance(found, h5py.h5d.DatasetID):
         raise ValueError("it is no dataset")
-    # Before anything else is asked of it: the extent of a virtual layout is that of the files it names.
+    # Check this first: asking a virtual layout for its extent opens the files that it names.
     properties = found.get_create_plist()
     if properties.get_layout() not in (h5py.h5d.CHUNKED, h5py.h5d.CONTIGUOUS):
         raise ValueError("it has a layout other than chunked or contiguous")
@@ -121,10 +121,10 @@ def filters_of(properties: h5py.h5p.PropDCID) -> tuple[int, ...]:
 
 
 def attribute_values(place: h5py.h5g.GroupID, names: Collection[str]) -> dict[str, Any]:
-    """Return the attributes of an object that are among some names, by name.
+    """Return those attributes of an object that have one of some names, by name.
 
     Raises:
-        ValueError: one is no number, text or list of texts, or larger than any of a trace.
+        ValueError: one is not a number, text or list of texts, or larger than any in a trace.
     """
     values = {}
     for name in names:
@@ -142,10 +142,10 @@ def attribute_values(place: h5py.h5g.GroupID, names: Collection[str]) -> dict[st
 
 
 def check_object(place: h5py.h5g.GroupID) -> None:
-    """Refuse a group whose header, links or attributes are larger than those of any trace.
+    """Refuse a group whose header, links or attributes are larger than in any trace.
 
     Raises:
-        ValueError: they are. Nothing of them has been read then.
+        ValueError: they are; nothing of them has been read.
     """
     found = h5py.h5o.get_info(place)
     sizes = (found.hdr.space.total, found.meta_size.obj.heap_size, found.meta_size.attr.heap_size)
@@ -173,14 +173,13 @@ def _is_hard_link(parent: h5py.h5g.GroupID, name: str) -> bool:
 def _check_heaps(descriptor: int) -> None:
     """Refuse a file on whose texts HDF5 would hang, or which fill the memory.
 
-    Texts of variable length are objects of a global heap, which HDF5 reads whole. Where the length of an object is
-    damaged so that the next one begins where this one does, HDF5 1.14 goes round in circles (HDF5 file format 3.0,
-    section III.E).
+    Texts of variable length are objects of a global heap, which HDF5 reads whole. If the damaged length of an object
+    makes the next one begin at the same place, HDF5 1.14 loops for ever (HDF5 file format 3.0, section III.E).
     """
     left_bytes = _MOST_HEAP_BYTES
     for begin, header in _heaps(descriptor):
         size_bytes = int.from_bytes(header[len(_HEAP_SIGNATURE) :], "little")
-        # Heaps that lie within each other can be as many as the file has bytes.
+        # There can be as many nested heaps as the file has bytes.
         left_bytes -= max(size_bytes, _LEAST_HEAP_BYTES)
         if left_bytes < 0:
             raise OSError(f"the global heap at byte {begin} claims {size_bytes} bytes; a trace has some thousand")
@@ -191,7 +190,7 @@ def _check_heap(content: bytes, begin: int) -> None:
     place = 16
     while place + _HEAP_HEADER.size <= len(content):
         number, _, _, size = _HEAP_HEADER.unpack_from(content, place)
-        # The object of number 0 is the space that is left, with its header.
+        # Object 0 is the free space, including its header.
         length = size if number == 0 else (_HEAP_HEADER.size + -(-size // 8) * 8) % (1 << 64)
         if length < _HEAP_HEADER.size:
             raise OSError(f"object {number} of the global heap at byte {begin} cannot have {size} bytes")
@@ -201,13 +200,13 @@ def _check_heap(content: bytes, begin: int) -> None:
 
 
 def _heaps(descriptor: int) -> Iterator[tuple[int, bytes]]:
-    """Yield where a global heap may begin, anywhere in the file, with its signature and size; holes are passed over."""
+    """Yield where a global heap may begin, anywhere in the file, with its signature and size; skip holes."""
     place, end = 0, os.fstat(descriptor).st_size
     header_bytes = len(_HEAP_SIGNATURE) + 8
     while place < end:
         place, stop = _extent(descriptor, place, end)
         while place < stop:
-            # A few bytes of the next block, too, where one begins at the end of this one.
+            # Read a few bytes of the next block as well: a heap may begin at the end of this one.
             block_bytes = min(_BLOCK_BYTES, stop - place)
             content = os.pread(descriptor, block_bytes + header_bytes, place)
             found = content.find(_HEAP_SIGNATURE)

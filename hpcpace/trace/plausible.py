@@ -1,7 +1,7 @@
-"""Rows of a trace whose values cannot be: they are left out before figures are made of them, and said so.
+"""Remove rows with impossible values from a trace before figures are computed, and report them.
 
-A damaged value near the limits of int64 would overflow in every difference and sum that it comes into. What lies
-within these bounds can be wrong as well, but only its own rank is the worse for it.
+A damaged value close to the limits of int64 would overflow in every difference and sum that uses it. Values within
+bounds can also be wrong, but that only harms the figures of their own rank.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hpcpace.trace.schema import ExitKind
 from hpcpace.trace.tables import RankTrace, Table
 
 MOST_NS = 1 << 60
-"""36 years; clocks of hosts count from their boot, and a difference of clocks is not larger."""
+"""36 years: clocks of hosts count from boot, and differences between clocks are no larger."""
 MOST_SIZE = 1 << 42
-"""4 TiB in one operation, as many samples in one step."""
+"""4 TiB in one operation, or as many samples in one step."""
 _TIME, _DURATION, _COUNT = (-MOST_NS, MOST_NS), (0, MOST_NS), (0, MOST_NS)
 _BOUNDS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "steps": {"step": (0, 2**31 - 2), "begin_ns": _TIME, "end_ns": _TIME, "samples": (0, MOST_SIZE)},
@@ -44,9 +44,9 @@ _BOUNDS: Mapping[str, Mapping[str, tuple[int, int]]] = {
 
 
 def without_implausible(trace: RankTrace) -> RankTrace:
-    """Return a trace without the rows whose values cannot be, and with a problem for each table that had some.
+    """Return a trace without rows that have impossible values, and with a problem for each table that had any.
 
-    Values that mean nothing, the end of an operation that never completed, may be anything.
+    Values without meaning, like the end of an operation that never completed, may be anything.
     """
     tables, problems = dict(trace.tables), list(trace.problems)
     for name in _BOUNDS:
@@ -58,13 +58,13 @@ def without_implausible(trace: RankTrace) -> RankTrace:
 
 
 def plausible_rows(table: Table, name: str, place: str, problems: list[str]) -> Table:
-    """Return the rows of a table whose values can be; where some cannot, a problem is added.
+    """Return the rows of a table without those that have impossible values; add a problem if there are any.
 
     Args:
         table: the rows.
-        name: the name of the table.
+        name: name of the table.
         place: what the problem calls the file.
-        problems: where to add it.
+        problems: list to which the problem is added.
     """
     found = {column: _outside(table, column, bounds) for column, bounds in _BOUNDS[name].items()}
     outside = {column: rows for column, rows in found.items() if rows.any()}
@@ -81,9 +81,9 @@ def plausible_rows(table: Table, name: str, place: str, problems: list[str]) -> 
 
 
 def _outside(table: Table, column: str, bounds: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which rows are out of bounds, bool, (num_rows,), or nothing, (0,), where none is."""
+    """Return which rows are out of bounds, bool, (num_rows,), or an empty array if none is."""
     values = table[column] if column in table else np.zeros(0, np.int64)
-    # Two reductions are all that a sound table costs.
+    # An intact table costs only two reductions.
     if not len(values) or (values.min() >= bounds[0] and values.max() <= bounds[1]):
         return np.zeros(0, np.bool_)
     outside: NDArray[np.bool_] = (values < bounds[0]) | (values > bounds[1])

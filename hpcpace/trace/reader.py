@@ -1,7 +1,7 @@
-"""Reading of one rank's trace: HDF5 file and journal merged, also of a rank that still runs or was killed.
+"""Read one rank's trace, HDF5 file and journal merged, even if the rank is still running or was killed.
 
-Needs neither torch nor MPI. What is damaged is left out and said so; the rest is read. A file may come from anybody:
-it is opened once, must be a regular file, and takes no more memory than it is allowed to.
+Needs neither torch nor MPI. Damaged parts are left out and reported; the rest is read. Files are not trusted: each is
+opened once, must be a regular file, and takes no more memory than allowed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of
 from hpcpace.trace.tables import RankTrace, Table
 
 DEFAULT_MEMORY_BYTES = 2 << 30
-"""What the tables of a run may take once they are in memory, unless more is allowed."""
+"""Memory that the tables of a run may take, unless more is allowed."""
 
-# What h5py and HDF5 raise on files that are damaged or not theirs.
+# h5py and HDF5 raise these for damaged or foreign files.
 _FOREIGN_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
-# A writer keeps a million rows in memory at most, and the journal holds no others.
+# A writer keeps at most a million rows in memory, and the journal holds no others.
 _MOST_JOURNAL_BYTES = 1 << 27
-# Its bytes, its rows, and their copies while they are put in order.
+# Its bytes, its rows, and their copies while they are sorted.
 _JOURNAL_COPIES = 3
-# Members of all groups of a rank: some times the ranks of the run.
+# Members of all groups of a rank: several times the ranks of the run.
 _MOST_GROUP_ROWS, _GROUP_ROW_BYTES = 1 << 21, 6
 _HEADER_NAMES = frozenset(item.name for item in fields(TraceHeader))
 _OPERATION = ["group", "seq", "op", "peer", "enter_ns"]
-# HDF5 is not made for threads, and h5py's own lock does not cover what `open_trace` sets past it.
+# HDF5 is not thread-safe, and h5py's own lock does not cover what `open_trace` sets directly.
 _HDF5 = threading.Lock()
 
 
@@ -51,8 +51,8 @@ def read_trace(path: str | os.PathLike[str], *, memory_bytes: float = DEFAULT_ME
     """Read the trace file of a rank together with its journal.
 
     Args:
-        path: the HDF5 file; it may be missing where a journal stands beside it. The journal's name does as well.
-        memory_bytes: what the tables may take in memory.
+        path: the HDF5 file, which may be missing if there is a journal next to it; or the journal.
+        memory_bytes: memory that the tables may take.
 
     Raises:
         TooLarge: they take more.
@@ -62,7 +62,7 @@ def read_trace(path: str | os.PathLike[str], *, memory_bytes: float = DEFAULT_ME
 
 
 def stream_trace(path: str | os.PathLike[str]) -> TraceStream:
-    """Read the trace file of a rank but for its collectives, which the stream reads on demand.
+    """Read the trace file of a rank except its collectives, which the stream reads on demand.
 
     Args:
         path: as of `read_trace`.
@@ -97,11 +97,11 @@ def read_rank(
     """Read the trace file of a rank together with its journal.
 
     Args:
-        name: of the HDF5 file.
-        folder: in which it lies.
-        most_rows: with more collectives than this, they stay on disk.
-        tables: the ones to read, by name; the others then have no rows.
-        most_bytes: what all that does not stay on disk may take in memory.
+        name: name of the HDF5 file.
+        folder: the folder that it is in.
+        most_rows: collectives stay on disk if there are more than this.
+        tables: names of the tables to read; the others get no rows.
+        most_bytes: memory for everything that does not stay on disk.
 
     Raises:
         TooLarge: it takes more.
@@ -109,7 +109,7 @@ def read_rank(
     """
     problems: list[str] = []
     path, journal_name = folder.path / name, Path(name).with_suffix(".journal").name
-    # The journal first: rows only move from it into the file, so what is gone from the one is in the other.
+    # Read the journal first: rows only move from it into the file, so none can be missed in between.
     journal_bytes = _JOURNAL_COPIES * min(folder.size_bytes(journal_name), _MOST_JOURNAL_BYTES)
     check_size(f"{path}: its tables", journal_bytes, most_bytes)
     content = _read_journal(folder, journal_name, problems)
@@ -149,7 +149,7 @@ def read_rank(
 
 
 def _size_bytes(table_name: str, chunks: TableChunks) -> float:
-    """Return what a table takes in memory, without the texts of groups, which need to be kept once only."""
+    """Return the memory that a table takes, without the texts of groups, which are kept only once."""
     if table_name != "groups":
         return chunks.size_bytes
     return chunks.num_rows * _GROUP_ROW_BYTES if chunks.num_rows <= _MOST_GROUP_ROWS else math.inf
@@ -176,13 +176,13 @@ def _read_journal(folder: Folder, name: str, problems: list[str]) -> journal.Jou
 
 @dataclass(kw_only=True)
 class _Container:
-    """What was read of an HDF5 file.
+    """What was read from an HDF5 file.
 
     Attributes:
-        tables: the sound tables; of one that is partly on disk the rows behind that part.
+        tables: the intact tables; for one that partly stays on disk, the rows after that part.
         is_open: whether the writer has not closed the file.
         left: the chunks of collectives that stay on disk.
-        identity: of the file, to know it again.
+        identity: identity of the file, to recognise it.
     """
 
     header: TraceHeader
@@ -196,9 +196,9 @@ class _Container:
 def _read_container(
     name: str, folder: Folder, *, tables: Collection[str], most_rows: float, most_bytes: float, has_journal: bool
 ) -> _Container:
-    """Return what the HDF5 file holds.
+    """Return the content of the HDF5 file.
 
-    Of more collectives than `most_rows` only the last chunk is read, with which a journal may overlap, if there is one.
+    If there are more collectives than `most_rows`, only the last chunk is read, and only if a journal may overlap it.
     """
     path = folder.path / name
     try:
@@ -227,7 +227,7 @@ def _read_container(
 
 
 def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Container, dict[str, TableChunks]]:
-    """Return header and state of a trace file, and where its tables lie."""
+    """Return header and state of a trace file, and where its tables are."""
     file_bytes = os.fstat(descriptor).st_size
     chunks: dict[str, TableChunks] = {}
     with _HDF5, open_trace(descriptor) as file:
@@ -253,7 +253,7 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
             except DamagedColumn as error:
                 problems.append(f"{path}: table {table_name} is damaged and left out ({error})")
                 continue
-            # In a file that is written, the columns grow one after the other.
+            # While a file is being written, its columns grow one after the other.
             num_rows, longest = chunks[table_name].num_rows, chunks[table_name].longest
             if num_rows < longest and not is_open:
                 problems.append(
@@ -274,7 +274,7 @@ def _group_values(groups: dict[str, h5py.h5g.GroupID]) -> dict[str, Any]:
 def _merged(
     schema: TableSchema, found: _Container, content: journal.JournalContent | None, path: Path, problems: list[str]
 ) -> Table:
-    """Return the rows of a table that the file holds, with those behind them that only the journal has."""
+    """Return the rows of a table in the file, followed by those that only the journal has."""
     numbers, journalled = (None, None) if content is None else content.rows.get(schema.name, (None, None))
     stored = found.tables.get(schema.name)
     if stored is None:
@@ -290,9 +290,10 @@ def _merged(
 def _merge(
     stored: Table, numbers: NDArray[np.int64], journalled: NDArray[np.void], place: str, problems: list[str]
 ) -> Table:
-    """Return the stored rows with those behind them that only the journal has.
+    """Return the stored rows, followed by those that only the journal has.
 
-    The file may be ahead of the journal (killed before the journal was restarted), never behind it in a sound trace.
+    The file may be ahead of the journal (if killed before the journal was restarted), but never behind it in an intact
+    trace.
     """
     is_new = numbers >= len(stored)
     if not is_new.any():
@@ -304,7 +305,7 @@ def _merge(
         return stored
     num_lost = int(numbers[-1]) + 1 - len(stored) - int(is_new.sum())
     if num_lost:
-        problems.append(f"{place}: {num_lost} rows behind row {len(stored) - 1} are in neither file nor journal")
+        problems.append(f"{place}: {num_lost} rows after row {len(stored) - 1} are in neither file nor journal")
     return Table({name: np.concatenate([column, journalled[name][is_new]]) for name, column in stored.items()})
 
 
@@ -313,7 +314,7 @@ def _kinds(dtype: np.dtype) -> dict[str, np.dtype]:
 
 
 def _still_open(content: journal.JournalContent | None, collectives: Table) -> Table:
-    """Return the journalled open operations that no later row completes."""
+    """Return the open operations of the journal that no later row completes."""
     if content is None or content.open_rows is None or not len(content.open_rows):
         return collectives.select(slice(0))
     rows = content.open_rows

@@ -1,7 +1,7 @@
-"""Recording of rows from a training job: a packed row appended to a list, and a thread that empties the lists.
+"""Record rows from a training job: the job appends packed rows to lists, and a flush thread writes them.
 
-A row costs the training thread well under a microsecond and never an exception; memory stays bounded also where a write
-never returns. Everything that can fail happens in the flush thread.
+A row costs the training thread well under a microsecond and never raises. Memory stays bounded even if a write never
+returns. Everything that can fail happens in the flush thread.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from hpcpace.trace.writer import TraceWriter
 
 AddRow = Callable[..., None]
 _REMEDY = "make room there, or name another disk in trace.trace_dir"
-# Rows that do not fill a chunk stay in memory in any case; a bound below that would drop for ever.
+# Rows that do not fill a chunk always stay in memory; a bound below that would drop rows for ever.
 _LEAST_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
 
 
 class Recorder:
     """Records the rows of one rank into its trace file, from any thread.
 
-    The methods `add_...` take one row of their table, columns in file order. `phase(name)` returns a context manager
-    that records the block under it as a phase of the current step.
+    Each method `add_...` takes one row of its table, columns in file order. `phase(name)` returns a context manager
+    that records its block as a phase of the current step.
 
     Args:
         path: the HDF5 file.
-        warn: takes a warning, from any thread.
-        open_folder: opens the folder of the file, and makes it where there is none; that of `path` when not given.
+        warn: called with a warning, from any thread.
+        open_folder: opens the folder of the file and makes it if necessary; by default the folder of `path`.
 
     Attributes:
         step: the current step; the owner sets it.
-        open_collectives: returns rows of the operations that are entered and not completed; asked at each flush.
+        open_collectives: returns rows of the operations that are entered but not completed; called at each flush.
         num_events: rows taken from the buffers so far.
-        num_dropped: rows given up because memory was full or a value did not fit its column; once it is closed, also
-            those that the disk did not take to the end.
+        num_dropped: rows dropped because memory was full or a value did not fit its column; once closed, also rows that
+            the disk never took.
         cost_ns: the recorder's own time so far: processor time of the flush thread, and each row at its measured cost.
     """
 
@@ -74,7 +74,7 @@ class Recorder:
         self._warn = warn
         self._warned: set[object] = set()
         self._max_rows = max_rows
-        # A buffer this long wakes the flush thread early; its rows are counted one by one from there.
+        # A buffer this long wakes the flush thread early; from there on its rows are counted one by one.
         self._wake_rows = max_rows // 4
         self._flush_interval_s = flush_interval_s
         # Ranks share a file system: their flushes are spread over the interval by the golden ratio.
@@ -85,7 +85,7 @@ class Recorder:
         self._reported = (0, 0, 0)
         self._drop_lock = threading.Lock()
         self._dropped = Losses()
-        # Why the last flush failed; empty after one that did not.
+        # Why the last flush failed; empty if it succeeded.
         self._write_problem = ""
         self._flush_lock = threading.Lock()
         self._wake = threading.Event()
@@ -115,7 +115,7 @@ class Recorder:
             self._thread.start()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Flush now; return whether the flush ended in time, whatever came of it."""
+        """Flush now; return whether the flush ended in time, successful or not."""
         if self._thread is None or self._process != os.getpid():
             return False
         with self._progress:
@@ -127,9 +127,9 @@ class Recorder:
             )
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """Write everything, close the file and end the flush thread; give up after a time, for a disk may hang.
+        """Write everything, close the file and end the flush thread; give up after a time, because a disk may hang.
 
-        What could not be written is one warning, whatever was said before.
+        One warning reports everything that could not be written, whatever was reported before.
 
         Returns:
             Whether nothing writes to the files any more.
@@ -152,14 +152,14 @@ class Recorder:
         return is_over
 
     def tell_losses(self) -> None:
-        """Warn of rows that no file has, where there are some; for an end without `close`."""
+        """Warn of rows that are in no file, if any; for an exit without `close`."""
         lost = self._losses(self._write_problem or "they could not be written in time", has_buffers=True)
         if lost.num_rows:
             self._tell(f"{lost.sentence(self._writer.path, is_certain=False)}; {_REMEDY}")
 
     @contextmanager
     def held(self, timeout_s: float) -> Iterator[bool]:
-        """Keep the files as they are for the block under it; yield whether they are, for a disk may hang."""
+        """Keep the files unchanged during the block; yield whether that worked, because a disk may hang."""
         is_held = self._flush_lock.acquire(timeout=timeout_s)
         try:
             yield is_held
@@ -190,7 +190,7 @@ class Recorder:
         return add
 
     def _region(self, phase: Phase) -> AbstractContextManager[None]:
-        """Return the region of a phase, which writes its row itself: one call less than by `add_phase`."""
+        """Return the region of a phase, which records its row itself: one call less than with `add_phase`."""
         rows = self._buffers["phases"]
         pack, push, wake_rows = row_struct(self._dtypes["phases"]).pack, rows.append, self._wake_rows
         clock, keep_or_drop, code, recorder = self._clock, self._keep_or_drop, int(phase), self
@@ -199,7 +199,7 @@ class Recorder:
             __slots__ = ("begins",)
 
             def __init__(self) -> None:
-                # Linked pairs (begin, outer begins), because a phase may stand inside itself.
+                # Linked pairs (begin, outer begins), because a phase may be nested in itself.
                 self.begins: tuple[int, Any] = (0, None)
 
             def __enter__(self) -> None:
@@ -236,7 +236,7 @@ class Recorder:
         return self._write_problem or f"writing took so long that more than {self._max_rows} rows waited in memory"
 
     def _losses(self, reason: str, *, has_buffers: bool = False) -> Losses:
-        """Return the rows that were dropped and those that no file has, because of a reason."""
+        """Return the rows that were dropped and, for the given reason, those that are in no file."""
         with self._drop_lock:
             lost = self._dropped.copy()
         for name, rows in self._writer.missing().items():
@@ -283,7 +283,7 @@ class Recorder:
                 self._warn_once("removed", f"{self._writer.path} was removed while in use; it was made again")
         except Exception as error:
             self._write_problem = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-            if not is_last:  # the end has a warning of its own, which says what was lost
+            if not is_last:  # closing has its own warning, which says what was lost
                 waits = f"training goes on, up to {self._max_rows} rows wait in memory for a retry"
                 self._warn_once("write", f"cannot write {self._writer.path}: {self._write_problem}; {waits}")
         else:
@@ -306,7 +306,7 @@ class Recorder:
             room -= len(rows)
             self.num_events += len(rows)
             self.cost_ns += len(rows) * self._row_cost_ns
-        # Also where memory is full: else nothing in the file would say so.
+        # Even if memory is full: otherwise nothing in the file would say so.
         totals = (self.num_events, self.num_dropped, self.cost_ns)
         since = [total - reported for total, reported in zip(totals, self._reported, strict=True)]
         row = np.array([(self._clock(), *since)], dtype=self._dtypes["account"])
@@ -314,7 +314,7 @@ class Recorder:
         self._reported = totals
 
     def _open_rows(self) -> np.ndarray:
-        """Return the rows of open operations. A boundary too: an observer that fails must not cost the other rows."""
+        """Return the rows of open operations. Also a boundary: an observer that fails must not cost the other rows."""
         dtype = self._dtypes["collectives"]
         try:
             rows = [] if self.open_collectives is None else self.open_collectives()
@@ -331,13 +331,13 @@ class Recorder:
             self._tell(message)
 
     def _tell(self, message: str) -> None:
-        # Where the warning itself fails, as on a closed stderr, there is nobody left to tell.
+        # If the warning itself fails, as on a closed stderr, there is nobody left to tell.
         with contextlib.suppress(Exception):
             self._warn(message)
 
 
 class NullRecorder:
-    """What stands in a recorder's place while tracing is off."""
+    """Replaces a recorder while tracing is off."""
 
     def __init__(self) -> None:
         self.step = NO_STEP
@@ -349,13 +349,13 @@ class NullRecorder:
 
 class _Off:
     __slots__ = ()
-    # Two empty Python functions cost 45 ns more than this builtin, which takes everything and returns the false "".
+    # Two empty Python functions cost 45 ns more than this builtin, which takes any arguments and returns the false "".
     __enter__: Any = "".format
     __exit__: Any = "".format
 
 
 class _Regions(dict[str, AbstractContextManager[None]]):
-    """The regions by name; looked up by the dictionary's own method, which costs a fifth of one written in Python."""
+    """The regions by name; the dictionary's own lookup costs a fifth of a method written in Python."""
 
     def __missing__(self, name: str) -> AbstractContextManager[None]:
         raise UsageError(f"no phase is called {name!r}: use one of {', '.join(self)}")

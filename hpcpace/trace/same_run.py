@@ -1,4 +1,4 @@
-"""Which of some traces are of one run: a file of another run, or of another start, must not pass for a rank of it."""
+"""Keep the traces of one run: a file of another run, or of another start, must not be taken for one of its ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MOST_NAMED = 16
 def of_one_run(
     traces: Sequence[RankTrace], *, run_id: str = "", attempt: int = -1
 ) -> tuple[list[RankTrace], list[str]]:
-    """Return the traces that belong together, ascending by rank, and a sentence on each of the others.
+    """Return the traces that belong together, ascending by rank, and a sentence about each of the others.
 
-    Run and attempt are the same on all ranks of a start; what most traces say counts.
+    Run and attempt are the same on all ranks of a start; the majority of traces decides.
 
     Args:
         traces: of different ranks.
-        run_id: which run counts where two have equally many traces.
-        attempt: which attempt counts then.
+        run_id: decides if two runs have equally many traces.
+        attempt: decides then, too.
 
     Returns:
-        No trace at all where nothing tells which of two runs it is.
+        No traces at all if nothing decides between two runs.
     """
     counts = Counter(_start_of(trace) for trace in traces)
     if not counts:

@@ -1,6 +1,6 @@
-"""The groups and columns of trace format 1, as data: recorder, writer, reader and documents all follow this table.
+"""The groups and columns of trace format 1, as data that recorder, writer, reader and documents follow.
 
-docs/trace-format.md is the text of the format; tests/golden/trace-1.0.h5 freezes it.
+docs/trace-format.md describes the format; tests/golden/trace-1.0.h5 freezes it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ FORMAT = "hpcpace-trace"
 FORMAT_VERSION = "1.0"
 CLOCK = "CLOCK_MONOTONIC"
 CHUNK_ROWS = 8192
-# Of tables that get about one row a second: a chunk of 8,192 rows would leave them in the journal for hours.
+# For tables that get about one row per second: a chunk of 8,192 rows would leave them in the journal for hours.
 SLOW_CHUNK_ROWS = 1024
 NO_STEP = -1
 
 
 class Phase(IntEnum):
-    """What a rank does in a stretch of its step."""
+    """What a rank does during part of its step."""
 
     DATA = 0
     FORWARD = 1
@@ -79,7 +79,7 @@ class PaceArm(IntEnum):
 
 
 class StepFlag(IntFlag):
-    """What marks a step as special."""
+    """Marks of special steps."""
 
     NONE = 0
     WARMUP = 1

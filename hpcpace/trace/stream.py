@@ -1,4 +1,4 @@
-"""The collectives of a long trace, some rows at a time: what does not fit into memory is read while it is used."""
+"""Read the collectives of a long trace some rows at a time, while they are used, if they do not fit into memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from hpcpace.trace.tables import RankTrace, Table, join_tables
 from hpcpace.units import format_bytes
 
 MOST_ROWS = 4_000_000
-"""Collectives of all ranks that are read into memory together; with more, they stay on disk."""
+"""The most collectives of all ranks that are read into memory; with more, they stay on disk."""
 
 _BLOCKS_AT_ONCE, _BYTES_AT_ONCE = 64, 1 << 24
 
 
 class TooLarge(TraceError):
-    """What a file holds takes more memory than it may.
+    """The content of a file takes more memory than allowed.
 
     Attributes:
-        size_bytes: what it takes.
+        size_bytes: the memory it takes.
     """
 
     def __init__(self, message: str, size_bytes: float) -> None:
@@ -42,10 +42,10 @@ class TooLarge(TraceError):
 
 
 def check_size(what: str, size_bytes: float, most_bytes: float) -> None:
-    """Refuse what takes more memory than is left for it.
+    """Check that something fits into the memory that is left for it.
 
     Raises:
-        TooLarge: it does.
+        TooLarge: it does not.
     """
     if size_bytes > most_bytes:
         message = (
@@ -59,13 +59,13 @@ def check_size(what: str, size_bytes: float, most_bytes: float) -> None:
 class TraceStream:
     """The trace of one rank whose collectives are not in memory.
 
-    They come in blocks: each chunk of the file is one, and what of the table is in memory is the last one.
+    They come in blocks: each chunk of the file is one, and the rows of the table that are in memory are the last one.
 
     Attributes:
-        trace: everything else; of its table `collectives` only the last rows.
-        chunks: where the rows before those lie, None where all are in `trace`.
-        identity: of the file in which they lie, as `identity_of` returns it.
-        most_bytes: what the blocks that are read at once may take in memory.
+        trace: everything else; its table `collectives` has only the last rows.
+        chunks: where the rows before those are, None if all are in `trace`.
+        identity: identity of the file that they are in, from `identity_of`.
+        most_bytes: memory for the blocks that are read at once.
     """
 
     trace: RankTrace
@@ -85,7 +85,7 @@ class TraceStream:
 
     @cached_property
     def last_steps(self) -> NDArray[np.int64]:
-        """The step of the last row of each chunk of the file, int64, (num_blocks - 1,); -1 where that is damaged."""
+        """The step of the last row of each chunk of the file, int64, (num_blocks - 1,); -1 if that is damaged."""
         if self.chunks is None:
             return np.zeros(0, np.int64)
         step = self.chunks.columns["step"]
@@ -110,13 +110,13 @@ class TraceStream:
 
         Args:
             first: from 0 to below `num_blocks`.
-            stop: more than that, and `num_blocks` at most.
-            columns: the ones to read; all when not given.
-            lead: rows to put before them, with these columns.
+            stop: above `first`, at most `num_blocks`.
+            columns: the columns to read; all if not given.
+            lead: rows to put first, with these columns.
 
         Raises:
-            TooLarge: they take more memory than they may.
-            TraceError: a chunk of the file is damaged; `read_trace` says what of the file can be read.
+            TooLarge: they take more memory than allowed.
+            TraceError: a chunk of the file is damaged; `read_trace` reads the rest of the file.
         """
         last = self.trace.tables["collectives"]
         names = last if columns is None else columns
@@ -141,27 +141,27 @@ class TraceStream:
         return rows if stop <= num_chunks else join_tables([rows, in_memory])
 
     def _open(self) -> int:
-        """Open the file once more, for of thousands not all can stay open, and make sure that it is the same one."""
+        """Open the file again, because thousands cannot all stay open, and make sure that it is the same file."""
         with Folder.open(self.trace.path.parent) as folder:
             descriptor = folder.open_file(self.trace.path.name)
         if identity_of(descriptor) != self.identity:
             os.close(descriptor)
-            raise OSError("it is another file than before")
+            raise OSError("it was replaced by another file")
         return descriptor
 
     def collectives(self, columns: Sequence[str] | None = None) -> Iterator[Table]:
-        """Yield the rows of the table `collectives` in order, block by block; else as `blocks`."""
+        """Yield the rows of the table `collectives` in order, block by block; otherwise like `blocks`."""
         return (self.blocks(number, number + 1, columns) for number in range(self.num_blocks))
 
 
 def identity_of(descriptor: int) -> tuple[int, int]:
-    """Return what tells an open file from others: its device and number there."""
+    """Return the identity of an open file: its device and inode number."""
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
 
 
 class StoredTable(Table):
-    """The collectives of a stream as a table: a column is read whenever it is asked for, and not kept."""
+    """The collectives of a stream as a table that reads a column whenever it is accessed, and does not keep it."""
 
     def __init__(self, stream: TraceStream) -> None:
         super().__init__({name: column[:0] for name, column in stream.trace.tables["collectives"].items()})
@@ -176,5 +176,5 @@ class StoredTable(Table):
         return np.concatenate([rows[column] for rows in self.stream.collectives([column])])
 
     def select(self, mask: NDArray[np.bool_] | NDArray[np.integer[Any]] | slice) -> Table:
-        """Return the rows under a mask, of these numbers, or of a slice, in memory."""
+        """Return the rows of a mask, row numbers or a slice, in memory."""
         return Table({name: self[name][mask] for name in self})

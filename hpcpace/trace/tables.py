@@ -1,4 +1,4 @@
-"""A table of a trace as arrays, and what one rank's trace is once read."""
+"""A table of a trace as arrays, and one rank's trace in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Table(Mapping[str, NDArray[Any]]):
 
     @property
     def size_bytes(self) -> int:
-        """What the columns take in memory."""
+        """The memory that the columns take."""
         return sum(column.nbytes for column in self._columns.values())
 
     def select(self, mask: NDArray[np.bool_] | NDArray[np.integer[Any]] | slice) -> Table:
@@ -59,10 +59,10 @@ class Table(Mapping[str, NDArray[Any]]):
 
 
 class GroupTable(Table):
-    """The table `groups` with the texts of each group once: each of thousands of ranks names thousands of members.
+    """The table `groups` with the texts of each group only once, because thousands of ranks name thousands of members.
 
     Args:
-        table: the table as a file has it.
+        table: the table of the file.
     """
 
     def __init__(self, table: Table) -> None:
@@ -86,7 +86,7 @@ class GroupTable(Table):
         return Table({name: self[name][mask] for name in self})
 
     def share(self, known: dict[bytes, NDArray[Any]]) -> int:
-        """Take equal columns of other ranks in the place of its own, and return the bytes of those that are new.
+        """Replace columns by equal ones of other ranks, and return the bytes of the columns that are new.
 
         Args:
             known: columns by their digest; new ones are added.
@@ -102,7 +102,7 @@ class GroupTable(Table):
 
 
 def join_tables(tables: Sequence[Table]) -> Table:
-    """Return the rows of all tables, at least one, that have the same columns."""
+    """Return the rows of all tables, at least one and all with the same columns."""
     tables = [table for table in tables if len(table)] or tables[:1]
     if len(tables) == 1:
         return tables[0]
@@ -114,10 +114,10 @@ class RankTrace:
     """The trace of one rank.
 
     Attributes:
-        tables: every table of the schema; one that the file does not hold has no rows.
-        problems: what was left out and why, one sentence each; empty for a sound file.
-        closed_cleanly: whether the rank ended its recording; else it was killed, or runs still.
-        open_collectives: operations that were entered and not completed at the last flush, with `exit_kind` 2.
+        tables: every table of the schema; those that the file lacks have no rows.
+        problems: what was left out and why, one sentence each; empty for an intact file.
+        closed_cleanly: whether the rank ended its recording; otherwise it was killed, or is still running.
+        open_collectives: operations that were entered but not completed at the last flush, with `exit_kind` 2.
     """
 
     path: Path
@@ -129,5 +129,5 @@ class RankTrace:
 
     @property
     def size_bytes(self) -> int:
-        """What its tables take in memory."""
+        """The memory that its tables take."""
         return sum(table.size_bytes for table in self.tables.values())

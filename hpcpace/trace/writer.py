@@ -1,4 +1,4 @@
-"""Where rows go: whole chunks to HDF5, the rest to the journal, and what happens when the disk does not take them.
+"""Write rows to disk: whole chunks to HDF5, the rest to the journal, and as much as possible to a full disk.
 
 One thread owns a writer. Rows that could not be written stay in memory, and every flush tries again.
 """
@@ -20,29 +20,28 @@ from hpcpace.trace.journal import RecordKind, encode_header
 from hpcpace.trace.journal_file import JournalFile, Run
 from hpcpace.trace.schema import TABLES, TraceHeader
 
-# What a full disk still takes, it takes of these first: they are small and the others are worth little without them.
-# The journal begins with account, whose last row there says what is missing; HDF5, from where no row comes back, ends
-# with it.
+# A full disk gets these tables first: they are small, and the others are worth little without them. The journal begins
+# with account, whose last row there says what is missing. HDF5 ends with it, because its rows cannot be changed.
 _SMALL_FIRST = tuple(dict.fromkeys(("steps", "clock", "groups", "network", "host", "pacing", *TABLES)))
 _STORED_ORDER = (*(name for name in _SMALL_FIRST if name != "account"), "account")
 _JOURNALLED_ORDER = ("account", *(name for name in _SMALL_FIRST if name != "account"))
-# Rows that the journal keeps though they would fill a chunk.
+# Rows that the journal keeps although they would fill a chunk.
 _LEAST_JOURNALLED = {"account": 1}
 
 
 class TraceWriter:
     """Writes the trace file and journal of one rank.
 
-    The folder is held open and files are named relative to it: a run that is moved while in use keeps all its rows.
-    A full disk gets as many rows as it takes: steps, clock and other small tables before phases, and collectives last;
-    of each table the oldest first. The last row of `account` in the journal counts the rows that it did not take.
+    The folder is held open and files are opened relative to it: a run that is moved while in use keeps all its rows.
+    A full disk gets as many rows as it takes: steps, clock and other small tables before phases, and collectives last,
+    the oldest rows of each table first. The last row of `account` in the journal counts the rows that did not fit.
 
     Args:
-        path: the HDF5 file; the journal stands beside it.
-        open_folder: opens the folder of both, and makes it where there is none.
+        path: the HDF5 file; the journal is next to it.
+        open_folder: opens the folder of both and makes it if necessary.
 
     Attributes:
-        num_removed: rows by table in an HDF5 file that somebody removed and that could not be made again to the end.
+        num_removed: rows by table in an HDF5 file that somebody removed and that could never be recreated.
     """
 
     def __init__(
@@ -65,37 +64,37 @@ class TraceWriter:
         self._num_stored = dict.fromkeys(self._dtypes, 0)
         self._tails = {name: np.zeros(0, dtype=dtype) for name, dtype in self._dtypes.items()}
         self._open_rows = self._tails["collectives"]
-        # By table, the number of the row behind the last one that the journal has, also once it is closed.
+        # For each table, the number after that of the journal's last row, even once it is closed.
         self._next_rows: Mapping[str, int] = {}
         self.num_removed: dict[str, int] = {}
         self._journalled_open: set[bytes] = set()
 
     @property
     def num_kept(self) -> int:
-        """Rows in memory, whether the journal holds them or not."""
+        """Rows in memory, whether the journal has them or not."""
         return sum(map(len, self._tails.values()))
 
     def missing(self) -> dict[str, NDArray[np.void]]:
-        """Return the rows that are in neither file nor journal, by table; without `account`, which adds up the rest."""
+        """Return the rows that are in neither file nor journal, by table; not `account`, which counts them."""
         found = {name: tail[self._num_journalled(name) :] for name, tail in self._tails.items() if name != "account"}
         found["collectives"] = np.concatenate([found["collectives"], self._still_open(is_journalled=False)])
         return found
 
     def add(self, name: str, rows: NDArray[np.void]) -> None:
-        """Take rows of a table; nothing is written yet."""
+        """Accept rows of a table; nothing is written yet."""
         if len(rows):
             self._tails[name] = np.concatenate([self._tails[name], rows])
 
     def set_open(self, rows: NDArray[np.void]) -> None:
-        """Take the operations that are entered and not completed now."""
+        """Accept the operations that are now entered but not completed."""
         self._open_rows = rows
 
     def flush(self) -> bool:
-        """Write what there is; return whether the files had been removed and were made again.
+        """Write all rows; return whether the files had been removed and were recreated.
 
         Raises:
-            OSError: a file cannot be made or written. What the disk took of it is kept, the other rows stay in memory,
-                and the next flush tries again.
+            OSError: a file cannot be made or written. What the disk took is kept, the other rows stay in memory, and
+                the next flush tries again.
         """
         return self._write(self._store_chunks)
 
@@ -103,7 +102,7 @@ class TraceWriter:
         """Write everything into the HDF5 file, close it and remove the journal.
 
         Raises:
-            OSError: something could not be written; the journal stays where it is, with the rows that it took.
+            OSError: something could not be written; the journal is kept, with the rows that it took.
         """
         try:
             self._write(self._store_all)
@@ -115,7 +114,7 @@ class TraceWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the files as they are; a journal stays, so that a reader misses nothing that is in it."""
+        """Close the files as they are; a journal is kept, so that a reader misses nothing that is in it."""
         self._close_journal()
         if self._folder is not None:
             self._folder.close()
@@ -138,18 +137,18 @@ class TraceWriter:
             self._open_container()
             store()
         finally:
-            # What HDF5 did not take; nothing, if it was to take everything and did.
+            # Rows that HDF5 did not take; none, if it was to take everything and did.
             if self.num_kept:
                 self._write_journal()
         return was_removed
 
     def _store_chunks(self) -> None:
-        """Bring whole chunks into the HDF5 file."""
+        """Write whole chunks to the HDF5 file."""
         free = {name: max(len(tail) - _LEAST_JOURNALLED.get(name, 0), 0) for name, tail in self._tails.items()}
         self._store({name: num_rows - num_rows % TABLES[name].chunk_rows for name, num_rows in free.items()})
 
     def _store_all(self) -> None:
-        """Bring all rows into the HDF5 file; operations that are still open become rows like the others."""
+        """Write all rows to the HDF5 file; operations that are still open become rows like the others."""
         num_open = len(self._open_rows)
         self.add("collectives", self._open_rows)
         self._open_rows = self._open_rows[:0]
@@ -161,7 +160,7 @@ class TraceWriter:
             self._tails["collectives"], self._open_rows = tail[:num_done], tail[num_done:]
 
     def _store(self, num_rows: Mapping[str, int], *, is_last: bool = False) -> None:
-        """Bring the first rows of each table's tail into the HDF5 file, chunk by chunk, until one does not fit."""
+        """Write the first rows of each table's tail to the HDF5 file, chunk by chunk, until one does not fit."""
         assert self._container is not None
         if not any(num_rows.values()):
             return
@@ -180,11 +179,11 @@ class TraceWriter:
             for name, count in num_taken.items():
                 self._num_stored[name] += count
                 self._tails[name] = self._tails[name][count:].copy() if count else self._tails[name]
-            # The journal needs what a chunk that did not fit had reserved.
+            # The journal needs the space reserved for a chunk that did not fit.
             self._container.release()
 
     def _write_journal(self) -> None:
-        """Bring the rows that the HDF5 file lacks into the journal, as far as the disk takes them."""
+        """Write the rows that the HDF5 file lacks to the journal, as far as the disk takes them."""
         try:
             if self._is_journal_stale:
                 self._start_journal()
@@ -192,9 +191,9 @@ class TraceWriter:
             self._append_to_journal()
 
     def _start_journal(self) -> None:
-        """Put a new journal in the place of the old one at once, without the rows that the HDF5 file has.
+        """Replace the journal atomically by a new one without the rows that the HDF5 file has.
 
-        It begins with what the old one has, so that no row is given up that the disk has taken, and a row of account.
+        It begins with a row of account and the rows of the old one, so that no row is lost that the disk has taken.
         """
         assert self._folder is not None
         if not self._is_begun:
@@ -234,12 +233,12 @@ class TraceWriter:
         return max(self._next_rows.get(name, 0) - self._num_stored[name], 0)
 
     def _still_open(self, *, is_journalled: bool) -> NDArray[np.void]:
-        """Return the open operations that the journal has, or those that it lacks."""
+        """Return the open operations that the journal has, or the ones it lacks."""
         rows = [row for row in self._open_rows if (row.tobytes() in self._journalled_open) == is_journalled]
         return np.array(rows, dtype=self._open_rows.dtype)
 
     def _open_container(self) -> None:
-        """Make the HDF5 file; where somebody removed it, with what the open one still holds."""
+        """Make the HDF5 file; if somebody removed it, with what the open one still holds."""
         removed = self._container
         if removed is not None and not removed.is_removed:
             return
@@ -255,7 +254,7 @@ class TraceWriter:
             removed.close()
 
     def _open_folder(self) -> None:
-        """Open the folder where it is not open yet, or was removed."""
+        """Open the folder if it is not open yet, or was removed."""
         if self._folder is not None:
             if os.fstat(self._folder.descriptor).st_nlink:
                 return
@@ -266,7 +265,7 @@ class TraceWriter:
     def _refuse_existing(self, folder: Folder) -> None:
         for path in (self.journal_path, self.path):
             if folder.has(path.name):
-                raise FileExistsError(f"{path} exists already; a run never overwrites another one's trace")
+                raise FileExistsError(f"{path} already exists: a run never overwrites another run's trace")
 
     def _close_journal(self) -> None:
         if self._journal is not None:

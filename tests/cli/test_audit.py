@@ -54,13 +54,13 @@ def test_a_tree_has_its_findings_and_the_exit_code_of_the_worst(tree: Path) -> N
     assert done.returncode == 4
     assert done.stdout == (
         "hpcpace audit: 1 fail, 1 warning (1 node, 4 ranks, 28 of 36 rules applied)\n"
-        "F A04 local ranks 0,1: share cores, with CPUs 0-3,8-11 [read]\n"
-        "      costs  both wait for one another's computing, at times that differ from step to step\n"
+        "F A04 local ranks 0,1: share the cores of CPUs 0-3,8-11 [read]\n"
+        "      costs  each waits while the other computes, at moments that differ from step to step\n"
         "      fix    the binding below\n"
-        "W S05 local ranks 0,1: are threads of the same cores, CPUs 0-3,8-11 [read]\n"
-        "      costs  two ranks on one core each get about half of it\n"
+        "W S05 local ranks 0,1: run on hardware threads of the same cores (CPUs 0-3,8-11) [read]\n"
+        "      costs  two ranks on one core get about half of it each\n"
         "      fix    srun --hint=nomultithread ...\n"
-        "Bind 4 ranks a node:\n"
+        "Bind 4 ranks per node:\n"
         "  srun --cpu-bind=mask_cpu:0x303,0xc0c,0x3030,0xc0c0 ...\n"
     )
 
@@ -75,7 +75,7 @@ def test_a_verdict_has_at_most_30_lines_whatever_is_wrong(tmp_path: Path) -> Non
 def test_hosts_that_agree_are_grouped_and_odd_ones_named(cluster: Path) -> None:
     done = _audit("--from", str(cluster), "--rules", "N06,N08,N05")
     assert done.returncode == 4
-    assert "F N06 ens0, n2: MTU 1500, 9000 on 3 of 4 hosts" in done.stdout
+    assert "F N06 ens0, n2: has MTU 1500, but 9000 on 3 of 4 hosts" in done.stdout
     assert "W N08 mlx5_1 port 1, all 4 nodes: symbol_error is 99" in done.stdout
 
 
@@ -100,7 +100,7 @@ def test_a_prolog_fails_on_named_rules_only(tree: Path) -> None:
     failed = _audit("--sysfs-root", str(tree), "--prolog", "--fail-on", "A04")
     passed = _audit("--sysfs-root", str(tree), "--prolog", "--fail-on", "N05,P01")
     assert (failed.returncode, failed.stdout.count("\n")) == (4, 1)
-    assert (passed.returncode, passed.stdout) == (0, "hpcpace audit: none of N05,P01 found\n")
+    assert (passed.returncode, passed.stdout) == (0, "hpcpace audit: no findings of N05,P01\n")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_prolog_never_drains_a_node_for_a_mistake_of_ours(arguments: tuple[str
         (("--from", "/a", "--sysfs-root", "/b"), "exclude each other"),
         (("--fail-on", "A01"), "--fail-on needs --prolog"),
         (("--json", "--prometheus"), "exclude each other"),
-        (("--nccl-log", "/nowhere"), "cannot read the log of NCCL"),
+        (("--nccl-log", "/nowhere"), "cannot read the NCCL log"),
         (("explain", "X1"), "there is no rule 'X1'"),
     ],
 )
@@ -143,7 +143,7 @@ def test_rules_are_ignored_and_thresholds_set_by_a_file(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text('[audit]\nignore = ["A03", "A04", "A06", "S01", "S04", "C01"]\nleast_shm = 0\n')
     tree = cgroup_cut().write(tmp_path / "tree")
     done = _audit("--sysfs-root", str(tree), "--config", str(tmp_path / "site.toml"))
-    assert (done.returncode, done.stdout.split("(")[0]) == (0, "hpcpace audit: nothing found ")
+    assert (done.returncode, done.stdout.split("(")[0]) == (0, "hpcpace audit: no findings ")
 
 
 @pytest.mark.parametrize("text", ["[audit]\nmtu = 1\n", "[audit]\ndrop_share = 2\n", '[audit]\nignore = ["X1"]\n'])

@@ -163,7 +163,7 @@ def test_a_lab_that_did_not_come_up_is_removed_or_booted_anew(lab, half_made):
     code, _, err = lab("status", "--name", "one")
     assert code == 2
     assert err == (
-        "hpcpace: lab 'one' is still coming up, or was left half made: `hpcpace lab up --name one` boots it anew, "
+        "hpcpace: lab 'one' is still coming up, or is incomplete: `hpcpace lab up --name one` boots it again, "
         "`hpcpace lab down --name one` removes it\n"
     )
     assert "(labs here: none)" in lab("status", "--name", "two")[2]
@@ -176,7 +176,7 @@ def test_a_lab_that_has_died_is_removed_or_booted_anew(lab, half_made, arguments
     assert code == 2
     assert err == (
         f"hpcpace: lab 'one' has died (process {os.getpid()} is gone): `hpcpace lab down --name one` removes what is "
-        "left of it, `hpcpace lab up --name one` boots it anew\n"
+        "left of it, `hpcpace lab up --name one` boots it again\n"
     )
 
 
@@ -185,8 +185,8 @@ def test_a_lab_that_is_up_is_not_booted_again(lab, half_made):
     code, _, err = lab("up", "--name", "one")
     assert code == 2
     assert err == (
-        "hpcpace: lab 'one' is up already: `hpcpace lab down --name one` ends it, `hpcpace lab up --name OTHER` makes "
-        "another beside it\n"
+        "hpcpace: lab 'one' is up already: `hpcpace lab down --name one` ends it, `hpcpace lab up --name OTHER` boots "
+        "another one\n"
     )
     assert files.ready_json.exists()
 
@@ -197,7 +197,7 @@ def test_two_commands_do_not_change_a_lab_at_the_same_time(lab, half_made, comma
     with files.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = lab(command, "--name", "one")
-    assert (code, err) == (2, "hpcpace: lab 'one' is being brought up or down by another command: wait for it\n")
+    assert (code, err) == (2, "hpcpace: another command is bringing lab 'one' up or down: wait for it to finish\n")
     assert files.folder.exists()
 
 
@@ -248,7 +248,7 @@ def test_down_leaves_the_lab_alone_where_the_log_of_truth_cannot_be_kept(lab, ha
     TruthLog(files.truth).write("fault-begin", fault_id="f1")
     place = tmp_path / "missing" / "kept.jsonl"
     code, _, err = lab("down", "--name", "one", "--truth", place)
-    assert (code, err) == (2, f"hpcpace: cannot keep the log of truth at {place}: No such file or directory\n")
+    assert (code, err) == (2, f"hpcpace: cannot copy the log of truth to {place}: No such file or directory\n")
     assert files.truth.exists()
 
 
@@ -267,7 +267,7 @@ def test_truth_prints_the_log_as_it_is(lab, half_made):
         (["up", "--tmp-size", "all"], "lab.tmp_size: 'all' is not a size"),
         (["up", "--name", "Not this"], "lab.name is 'Not this'"),
         (["up", "--config", "/no/such/file"], "/no/such/file"),
-        (["up", "--share", "/tmp/no/such/folder"], "lab.share: no folder /tmp/no/such/folder"),
+        (["up", "--share", "/tmp/no/such/folder"], "lab.share: no such folder: /tmp/no/such/folder"),
     ],
 )
 def test_wrong_settings_are_one_line_and_exit_2(lab, base, arguments, seen):

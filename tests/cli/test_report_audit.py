@@ -66,7 +66,7 @@ def test_a_slow_rank_has_its_finding_and_the_fix_in_one_piece(report: Report, tm
     told = "rank 3 on n2 is slow, and local ranks 0,1 have A04: share CPUs 4-7"
     verdict, _, section = out.partition("\nAudit  ")
     assert told in words(verdict) and told in words(section)
-    assert "  fix: srun --cpu-bind=mask_cpu:0xff,0xff00 ...  # or -c 8, to srun itself\n" in section
+    assert "  fix: srun --cpu-bind=mask_cpu:0xff,0xff00 ...  # or -c 8 on the srun line itself\n" in section
     (match, *_) = json.loads((run.path / "summary.json").read_text())["audit"]["matches"]
     assert (match["who"], match["rule"], match["severity"], match["is_common"]) == ("rank 3 on n2", "A04", "F", False)
     assert match["fix"] in section

@@ -38,17 +38,17 @@ _TOLD_TIMEOUT_S = 90.0
 _STRIKER = """
 import sys
 from hpcpace.lab.fabric import set_up
-from hpcpace.lab.fault_kinds import KillHost, Site
+from hpcpace.lab.fault_kinds import KillHost, InsideLab
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.plan import LabPlan
 from hpcpace.lab.settings import read_config
 files = LabFiles.of(sys.argv[1])
-site = Site(LabPlan(read_config(files)), files)
+lab = InsideLab(LabPlan(read_config(files)), files)
 print("ready", flush=True)
 sys.stdin.readline()
-set_up(site.plan.link(sys.argv[2]), False)
+set_up(lab.plan.link(sys.argv[2]), False)
 for host in sys.argv[3:]:
-    KillHost(host=host).apply(site)
+    KillHost(host=host).apply(lab)
 print("struck", flush=True)
 """
 # $1 folder, $2 name, then the command; the time is that of the host, as in the script.

@@ -185,14 +185,14 @@ def test_a_target_has_one_fault_of_a_kind_at_a_time(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("slow-host", "n9"), "no host 'n9' in this lab: it has n1 to n4"),
-        (("slow-link", "leaf9", "--rate", "1gbit"), "an uplink that of its leaf (leaf1, leaf2)"),
+        (("slow-host", "n9"), "no host 'n9' in this lab: the hosts are n1 to n4"),
+        (("slow-link", "leaf9", "--rate", "1gbit"), "an uplink after its leaf (leaf1, leaf2)"),
         (("slow-link", "n1", "--rate", "fast"), "--rate: 'fast' is not a rate like 500mbit or 1gbit"),
         (("slow-link", "leaf1", "--rate", "10gbit"), "--rate 10gbit does not slow leaf1, which has 500 Mb/s"),
         (("flap-link", "n1", "--period", "1", "--down", "2"), "it must be shorter than --period"),
         (("pause-host", "n1", "--duration", "inf"), "--duration is inf: it must be a number of seconds"),
         (("pause-host", "n1", "--start", "nan"), "--start is nan: it must be a number of seconds"),
-        (("undo", "f999"), "no fault 'f999': `hpcpace lab fault list` shows them"),
+        (("undo", "f999"), "no fault 'f999': `hpcpace lab fault list` lists all faults"),
     ],
 )
 def test_refuses_what_does_not_fit_the_lab(lab: Lab, arguments: tuple[str, ...], message: str) -> None:
@@ -248,7 +248,7 @@ def test_faults_of_a_host_end_with_it(lab: Lab) -> None:
 def test_host_that_died_by_itself_is_booted_again(lab: Lab) -> None:
     lab.run("pkill", "-KILL", "-f", "slurmd -D -N n4")
     until(lab, lambda status: [host.name for host in status.hosts if not host.is_alive] == ["n4"])
-    assert "let `hpcpace lab fault kill-host n4` and its undo boot it again" in fault(lab, "pause-host", "n4").stderr
+    assert "`hpcpace lab fault kill-host n4` and undo that to boot it again" in fault(lab, "pause-host", "n4").stderr
     undo(lab, inject(lab, "kill-host", "n4"))
     until(lab, lambda status: status.is_well)
 

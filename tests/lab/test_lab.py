@@ -154,7 +154,7 @@ def test_up_replaces_a_lab_that_was_half_made() -> None:
     files = LabFiles.of("second")
     files.folder.mkdir(parents=True)
     files.config_json.write_text("{")
-    with pytest.raises(UsageError, match="lab 'second' is still coming up, or was left half made"):
+    with pytest.raises(UsageError, match="lab 'second' is still coming up, or is incomplete"):
         Lab.attach("second")
     with Lab.up(SMALL) as lab:
         assert lab.run("true").returncode == 0
@@ -168,7 +168,7 @@ def test_failed_boot_says_which_daemon_ended_and_leaves_nothing(
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     before = machine()
-    with pytest.raises(HpcpaceError, match=r"(?s)slurmctld ended with status 3; its log ends with\nout of luck"):
+    with pytest.raises(HpcpaceError, match=r"(?s)slurmctld ended with status 3; the end of its log:\nout of luck"):
         Lab.up(SMALL)
     assert machine() == before
 
@@ -204,7 +204,7 @@ def test_down_keeps_the_log_of_truth_where_asked(tmp_path: Path) -> None:
 
 def test_down_that_cannot_keep_the_log_of_truth_leaves_the_lab_up(tmp_path: Path) -> None:
     with Lab.up(SMALL) as lab:
-        with pytest.raises(UsageError, match="cannot keep the log of truth"):
+        with pytest.raises(UsageError, match="cannot copy the log of truth"):
             bring_down("second", truth=tmp_path / "missing" / "truth.jsonl")
         assert lab.run("true").returncode == 0
 

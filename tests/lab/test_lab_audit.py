@@ -78,7 +78,7 @@ def test_an_mtu_that_differs_is_found(
         findings = audit(lab, tmp_path, "--ntasks-per-node=1")
     assert bad(findings) - clean == {("F", "N06", "eth0", ("n2",))}
     (found,) = [found for found in findings if found["rule"] == "N06"]
-    assert found["seen"] == "MTU 1400, 1500 on 3 of 4 hosts"
+    assert found["seen"] == "has MTU 1400, but 1500 on 3 of 4 hosts"
 
 
 def test_a_slow_link_is_found(lab: Lab, tmp_path: Path, clean: set[tuple[str, str, str, tuple[str, ...]]]) -> None:
@@ -86,7 +86,7 @@ def test_a_slow_link_is_found(lab: Lab, tmp_path: Path, clean: set[tuple[str, st
         findings = audit(lab, tmp_path, "--ntasks-per-node=1")
     assert bad(findings) - clean == {("F", "N05", "eth0", ("n3",))}
     (found,) = [found for found in findings if found["rule"] == "N05"]
-    assert found["seen"] == "what it sends is held to 0.1 Gb/s, on other hosts to 1"
+    assert found["seen"] == "is shaped to 0.1 Gb/s, but to 1 on other hosts"
 
 
 def test_overlapping_masks_are_found(lab: Lab, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_overlapping_masks_are_found(lab: Lab, tmp_path: Path) -> None:
     findings = audit(lab, tmp_path, *options, pinned="[67]")
     assert ("W", "A04", "local ranks 0,1", ("n4",)) in bad(findings) - before
     (found,) = [found for found in findings if found["rule"] == "A04"]
-    assert (found["seen"], found["ranks"]) == ("share CPUs 0, all that they have", [6, 7])
+    assert (found["seen"], found["ranks"]) == ("share CPUs 0, which is all they have", [6, 7])
     assert {rule for _, rule, _, _ in bad(findings) - before} <= {"A04", "H01", "S04", "A05"}
 
 
@@ -108,7 +108,7 @@ def test_a_badly_pinned_rank_is_found(
     # Masks that differ between hosts are the other side of it.
     assert {rule for _, rule, _, _ in new} <= {"A05", "H01"}
     (found,) = [found for found in findings if found["rule"] == "A05"]
-    assert (found["seen"], found["ranks"]) == ("has 1 CPUs, SLURM_CPUS_PER_TASK=2", [2])
+    assert (found["seen"], found["ranks"]) == ("has 1 CPU although SLURM_CPUS_PER_TASK=2", [2])
 
 
 def test_a_dead_host_is_named(lab: Lab, tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_a_job_is_audited_before_it_trains_and_keeps_snapshots_of_its_ranks(
         refused = queue.wait(queue.submit(*script, cwd=tmp_path, environ=environ), timeout_s=120)
     log = refused.output.read_text()
     assert (refused.state, refused.exit_code) == ("FAILED", 4), log
-    assert "F N06 eth0, n2: MTU 1400, 1500 on 3 of 4 hosts" in log
-    assert "gpt2_dp: not trained: the audit has found a fault (F)" in log
+    assert "F N06 eth0, n2: has MTU 1400, but 1500 on 3 of 4 hosts" in log
+    assert "gpt2_dp: not trained: the audit has found a failure (F)" in log
 
     job_id = queue.submit(*script, cwd=tmp_path, environ={**environ, "HPCPACE_AUDIT": "warn"})
     job = queue.wait(job_id, timeout_s=120)

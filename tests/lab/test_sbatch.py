@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.errors import TraceError
-from hpcpace.lab.jobs import Job, JobQueue
+from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.lab.lab import Lab
 from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace
@@ -27,7 +27,7 @@ def submit(queue: JobQueue, name: str, *arguments: str, cwd: Path, **environ: st
     return queue.submit(*OVER_FOUR_HOSTS, SBATCH / f"{name}.sh", *arguments, cwd=cwd, environ=environ)
 
 
-def log_of(job: Job) -> str:
+def log_of(job: SlurmJob) -> str:
     return job.output.read_text()
 
 
@@ -132,7 +132,7 @@ def test_ranks_that_hang_in_the_start_of_mpi_are_started_once_more(queue: JobQue
     job_id = submit(queue, "gpt2_dp", "--steps", "4", cwd=tmp_path, **settings)
     job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
     assert job.state == "COMPLETED", log_of(job)
-    assert log_of(job).count("the ranks did not get through the start of MPI; starting them once more") == 1
+    assert log_of(job).count("the ranks did not get through the start of MPI; starting them again") == 1
     assert REPORT in log_of(job)
 
 

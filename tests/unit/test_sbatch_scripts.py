@@ -455,7 +455,7 @@ def test_starts_ranks_once_more_that_did_not_get_through_the_start_of_mpi(
 ) -> None:
     outcome = run_script(script, environ={**JOB, "FAKE_TRAIN_STATUS": str(status)})
     assert [call["argv"][0] for call in outcome.calls if call["program"] == "hpcpace"].count("train") == num_starts
-    assert outcome.stderr.count("starting them once more") == num_starts - 1
+    assert outcome.stderr.count("starting them again") == num_starts - 1
     assert outcome.status == status
 
 
@@ -482,7 +482,7 @@ def test_never_joins_another_run(script: Path, tmp_path: Path, run_script: RunSc
     (tmp_path / "runs" / f"17-{script.stem}").mkdir(parents=True)
     outcome = run_script(script, environ=JOB)
     assert outcome.status == 2
-    assert "name another folder by HPCPACE_RUN_DIR" in outcome.stderr
+    assert "name another folder with HPCPACE_RUN_DIR" in outcome.stderr
     assert outcome.calls == []
 
 
@@ -527,17 +527,17 @@ def test_ends_the_training_and_reports_when_a_signal_ends_the_job(
 @pytest.mark.parametrize(
     ("environ", "status", "line", "is_requeued"),
     [
-        (SOON, 1, "requeued, goes on from its checkpoint", True),
-        ({**SOON, "FAKE_STOP_STATUS": "143"}, 1, "requeued, goes on from its checkpoint", True),
+        (SOON, 1, "requeued, resumes from its checkpoint", True),
+        ({**SOON, "FAKE_STOP_STATUS": "143"}, 1, "requeued, resumes from its checkpoint", True),
         ({**SOON, "FAKE_STOP_STATUS": "143", "FAKE_OUTCOME": "out of memory"}, 143, None, False),
         ({**SOON, "FAKE_STOP_STATUS": "4", "FAKE_OUTCOME": "out of memory"}, 4, None, False),
         (
             {**SOON, "FAKE_REQUEUE_STATUS": "1"},
             1,
-            "not requeued: start a job with --resume and the folder of this run",
+            "not requeued: submit a job with --resume and the folder of this run",
             True,
         ),
-        (JOB, 1, r"not requeued: it has trained for \d+ s only; give a longer time limit \(-t\)", False),
+        (JOB, 1, r"not requeued: trained for only \d+ s; request a longer time limit \(-t\)", False),
         ({}, 1, None, False),
     ],
     ids=[
@@ -562,7 +562,7 @@ def test_a_job_near_its_time_limit_stops_reports_and_is_requeued(
     assert child.returncode == status
     name = SCRIPTS[0].stem
     first, *others = stderr.splitlines()
-    assert first == f"{name}: the time limit is near (SIGUSR1): checkpoint and stop"
+    assert first == f"{name}: the time limit is near (SIGUSR1): writing a checkpoint and stopping"
     assert len(others) == (line is not None)
     assert line is None or re.fullmatch(f"{name}: {line}", others[0])
     noted = [json.loads(text) for text in calls.read_text().splitlines()]
@@ -598,12 +598,12 @@ def test_an_audit_after_a_requeue_keeps_that_of_the_first_attempt(run_script: Ru
         ("", "4", 0, ["audit", "train", "report"], ""),
         ("warn", "4", 0, ["audit", "train", "report"], ""),
         ("warn", "127", 0, ["audit", "train", "report"], "no audit: 'hpcpace audit' ended with status 127"),
-        ("strict", "4", 4, ["audit"], "not trained: the audit has found a fault (F), see above; "),
+        ("strict", "4", 4, ["audit"], "not trained: the audit has found a failure (F), see above; "),
         ("strict", "1", 0, ["audit", "train", "report"], ""),
         ("strict", "3", 0, ["audit", "train", "report"], ""),
         ("strict", "2", 0, ["audit", "train", "report"], "no audit: 'hpcpace audit' ended with status 2"),
         ("off", "4", 0, ["train", "report"], ""),
-        ("on", "0", 2, [], "HPCPACE_AUDIT is on: it is off, warn or strict"),
+        ("on", "0", 2, [], "HPCPACE_AUDIT is on: it must be off, warn or strict"),
     ],
 )
 def test_only_a_fault_under_strict_keeps_a_job_from_training(

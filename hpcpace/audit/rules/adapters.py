@@ -1,4 +1,4 @@
-"""Rules N01, N02 and N09: which adapter is near which GPU, and whether they reach each other directly."""
+"""Rules N01, N02 and N09: which adapter is near which GPU, and whether GPUDirect RDMA works between them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpcpace.audit.facts import PciDevice
-from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
 from hpcpace.audit.hardware import ORDER
-from hpcpace.audit.job import FabricPort, Host, Job, has_peermem
+from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem
 from hpcpace.audit.rules.choices import hca_selects, rank_variables
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable, shell_word
@@ -17,7 +17,7 @@ from hpcpace.quoting import printable, shell_word
 _LAST_GOOD_NCCL_GAP = (2, 22, 3)
 
 
-def n01_far_nic(job: Job, host: Host, gpu: PciDevice) -> Iterator[Finding]:
+def n01_far_nic(job: AuditedJob, host: AuditedHost, gpu: PciDevice) -> Iterator[AuditFinding]:
     """Find a GPU whose nearest adapter is too far for GPUDirect RDMA."""
     ports = _usable(host)
     if not ports:
@@ -27,21 +27,21 @@ def n01_far_nic(job: Job, host: Host, gpu: PciDevice) -> Iterator[Finding]:
     if nearest in ("PIX", "PXB") or (nearest != "SYS" and host.hardware.is_c2c(gpu.address)):
         return
     if nearest == "UNKNOWN":
-        raise Unreadable("the class of its path to every adapter: the firmware hides where they are")
-    yield Finding(
+        raise Unreadable("the class of its path to any adapter: the firmware hides where they are")
+    yield AuditFinding(
         rule="N01",
         severity=Severity.FAIL if nearest == "SYS" else Severity.WARNING,
         host=host.name,
         place=f"GPU {gpu.address}",
         seen=f"its nearest adapter, {name}, is {nearest}",
-        cost="NCCL uses no GPUDirect RDMA beyond PXB: every message passes the host's memory",
-        fix=f"export NCCL_NET_GDR_LEVEL={'SYS' if nearest == 'SYS' else 'PHB'}  # where measured; check BIOS, slot map",
+        cost="NCCL uses GPUDirect RDMA only up to PXB: every message goes through host memory",
+        fix=f"export NCCL_NET_GDR_LEVEL={'SYS' if nearest == 'SYS' else 'PHB'}  # measure first; check BIOS, slot map",
         certainty=Certainty.INFERRED if host.snapshot.kernel.is_virtual else Certainty.READ,
     )
 
 
-def n02_shared_nic(job: Job, host: Host) -> Iterator[Finding]:
-    """Find adapters that more GPUs fall on than need be, and adapters far from all GPUs that NCCL would use."""
+def n02_shared_nic(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find adapters that more GPUs map to than necessary, and adapters far from all GPUs that NCCL would use."""
     ports = _usable(host)
     gpus = host.hardware.of_kind("gpu")
     if not gpus or not ports:
@@ -62,19 +62,19 @@ def n02_shared_nic(job: Job, host: Host) -> Iterator[Finding]:
     most, fair = max(load.values()), -(-len(gpus) // len(near))
     if most > fair:
         crowded = sorted(name for name, count in load.items() if count == most)
-        yield Finding(
+        yield AuditFinding(
             rule="N02",
             severity=Severity.WARNING,
             host=host.name,
             place=crowded[0],
-            seen=f"{most} GPUs are nearest to it, {fair} a port would be even over {len(near)} ports",
-            cost=f"these GPUs share the rate of one port: {most} at once get 1/{most} of it each",
-            fix="export NCCL_CROSS_NIC=1  # where measured; admin: as many adapters as GPUs on each switch",
+            seen=f"{most} GPUs map to it; spread evenly over {len(near)} ports it would be {fair} each",
+            cost=f"these GPUs share the rate of one port: 1/{most} each when all {most} send at once",
+            fix="export NCCL_CROSS_NIC=1  # measure first; admin: as many adapters as GPUs on each switch",
             certainty=Certainty.INFERRED,
         )
 
 
-def n09_gpudirect(job: Job, host: Host) -> Iterator[Finding]:
+def n09_gpudirect(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find nodes on which RDMA adapters cannot reach NVIDIA's GPUs directly."""
     if not host.has_nvidia or not any(port.state == "ACTIVE" for _, port in host.rdma_ports):
         raise Skip("no NVIDIA driver, or no active RDMA port")
@@ -85,43 +85,43 @@ def n09_gpudirect(job: Job, host: Host) -> Iterator[Finding]:
         return
     loaded = has_peermem(kernel.modules)
     if loaded and kernel.rdma_holders is None:
-        raise host.unreadable("who has registered with RDMA", "kernel/rdma_holders")
+        raise host.unreadable("which modules have registered with RDMA", "kernel/rdma_holders")
     registered = {"nvidia_peermem", "nv_peer_mem"} & set(kernel.rdma_holders or ())
     old = [rank for rank in host.ranks if (0,) < _version(rank.nccl_version) <= _LAST_GOOD_NCCL_GAP]
     if loaded and registered and not old:
         return
-    seen = "neither nvidia_peermem nor dma-buf (kernel 5.12 and NVIDIA's open module)"
+    seen = "has neither nvidia_peermem nor dma-buf (Linux 5.12 with NVIDIA's open module)"
     fix = "modprobe nvidia-peermem  # admin; or NVIDIA's open kernel module with Linux 5.12 or newer"
     if loaded and not registered:
         seen, fix = (
-            "nvidia_peermem is loaded and not registered with RDMA",
+            "nvidia_peermem is loaded but not registered with RDMA",
             "modprobe -r nvidia_peermem && modprobe nvidia_peermem  # admin, after the RDMA stack",
         )
     elif loaded:
         seen, fix = (
-            f"NCCL {printable(old[0].nccl_version)} with nvidia_peermem only",
+            f"NCCL {printable(old[0].nccl_version)} with nvidia_peermem and without dma-buf",
             "pip install --upgrade nvidia-nccl-cu12  # 2.23 or newer",
         )
-    yield Finding(
+    yield AuditFinding(
         rule="N09",
         severity=Severity.FAIL if job.has_many_hosts else Severity.WARNING,
         host=host.name,
         place="",
         seen=seen,
-        cost="no GPUDirect RDMA: every message between nodes passes the host's memory",
+        cost="no GPUDirect RDMA: every message between nodes goes through host memory",
         fix=fix,
         certainty=Certainty.READ,
     )
 
 
-def _usable(host: Host) -> list[FabricPort]:
+def _usable(host: AuditedHost) -> list[FabricPort]:
     return [port for port in host.fabric if port.is_active and port.pci in host.hardware.devices]
 
 
 def _falling_on(classes: Mapping[str, Mapping[str, int]], near: Sequence[str]) -> Counter[str]:
-    """Return how many GPUs fall on each port when each takes the least taken of its nearest ones."""
+    """Return how many GPUs map to each port if each GPU takes the least used of its nearest ports."""
     load = Counter(dict.fromkeys(near, 0))
-    # GPUs with the least choice first, so that those with more find what is left.
+    # GPUs with the fewest choices go first; the others can still use the ports that are left.
     choices = []
     for gpu, of_gpu in classes.items():
         best = min(of_gpu[name] for name in near)
@@ -131,20 +131,20 @@ def _falling_on(classes: Mapping[str, Mapping[str, int]], near: Sequence[str]) -
     return load
 
 
-def _far_adapters(host: Host, far: Sequence[FabricPort], best: Mapping[str, int]) -> Iterator[Finding]:
+def _far_adapters(host: AuditedHost, far: Sequence[FabricPort], best: Mapping[str, int]) -> Iterator[AuditFinding]:
     values = (rank_variables(host, rank).get("NCCL_IB_HCA", "") for rank in host.ranks)
     value = next(filter(None, values), "")
     rdma = {device.name for device, _ in host.rdma_ports}
     for port in far:
         if port.device not in rdma or (value and not hca_selects(value, port.device, port.number)):
             continue
-        yield Finding(
+        yield AuditFinding(
             rule="N02",
             severity=Severity.WARNING,
             host=host.name,
             place=port.name,
-            seen=f"is {ORDER[best[port.name]]} from the nearest GPU while others are on the GPUs' switches",
-            cost="NCCL may use it too, over the processor: for storage or management it is not meant for that",
+            seen=f"is {ORDER[best[port.name]]} from the nearest GPU, while other adapters share a switch with the GPUs",
+            cost="NCCL may use it as well, through the processor, even if it is meant for storage or management",
             fix=f"export NCCL_IB_HCA=^{shell_word(port.device)}",
             certainty=Certainty.INFERRED,
         )

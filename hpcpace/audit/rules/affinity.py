@@ -1,4 +1,4 @@
-"""Rules A01 to A07 and S05: ranks, their CPUs and their memory."""
+"""Rules A01 to A07 and S05: MPI worlds of one, and the CPUs and memory of each rank."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from itertools import combinations
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import Certainty, Finding, Severity, Skip
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
 from hpcpace.audit.hardware import parsed, sum_of
-from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.masks import bind_masks, bind_option
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable
 
 
-def a01_mpi_singletons(job: Job, host: Host) -> Iterator[Finding]:
+def a01_mpi_singletons(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find ranks that each see a world of one."""
     asked = [rank for rank in host.ranks if rank.mpi_size is not None]
     if not asked:
-        raise Skip("MPI was not asked: add --mpi")
+        raise Skip("MPI was not checked: add --mpi")
     if any(rank.mpi_size == -1 for rank in asked):
-        raise Unreadable("the size of MPI's world: mpi4py or its MPI library cannot be loaded")
+        raise Unreadable("the size of MPI_COMM_WORLD: mpi4py or its MPI library cannot be loaded")
     alone = [rank for rank in asked if rank.mpi_size == 1 and rank.world_size > 1]
     if alone:
-        yield Finding(
+        yield AuditFinding(
             rule="A01",
             severity=Severity.FAIL,
             host=host.name,
             place="",
-            seen=f"{alone[0].world_size} ranks each see an MPI world of 1: the MPI library has no PMI for this srun",
-            cost="every rank computes the whole job by itself, and writes the same files",
-            fix="srun --mpi=pmix ...  # or what `srun --mpi=list` has; or pip install --no-binary=mpi4py mpi4py",
+            seen=f"{alone[0].world_size} ranks each see an MPI world of 1: "
+            "the MPI library does not support this srun's PMI",
+            cost="every rank computes the whole job and writes the same files",
+            fix="srun --mpi=pmix ...  # or another of `srun --mpi=list`; or pip install --no-binary=mpi4py mpi4py",
             certainty=Certainty.READ,
             ranks=rank_numbers(alone),
         )
 
 
-def a02_far_from_gpu(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def a02_far_from_gpu(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find a rank none of whose CPUs is on the NUMA node of its GPU."""
     address = host.gpu_address(rank)
     if address is None:
@@ -46,20 +47,20 @@ def a02_far_from_gpu(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]
     node, mask = view.node_of(address), host.mask(rank)
     if mask & view.numa_cpus[node]:
         return
-    yield Finding(
+    yield AuditFinding(
         rule="A02",
         severity=Severity.FAIL,
         host=host.name,
         place=rank_place(rank),
-        seen=f"runs on NUMA {listed(view.nodes_of(mask))}, its GPU {address} is on NUMA {node}",
-        cost="every copy to and from the GPU, and every launch, crosses the processor's link",
+        seen=f"runs on NUMA {listed(view.nodes_of(mask))}, but its GPU {address} is on NUMA {node}",
+        cost="every copy to or from the GPU and every kernel launch crosses the NUMA interconnect",
         fix=_binding(host, "--gpu-bind=closest, or --distribution=block:block"),
         certainty=gpu_certainty(rank),
         ranks=(rank.rank,),
     )
 
 
-def a03_partly_near(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
+def a03_partly_near(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find a rank whose CPUs are on several NUMA nodes, or only partly on that of its GPU."""
     view, mask = host.hardware, host.mask(rank)
     nodes = view.nodes_of(mask)
@@ -70,23 +71,23 @@ def a03_partly_near(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
     if address is not None and view.node_of(address) not in nodes:
         return  # A02
     whole = mask == view.online
-    yield Finding(
+    yield AuditFinding(
         rule="A03",
         severity=Severity.INFORMATION if whole else Severity.WARNING,
         host=host.name,
         place=rank_place(rank),
         seen=f"{'is not bound: it' if whole else 'its mask'} spans NUMA {listed(nodes)}{where}",
-        cost="NCCL narrows itself; loaders and other threads may take memory of the far node"
+        cost="NCCL narrows its own threads; data loaders and others may allocate memory on the far node"
         if whole
-        else "loaders and other threads may run on, and take memory of, the far node",
+        else "data loaders and other threads may run, and allocate memory, on the far node",
         fix=f"{_binding(host, '--distribution=block:block')}  # or torchrun --numa-binding=node",
         certainty=Certainty.READ if address is None else gpu_certainty(rank),
         ranks=(rank.rank,),
     )
 
 
-def a04_overlap(job: Job, host: Host) -> Iterator[Finding]:
-    """Find ranks of one node that share cores; ranks that are not bound at all share the whole node, and are left."""
+def a04_overlap(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find ranks of one node that share cores; ranks that are not bound share the whole node and are not reported."""
     if len(host.ranks) < 2:
         return
     view = host.hardware
@@ -95,22 +96,22 @@ def a04_overlap(job: Job, host: Host) -> Iterator[Finding]:
         if one == other == view.online:
             continue
         shared = one & other
-        what = f"CPUs {cpusets.format_list(shared)}" if shared else f"cores, with CPUs {cpusets.format_list(cores)}"
-        yield Finding(
+        what = f"CPUs {cpusets.format_list(shared)}" if shared else f"the cores of CPUs {cpusets.format_list(cores)}"
+        yield AuditFinding(
             rule="A04",
             severity=Severity.WARNING if one == other else Severity.FAIL,
             host=host.name,
             place=f"local ranks {first.local_rank},{second.local_rank}",
-            seen=f"share {what}" + (", all that they have" if one == other else ""),
-            cost="both wait for one another's computing, at times that differ from step to step",
+            seen=f"share {what}" + (", which is all they have" if one == other else ""),
+            cost="each waits while the other computes, at moments that differ from step to step",
             fix=_overlap_fix(host, max(1, view.online.bit_count() // len(host.ranks))),
             certainty=Certainty.READ,
             ranks=(first.rank, second.rank),
         )
 
 
-def a05_too_few_cpus(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
-    """Find a rank with fewer CPUs than its processes need, or than were asked for."""
+def a05_too_few_cpus(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+    """Find a rank with fewer CPUs than its processes need, or than the job requested."""
     count = host.mask(rank).bit_count()
     needed = 1 + job.settings.dataloader_workers
     asked = rank.variables.get("SLURM_CPUS_PER_TASK", "")
@@ -118,15 +119,14 @@ def a05_too_few_cpus(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]
     if count >= max(needed, wanted):
         return
     is_lost = wanted > count
-    yield Finding(
+    has = f"has {count} CPU" + ("" if count == 1 else "s")
+    yield AuditFinding(
         rule="A05",
         severity=Severity.FAIL,
         host=host.name,
         place=rank_place(rank),
-        seen=f"has {count} CPUs, SLURM_CPUS_PER_TASK={wanted}"
-        if is_lost
-        else f"has {count} CPUs for {needed} processes",
-        cost="data loading and launches share one CPU with the training loop",
+        seen=f"{has} although SLURM_CPUS_PER_TASK={wanted}" if is_lost else f"{has} for {needed} processes",
+        cost="data loading and kernel launches compete with the training loop for CPU time",
         fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun 22.05 to 23.02 does not inherit sbatch -c"
         if is_lost
         else f"srun -c {needed} ...",
@@ -135,21 +135,21 @@ def a05_too_few_cpus(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]
     )
 
 
-def a06_quota(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
-    """Find a cgroup that gives less processor time than the mask has CPUs, or that has other CPUs than the mask."""
+def a06_quota(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+    """Find a cgroup whose quota is smaller than the mask, or that lacks CPUs of the mask."""
     mask = host.mask(rank)
     fact = f"rank/{rank.rank}"
     if rank.quota_cpus is None:
         raise host.unreadable("its CPU quota", f"{fact}/quota_cpus")
     if 0 < rank.quota_cpus < mask.bit_count():
-        yield Finding(
+        yield AuditFinding(
             rule="A06",
             severity=Severity.WARNING,
             host=host.name,
             place=rank_place(rank),
-            seen=f"CPU quota of {rank.quota_cpus:g} cores, {mask.bit_count()} CPUs in its mask",
-            cost="the kernel stops all its threads for the rest of each period once the quota is used up",
-            fix=f"srun -c {mask.bit_count()} ...  # or have the admin lift cpu.max of the job's cgroup",
+            seen=f"has a CPU quota of {rank.quota_cpus:g} cores but {mask.bit_count()} CPUs in its mask",
+            cost="once the quota is used up, the kernel stops all its threads for the rest of the period",
+            fix=f"srun -c {mask.bit_count()} ...  # or ask the admin to raise cpu.max of the job's cgroup",
             certainty=Certainty.READ,
             ranks=(rank.rank,),
         )
@@ -157,27 +157,27 @@ def a06_quota(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
         raise host.unreadable("the CPUs of its cgroup", f"{fact}/cgroup_cpus")
     outside = mask & ~parsed(rank.cgroup_cpus, "the CPUs of its cgroup")
     if outside:
-        yield Finding(
+        yield AuditFinding(
             rule="A06",
             severity=Severity.WARNING,
             host=host.name,
             place=rank_place(rank),
-            seen=f"its mask has CPUs {cpusets.format_list(outside)}, which its cgroup has not",
+            seen=f"its mask has CPUs {cpusets.format_list(outside)}, which its cgroup lacks",
             cost="it runs on fewer CPUs than its mask says",
-            fix="srun --cpu-bind=cores ...  # bind within what the job was given",
+            fix="srun --cpu-bind=cores ...  # bind within the CPUs of the job",
             certainty=Certainty.READ,
             ranks=(rank.rank,),
         )
 
 
-def a07_memory(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
-    """Find a rank that may not, or does not, take memory of the NUMA node of its GPU or CPUs."""
+def a07_memory(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+    """Find a rank that may not, or does not, allocate memory on the NUMA node of its GPU or CPUs."""
     view = host.hardware
     if len(view.numa_cpus) < 2:
         return
     address = host.gpu_address(rank)
     homes = [view.node_of(address)] if address is not None else view.nodes_of(host.mask(rank))
-    what = f"that of its GPU, {homes[0]}" if address is not None else f"those of its CPUs, {listed(homes)}"
+    what = f"of its GPU ({homes[0]})" if address is not None else f"of its CPUs ({listed(homes)})"
     if rank.memory_nodes is None:
         raise host.unreadable("its memory nodes", f"rank/{rank.rank}/memory_nodes", f"rank/{rank.rank}/status")
     allowed = parsed(rank.memory_nodes, "its memory nodes")
@@ -188,41 +188,41 @@ def a07_memory(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
         if rank.memory_policy is None:
             raise host.unreadable("its memory policy", f"rank/{rank.rank}/memory_policy")
         return
-    how = "may take memory of" if bound == allowed else f"has the policy {printable(rank.memory_policy or '')}:"
-    yield Finding(
+    how = "" if bound == allowed else f" (memory policy {printable(rank.memory_policy or '')})"
+    yield AuditFinding(
         rule="A07",
         severity=Severity.WARNING,
         host=host.name,
         place=rank_place(rank),
-        seen=f"{how} NUMA {cpusets.format_list(bound) or 'none'} only, without {what}",
-        cost="all its memory is on the far side of the processor's link",
+        seen=f"allocates memory only on NUMA {cpusets.format_list(bound) or 'none'}{how}, not on that {what}",
+        cost="all its memory is on the far side of the NUMA interconnect",
         fix=f"srun --mem-bind=local ...  # or numactl --membind={homes[0] if homes else 0}",
         certainty=Certainty.READ,
         ranks=(rank.rank,),
     )
 
 
-def s05_siblings(job: Job, host: Host) -> Iterator[Finding]:
-    """Find ranks that have different threads of one core."""
+def s05_siblings(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find ranks that run on different hardware threads of one core."""
     if len(host.ranks) < 2:
         return
     for first, second, cores in _sharing(host):
         if host.mask(first) & host.mask(second):
             continue  # A04
-        yield Finding(
+        yield AuditFinding(
             rule="S05",
             severity=Severity.WARNING,
             host=host.name,
             place=f"local ranks {first.local_rank},{second.local_rank}",
-            seen=f"are threads of the same cores, CPUs {cpusets.format_list(cores)}",
-            cost="two ranks on one core each get about half of it",
+            seen=f"run on hardware threads of the same cores (CPUs {cpusets.format_list(cores)})",
+            cost="two ranks on one core get about half of it each",
             fix="srun --hint=nomultithread ...",
             certainty=Certainty.READ,
             ranks=(first.rank, second.rank),
         )
 
 
-def _sharing(host: Host) -> Iterator[tuple[RankFacts, RankFacts, int]]:
+def _sharing(host: AuditedHost) -> Iterator[tuple[RankFacts, RankFacts, int]]:
     """Yield the pairs of ranks that share cores, with the CPUs of those cores."""
     view = host.hardware
     whole = [view.whole_cores(host.mask(rank)) for rank in host.ranks]
@@ -234,23 +234,23 @@ def _sharing(host: Host) -> Iterator[tuple[RankFacts, RankFacts, int]]:
 
 
 def gpu_certainty(rank: RankFacts) -> Certainty:
-    """Return how the GPU of a rank is known."""
+    """Return how the audit knows which GPU a rank uses."""
     return Certainty.INFERRED if rank.gpu_source == "environment" else Certainty.READ
 
 
-def _binding(host: Host, otherwise: str) -> str:
+def _binding(host: AuditedHost, otherwise: str) -> str:
     try:
         return f"srun {bind_option(bind_masks(host))} ..."
     except Unreadable:
         return f"srun {otherwise} ..."
 
 
-def _overlap_fix(host: Host, cpus: int) -> str:
-    return f"{_binding(host, '--cpu-bind=cores')}  # or -c {cpus}, to srun itself"
+def _overlap_fix(host: AuditedHost, cpus: int) -> str:
+    return f"{_binding(host, '--cpu-bind=cores')}  # or -c {cpus} on the srun line itself"
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Return numbers with commas between."""
+    """Return numbers separated by commas; `none` for no numbers."""
     return ",".join(map(str, numbers)) or "none"
 
 

@@ -1,4 +1,4 @@
-"""Rules N03, N04 and N07: variables that choose adapters, interfaces and addresses, and what keeps NCCL off RDMA."""
+"""Rules N03, N04 and N07: variables that select adapters, interfaces and addresses, or keep NCCL from using RDMA."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import Certainty, Finding, Severity, unknown
-from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, unknown
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable, shell_word
 
 
-def n03_names_nothing(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
-    """Find variables that choose adapters or interfaces and name none, or slow ones."""
+def n03_names_nothing(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+    """Find variables that select no adapter or interface, or a slow one."""
     variables = rank_variables(host, rank)
     if "NCCL_IB_HCA" in variables:
         yield from _check_hca(host, rank, variables["NCCL_IB_HCA"])
@@ -24,15 +24,13 @@ def n03_names_nothing(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding
             yield from _check_interface(job, host, rank, name, variables[name])
 
 
-def n04_sockets(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
-    """Find what makes NCCL talk over sockets although there is RDMA."""
+def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+    """Find what makes NCCL use sockets although the node has RDMA."""
     if not any(port.state == "ACTIVE" for _, port in host.rdma_ports):
         return
     variables = rank_variables(host, rank)
     if rank.locked_bytes is None:
-        raise host.unreadable(
-            "its limit of locked memory", f"rank/{rank.rank}/locked_bytes", f"rank/{rank.rank}/limits"
-        )
+        raise host.unreadable("its locked-memory limit", f"rank/{rank.rank}/locked_bytes", f"rank/{rank.rank}/limits")
     reasons = []
     if variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         reasons.append((f"NCCL_IB_DISABLE={variables['NCCL_IB_DISABLE']}", "unset NCCL_IB_DISABLE"))
@@ -41,31 +39,31 @@ def n04_sockets(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
     if not host.snapshot.kernel.has_verbs:
         reasons.append(
             (
-                "there is no /dev/infiniband",
+                "/dev/infiniband is missing",
                 "srun --container-mounts=/dev/infiniband ...  # or docker run --device=/dev/infiniband",
             )
         )
     if 0 <= rank.locked_bytes < job.settings.least_locked:
-        seen = f"it can lock {rank.locked_bytes >> 10} KiB of memory"
+        seen = f"it may lock only {rank.locked_bytes >> 10} KiB of memory"
         reasons.append(
             (seen, "ulimit -l unlimited  # Slurm: PropagateResourceLimitsExcept=MEMLOCK and LimitMEMLOCK=infinity")
         )
     for seen, fix in reasons:
-        yield Finding(
+        yield AuditFinding(
             rule="N04",
             severity=Severity.FAIL,
             host=host.name,
             place=rank_place(rank),
-            seen=f"there is RDMA, and {seen}",
-            cost="NCCL uses NET/Socket: a fraction of the rate, and processor time for every byte",
+            seen=f"the node has RDMA, but {seen}",
+            cost="NCCL uses NET/Socket: a fraction of the rate, and CPU time for every byte",
             fix=fix,
             certainty=Certainty.READ,
             ranks=(rank.rank,),
         )
 
 
-def n07_gid(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
-    """Find an NCCL_IB_GID_INDEX that is no address of RoCE v2."""
+def n07_gid(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+    """Find an NCCL_IB_GID_INDEX that does not select a RoCE v2 address."""
     text = rank_variables(host, rank).get("NCCL_IB_GID_INDEX", "")
     if not text or text == "-1":
         return
@@ -78,13 +76,13 @@ def n07_gid(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
         if kinds.get(text) == "RoCE v2":
             continue
         better = next((index for index, kind in kinds.items() if kind == "RoCE v2"), "")
-        yield Finding(
+        yield AuditFinding(
             rule="N07",
             severity=Severity.WARNING,
             host=host.name,
             place=f"{device.name} port {port.number}",
             seen=f"NCCL_IB_GID_INDEX={printable(text)} is {printable(kinds.get(text, 'empty'))}",
-            cost="RoCE v1 is not routed, and an empty address connects to nobody",
+            cost="RoCE v1 is not routed, and an empty entry cannot connect at all",
             fix="unset NCCL_IB_GID_INDEX"
             + (f"  # NCCL before 2.21: {better}" if better else "  # NCCL 2.21 chooses it"),
             certainty=Certainty.READ,
@@ -94,7 +92,7 @@ def n07_gid(job: Job, host: Host, rank: RankFacts) -> Iterator[Finding]:
 
 @lru_cache(maxsize=4096)
 def hca_selects(value: str, device: str, port: int) -> bool:
-    """Return whether NCCL_IB_HCA chooses a port: names are beginnings, `=` makes them whole, `^` takes them away."""
+    """Return whether NCCL_IB_HCA selects a port: names are prefixes, with `=` exact names, and `^` excludes them."""
     exclude, rest = value.startswith("^"), value.removeprefix("^")
     exact, rest = rest.startswith("="), rest.removeprefix("=")
     for word in filter(None, rest.split(",")):
@@ -105,50 +103,57 @@ def hca_selects(value: str, device: str, port: int) -> bool:
 
 
 def interface_selected(value: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME chooses an interface: the same forms as NCCL_IB_HCA, without ports."""
+    """Return whether NCCL_SOCKET_IFNAME selects an interface: the syntax of NCCL_IB_HCA without ports."""
     return hca_selects(value.replace(":", "\0"), name, 0)
 
 
-def rank_variables(host: Host, rank: RankFacts) -> Mapping[str, str]:
-    """Return a rank's variables with what files of NCCL's add; the environment wins, then the user's file."""
+def rank_variables(host: AuditedHost, rank: RankFacts) -> Mapping[str, str]:
+    """Return a rank's variables, NCCL's files included; the environment wins over ~/.nccl.conf, that over /etc."""
     return {**host.snapshot.kernel.nccl_conf, **rank.user_conf, **rank.variables}
 
 
-def _check_hca(host: Host, rank: RankFacts, value: str) -> Iterator[Finding]:
+def _check_hca(host: AuditedHost, rank: RankFacts, value: str) -> Iterator[AuditFinding]:
     ports = host.rdma_ports
     chosen = [(device, port) for device, port in ports if hca_selects(value, device.name, port.number)]
     seen = f"NCCL_IB_HCA={printable(value)}"
     have = ",".join(dict.fromkeys(device.name for device, _ in ports)) or "none"
     if not chosen:
         yield _named(
-            host, rank, "NCCL_IB_HCA", Severity.FAIL, f"{seen} names no adapter of {have}", "unset NCCL_IB_HCA"
+            host,
+            rank,
+            "NCCL_IB_HCA",
+            Severity.FAIL,
+            f"{seen} matches no adapter (this node has {have})",
+            "unset NCCL_IB_HCA",
         )
         return
     rates = [port.rate_gbps or 0.0 for _, port in ports if port.state == "ACTIVE"]
     slowest = min((port.rate_gbps or 0.0 for _, port in chosen), default=0.0)
     if all(port.state != "ACTIVE" for _, port in chosen):
         yield _named(
-            host, rank, "NCCL_IB_HCA", Severity.FAIL, f"{seen} names only ports that are down", "unset NCCL_IB_HCA"
+            host, rank, "NCCL_IB_HCA", Severity.FAIL, f"{seen} selects only ports that are down", "unset NCCL_IB_HCA"
         )
     elif rates and slowest < max(rates):
-        text = f"{seen} includes a port of {slowest:g} Gb/s, the fastest has {max(rates):g}"
+        text = f"{seen} selects a port of {slowest:g} Gb/s, but the fastest has {max(rates):g}"
         fast = [device.name for device, port in ports if port.state == "ACTIVE" and port.rate_gbps == max(rates)]
         fix = f"export NCCL_IB_HCA={shell_word('=' + ','.join(dict.fromkeys(fast)))}"
         yield _named(host, rank, "NCCL_IB_HCA", Severity.WARNING, text, fix)
 
 
-def _check_ucx(host: Host, rank: RankFacts, value: str) -> Iterator[Finding]:
+def _check_ucx(host: AuditedHost, rank: RankFacts, value: str) -> Iterator[AuditFinding]:
     have = {f"{device.name}:{port.number}" for device, port in host.rdma_ports} | {net.name for net in host.net}
     words = [word.strip() for word in value.split(",") if word.strip()]
     if "all" in words or value.startswith("^"):
         return
     if not have & set(words):
-        seen = f"UCX_NET_DEVICES={printable(value)} names none of {', '.join(sorted(have)[:8])}"
+        seen = f"UCX_NET_DEVICES={printable(value)} matches no device (this node has {', '.join(sorted(have)[:8])})"
         yield _named(host, rank, "UCX_NET_DEVICES", Severity.FAIL, seen, "unset UCX_NET_DEVICES")
 
 
-def _check_interface(job: Job, host: Host, rank: RankFacts, variable: str, value: str) -> Iterator[Finding]:
-    # gloo takes whole names, separated by commas; NCCL beginnings.
+def _check_interface(
+    job: AuditedJob, host: AuditedHost, rank: RankFacts, variable: str, value: str
+) -> Iterator[AuditFinding]:
+    # gloo takes exact names separated by commas; NCCL takes prefixes.
     whole = variable == "GLOO_SOCKET_IFNAME"
     words = value.split(",")
     chosen = [net for net in host.net if (net.name in words if whole else interface_selected(value, net.name))]
@@ -159,34 +164,34 @@ def _check_interface(job: Job, host: Host, rank: RankFacts, variable: str, value
     seen = f"{variable}={printable(value)}"
     if not chosen:
         names = ",".join(net.name for net in host.net[:8])
-        yield _named(host, rank, variable, Severity.FAIL, f"{seen} names none of {names}", use)
+        yield _named(host, rank, variable, Severity.FAIL, f"{seen} matches no interface (this node has {names})", use)
     elif all(net.state == "down" for net in chosen):
-        yield _named(host, rank, variable, Severity.FAIL, f"{seen} names only interfaces that are down", use)
+        yield _named(host, rank, variable, Severity.FAIL, f"{seen} selects only interfaces that are down", use)
     elif all(net.has_route is False and net.kind != "loopback" for net in chosen):
         names = ",".join(net.name for net in chosen)
-        text = f"{seen} is {names}, over which no route leads: it has no address"
+        text = f"{seen} selects {names}, which no route uses: it has no address"
         yield _named(host, rank, variable, Severity.FAIL, text, use)
     else:
         if any(net.has_route is None for net in chosen):
-            what = f"whether routes lead over what {variable} names: {host.reason('net/routes')}"
+            what = f"whether a route uses what {variable} selects: {host.reason('net/routes')}"
             yield unknown("N03", host.name, variable, what, (rank.rank,))
         speed = max(net.speed_mbps or 0 for net in chosen)
         if 0 < speed < job.settings.slow_share * fastest:
             names = ",".join(net.name for net in chosen)
-            text = f"{seen} is {names} at {speed / 1000:g} Gb/s, {best} has {fastest / 1000:g}"
+            text = f"{seen} selects {names} at {speed / 1000:g} Gb/s, but {best} has {fastest / 1000:g}"
             yield _named(host, rank, variable, Severity.WARNING, text, use)
 
 
-def _named(host: Host, rank: RankFacts, variable: str, severity: Severity, seen: str, fix: str) -> Finding:
-    return Finding(
+def _named(host: AuditedHost, rank: RankFacts, variable: str, severity: Severity, seen: str, fix: str) -> AuditFinding:
+    return AuditFinding(
         rule="N03",
         severity=severity,
         host=host.name,
         place=variable,
         seen=seen,
-        cost="ranks fail to connect, or use another network than is there for them"
+        cost="ranks fail to connect, or use a network that is not meant for them"
         if severity == Severity.FAIL
-        else "traffic passes the slow network",
+        else "traffic goes over the slow network",
         fix=fix,
         certainty=Certainty.READ,
         ranks=(rank.rank,),

@@ -1,12 +1,12 @@
-"""Rules P07 and P08: NVLinks, and what slows a GPU down."""
+"""Rules P07 and P08: NVLinks, and states that slow a GPU down."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from hpcpace.audit.facts import Gpu, Nvml
-from hpcpace.audit.findings import Certainty, Finding, Severity, Skip, unknown
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable
 
@@ -14,8 +14,8 @@ _HARD_THROTTLE, _SOFT_THROTTLE = 0x8 | 0x40 | 0x80, 0x20
 # nvmlClocksEventReason: 0x8 hardware slowdown, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake.
 
 
-def p07_nvlink(job: Job) -> Iterator[Finding]:
-    """Find GPUs with NVLinks that are inactive, or fewer than others of their kind."""
+def p07_nvlink(job: AuditedJob) -> Iterator[AuditFinding]:
+    """Find GPUs with inactive NVLinks, with fewer than others of their model, or not registered with the fabric."""
     most: dict[str, int] = {}
     for host in job.hosts:
         for gpu in host.snapshot.gpus or ():
@@ -25,22 +25,22 @@ def p07_nvlink(job: Job) -> Iterator[Finding]:
         try:
             driven = host.has_nvidia
         except Unreadable as error:
-            yield unknown("P07", host.name, "", host.told(error))
+            yield unknown("P07", host.name, "", host.explain(error))
             continue
         for gpu in host.snapshot.gpus or () if driven else ():
             yield from _check_links(host, gpu, most.get(gpu.name or "", 0))
             yield from _check_fabric(host, gpu)
 
 
-def p08_state(job: Job, host: Host) -> Iterator[Finding]:
-    """Find GPUs that are throttled, capped, or set up in a way that costs time."""
+def p08_state(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find GPUs that are throttled, capped, or in a state that costs time."""
     if not host.has_nvidia:
         raise Skip("no NVIDIA driver")
     for gpu in host.snapshot.gpus or ():
         if gpu.nvml is None:
             raise host.unreadable("the state of the GPUs", "nvml")
         for severity, seen, cost, fix in _states(gpu.address, gpu.nvml):
-            yield Finding(
+            yield AuditFinding(
                 rule="P08",
                 severity=severity,
                 host=host.name,
@@ -57,68 +57,71 @@ def _states(address: str, nvml: Nvml) -> Iterator[tuple[Severity, str, str, str]
     if reasons & _HARD_THROTTLE:
         yield (
             Severity.FAIL,
-            f"its hardware slows it down (reasons {reasons:#x})",
+            f"is throttled by its hardware (reasons {reasons:#x})",
             "every rank waits for this GPU",
             f"nvidia-smi -i {address} -q -d PERFORMANCE,TEMPERATURE  # then cooling and power, admin",
         )
     elif reasons & _SOFT_THROTTLE:
-        seen = f"its driver slows it down for heat (reasons {reasons:#x})"
+        seen = f"is throttled by its driver because of heat (reasons {reasons:#x})"
         yield Severity.WARNING, seen, "every rank waits for this GPU", "# admin: check cooling and fans"
     if nvml.power_limit_w and nvml.power_default_w and nvml.power_limit_w < 0.99 * nvml.power_default_w:
         yield (
             Severity.WARNING,
-            f"its power is capped at {nvml.power_limit_w:g} W of {nvml.power_default_w:g}",
-            "lower clocks under load",
+            f"is capped at {nvml.power_limit_w:g} W, the default is {nvml.power_default_w:g}",
+            "its clock is lower under load",
             f"nvidia-smi -i {address} -pl {nvml.power_default_w:.0f}  # admin",
         )
     if nvml.sm_clock_limit_mhz and nvml.sm_clock_max_mhz and nvml.sm_clock_limit_mhz < 0.8 * nvml.sm_clock_max_mhz:
-        seen = f"its clock is set to {nvml.sm_clock_limit_mhz} of {nvml.sm_clock_max_mhz} MHz"
-        yield Severity.WARNING, seen, "slower than it could be", f"nvidia-smi -i {address} -rac  # admin"
+        seen = f"its clock is limited to {nvml.sm_clock_limit_mhz} of {nvml.sm_clock_max_mhz} MHz"
+        yield Severity.WARNING, seen, "it runs slower than it could", f"nvidia-smi -i {address} -rac  # admin"
     if nvml.is_ecc_pending:
-        seen = "ECC is to change at the next reset"
-        yield Severity.WARNING, seen, "GPUs of one job differ in memory and speed", "# admin: reboot the node"
+        seen = "its ECC mode will change at the next reset"
+        yield Severity.WARNING, seen, "GPUs of one job may differ in memory and speed", "# admin: reboot the node"
     if nvml.is_persistent is False:
         seen = "persistence mode is off"
-        yield Severity.WARNING, seen, "seconds at every start of a job", f"nvidia-smi -i {address} -pm 1  # admin"
+        yield Severity.WARNING, seen, "every job start takes seconds longer", f"nvidia-smi -i {address} -pm 1  # admin"
 
 
-def _check_fabric(host: Host, gpu: Gpu) -> Iterator[Finding]:
+def _check_fabric(host: AuditedHost, gpu: Gpu) -> Iterator[AuditFinding]:
     if gpu.nvml is None:
-        return  # said of its links
+        return  # _check_links has reported it
     fabric = gpu.nvml.fabric
     if fabric is None and host.snapshot.hardware.num_nvswitches:
-        yield unknown("P07", host.name, f"GPU {gpu.address}", "whether the fabric manager has it: NVML does not say")
+        yield unknown(
+            "P07", host.name, f"GPU {gpu.address}", "whether the fabric manager has registered it: NVML does not say"
+        )
     if fabric in (None, "none", "completed"):
         return
-    words = {"not started": "has not begun", "in progress": "is not done"}
-    yield Finding(
+    shown = printable(fabric).replace("failed ", "failed with NVML error ")
+    words = {"not started": "has not been started", "in progress": "has not finished"}
+    yield AuditFinding(
         rule="P07",
         severity=Severity.FAIL,
         host=host.name,
         place=f"GPU {gpu.address}",
-        seen=f"the fabric manager {words.get(fabric, printable(fabric))} with it",
-        cost="CUDA does not start on it, or goes without NVLink",
-        fix="systemctl status nvidia-fabricmanager  # admin: restart it; its version must be the driver's",
+        seen=f"its fabric registration {words.get(fabric, shown)}",
+        cost="CUDA does not start on it, or works without NVLink",
+        fix="systemctl status nvidia-fabricmanager  # admin: restart it; its version must match the driver's",
         certainty=Certainty.READ,
     )
 
 
-def _check_links(host: Host, gpu: Gpu, most: int) -> Iterator[Finding]:
+def _check_links(host: AuditedHost, gpu: Gpu, most: int) -> Iterator[AuditFinding]:
     if gpu.nvml is None:
         yield unknown("P07", host.name, f"GPU {gpu.address}", f"its NVLinks: {host.reason('nvml')}")
         return
     active, inactive = gpu.nvml.links_active, gpu.nvml.links_inactive
     if active is None or (not active and not most):
-        return  # it has none, or nobody has switched them on
+        return  # it has no NVLinks, or they are off on all GPUs of this model
     missing = max(inactive or 0, most - active)
     if missing:
-        yield Finding(
+        yield AuditFinding(
             rule="P07",
             severity=Severity.FAIL,
             host=host.name,
             place=f"GPU {gpu.address}",
             seen=f"{missing} of {active + missing} NVLinks are inactive",
-            cost="collectives within the node run at the rate of the weakest GPU, or over PCIe",
+            cost="collectives within the node run at the rate of the slowest GPU, or over PCIe",
             fix=f"nvidia-smi nvlink -s -i {gpu.address}; systemctl status nvidia-fabricmanager  # admin",
             certainty=Certainty.READ,
         )

@@ -1,22 +1,22 @@
-"""Rules A08 and A09: which rank uses which GPU, and whether ranks reach one another's."""
+"""Rules A08 and A09: which rank uses which GPU, and whether ranks can reach each other's GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import Certainty, Finding, Severity
-from hpcpace.audit.job import Host, Job, rank_place
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
 from hpcpace.audit.tree import Unreadable
 
 
-def a08_shared_gpu(job: Job, host: Host) -> Iterator[Finding]:
-    """Find ranks that share a GPU, see none, or use another one than their local rank's."""
+def a08_shared_gpu(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find ranks that share a GPU, see none, or do not use the GPU of their local rank."""
     if not host.has_gpus or not host.ranks:
         return
     users: dict[str, list[RankFacts]] = {}
-    unknown: Unreadable | None = None
+    not_known: Unreadable | None = None
     for rank in host.ranks:
         if rank.gpus == ():
             yield from _sees_none(host, rank)
@@ -24,7 +24,7 @@ def a08_shared_gpu(job: Job, host: Host) -> Iterator[Finding]:
         try:
             address = host.gpu_address(rank)
         except Unreadable as error:
-            unknown = error
+            not_known = error
             continue
         if address is not None:
             users.setdefault(address, []).append(rank)
@@ -32,12 +32,12 @@ def a08_shared_gpu(job: Job, host: Host) -> Iterator[Finding]:
     for address, ranks in users.items():
         if len(ranks) > 1:
             yield _one_for_many(host, address, ranks)
-    if unknown is not None:
-        raise unknown
+    if not_known is not None:
+        raise not_known
 
 
-def a09_ipc(job: Job, host: Host) -> Iterator[Finding]:
-    """Find GPUs that are bound to tasks so that ranks of a node cannot reach one another's."""
+def a09_ipc(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find GPUs bound to single tasks, so that ranks of a node cannot reach each other's GPUs."""
     if not host.has_gpus or len(host.ranks) < 2:
         return
     bound = [rank for rank in host.ranks if _is_per_task(rank)]
@@ -45,12 +45,12 @@ def a09_ipc(job: Job, host: Host) -> Iterator[Finding]:
     if len(single) < 2:
         return
     count = len(host.snapshot.gpus or ())
-    yield Finding(
+    yield AuditFinding(
         rule="A09",
         severity=Severity.WARNING,
         host=host.name,
         place="",
-        seen=f"{len(single)} ranks see one GPU each of {count}: --gpus-per-task binds them",
+        seen=f"{len(single)} ranks see only 1 of {count} GPUs each, because of --gpus-per-task",
         cost="CUDA IPC and P2P between ranks can fail; NCCL then copies through shared memory",
         fix=f"srun --gpus-per-node={count} --gpu-bind=none ...  # instead of --gpus-per-task",
         certainty=Certainty.READ if all(rank.gpus is not None for rank in single) else Certainty.INFERRED,
@@ -58,15 +58,15 @@ def a09_ipc(job: Job, host: Host) -> Iterator[Finding]:
     )
 
 
-def _sees_none(host: Host, rank: RankFacts) -> Iterator[Finding]:
+def _sees_none(host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     if host.snapshot.kernel.nvidia_driver == "" and "amdgpu" not in (host.snapshot.kernel.modules or {}):
-        return  # nothing drives them: no rank is meant to use them
-    yield Finding(
+        return  # no driver is loaded, so no rank is meant to use them
+    yield AuditFinding(
         rule="A08",
         severity=Severity.FAIL,
         host=host.name,
         place=rank_place(rank),
-        seen=f"sees no GPU of the {len(host.snapshot.gpus or ())} on its node",
+        seen=f"sees none of the {len(host.snapshot.gpus or ())} GPUs of its node",
         cost="it trains on the CPU, or fails",
         fix="srun --gpus-per-node=" + str(len(host.snapshot.gpus or ())) + " ...  # and unset CUDA_VISIBLE_DEVICES",
         certainty=gpu_certainty(rank),
@@ -74,35 +74,35 @@ def _sees_none(host: Host, rank: RankFacts) -> Iterator[Finding]:
     )
 
 
-def _another_order(host: Host, rank: RankFacts, address: str) -> Iterator[Finding]:
+def _another_order(host: AuditedHost, rank: RankFacts, address: str) -> Iterator[AuditFinding]:
     order = [gpu.address for gpu in host.snapshot.gpus or ()]
     if address not in order or order.index(address) == rank.local_rank or rank.local_rank < 0:
         return
-    yield Finding(
+    yield AuditFinding(
         rule="A08",
         severity=Severity.INFORMATION,
         host=host.name,
         place=rank_place(rank),
-        seen=f"uses GPU {order.index(address)} of the node ({address}), not the one of its local rank",
-        cost="nothing by itself: bindings that count on the order of local ranks are off",
-        fix="torch.cuda.set_device(local_rank)  # where the order is not meant",
+        seen=f"uses GPU {order.index(address)} of the node ({address}), not that of its local rank",
+        cost="nothing by itself, but bindings that assume the order of local ranks are wrong",
+        fix="torch.cuda.set_device(local_rank)  # unless this order is intended",
         certainty=gpu_certainty(rank),
         ranks=(rank.rank,),
     )
 
 
-def _one_for_many(host: Host, address: str, ranks: list[RankFacts]) -> Finding:
+def _one_for_many(host: AuditedHost, address: str, ranks: list[RankFacts]) -> AuditFinding:
     gpu = next((gpu for gpu in host.snapshot.gpus or () if gpu.address == address), None)
     has_mps = all(any(name.startswith("CUDA_MPS_") for name in rank.variables) for rank in ranks)
     has_mig = bool(gpu and gpu.nvml and gpu.nvml.is_mig)
-    return Finding(
+    return AuditFinding(
         rule="A08",
         severity=Severity.INFORMATION if has_mps or has_mig else Severity.FAIL,
         host=host.name,
         place=f"GPU {address}",
-        seen=f"local ranks {listed(rank.local_rank for rank in ranks)} use it"
-        + (", over MPS" if has_mps else ", in parts (MIG)" if has_mig else ""),
-        cost="they take turns on it; NCCL refuses two ranks of one communicator on a GPU",
+        seen=f"is used by local ranks {listed(rank.local_rank for rank in ranks)}"
+        + (", through MPS" if has_mps else ", partitioned by MIG" if has_mig else ""),
+        cost="they take turns, and NCCL refuses two ranks of one communicator on a GPU",
         fix=f"srun --gpus-per-node={len(host.snapshot.gpus or ())} ...  # and torch.cuda.set_device(local_rank)",
         certainty=gpu_certainty(ranks[0]),
         ranks=rank_numbers(ranks),

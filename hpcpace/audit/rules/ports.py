@@ -1,4 +1,4 @@
-"""Rules N05, N06 and N08: ports that are down or slow, MTU, and counters of errors."""
+"""Rules N05, N06 and N08: ports that are down or slow, MTUs, and error counters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hpcpace.audit.collect_network import LINK_ERRORS
 from hpcpace.audit.facts import NetDevice, RdmaDevice, RdmaPort
-from hpcpace.audit.findings import Certainty, Finding, Severity, unknown
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, unknown
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.quoting import printable, shell_word
 
 
-def n05_ports(job: Job) -> Iterator[Finding]:
-    """Find ports that are down, and ports and interfaces slower than others of their kind."""
+def n05_ports(job: AuditedJob) -> Iterator[AuditFinding]:
+    """Find ports that are down, and ports and interfaces that are slower than others of their kind."""
     up = {(device.name, port.number) for host in job.hosts for device, port in _ports(host) if port.state == "ACTIVE"}
     rates: dict[tuple[str, str], float] = {}
     for host in job.hosts:
@@ -31,9 +31,9 @@ def n05_ports(job: Job) -> Iterator[Finding]:
     yield from _shaped_interfaces(job)
 
 
-def n06_mtu(job: Job) -> Iterator[Finding]:
-    """Find Ethernet interfaces whose MTU is too small for RDMA, or not the same on all hosts."""
-    values: dict[str, list[tuple[Host, NetDevice, bool]]] = {}
+def n06_mtu(job: AuditedJob) -> Iterator[AuditFinding]:
+    """Find Ethernet interfaces whose MTU is too small for RDMA, or differs between hosts."""
+    values: dict[str, list[tuple[AuditedHost, NetDevice, bool]]] = {}
     for host in job.hosts:
         roce = _roce_names(host)
         for net in host.between_hosts if host.snapshot.net is not None else ():
@@ -49,11 +49,11 @@ def n06_mtu(job: Job) -> Iterator[Finding]:
                 yield unknown("N06", host.name, net.name, f"its MTU: {host.reason(f'net/{net.name}/mtu')}")
 
 
-def n08_errors(job: Job, host: Host) -> Iterator[Finding]:
-    """Find counters of errors and drops that are high, or that grew within the probe window."""
+def n08_errors(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find error and drop counters that are high, or that grew during the probe window."""
     counters = host.snapshot.counters
     if "counters" in host.snapshot.unreadable:
-        raise host.unreadable("all counters", "counters")
+        raise host.unreadable("the error counters", "counters")
     for name in sorted(host.snapshot.unreadable):
         kind, _, rest = name.partition("/")
         device = rest.removesuffix("/counters")
@@ -69,13 +69,15 @@ def n08_errors(job: Job, host: Host) -> Iterator[Finding]:
         if not grown and value <= _limit(job, counters.values, kind, device, counter):
             continue
         port = device.replace("/", " port ")
-        yield Finding(
+        yield AuditFinding(
             rule="N08",
             severity=Severity.FAIL if grown and kind == "rdma" else Severity.WARNING,
             host=host.name,
             place=port,
-            seen=f"{counter} +{grown} in {counters.window_s:g} s" if grown else f"{counter} is {value} since the boot",
-            cost="packets are lost or sent again, and one slow link holds up every collective",
+            seen=f"{counter} grew by {grown} in {counters.window_s:g} s"
+            if grown
+            else f"{counter} is {value} since boot",
+            cost="packets are lost or retransmitted, and one slow link holds up every collective",
             fix=f"mlxlink -d {shell_word(device.split('/')[0])} -c; ibdiagnet  # then reseat or replace the cable"
             if kind == "rdma"
             else f"ethtool -S {shell_word(device)}; ethtool -g {shell_word(device)}  # then cable, ring size, driver",
@@ -83,30 +85,30 @@ def n08_errors(job: Job, host: Host) -> Iterator[Finding]:
         )
 
 
-def _ports(host: Host) -> list[tuple[RdmaDevice, RdmaPort]]:
+def _ports(host: AuditedHost) -> list[tuple[RdmaDevice, RdmaPort]]:
     return host.rdma_ports if host.snapshot.rdma is not None else []
 
 
 def _check_port(
-    job: Job, host: Host, device: RdmaDevice, port: RdmaPort, up: set[tuple[str, int]], fastest: float
-) -> Iterator[Finding]:
+    job: AuditedJob, host: AuditedHost, device: RdmaDevice, port: RdmaPort, up: set[tuple[str, int]], fastest: float
+) -> Iterator[AuditFinding]:
     place = f"{device.name} port {port.number}"
     fact = f"rdma/{device.name}/{port.number}"
     if port.state is None or port.phys_state is None:
         yield unknown("N05", host.name, place, f"its state: {host.reason(f'{fact}/state', f'{fact}/phys_state')}")
         return
-    fix = f"ibdiagnet; mlxlink -d {shell_word(device.name)}  # then reseat or replace the cable, look at the switch"
+    fix = f"ibdiagnet; mlxlink -d {shell_word(device.name)}  # then reseat or replace the cable, check the switch port"
     if port.state != "ACTIVE" or port.phys_state != "LinkUp":
-        # A port that nobody has cabled is down on all hosts; one that somebody switched off is meant to be.
+        # A port without a cable is down on all hosts; a disabled one was switched off on purpose.
         unused = (device.name, port.number) not in up and (len(job.hosts) > 1 or port.phys_state == "Disabled")
-        yield Finding(
+        yield AuditFinding(
             rule="N05",
             severity=Severity.WARNING if unused else Severity.FAIL,
             host=host.name,
             place=place,
             seen=f"is {printable(port.state)}, {printable(port.phys_state)}"
             + (", as on all hosts" if unused and len(job.hosts) > 1 else ""),
-            cost="one rail less; NCCL may hang where the others expect it",
+            cost="the node has one rail less, and NCCL may hang if the other nodes use it",
             fix=fix,
             certainty=Certainty.READ,
         )
@@ -116,7 +118,7 @@ def _check_port(
         return
     wanted = max(fastest, job.settings.expect_rate_gbps or 0.0)
     if port.rate_gbps < wanted:
-        yield Finding(
+        yield AuditFinding(
             rule="N05",
             severity=Severity.FAIL,
             host=host.name,
@@ -128,9 +130,9 @@ def _check_port(
         )
 
 
-def _slow_interfaces(job: Job) -> Iterator[Finding]:
+def _slow_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
     """Yield Ethernet adapters that are slower than the interface of the same name on other hosts."""
-    speeds: dict[str, list[tuple[Host, int]]] = {}
+    speeds: dict[str, list[tuple[AuditedHost, int]]] = {}
     for host in job.hosts:
         for net in host.between_hosts if host.snapshot.net is not None else ():
             if net.is_physical and net.kind == "ethernet" and net.speed_mbps:
@@ -139,46 +141,46 @@ def _slow_interfaces(job: Job) -> Iterator[Finding]:
         fastest = max(speed for _, speed in entries)
         for host, speed in entries:
             if speed < fastest:
-                yield Finding(
+                yield AuditFinding(
                     rule="N05",
                     severity=Severity.FAIL,
                     host=host.name,
                     place=name,
-                    seen=f"runs at {speed / 1000:g} Gb/s, on other hosts at {fastest / 1000:g}",
+                    seen=f"runs at {speed / 1000:g} Gb/s, but at {fastest / 1000:g} on other hosts",
                     cost="every collective over it waits for this host",
                     fix=f"ethtool {shell_word(name)}  # then cable, switch port, autonegotiation",
                     certainty=Certainty.READ,
                 )
 
 
-def _shaped_interfaces(job: Job) -> Iterator[Finding]:
-    """Yield interfaces whose sending is held to a lower rate than that of the same name on other hosts."""
-    rates: dict[str, list[tuple[Host, float]]] = {}
+def _shaped_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
+    """Yield interfaces that are shaped to a lower rate than the interface of the same name on other hosts."""
+    rates: dict[str, list[tuple[AuditedHost, float]]] = {}
     for host in job.hosts:
         nets = host.between_hosts if host.snapshot.net is not None else []
         if any(net.shaped_mbps is None for net in nets):
-            yield unknown("N05", host.name, "", f"what shapes its interfaces: {host.reason('net/shaping')}")
+            yield unknown("N05", host.name, "", f"whether its interfaces are shaped: {host.reason('net/shaping')}")
         for net in nets:
             if net.shaped_mbps is not None:
                 rates.setdefault(net.name, []).append((host, net.shaped_mbps or math.inf))
     for name, entries in rates.items():
         fastest = max(rate for _, rate in entries)
-        others = "unshaped on other hosts" if fastest == math.inf else f"on other hosts to {fastest / 1000:g}"
+        others = "not shaped on other hosts" if fastest == math.inf else f"to {fastest / 1000:g} on other hosts"
         for host, rate in entries:
             if rate < fastest:
-                yield Finding(
+                yield AuditFinding(
                     rule="N05",
                     severity=Severity.FAIL,
                     host=host.name,
                     place=name,
-                    seen=f"what it sends is held to {rate / 1000:g} Gb/s, {others}",
+                    seen=f"is shaped to {rate / 1000:g} Gb/s, but {others}",
                     cost="every collective over it waits for this host",
-                    fix=f"tc qdisc show dev {shell_word(name)}  # admin: find who set it; tc qdisc del undoes it",
+                    fix=f"tc qdisc show dev {shell_word(name)}  # admin: find who set it; `tc qdisc del` removes it",
                     certainty=Certainty.READ,
                 )
 
 
-def _roce_names(host: Host) -> set[str]:
+def _roce_names(host: AuditedHost) -> set[str]:
     if host.snapshot.rdma is None or host.snapshot.net is None:
         return set()
     return {
@@ -189,45 +191,47 @@ def _roce_names(host: Host) -> set[str]:
     }
 
 
-def _check_mtu(job: Job, name: str, entries: Sequence[tuple[Host, NetDevice, bool]]) -> Iterator[Finding]:
+def _check_mtu(
+    job: AuditedJob, name: str, entries: Sequence[tuple[AuditedHost, NetDevice, bool]]
+) -> Iterator[AuditFinding]:
     counts = Counter(net.mtu for _, net, _ in entries)
     usual = max(counts, key=lambda mtu: (counts[mtu], mtu or 0))
     for host, net, is_roce in entries:
         wanted = job.settings.expect_mtu if is_roce and job.settings.expect_mtu else usual
         seen, severity = "", Severity.FAIL
         if net.mtu != usual:
-            seen = f"MTU {net.mtu}, {usual} on {counts[usual]} of {len(entries)} hosts"
+            seen = f"has MTU {net.mtu}, but {usual} on {counts[usual]} of {len(entries)} hosts"
         elif is_roce and net.mtu != wanted:
-            seen, severity = f"MTU {net.mtu}, the site expects {wanted}", Severity.WARNING
+            seen, severity = f"has MTU {net.mtu}, the site expects {wanted}", Severity.WARNING
         elif is_roce and (net.mtu or 0) < job.settings.roce_mtu:
             seen, severity = (
-                f"MTU {net.mtu}, below {job.settings.roce_mtu}: RDMA cannot send 4096 at once",
+                f"has MTU {net.mtu}, below {job.settings.roce_mtu}: RDMA cannot send 4096 bytes at once",
                 Severity.WARNING,
             )
             wanted = max(9000, job.settings.roce_mtu)
         if seen:
-            yield Finding(
+            yield AuditFinding(
                 rule="N06",
                 severity=severity,
                 host=host.name,
                 place=net.name,
                 seen=seen,
-                cost="large packets vanish between hosts of different MTU: NCCL has hung on this (nccl#1524, #1957)"
+                cost="packets too large for the smaller MTU are dropped, which has hung NCCL (nccl#1524, #1957)"
                 if severity == Severity.FAIL
-                else "more packets for the same bytes",
-                fix=f"ip link set dev {shell_word(name)} mtu {wanted}  # admin; one MTU on all hosts and switches",
+                else "the same bytes take more packets",
+                fix=f"ip link set dev {shell_word(name)} mtu {wanted}  # admin; the same on all hosts and switches",
                 certainty=Certainty.READ,
             )
 
 
-def _is_up(host: Host, kind: str, device: str) -> bool:
-    """Return whether counts of a device matter: nobody's traffic passes one that is down."""
+def _is_up(host: AuditedHost, kind: str, device: str) -> bool:
+    """Return whether the counters of a device matter: one that is down carries no traffic."""
     if kind == "net":
         return any(net.name == device for net in host.between_hosts) if host.snapshot.net is not None else True
     return any(f"{d.name}/{port.number}" == device and port.state == "ACTIVE" for d, port in _ports(host))
 
 
-def _limit(job: Job, values: Mapping[str, int], kind: str, device: str, counter: str) -> float:
+def _limit(job: AuditedJob, values: Mapping[str, int], kind: str, device: str, counter: str) -> float:
     if kind == "rdma":
         return job.settings.link_errors if counter in LINK_ERRORS else job.settings.congestion_errors
     packets = values.get(f"net/{device}/{counter[:2]}_packets", 0)

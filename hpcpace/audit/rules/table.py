@@ -1,11 +1,11 @@
-"""All rules in the order in which they run: what each checks, why, from which facts, and the fix."""
+"""All rules, in the order in which they run: what each checks, from which facts, why, and the fix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hpcpace.audit.findings import Finding
+from hpcpace.audit.findings import AuditFinding
 from hpcpace.audit.rules import adapters, affinity, choices, gpu_state, gpus, hosts, pcie, ports, system
 
 
@@ -14,14 +14,14 @@ class Rule:
     """One rule.
 
     Attributes:
-        id: by which it is ignored, failed on and explained.
-        scope: what it is asked about, once each: `job`, `host`, `rank`, `gpu` or `link` (GPUs and adapters).
+        id: what `--rules`, `--ignore`, `--fail-on` and `explain` take, like `A02`.
+        scope: what the rule runs on, once for each: `job`, `host`, `rank`, `gpu` or `link` (GPUs and adapters).
         title: what it checks.
         severities: letters that its findings can have, besides U.
         reads: where its facts come from.
-        why: what goes wrong where it finds something, and how that is known.
+        why: what goes wrong where it finds something, and when it is how severe.
         fix: what to do.
-        check: the function.
+        check: the function that yields the findings.
     """
 
     id: str
@@ -31,7 +31,7 @@ class Rule:
     reads: str
     why: str
     fix: str
-    check: Callable[..., Iterator[Finding]]
+    check: Callable[..., Iterator[AuditFinding]]
 
 
 RULES: tuple[Rule, ...] = (
@@ -40,10 +40,10 @@ RULES: tuple[Rule, ...] = (
         scope="host",
         title="MPI singletons",
         severities="F",
-        reads="the launcher's variables, and the size of MPI's world (--mpi)",
-        why="The MPI library does not speak the process management of this srun, so each rank starts a world of its "
-        "own; all of them compute the whole job and overwrite each other's files.",
-        fix="srun --mpi=pmix, or an mpi4py built with the site's MPI",
+        reads="the launcher's variables, and the size of MPI_COMM_WORLD (with --mpi)",
+        why="The MPI library does not support the process-management interface (PMI) of this srun, so each rank "
+        "starts as a world of one: every rank computes the whole job and overwrites the others' files.",
+        fix="srun --mpi=pmix, or an mpi4py built against the site's MPI",
         check=affinity.a01_mpi_singletons,
     ),
     Rule(
@@ -51,10 +51,10 @@ RULES: tuple[Rule, ...] = (
         scope="job",
         title="nodes that differ",
         severities="FW",
-        reads="driver, NCCL, GPUs, processor, NUMA, kernel, NIC firmware, PCI map and masks of all hosts; "
-        "[audit] expect_*",
-        why="A synchronous job runs as fast as its slowest node; mixed drivers and NCCL versions hang or fail.",
-        fix="#SBATCH --exclude=NODES, and have them brought to the state of the others",
+        reads="driver, NCCL, GPUs, processor, NUMA, kernel, NIC firmware, PCI map and CPU masks of all hosts; [audit] "
+        "expect_*",
+        why="A synchronous job runs as fast as its slowest node, and mixed driver or NCCL versions hang or fail.",
+        fix="#SBATCH --exclude=NODES, and have them brought in line with the others",
         check=hosts.h01_differing,
     ),
     Rule(
@@ -62,9 +62,10 @@ RULES: tuple[Rule, ...] = (
         scope="rank",
         title="rank far from its GPU",
         severities="F",
-        reads="the rank's mask; numa_node of its GPU",
-        why="No CPU of the rank is on the NUMA node of its GPU: every copy and launch crosses the processor's link.",
-        fix="srun --cpu-bind=mask_cpu:... as the audit prints it, --gpu-bind=closest or --distribution=block:block",
+        reads="the rank's CPU mask; numa_node of its GPU",
+        why="No CPU of the rank is on the NUMA node of its GPU, so every copy and every kernel launch crosses the "
+        "NUMA interconnect.",
+        fix="srun --cpu-bind=mask_cpu:... as printed by the audit, --gpu-bind=closest or --distribution=block:block",
         check=affinity.a02_far_from_gpu,
     ),
     Rule(
@@ -72,10 +73,10 @@ RULES: tuple[Rule, ...] = (
         scope="rank",
         title="rank only partly near its GPU",
         severities="WI",
-        reads="the rank's mask; NUMA nodes",
-        why="Threads may run on, and take memory of, the far node. A mask of the whole node is information only: NCCL "
-        "narrows its own threads itself.",
-        fix="torchrun --numa-binding=node, or the mask that the audit prints",
+        reads="the rank's CPU mask; NUMA nodes",
+        why="Threads may run on the far NUMA node and allocate memory there. A mask that covers the whole node is "
+        "information only, because NCCL narrows the affinity of its own threads.",
+        fix="torchrun --numa-binding=node, or the mask printed by the audit",
         check=affinity.a03_partly_near,
     ),
     Rule(
@@ -83,12 +84,11 @@ RULES: tuple[Rule, ...] = (
         scope="host",
         title="ranks that share cores",
         severities="FW",
-        reads="masks of all ranks of a node; thread_siblings_list",
-        why="Two ranks that compute on one core delay each other, at other moments in each step: jitter. "
-        "Identical masks "
-        "(W) leave the choice to the kernel; a partial overlap (F) is always a mistake. Masks of the whole node do not "
-        "count.",
-        fix="srun -c N, given to srun itself, or the mask that the audit prints",
+        reads="CPU masks of all ranks of a node; thread_siblings_list",
+        why="Two ranks that compute on one core delay each other, at different moments in each step: jitter. "
+        "Identical masks (W) leave the choice of core to the kernel; a partial overlap (F) is always a mistake. "
+        "Masks that cover the whole node are ignored.",
+        fix="srun -c N on the srun line itself, or the mask printed by the audit",
         check=affinity.a04_overlap,
     ),
     Rule(
@@ -96,9 +96,9 @@ RULES: tuple[Rule, ...] = (
         scope="rank",
         title="too few CPUs",
         severities="F",
-        reads="the rank's mask; SLURM_CPUS_PER_TASK; [audit] dataloader_workers",
-        why="srun of Slurm 22.05 to 23.02 does not inherit -c from sbatch: each rank gets one CPU, for itself and its "
-        "data loaders.",
+        reads="the rank's CPU mask; SLURM_CPUS_PER_TASK; [audit] dataloader_workers",
+        why="srun of Slurm 22.05 to 23.02 does not inherit -c from sbatch, so each rank gets one CPU for itself and "
+        "its data loaders.",
         fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
         check=affinity.a05_too_few_cpus,
     ),
@@ -108,18 +108,18 @@ RULES: tuple[Rule, ...] = (
         title="CPU quota and cgroup",
         severities="W",
         reads="cpu.max (or cfs_quota_us) and cpuset.cpus.effective, from the rank's cgroup up",
-        why="With a quota below the mask, the kernel stops all threads for the rest of each period; the step time gets "
-        "jumps of up to 100 ms.",
-        fix="ask for as many CPUs as the mask has, or have the quota lifted",
+        why="When the quota is smaller than the mask, the kernel stops all threads for the rest of each period, and "
+        "step times jump by up to 100 ms.",
+        fix="request as many CPUs as the mask has, or have the quota lifted",
         check=affinity.a06_quota,
     ),
     Rule(
         id="A07",
         scope="rank",
-        title="memory of the far node",
+        title="memory on the far NUMA node",
         severities="W",
-        reads="Mems_allowed_list; the policy in numa_maps",
-        why="Memory that the rank copies to its GPU lies beyond the processor's link.",
+        reads="Mems_allowed_list; the memory policy in numa_maps",
+        why="The memory that the rank copies to its GPU is on the other side of the NUMA interconnect.",
         fix="srun --mem-bind=local, or numactl --membind=N",
         check=affinity.a07_memory,
     ),
@@ -129,9 +129,8 @@ RULES: tuple[Rule, ...] = (
         title="which rank uses which GPU",
         severities="FI",
         reads="NVML, or the driver's list and CUDA_VISIBLE_DEVICES",
-        why="Two ranks on a GPU take turns, and NCCL refuses them; a rank without one trains on the CPU. MPS and "
-        "MIG are "
-        "meant (I), and so may another order be (I).",
+        why="Two ranks on one GPU take turns, and NCCL refuses them; a rank without a GPU trains on the CPU. Sharing "
+        "through MPS or MIG is intended (I), and so may be another order of GPUs (I).",
         fix="srun --gpus-per-node=N, and torch.cuda.set_device(local_rank)",
         check=gpus.a08_shared_gpu,
     ),
@@ -140,8 +139,8 @@ RULES: tuple[Rule, ...] = (
         scope="host",
         title="GPUs hidden from each other",
         severities="W",
-        reads="GPUs that each rank sees; SLURM_GPUS_PER_TASK, SLURM_TRES_PER_TASK",
-        why="--gpus-per-task lets each rank see its own GPU only; CUDA IPC and P2P between them then fail.",
+        reads="the GPUs that each rank sees; SLURM_GPUS_PER_TASK, SLURM_TRES_PER_TASK",
+        why="With --gpus-per-task each rank sees only its own GPU, so CUDA IPC and P2P between ranks can fail.",
         fix="srun --gpus-per-node=N --gpu-bind=none",
         check=gpus.a09_ipc,
     ),
@@ -150,11 +149,11 @@ RULES: tuple[Rule, ...] = (
         scope="gpu",
         title="GPU far from every adapter",
         severities="FW",
-        reads="the PCI tree of sysfs; active ports",
-        why="NCCL uses GPUDirect RDMA up to PXB only; beyond it every message passes the host's memory, and "
-        "between NUMA "
-        "nodes (SYS, F) the processor's link too. Over NVLink-C2C this is as it should be.",
-        fix="check BIOS and slot map; NCCL_NET_GDR_LEVEL only after measuring",
+        reads="the PCI tree in sysfs; active ports",
+        why="NCCL uses GPUDirect RDMA only up to PXB. Beyond that, every message goes through host memory, and "
+        "between NUMA nodes (SYS, F) it also crosses the NUMA interconnect. On GPUs attached by NVLink-C2C this "
+        "is normal and not reported.",
+        fix="check BIOS settings and slot map; set NCCL_NET_GDR_LEVEL only after measuring",
         check=adapters.n01_far_nic,
     ),
     Rule(
@@ -162,10 +161,10 @@ RULES: tuple[Rule, ...] = (
         scope="host",
         title="adapters shared unevenly",
         severities="W",
-        reads="the PCI tree of sysfs; NCCL_IB_HCA",
-        why="GPUs that fall on one adapter share its rate while others idle; an adapter far from all GPUs (storage, "
-        "management) slows down what NCCL sends over it.",
-        fix="NCCL_IB_HCA=^NAME, or another slot map",
+        reads="the PCI tree in sysfs; NCCL_IB_HCA",
+        why="GPUs that map to the same adapter share its rate while others idle. An adapter far from all GPUs "
+        "(storage, management) slows down whatever NCCL sends over it.",
+        fix="NCCL_IB_HCA=^NAME, or a different slot map",
         check=adapters.n02_shared_nic,
     ),
     Rule(
@@ -175,19 +174,19 @@ RULES: tuple[Rule, ...] = (
         severities="FW",
         reads="NCCL_IB_HCA, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, UCX_NET_DEVICES and /etc/nccl.conf; /sys/class; "
         "/proc/net/route, ipv6_route",
-        why="A setting from another cluster overrides what NCCL would find by itself: it names nothing (F), an "
-        "interface without any route (F), or the management network (W).",
-        fix="unset it, or name the fast one",
+        why="A setting from another cluster overrides NCCL's own choice: it matches nothing (F), selects an interface "
+        "without a route (F), or selects the management network (W).",
+        fix="unset it, or name the fast adapter",
         check=choices.n03_names_nothing,
     ),
     Rule(
         id="N04",
         scope="rank",
-        title="sockets although there is RDMA",
+        title="sockets despite RDMA",
         severities="F",
-        reads="NCCL_IB_DISABLE, NCCL_NET, /dev/infiniband, the limit of locked memory",
-        why="NCCL silently takes NET/Socket, at a fraction of the rate.",
-        fix="unset the variable; give the container /dev/infiniband; ulimit -l unlimited",
+        reads="NCCL_IB_DISABLE, NCCL_NET, /dev/infiniband, the locked-memory limit",
+        why="NCCL silently falls back to NET/Socket, at a fraction of the rate.",
+        fix="unset the variable; give the container access to /dev/infiniband; ulimit -l unlimited",
         check=choices.n04_sockets,
     ),
     Rule(
@@ -196,7 +195,7 @@ RULES: tuple[Rule, ...] = (
         title="ports down or slow",
         severities="FW",
         reads="state, phys_state and rate of RDMA ports; speed and shaping (netlink) of interfaces; all hosts",
-        why="One slow port holds up every collective. A port that is down on all hosts may be meant (W).",
+        why="One slow port holds up every collective. A port that is down on all hosts may be unused on purpose (W).",
         fix="ibdiagnet, mlxlink; reseat or replace the cable",
         check=ports.n05_ports,
     ),
@@ -206,29 +205,29 @@ RULES: tuple[Rule, ...] = (
         title="MTU",
         severities="FW",
         reads="mtu of interfaces that are up, link_layer; all hosts",
-        why="Where hosts differ (F) large packets vanish, and NCCL hangs (nccl#1524, #1957). RDMA over Ethernet needs "
-        "about 4200 to send 4096 bytes at once (W below it).",
+        why="Where hosts differ (F), large packets are dropped and NCCL hangs (nccl#1524, #1957). RDMA over Ethernet "
+        "needs an MTU of about 4200 to send 4096 bytes at once (W below that).",
         fix="ip link set dev NAME mtu N, the same on all hosts and switches",
         check=ports.n06_mtu,
     ),
     Rule(
         id="N07",
         scope="rank",
-        title="address of RDMA over Ethernet",
+        title="RoCE address index",
         severities="W",
         reads="NCCL_IB_GID_INDEX; gid_attrs/types",
-        why="The index is of RoCE v1, which is not routed, or of no address at all.",
-        fix="unset NCCL_IB_GID_INDEX: NCCL 2.21 and newer choose it",
+        why="NCCL_IB_GID_INDEX selects a RoCE v1 address, which is not routed, or an empty entry.",
+        fix="unset NCCL_IB_GID_INDEX: NCCL 2.21 and newer choose the index themselves",
         check=choices.n07_gid,
     ),
     Rule(
         id="N08",
         scope="host",
-        title="errors of ports and interfaces",
+        title="errors on ports and interfaces",
         severities="WF",
-        reads="counters, hw_counters and statistics, twice with --probe",
-        why="A bad cable or a congested fabric shows in counters long before a link drops. Counts since the boot above "
-        "the thresholds of [audit] are W; a port's count that grows within the probe window is F.",
+        reads="counters, hw_counters and statistics; twice with --probe",
+        why="A bad cable or a congested fabric shows in counters long before a link drops. Counts since boot above "
+        "the thresholds in [audit] are W; an RDMA port's count that grows during the probe window is F.",
         fix="ibdiagnet, mlxlink, ethtool -S; reseat or replace the cable",
         check=ports.n08_errors,
     ),
@@ -237,10 +236,9 @@ RULES: tuple[Rule, ...] = (
         scope="host",
         title="no GPUDirect RDMA",
         severities="FW",
-        reads="/sys/module, who holds ib_core, /proc/driver/nvidia/version, the kernel's release, NCCL's version",
-        why="Without nvidia_peermem or dma-buf every message between nodes passes the host's memory: W on one "
-        "node, F on "
-        "several.",
+        reads="/sys/module, the holders of ib_core, /proc/driver/nvidia/version, the kernel release, the NCCL version",
+        why="Without nvidia_peermem or dma-buf, every message between nodes goes through host memory: W on one node, "
+        "F on several.",
         fix="modprobe nvidia-peermem, or NVIDIA's open kernel module with Linux 5.12 or newer",
         check=adapters.n09_gpudirect,
     ),
@@ -249,9 +247,9 @@ RULES: tuple[Rule, ...] = (
         scope="link",
         title="PCIe link with too few lanes",
         severities="F",
-        reads="current_link_width and max_link_width of the device and of its port",
-        why="NCCL reads the maximum, and so never sees a link that trained at half of it. A slot that is narrower than "
-        "the card is P03's.",
+        reads="current_link_width and max_link_width of the device and of its slot",
+        why="NCCL reads the maximum width, so it never notices a link that trained at half of it. P03 reports slots "
+        "that are narrower than their card.",
         fix="reseat the card; check riser and bifurcation",
         check=pcie.p01_width,
     ),
@@ -260,23 +258,21 @@ RULES: tuple[Rule, ...] = (
         scope="link",
         title="PCIe link that is too slow",
         severities="FW",
-        reads="current_link_speed and max_link_speed of the device and of its port; NVML's utilization",
-        why="A NIC below its speed is F. A GPU that idles lowers its speed by itself: below the maximum it is W "
-        "while it "
-        "works, and U while it idles.",
+        reads="current_link_speed and max_link_speed of the device and of its slot; NVML's utilization",
+        why="A NIC link below its speed is F. An idle GPU lowers its link speed on its own, so a GPU below the "
+        "maximum is W while it is busy and U while it is idle.",
         fix="reseat the card; check riser, BIOS and retimers",
         check=pcie.p02_speed,
     ),
     Rule(
         id="P03",
         scope="job",
-        title="devices of one kind with unequal slots",
+        title="devices of one kind in unequal slots",
         severities="WI",
-        reads="max_link_width and max_link_speed of devices and ports; all hosts",
-        why="An x16 card in an x8 slot trains at x8 and nothing complains; the others wait for it. Where all "
-        "cards of a "
-        "kind are in such slots it is information.",
-        fix="move the card to a full slot",
+        reads="max_link_width and max_link_speed of devices and slots; all hosts",
+        why="An x16 card in an x8 slot trains at x8 without any message, and the other ranks wait for it. Where all "
+        "cards of a kind are in such slots, it is information only.",
+        fix="move the card to a full-width slot",
         check=pcie.p03_unequal,
     ),
     Rule(
@@ -285,19 +281,19 @@ RULES: tuple[Rule, ...] = (
         title="corrected PCIe errors",
         severities="W",
         reads="aer_dev_correctable; NVML's replay counter",
-        why="Packets that are sent again tell of a marginal link.",
+        why="Retransmitted packets are the sign of a marginal link.",
         fix="reseat the card; swap riser or slot",
         check=pcie.p04_replays,
     ),
     Rule(
         id="P05",
         scope="host",
-        title="ACS sends neighbours' traffic through the processor",
+        title="ACS routes peer-to-peer traffic through the processor",
         severities="WI",
-        reads="ACS control of the bridges (root); IOMMU groups otherwise",
-        why="With request redirect on, what goes from a GPU to an adapter on the same switch turns round in the root "
-        "complex. Without root it is W where neighbours have IOMMU groups of their own, and U without groups. In "
-        "virtual machines it must stay on (I).",
+        reads="the bridges' ACS control (root only); IOMMU groups otherwise",
+        why="With request redirect on, traffic from a GPU to an adapter on the same switch is routed through the root "
+        "complex. Without root, separate IOMMU groups of neighbours are W, and missing groups are U. In virtual "
+        "machines ACS must stay on (I).",
         fix="lspci -vvv | grep ACSCtl must show SrcValid- and ReqRedir-; rdma_topo check",
         check=pcie.p05_acs,
     ),
@@ -307,8 +303,9 @@ RULES: tuple[Rule, ...] = (
         title="hidden NUMA node",
         severities="W",
         reads="numa_node; the number of NUMA nodes",
-        why="The firmware or the virtual machine does not tell where a device is; -1 is unknown and never node 0.",
-        fix="NCCL_TOPO_FILE for this kind of machine",
+        why="The firmware or the virtual machine does not report where a device is attached; -1 means unknown and is "
+        "never taken for node 0.",
+        fix="NCCL_TOPO_FILE for this type of machine",
         check=pcie.p06_hidden_numa,
     ),
     Rule(
@@ -316,20 +313,20 @@ RULES: tuple[Rule, ...] = (
         scope="job",
         title="NVLinks",
         severities="F",
-        reads="NVML: state of each link, and of the fabric manager's registration; all GPUs of a name",
-        why="One GPU with fewer links slows down every collective within the node. Behind NVLink switches a GPU "
-        "computes only once the fabric manager has registered it.",
-        fix="nvidia-smi nvlink -s; the fabric manager",
+        reads="NVML: the state of each link and of the fabric manager's registration; all GPUs of the same model",
+        why="One GPU with fewer active links slows down every collective within the node. Behind NVLink switches, a "
+        "GPU can compute only after the fabric manager has registered it.",
+        fix="nvidia-smi nvlink -s; check the fabric manager",
         check=gpu_state.p07_nvlink,
     ),
     Rule(
         id="P08",
         scope="host",
-        title="clocks, power and state of GPUs",
+        title="GPU clocks, power and state",
         severities="FW",
         reads="NVML: throttle reasons, power limit, application clocks, ECC, persistence",
-        why="One GPU that its hardware slows down (F), or that is capped (W), is waited for by all.",
-        fix="cooling and power; nvidia-smi -rac, -pl, -pm",
+        why="All ranks wait for a GPU that its hardware slows down (F), or that is capped (W).",
+        fix="check cooling and power; nvidia-smi -rac, -pl, -pm",
         check=gpu_state.p08_state,
     ),
     Rule(
@@ -338,8 +335,8 @@ RULES: tuple[Rule, ...] = (
         title="frequency governor",
         severities="W",
         reads="scaling_governor, scaling_driver",
-        why="Other governors than performance raise clocks only after load has come. powersave of intel_pstate and "
-        "amd-pstate-epp is fine: the processor chooses.",
+        why="Governors other than performance raise the clock only after load has arrived. powersave with "
+        "intel_pstate or amd-pstate-epp is fine, because there the processor chooses.",
         fix="cpupower frequency-set -g performance, or srun --cpu-freq=performance",
         check=system.s01_governor,
     ),
@@ -349,7 +346,7 @@ RULES: tuple[Rule, ...] = (
         title="NUMA balancing on a GPU node",
         severities="W",
         reads="/proc/sys/kernel/numa_balancing",
-        why="The kernel unmaps pages to see who uses them, and stalls what copies from them.",
+        why="The kernel unmaps pages to find out who uses them, which stalls copies from those pages.",
         fix="echo 0 > /proc/sys/kernel/numa_balancing",
         check=system.s02_numa_balancing,
     ),
@@ -359,8 +356,8 @@ RULES: tuple[Rule, ...] = (
         title="transparent huge pages",
         severities="I",
         reads="/sys/kernel/mm/transparent_hugepage",
-        why="The state only: what is best depends on the job.",
-        fix="madvise, where measured",
+        why="Reports the state only: the best setting depends on the job.",
+        fix="madvise, if measurements support it",
         check=system.s03_huge_pages,
     ),
     Rule(
@@ -368,19 +365,18 @@ RULES: tuple[Rule, ...] = (
         scope="host",
         title="threads",
         severities="WI",
-        reads="OMP_NUM_THREADS, MKL_NUM_THREADS; masks",
-        why="Threads of all ranks together beyond the CPUs they may use wait for each other's turns (W). Unset, "
-        "each rank "
-        "starts one a CPU of its mask (I where that fits).",
+        reads="OMP_NUM_THREADS, MKL_NUM_THREADS; CPU masks",
+        why="When all ranks together start more threads than they have CPUs, the threads wait for each other (W). "
+        "Unless OMP_NUM_THREADS is set, each rank starts one thread per CPU of its mask (I where they fit).",
         fix="export OMP_NUM_THREADS=N",
         check=system.s04_threads,
     ),
     Rule(
         id="S05",
         scope="host",
-        title="ranks on threads of one core",
+        title="ranks on hardware threads of one core",
         severities="W",
-        reads="masks; thread_siblings_list",
+        reads="CPU masks; thread_siblings_list",
         why="Two ranks on one core each get about half of it.",
         fix="srun --hint=nomultithread",
         check=affinity.s05_siblings,
@@ -391,7 +387,8 @@ RULES: tuple[Rule, ...] = (
         title="shared memory and open files",
         severities="W",
         reads="the mount of /dev/shm; limits of the ranks",
-        why="Containers start with 64 MB of /dev/shm, which NCCL and data loaders overrun. Locked memory is N04's.",
+        why="Containers start with 64 MB of /dev/shm, which is too little for NCCL and data loaders. N04 checks "
+        "locked memory.",
         fix="--shm-size or --ipc=host; ulimit -n",
         check=system.s06_limits,
     ),
@@ -401,19 +398,20 @@ RULES: tuple[Rule, ...] = (
         title="debug variables",
         severities="W",
         reads="the ranks' environment, /etc/nccl.conf, ~/.nccl.conf",
-        why="NCCL's manual gives them for debugging: they override what it would choose for size and topology.",
+        why="NCCL's manual describes them for debugging: they override what NCCL would choose for the message size "
+        "and topology.",
         fix="unset them",
         check=system.c01_debug_variables,
     ),
     Rule(
         id="C02",
         scope="job",
-        title="ways that NCCL took",
+        title="transports that NCCL chose",
         severities="W",
-        reads="a log of NCCL_DEBUG=INFO (--nccl-log)",
-        why="Connections within a node over shared memory, or between nodes over sockets although there is RDMA, are "
-        "slower than the hardware.",
-        fix="unset what forbids P2P or RDMA",
+        reads="an NCCL_DEBUG=INFO log (--nccl-log)",
+        why="Connections over shared memory within a node, or over sockets between nodes despite RDMA, are slower "
+        "than the hardware allows.",
+        fix="unset the variables that disable P2P or RDMA",
         check=system.c02_log,
     ),
     Rule(
@@ -422,9 +420,8 @@ RULES: tuple[Rule, ...] = (
         title="placement in the network",
         severities="WI",
         reads="SLURM_TOPOLOGY_ADDR; [audit] nodes_per_leaf",
-        why="What passes between leaf switches shares their uplinks. W where fewer leaves would do, I where that "
-        "is not "
-        "known.",
+        why="Traffic between leaf switches shares their uplinks. W where fewer leaves would be enough, I where that "
+        "is not known.",
         fix="sbatch --switches=N or --segment=N",
         check=hosts.h02_placement,
     ),

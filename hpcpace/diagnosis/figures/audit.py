@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import Finding, Severity
+from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.grouping import blocks, grouped, kind_of
 from hpcpace.hostlist import short_list
-from hpcpace.audit.job import Job
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot_files import read_attempt
@@ -43,12 +43,12 @@ def audit_figures(
     if not snapshots and not problems:
         return None
     try:
-        job = Job(snapshots, settings)
+        job = AuditedJob(snapshots, settings)
         findings = run_rules(job).findings if snapshots else ()
         matches = tuple(_matches(job, findings, blamed, hosts)) if snapshots else ()
     except Exception as error:  # the boundary to a part of the report that the rest does not need
         problems.append(f"the rules ended with an error of hpcpace's own ({type(error).__name__}: {error})")
-        job, findings, matches = Job(()), (), ()
+        job, findings, matches = AuditedJob(()), (), ()
     seen = {rank.rank for host in job.hosts for rank in host.ranks}
     absent = sorted({host for rank, host in hosts.items() if rank not in seen})
     if absent:
@@ -66,7 +66,7 @@ def audit_figures(
 
 
 def _matches(
-    job: Job, findings: Iterable[Finding], blamed: Sequence[Blame], hosts: Mapping[int, str]
+    job: AuditedJob, findings: Iterable[AuditFinding], blamed: Sequence[Blame], hosts: Mapping[int, str]
 ) -> Iterator[AuditMatch]:
     """Yield the findings on those who are blamed, by culprit, the most telling first."""
     by_host = {host.name: host.ranks for host in job.hosts}
@@ -105,7 +105,7 @@ def _places(culprit: Culprit, hosts: Mapping[int, str]) -> Iterator[tuple[str, f
             yield f"{kind} {printable(place)}", frozenset(rank for rank, host in hosts.items() if host == place)
 
 
-def _concerned(by_host: Mapping[str, Sequence[RankFacts]], finding: Finding) -> frozenset[int]:
+def _concerned(by_host: Mapping[str, Sequence[RankFacts]], finding: AuditFinding) -> frozenset[int]:
     """Return the ranks that a finding is about: those it names, those of its GPU, else all of its host or job."""
     if finding.ranks:
         return frozenset(finding.ranks)
@@ -120,7 +120,7 @@ def _gpu(rank: RankFacts) -> str:
 
 
 def _match(
-    finding: Finding, who: str, ranks: frozenset[int], gpus: Collection[str], mode: Mode, *, is_common: bool
+    finding: AuditFinding, who: str, ranks: frozenset[int], gpus: Collection[str], mode: Mode, *, is_common: bool
 ) -> AuditMatch:
     state = "hangs" if mode is Mode.HANG else "is slow"
     so_do = ", as all others do" if is_common else ""
@@ -140,7 +140,7 @@ def _match(
     )
 
 
-def _subject(finding: Finding, ranks: frozenset[int], gpus: Collection[str]) -> tuple[str, str]:
+def _subject(finding: AuditFinding, ranks: frozenset[int], gpus: Collection[str]) -> tuple[str, str]:
     """Return what a finding is on, as said of who is blamed, and the verb that goes with it."""
     place = printable(finding.place)
     if not place or finding.seen.startswith(f"{finding.place} differs"):

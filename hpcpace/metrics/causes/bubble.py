@@ -1,4 +1,4 @@
-"""The pipeline bubble: how long a stage neither computes nor transfers, against what the schedule itself costs.
+"""The pipeline bubble: how long a stage neither computes nor transfers, and how much of that the schedule itself costs.
 
 A bubble is not a straggler: with p stages and m microbatches, p - 1 of m + p - 1 slots are idle on every stage.
 """
@@ -27,7 +27,7 @@ class Bubble:
     Attributes:
         share: mean over ranks and steps of the time spent waiting for messages, relative to the step.
         by_stage: the same for each stage, float64, (num_stages,).
-        ideal_share: what the schedule costs where all stages are alike; None without a number of microbatches.
+        ideal_share: what the schedule costs with equal stages; None if the number of microbatches is unknown.
     """
 
     share: float
@@ -51,8 +51,8 @@ def message_waits(
 ) -> FloatArray:
     """Return how long each rank was blocked waiting for messages in each step, float64, (num_ranks, num_steps).
 
-    The exposed wait of send and recv: what lies before enter + wait of the last `blocked` nanoseconds before the exit.
-    Waits that overlap count once.
+    This is the exposed wait of send and recv: of the last `blocked` nanoseconds before the exit, the part before
+    enter + wait. Overlapping waits count once.
 
     Args:
         operations: rows of all ranks.
@@ -90,7 +90,7 @@ def pipeline_bubble(
     *,
     num_microbatches: int | None = None,
 ) -> Bubble | None:
-    """Return the bubble of a pipeline; None with a single stage, or without steps that take time.
+    """Return the bubble of a pipeline; None with one stage, or if no step takes any time.
 
     Args:
         message_wait_ns: from `message_waits`, (num_ranks, num_steps).
@@ -114,11 +114,11 @@ def pipeline_bubble(
 
 
 def microbatches(operations: Operations, work: LocalWork) -> int | None:
-    """Return how many messages a rank sends to one peer in most steps, which is microbatches; None without messages.
+    """Return the usual number of messages from a rank to one peer in a step: its microbatches; None without messages.
 
-    A stage sends one activation per microbatch to the next, and one gradient to the one before. With v model chunks a
-    rank it is v times as many, with which `ideal_bubble` holds as well (Narayanan et al. 2021, section 2.2.2), but on
-    two ranks, where wrap-around messages go to the same peer.
+    A stage sends one activation per microbatch to the next stage and one gradient to the previous one. With v model
+    chunks per rank there are v times as many, and `ideal_bubble` still holds (Narayanan et al. 2021, section 2.2.2),
+    except on two ranks, where wrap-around messages go to the same peer.
     """
     rows = np.flatnonzero((operations.op == Op.SEND) & work.is_known)
     if not len(rows):

@@ -1,6 +1,6 @@
-"""The critical path of each step through all ranks: the chain of work and transfers that nothing else could shorten.
+"""The critical path of each step through all ranks: the chain of work and transfers that determines its length.
 
-Walked back from the last end: along a rank's own time to its last wait, and from there to the rank it waited for.
+It is walked backwards from the last end: along a rank's own time to its last wait, then on to the rank it waited for.
 After the critical-path analysis of Scalasca (Boehme, Wolf, de Supinski, Schulz, Geimer, IPDPS 2012, section III).
 """
 

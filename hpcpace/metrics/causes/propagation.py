@@ -1,8 +1,8 @@
-"""Delays walked back to where they began: who caused the waiting, directly or through ranks that waited themselves.
+"""Trace delays back to their origin: who caused the waiting, directly or through ranks that had to wait themselves.
 
 After the delay costs of Scalasca (Boehme, Geimer, Wolf, Arnold, "Identifying the root causes of wait states in
-large-scale parallel applications", ICPP 2010, section III): the last to arrive is to blame, but for what it waited
-itself since it last met the rank that waits for it.
+large-scale parallel applications", ICPP 2010, section III): the last rank to arrive is to blame, except for its own
+waiting since it last met the rank that waits for it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NONE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Origins:
-    """The waiting that began at each rank, nanoseconds, each float64, (num_ranks,).
+    """The waiting that each rank caused, nanoseconds, each float64, (num_ranks,).
 
     Attributes:
-        direct_ns: waiting of ranks that waited for this one, which was late by itself.
+        direct_ns: waiting of ranks that waited for this one, which was itself late.
         propagated_ns: waiting that reached others through ranks that had waited for this one.
-        waited_ns: what the rank waited itself. Its sum is that of direct_ns and propagated_ns together.
-        num_rounds: how often delays were handed on.
+        waited_ns: how long the rank itself waited. The sum over ranks equals that of direct_ns and propagated_ns.
+        num_rounds: how often delays were passed on.
     """
 
     direct_ns: FloatArray
@@ -43,14 +43,14 @@ class Origins:
 
     @property
     def caused_ns(self) -> FloatArray:
-        """All waiting that began at each rank, float64, (num_ranks,)."""
+        """All waiting that each rank caused, float64, (num_ranks,)."""
         return self.direct_ns + self.propagated_ns
 
 
 def last_partner(operations: Operations, matching: Matching) -> Int64Array:
-    """Return for each row the row of the last partner to enter on whom it depends, int64, (num_operations,).
+    """Return for each row the row of the last partner to enter that it depends on, int64, (num_operations,).
 
-    -1 where it depends on nobody else, itself entered last, or is not matched.
+    -1 if it depends on nobody else, entered last itself, or is not matched.
     """
     op, is_root = operations.op, operations.rank == operations.peer
     releases = releases_others(op, is_root)
@@ -79,19 +79,19 @@ def delay_origins(
     mask: BoolArray | None = None,
     wait_ns: FloatArray | None = None,
 ) -> Origins:
-    """Return how much waiting began at each rank.
+    """Return how much waiting each rank caused.
 
-    A wait is put down to the last partner to arrive. Of it, as much is handed on as that rank waited longer than the
-    waiting one since both last met in a synchronising operation; that part goes to its own waits there, in proportion
-    to their length, and on to those they waited for. The rest began at that rank. After `MOST_ROUNDS`, what is still
-    under way counts for the rank that it has come to.
+    A wait is attributed to the last partner to arrive. If that partner has itself waited longer than the waiting rank
+    since both last met in a synchronising operation, the difference is passed on: to the partner's own waits in that
+    time, in proportion to their length, and so to the ranks it waited for. The rest was caused by the partner. What is
+    still being passed on after `MOST_ROUNDS` counts for the rank that it has reached.
 
     Args:
         operations: rows of all ranks.
         matching: which of them belong together.
         waits: their waits.
         ranks: ascending, (num_ranks,).
-        mask: the rows whose waits are put down, bool, (num_operations,); all when not given.
+        mask: the rows whose waits are attributed, bool, (num_operations,); all if not given.
         wait_ns: what counts as waiting instead of `waits.wait_ns`, such as its exposed part, (num_operations,).
     """
     names = np.asarray(ranks, np.int64)
@@ -122,7 +122,7 @@ def delay_origins(
         change = np.bincount(first_other, weights=rate, minlength=len(order) + 1)
         change -= np.bincount(place[partner[rows]], weights=rate, minlength=len(order) + 1)
         mass = np.maximum(np.cumsum(change)[place[rows]], 0.0) * length[rows]
-        mass[mass < 1e-3] = 0.0  # rounding of the sums leaves specks
+        mass[mass < 1e-3] = 0.0  # rounding of the sums leaves tiny remainders
         count += 1
     found[1] += _by_rank(rank, mass, names)
     missing = waited.sum() - found.sum()
@@ -149,8 +149,8 @@ def _since_common(
 ) -> tuple[Int64Array, Int64Array]:
     """Return where, in `order`, the time since the last common synchronisation begins, for each row and its partner.
 
-    It begins with the first operation after the last synchronising one of a group that both belong to, and where there
-    was none, with the rank's first operation.
+    It begins with the first operation after the last synchronising one of a group that both belong to, or with the
+    rank's first operation.
     """
     names = operations.rank[order]
     own_first = np.searchsorted(names, operations.rank[rows])

@@ -1,7 +1,7 @@
-"""Replay steps from their graph: longest paths through local work, transfers and waits, with changed weights if wanted.
+"""Replay steps from their graph: the longest paths through local work, transfers and waits.
 
-What a step would take with other local work or transfers is read off the same graph. Each step is rebuilt on its own,
-all at once; every rank starts a step when its last wait of the previous step ended.
+With changed weights, the same graph shows how long a step would take with other work or transfers. All steps are
+replayed at once but independently; in each, a rank starts when its last wait of the previous step ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepGraph:
         bounds: where each level begins among the edges, int64, (num_levels + 1,).
         end: last node of each rank, int64, (num_ranks,).
         role: role of each rank, int64, (num_ranks,).
-        measured_ns: time from the start of the last rank to start to the end of the last to end, float64, (num_steps,).
+        measured_ns: time from the last rank's start to the last rank's end, float64, (num_steps,).
         num_left_out: steps of the panel that are not in the graph: their operations differ from those of most steps.
     """
 

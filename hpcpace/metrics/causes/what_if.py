@@ -1,6 +1,6 @@
-"""What the step would take with one rank, node, stage, phase or operation as usual: predicted from the rebuilt steps.
+"""How long the step would take if one rank, node, stage, phase or operation were as usual, from the rebuilt steps.
 
-The error of rebuilding is part of the answer: a gain smaller than that is none.
+The answer includes the error of rebuilding: ignore smaller gains.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _MOST_BLOCKS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What is put back to usual.
+    """What is set back to its usual time.
 
     Attributes:
-        kind, id: what it is called, e.g. "rank" and 3.
-        ranks: indices of the ranks whose local work, or transfers, are as usual; all where empty.
-        positions: the positions (`LocalWork.position`) it is limited to; all where empty.
-        is_transfer: whether transfers, rather than local work, are as usual.
-        share: share of the excess that goes away, as where one phase makes up that share of it.
-        removed_ns: local work that goes away, instead of what is beyond usual, of every rank, float64, (num_ranks,
-            num_steps) or (num_ranks, 1): as of a stage, which is usual in its role. In proportion to all work of the
-            step.
-        is_at_begin: whether it goes away from the begin of the step on, as of data that are waited for.
+        kind, id: its name, e.g. "rank" and 3.
+        ranks: indices of the ranks whose local work or transfers are as usual; all if empty.
+        positions: the only positions (`LocalWork.position`) concerned; all if empty.
+        is_transfer: whether transfers are as usual, not local work.
+        share: share of the excess that is removed, e.g. the share that one phase contributes.
+        removed_ns: local work to remove from each rank, whether it is beyond usual or not, float64, (num_ranks,
+            num_steps) or (num_ranks, 1). A slow stage, for instance, is usual for its role. It is removed in proportion
+            to all work of the step.
+        is_at_begin: whether it is removed from the begin of the step instead, as for time spent waiting for data.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Change:
 
 
 def stage_change(stage: int, ranks: Int64Array, work_ns: FloatArray, share: float) -> Change:
-    """Return the change that takes the excess of a pipeline stage over the other stages away.
+    """Return the change that removes the excess of a pipeline stage over the other stages.
 
     Args:
         stage: its number.
@@ -65,7 +65,7 @@ class Gain:
         change: the change.
         step_ns: predicted mean time of a step: the measured mean less the predicted gain.
         gain_share: gain relative to the measured mean.
-        interval: 95 % confidence interval of it, from blocks of steps; the error of rebuilding is apart.
+        interval: its 95 % confidence interval, from blocks of steps; does not include the error of rebuilding.
     """
 
     change: Change
@@ -82,7 +82,7 @@ class GainPrediction:
         measured_ns: mean measured time of the steps rebuilt, from last wait to last wait.
         error_share: median over steps of |rebuilt - measured| / measured.
         num_steps: steps rebuilt.
-        num_left_out: steps whose operations are not those of most steps.
+        num_left_out: steps whose operations differ from those of most steps.
         gains: largest first.
     """
 
@@ -95,13 +95,13 @@ class GainPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuilt:
-    """Steps rebuilt once, which changes are held against.
+    """Steps that were rebuilt once, with which changes are compared.
 
     Attributes:
         graph: the steps.
         usual_ns: what each node's weight usually is, float64, (num_nodes, num_steps).
         base_ns: the rebuilt step times, float64, (num_steps,).
-        measured_ns: mean measured time of them, above 0.
+        measured_ns: their mean measured time, above 0.
     """
 
     graph: StepGraph
@@ -110,7 +110,7 @@ class Rebuilt:
     measured_ns: float
 
     def gain(self, change: Change) -> Gain:
-        """Return what a change would bring; it costs one replay of all steps."""
+        """Return what a change would bring; this replays all steps once."""
         gain_ns = self.base_ns - rebuilt_ns(self.graph, replay(self.graph, _changed(self.graph, change, self.usual_ns)))
         num_blocks = min(_MOST_BLOCKS, len(gain_ns))
         mean_ns = float(gain_ns.mean())
@@ -124,11 +124,11 @@ class Rebuilt:
 
 
 def rebuild(graph: StepGraph) -> Rebuilt | None:
-    """Return steps rebuilt; None for steps without length.
+    """Rebuild the steps of a graph; return None if they take no time.
 
-    Local work as usual is the median of the others of the role, up to the same event of the same step; where nobody
-    else has the role, the rank's own median over steps. Transfers as usual are the median of the same position over the
-    ranks of the role and steps.
+    Usual local work is the median of the other ranks of the role, up to the same event of the same step; if nobody else
+    has the role, the rank's own median over steps. A usual transfer is the median of its position over the ranks of the
+    role and over steps.
     """
     measured_ns = float(graph.measured_ns.mean()) if len(graph.measured_ns) else 0.0
     if measured_ns <= 0:
@@ -138,7 +138,7 @@ def rebuild(graph: StepGraph) -> Rebuilt | None:
 
 
 def what_if(graph: StepGraph, changes: Sequence[Change]) -> GainPrediction | None:
-    """Return what each change by itself would bring, usual being as in `rebuild`; None for steps without length."""
+    """Return what each change alone would bring, usual as in `rebuild`; None if the steps take no time."""
     rebuilt = rebuild(graph)
     if rebuilt is None:
         return None
@@ -173,7 +173,7 @@ def _changed(graph: StepGraph, change: Change, usual_ns: FloatArray) -> FloatArr
 
 
 def _without(work_ns: FloatArray, removed_ns: FloatArray, *, is_at_begin: bool) -> FloatArray:
-    """Return one rank's pieces of local work in order of time, (num_nodes, num_steps), without some of each step's."""
+    """Return one rank's pieces of local work in order of time, (num_nodes, num_steps), less some work of each step."""
     if is_at_begin:
         return np.diff(np.maximum(work_ns.cumsum(axis=0) - removed_ns, 0.0), axis=0, prepend=0.0)
     left: FloatArray = work_ns * (1 - np.minimum(removed_ns / np.maximum(work_ns.sum(axis=0), 1.0), 1.0))
@@ -200,7 +200,7 @@ def _usual(graph: StepGraph) -> FloatArray:
 
 
 def _ordinals(graph: StepGraph, nodes: Int64Array) -> Int64Array:
-    """Return the how-manieth node of its rank, kind and position each is: an enter comes before its wait."""
+    """Number the nodes of each rank, kind and position from 0: the work up to an enter precedes that up to its wait."""
     order = np.lexsort((nodes, graph.position[nodes], graph.kind[nodes], graph.rank[nodes]))
     chosen = nodes[order]
     same = np.ones(len(order), np.bool_)
@@ -214,10 +214,10 @@ def _ordinals(graph: StepGraph, nodes: Int64Array) -> Int64Array:
 
 
 def transient_loss_ns(graph: StepGraph) -> float:
-    """Return what the mean step loses because work changes from step to step, nanoseconds; 0 without steps.
+    """Return what the mean step loses because work varies from step to step, nanoseconds; 0 without steps.
 
-    Mean of the rebuilt steps less the step rebuilt from the mean of all local work, with transfers and starts as in the
-    mean, too: E[f(c)] - f(E[c]), which for one synchronisation is E[max c] - max E[c].
+    This is the mean of the rebuilt steps, less the step rebuilt from mean local work, both with mean transfers
+    and starts: E[f(c)] - f(E[c]). For one synchronisation that is E[max c] - max E[c].
     """
     if not graph.weight_ns.size:
         return 0.0

@@ -1,1 +1,1 @@
-"""The common clock: offsets, how well it holds, and whose clock is wrong."""
+"""The common clock: how far it can be trusted, and whose clock is wrong."""

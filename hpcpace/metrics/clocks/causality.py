@@ -1,7 +1,7 @@
-"""What the end of an operation proves of others' enters, and how often the common clock contradicts that.
+"""What the end of an operation proves about the enters of others, and how often the common clock contradicts it.
 
-Operations that nobody leaves before all have entered order times of different hosts whatever their clocks say. A
-violation beyond both half-widths is an error that the clocks do not know of; `suspects` finds whose.
+No rank leaves a synchronising operation before all have entered. That orders times on different hosts, whatever their
+clocks say. A violation beyond both half-widths is an unknown clock error; `suspects` finds whose it is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BoolArray = NDArray[np.bool_]
 def shows_all_members(operations: Operations) -> BoolArray:
     """Return whose completion shows that all members of the group have entered, bool, (num_operations,).
 
-    Synchronising operations on every rank, reduce and gather on their root. An all_to_all is not among them: with
-    uneven parts a rank need not hear from all. Neither is an operation without content, for which nothing need be sent.
+    These are synchronising operations on every rank, and reduce and gather on their root. An all_to_all does not show
+    it, because with uneven parts a rank need not hear from all. Nor does an empty operation, which may send nothing.
     """
     to_root = is_one_of(operations.op, TO_ROOT) & (operations.rank == operations.peer)
     return np.asarray(meets_all(operations.op, operations.size_bytes) | (to_root & (operations.size_bytes > 0)))
@@ -43,8 +43,8 @@ def meets_all(op: NDArray[np.uint8], size_bytes: Int64Array) -> BoolArray:
 def shows_peer(operations: Operations) -> BoolArray:
     """Return whose completion shows that the rank `peer` has entered, bool, (num_operations,).
 
-    Broadcast and scatter on others than their root, and recv. A completed send shows nothing: small messages are
-    buffered.
+    These are broadcast and scatter on all ranks but the root, and recv. A completed send shows nothing, because small
+    messages are buffered.
     """
     op, is_root = operations.op, operations.rank == operations.peer
     from_peer = (is_one_of(op, FROM_ROOT) & ~is_root) | (op == Op.RECV)
@@ -58,10 +58,10 @@ class PairViolations:
     Attributes:
         exit_node: node of the ranks that left too early.
         enter_node: node of the rank that entered last.
-        num_violations: exits before the last entry.
-        median_ns: median size.
-        max_ns: largest size.
-        num_unexplained: those larger than both half-widths and rounding together: the clock is wrong there.
+        num_violations: number of exits before the last enter.
+        median_ns: their median size.
+        max_ns: their largest size.
+        num_unexplained: violations larger than both half-widths and rounding together: a clock is wrong.
     """
 
     exit_node: int
@@ -75,13 +75,13 @@ class PairViolations:
 def pair_violations(
     exit_node: Int64Array, enter_node: Int64Array, size_ns: Int64Array, allowed_ns: FloatArray
 ) -> tuple[PairViolations, ...]:
-    """Return the violations by node pair, those with most unexplained ones first.
+    """Return the violations by node pair, the pair with most unexplained ones first.
 
     Args:
         exit_node: node of each rank that left too early, (num_violations,).
         enter_node: node of the rank that entered last.
-        size_ns: by how much the one lies before the other.
-        allowed_ns: what half-widths and rounding explain of it.
+        size_ns: by how much the exit comes before the enter.
+        allowed_ns: how much of that half-widths and rounding explain.
     """
     pairs = [
         _pair(int(a), int(b), size_ns[chosen], allowed_ns[chosen])

@@ -1,8 +1,8 @@
-"""From a rank's own clock to the common one, after the run.
+"""Map times from a rank's own clock to the common clock, after the run.
 
-The recorded times stay as they were taken; here they are mapped to the clock of the reference rank by
-piecewise-linear interpolation between synchronisations, with a half-width in which the truth lies. Differences are
-taken in int64, because hours in nanoseconds leave float64 no room for fractions of a microsecond.
+Recorded times are never changed. This module maps them to the clock of the reference rank by piecewise-linear
+interpolation between synchronisations, and gives each a half-width that bounds its error. Differences are taken in
+int64, because float64 cannot hold hours in nanoseconds to a fraction of a microsecond.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 DRIFT_PPM = 200.0
-"""How far two clocks may run apart where no second synchronisation tells: crystal plus NTP's slewing in practice."""
+"""How far two clocks may drift apart if there is no second synchronisation: crystal plus NTP slewing, in practice."""
 WANDER_PPM = 1.0
-"""How much the rate of a clock may change between two synchronisations, at least: temperature of a crystal."""
+"""The least that a clock's rate may change between two synchronisations: the temperature of its crystal."""
 _MOST_NS = 1 << 60
 
 
@@ -32,8 +32,8 @@ class ReferenceTimes(NamedTuple):
 
     Attributes:
         time_ns: int64, (num_times,).
-        halfwidth_ns: float64, (num_times,); the true time lies within it; inf where the clock is unknown.
-        extrapolated: bool, (num_times,); outside of the synchronisations, or without any.
+        halfwidth_ns: bound on the error, inf if the clock is unknown, float64, (num_times,).
+        extrapolated: outside the range of synchronisations, or without any, bool, (num_times,).
     """
 
     time_ns: Int64Array
@@ -49,7 +49,7 @@ class CommonClock:
         local_ns: int64, (num_samples,), strictly increasing.
         offset_ns: int64, (num_samples,), local minus reference.
         halfwidth_ns: int64, (num_samples,).
-        drift_ppm: bound on the relative rate where only one sample is known.
+        drift_ppm: bound on the relative rate if there is only one sample.
         wander_ppm: least bound on the change of rate between two samples.
     """
 
@@ -67,7 +67,7 @@ class CommonClock:
         drift_ppm: float = DRIFT_PPM,
         wander_ppm: float = WANDER_PPM,
     ) -> CommonClock:
-        """Return the clock of the rows of a trace's `clock` table, in any order; of equal times the first row counts.
+        """Return the clock that a trace's `clock` table describes, in any order; of equal times the first row counts.
 
         Raises:
             TraceError: the rows refer to different reference ranks.
@@ -94,14 +94,14 @@ class CommonClock:
 
     @property
     def is_reference(self) -> bool:
-        """Whether this is the reference clock itself; no measurement of another one has width 0."""
+        """Whether this is the reference clock itself: no measurement of another clock has width 0."""
         return self.num_samples > 0 and not (self.offset_ns.any() or self.halfwidth_ns.any())
 
     def to_reference(self, local_ns: ArrayLike) -> ReferenceTimes:
         """Map times of this rank to the reference clock.
 
-        Between two samples the error is the interpolated half-width plus the change of rate times the distance
-        to the nearer sample; outside of them the uncertainty of the last rate adds up with the distance.
+        Between two samples the error is the interpolated half-width, plus the change of rate times the distance to the
+        nearer sample. Outside of them, the uncertainty of the last rate grows with the distance.
 
         Args:
             local_ns: int64, (num_times,).
@@ -118,7 +118,7 @@ class CommonClock:
         return self._interpolate(times)
 
     def residuals_ns(self) -> Int64Array:
-        """Return what each inner sample differs from the line between its neighbours: the measured error.
+        """Return by how much each inner sample differs from the line between its neighbours: the measured error.
 
         Returns:
             int64, (max(num_samples - 2, 0),). It spans two intervals, so it is larger than the error between samples.
@@ -152,12 +152,12 @@ class CommonClock:
         return ReferenceTimes(times - offset_ns, halfwidth_ns, outside)
 
     def _wander(self, rates: FloatArray) -> FloatArray:
-        """Return per segment how much its rate may vary: what was seen against its neighbours, or the least bound."""
+        """Return how much the rate of each segment may vary: its difference from the neighbours, or the least bound."""
         seen = np.abs(np.diff(rates))
         around = np.maximum(np.concatenate([seen, [0.0]]), np.concatenate([[0.0], seen]))
         return np.asarray(np.maximum(around, self.wander_ppm * 1e-6))
 
 
 def whole_ns(values_ns: NDArray[Any]) -> Int64Array:
-    """Round to nanoseconds; what damaged samples extend beyond 36 years stays there, where differences still fit."""
+    """Round to nanoseconds, clipped to 36 years: differences of what damaged samples may give would overflow."""
     return np.asarray(np.rint(np.clip(values_ns, -_MOST_NS, _MOST_NS)), np.int64)

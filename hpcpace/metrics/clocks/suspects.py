@@ -1,7 +1,7 @@
-"""Whose clock is wrong: what causality proves about pairs of hosts, and the fewest clocks that explain all of it.
+"""Whose clock is wrong: what causality proves about pairs of hosts, and the fewest wrong clocks that explain it all.
 
-An exit that depends on an enter of another host and is recorded as earlier, beyond half-widths and rounding, proves
-by how far at least the one clock is ahead of the other. Which of the two is wrong, only further hosts can tell.
+If an exit depends on an enter on another host but is recorded earlier, beyond half-widths and rounding, one clock is
+ahead of the other by at least that much. Only further hosts can show which of the two is wrong.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hpcpace.metrics.operations.waits import Waits
 from hpcpace.trace.schema import Op
 
 MOST_WRONG = 3
-"""With more wrong clocks than this, no set of them is looked for: everybody in a contradiction is a suspect."""
+"""If more clocks than this are wrong, the search stops: everybody in a contradiction is a suspect."""
 _MOST_PAIRS = 2_000_000  # of rows that are compared with each other: bounds memory and time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contradictions:
-    """Rows of operations in which some exit comes before an enter that it depends on, whatever the half-widths.
+    """Rows of operations in which an exit comes before an enter that it depends on, before half-widths are allowed for.
 
     Attributes:
         rows: row numbers of `Operations`, int64, (num_rows,).
@@ -48,9 +48,9 @@ class Suspect:
 
     Attributes:
         node: its host's index.
-        ahead_ns: how far ahead of another one's it is at least; 0 where that is not proven.
-        behind_ns: how far behind.
-        against: the nodes whose clocks it contradicts, ascending; where the wrong clocks are known, the others only.
+        ahead_ns: how far it is ahead of another clock, at least; 0 if that is not proven.
+        behind_ns: how far it is behind another clock, likewise.
+        against: the nodes whose clocks it contradicts, ascending; only sound ones if the wrong clocks are known.
     """
 
     node: int
@@ -64,8 +64,8 @@ class ClockVerdict:
     """Which clocks may be wrong.
 
     Attributes:
-        num_wrong: the fewest wrong clocks that explain everything: 0 for none, `MOST_WRONG` + 1 for more than that.
-        suspects: all clocks of all smallest sets; as many as `num_wrong` only where there is one such set.
+        num_wrong: the fewest wrong clocks that explain everything: 0 for none, `MOST_WRONG` + 1 for too many to find.
+        suspects: all clocks of all smallest sets; with only one such set they are as many as `num_wrong`.
     """
 
     num_wrong: int
@@ -75,10 +75,9 @@ class ClockVerdict:
 def contradictions(operations: Operations, matching: Matching, waits: Waits) -> Contradictions:
     """Return the operations whose times contradict causality before any uncertainty is allowed for.
 
-    Members without a record take nothing from what the others prove.
-
-    Who depends on whom: all members on all of a synchronising operation, the others on the root of a broadcast or
-    scatter, the root on the others of a reduce or gather, a receiver on its sender.
+    In a synchronising operation all members depend on all, in a broadcast or scatter the others on the root, in a
+    reduce or gather the root on the others, and a receiver depends on its sender. What these prove holds even if some
+    members have no record.
     """
     rows = (
         np.flatnonzero(waits.may_contradict[matching.instance]) if waits.may_contradict.any() else np.zeros(0, np.int64)
@@ -101,7 +100,7 @@ def contradictions(operations: Operations, matching: Matching, waits: Waits) -> 
 
 
 def _numbered(instance: NDArray[np.int64], num_instances: int) -> tuple[NDArray[np.int64], int]:
-    """Return operations renumbered in order without gaps, and how many of them occur."""
+    """Return operations renumbered in order without gaps, and how many there are."""
     occurs = np.zeros(num_instances, np.bool_)
     occurs[instance] = True
     number = np.cumsum(occurs) - 1
@@ -109,7 +108,7 @@ def _numbered(instance: NDArray[np.int64], num_instances: int) -> tuple[NDArray[
 
 
 def _roles(own: Operations, usable: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return on which rows' enters others depend, and which rows' exits depend on others, each bool, (num_rows,)."""
+    """Return which rows' enters others depend on, and which rows' exits depend on others, each bool, (num_rows,)."""
     is_root = own.rank == own.peer
     effects = usable & (shows_all_members(own) | shows_peer(own))
     causes = releases_others(own.op, is_root) & (own.op != Op.RECV) & usable
@@ -124,16 +123,16 @@ def proven_leads(
     enter_error_ns: NDArray[np.float64],
     exit_error_ns: NDArray[np.float64],
 ) -> dict[tuple[int, int], int]:
-    """Return by how many nanoseconds at least the clock of node b is ahead of that of a, by (a, b).
+    """Return by how many nanoseconds, at least, the clock of node b is ahead of that of a, by (a, b).
 
-    The largest contradictions of each group are used first, as far as memory and time allow; each one is a proof.
+    The largest contradictions of each group are used first, as far as memory and time allow. Each one is a proof.
 
     Args:
         operations: rows of all ranks.
         found: those that contradict causality.
         node: index of the host of each row of `found`, int64, (num_rows,).
-        enter_error_ns, exit_error_ns: what the times of causes and of effects may be wrong by: half-width and
-            rounding, float64, (num_rows,).
+        enter_error_ns, exit_error_ns: how wrong the times of causes and of effects may be: half-width and rounding,
+            float64, (num_rows,).
     """
     enter_ns = operations.enter_ns[found.rows] - _whole(enter_error_ns)
     exit_ns = operations.exit_ns[found.rows] + _whole(exit_error_ns)
@@ -158,11 +157,11 @@ def proven_leads(
 def judge(leads_ns: Mapping[tuple[int, int], int]) -> ClockVerdict:
     """Return the fewest clocks that explain all proven leads, as in the smallest vertex covers of their graph.
 
-    That a clock which all others contradict is the wrong one, and not all the others alike, is parsimony, no proof.
-    Where only two hosts contradict each other it is either of them.
+    Blaming the one clock that all others contradict, and not all the others, is parsimony and no proof. If only two
+    hosts contradict each other, either may be wrong.
 
     Args:
-        leads_ns: by (a, b), how far at least the clock of node b is ahead of that of node a.
+        leads_ns: by (a, b), how far the clock of node b is ahead of that of node a, at least.
     """
     edges = {(min(pair), max(pair)) for pair in leads_ns}
     if not edges:
@@ -173,7 +172,7 @@ def judge(leads_ns: Mapping[tuple[int, int], int]) -> ClockVerdict:
             break
     else:
         num_wrong, nodes = MOST_WRONG + 1, {node for edge in edges for node in edge}
-    # Two wrong clocks contradict each other by more than either is wrong: others are what a wrong one is judged by.
+    # Two wrong clocks contradict each other by more than either is wrong, so a wrong one is compared with sound ones.
     sound = {pair: lead for pair, lead in leads_ns.items() if not nodes.issuperset(pair)}
     suspects = (_suspect(node, sound if len(nodes) == num_wrong else leads_ns) for node in sorted(nodes))
     return ClockVerdict(num_wrong=num_wrong, suspects=tuple(suspects))
@@ -189,7 +188,7 @@ def _suspect(node: int, leads_ns: Mapping[tuple[int, int], int]) -> Suspect:
 
 
 def _covers(edges: Iterable[tuple[int, int]], size: int) -> set[frozenset[int]]:
-    """Return the sets of at most `size` nodes that touch every edge: of any edge, one end is in each of them."""
+    """Return the sets of at most `size` nodes that hold at least one end of every edge."""
     edge = next(iter(edges), None)
     if edge is None:
         return {frozenset()}
@@ -225,7 +224,7 @@ def _extremes(
 
 
 def _whole(error_ns: NDArray[np.float64]) -> NDArray[np.int64]:
-    # An endless half-width, of an unknown clock, must still fit: a century is as good.
+    # The infinite half-width of an unknown clock must fit into int64: a century does as well.
     return np.minimum(np.ceil(error_ns), 3.2e18).astype(np.int64)
 
 

@@ -1,1 +1,1 @@
-"""What waiting for the slowest costs, to what kind of noise, and how it grows."""
+"""What waiting for the slowest rank costs, which kind of noise causes it, and how it grows with scale."""

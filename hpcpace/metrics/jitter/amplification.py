@@ -1,7 +1,7 @@
-"""How much the ranks of one synchronising group lose by waiting for the slowest of them, and to what kind of noise.
+"""How much the ranks of a synchronising group lose by waiting for the slowest one, and to which kind of noise.
 
-All take the local work of each rank between synchronisations, c_irj of rank r in step i and segment j; the maximum over
-ranks is taken per segment, then summed: sums over a whole step understate the loss.
+All functions take the local work between synchronisations, c_irj for rank r in step i and segment j. Maxima over ranks
+are taken per segment and then summed: the maximum of sums over a whole step understates the loss.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.resampling import block_length, lag_one, moving_block_bootstrap
 
-_MOST_BLOCKS = 64  # of the null of the persistent part: more make it slower, not better
+_MOST_BLOCKS = 64  # for the null of the persistent part: more blocks make it slower, not better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +21,16 @@ class Amplification:
     """What synchronising costs, as factors of the mean work and in nanoseconds per step.
 
     Attributes:
-        amplification: A = E[max] / E[mean]; 1 = none.
-        low, high: 95 % of it, moving-block bootstrap over steps; None for fewer than 8 steps.
+        amplification: A = E[max] / E[mean]; 1 means none.
+        low, high: its 95 % interval, moving-block bootstrap over steps; None for fewer than 8 steps.
         persistent: A_p = max E[c] / mean E[c], a slow rank.
         transient: A_t = E[max] / max E[c] >= 1, jitter proper; amplification = persistent * transient.
         mean_ns: E[mean].
         loss_ns: E[max] - E[mean], the sum of the two below.
         persistent_ns: max E[c] - mean E[c].
         transient_ns: E[max] - max E[c].
-        persistent_null: A_p to be expected of noise alone, without any slow rank; None for fewer than 8 steps.
-        persistent_p_value: that noise alone gives as large an A_p; None with it.
+        persistent_null: A_p expected from noise alone, without any slow rank; None for fewer than 8 steps.
+        persistent_p_value: probability that noise alone gives as large an A_p; None if the null is.
         slowest: the rank with the largest mean in each segment, int64, (num_segments,).
     """
 
@@ -53,9 +53,9 @@ class NoiseShares:
     """Shares of the variance of step sums; they add up to 1.
 
     Attributes:
-        common: of what all ranks share in a step: a shared cause.
-        rank: of what a rank always has: hardware, or the split of the work.
-        residual: of the rest: noise of single ranks.
+        common: what all ranks share in a step: a shared cause.
+        rank: what a rank has in every step: hardware, or how the work is split.
+        residual: the rest: noise of single ranks.
     """
 
     common: float
@@ -69,9 +69,9 @@ def amplification(work_ns: NDArray[np.float64], *, seed: int = 0, num_draws: int
     A = E_i[max_r c] / E_i[mean_r c], A_p = max_r E_i[c] / mean_r E_i[c], A_t = E_i[max_r c] / max_r E_i[c], numerators
     and denominators summed over segments, so that A = A_p A_t.
 
-    A_p is biased up by noise, since the largest of P means is above their mean. Its null is by permutation: step means
-    and rank effects are removed, steps joined to blocks (their serial correlation stays), and the ranks of each block
-    permuted, the same for all segments.
+    Noise biases A_p upwards, because the largest of P means exceeds their mean. Its null comes from permutations: step
+    means and rank effects are removed, steps joined into blocks (which keeps serial correlation), and the ranks of each
+    block permuted, in the same way for all segments.
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
@@ -114,11 +114,11 @@ def amplification(work_ns: NDArray[np.float64], *, seed: int = 0, num_draws: int
 
 
 def noise_shares(work_ns: NDArray[np.float64]) -> NoiseShares | None:
-    """Return what shares of the variance of step sums are common to all ranks, of single ranks, and noise.
+    """Return which shares of the variance of step sums are common to all ranks, due to single ranks, and noise.
 
     Two-way analysis of variance without replication, c = mu + a_i + s_r + e_ir, with components from expected mean
-    squares: var e = MSE, var a = (MSA - MSE) / P, var s = (MSS - MSE) / n, negative ones taken as 0 (Searle, Casella &
-    McCulloch 1992, Variance Components, section 4.3).
+    squares: var e = MSE, var a = (MSA - MSE) / P, var s = (MSS - MSE) / n, with negative ones set to 0 (Searle,
+    Casella & McCulloch 1992, Variance Components, section 4.3).
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
@@ -144,13 +144,13 @@ def noise_shares(work_ns: NDArray[np.float64]) -> NoiseShares | None:
 
 
 def noise_intensity(work_ns: NDArray[np.float64]) -> float | None:
-    """Return the noise that a rank has by itself, nu = mean(c) / q05(c) - 1 of its step sums, averaged over ranks.
+    """Return the noise of single ranks, nu = mean(c) / q05(c) - 1 of a rank's step sums, averaged over ranks.
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
 
     Returns:
-        None where no rank has a positive 5 % quantile.
+        None if no rank has a positive 5 % quantile.
     """
     if work_ns.size == 0:
         return None
@@ -165,7 +165,7 @@ def noise_intensity(work_ns: NDArray[np.float64]) -> float | None:
 def noise_amplification(
     step_ns: NDArray[np.float64], work_ns: NDArray[np.float64], transfer_ns: NDArray[np.float64]
 ) -> float | None:
-    """Return how much of local noise reaches the step time: alpha > 1 amplified, < 1 absorbed.
+    """Return how much of local noise reaches the step time: alpha > 1 means amplified, < 1 absorbed.
 
     alpha = (E[T] / T_ideal - 1) / nu, T_ideal = max_r q05(c_r) + median exposed transfer, c_r the rank's step sums.
 
@@ -175,7 +175,7 @@ def noise_amplification(
         transfer_ns: exposed transfer of each step, float64, (num_steps,).
 
     Returns:
-        None without steps, or where nu or T_ideal is not above 0 (up to rounding).
+        None without steps, or if nu or T_ideal is not above 0 (up to rounding).
     """
     noise = noise_intensity(work_ns)
     if noise is None or noise <= 1e-12 or not len(step_ns):
@@ -186,7 +186,7 @@ def noise_amplification(
 
 
 def _ratio(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ratio of two means of positive quantities; NaN where a resample has next to nothing below."""
+    """Return the ratio of two means of positive quantities; NaN if the denominator of a resample is close to 0."""
     top, bottom = means[..., 0], means[..., 1]
     return np.asarray(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 1e-9 * np.abs(top)))
 
@@ -202,7 +202,7 @@ def _persistent_null(
     length = block_length(num_steps, lag_one(rest.sum(axis=2).T), shortest=1)
     num_blocks = min(num_steps // length, _MOST_BLOCKS)
     edges = np.arange(num_blocks) * num_steps // num_blocks
-    # Without their mean, the blocks of a rank have (B - 1) / B of the variance.
+    # Subtracting their mean leaves the blocks of a rank (B - 1) / B of the variance.
     part = np.add.reduceat(rest, edges, axis=1) * (num_blocks / (num_blocks - 1)) ** 0.5 / num_steps
     rows = np.broadcast_to(np.arange(num_ranks)[:, np.newaxis], (num_ranks, num_blocks))
     draws = np.empty(num_draws)

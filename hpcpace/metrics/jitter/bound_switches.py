@@ -17,7 +17,7 @@ class BoundSwitches:
     Attributes:
         compute_share: share of steps in the compute-bound regime.
         communication_share: share in the communication-bound regime; both 0 if no step is decided.
-        num_switches: how often one follows the other.
+        num_switches: how often one regime follows the other.
     """
 
     compute_share: float
@@ -30,9 +30,9 @@ class Sensitivity:
     """How the transfer of collectives depends on the skew of their ranks.
 
     Attributes:
-        slope: b, nanoseconds of transfer per nanosecond of skew; below 0: contention when all arrive together.
-        standard_error: of the slope, serial correlation and unequal variances allowed for.
-        num_operations: collectives used, those with a skew of 3 clock errors and more.
+        slope: b, nanoseconds of transfer per nanosecond of skew; below 0 means contention when all arrive together.
+        standard_error: of the slope, allowing for serial correlation and unequal variances.
+        num_operations: collectives used, those with a skew of at least 3 clock errors.
     """
 
     slope: float
@@ -43,10 +43,10 @@ class Sensitivity:
 def bound_switches(
     compute_ns: NDArray[np.float64], communication_ns: NDArray[np.float64], *, hysteresis: float = 0.05
 ) -> BoundSwitches | None:
-    """Return which steps are compute-bound and communication-bound, or None without steps.
+    """Return how many steps are compute-bound or communication-bound, and how often that changes; None without steps.
 
-    A step is decided where one of the two exceeds the other by more than `hysteresis`; others keep the regime of the
-    step before, the first ones that of the first decided step, so that noise about a balance makes no switches.
+    A step is decided if one of the two exceeds the other by more than `hysteresis`. Other steps keep the regime of the
+    previous step, the first ones that of the first decided step, so that noise around a balance causes no switches.
 
     Args:
         compute_ns, communication_ns: of each step, float64, (num_steps,).
@@ -75,17 +75,17 @@ def collective_sensitivity(
 ) -> Sensitivity | None:
     """Return how the transfer of collectives of one kind and size depends on the skew of their ranks.
 
-    Least squares of transfer on skew, over operations with a skew of at least 3 clock errors; below, the clock's error
-    stands in both with opposite signs and makes a negative slope by itself. Standard error by Newey & West 1987 with
+    Least squares of transfer on skew, over operations with a skew of at least 3 clock errors: below that, the clock
+    error enters both with opposite signs, which alone gives a negative slope. Standard error by Newey & West 1987 with
     Bartlett weights and 4 (n / 100)^(2/9) lags, times n / (n - 2).
 
     Args:
         transfer_ns: of each operation, in order of time, float64, (num_operations,).
-        skew_ns: last own delay less the first one, float64, (num_operations,).
+        skew_ns: largest own delay less the smallest one, float64, (num_operations,).
         clock_error_ns: half-width of the common clock, one or float64, (num_operations,).
 
     Returns:
-        None for fewer than 10 such operations, or where their skew spreads (standard deviation) no wider than the clock
+        None for fewer than 10 such operations, or if the standard deviation of their skew does not exceed the clock
         error.
     """
     error_ns = np.broadcast_to(np.asarray(clock_error_ns, np.float64), skew_ns.shape)

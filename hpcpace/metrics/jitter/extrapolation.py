@@ -1,7 +1,7 @@
-"""What jitter would cost on more nodes than were measured, or why that cannot be said.
+"""What jitter would cost on more nodes than were measured, or why that cannot be predicted.
 
-The measured nodes stay as they are; the new ones are drawn from the population of nodes that was seen, whose tail is a
-generalised Pareto distribution.
+The measured nodes stay as they are. New ones are drawn from the population of measured nodes, whose tail is modelled
+as a generalised Pareto distribution.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hpcpace.metrics.resampling import block_length, lag_one
 
 FEWEST_EXCEEDANCES = 30
 SPECULATIVE_BEYOND = 16
-"""Predictions for more than so many times the measured nodes are marked."""
+"""Predictions for more than this many times the measured nodes are marked."""
 _TAIL_SHARE = 0.05
-_MOST_EXCEEDANCES = 2000  # per segment; more would only reach into the body of the distribution
+_MOST_EXCEEDANCES = 2000  # per segment; more would reach into the body of the distribution
 _NUM_BODY_POINTS = 256
 _NUM_TAIL_POINTS = 128
 _LEAST_TAIL = 1e-12  # tail probability up to which the integral is numeric; analytic beyond
@@ -35,7 +35,7 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TransferTerm:
-    """The transfer of a step, to be extrapolated with the waiting.
+    """The transfer of a step, to extrapolate together with the waiting.
 
     Attributes:
         algorithm: ring, B (n - 1) / n + latency (n - 1) with n nodes; or tree, in proportion to log2 n.
@@ -53,7 +53,7 @@ class Pareto:
     """Generalised Pareto distribution of excesses, survival (1 + shape x / scale)^(-1 / shape).
 
     Attributes:
-        shape: 0 exponential, above heavier, below bounded; float64, (num_fits,).
+        shape: 0 for exponential, above 0 for heavier tails, below 0 for bounded ones; float64, (num_fits,).
         scale: float64, (num_fits,).
     """
 
@@ -66,12 +66,12 @@ class Extrapolation:
     """Predicted loss per step.
 
     Attributes:
-        num_nodes: asked for, int64, (num_points,).
-        loss_ns: E[max] - E[mean] on so many nodes, plus what the transfer grows by; float64, (num_points,).
-        low_ns, high_ns: 95 % of it over resampled steps, float64, (num_points,). That other nodes may be unlike the
-            measured ones is not in it.
-        transfer_ns: exposed transfer per step, float64, (num_points,); None without its term.
-        is_speculative: more than 16 times the measured nodes, bool, (num_points,).
+        num_nodes: the numbers of nodes asked for, int64, (num_points,).
+        loss_ns: E[max] - E[mean] on that many nodes, plus the growth of the transfer; float64, (num_points,).
+        low_ns, high_ns: its 95 % interval over resampled steps, float64, (num_points,). It does not include that other
+            nodes may differ from the measured ones.
+        transfer_ns: exposed transfer per step, float64, (num_points,); None without a transfer term.
+        is_speculative: whether it is for more than 16 times the measured nodes, bool, (num_points,).
         label: "waiting only" without a transfer term, else "waiting and transfer".
         shape: of the tail in each segment, float64, (num_segments,).
     """
@@ -120,7 +120,7 @@ def fit_pareto(excess: NDArray[np.float64], weight: NDArray[np.float64]) -> Pare
     """Fit generalised Pareto distributions by probability-weighted moments.
 
     scale = 2 a0 a1 / (a0 - 2 a1), shape = 2 - a0 / (a0 - 2 a1), a0 = E[x], a1 = E[x (1 - F(x))] (Hosking & Wallis 1987,
-    section 3, with plotting positions (j - 0.35) / n). The shape is below 1 always, and is held within -5 and 0.95.
+    section 3, with plotting positions (j - 0.35) / n). The shape is always below 1, and is clipped to -5 and 0.95.
 
     Args:
         excess: above the threshold, ascending, float64, (num_exceedances,).
@@ -133,7 +133,7 @@ def fit_pareto(excess: NDArray[np.float64], weight: NDArray[np.float64]) -> Pare
     gap = np.maximum(first - 2 * second, 1e-6 * first)
     ratio = np.divide(first, gap, out=np.full_like(first, 2.0), where=gap > 0.0)
     shape = np.clip(2 - ratio, -5.0, 0.95)
-    # The scale that keeps the mean, scale / (1 - shape), where the shape is held.
+    # The scale that keeps the mean, scale / (1 - shape), where the shape was clipped.
     return Pareto(shape=shape, scale=np.maximum(first * (1 - shape), np.finfo(np.float64).tiny))
 
 
@@ -147,19 +147,20 @@ def extrapolate(
     seed: int = 0,
     num_draws: int = 100,
 ) -> Extrapolation | Refusal:
-    """Return the loss to waiting on more nodes, or the reason why not.
+    """Return the loss to waiting on more nodes, or the reason why it cannot be predicted.
 
-    The step median is removed and counts once, as it would on any number of nodes. M_i is the largest rest of the
-    measured nodes; Y that of N - U new ones, each with the distribution F of all node maxima, its tail from the upper
-    5 % on (2,000 values at most) generalised Pareto. Then E[max(M_i, Y)] = M_i + integral from M_i of 1 - F^(N - U), so
-    that the prediction for the measured nodes is the measured loss, and a slow node among them hides the new ones.
-    Few nodes with much in common make it up to about 5 % too large (8 nodes, normal noise), see `split_work`.
+    The step median is removed and counted once, as on any number of nodes. M_i is the largest remainder of the measured
+    nodes, Y that of N - U new ones. Each new node has the distribution F of all node maxima, whose upper 5 % (2,000
+    values at most) are fitted by a generalised Pareto tail. Then E[max(M_i, Y)] = M_i + integral from M_i of
+    1 - F^(N - U). So the prediction for the measured nodes is the measured loss, and a slow node among them hides the
+    new ones. With few nodes that have much in common it is up to about 5 % too large (8 nodes, normal noise); see
+    `split_work`.
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
         node: index of the host, int64, (num_ranks,).
-        num_nodes: numbers of nodes, none below the measured one, int64, (num_points,).
-        parts: the work taken apart, if that has been done.
+        num_nodes: numbers of nodes, none below the measured number, int64, (num_points,).
+        parts: the parts of the work; computed if None.
         transfer: how the transfer grows; waiting only if None.
         seed: of the bootstrap over blocks of steps.
         num_draws: of the bootstrap.
@@ -216,9 +217,9 @@ def extrapolated_transfer(
 
 
 def _obstacle(work_ns: NDArray[np.float64], num_units: int, num_nodes: NDArray[np.int64]) -> str | None:
-    """Return why nothing can be predicted, None if nothing is in the way."""
+    """Return why nothing can be predicted, or None."""
     if num_units < 2:
-        return "one node does not tell its own noise from what all nodes share"
+        return "one node cannot separate its own noise from what all nodes share"
     if work_ns.shape[1] < 8 or work_ns.shape[2] == 0:
         return f"{work_ns.shape[1]} steps were measured, at least 8 are needed"
     if len(num_nodes) and int(num_nodes.min()) < num_units:
@@ -227,18 +228,18 @@ def _obstacle(work_ns: NDArray[np.float64], num_units: int, num_nodes: NDArray[n
 
 
 def _tails(parts: WorkParts, unit: NDArray[np.int64], num_units: int) -> list[_Tail]:
-    """Return the tail of each segment: of the largest work of a unit in a step, without what all ranks share."""
+    """Return the tail of each segment: of each unit's largest work in a step, without what all ranks share."""
     pooled_ns = unit_maxima(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], unit, num_units)
     return [_tail(pooled_ns[:, :, segment]) for segment in range(pooled_ns.shape[2])]
 
 
 def _tail(pooled_ns: NDArray[np.float64]) -> _Tail:
-    """Return tail and thinned body of the values of all units, (num_units, num_steps), of one segment."""
+    """Return the tail and the thinned body of all units' values in one segment, (num_units, num_steps)."""
     num_steps = pooled_ns.shape[1]
     flat = pooled_ns.ravel()
     num_tail = max(min(int(_TAIL_SHARE * flat.size), _MOST_EXCEEDANCES), 1)
     threshold = float(np.partition(flat, flat.size - num_tail - 1)[flat.size - num_tail - 1])
-    # Values that differ from the threshold by rounding only do not exceed it.
+    # A value that differs from the threshold only by rounding does not exceed it.
     above = np.flatnonzero(flat > threshold + 1e-9 * max(abs(threshold), float(np.abs(flat).max())))
     above = above[np.argsort(flat[above])]
     levels = np.linspace(0.0, 1.0 - len(above) / flat.size, _NUM_BODY_POINTS)
@@ -254,7 +255,7 @@ def _tail(pooled_ns: NDArray[np.float64]) -> _Tail:
 def _resampled_counts(values: NDArray[np.float64], num_draws: int, seed: int) -> NDArray[np.float64]:
     """Return how often each step is drawn, (1 + num_draws, num_steps): once in the first row, then in blocks.
 
-    Blocks go round the end, so that every step is as likely (Politis & Romano 1992).
+    Blocks wrap around the end, so that every step is equally likely (Politis & Romano 1992).
     """
     num_steps = len(values)
     length = block_length(num_steps, lag_one(values))
@@ -307,7 +308,7 @@ def _added(
     """Return E[max(M, Y)] - E[M] of one segment, (1 + num_draws, num_points), and the shape of its tail."""
     num_steps = len(highest_ns)
     weight = counts[:, tail.step]
-    # A resample without any exceedance has the measured tail.
+    # A resample without any exceedance gets the measured tail.
     weight[weight.sum(axis=1) == 0] = 1.0
     fit = fit_pareto(tail.excess_ns, weight)
     share = weight.sum(axis=1) / (num_units * num_steps)
@@ -333,7 +334,7 @@ def _mean_beyond(
     """
     grid, survival = _survival(tail, pareto, share)
     beaten = -np.expm1(num_new[:, np.newaxis] * np.log1p(-np.minimum(survival, 1.0 - 1e-15)))
-    # What lies beyond the grid: K times the mean excess over its end.
+    # The part beyond the grid: K times the mean excess over its end.
     over_end = max(pareto.scale + pareto.shape * (grid[-1] - tail.threshold_ns), 0.0)
     end = num_new * survival[-1] * over_end / (1 - pareto.shape)
     pieces = 0.5 * (beaten[:, 1:] + beaten[:, :-1]) * np.diff(grid)

@@ -1,7 +1,7 @@
-"""How the loss to jitter grows with the number of units that wait for each other, up to as many as there are.
+"""How the loss to jitter grows with the number of units that wait for each other, up to the measured number.
 
-The expected maximum of k of the P measured units is exact, over all choices of k; the way it grows tells bounded noise
-from heavy tails and from rare events.
+The expected maximum of k of the P measured units is exact, over all choices of k. How it grows distinguishes bounded
+noise, heavy tails and rare events.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hpcpace.metrics.jitter.variance_shares import WorkParts, deal, dealt, unit_
 from hpcpace.metrics.resampling import moving_block_bootstrap
 
 MOST_POINTS = 32
-"""Points of a growth curve that are chosen here."""
-_MOST_DEALT = 4_000_000  # values in all draws of the null together, but for the first draw: bounds time
+"""The most points of a growth curve that `default_points` chooses."""
+_MOST_DEALT = 4_000_000  # values in all draws of the null together, except the first: bounds the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +28,12 @@ class GrowthCurve:
     Attributes:
         k: numbers of units, ascending, int64, (num_points,).
         amplification: A(k) = 1 + E[max of k residuals] / E[mean work], float64, (num_points,).
-        low, high: 95 % of it, float64, (num_points,); None for fewer than 8 steps.
-        null: A(k) of independent units, float64, (num_points,); None where it was not asked for.
-        exponent: gamma, slope of ln(A(k) - 1) over ln k in the upper half of the points; None where A(k) - 1 is not
-            above 0 there, or for fewer than 2 of them. Near 0 for bounded noise, about 1 / index for heavy tails, 1 for
-            rare events; light tails of few units are still above their limit (normal 0.12 up to 1,024 units).
-        exponent_low, exponent_high: 95 % of it; None with it.
+        low, high: its 95 % interval, float64, (num_points,); None for fewer than 8 steps.
+        null: A(k) of independent units, float64, (num_points,); None if not asked for.
+        exponent: gamma, slope of ln(A(k) - 1) over ln k in the upper half of the points; None if A(k) - 1 is not above
+            0 there, or for fewer than 2 points. Near 0 for bounded noise, about 1 / index for heavy tails, 1 for rare
+            events; light tails of few units are still above their limit (normal 0.12 up to 1,024 units).
+        exponent_low, exponent_high: its 95 % interval; None if the exponent is.
         null_exponent: the slope of the null.
     """
 
@@ -49,7 +49,7 @@ class GrowthCurve:
 
 
 def default_points(num_units: int) -> NDArray[np.int64]:
-    """Return at most 32 numbers of units, evenly spaced in the logarithm: with 1, 2 and all, int64, ascending."""
+    """Return at most 32 numbers of units, evenly spaced in the logarithm, with 1, 2 and all; int64, ascending."""
     if num_units <= MOST_POINTS:
         return np.arange(1, num_units + 1)
     between = np.rint(np.geomspace(2, num_units, MOST_POINTS - 1)).astype(np.int64)
@@ -57,9 +57,9 @@ def default_points(num_units: int) -> NDArray[np.int64]:
 
 
 def maximum_weights(num_units: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return what each order statistic counts for in the expected maximum of k of P, float64, (num_points, P).
+    """Return the weight of each order statistic in the expected maximum of k of P, float64, (num_points, P).
 
-    C(j-1, k-1) / C(P, k) for the j-th smallest, j >= k, else 0 (Hoeffding 1948: a U-statistic); in logarithms.
+    C(j-1, k-1) / C(P, k) for the j-th smallest, j >= k, else 0 (a U-statistic, Hoeffding 1948), computed in logarithms.
 
     Args:
         num_units: P.
@@ -71,7 +71,7 @@ def maximum_weights(num_units: int, k: NDArray[np.int64]) -> NDArray[np.float64]
         gammaln(rank) - gammaln(above + 1) - gammaln(num_units + 1) + gammaln(num_units - size + 1) + np.log(size)
     )
     weights = np.where(rank >= size, np.exp(logarithm), 0.0)
-    # The sum is 1; what rounding of large logarithms takes is given back.
+    # The sum is 1: correct for the rounding of large logarithms.
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
@@ -105,7 +105,7 @@ def growth_curve(
         residual_ns: of each unit, float64, (num_units, num_steps, num_segments), or without the last axis.
         mean_ns: E[mean] of the work per step, summed over segments.
         k: numbers of units; `default_points` if None.
-        null_ns: expected maxima of independent units, as of `independent_maxima` with the same `k`, (num_points,).
+        null_ns: expected maxima of independent units, from `independent_maxima` with the same `k`, (num_points,).
         seed: of the bootstrap over steps.
         num_draws: of the bootstrap.
     """
@@ -139,14 +139,14 @@ def independent_maxima(
 ) -> NDArray[np.float64]:
     """Return the expected maximum of k independent units in nanoseconds, summed over segments, (num_points,).
 
-    Residuals are dealt out over the steps for each unit by itself, as in the null model. Few draws do, since each one
-    is a mean over all steps.
+    Each unit's residuals are shuffled over the steps independently, as in the null model. Few draws suffice, because
+    each is a mean over all steps.
 
     Args:
-        parts: work taken apart.
+        parts: the parts of the work.
         k: numbers of units, int64, (num_points,).
         seed: of the generator.
-        num_draws: draws asked for; fewer, at least one, where they hold more than 4 million values.
+        num_draws: draws asked for; fewer, but at least one, if they would hold more than 4 million values.
     """
     generator = np.random.default_rng([seed, 2])
     residual_ns = unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
@@ -160,12 +160,12 @@ def independent_maxima(
 
 
 def growth_of(parts: WorkParts, mean_ns: float, *, seed: int = 0) -> GrowthCurve | None:
-    """Return the growth curve of separated work with its null: units are nodes where ranks of a node share noise.
+    """Return the growth curve of some work with its null; the units are nodes if ranks of a node share noise.
 
-    A(1) - 1 is above 0 for nodes: it is what the ranks of one node cost each other.
+    For nodes, A(1) - 1 is above 0: it is what the ranks of one node cost each other.
 
     Args:
-        parts: work taken apart.
+        parts: the parts of the work.
         mean_ns: E[mean] of the work per step, summed over segments.
         seed: of the bootstrap and the null.
     """
@@ -181,7 +181,7 @@ def _slopes(k: NDArray[np.int64], excess: NDArray[np.float64]) -> NDArray[np.flo
     if len(upper) < 2:
         return np.full(len(excess), np.nan)
     upper = upper - upper.mean()
-    # Rounding of residuals that are all the same is no growth.
+    # Rounding of equal residuals is no growth.
     is_growing = (values > 1e-12).all(axis=1)
     logarithm = np.log(np.where(values > 1e-12, values, 1.0))
     return np.where(is_growing, logarithm @ upper / (upper @ upper), np.nan)

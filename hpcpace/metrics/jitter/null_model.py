@@ -1,8 +1,8 @@
-"""What the jitter would cost if it struck each rank or node on its own.
+"""What jitter would cost if it hit each rank or node independently.
 
-What is left of the work when shared and lasting parts are gone, dealt out anew over the steps for each unit by itself,
-is the null model that the measured loss is held against: below it some of the ranks share a cause, above it their
-events avoid each other.
+The null model removes shared and lasting parts from the work and shuffles the rest over the steps, independently for
+each unit. A measured loss below the null means that some ranks share a cause; a loss above it means that their events
+avoid each other.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from hpcpace.metrics.jitter.variance_shares import SharedNoise, WorkParts, deal,
 from hpcpace.metrics.resampling import block_length, lag_one
 
 MOST_ELEMENTS = 160_000_000
-"""Values dealt out in all draws of a null model together: fewer draws than asked for are made beyond this."""
+"""The most values that all draws of a null model may shuffle together; beyond it, fewer draws are made."""
 FEWEST_DRAWS = 39
-"""Draws that are made all the same: of so many, the two outermost bound 95 %."""
+"""Draws that are always made: the two outermost of them bound 95 %."""
 _NUM_UNSHARED_DRAWS = 3
 
 
 class Comparison(StrEnum):
-    """Where a measured loss lies in relation to that of independent units."""
+    """How a measured loss compares with that of independent units."""
 
     BELOW = "below"
     WITHIN = "within"
@@ -38,18 +38,18 @@ class NullModel:
     Attributes:
         observed_loss_ns: E[max] - E[mean] per step, summed over segments.
         expected_loss_ns: the same for independent units, mean over draws.
-        low_ns, high_ns: 95 % of the draws.
-        unshared_loss_ns: what the loss would be if what all ranks share struck each unit on its own too; far above the
-            measured loss where the noise is common mode.
-        observed, expected, low, high: the same as amplification, 1 + loss / mean work.
+        low_ns, high_ns: interval of 95 % of the draws.
+        unshared_loss_ns: the loss if what all ranks share also hit each unit independently; far above the measured loss
+            if the noise is common mode.
+        observed, expected, low, high: the same losses as amplification, 1 + loss / mean work.
         comparison: where the measured loss is: outside the interval by more than the tolerance, or within it. The
             tolerance is weight / num_units of the expected loss, because few units cannot separate what they share
             from their own noise.
-        p_value: two-sided, tolerance allowed for; at least 1 / (num_draws + 1).
-        num_draws: draws made, fewer than asked for where the data are large.
-        is_node_unit: whether nodes, not ranks, were taken as independent.
-        num_units: how many.
-        shared: how that was decided.
+        p_value: two-sided, allowing for the tolerance; at least 1 / (num_draws + 1).
+        num_draws: draws made, fewer than asked for if the data are large.
+        is_node_unit: whether nodes, not ranks, were taken as independent units.
+        num_units: number of units.
+        shared: how the units were chosen.
     """
 
     observed_loss_ns: float
@@ -77,17 +77,17 @@ def null_model(
     seed: int = 0,
     num_draws: int = 199,
 ) -> NullModel | None:
-    """Return the loss that independent units would have, and where the measured loss lies.
+    """Return the loss that independent units would have, and how the measured loss compares.
 
-    Residuals are dealt out over the steps for each unit by itself, in blocks as long as they are serially correlated
-    (single steps if they are not), the same for all segments and ranks of a unit; rank effects are added back.
+    Each unit's residuals are shuffled over the steps independently, in the same way for all its segments and ranks, and
+    in blocks if they are serially correlated. Rank effects are added back.
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
         node: index of the host, int64, (num_ranks,).
-        parts: the work taken apart, if that has been done.
+        parts: the parts of the work; computed if None.
         seed: of the generator.
-        num_draws: draws asked for; at least 39 are made, more only up to 160 million values in all.
+        num_draws: draws asked for; at least 39 are made, and no more than fit into 160 million values.
 
     Returns:
         None for fewer than 2 units, fewer than 8 steps, or no work.
@@ -118,7 +118,7 @@ def null_model(
 
 
 def serial_length(residual_ns: NDArray[np.float64]) -> int:
-    """Return how many steps stay together when residuals are dealt out: 1 unless neighbours correlate above 0.1.
+    """Return how many steps stay together when residuals are shuffled: 1 unless neighbours correlate above 0.1.
 
     Args:
         residual_ns: float64, (num_ranks, num_steps, num_segments).
@@ -133,7 +133,7 @@ def _compared(
     expected = float(losses_ns.mean())
     low, high = (float(value) for value in np.quantile(losses_ns, (0.025, 0.975)))
     tolerance = float(parts.weight.max()) / parts.num_units * abs(expected)
-    # Equal up to rounding is equal: of constant work all losses are.
+    # Allow for rounding: with constant work all losses are equal.
     allowed = tolerance + 1e-9 * mean_ns
     if observed_ns > high + allowed:
         comparison = Comparison.ABOVE

@@ -1,6 +1,6 @@
-"""Local work, taken apart into what all ranks share in a step, what a rank always has, and the rest.
+"""Split local work into what all ranks share in a step, what a rank has in every step, and the rest.
 
-The rest belongs to units that are struck independently: nodes, where the ranks of a node share their noise, else ranks.
+The rest belongs to units that are hit independently: nodes if the ranks of a node share their noise, else ranks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _NUM_FIRST_STEPS = 250
 
 @dataclass(frozen=True, kw_only=True)
 class SharedNoise:
-    """Whether ranks of one node have their noise in common.
+    """Whether the ranks of a node share their noise.
 
     Attributes:
         is_shared: the p-value is below 0.01 and the correlation above 0.05.
-        correlation: intraclass correlation of the residuals within nodes; None where no node has two ranks, or there is
-            one node only.
-        p_value: one-sided, that it is above 0 by chance; None with it, or for fewer than 8 steps.
+        correlation: intraclass correlation of the residuals within nodes; None if no node has two ranks, or with only
+            one node.
+        p_value: one-sided, that the correlation is above 0 by chance; None if it is, or for fewer than 8 steps.
     """
 
     is_shared: bool
@@ -35,17 +35,17 @@ class SharedNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkParts:
-    """Work, taken apart: work = location + rank effect + residual, but for the small-number correction of the latter.
+    """The parts of work: work = location + rank effect + residual, up to the small-number correction of the residual.
 
     Attributes:
         location_ns: what all ranks share in a step, float64, (num_steps, num_segments).
-        weight: how much of the step median's variation that is, 0 to 1, float64, (num_segments,).
+        weight: share of the step median's variation that is taken as shared, 0 to 1, float64, (num_segments,).
         rank_effect_ns: what a rank has in every step, mean over steps, float64, (num_ranks, num_segments).
         residual_ns: the rest, mean 0 for each rank, float64, (num_ranks, num_steps, num_segments).
-        unit: which unit a rank belongs to, 0, 1, ...: its node where ranks of a node share noise, else itself, int64,
-            (num_ranks,).
-        num_units: how many.
-        shared: how that was decided.
+        unit: the unit that each rank belongs to, 0, 1, ...: its node if ranks of a node share noise, else the rank
+            itself, int64, (num_ranks,).
+        num_units: number of units.
+        shared: how the units were chosen.
     """
 
     location_ns: NDArray[np.float64]
@@ -58,11 +58,11 @@ class WorkParts:
 
 
 def shared_noise(deviation_ns: NDArray[np.float64], node: NDArray[np.int64]) -> SharedNoise:
-    """Return whether ranks of one node have their noise in common.
+    """Return whether the ranks of a node share their noise.
 
-    Per step, the mean squares between nodes and within them (one-way analysis of variance); the correlation is
+    Each step gives mean squares between nodes and within them (one-way analysis of variance). The correlation is
     (MSB - MSW) / (MSB + (k0 - 1) MSW), ICC(1) of Shrout & Fleiss 1979 with k0 of Donner 1986 for unequal nodes. The
-    test is that of the mean over steps of MSB - MSW, serial correlation allowed for. What all share drops out.
+    test is on the mean over steps of MSB - MSW and allows for serial correlation. What all ranks share cancels out.
 
     Args:
         deviation_ns: work per step less the rank's mean, float64, (num_ranks, num_steps).
@@ -88,16 +88,18 @@ def shared_noise(deviation_ns: NDArray[np.float64], node: NDArray[np.int64]) -> 
 
 
 def split_work(work_ns: NDArray[np.float64], node: NDArray[np.int64], *, seed: int = 0) -> WorkParts | None:
-    """Take work apart into location, rank effects and residuals, or return None for fewer than 2 ranks or 2 steps.
+    """Split work into location, rank effects and residuals, or return None for fewer than 2 ranks or 2 steps.
 
-    The location is the step median m_i, drawn towards its mean by w = 1 - V0 / V1, as far as its variance V1 is that of
-    a median of independent units, V0 (positive-part shrinkage, Efron & Morris 1973; w = 0 where ln(V1 / V0) is below
-    two standard errors, 4 / sqrt(n)). A plain median of few units takes part of their own noise with it, and leaves
-    residuals that avoid each other. V0 is that of dealt work, then of dealt residuals. What the location still takes is
-    put back by scaling the residuals of units to the unbiased residual variance, at most by sqrt(U / (U - 1)). Both
-    corrections vanish as 1 / U. Where much is shared, the expected maximum is then right to 2 % for normal noise of 4
-    and more units, to 5 % for exponential noise; of 2 or 3 units with rare events it is no better than 1 / U. Where a
-    little is shared by 2 or 3 units, it is not seen, and the null lies up to 15 % too high.
+    The location is the step median m_i, shrunk towards its mean with weight w = 1 - V0 / V1: V1 is its variance, V0 the
+    variance that a median of independent units would have (positive-part shrinkage, Efron & Morris 1973; w = 0 if
+    ln(V1 / V0) is below two standard errors, 4 / sqrt(n)). V0 comes from shuffled work first, then from shuffled
+    residuals. Without shrinkage, the median of few units would take part of their own noise with it and leave residuals
+    that avoid each other. What the location still takes is put back by scaling the residuals of units to the unbiased
+    residual variance, at most by sqrt(U / (U - 1)). Both corrections vanish as 1 / U.
+
+    If much is shared, the expected maximum is then right to 2 % for normal noise of 4 and more units, and to 5 % for
+    exponential noise; for 2 or 3 units with rare events it is no better than 1 / U. If 2 or 3 units share a little,
+    that goes unnoticed, and the null is up to 15 % too high.
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
@@ -114,7 +116,7 @@ def split_work(work_ns: NDArray[np.float64], node: NDArray[np.int64], *, seed: i
     median_ns = np.median(work_ns, axis=0)
     shared_ns = median_ns - median_ns.mean(axis=0)
     generator = np.random.default_rng(seed)
-    # The first pass only has to come near: some steps will do.
+    # The first pass only has to be close: some of the steps suffice.
     some = slice(None, None, max(num_steps // _NUM_FIRST_STEPS, 1))
     weight = _weight(work_ns[:, some], shared_ns[some], unit, np.zeros(work_ns.shape[2]), generator)
     if weight.any():
@@ -136,12 +138,12 @@ def split_work(work_ns: NDArray[np.float64], node: NDArray[np.int64], *, seed: i
 
 
 def deal(num_units: int, num_steps: int, length: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Return an order of the steps for each unit, in which blocks stay together, int64, (num_units, num_steps).
+    """Return a random order of the steps for each unit that keeps blocks together, int64, (num_units, num_steps).
 
     Args:
         num_units, num_steps: shape of the result.
         length: steps of a block.
-        generator: drawn from.
+        generator: source of randomness.
     """
     num_blocks = -(-num_steps // length)
     blocks = generator.permuted(np.broadcast_to(np.arange(num_blocks), (num_units, num_blocks)), axis=1)
@@ -184,7 +186,7 @@ def _weight(
     weight: NDArray[np.float64],
     generator: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Return how much of the medians' variation independent units do not have, given a first idea of that weight."""
+    """Return the share of the medians' variation that independent units would not have, given a first guess of it."""
     num_units, num_steps = int(unit.max()) + 1, work_ns.shape[1]
     rest = work_ns - weight * shared_ns
     rest -= rest.mean(axis=1, keepdims=True)
@@ -200,7 +202,7 @@ def _weight(
 def _rescale(
     residual_ns: NDArray[np.float64], work_ns: NDArray[np.float64], unit: NDArray[np.int64], num_units: int
 ) -> None:
-    """Give the unit means of residuals, in place, the variance that independent units have, per segment."""
+    """Scale residuals in place so that their unit means have the variance of independent units, per segment."""
     if num_units < 2:
         return
     of_unit = unit_means(residual_ns, unit, num_units)
@@ -211,7 +213,7 @@ def _rescale(
     work -= work.mean(axis=0)
     unbiased = np.einsum("uij,uij->j", work, work) / ((num_units - 1) * (num_steps - 1))
     present = np.einsum("uij,uij->j", of_unit, of_unit) / (num_units * (num_steps - 1))
-    # Units that avoid each other have less variance of their own than the analysis of variance says.
+    # The analysis of variance overstates the variance of units that avoid each other.
     wanted = np.minimum(unbiased, marginal)
     ratio = np.divide(wanted, present, out=np.ones_like(present), where=present > 0.0)
     scale = np.sqrt(np.clip(ratio, 1.0, num_units / (num_units - 1)))

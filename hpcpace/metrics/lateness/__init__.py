@@ -1,1 +1,1 @@
-"""Own work, and who is late by it."""
+"""Each rank's own work, and who is late because of it."""

@@ -1,4 +1,4 @@
-"""How late each rank is in each step by its own work, in units of the usual work of its role, and when beyond noise."""
+"""How late its own work makes each rank in each step, relative to the usual work of its role, and when beyond noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 _NUM_DEVIATIONS = 4.0
-_EARLY, _DISTANCE = (5, 25), 0.97  # percentiles that late steps do not reach, and standard deviations between them
+_EARLY, _DISTANCE = (5, 25), 0.97  # percentiles below the late steps, and the standard deviations between them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,10 @@ class Lateness:
     Attributes:
         deviation: work minus the median of the role in that step, float64, (num_ranks, num_steps).
         excess: work minus the median of the others of the role in that step, float64, (num_ranks, num_steps).
-        is_outlier: where the excess is beyond four standard deviations of the rank's noise and beyond the floor, bool,
-            (num_ranks, num_steps). The noise is taken from the steps in which the rank is early: lateness is one-sided.
-        is_latest: where an outlier is also the largest of its role, bool, (num_ranks, num_steps).
+        is_outlier: whether the excess is beyond four standard deviations of the rank's noise and beyond the floor,
+            bool, (num_ranks, num_steps). The noise is taken from steps in which the rank is early: lateness is
+            one-sided.
+        is_latest: whether an outlier is also the largest of its role, bool, (num_ranks, num_steps).
         is_compared: which ranks have others of their role with work, bool, (num_ranks,).
         role: role of each rank, int64, (num_ranks,).
     """
@@ -45,7 +46,7 @@ def lateness(work_ns: FloatArray, role: Int64Array, *, floor_share: float) -> La
     Args:
         work_ns: local work, float64, (num_ranks, num_steps).
         role: int64, (num_ranks,).
-        floor_share: no smaller excess counts as late.
+        floor_share: smaller excesses do not count as late.
     """
     deviation, excess = np.zeros(work_ns.shape), np.zeros(work_ns.shape)
     is_outlier, is_latest = np.zeros(work_ns.shape, np.bool_), np.zeros(work_ns.shape, np.bool_)
@@ -76,12 +77,12 @@ def lateness(work_ns: FloatArray, role: Int64Array, *, floor_share: float) -> La
 def block_effects(late: Lateness, length: int, *, trim: float) -> FloatArray:
     """Return for each rank and block of steps its trimmed mean minus the median of the others' of its role.
 
-    The other ranks' trimmed means take out what skewed noise adds to those of all.
+    Skewed noise shifts all trimmed means alike, so that comparing with those of the others cancels it.
 
     Args:
         late: lateness of each rank and step.
-        length: steps of a block; steps beyond the last whole block go unused.
-        trim: share of a block's steps that is left out at either end.
+        length: steps of a block; steps beyond the last whole block are not used.
+        trim: share of a block's steps that is left out at each end.
 
     Returns:
         float64, (num_ranks, num_blocks); 0 for ranks without others of their role.
@@ -100,7 +101,7 @@ def block_effects(late: Lateness, length: int, *, trim: float) -> FloatArray:
 
 
 def inflation(effects: FloatArray) -> float:
-    """Return by how much a standard error from blocks is too small, because neighbouring blocks are alike; >= 1.
+    """Return the factor, at least 1, by which correlated neighbouring blocks make a standard error too small.
 
     sqrt((1 + rho) / (1 - rho)) with the lag-1 autocorrelation rho of the blocks, pooled over ranks.
 

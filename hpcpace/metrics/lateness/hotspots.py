@@ -1,7 +1,8 @@
-"""Which rank, node or leaf switch is slow, as additive effects of nested units on what each rank takes too long.
+"""Which rank, node or leaf switch is slow: each rank's excess as a sum of effects of nested units.
 
-A slow node shows on most of its ranks and a slow leaf on most of its nodes: an effect belongs to the highest level that
-most units below it share. Effects are shrunk as random effects of their level; intervals come from the steps only.
+A slow node shows on most of its ranks and a slow leaf on most of its nodes, so an effect belongs to the highest unit
+in which most units below it share it. Effects are shrunk as random effects of their level. Intervals come from the
+steps only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BoolArray = NDArray[np.bool_]
 
 LEAST_STEPS = 10
 LEAST_UNITS = 3
-"""Below this number of units a level has no variance component: its effects are fixed."""
+"""With fewer units than this a level has no variance component: its effects are fixed."""
 _NUM_BLOCKS = 20
 _TINY = 1e-12
 
@@ -31,13 +32,13 @@ class Hotspot:
     """One unit that takes longer than the others of its level.
 
     Attributes:
-        kind: of the most telling of the aliases.
+        kind: kind of the most specific alias.
         id: rank number, host name or switch, as text.
         effect_ns: by how much it exceeds the median of the other units of its level in the mean step, after shrinkage.
-        interval_ns: 95 percent, of the effect before shrinkage.
-        loss_share: share of what all lose to the latest rank that would be saved without the effect.
-        p_value: chance of such an effect among so many units by noise of the steps, Bonferroni.
-        aliases: what the data cannot separate, the unit itself included: ("node n3", "rank 5").
+        interval_ns: 95 % interval of the effect before shrinkage.
+        loss_share: share of the loss to the latest rank that would be saved without the effect.
+        p_value: probability that noise of the steps gives such an effect among so many units, Bonferroni.
+        aliases: units that the data cannot separate, itself included: ("node n3", "rank 5").
     """
 
     kind: UnitKind
@@ -67,7 +68,7 @@ class _Level:
 
     @property
     def is_only_child(self) -> BoolArray:
-        """Whether the unit above has no other one: the two are then one unit, (num_units,)."""
+        """Whether each unit is the only one of the unit above, so that the two are one unit, bool, (num_units,)."""
         return np.asarray(np.bincount(self.parent)[self.parent] == 1)
 
 
@@ -87,8 +88,8 @@ class _Effects:
 
     @property
     def interval_ns(self) -> FloatArray:
-        """95 percent around row 0 by the spread of the draws, (2, num_units)."""
-        # So few blocks know their own spread no better than Student's t with as many degrees of freedom.
+        """95 % interval around row 0, from the spread of the draws, (2, num_units)."""
+        # With so few blocks the spread is uncertain, which Student's t with as many degrees of freedom allows for.
         widening = stdtrit(_NUM_BLOCKS - 1, 0.975) / stdtrit(np.inf, 0.975)
         deviation = (self.contrast_ns[1:] - self.contrast_ns[1:].mean(axis=0)) * widening
         return np.asarray(self.contrast_ns[0] + np.percentile(deviation, (2.5, 97.5), axis=0))
@@ -106,10 +107,10 @@ def delay_hotspots(
 ) -> tuple[Hotspot, ...]:
     """Return the units that are slower than the others of their level, the largest effect first; empty for none.
 
-    Model: the mean excess of rank r is mu + leaf + node + rank + noise. A unit stands where the lower median of the
-    units below it does, and its effect is what it exceeds its parent's by, against the median of all other units of the
-    level. (Means, as in a linear mixed model, spread the fault of one rank over its node: named too in 60 of 60
-    simulated runs of 8 x 4 ranks.) Effects are random with one variance per level, found by the method of moments
+    Model: the mean excess of rank r is mu + leaf + node + rank + noise. The level of a unit is the lower median of the
+    units below it. Its effect is what it exceeds its parent by, compared with the median of all other units of its
+    level. (Means, as in a linear mixed model, spread the fault of one rank over its node, which was then named as well
+    in 60 of 60 simulated runs of 8 x 4 ranks.) Effects are random with one variance per level, by the method of moments
     (Searle, Casella, McCulloch, Variance Components, 1992, ch. 3), and are shrunk by variance / (variance + error^2),
     at most by one standard error (limited translation, Efron and Morris 1972, JASA 67:130). A level of fewer than
     `LEAST_UNITS` units has no variance: its effects are fixed. Steps are resampled in moving blocks (Kuensch 1989),
@@ -121,7 +122,7 @@ def delay_hotspots(
         seed: of the bootstrap.
         num_draws: of the bootstrap.
         level: largest p-value of what is returned.
-        floor_ns: least effect of what is returned.
+        floor_ns: smallest effect of what is returned.
         most: largest number of hotspots.
     """
     num_ranks, num_steps = excess_ns.shape
@@ -157,7 +158,7 @@ def delay_hotspots(
 
 
 def _levels(topology: Topology) -> tuple[list[_Level], IntArray]:
-    """Return the levels that differ, ranks first, and the order of the rows of `topology` in them."""
+    """Return the levels that differ from each other, ranks first, and the order of the rows of `topology` in them."""
     order = np.lexsort((np.arange(topology.num_ranks), topology.node, topology.leaf))
     units: list[tuple[UnitKind, IntArray]] = [("rank", np.arange(topology.num_ranks))]
     if 1 < topology.num_nodes < topology.num_ranks:
@@ -174,7 +175,7 @@ def _levels(topology: Topology) -> tuple[list[_Level], IntArray]:
 
 
 def _has_several(one: _Level, below: _Level | None) -> BoolArray:
-    """Return which units are not one with their only child, (num_units,)."""
+    """Return which units have more than one child, and so are not the same as it, (num_units,)."""
     if below is None:
         return np.ones(len(one.index), np.bool_)
     return np.asarray(np.bincount(below.parent, minlength=len(one.index)) > 1)
@@ -190,7 +191,7 @@ def _resampled_means(rows_ns: FloatArray, random: np.random.Generator, num_draws
     starts = random.integers(0, num_starts, (num_draws, num_blocks))
     cells = (starts + num_starts * np.arange(num_draws)[:, None]).ravel()
     weights = np.bincount(cells, minlength=num_draws * num_starts).reshape(num_draws, num_starts) / num_blocks
-    # Means of blocks of a finite series vary less around its own mean than around the truth.
+    # Block means of a finite series vary less around its own mean than around the true one.
     widening = np.sqrt(num_steps / (num_steps - length)) * _block_widening(rows_ns, length)
     draws = weights @ (blocks - blocks.mean(axis=1, keepdims=True)).T * widening
     mean = rows_ns.mean(axis=1)
@@ -198,10 +199,11 @@ def _resampled_means(rows_ns: FloatArray, random: np.random.Generator, num_draws
 
 
 def _block_widening(rows_ns: FloatArray, length: int) -> float:
-    """Return by what factor short blocks understate the noise of a mean where neighbouring steps share noise.
+    """Return the factor by which short blocks understate the noise of a mean if neighbouring steps are correlated.
 
-    The first-order autocorrelation of all ranks together, with what the common course of a step leaves, and Kendall's
-    correction (1954, Biometrika 41:403) for its bias; the variance of means of AR(1) blocks against that of long ones.
+    It compares the variance of means of short AR(1) blocks with that of long ones. The autocorrelation is that of all
+    ranks together, of what remains without the common course of a step, with Kendall's bias correction (1954,
+    Biometrika 41:403).
     """
     own_ns = rows_ns - np.median(rows_ns, axis=0) if len(rows_ns) > 2 else rows_ns
     own_ns = own_ns - own_ns.mean(axis=1, keepdims=True)
@@ -215,12 +217,12 @@ def _block_widening(rows_ns: FloatArray, length: int) -> float:
 
 
 def _nested_effects(means_ns: FloatArray, levels: list[_Level], tiny_ns: float) -> list[_Effects]:
-    """Return the effects of each level, of a unit without siblings against its parent's reference.
+    """Return the effects of each level; a unit without siblings is compared with its parent's reference.
 
     Args:
         means_ns: mean of each rank, from the data in row 0, (1 + num_draws, num_ranks).
         levels: ranks first.
-        tiny_ns: what rounding may make of nothing.
+        tiny_ns: the size that rounding may give to no effect.
     """
     means = [means_ns]
     for one in levels[:-1]:
@@ -240,7 +242,7 @@ def _nested_effects(means_ns: FloatArray, levels: list[_Level], tiny_ns: float) 
 
 
 def _shrunk(estimate: FloatArray, error: FloatArray) -> FloatArray:
-    """Return random effects, nearer to 0 by what their noise adds to their spread, at most by one standard error."""
+    """Return random effects, shrunk towards 0 by what noise adds to their spread, at most by one standard error."""
     if len(estimate) < LEAST_UNITS:
         return estimate
     variance = max(float(estimate.var(ddof=1) - (error**2).mean()), 0.0)
@@ -249,13 +251,13 @@ def _shrunk(estimate: FloatArray, error: FloatArray) -> FloatArray:
 
 
 def _lower_medians(means: FloatArray, begins: IntArray) -> FloatArray:
-    """Return the lower median of each unit's children, (1 + num_draws, num_units); of two it is the smaller."""
+    """Return the lower median of each unit's children, (1 + num_draws, num_units): the smaller one of two."""
     parts = np.split(means, begins[1:], axis=1)
     return np.stack([np.sort(part, axis=1)[:, (part.shape[1] - 1) // 2] for part in parts], axis=1)
 
 
 def _loss_share(rows_ns: FloatArray, rows: BoolArray, effect_ns: float) -> float:
-    """Return by what share the mean excess of the latest rank falls without an effect on some rows."""
+    """Return by which share the mean excess of the latest rank falls without an effect on some rows."""
     others = rows_ns[~rows].max(axis=0, initial=0.0)
     loss = np.maximum(rows_ns[rows].max(axis=0), others).mean()
     without = np.maximum(rows_ns[rows].max(axis=0) - effect_ns, others).mean()

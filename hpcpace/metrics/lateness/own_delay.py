@@ -1,6 +1,7 @@
-"""Who is late by itself: delays that need no common clock, and whether the common clock tells the same.
+"""Who is late because of its own work, measured without a common clock, and whether the common clock agrees.
 
-Blame follows own delay: arrival order alone blames the heirs of a delay, and a wrong clock makes anyone look late.
+Blame follows own delay. Arrival order alone blames ranks that merely inherited a delay, and a wrong clock can make any
+rank look late.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _LEAST_BLOCKS = 4
 _MOST_BLOCKS = 20
 LATE_LEVEL = 0.005
 _NUM_ERRORS = 2.0
-"""Of how many standard errors a difference must be, beyond the half-widths, to count."""
+"""How many standard errors a difference must exceed, beyond the half-widths, to count."""
 
 
 def own_delay(operations: Operations, work: LocalWork) -> FloatArray:
     """Return by how much each operation's local work exceeds what is usual, nanoseconds, float64, (num_operations,).
 
-    own_delay = work - median of the others of the same role at the same position of the same step. Where fewer than
-    three ranks have that position in that step, the median is taken over all steps: of the other rank where there are
-    two, of the rank itself where it is alone in its role. 0 where the work is not known.
+    own_delay = work - median of the others of the same role at the same position of the same step. If fewer than three
+    ranks have that position in that step, the median is over all steps: of the other rank if there are two, of the rank
+    itself if it is alone in its role. 0 if the work is not known.
     """
     delay = np.zeros(len(operations))
     rows = np.flatnonzero(work.is_known)
@@ -61,7 +62,7 @@ def _numbered(first: Int64Array, second: Int64Array) -> Int64Array:
 
 
 def _median_of_others(cell: Int64Array, value: FloatArray) -> FloatArray:
-    """Return for each value the median of the other values of its cell; the value itself where it is alone."""
+    """Return for each value the median of the other values of its cell; the value itself if it is alone."""
     order = np.argsort(cell, kind="stable")
     count = np.bincount(cell)
     first = np.cumsum(count) - count
@@ -73,9 +74,9 @@ def _median_of_others(cell: Int64Array, value: FloatArray) -> FloatArray:
 
 
 def _beyond_median(cell: Int64Array, value: FloatArray) -> FloatArray:
-    """Return by how much each value exceeds the median of its cell, and of two values the other one.
+    """Return by how much each value exceeds the median of its cell, or the other one of two values.
 
-    With the value itself among three or more, one that is wrong does not make the others seem wrong.
+    The median of three or more includes the value itself, so that a wrong value does not make the others look wrong.
     """
     order = np.argsort(cell, kind="stable")
     count = np.bincount(cell)
@@ -89,7 +90,7 @@ def _beyond_median(cell: Int64Array, value: FloatArray) -> FloatArray:
 
 
 def _over_steps(cell: Int64Array, rank: Int64Array, value: FloatArray) -> FloatArray:
-    """Return the median over steps: of the other rank of the cell, or of the rank itself where there is none."""
+    """Return the median over steps: of the other rank of the cell, or of the rank itself if it is alone."""
     pair = _numbered(cell, rank)
     order = np.lexsort((value, pair))
     count = np.bincount(pair)
@@ -108,7 +109,7 @@ def _over_steps(cell: Int64Array, rank: Int64Array, value: FloatArray) -> FloatA
 def arrival_lateness(operations: Operations, matching: Matching) -> FloatArray:
     """Return enter minus the median enter of the operation's ranks, on the common clock, nanoseconds.
 
-    Of two ranks, each is compared with the other. Synchronising operations that are matched, 0 elsewhere; float64,
+    Of two ranks, each is compared with the other. 0 for operations that are not matched or do not synchronise; float64,
     (num_operations,).
     """
     late, rows = np.zeros(len(operations)), _compared(operations, matching)
@@ -120,17 +121,17 @@ def arrival_lateness(operations: Operations, matching: Matching) -> FloatArray:
 
 
 def duration_excess(operations: Operations, matching: Matching, *, node: Int64Array | None = None) -> FloatArray:
-    """Return how much longer each rank was in a synchronising operation than the rank that was in it shortest.
+    """Return how much longer each rank was in a synchronising operation than the rank with the shortest time in it.
 
     duration_excess_r = (exit - enter)_r - min_k (exit - enter)_k, nanoseconds, float64, (num_operations,); 0 where not
-    matched or not synchronising. The late rank has the shortest collective, whatever the clocks say. A rank that is
-    told of the end later than others on its node seems less late than it is: this exit bias, the median over the
-    operations of its exit minus their mean exit, is taken out. Between nodes it cannot be told from a clock error.
+    matched or not synchronising. The late rank has the shortest collective, whatever the clocks say. A rank that learns
+    of the end later than others on its node seems less late than it is. This exit bias, the median over operations of
+    its exit minus the mean exit on the node, is subtracted. Between nodes it cannot be separated from a clock error.
 
     Args:
         operations: rows of all ranks.
         matching: which of them belong together.
-        node: node of each rank by its number, int64, (world_size,); without it no exit bias is taken out.
+        node: node of each rank by its number, int64, (world_size,); without it no exit bias is subtracted.
     """
     excess, rows = np.zeros(len(operations)), _compared(operations, matching)
     if not len(rows):
@@ -164,7 +165,7 @@ def _compared(operations: Operations, matching: Matching) -> Int64Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Three estimates of how late each rank is in synchronising operations, and where they contradict each other.
+    """Three estimates of how late each rank is in synchronising operations, and whether they contradict each other.
 
     All per operation, relative to the median rank, float64, (num_ranks,), NaN for a rank without such operations.
 
@@ -172,7 +173,7 @@ class Agreement:
         rank: int64, (num_ranks,).
         arrival_ns: lateness of the enter on the common clock.
         own_delay_ns: lateness that the rank's own work explains; needs no common clock.
-        duration_ns: lateness seen from how short the operation was for the rank; needs no common clock.
+        duration_ns: lateness that follows from how short the operation was for the rank; needs no common clock.
         allowed_ns: by how much arrival_ns and duration_ns may differ: half-widths, the spread of exits and two standard
             errors together.
         is_suspected: whether the two differ by more, compared with the median rank: its clock is suspected, bool.
@@ -200,9 +201,9 @@ def agreement(
 ) -> Agreement:
     """Compare arrival order on the common clock, own delay and duration excess of each rank.
 
-    All ranks leave a synchronising operation together, up to the spread of their exits, so that lateness by arrival and
-    by duration differ by the error of the clock. That error is systematic: more steps do not shrink the half-widths.
-    The spread is three robust standard deviations over the ranks, and no more than the shortest duration.
+    All ranks leave a synchronising operation together, up to the spread of their exits, so lateness by arrival and by
+    duration differ by the clock error. That error is systematic: more steps do not shrink the half-widths. The spread
+    is three robust standard deviations over the ranks, but no more than the shortest duration.
 
     Args:
         operations: rows of all ranks.

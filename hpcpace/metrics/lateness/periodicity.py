@@ -1,4 +1,4 @@
-"""Events that come back at equal distances: a daemon, a health check, a checkpoint that nobody marked."""
+"""Events that recur at regular intervals: a daemon, a health check, a checkpoint that nobody marked."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ LEAST_EVENTS = 3
 _LEAST_CYCLES = 3
 _MOST_TRIED = 4096
 _NUM_DRAWS = 999
-_MOST_EVENLY = 64  # so many events are judged by their phases alone
+_MOST_EVENLY = 64  # this many events are judged by their phases alone
 
 Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """How often events come back.
+    """How regularly events recur.
 
     Attributes:
         length: distance between events, in the unit of the times given.
-        p_value: of events as regular as these among independent ones, over everything that was tried.
+        p_value: that independent events are as regular, corrected for everything that was tried.
     """
 
     length: float
@@ -32,21 +32,21 @@ class Period:
 
 
 def find_period(events: Sequence[Times], *, span: float, least: float) -> Period | None:
-    """Return the period that the events of one or more units share, each unit with a phase of its own.
+    """Return the period that the events of one or more units share, each unit with its own phase.
 
-    Two tests, of which the better one counts, corrected for being two. By phases: for each length the events of a unit
-    are points on a circle, and n R^2, with R the length of their mean vector, is exponentially distributed for events
-    without order (Rayleigh; Mardia and Jupp, Directional Statistics, section 6.3.1), so that its sum over units has a
-    gamma distribution; corrected for the lengths tried. By distances, for one unit: events at random have distances as
-    equal as these (coefficient of variation) with the probability that simulation gives.
+    Of two tests the better one counts, with a correction for trying two. The test of phases puts the events of a unit
+    on a circle for each length. For random events n R^2, with R the length of their mean vector, is exponentially
+    distributed (Rayleigh; Mardia and Jupp, Directional Statistics, section 6.3.1), so its sum over units has a gamma
+    distribution; it is corrected for the lengths tried. The test of distances, for one unit, simulates how often random
+    events have distances as equal as these (coefficient of variation).
 
     Args:
         events: times of each unit's events; units with fewer than two do not count.
-        span: time in which events could have been seen; at least three periods must fit.
-        least: shortest length that can be told, twice the distance of two observations.
+        span: time in which events could have been observed; at least three periods must fit.
+        least: shortest length that can be resolved, twice the distance between two observations.
 
     Returns:
-        None where there are fewer than three events.
+        None for fewer than three events.
     """
     units = [times for times in events if len(times) >= 2]
     if sum(map(len, units)) < LEAST_EVENTS or span / _LEAST_CYCLES <= least:
@@ -59,14 +59,14 @@ def find_period(events: Sequence[Times], *, span: float, least: float) -> Period
 
 
 def _by_phases(units: Sequence[Times], *, span: float, least: float) -> Period:
-    # Phases over the whole span must not slip by more than an eighth of a turn between two frequencies tried.
+    # Between two frequencies tried, phases must not slip by more than an eighth of a turn over the whole span.
     num_tried = int(min(max(8 * (span / least - _LEAST_CYCLES), 16), _MOST_TRIED))
     frequency = np.linspace(_LEAST_CYCLES / span, 1 / least, num_tried)
     power = np.zeros(num_tried)
     for times in units:
         power += np.abs(np.exp(2j * np.pi * frequency[:, None] * times[None, :]).sum(axis=1)) ** 2 / len(times)
     best = float(power.max())
-    # Fractions of the period fit as well as itself, multiples do not: the lowest frequency is the one.
+    # Fractions of the period fit as well as the period, multiples do not: the lowest frequency is right.
     at = int(np.flatnonzero(power >= 0.9 * best)[0])
     independent = max(span / least, 1.0)
     return Period(length=float(1 / frequency[at]), p_value=min(1.0, independent * float(gammaincc(len(units), best))))
@@ -78,7 +78,7 @@ def _by_distances(times: Times, *, span: float) -> Period:
     random = np.random.default_rng(0)
     drawn = np.diff(np.sort(random.uniform(0.0, span, (_NUM_DRAWS, len(times))), axis=1), axis=1)
     variation = drawn.std(axis=1) / drawn.mean(axis=1)
-    # Events must fill the span: a few close ones are a burst.
+    # Events must fill the span: a few close together are a burst.
     is_spread = float(times.max() - times.min()) + 2 * float(distances.mean()) >= span
     p_value = (1 + int((variation <= seen).sum())) / (1 + _NUM_DRAWS) if is_spread else 1.0
     return Period(length=float(distances.mean()), p_value=p_value)

@@ -1,6 +1,6 @@
-"""Tests of recurrence: a lasting shift, an interval of steps, a period, a rotation over units, each against chance.
+"""Tests of recurrence: a lasting shift, an interval of steps, a period, a rotation over units.
 
-Each returns p-values over all ranks together. Neighbouring steps that share their noise are allowed for by blocks.
+Each returns p-values over all ranks together. Blocks of steps allow for noise that neighbouring steps share.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hpcpace.metrics.lateness.excess import BoolArray, FloatArray, Int64Array, L
 
 _NUM_DRAWS = 999
 _MOST_FIXED_BLOCKS, _LEAST_FIXED_BLOCKS = 20, 12
-_LATE_RATE = 0.5  # of the steps of an interval in which a rank is slow: not all of them stand out of the noise
+_LATE_RATE = 0.5  # of the steps of an interval in which a rank is slow: not all of them exceed the noise
 _LEAST_EVENTS = 4
 _REGULAR_SHARE = 0.6
-_MOST_RATE = 0.55  # a unit that is late more often than that has no rhythm to be found
+_MOST_RATE = 0.55  # no period can be found of a unit that is late more often
 _ROTATION_UNITS = 3
 _ROTATION_SHARE, _ROTATION_GAIN = 0.2, 0.1
 _MOST_PER_STEP = 4
@@ -28,12 +28,13 @@ class FixedShift:
     """The lasting shift of each rank, as a share of its role's median work; each float64, (num_ranks,).
 
     Attributes:
-        means: shift of the mean in each block of steps, for its size, float64, (num_ranks, num_blocks).
-        effect: shift of the trimmed mean, over blocks, for the test.
+        means: shift of the mean in each block of steps, which gives its size, float64, (num_ranks, num_blocks).
+        effect: shift of the trimmed mean over blocks, which is tested.
         error: its standard error.
-        p_value: of as large a shift by chance, over all ranks: the larger one of a t test with Bonferroni's correction
-            and of the largest t over ranks under random signs of whole blocks (Westfall and Young 1993).
-        critical_error: of how many standard errors a shift must be to be found at the level asked for.
+        p_value: probability of as large a shift by chance, over all ranks: the larger of a t test with Bonferroni's
+            correction and a test of the largest t over ranks under random signs of whole blocks (Westfall and Young
+            1993).
+        critical_error: how many standard errors a shift must have to be found at the level asked for.
     """
 
     means: FloatArray
@@ -43,12 +44,12 @@ class FixedShift:
     critical_error: float
 
     def interval(self, ranks: Int64Array) -> tuple[float, float, float]:
-        """Return the mean shift of some ranks together with its 95 % confidence interval."""
+        """Return the mean shift of some ranks and its 95 % confidence interval."""
         return mean_interval(self.means[ranks].mean(axis=0), inflation(self.means))
 
 
 def mean_interval(values: FloatArray, widened: float = 1.0) -> tuple[float, float, float]:
-    """Return mean and 95 % confidence interval (t) of values, (num_values,); the interval is the mean for one value."""
+    """Return the mean of values, (num_values,), and its 95 % confidence interval (t): the mean for one value."""
     mean = float(values.mean())
     if len(values) < 2:
         return mean, mean, mean
@@ -69,7 +70,7 @@ def fixed_shifts(late: Lateness, *, level: float, random: np.random.Generator) -
     t = effect / np.maximum(error * widened, tiny)
 
     signs = random.integers(0, 2, (_NUM_DRAWS, num_blocks)) * 2.0 - 1.0
-    # What was measured is counted apart; its mirror image is the same to two ranks that are compared with each other.
+    # The measured signs are counted separately. For two ranks compared with each other, their mirror image is the same.
     signs = signs[np.abs(signs.sum(axis=1)) < num_blocks]
     mean = signs @ effects.T / num_blocks
     square = (effects**2).mean(axis=1)
@@ -93,8 +94,8 @@ class Intervals:
     Attributes:
         first, stop: columns of the steps, int64.
         inside: mean excess inside, a share of the role's median work, float64.
-        outside: the same outside; 0 where nothing is.
-        p_value: of late steps as clustered by chance, over all intervals and ranks, float64.
+        outside: the same outside; 0 if the interval covers all steps.
+        p_value: probability of late steps as clustered by chance, over all intervals and ranks, float64.
     """
 
     first: Int64Array
@@ -107,10 +108,10 @@ class Intervals:
 def intervals(late: Lateness) -> Intervals:
     """Find the interval of steps in which the late steps of each rank cluster most.
 
-    The largest sum of log-likelihood ratios over an interval, of steps that are late half of the time against late at
-    the usual rate: that of all ranks. From one start on, chance makes such a sum reach x in exp(-x) of all cases at
-    most (Ville 1939); times the steps to start at and the ranks. The rate behind the p-value is the rank's own one
-    outside of the interval, where that is larger.
+    This is the interval with the largest sum of log-likelihood ratios of two models: steps are late half of the time,
+    or at the usual rate, that of all ranks. For one first step, chance makes the sum reach x with a probability of at
+    most exp(-x) (Ville 1939), which is multiplied by the numbers of first steps and of ranks. The p-value uses the
+    rank's own rate outside the interval if that is larger.
     """
     num_ranks, num_steps = late.is_outlier.shape
     num_compared = max(int(late.is_compared.sum()), 1)
@@ -136,7 +137,7 @@ def intervals(late: Lateness) -> Intervals:
 
 
 def _log_ratio(num_late: Int64Array, num_steps: Int64Array, usual: FloatArray) -> FloatArray:
-    """Return the logarithm of how much likelier so many late steps are at `_LATE_RATE` than at the usual rate."""
+    """Return the logarithm of how much likelier this many late steps are at `_LATE_RATE` than at the usual rate."""
     early = np.log((1 - _LATE_RATE) / (1 - usual))
     return np.asarray(num_late * np.log(_LATE_RATE / usual) + (num_steps - num_late) * early, np.float64)
 
@@ -144,16 +145,17 @@ def _log_ratio(num_late: Int64Array, num_steps: Int64Array, usual: FloatArray) -
 def periods(events: BoolArray, *, num_compared: int) -> tuple[Int64Array, FloatArray]:
     """Return the period of each unit's late steps, and its p-value over all lags and units.
 
-    A period is the smallest lag at which most of the events (first steps of a run of late ones) have a successor,
-    exactly, or one step earlier or later for lags from 10, and twice as often as at lags around it. p: as many of them
-    at one lag by chance, binomial with the unit's rate of events, times the lags and units tried.
+    A period is the smallest lag at which most events (first steps of a run of late ones) have a successor, and at which
+    they have one twice as often as at the lags around it. From a lag of 10 on, the successor may be one step early or
+    late. The p-value is the probability of as many successors by chance, binomial with the unit's rate of events, times
+    the lags and units tried.
 
     Args:
         events: late steps, bool, (num_units, num_steps).
         num_compared: units of the whole search.
 
     Returns:
-        period, int64, (num_units,), 0 where there is none, and p-value, float64, (num_units,).
+        period, int64, (num_units,), 0 for none, and p-value, float64, (num_units,).
     """
     num_units, num_steps = events.shape
     starts = events.copy()
@@ -181,7 +183,7 @@ def periods(events: BoolArray, *, num_compared: int) -> tuple[Int64Array, FloatA
         p = np.minimum(chance.min(axis=1) * num_lags * 2 * num_compared, 1.0)
         is_best = good & (share >= 0.8 * np.where(good, share, 0).max(axis=1, keepdims=True))
         lag = np.where(is_best.any(axis=1), is_best.argmax(axis=1), 0)
-        if width > 1:  # the first of three lags that see the same successors: the one at which most of them are
+        if width > 1:  # of three neighbouring lags that see the same successors, the one at which most of them are
             close = np.minimum(lag[:, None] + np.arange(width), num_lags)
             best = np.take_along_axis(pairs, close, axis=1).argmax(axis=1)
             lag = np.where(lag > 0, np.take_along_axis(close, best[:, None], axis=1)[:, 0], 0)
@@ -192,7 +194,7 @@ def periods(events: BoolArray, *, num_compared: int) -> tuple[Int64Array, FloatA
 
 
 def _stands_out(share: FloatArray, lag: int) -> bool:
-    """Return whether events have successors at a lag twice as often as at lags around it: late steps may cluster."""
+    """Return whether events have a successor at a lag twice as often as at lags around it: late steps may cluster."""
     return bool(share[lag] >= 2 * np.median(share[-(-lag // 2) : 3 * lag // 2 + 1]))
 
 
@@ -204,11 +206,11 @@ def _three(pairs: FloatArray) -> FloatArray:
 
 
 def rotation(events: BoolArray, *, random: np.random.Generator) -> tuple[Int64Array, float]:
-    """Return the units that take turns in being late, and the p-value; none where they do not.
+    """Return the units that take turns in being late, and the p-value; no units if none do.
 
-    Late steps that avoid each other cover more steps than late steps of independent units: the steps with an event are
-    compared with those after each unit's events were shifted round by a random number of steps, which keeps runs and
-    periods. They must be a fifth of all steps, and a tenth of all steps more than by chance.
+    Late steps that avoid each other cover more steps than late steps of independent units. So the number of steps with
+    an event is compared with the number after a random circular shift of each unit's events, which keeps runs and
+    periods. It must be a fifth of all steps, and exceed what chance gives by a tenth of all steps.
 
     Args:
         events: late steps, bool, (num_units, num_steps).

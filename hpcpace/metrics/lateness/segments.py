@@ -1,7 +1,7 @@
-"""Local work between communication: what a rank did by itself before each operation, and between synchronisations.
+"""Local work between communication: what a rank did on its own before each operation and between synchronisations.
 
-Only differences of one rank's own times are used, so that no error of the clock synchronisation enters. Operations of
-the same position in their step line up across steps and across the ranks of a role.
+Only differences of one rank's own times are used, so that clock errors do not matter. Operations with the same position
+in their step are compared across steps and across the ranks of a role.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 LAUNCH_NS = 100_000
-"""Handing an operation to gloo blocks its caller for about this long, and longer on busy cores, which is no wait."""
+"""Launching an operation on gloo blocks its caller for about this long, longer on busy cores; that is not a wait."""
 _WAITED_SHARE = 0.1
 ROUNDING_NS = 512
-"""Enter and exit are kept to 256 ns, so that a call that follows at once may seem to overlap the one before."""
+"""Enter and exit are stored to 256 ns, so a call that follows at once may seem to overlap the previous one."""
 _NEVER_NS = np.iinfo(np.int64).min
 
 
@@ -37,10 +37,10 @@ class LocalWork:
     Attributes:
         work_ns: enter minus end of the rank's last blocking wait, or minus begin of the step; no less than 0, int64.
         is_known: whether the row belongs to a step of the panel, bool.
-        is_blocking: whether the position of the row is one at which callers block until the exit, bool.
-        position: number of the row's position in its step, from 0; rows of one number line up, int64.
+        is_blocking: whether callers block until the exit at the position of the row, bool.
+        position: number of the row's position in its step, from 0; rows with the same number correspond, int64.
         role: role of the row's rank, int64.
-        num_positions: how many positions there are.
+        num_positions: number of positions.
     """
 
     work_ns: Int64Array
@@ -61,11 +61,11 @@ def local_work(
 ) -> LocalWork:
     """Return the local work before each operation.
 
-    work = enter - end of the rank's last blocking wait that ended by then (the exit of an operation at a blocking
-    position, or the end of one of `blocks`), and the step's begin where there was none since the previous step began;
-    without the pauses in between.
-    A position blocks where most of its rows do: a last rank hardly waits, and its operation still ends its wait.
-    A row blocks that was blocked for half of its duration, or for longer than `LAUNCH_NS` and a tenth of its duration.
+    work = enter - end of the rank's last blocking wait (the exit of an operation at a blocking position, or the end of
+    one of `blocks`), or - begin of the step if there was none since the previous step began; pauses in between do not
+    count. A position blocks if most of its rows do: the last rank hardly waits, but its operation still ends a wait.
+    A row blocks if its caller was blocked for half of its duration, or for more than `LAUNCH_NS` and a tenth of its
+    duration.
 
     Args:
         operations: rows of all ranks.
@@ -97,7 +97,7 @@ def local_work(
 
 
 def _places(operations: Operations, steps: StepPanel, ranks: Sequence[int]) -> tuple[Int64Array, Int64Array, BoolArray]:
-    """Return of each row the index of its rank and of its step in the panel, and whether the panel has both."""
+    """Return for each row the index of its rank and of its step in the panel, and whether the panel has both."""
     names = np.asarray(ranks, np.int64)
     if not len(names) or not len(operations):
         nothing = np.zeros(len(operations), np.int64)
@@ -112,8 +112,8 @@ def _places(operations: Operations, steps: StepPanel, ranks: Sequence[int]) -> t
 def _positions(operations: Operations, ranks: Int64Array, role: Int64Array, slot: Int64Array) -> tuple[Int64Array, int]:
     """Return the position of each row: n-th by enter of (op, role of the group, role of a message's peer) in its step.
 
-    Groups have one role where their members have the same roles and are as many: other ranks of the same role are in
-    other groups of that role.
+    Groups have the same role if they have as many members, with the same roles: other ranks of a role are in other
+    groups of the same role.
     """
     if not len(operations):
         return np.zeros(0, np.int64), 0
@@ -144,7 +144,7 @@ def _positions(operations: Operations, ranks: Int64Array, role: Int64Array, slot
 
 
 def _in_order(place: Int64Array, enter_ns: Int64Array, slot: Int64Array) -> Int64Array:
-    """Return the order of rows by place and enter; rows mostly come in order of enter, which saves a sort."""
+    """Return the order of rows by place and enter; rows mostly are in order of enter already, which saves a sort."""
     if ((np.diff(enter_ns) >= 0) | (np.diff(slot) > 0)).all():
         return np.argsort(place, kind="stable")
     return np.lexsort((enter_ns, place))
@@ -183,7 +183,7 @@ def _last_end(
 
 
 def _paused(enter: Int64Array, start: Int64Array, pauses: Blocks, ranks: Sequence[int], slot: Int64Array) -> Int64Array:
-    """Return the pauses between each row's start and its enter, nanoseconds; pauses of a rank follow one another."""
+    """Return the pauses between each row's start and its enter, nanoseconds; pauses of a rank do not overlap."""
     total = np.zeros(len(slot), np.int64)
     if not len(pauses.rank):
         return total
@@ -202,8 +202,8 @@ def step_work(
 ) -> FloatArray:
     """Return the local work of each rank in each step, nanoseconds, float64, (num_ranks, num_steps).
 
-    The step without the stretches in which the rank was blocked; arguments as for `segment_panels`. Ranks of different
-    groups can be compared by it.
+    That is the step without the stretches in which the rank was blocked, which is comparable between ranks of different
+    groups. Arguments as for `segment_panels`.
     """
     slot, _, _ = _places(operations, steps, ranks)
     _, at_begin, at_end = blocked_before(operations, steps, work.is_blocking, blocks, ranks, slot)
@@ -219,7 +219,7 @@ class SegmentPanel:
         step: step numbers, int64, (num_steps,).
         work_ns: float64, (num_members, num_steps, num_segments); a step's segments sum to its local work.
         op: the operation that ends each segment, uint8, (num_segments,).
-        num_left_out: steps whose operations differ from those of most steps, or are not there on all members.
+        num_left_out: steps whose operations differ from those of most steps or are missing on some member.
     """
 
     members: tuple[int, ...]
@@ -234,10 +234,10 @@ def segment_panels(
 ) -> tuple[SegmentPanel, ...]:
     """Return the local work between synchronisations for each set of ranks that synchronise, largest set first.
 
-    Local time is the rank's own time without the stretches in which it was blocked. A segment is the local time from
-    one synchronising operation's enter to the next one's, the first counted from the last one of the step before, or
-    from the step's begin where that is not there or nothing blocked since. Operations that are under way at once, with
-    no wait between them, are one synchronisation, that of the last.
+    Local time is the rank's own time without the stretches in which it was blocked. A segment is the local time between
+    the enters of two synchronising operations. The first segment begins at the last one of the previous step, or at the
+    begin of the step if that is missing or nothing has blocked since. Operations that are under way at once, with no
+    wait between them, are one synchronisation, that of the last.
 
     Args:
         operations: rows of all ranks.
@@ -262,7 +262,7 @@ def segment_panels(
         is_whole = len(places) > 1 and all(
             place < len(ranks) and ranks[place] == rank for place, rank in zip(places, of, strict=True)
         )
-        rows = rows[np.isin(slot[rows], places)]  # a damaged trace has operations of groups without its rank
+        rows = rows[np.isin(slot[rows], places)]  # a damaged trace may have operations of foreign groups
         if len(rows) and is_whole:
             panel = _panel(operations, steps, rows, of, places, slot[rows], column[rows], blocked)
             found += [panel] if panel is not None else []
@@ -279,7 +279,7 @@ def _panel(
     column: Int64Array,
     blocked: tuple[Int64Array, Int64Array, Int64Array],
 ) -> SegmentPanel | None:
-    """Return the panel of one set of ranks; its rows come in order of member, step and enter."""
+    """Return the panel of one set of ranks, whose rows are in order of member, step and enter."""
     num_steps, at_enter = len(steps), blocked[0]
     member = np.searchsorted(places, slot)
     count = np.bincount(member * num_steps + column, minlength=len(members) * num_steps).reshape(
@@ -298,7 +298,7 @@ def _panel(
     same = (op == unique[counts.argmax()]).all(axis=(0, 2))
     table, op = table[:, same], op[:, same][0, 0]
     used = np.flatnonzero(kept)[same]
-    if 2 * len(used) < num_steps:  # ranks that meet now and then only, as for a checkpoint
+    if 2 * len(used) < num_steps:  # ranks that meet only now and then, as for a checkpoint
         return None
 
     waited = np.diff(at_enter[table], axis=2)

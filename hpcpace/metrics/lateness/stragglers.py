@@ -1,7 +1,7 @@
-"""Stragglers named by recurrence: which ranks, nodes or slots are late again and again beyond chance, and in which way.
+"""Find stragglers by recurrence: which ranks, nodes or slots are late again and again beyond chance, and in which way.
 
-"None" and "cannot tell" are answers. What chance makes of many ranks is accounted for over all of them together, and
-ranks are compared with those of their role only.
+"None" and "cannot tell" are valid answers. Tests are corrected for the number of ranks, and ranks are only compared
+with others of their role.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcpace.metrics.lateness.recurrence import FixedShift, fixed_shifts, interv
 FLOOR_SHARE = 0.03
 LEVEL = 0.005
 LEAST_STEPS = 20
-_MOST_SMALLEST = 0.2  # where only a rank that is a fifth slower would be found, silence says nothing
+_MOST_SMALLEST = 0.2  # if only a rank that is a fifth slower would be found, finding none means nothing
 _ALIKE = 0.5
 _WHOLE = 0.8
 
@@ -27,16 +27,16 @@ class Straggler:
 
     Attributes:
         kind: "rank", "node" or "slot" (the same place on every node).
-        ids: its number; more than one for rotating ranks or nodes.
+        ids: its number; several for rotating ranks or nodes.
         ranks: indices of all ranks concerned, ascending.
         klass: "fixed", "transient", "periodic" or "rotating".
         effect_share: local work above the others of the role in the steps concerned, relative to the role's median.
-        interval: 95 % confidence interval of it.
-        p_value: of as much by chance, over all ranks together.
-        late_share: share of all steps in which it, or one of them, is the latest beyond noise.
-        step_range: first and last + 1 column of the steps concerned, where transient.
-        period_steps: the period, where periodic, or where a rotation is.
-        aliases: what the data cannot tell it from, as (kind, id).
+        interval: its 95 % confidence interval.
+        p_value: probability of as much by chance, over all ranks together.
+        late_share: share of all steps in which it, or one of its ranks, is the latest beyond noise.
+        step_range: first and last + 1 column of the steps concerned if transient.
+        period_steps: the period if periodic, or if a rotation is.
+        aliases: units that the data cannot separate from it, as (kind, id).
     """
 
     kind: str
@@ -57,8 +57,8 @@ class StragglerSearch:
     """What a search for stragglers found.
 
     Attributes:
-        found: largest loss first; empty where there are none, or where none could be told.
-        cannot_tell: why none could be told; empty where the search was possible.
+        found: largest loss first; empty if there are none, or if the search was not possible.
+        cannot_tell: why the search was not possible; empty if it was.
         smallest_share: the smallest fixed excess that would be found on nine ranks of ten; a share.
         num_compared: ranks that have others of their role.
     """
@@ -80,25 +80,25 @@ def find_stragglers(
 ) -> StragglerSearch:
     """Return the ranks, nodes and slots that are late again and again.
 
-    Three tests, each at a third of `level` over all ranks together: a rotation of lateness over ranks or nodes (late
-    steps avoid each other, against circular shifts), an interval of steps (in which late steps cluster) or all of them
-    (t test on blocks of steps, and sign flips of whole blocks), and a period (late steps recur at one distance). Each
-    effect must also exceed `floor_share`. A node is named where all its ranks are slow alike, a slot where the same
-    place on every node is. Cost: about 0.5 s for 1,024 ranks and 1,000 steps.
+    There are three tests, each at a third of `level` over all ranks together: for a rotation of lateness over ranks or
+    nodes (late steps avoid each other, compared with circular shifts), for an interval of steps in which late steps
+    cluster or a shift in all steps (t test on blocks of steps, and sign flips of whole blocks), and for a period (late
+    steps recur at one distance). Each effect must also exceed `floor_share`. A node is named if all its ranks are
+    equally slow, a slot if the same place on every node is. Cost: about 0.5 s for 1,024 ranks and 1,000 steps.
 
     Args:
         work_ns: local work, float64, (num_ranks, num_steps).
         role: int64, (num_ranks,).
         node: int64, (num_ranks,).
         floor_share: the smallest effect that is named, relative to the role's median work.
-        level: chance of a false name over all ranks.
+        level: probability of a false accusation over all ranks.
         seed: of the permutations.
     """
     late = lateness(np.asarray(work_ns, np.float64), np.asarray(role), floor_share=floor_share)
     num_compared = int(late.is_compared.sum())
     nothing = StragglerSearch(found=(), cannot_tell="", smallest_share=None, num_compared=num_compared)
     if not num_compared:
-        return replace(nothing, cannot_tell="no rank has another one of its role with work to compare with")
+        return replace(nothing, cannot_tell="no rank has another one of its role to compare its work with")
     if late.excess.shape[1] < LEAST_STEPS:
         return replace(nothing, cannot_tell=f"{late.excess.shape[1]} steps, fewer than {LEAST_STEPS}")
     node, level = _numbered(np.asarray(node)), level / 3
@@ -123,7 +123,7 @@ def find_stragglers(
 
 
 def _smallest(shifts: FixedShift, late: Lateness, floor_share: float) -> float:
-    """Return the lasting shift that is found with 90 % power on nine ranks of ten."""
+    """Return the lasting shift that is found with 90 % power on nine of ten ranks."""
     error = float(np.percentile(shifts.error[late.is_compared], 90))
     return max(shifts.critical_error * error, floor_share) + 1.28 * error
 
@@ -142,7 +142,7 @@ def _numbered(names: Int64Array) -> Int64Array:
 
 
 def _rotating(late: Lateness, node: Int64Array, *, level: float, random: np.random.Generator) -> list[Straggler]:
-    """Return the nodes, or else the ranks, that take turns in being late."""
+    """Return the nodes, or failing that the ranks, that take turns in being late."""
     by_node = np.zeros((int(node.max()) + 1, late.excess.shape[1]))
     np.add.at(by_node, node, late.is_outlier)
     size = np.bincount(node)
@@ -182,7 +182,7 @@ def _periodic(late: Lateness, free: BoolArray, *, level: float) -> dict[int, Str
         rank, at = int(ranks[index]), late.is_outlier[ranks[index]]
         effect, low, high = mean_interval(late.excess[rank][at])
         if float(np.median(late.excess[rank][~at])) > _ALIKE * effect:
-            continue  # late all the time: the period is one of its noise
+            continue  # late all the time: the period is in its noise
         found[rank] = Straggler(
             kind="rank",
             ids=(rank,),
@@ -206,9 +206,9 @@ def _steady(
     floor_share: float,
     level: float,
 ) -> dict[int, Straggler]:
-    """Return the ranks that are slow all the time, or in one interval of steps and hardly outside it, and the others.
+    """Return the ranks that are always slow, or slow in one interval of steps and hardly outside it, and `rhythmic`.
 
-    A rank that has a period as well, and is slow in between, is what loses more.
+    If a rank has a period and is also slow in between, the class that loses more counts.
     """
     scan = intervals(late)
     num_steps = late.excess.shape[1]
@@ -247,7 +247,7 @@ def _size(straggler: Straggler, late: Lateness) -> float:
 
 
 def _merged(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, node: Int64Array) -> list[Straggler]:
-    """Return one straggler for all ranks of a node, or of a slot, that are slow alike, and the other ranks' as is."""
+    """Return stragglers with those of a node or slot merged into one if all its ranks are equally slow."""
     size = np.bincount(node)
     place = np.zeros(len(node), np.int64)
     order = np.argsort(node, kind="stable")
@@ -269,9 +269,9 @@ def _merged(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, n
 
 
 def _taking_turns(late: Lateness, found: list[Straggler]) -> list[Straggler]:
-    """Return stragglers with those of one period that are late at different steps as one rotation.
+    """Return stragglers with those that have the same period but are late at different steps merged into a rotation.
 
-    Shifts by whole periods leave such a rotation as it is, so that the test of rotations may miss it.
+    The test of rotations may miss these, because shifts by whole periods do not change them.
     """
     result = [straggler for straggler in found if straggler.klass != "periodic"]
     rest = [straggler for straggler in found if straggler.klass == "periodic"]
@@ -299,7 +299,7 @@ def _taking_turns(late: Lateness, found: list[Straggler]) -> list[Straggler]:
 
 
 def _alike(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, ranks: Int64Array) -> Straggler | None:
-    """Return what the ranks are together, if all of them are late in the same way and by about as much."""
+    """Return the ranks as one straggler if all of them are late in the same way and by about as much, else None."""
     own = [of_rank[rank] for rank in ranks.tolist() if rank in of_rank]
     largest = max((straggler.effect_share for straggler in own), default=0.0)
     first = max(own, key=lambda straggler: straggler.effect_share, default=None)

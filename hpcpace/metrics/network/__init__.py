@@ -1,1 +1,1 @@
-"""Transfers compared: which link between nodes is slow."""
+"""Comparisons of transfers: which link between nodes is slow."""

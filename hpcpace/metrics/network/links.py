@@ -1,8 +1,8 @@
-"""Which link between nodes is slow: found by comparing groups that pass it with like groups that do not.
+"""Find slow links between nodes by comparing groups that pass them with similar groups that do not.
 
-A transfer is as slow as the slowest link that it passes, not the sum over links. So a fast group clears all of its
-links, and a slow one accuses those of its links that nothing clears; the fewest links that explain all slow groups
-are named (group testing). Links that no group tells apart are named as one set.
+A transfer is as slow as the slowest link that it passes, not as the sum of them. So a fast group clears all of its
+links, and a slow group accuses those of its links that no fast group clears. The fewest links that explain all slow
+groups are named (group testing). Links that no group can separate are named as one set.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class LinkCulprit:
     """A slow link, or several of which at least one is.
 
     Attributes:
-        ids: host name for a node's link, `leaf2 uplink`; more than one where the data cannot separate them.
-        effect_share: by what share the transfers that pass it take longer than those of like groups.
-        interval: 95 percent, of the share.
-        p_value: chance of its slowest group among so many by noise, Bonferroni.
+        ids: the host name for a node's link, or `leaf2 uplink`; several if the data cannot separate them.
+        effect_share: by which share transfers that pass it take longer than those of similar groups.
+        interval: 95 % interval of the share.
+        p_value: probability that noise alone gives its slowest group, Bonferroni over groups.
     """
 
     ids: tuple[str, ...]
@@ -54,13 +54,13 @@ class LinkCulprit:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkFindings:
-    """What the transfers tell about links.
+    """What the transfers show about links.
 
     Attributes:
-        culprits: slow links, largest effect first; empty where none is slow, or nothing can be compared.
-        is_identifiable: whether each culprit is one link, and if there is none, whether a slow one would have shown.
-        reason: what could not be told, as a sentence; empty otherwise.
-        candidates: links that no like groups differ in: if all operations that pass them are slow, it is one of these.
+        culprits: slow links, largest effect first; empty if none is slow, or nothing can be compared.
+        is_identifiable: whether each culprit is one link, or without any, whether a slow link would have shown.
+        reason: what could not be decided, as a sentence; empty otherwise.
+        candidates: links that no similar groups differ in: one may be slow if all operations that pass them are.
     """
 
     culprits: tuple[LinkCulprit, ...]
@@ -71,13 +71,13 @@ class LinkFindings:
 
 @dataclass(frozen=True, kw_only=True)
 class Locality:
-    """Groups that cross leaves against like groups inside of one.
+    """Groups that cross leaves compared with similar groups inside one leaf.
 
     Attributes:
         factor: transfer across leaves over transfer inside.
-        interval: 95 percent.
-        p_value: chance of such a factor, or a larger one, where there is no difference.
-        num_inside, num_crossing: groups compared.
+        interval: 95 % interval.
+        p_value: probability of such a factor, or a larger one, without a true difference.
+        num_inside, num_crossing: number of groups compared.
     """
 
     factor: float
@@ -92,14 +92,14 @@ def locate_links(
 ) -> LinkFindings:
     """Return the slow links.
 
-    A group is slow where its median transfer exceeds that of the fast like groups by `floor_share`, and by half of it
-    beyond chance (blocks of steps, Student's t, Bonferroni over groups); it is fast where chance does not reach
-    `floor_share`. Kinds of operations of which no group is slow (barriers on a link of low rate) clear nothing.
+    A group is slow if its median transfer exceeds that of the fast similar groups by `floor_share`, and by half of it
+    beyond chance (blocks of steps, Student's t, Bonferroni over groups). It is fast if even with chance it stays below
+    `floor_share`. Kinds of operations without any slow group (barriers on a link of low rate) clear nothing.
 
     Args:
         groups: transfers by group, operation and size.
         topology: where the ranks are.
-        floor_share: smallest effect.
+        floor_share: smallest effect that is named.
         level: largest probability of a false culprit.
     """
     links, is_uplink = topology.links, topology.is_uplink
@@ -113,12 +113,12 @@ def locate_links(
     culprits = [_culprit(links, slow, is_meant, rows) for is_meant, rows in _explanations(slow, is_uplink)]
     num_left = int(np.count_nonzero(~slow.suspected.any(axis=1)))
     untold = [culprit.ids for culprit in culprits if len(culprit.ids) > 1]
-    reasons = [f"no group tells apart the links {_listed(ids, topology)}" for ids in untold]
+    reasons = [f"no group separates the links {_listed(ids, topology)}" for ids in untold]
     reasons += [f"no link explains why {num_left} of the groups are slow"] if num_left else []
     if not between:
         reasons = ["no group of known ranks communicates between nodes"]
     elif candidates and not culprits:
-        why = "no like groups differ in it over enough steps"
+        why = "no similar groups differ in it over enough steps"
         reasons += [f"one of the links {_listed(candidates, topology)} may be slow without showing: {why}"]
     return LinkFindings(
         culprits=tuple(sorted(culprits, key=lambda culprit: -culprit.effect_share)),
@@ -129,10 +129,10 @@ def locate_links(
 
 
 def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality | None:
-    """Return how much slower groups across leaves are than like groups inside; None where there are not both.
+    """Return how much slower groups across leaves are than similar groups inside one; None without both.
 
-    The factor is the ratio of medians over groups in each step, its logarithm averaged over kinds of operations, each
-    with the weight of its smaller side; the error is that of blocks of steps.
+    The factor is the ratio of the medians over groups in each step. Its logarithm is averaged over kinds of operations,
+    weighted by the smaller number of groups. The error comes from blocks of steps.
 
     Args:
         groups: transfers by group, operation and size.
@@ -165,14 +165,14 @@ def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality |
 
 @dataclass(frozen=True, kw_only=True)
 class _SlowGroups:
-    """Groups that are slow among their like, by row.
+    """Groups that are slow compared with similar ones, by row.
 
     Attributes:
         suspected: links that each passes and no fast group clears, bool, (num_slow, num_links).
-        above: of each stratum with slow groups, theirs as logarithm of the ratio to fast ones, (num_rows, num_steps);
-            their rows together are those of the other columns.
+        above: for each stratum with slow groups, the logarithm of their ratio to fast ones, (num_rows, num_steps); all
+            rows together are those of the other columns.
         p_value: after correction for the number of groups, (num_slow,).
-        is_all_crossing: whether they are the groups that cross leaves, all of these and no other one.
+        is_all_crossing: whether they are exactly the groups that cross leaves.
     """
 
     suspected: BoolArray
@@ -208,15 +208,15 @@ def _slow_groups(compared: Sequence[Stratum], is_uplink: BoolArray, *, floor_sha
 
 
 def _explanations(slow: _SlowGroups, is_uplink: BoolArray) -> list[tuple[BoolArray, BoolArray]]:
-    """Return sets of links, one of each at least being slow, with the slow groups each explains; the most first.
+    """Return sets of links, at least one of each being slow, with the slow groups that each explains; the most first.
 
-    Greedy minimum set cover. Where several links explain as many groups, but not the same ones, all suspects of these
-    groups are one set: any choice would be a guess.
+    Greedy minimum set cover. If several links explain as many groups, but not the same ones, all suspects of these
+    groups become one set, because any choice would be a guess.
     """
     suspected, found = slow.suspected, []
     uplinks = np.asarray(suspected.any(axis=0) & is_uplink)
     if slow.is_all_crossing and uplinks.any():
-        # All that cross are slow: each uplink, what is above them, or distance itself.
+        # All groups that cross leaves are slow: any uplink, what is above them, or distance itself may be the cause.
         return [(uplinks, np.asarray((suspected & uplinks).any(axis=1)))]
     left = np.asarray(suspected.any(axis=1))
     while left.any():
@@ -247,7 +247,7 @@ def _culprit(links: Sequence[str], slow: _SlowGroups, is_meant: BoolArray, rows:
 def _mean_slowness(slow: _SlowGroups, rows: BoolArray) -> tuple[float, float]:
     """Return the mean logarithm over some of the slow groups, and half of its 95 % interval.
 
-    Groups of one stratum are averaged step by step, because they share the fast ones that they are compared with.
+    Groups of one stratum are averaged step by step, because they are compared with the same fast ones.
     """
     edges = np.cumsum([len(above) for above in slow.above])[:-1]
     chosen = [(above[own], int(own.sum())) for above, own in zip(slow.above, np.split(rows, edges), strict=True)]

@@ -1,7 +1,7 @@
-"""Transfers between each two nodes or leaf switches, as a matrix for the eye.
+"""Transfers between all pairs of nodes or leaf switches, as a matrix to plot.
 
-Kinds of operations differ by orders of magnitude; so each transfer is taken relative to the median of its kind, and 1
-is usual everywhere.
+Kinds of operations differ by orders of magnitude, so each transfer is taken relative to the median of its kind: 1 is
+usual everywhere.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class TransferMatrix:
-    """Transfers between units, symmetric; NaN where no operation had members on both.
+    """Transfers between units, symmetric; NaN if no operation had members on both.
 
     Attributes:
         labels: names of nodes or leaves, (num_units,).
         mean_ns: mean transfer of an operation, float64, (num_units, num_units).
-        relative: mean transfer relative to the median of the same operation, size and number of members, alike.
+        relative: mean transfer relative to the median of the same operation, size and number of members, likewise.
     """
 
     labels: tuple[str, ...]
@@ -34,7 +34,7 @@ class TransferMatrix:
 
 
 def node_matrix(groups: Sequence[GroupTransfers], topology: Topology) -> TransferMatrix:
-    """Return transfers between nodes; on the diagonal those inside of a node.
+    """Return transfers between nodes, on the diagonal those inside a node.
 
     Args:
         groups: transfers by group, operation and size.
@@ -44,7 +44,7 @@ def node_matrix(groups: Sequence[GroupTransfers], topology: Topology) -> Transfe
 
 
 def leaf_matrix(groups: Sequence[GroupTransfers], topology: Topology) -> TransferMatrix:
-    """Return transfers between leaf switches; on the diagonal those inside of a leaf.
+    """Return transfers between leaf switches, on the diagonal those inside a leaf.
 
     Args:
         groups: transfers by group, operation and size.
@@ -56,7 +56,7 @@ def leaf_matrix(groups: Sequence[GroupTransfers], topology: Topology) -> Transfe
 def _matrix(
     groups: Sequence[GroupTransfers], topology: Topology, unit: NDArray[np.int64], labels: tuple[str, ...]
 ) -> TransferMatrix:
-    """Return the mean over groups with members on both units; where there are pairs on them, over those only."""
+    """Return the mean over groups with members on both units, only over groups of two if there are any."""
     timed = [group for group in groups if np.isfinite(group.transfer_ns).any()]
     num_members = topology.members_by([group.members for group in timed], unit, len(labels))
     mean_ns = np.array([np.nanmean(group.transfer_ns) for group in timed], np.float64)
@@ -82,7 +82,7 @@ def _usual_ns(groups: Sequence[GroupTransfers], mean_ns: FloatArray) -> FloatArr
 def _means_of_both(num_members: NDArray[np.int64], values: FloatArray) -> FloatArray:
     """Return the mean of values over the groups with members on both units, (num_values, num_units, num_units).
 
-    On the diagonal, over groups that lie in the unit with all of their members.
+    On the diagonal, over groups with all members in the unit.
     """
     is_on = (num_members > 0).astype(np.float64)
     sums = np.stack([(is_on * value[:, None]).T @ is_on for value in values])

@@ -1,7 +1,7 @@
-"""Transfers of process groups that can be compared with each other, and how slow each is among its like.
+"""Transfers of process groups that can be compared with each other, and how slow each is compared with similar ones.
 
-Like groups run the same operation with as much content, as many members and as many nodes: their transfers then differ
-only by the links between them, and by noise of which blocks of steps tell the size.
+Similar groups run the same operation with the same size and the same numbers of members and nodes. Their transfers then
+differ only by the links between them and by noise, whose size blocks of steps show.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GroupTransfers:
 
 @dataclass(frozen=True, kw_only=True)
 class Stratum:
-    """Groups that are like each other, by row.
+    """Similar groups, by row.
 
     Attributes:
         groups: which groups, int64, (num_groups,), ascending.
@@ -57,7 +57,7 @@ class Stratum:
 
     @property
     def compared_links(self) -> BoolArray:
-        """Which links some of the groups pass and some do not, over enough steps, bool, (num_links,)."""
+        """Which links some groups pass and others do not, over enough steps, bool, (num_links,)."""
         has_steps = self.log_transfer.shape[1] >= LEAST_STEPS
         return np.asarray(has_steps & self.touches.any(axis=0) & ~self.touches.all(axis=0))
 
@@ -67,7 +67,7 @@ class MeanDifference:
     """Means of differences of logarithms, with their noise; each (num_groups,).
 
     Attributes:
-        mean: over blocks of steps of their medians.
+        mean: mean over blocks of steps of the medians of the blocks.
         error: standard error.
         freedom: degrees of freedom of the error.
     """
@@ -77,19 +77,19 @@ class MeanDifference:
     freedom: int
 
     def p_above(self, difference: float) -> FloatArray:
-        """Return the chance of such means, or larger ones, where the truth is `difference`."""
+        """Return the probability of such means, or larger ones, if the true one is `difference`."""
         ratio = (self.mean - difference) / np.maximum(self.error, 1e-12)
         return np.asarray(stdtr(self.freedom, -ratio))
 
     def half_width(self, level: float) -> FloatArray:
-        """Return what chance adds to a mean with the probability `level` at most."""
+        """Return how much chance adds to a mean, exceeded with probability `level`."""
         return np.asarray(stdtrit(self.freedom, 1 - level) * self.error)
 
 
 def strata(groups: Sequence[GroupTransfers], topology: Topology) -> list[Stratum]:
-    """Return the groups between nodes, by what makes them alike.
+    """Return the groups between nodes, by what makes them similar.
 
-    Groups with a member whose place is not known are left out: which links they pass is not known either.
+    Groups with a member whose place is unknown are left out, because the links that they pass are unknown, too.
     """
     members = [group.members for group in groups]
     num_members = topology.members_by(members, topology.node, topology.num_nodes)
@@ -111,7 +111,7 @@ def strata(groups: Sequence[GroupTransfers], topology: Topology) -> list[Stratum
 
 
 def mean_difference(difference: FloatArray) -> MeanDifference:
-    """Return means over steps, robust against single steps and aware of neighbours that share their noise.
+    """Return means over steps that are robust against single steps and allow for correlated neighbours.
 
     Args:
         difference: (num_groups, num_steps), at least `LEAST_STEPS` steps.
@@ -125,9 +125,9 @@ def mean_difference(difference: FloatArray) -> MeanDifference:
 
 
 def above_fast(stratum: Stratum, *, near: float) -> FloatArray:
-    """Return by what each group is slower than the fast ones of its stratum, as logarithm of the ratio, by step.
+    """Return by how much each group is slower than the fast ones of its stratum, as logarithm of the ratio, by step.
 
-    The fast ones are those within `near`, as share, of the lower quartile: a slow uplink may slow most groups.
+    The fast ones are those within the share `near` of the lower quartile: a slow uplink may slow most groups.
     """
     level = np.median(stratum.log_transfer, axis=1)
     fast = np.sort(level)[(len(level) - 1) // 4]

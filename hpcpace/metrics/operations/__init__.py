@@ -1,1 +1,1 @@
-"""Communication operations of all ranks: one table, matched, with waits and transfers."""
+"""The communication operations of all ranks: in one table, matched across ranks, with waits and transfers."""

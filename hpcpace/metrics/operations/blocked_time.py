@@ -24,9 +24,9 @@ class Blocks:
     """Stretches in which ranks were blocked that no operation accounts for: phases grad_sync and pace.
 
     Attributes:
-        rank: whose, int64, (num_blocks,).
+        rank: rank that was blocked, int64, (num_blocks,).
         begin_ns, end_ns: on the clock of the operations, int64, (num_blocks,).
-        is_pause: whether it is a pause of the rank's own, pace, which ends no wait; bool, (num_blocks,); None for none.
+        is_pause: whether the rank paused itself (pace), which ends no wait, bool, (num_blocks,); None if none is.
     """
 
     rank: Int64Array
@@ -35,7 +35,7 @@ class Blocks:
     is_pause: BoolArray | None = None
 
     def select(self, *, pauses: bool) -> Blocks:
-        """Return the pauses, or all others."""
+        """Return the pauses, or all other blocks."""
         is_pause = np.zeros(len(self.rank), np.bool_) if self.is_pause is None else self.is_pause
         chosen = is_pause if pauses else ~is_pause
         return Blocks(rank=self.rank[chosen], begin_ns=self.begin_ns[chosen], end_ns=self.end_ns[chosen])
@@ -69,7 +69,7 @@ def blocked_before(
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return how long ranks were blocked before each row's enter, and before begin and end of each step.
 
-    Stretches that overlap count once. An operation blocks during the last `blocked` nanoseconds before its exit.
+    Overlapping stretches count once. An operation blocks during the last `blocked` nanoseconds before its exit.
 
     Args:
         operations: rows of all ranks.

@@ -1,4 +1,4 @@
-"""Communication in figures: by kind of operation, by rank, and what had no counterpart."""
+"""Communication by kind of operation and by rank, and operations without a counterpart."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Kind:
 
     Attributes:
         op: name of the operation.
-        group_size: members of the group, 0 where unknown.
+        group_size: members of the group, 0 if unknown.
         num_rows: rows of all ranks.
         size_bytes: bytes of all rows.
         median_ns, p95_ns: duration of a row.
         mean_wait_ns: wait of a matched row.
         mean_transfer_ns: transfer of a matched operation, the largest of its ranks.
-        num_unmatched: rows whose counterparts are not all there.
+        num_unmatched: rows with a missing counterpart.
         ranks_unmatched: the ranks that recorded those rows.
     """
 
@@ -48,7 +48,7 @@ class Kind:
 
 
 def kinds(operations: Operations, matching: Matching, waits: Waits, mask: NDArray[np.bool_]) -> list[Kind]:
-    """Return the kinds of operations, most time first.
+    """Return the kinds of operations, the one with most time first.
 
     Args:
         operations: rows of all ranks.
@@ -119,7 +119,7 @@ def _kind(
 
 
 def op_name(op: int) -> str:
-    """Return the name of an operation, and its number where a newer hpcpace wrote one that this one does not know."""
+    """Return the name of an operation, or its number if it comes from a newer hpcpace and is unknown to this one."""
     return Op(op).name.lower() if op in Op._value2member_map_ else f"op {op}"
 
 
@@ -162,7 +162,7 @@ def rank_totals(operations: Operations, waits: Waits, mask: NDArray[np.bool_], r
         totals[own] += [np.count_nonzero(used), *sums]
 
     exhaust(map_threads(of_rank, operations.slices or []))
-    # What damaged times add up to may not fit; it stays at the bound then.
+    # Sums of damaged times may not fit into int64; they are clipped.
     whole = np.clip(totals, -_MOST_TOTAL, _MOST_TOTAL).astype(np.int64)
     return RankTotals(num_operations=whole[:, 0], size_bytes=whole[:, 1], wait_ns=whole[:, 2], transfer_ns=whole[:, 3])
 

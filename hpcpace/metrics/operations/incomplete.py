@@ -1,4 +1,4 @@
-"""Operations that were entered and never completed: what a hang, or a killed rank, leaves behind."""
+"""Operations that were entered but never completed: the traces of a hang or of a killed rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpcpace.trace.schema import Op
 
 @dataclass(frozen=True, kw_only=True)
 class OpenOperation:
-    """One operation that some rank entered and did not complete.
+    """An operation that some rank entered and did not complete.
 
     Attributes:
-        members: the ranks that take part; empty where the group is unknown.
-        inside: those that entered and did not complete it.
-        completed: those that completed it.
+        members: the ranks of its group; empty if the group is unknown.
+        inside: members that entered and did not complete it.
+        completed: members that completed it.
         absent: members with no record of it.
         age_ns: from the first enter to the end of the recording.
     """

@@ -1,7 +1,7 @@
-"""What the traces of others prove that a rank entered, and its own trace does not have: rows lost with a killed rank.
+"""Rows lost with a killed rank: operations that other ranks prove it entered, but that its own trace lacks.
 
-A rank that is killed takes the rows since its last flush with it. Operations that others completed with it tell how
-many those are at least: who left an all_reduce has seen all members enter it, a receiver its sender, and so on.
+A killed rank loses the rows recorded since its last flush. Operations that others completed with it show how many, at
+least: a rank that left an all_reduce has seen all members enter, a receiver has seen its sender send, and so on.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, kw_only=True)
 class LostOperations:
-    """Operations that a rank entered, as others show, and that are not in its trace.
+    """Operations that a rank entered, as others show, but that are not in its trace.
 
     Attributes:
-        num_operations: how many at least; of send and recv only its sends can be shown.
+        num_operations: least number of them; of messages, only sends can be shown.
         step: the last step in which it entered one of them.
     """
 
@@ -44,16 +44,17 @@ class LostOperations:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What of completed operations tells of lost ones; that of a long run is joined from parts of it.
+    """What completed operations show about lost ones; for a long run, joined from parts of it.
 
     Attributes:
         groups: what `group` indexes.
         rows: rows of operations that some member has no row of.
-        reached: the largest number that is shown of all members of a group, -1 for none, int64, (num_groups,).
+        reached: the largest number that all members of a group are shown to have entered, -1 for none, int64,
+            (num_groups,).
         reached_by_root: the same for a root that others heard from, by (group, root).
         last_own: the largest number of a collective that a rank has a row of, by (rank, group).
-        last_sent: the largest number of a message that it has a row of sending, by (rank, group, target).
-        num_steps_apart: by how many steps ranks disagree at most in which step an operation was.
+        last_sent: the largest number of a message that a rank has a send row of, by (rank, group, target).
+        num_steps_apart: the most steps by which ranks disagree on the step of an operation.
     """
 
     groups: tuple[ProcessGroup, ...]
@@ -66,25 +67,25 @@ class Records:
 
 
 def records_of(done: Operations, matching: Matching) -> Records:
-    """Return what completed operations tell of lost ones.
+    """Return what completed operations show about lost ones.
 
     Args:
         done: completed operations of all ranks, ordered by rank.
         matching: which of them belong together.
     """
     is_message = is_one_of(done.op, MESSAGES)
-    # Of most operations one row shows all that any of its rows does, and messages show nothing of members.
+    # For most operations, one row shows all that any of its rows does. Messages show nothing about members.
     op = done.op[matching.first]
     is_plain = meets_all(op, done.size_bytes[matching.first])
     rows = np.flatnonzero(~(is_plain | is_one_of(op, MESSAGES))[matching.instance])
     others = select_rows(done, rows)
-    reached, told = np.full(len(done.groups) + 1, _NONE), rows[shows_all_members(others)]
-    for shown in (matching.first[is_plain], told):
+    reached, shows_all = np.full(len(done.groups) + 1, _NONE), rows[shows_all_members(others)]
+    for shown in (matching.first[is_plain], shows_all):
         np.maximum.at(reached, done.group[shown], done.seq[shown])
     heard = rows[shows_peer(others) & (others.group != UNKNOWN_GROUP)]
     is_complete = matching.is_matched
     if matching.slices and not is_complete.all():
-        # A member whose clock is unknown has its row all the same.
+        # A member whose clock is unknown still has its row.
         is_there = matching.num_rows[matching.instance] == np.where(is_message, 2, done.group_size)
         is_complete = is_complete | (is_there & (done.group != UNKNOWN_GROUP))
     is_apart = done.step[matching.first][matching.instance] != done.step
@@ -100,7 +101,7 @@ def records_of(done: Operations, matching: Matching) -> Records:
 
 
 def join_records(parts: Sequence[Records]) -> Records:
-    """Return what parts of a run tell together, at least one, all with the same groups."""
+    """Return what parts of a run, at least one and all with the same groups, show together."""
     return Records(
         groups=parts[0].groups,
         rows=join_rows([part.rows for part in parts]),
@@ -113,16 +114,17 @@ def join_records(parts: Sequence[Records]) -> Records:
 
 
 def lost_operations(records: Records, opened: Operations, ranks: Mapping[int, bool]) -> dict[int, LostOperations]:
-    """Return what ranks have lost, only those that have lost something.
+    """Return what ranks have lost, for those that have lost something.
 
-    The number of an operation counts those of its group, or its messages to one rank: who entered it has entered all
-    before it. So operations count that one rank completed and another must have entered, and those of smaller number.
+    Operations of a group, and messages from one rank to another, are numbered in order: a rank that entered one has
+    entered all before it. So the operations that one rank completed and another must have entered count, and all with
+    smaller numbers.
 
     Args:
         records: what completed operations tell.
         opened: operations that were entered and not completed, with the same groups, ordered by rank.
-        ranks: whom to look at, and whether the rank closed its trace: then its last operation ended its recording, and
-            only gaps before that count.
+        ranks: ranks to examine, and whether each closed its trace: if so, its recording ended with its last operation,
+            and only gaps before that count.
     """
     if not len(records.rows.rank):
         return {}
@@ -165,7 +167,7 @@ def _last_own(done: Operations, is_message: NDArray[np.bool_]) -> dict[tuple[int
 
 
 def _last_of_each(keys: Sequence[NDArray[np.int64]], seq: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[Any, int]:
-    """Return the largest number that some rows have, by their keys."""
+    """Return the largest number of some rows, by their keys."""
     rows = rows[np.lexsort((seq[rows], *(key[rows] for key in keys)))]
     differs = np.logical_or.reduce([np.diff(key[rows]) != 0 for key in keys])
     lasts = rows[np.append(differs, True)[: len(rows)]]
@@ -173,7 +175,7 @@ def _last_of_each(keys: Sequence[NDArray[np.int64]], seq: NDArray[np.int64], row
 
 
 def _num_steps_apart(done: Operations, matching: Matching) -> int:
-    """Return by how many steps ranks disagree at most; of numbers with several operations, by (group, number)."""
+    """Return the most steps by which ranks disagree, comparing rows of the same (group, number)."""
     rows = np.flatnonzero(~np.isin(done.op, MESSAGES) & (done.group != UNKNOWN_GROUP))
     lowest, highest = done.step[matching.first], done.step[matching.first]
     np.minimum.at(lowest, matching.instance[rows], done.step[rows])
@@ -201,10 +203,10 @@ def _largest(parts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Collectives:
-    """The collectives that some rank completed and another has no row of, by ascending group and number.
+    """Collectives that some rank completed and another has no row of, by ascending group and number.
 
     Attributes:
-        group, seq, step: each (num_known,); the step is the smallest that a rank names.
+        group, seq, step: each (num_known,); the step is the smallest that any rank recorded.
     """
 
     records: Records
@@ -213,7 +215,7 @@ class _Collectives:
     step: NDArray[np.int64]
 
     def lost(self, group: int, rank: int, own: _Rows, *, is_closed: bool) -> NDArray[np.int64]:
-        """Return the steps of the operations of a group that a rank entered and has no record of."""
+        """Return the steps of the operations of a group that a rank entered but has no record of."""
         last = max(int(self.records.reached[group]), self.records.reached_by_root.get((group, rank), _NONE))
         begin, end = np.searchsorted(self.group, [group, group + 1])
         end = begin + int(np.searchsorted(self.seq[begin:end], last, side="right"))
@@ -224,7 +226,7 @@ class _Collectives:
 
 @dataclass(frozen=True, kw_only=True)
 class _Messages:
-    """The messages that were received and of whose sending there is no row, by ascending sender; each (num_known,)."""
+    """Messages that were received but have no row of their sending, by ascending sender; each (num_known,)."""
 
     records: Records
     source: NDArray[np.int64]
@@ -234,7 +236,7 @@ class _Messages:
     step: NDArray[np.int64]
 
     def lost(self, rank: int, own: _Rows, *, is_closed: bool) -> NDArray[np.int64]:
-        """Return the steps of the messages that a rank sent and has no record of."""
+        """Return the steps of the messages that a rank sent but has no record of."""
         mine = slice(*np.searchsorted(self.source, [rank, rank + 1]))
         group, target, seq, step = self.group[mine], self.target[mine], self.seq[mine], self.step[mine]
         lost = [np.zeros(0, np.int64)]
@@ -281,6 +283,6 @@ def _own_rows(rank: int, done: Operations, opened: Operations) -> _Rows:
 
 
 def _is_missing(known: NDArray[np.int64], own: NDArray[np.int64], last_own: int | None) -> NDArray[np.bool_]:
-    """Return which known numbers are not among a rank's own, up to its last one where that is given."""
+    """Return which known numbers are not among a rank's own, up to its last one if that is given."""
     missing = ~np.isin(known, own)
     return missing if last_own is None else missing & (known < last_own)

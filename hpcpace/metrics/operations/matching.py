@@ -1,6 +1,6 @@
-"""Communication operations of all ranks, matched across ranks by name and number, never by time.
+"""Match communication operations across ranks by name and number, never by time.
 
-A collective is known by (members and name of its group, seq, op); a message by (group, source, destination, seq).
+A collective is identified by (members and name of its group, seq, op), a message by (group, source, destination, seq).
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ _PEER_MASK = 0xFFFFFFFF
 class Matching:
     """Which rows belong together.
 
-    Operations are numbered 0, 1, ...: those of each group by ascending number, messages behind the collectives.
+    Operations are numbered 0, 1, ...: collectives by group and ascending number, then messages.
 
     Attributes:
         instance: the operation of each row, int64, (num_operations,).
         num_rows: rows of each operation, int64, (num_instances,).
-        is_matched: whether every member of the row's operation is there once, with a known clock, bool,
-            (num_operations,).
-        slices: the rows of each rank, where none has an operation twice; else empty.
+        is_matched: whether every member recorded the row's operation once, with a known clock, bool, (num_operations,).
+        slices: the rows of each rank, if none has an operation twice; else empty.
     """
 
     instance: NDArray[np.int64]
@@ -71,7 +70,7 @@ class Matching:
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """Row numbers, those of one operation side by side and ascending, int64, (num_operations,)."""
+        """Row numbers, those of one operation next to each other and ascending, int64, (num_operations,)."""
         if not self.slices:
             return np.argsort(self.instance, kind="stable")
         order, place = np.empty(len(self.instance), np.int64), self.starts.copy()
@@ -83,15 +82,15 @@ class Matching:
 
 
 def match(operations: Operations, *, unknown_clocks: Sequence[int] = ()) -> Matching:
-    """Return which rows of all ranks are one operation.
+    """Return which rows of all ranks are the same operation.
 
-    Sound traces number the operations of a group, and the messages of a sender to a receiver, without large gaps. So
-    most rows find their operation by that number, with no sort. Rows of other channels, and of numbers under which
-    ranks recorded different operations, are sorted.
+    Intact traces number the operations of a group, and the messages from one rank to another, without large gaps. So
+    most rows find their operation by that number, without a sort. The others are sorted: rows of channels with large
+    gaps, and of numbers under which ranks recorded different operations.
 
     Args:
         operations: rows of all ranks.
-        unknown_clocks: ranks whose times cannot be compared; no operation with one of them counts as matched.
+        unknown_clocks: ranks whose times cannot be compared; none of their operations count as matched.
     """
     slices = operations.slices
     if slices is None:
@@ -155,11 +154,11 @@ def _match_sorted(operations: Operations, rows: NDArray[np.int64], unknown_clock
 
 @dataclass(frozen=True, kw_only=True)
 class _Slots:
-    """Where rows meet: those of one channel and number.
+    """Slots in which rows of the same channel and number meet.
 
     Attributes:
-        slot: of each row, int64, (num_operations,); the last one is of rows that have none.
-        num_members: how many rows make a slot complete, int64, (num_slots + 1,); `_NO_MEMBERS` for never.
+        slot: slot of each row, int64, (num_operations,); the last slot is for rows without one.
+        num_members: how many rows make a slot complete, int64, (num_slots + 1,); `_NO_MEMBERS` if it never is.
     """
 
     slot: NDArray[np.int64]
@@ -181,7 +180,7 @@ def _slots(operations: Operations, slices: Sequence[slice]) -> _Slots:
 
     found = [np.array(values) for values in zip(*map_threads(extremes, shares(slices)), strict=True)]
     lowest, highest, num_rows = found[0].min(axis=0), found[1].max(axis=0), found[2].sum(axis=0)
-    # In floating point, because damaged numbers may be further apart than int64 reaches.
+    # In floating point, because the difference of damaged numbers may overflow int64.
     is_dense = highest.astype(np.float64) - lowest < _MOST_SLOTS_PER_ROW * num_rows + 1
     length = np.where(is_dense & (num_rows > 0), highest - lowest + 1, 0)
     base = np.cumsum(length) - length - lowest
@@ -198,10 +197,10 @@ def _slots(operations: Operations, slices: Sequence[slice]) -> _Slots:
 
 
 def _channels(operations: Operations, slices: Sequence[slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the channel of each row, and how many rows are one operation of each channel.
+    """Return the channel of each row, and how many rows an operation of each channel has.
 
-    The first channels are the collectives of an unknown group and of each group; the others a group's messages from
-    one rank to another.
+    The first channels are for collectives, one for unknown groups and one per group. The others are for a group's
+    messages from one rank to another.
     """
     channel = np.empty(len(operations), np.int64)
 
@@ -211,7 +210,7 @@ def _channels(operations: Operations, slices: Sequence[slice]) -> tuple[NDArray[
         of_messages = np.flatnonzero((op == Op.SEND) | (op == Op.RECV))
         is_send, own = op[of_messages] == Op.SEND, int(operations.rank[rows.start])
         peer = operations.peer[rows][of_messages]
-        # Peers are of 32 bits in a trace.
+        # Peers have 32 bits in a trace.
         packed = ((group[of_messages] + 1) * 2 + is_send << 32) + (peer & _PEER_MASK)
         kinds, which = np.unique(packed, return_inverse=True)
         peers = (kinds & _PEER_MASK).astype(np.uint32).astype(np.int32).astype(np.int64)
@@ -234,7 +233,7 @@ def _channels(operations: Operations, slices: Sequence[slice]) -> tuple[NDArray[
 
 @dataclass(frozen=True, kw_only=True)
 class _Count:
-    """What is in each slot, each (num_slots + 1,): number of rows, an operation, whether it cannot be compared."""
+    """The content of each slot, each (num_slots + 1,): number of rows, an operation, whether it cannot be compared."""
 
     num_rows: NDArray[np.int32]
     op: NDArray[np.uint8]
@@ -261,7 +260,7 @@ def _count(operations: Operations, slots: _Slots, unknown_clocks: frozenset[int]
 
 
 def _mixed(operations: Operations, slots: _Slots, op: NDArray[np.uint8], share: Sequence[slice]) -> NDArray[np.int64]:
-    """Return the slots in which a row has another operation than `op` says, int64, (num_mixed,)."""
+    """Return the slots in which a row's operation is not the one in `op`, int64, (num_mixed,)."""
     found = [np.zeros(0, np.int64)]
     for rows in share:
         own = slots.slot[rows]
@@ -272,7 +271,7 @@ def _mixed(operations: Operations, slots: _Slots, op: NDArray[np.uint8], share: 
 
 
 def _without_side(op: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return operations with one number for both sides of a message."""
+    """Return operations with the same number for both sides of a message."""
     return np.where(op == Op.RECV, np.uint8(Op.SEND), op)
 
 

@@ -1,4 +1,4 @@
-"""Messages that travel while their receiver works, told apart from those that are handed over in person."""
+"""Find messages that travel while their receiver works, unlike those that wait for the receiver (rendezvous)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Int64Array = NDArray[np.int64]
 
 
 def messages_in_flight(operations: Operations, table: Int64Array, gate_of: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the slots that receive messages which travel while their receiver works, and how long those travel.
+    """Return the slots that receive messages which travel while their receiver works, and how long these travel.
 
-    How long is seen where the receiver waits from before the sending on; elsewhere it is what is usual for the size,
-    and no more than until the receiver has it. Messages of a size that late receivers have to wait for as long are
-    handed over in person, as by gloo where they are large: they do not travel by themselves.
+    The time is measured if the receiver was waiting before the message was sent. Otherwise it is the usual time for the
+    size, but no more than until the receiver has it. If late receivers still have to wait as long for messages of some
+    size, these do not travel while the receiver works: both sides must be there, as for large messages on gloo.
 
     Args:
         operations: rows of all ranks.
@@ -32,15 +32,15 @@ def messages_in_flight(operations: Operations, table: Int64Array, gate_of: Int64
     slots = np.flatnonzero((op == Op.RECV) & (sender[gate_of] >= 0))
     enter, exit_ = operations.enter_ns[table[slots]], operations.exit_ns[table[slots]]
     way_ns = np.maximum(exit_ - operations.enter_ns[table[sender[gate_of[slots]]]], 0)
-    is_told = enter <= exit_ - way_ns
+    is_measured = enter <= exit_ - way_ns
     travels = np.zeros(len(slots), np.bool_)
     for size in np.unique(size_bytes[slots]):
         rows = np.flatnonzero(size_bytes[slots] == size)
-        told, since_ns = is_told[rows], (exit_ - enter)[rows]
-        if not told.any():
+        measured, since_ns = is_measured[rows], (exit_ - enter)[rows]
+        if not measured.any():
             continue
-        usual_ns = int(np.median(way_ns[rows][told]))
+        usual_ns = int(np.median(way_ns[rows][measured]))
         is_late = way_ns[rows] - since_ns >= usual_ns
         travels[rows] = not is_late.any() or 2 * np.median(since_ns[is_late]) < usual_ns
-        way_ns[rows] = np.where(told, way_ns[rows], np.minimum(way_ns[rows], usual_ns))
+        way_ns[rows] = np.where(measured, way_ns[rows], np.minimum(way_ns[rows], usual_ns))
     return slots[travels], way_ns[travels]

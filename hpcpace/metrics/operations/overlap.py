@@ -1,4 +1,4 @@
-"""How much communication is hidden behind other work: only what holds its caller up costs time."""
+"""How much communication is hidden behind other work: only communication that blocks its caller costs time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def communication_ns(enter_ns: NDArray[np.int64], exit_ns: NDArray[np.int64]) ->
     """
     if not len(enter_ns):
         return 0.0
-    if (exit_ns[1:] >= exit_ns[:-1]).all():  # as they are recorded; backwards in time their begins are in order
+    if (exit_ns[1:] >= exit_ns[:-1]).all():  # as recorded: with time reversed, begins ascend
         enter_ns, exit_ns = -exit_ns[::-1], -enter_ns[::-1]
     elif (enter_ns[1:] < enter_ns[:-1]).any():
         order = np.argsort(enter_ns, kind="stable")
@@ -29,7 +29,7 @@ def overlap_share(under_way_ns: NDArray[np.float64], exposed_ns: NDArray[np.floa
 
     Args:
         under_way_ns: time in which operations were under way, (num_ranks,).
-        exposed_ns: time in which they held their callers up, wait and transfer, (num_ranks,).
+        exposed_ns: time in which operations blocked their callers, wait and transfer, (num_ranks,).
     """
     some = under_way_ns > 0
     if not some.any():

@@ -1,4 +1,4 @@
-"""The operations that recur in every step alike, in which a step has the shape of all others."""
+"""The operations that recur in every step, so that all steps have the same shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Slots:
-    """The operations that recur in each step: a slot is one of a rank, the same in all steps.
+    """The operations that recur in each step. A slot is an operation of one rank, the same in all steps.
 
     Attributes:
         table: rows, int64, (num_slots, num_steps).
@@ -37,7 +37,7 @@ class Slots:
 def recurring_slots(
     operations: Operations, matching: Matching, work: LocalWork, steps: StepPanel, ranks: Sequence[int]
 ) -> Slots | None:
-    """Return the operations that recur in most steps, of the steps that have just these; None where there are none.
+    """Return the operations that recur in most steps, for the steps that have exactly these; None without any.
 
     Args:
         operations: rows of all ranks.

@@ -1,4 +1,4 @@
-"""Communication operations of all ranks as one table, with process groups numbered alike on all of them."""
+"""The communication operations of all ranks as one table, with the same numbers for process groups on all ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProcessGroup:
     ranks: tuple[int, ...]
 
     def __hash__(self) -> int:
-        # Not of thousands of members each time.
+        # Hashing thousands of members each time would be slow.
         return hash((self.name, len(self.ranks), self.ranks[:1], self.ranks[-1:]))
 
 
@@ -43,8 +43,8 @@ class Operations:
     Attributes:
         groups: what `group` indexes.
         rank: the rank that recorded the row.
-        group: index into `groups`, -1 where the rank's file does not name the group.
-        peer: rank of the peer or root, -1 where there is none.
+        group: index into `groups`, -1 if the rank's file does not name the group.
+        peer: rank of the peer or root, -1 for none.
         enter_ns, exit_ns: on the common clock.
         blocked_ns: time in which the caller was blocked on it.
         exit_kind: how its end became known, `hpcpace.trace.schema.ExitKind`.
@@ -68,7 +68,7 @@ class Operations:
 
     @cached_property
     def slices(self) -> list[slice] | None:
-        """The rows of each rank; None where they are not ordered by rank."""
+        """The rows of each rank; None if they are not ordered by rank."""
         return rank_slices(self.rank)
 
     @property
@@ -85,13 +85,13 @@ def select_rows(operations: Operations, rows: slice | NDArray[np.int64]) -> Oper
 
 
 def join_rows(parts: Sequence[Operations]) -> Operations:
-    """Return the rows of all parts, at least one, that have the same groups."""
+    """Return the rows of all parts, at least one and all with the same groups."""
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
     return replace(parts[0], **columns)
 
 
 def rank_slices(rank: NDArray[np.int64]) -> list[slice] | None:
-    """Return the rows of each rank; None where they are not ordered by rank.
+    """Return the rows of each rank; None if they are not ordered by rank.
 
     Args:
         rank: the rank of each row, (num_operations,).
@@ -104,7 +104,7 @@ def rank_slices(rank: NDArray[np.int64]) -> list[slice] | None:
 
 
 def shares(slices: Sequence[slice]) -> list[Sequence[slice]]:
-    """Return the slices divided among the threads, about as many to each."""
+    """Return the slices divided evenly among the threads."""
     size = max(-(-len(slices) // num_threads()), 1)
     return [slices[first : first + size] for first in range(0, len(slices), size)] or [slices]
 
@@ -127,7 +127,7 @@ class RankOperations:
 
 
 def completed(collectives: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return which rows of a `collectives` table ended and end no earlier than they begin, bool, (num_rows,)."""
+    """Return which rows of a `collectives` table were completed, no earlier than they began, bool, (num_rows,)."""
     ends: NDArray[np.bool_] = collectives["exit_ns"] >= collectives["enter_ns"]
     ends &= collectives["exit_kind"] != ExitKind.NEVER
     return ends
@@ -146,13 +146,13 @@ def groups_of(table: Mapping[str, NDArray[Any]]) -> dict[int, ProcessGroup]:
 
 @lru_cache(maxsize=1024)
 def _group(name: bytes, ranks: bytes) -> ProcessGroup:
-    """Return a group; thousands of ranks name one of thousands of members alike."""
+    """Return a group, cached because thousands of ranks name the same one with thousands of members."""
     return ProcessGroup(name.decode(errors="replace"), tuple(np.unique(np.frombuffer(ranks, np.int64)).tolist()))
 
 
 def gather_operations(parts: Sequence[RankOperations]) -> Operations:
-    """Return the operations of all ranks as one table, with groups numbered alike on all of them."""
-    # Of thousands of equal groups of thousands of ranks, one is kept.
+    """Return the operations of all ranks as one table, with the same numbers for groups on all ranks."""
+    # Keep one of thousands of equal groups of thousands of ranks.
     known: dict[ProcessGroup, ProcessGroup] = {}
     named = [{own: known.setdefault(group, group) for own, group in groups_of(part.groups).items()} for part in parts]
     groups = tuple(sorted({group for table in named for group in table.values()}))

@@ -1,6 +1,6 @@
-"""Communication by kind of a run that comes in parts: sums that add up, and durations as a histogram.
+"""Communication by kind of a run that is read in parts: sums, and durations as a histogram.
 
-Its bins are a thousandth of their value wide at most, and median and 95th percentile as close to the exact ones.
+The histogram's bins are at most a thousandth of their value wide, and so median and 95th percentile are as precise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcpace.metrics.operations.matching import Matching, Operations
 from hpcpace.metrics.operations.waits import Waits
 from hpcpace.trace.schema import Op
 
-# A positive float64 by its bits: 10 of the 52 of the fraction are kept, so each power of two has 1,024 bins.
+# Bins are cut from the bits of a positive float64: with 10 of the 52 fraction bits, each power of two has 1,024 bins.
 _DROPPED_BITS, _FIRST_BIN = 42, 1023 << 10
 _NUM_BINS = 62 << 10
 _RANK_BITS, _RANK_MASK = 32, 0xFFFFFFFF
@@ -30,8 +30,8 @@ class KindTotals:
 
     Attributes:
         op, group_size: the kind.
-        num_rows, num_matched, num_operations: rows, those with a match, and how many operations those are.
-        size_bytes, duration_ns, wait_ns, transfer_ns: sums; of each operation its largest transfer.
+        num_rows, num_matched, num_operations: rows, rows with a match, and the number of operations these are.
+        size_bytes, duration_ns, wait_ns, transfer_ns: sums; each operation counts with its largest transfer.
         durations: number of rows by duration, int64, (num_bins,).
         ranks_unmatched: ranks with rows without a match.
     """
@@ -62,7 +62,7 @@ def totals_by_kind(
     """
     group_sizes, kind, num_rows = kind_numbers(operations, mask)
     numbers = np.flatnonzero(num_rows)
-    # Rows without a kind, under no mask or without a match, go to one place behind the others.
+    # Rows that are masked out or without a match go to one place after the others.
     nowhere = len(numbers)
     place = np.full(len(num_rows), nowhere)
     place[numbers] = np.arange(nowhere)
@@ -105,7 +105,7 @@ def totals_by_kind(
 
 
 class _LargestTransfers:
-    """The largest transfer of each operation; a message has two, because both of its sides are kinds of their own."""
+    """The largest transfer of each operation; a message has two, because its two sides are different kinds."""
 
     def __init__(self, num_instances: int, nowhere: int) -> None:
         self._num_instances, self._nowhere = num_instances, nowhere
@@ -119,7 +119,7 @@ class _LargestTransfers:
         op: NDArray[np.uint8],
         transfer_ns: NDArray[np.int64],
     ) -> None:
-        """Add rows, each (num_rows,); those of the kind behind all others do not count."""
+        """Add rows, each (num_rows,); rows of the kind after all others do not count."""
         is_some = kind != self._nowhere
         if not is_some.all():
             kind, instance, op, transfer_ns = kind[is_some], instance[is_some], op[is_some], transfer_ns[is_some]
@@ -128,14 +128,14 @@ class _LargestTransfers:
         np.maximum.at(self._largest_ns, side, transfer_ns)
 
     def sums(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return by kind how many operations it has, and the sum of their transfers, each (num_kinds + 1,)."""
+        """Return the number of operations of each kind and the sum of their transfers, each (num_kinds + 1,)."""
         num_operations = np.bincount(self._kind, minlength=self._nowhere + 1).astype(np.int64)
         transfer_ns = np.bincount(self._kind, np.maximum(self._largest_ns, 0), self._nowhere + 1)
         return num_operations, transfer_ns.astype(np.float64)
 
 
 def join_kinds(parts: Iterable[KindTotals]) -> list[Kind]:
-    """Return the kinds of operations that parts of a run have together, most time first."""
+    """Return the kinds of operations of all parts of a run together, the one with most time first."""
     of_kind: dict[tuple[int, int], list[KindTotals]] = {}
     for part in parts:
         of_kind.setdefault((part.group_size, part.op), []).append(part)
@@ -144,7 +144,7 @@ def join_kinds(parts: Iterable[KindTotals]) -> list[Kind]:
 
 
 def add_kinds(sums: dict[tuple[int, int], KindTotals], parts: Sequence[KindTotals]) -> None:
-    """Add those of one more part to the sums so far, by (group_size, op), in place."""
+    """Add the totals of one more part to `sums`, by (group_size, op), in place."""
     for part in parts:
         key = (part.group_size, part.op)
         sums[key] = _added([sums[key], part]) if key in sums else part
@@ -192,7 +192,7 @@ def _bins(duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _quantile_ns(durations: NDArray[np.int64], share: float) -> float:
-    """Return a quantile, between the middles of the bins of the two values next to it."""
+    """Return a quantile, interpolated between the middles of the bins of the two values around it."""
     until = np.cumsum(durations)
     place = share * (int(until[-1]) - 1)
     below, above = (_middle_ns(int(np.searchsorted(until, int(at), side="right"))) for at in (place, np.ceil(place)))

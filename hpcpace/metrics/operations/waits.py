@@ -1,6 +1,6 @@
-"""What each rank waited in each operation, and what the transfer itself took.
+"""How long each rank waited in each operation, and how long the transfer itself took.
 
-The states are those of Scalasca (wait at NxN, late broadcast, early reduce, late sender, late receiver).
+The wait states are those of Scalasca (wait at NxN, late broadcast, early reduce, late sender, late receiver).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MOST_COMPARED = 1 << 8
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Wait and transfer of each row of `Operations`; both 0 where the row has no match.
+    """Wait and transfer of each row of `Operations`; both 0 if the row has no match.
 
     Attributes:
-        wait_ns: time before the last partner that the rank depends on arrived, int64, (num_operations,).
+        wait_ns: time until the last partner that the rank depends on arrived, int64, (num_operations,).
         transfer_ns: time after that, and after the rank's previous operation in the group, int64, (num_operations,).
-        negative_ns: for synchronising operations, by how much the exit lies before the last enter: an error of the
-            clocks; 0 elsewhere, int64, (num_operations,).
-        may_contradict: whether some rank, but for the sender of a message, left an operation before another had entered
-            it: only these can contradict causality, bool, (num_instances,).
+        negative_ns: for synchronising operations, by how much the exit comes before the last enter, a clock error; 0
+            elsewhere, int64, (num_operations,).
+        may_contradict: whether some rank other than the sender of a message left an operation before another had
+            entered it: only such operations can contradict causality, bool, (num_instances,).
     """
 
     wait_ns: NDArray[np.int64]
@@ -45,10 +45,10 @@ class Waits:
 def waits(operations: Operations, matching: Matching) -> Waits:
     """Return wait and transfer of each operation on each rank.
 
-    wait = clip(release - enter, 0, exit - enter), where release is the last enter of those on whom the rank depends:
+    wait = clip(release - enter, 0, exit - enter), where release is the last enter of those that the rank depends on:
     all members of an NxN operation, the root of a broadcast, the others of a reduce (for its root only), the partner of
-    a message. A sender waits only where its completion was seen and shows a rendezvous, no earlier than the receiver's
-    enter; where its end was seen by a wait only (gloo), nothing is known of when the message left.
+    a message. A sender waits only if its completion was observed and shows a rendezvous: no earlier than the receiver's
+    enter. If only a wait showed its end (gloo), nothing is known about when the message left.
     transfer = exit - max(enter, release, exit of the rank's previous operation in the group).
     """
     slices = operations.slices or [slice(0, len(operations))]
@@ -73,7 +73,7 @@ def waits(operations: Operations, matching: Matching) -> Waits:
 
 
 def _last_enters(operations: Operations, matching: Matching, share: Sequence[slice]) -> Times:
-    """Return the last enter of those on whom others depend, int64, (num_instances,)."""
+    """Return the last enter of those that others depend on, int64, (num_instances,)."""
     last_ns = np.full(len(matching.num_rows), _NEVER_NS)
     for rows in share:
         op, enter, instance = operations.op[rows], operations.enter_ns[rows], matching.instance[rows]
@@ -123,13 +123,13 @@ def _previous_exit(operations: Operations, rows: slice) -> Times:
 
 
 def _rows_of_each(number: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the positions of each number, no less than 0, that occurs; ascending, (num_positions,)."""
+    """Yield the positions of each number that occurs, all at least 0; ascending, (num_positions,)."""
     count = np.bincount(number)
     found = np.flatnonzero(count)
     if len(count) > _MOST_COMPARED:
         yield from np.split(np.argsort(number, kind="stable"), np.cumsum(count[found])[:-1])
         return
-    # Of few numbers, to compare bytes is several times faster than to sort.
+    # For few numbers, comparing bytes is several times faster than sorting.
     narrow = number.astype(np.uint8)
     for value in found.tolist():
         yield np.flatnonzero(narrow == value)

@@ -1,4 +1,7 @@
-"""docs/audit.md has every rule as `hpcpace audit explain` has it, every setting, and every field of JSON."""
+"""docs/audit.md has every rule and every setting as the code has them, and names every field of JSON.
+
+`python tests/audit_document.py` writes the rules and the settings anew.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import re
 from pathlib import Path
 
 import pytest
+from audit_document import updated
 
 from hpcpace.audit import facts, result
+from hpcpace.audit.findings import Severity
 from hpcpace.audit.rules.table import RULES, Rule
 from hpcpace.audit.settings import AuditConfig
+from hpcpace.audit.verdict import SEVERITY_WORDS
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
 
@@ -20,16 +26,19 @@ def _plain(text: str) -> str:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_rule_stands_with_reason_facts_fix_and_severities(rule: Rule) -> None:
-    section = _plain(DOCUMENT.partition(f"### {rule.id} {rule.title}\n")[2].partition("\n### ")[0])
-    assert _plain(rule.why).rstrip(".") in section
-    assert f"Reads: {_plain(rule.reads)}." in section
-    assert f"Fix: {_plain(rule.fix)}." in section
-    assert f"Finds: {', '.join(rule.severities)}." in section
+def test_rule_has_reason_facts_fix_and_severities(rule: Rule) -> None:
+    section = _plain(DOCUMENT.partition(f"### {rule.id} {rule.title}\n")[2].partition("\n###")[0])
+    severities = ", ".join(f"{letter} ({SEVERITY_WORDS[Severity(letter)]})" for letter in rule.severities)
+    assert section.startswith(_plain(rule.why))
+    assert f"- Severities: {severities} - Reads: {_plain(rule.reads)} - Fix: {_plain(rule.fix)}" in section
+
+
+def test_rules_and_settings_are_exactly_those_of_the_code() -> None:
+    assert updated(DOCUMENT) == DOCUMENT
 
 
 @pytest.mark.parametrize("setting", dataclasses.fields(AuditConfig), ids=lambda field: field.name)
-def test_setting_stands_with_its_present_default(setting: dataclasses.Field[object]) -> None:
+def test_setting_has_its_present_default(setting: dataclasses.Field[object]) -> None:
     row = re.search(rf"^\| `{setting.name}` \|.*\| ([^|]*) \|$", DOCUMENT, re.MULTILINE)
     shown = "none" if setting.default in (None, ()) else str(setting.default)
     assert row and row[1] == shown

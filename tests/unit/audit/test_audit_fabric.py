@@ -1,4 +1,4 @@
-"""The fabric manager behind NVLink switches (P07), and interfaces over which no route leads (N03)."""
+"""Registration of GPUs with the fabric manager behind NVLink switches (P07), and interfaces without a route (N03)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from experiments.machines.cases import HEALTHY, small_node
 from experiments.machines.machine import Machine
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.job import Job
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.snapshot import take_tree
 
@@ -31,16 +31,16 @@ def with_fabric(tmp_path: Path, fabric: str | None, num_switches: int) -> Snapsh
         ("completed", 4, []),
         ("none", 0, []),
         (None, 0, []),
-        (None, 4, [("U", "cannot tell whether the fabric manager has it: NVML does not say")]),
-        ("not started", 4, [("F", "the fabric manager has not begun with it")]),
-        ("in progress", 4, [("F", "the fabric manager is not done with it")]),
-        ("failed 999", 4, [("F", "the fabric manager failed 999 with it")]),
+        (None, 4, [("U", "cannot determine whether the fabric manager has registered it: NVML does not say")]),
+        ("not started", 4, [("F", "its fabric registration has not been started")]),
+        ("in progress", 4, [("F", "its fabric registration has not finished")]),
+        ("failed 999", 4, [("F", "its fabric registration failed with NVML error 999")]),
     ],
 )
 def test_a_gpu_that_the_fabric_manager_has_not_registered_is_found(
     fabric: str | None, num_switches: int, found: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    findings = run_rules(Job([with_fabric(tmp_path, fabric, num_switches)]), ["P07"]).findings
+    findings = run_rules(AuditedJob([with_fabric(tmp_path, fabric, num_switches)]), ["P07"]).findings
     assert [(finding.severity, finding.seen) for finding in findings] == found
     assert {finding.place for finding in findings} <= {"GPU 0000:21:00.0"}
 
@@ -51,14 +51,14 @@ def node(variable: str, value: str, *, has_route: bool) -> Machine:
 
 
 def n03(machine: Machine, tmp_path: Path) -> list[tuple[str, str, str]]:
-    findings = run_rules(Job([take_tree(machine.write(tmp_path / "tree"))]), ["N03"]).findings
+    findings = run_rules(AuditedJob([take_tree(machine.write(tmp_path / "tree"))]), ["N03"]).findings
     return [(finding.severity, finding.seen, finding.fix) for finding in findings]
 
 
 @pytest.mark.parametrize(("variable", "value"), [("NCCL_SOCKET_IFNAME", "=ens9"), ("GLOO_SOCKET_IFNAME", "ens9")])
 def test_an_interface_without_any_route_is_found(variable: str, value: str, tmp_path: Path) -> None:
     ((severity, seen, fix),) = n03(node(variable, value, has_route=False), tmp_path)
-    assert (severity, seen) == ("F", f"{variable}={value} is ens9, over which no route leads: it has no address")
+    assert (severity, seen) == ("F", f"{variable}={value} selects ens9, which no route uses: it has no address")
     assert fix.startswith(f"export {variable}=") and "ens9" not in fix
     assert n03(node(variable, value, has_route=True), tmp_path / "routed") == []
 
@@ -83,4 +83,6 @@ def test_tables_that_cannot_be_read_are_unknown(content: bytes | None, tmp_path:
     if content is not None:
         machine.files["proc/net/route"] = content
     ((severity, seen, _),) = n03(machine, tmp_path)
-    assert severity == "U" and seen.startswith("cannot tell whether routes lead over what NCCL_SOCKET_IFNAME names: ")
+    assert severity == "U" and seen.startswith(
+        "cannot determine whether a route uses what NCCL_SOCKET_IFNAME selects: "
+    )

@@ -114,18 +114,18 @@ def _with_ranks() -> str:
         (lambda path: path.symlink_to("rank-00001.json"), "symbolic link"),
         (lambda path: path.symlink_to("/dev/zero"), "symbolic link"),
         (_sparse, "it has more than 1048576 bytes"),
-        (_text(""), "no whole JSON"),
+        (_text(""), "not complete JSON"),
         (_text("7"), "expected an object"),
-        (_text("[" * 100_000), "no whole JSON"),
+        (_text("[" * 100_000), "not complete JSON"),
         (_text("[" * 900 + "]" * 900), "expected an object"),
-        (_changed(rank=float("inf")), "Infinity is no value of JSON"),
+        (_changed(rank=float("inf")), "Infinity is not valid JSON"),
         (lambda path: path.write_text(json.dumps(_part(2, 3)).replace('"rank": 2', '"rank": 1e999')), "rank is inf"),
         (lambda path: path.write_text(json.dumps(_part(2, 3)).replace('"rank": 2', '"rank": 2, "rank": 3')), "twice"),
-        (lambda path: path.write_text(json.dumps(_part(1))), "they are those of rank 1"),
+        (lambda path: path.write_text(json.dumps(_part(1))), "they belong to rank 1"),
         (_changed(host=["n1"]), "expected a text"),
         (_changed(unreadable={"a": 5}), "expected a text"),
-        (_changed(snapshot="{"), "no whole JSON"),
-        (_changed(snapshot=_with_ranks()), "have ranks already"),
+        (_changed(snapshot="{"), "not complete JSON"),
+        (_changed(snapshot=_with_ranks()), "list ranks already"),
     ],
 )
 def test_a_part_that_cannot_be_used_is_left_out_and_the_others_are_there(
@@ -182,13 +182,13 @@ def test_what_a_job_before_has_left_is_no_answer(tmp_path: Path) -> None:
 def test_two_parts_of_one_rank_are_not_both_taken() -> None:
     gathered = joined([_part(0), _part(1), _part(1)], 2, STEP, 1.0)
     assert [rank.rank for rank in gathered.snapshots[0].ranks] == [0, 1]
-    assert "a rank's facts are damaged: there are others of rank 1" in gathered.missing
+    assert "a rank's facts are damaged: rank 1 has sent others already" in gathered.missing
 
 
 def test_a_host_whose_first_rank_is_missing_is_named() -> None:
     gathered = joined([{**_part(1), "snapshot": None}], 2, STEP, 1.0)
     assert gathered.snapshots == ()
-    assert "the first rank of n1 did not hand in the host's facts" in gathered.missing
+    assert "the first rank of n1 did not send the host's facts" in gathered.missing
 
 
 @pytest.mark.parametrize(("restarts", "attempt"), [(None, 0), ("2", 2), ("x", 0)])

@@ -11,7 +11,7 @@ from experiments.machines.machine import Machine, threaded
 from experiments.machines.real import dgx_spark
 from hpcpace.audit import cpusets
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.job import Host, Job
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.masks import bind_masks, bind_option, with_masks
 from hpcpace.audit.result import BINDING_RULES, audit
 from hpcpace.audit.rulebook import run_rules
@@ -20,7 +20,7 @@ from hpcpace.audit.tree import Unreadable
 
 
 def _lists(machine: Machine, folder: Path, num_tasks: int | None = None) -> list[str]:
-    host = Host(take_tree(machine.write(folder)))
+    host = AuditedHost(take_tree(machine.write(folder)))
     return [cpusets.format_list(mask) for mask in bind_masks(host, num_tasks)]
 
 
@@ -67,7 +67,7 @@ def test_ranks_without_a_gpu_are_dealt_out_in_blocks(tree_path: Path) -> None:
 
 def test_more_ranks_than_cores_have_no_masks(tree_path: Path) -> None:
     machine = Machine("n1").processors({0: threaded(0, 2)})
-    with pytest.raises(Unreadable, match="2 cores for 3 ranks"):
+    with pytest.raises(Unreadable, match="masks for 3 ranks: the job has 2 cores"):
         _lists(machine, tree_path, num_tasks=3)
 
 
@@ -78,14 +78,14 @@ def test_the_option_is_what_srun_takes() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_masks_clear_what_was_found_of_bindings(name: str, tree_path: Path) -> None:
     case = CASES[name]
-    job = Job(case.snapshots(tree_path), case.settings)
+    job = AuditedJob(case.snapshots(tree_path), case.settings)
     for host in job.hosts:
         try:
             masks = bind_masks(host)
         except Unreadable:
             continue
         if len(host.ranks) > 1:
-            bound = Job([with_masks(host.snapshot, masks)], case.settings)
+            bound = AuditedJob([with_masks(host.snapshot, masks)], case.settings)
             left = [f for f in run_rules(bound, BINDING_RULES).findings if f.severity != Severity.INFORMATION]
             assert [f for f in left if f.rule != "A05" or "SLURM_CPUS_PER_TASK" not in f.seen] == []
 
@@ -94,5 +94,5 @@ def test_a_binding_that_leaves_findings_says_which(tree_path: Path) -> None:
     machine = Machine("n1").processors({0: threaded(0, 4)})
     for rank in range(4):
         machine.rank(rank, "0-3", world=4, mems="0", environ={"SLURM_CPUS_PER_TASK": "2"})
-    result = audit(Job([take_tree(machine.write(tree_path))]))
+    result = audit(AuditedJob([take_tree(machine.write(tree_path))]))
     assert [binding.left for binding in result.bindings] == [("A05",)]

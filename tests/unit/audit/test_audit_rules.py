@@ -22,8 +22,8 @@ from experiments.machines.cases import (
     small_node,
 )
 from experiments.machines.machine import GPU, IB_NIC, MELLANOX, NVIDIA, Machine, memory_folder, threaded
-from hpcpace.audit.findings import Finding, Severity
-from hpcpace.audit.job import Job
+from hpcpace.audit.findings import AuditFinding, Severity
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.nccl_log import NcclLog
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.rules.choices import hca_selects
@@ -38,7 +38,7 @@ def runs() -> Iterator[dict[str, RuleRun]]:
         made = {}
         for name, case in CASES.items():
             snapshots = case.snapshots(Path(folder) / name)
-            made[name] = run_rules(Job(snapshots, case.settings, case.log))
+            made[name] = run_rules(AuditedJob(snapshots, case.settings, case.log))
         yield made
 
 
@@ -164,13 +164,13 @@ def test_every_rule_has_a_machine_whose_fact_cannot_be_read() -> None:
 @pytest.mark.parametrize("rule", UNREADABLE)
 def test_rule_says_u_where_its_fact_cannot_be_read(rule: str, tree_path: Path) -> None:
     case = UNREADABLE[rule]
-    run = run_rules(Job(case.snapshots(tree_path), case.settings, case.log), [rule])
+    run = run_rules(AuditedJob(case.snapshots(tree_path), case.settings, case.log), [rule])
     assert Severity.UNKNOWN in {finding.severity for finding in run.findings}
 
 
-def _found(machine: Machine, rule: str, folder: Path, **case: object) -> list[Finding]:
+def _found(machine: Machine, rule: str, folder: Path, **case: object) -> list[AuditFinding]:
     one = Case(hosts=lambda: [machine], **{"default_nvml": HEALTHY, **case})  # type: ignore[arg-type]
-    return list(run_rules(Job(one.snapshots(folder), one.settings, one.log), [rule]).findings)
+    return list(run_rules(AuditedJob(one.snapshots(folder), one.settings, one.log), [rule]).findings)
 
 
 def test_more_gpus_on_an_adapter_than_need_be_are_counted(tree_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_more_gpus_on_an_adapter_than_need_be_are_counted(tree_path: Path) -> No
         machine.rdma(f"mlx5_{number}", nic)
     (finding,) = _found(machine, "N02", tree_path)
     assert (finding.place, finding.severity) == ("mlx5_0 port 1", "W")
-    assert finding.seen.startswith("3 GPUs are nearest to it, 2 a port would be even")
+    assert finding.seen.startswith("3 GPUs map to it; spread evenly over 2 ports it would be 2 each")
 
 
 def test_ranks_that_are_not_bound_at_all_do_not_overlap(tree_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_port_down_on_all_hosts_is_a_warning_and_on_one_a_failure(tree_path: P
         machine.files["sys/class/infiniband/mlx5_1/ports/1/phys_state"] = "2: Polling"
     machines[0].files["sys/class/infiniband/mlx5_0/ports/1/state"] = "1: DOWN"
     case = Case(hosts=lambda: machines)
-    findings = run_rules(Job(case.snapshots(tree_path)), ["N05"]).findings
+    findings = run_rules(AuditedJob(case.snapshots(tree_path)), ["N05"]).findings
     assert sorted((f.severity, f.host, f.place) for f in findings) == [
         ("F", "n1", "mlx5_0 port 1"),
         ("W", "n1", "mlx5_1 port 1"),
@@ -252,12 +252,12 @@ def test_expectations_of_a_site_fail_a_node(tree_path: Path) -> None:
 def test_a_rule_that_is_ignored_is_not_run(tree_path: Path) -> None:
     case = CASES["cgroup-cut"]
     settings = AuditConfig(ignore=("A03", "A04", "A06", "S01", "S04", "S06", "C01"))
-    assert run_rules(Job(case.snapshots(tree_path), settings)).findings == ()
+    assert run_rules(AuditedJob(case.snapshots(tree_path), settings)).findings == ()
 
 
 def test_an_unknown_rule_is_refused_with_the_list() -> None:
     with pytest.raises(UsageError, match=r"'X1'.*A01 H01 A02"):
-        run_rules(Job([]), ["X1"])
+        run_rules(AuditedJob([]), ["X1"])
 
 
 def test_fixes_have_no_control_characters_whatever_devices_are_called(tree_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_fixes_have_no_control_characters_whatever_devices_are_called(tree_path:
     other = small_node("n2")
     other.net(evil, mtu=9000, speed=1_000)
     case = Case(hosts=lambda: [machine, other])
-    findings = run_rules(Job(case.snapshots(tree_path))).findings
+    findings = run_rules(AuditedJob(case.snapshots(tree_path))).findings
     assert any("eth\\x1b" in finding.fix for finding in findings)
     assert all(finding.fix.isprintable() and finding.seen.isprintable() for finding in findings)
     quoted = [finding.fix for finding in findings if "$(reboot)" in finding.fix]
@@ -278,15 +278,15 @@ def test_fixes_have_no_control_characters_whatever_devices_are_called(tree_path:
 def test_findings_do_not_depend_on_the_order_of_hosts(tree_path: Path) -> None:
     case = CASES["mtu-differs"]
     snapshots = case.snapshots(tree_path)
-    forward = run_rules(Job(snapshots, case.settings)).findings
-    assert run_rules(Job(snapshots[::-1], case.settings)).findings == forward
+    forward = run_rules(AuditedJob(snapshots, case.settings)).findings
+    assert run_rules(AuditedJob(snapshots[::-1], case.settings)).findings == forward
 
 
 def test_a_mutable_copy_of_hardware_gives_the_same_findings(tree_path: Path) -> None:
     case = CASES["two-dgx"]
     snapshots = case.snapshots(tree_path)
     copied = [dataclasses.replace(snapshot, hardware=dataclasses.replace(snapshot.hardware)) for snapshot in snapshots]
-    assert run_rules(Job(copied)).findings == run_rules(Job(snapshots)).findings
+    assert run_rules(AuditedJob(copied)).findings == run_rules(AuditedJob(snapshots)).findings
 
 
 def test_a_gpu_far_from_nodes_of_which_none_has_cpus_is_unknown(tree_path: Path) -> None:
@@ -295,6 +295,6 @@ def test_a_gpu_far_from_nodes_of_which_none_has_cpus_is_unknown(tree_path: Path)
     machine.files["sys/devices/system/node/node1/distance"] = "20 10"
     machine.files["sys/devices/pci0000:10/0000:10:01.0/0000:11:00.0/numa_node"] = "1"
     machine.files["sys/devices/system/node/node0/distance"] = "10 20"
-    findings = run_rules(Job(Case(hosts=lambda: [machine]).snapshots(tree_path)), ["A02"]).findings
+    findings = run_rules(AuditedJob(Case(hosts=lambda: [machine]).snapshots(tree_path)), ["A02"]).findings
     assert {finding.severity for finding in findings} == {Severity.UNKNOWN}
-    assert "which NUMA node has CPUs: none says so" in findings[0].seen
+    assert "which NUMA node has CPUs: all are listed without any" in findings[0].seen

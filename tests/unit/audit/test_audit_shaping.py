@@ -10,7 +10,7 @@ import pytest
 
 from experiments.machines.cases import plain_pair
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.job import Job
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.shaping import buckets_in, read_shapers
 from hpcpace.audit.snapshot import take_tree
@@ -68,13 +68,13 @@ def test_this_machine_answers() -> None:
     assert all(rate > 0 for rate in read_shapers().values())
 
 
-def pair(tmp_path: Path, *rates: float | None) -> Job:
+def pair(tmp_path: Path, *rates: float | None) -> AuditedJob:
     snapshots: list[Snapshot] = []
     for number, (machine, rate) in enumerate(zip(plain_pair(), rates, strict=True)):
         snapshot = take_tree(machine.write(tmp_path / str(number)))
         nets = [dataclasses.replace(net, shaped_mbps=rate if net.name == "eth0" else 0.0) for net in snapshot.net or ()]
         snapshots.append(dataclasses.replace(snapshot, net=tuple(nets)))
-    return Job(snapshots)
+    return AuditedJob(snapshots)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def pair(tmp_path: Path, *rates: float | None) -> Job:
     [
         ((0.0, 0.0), []),
         ((1000.0, 1000.0), []),
-        ((1000.0, 100.0), [("F", "n2", "what it sends is held to 0.1 Gb/s, on other hosts to 1")]),
-        ((0.0, 100.0), [("F", "n2", "what it sends is held to 0.1 Gb/s, unshaped on other hosts")]),
-        ((0.0, None), [("U", "n2", "cannot tell what shapes its interfaces: not in the snapshot")]),
+        ((1000.0, 100.0), [("F", "n2", "is shaped to 0.1 Gb/s, but to 1 on other hosts")]),
+        ((0.0, 100.0), [("F", "n2", "is shaped to 0.1 Gb/s, but not shaped on other hosts")]),
+        ((0.0, None), [("U", "n2", "cannot determine whether its interfaces are shaped: not in the snapshot")]),
     ],
 )
 def test_an_interface_is_compared_with_that_of_other_hosts(

@@ -80,16 +80,16 @@ def test_secrets_of_the_environment_stay_out(tree_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[: len(text) // 2], "no whole JSON"),
-        (lambda text: "", "no whole JSON"),
-        (lambda text: "[]", "it has no such `schema`"),
-        (lambda text: "{}", "it has no such `schema`"),
+        (lambda text: text[: len(text) // 2], "not complete JSON"),
+        (lambda text: "", "not complete JSON"),
+        (lambda text: "[]", "its `schema` is missing"),
+        (lambda text: "{}", "its `schema` is missing"),
         (lambda text: text.replace("snapshot/1", "snapshot/7"), "schema hpcpace-audit-snapshot/7"),
-        (lambda text: text.replace('"mtu":9000', '"mtu":"9000"'), "mtu is '9000': expected a whole number"),
+        (lambda text: text.replace('"mtu":9000', '"mtu":"9000"'), "mtu is '9000': expected an integer"),
         (lambda text: text.replace('"boot_id"', '"other"'), "has no 'boot_id'"),
         (lambda text: text.replace('"num":2', '"num":99999999'), "ranks"),
         (lambda text: text.replace('"num":2', '"num":3'), "ranks"),
-        (lambda text: "[" * 100_000, "no whole JSON"),
+        (lambda text: "[" * 100_000, "not complete JSON"),
         (lambda text: text.replace('"is_live":false', '"is_live":0'), "expected true or false"),
     ],
 )
@@ -141,17 +141,17 @@ DEEP = "[" * 900 + "]" * 900
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ('"mtu":9000', '"mtu":NaN', "NaN is no value of JSON"),
-        ('"mtu":9000', '"mtu":-Infinity', "-Infinity is no value of JSON"),
-        ('"mtu":9000', '"mtu":1e999', "mtu is inf: expected a whole number"),
-        ('"mtu":9000', '"mtu":' + "9" * 5000, "no whole JSON"),
-        ('"mtu":9000', '"mtu":' + "9" * 4000, "expected a whole number"),
+        ('"mtu":9000', '"mtu":NaN', "NaN is not valid JSON"),
+        ('"mtu":9000', '"mtu":-Infinity', "-Infinity is not valid JSON"),
+        ('"mtu":9000', '"mtu":1e999', "mtu is inf: expected an integer"),
+        ('"mtu":9000', '"mtu":' + "9" * 5000, "not complete JSON"),
+        ('"mtu":9000', '"mtu":' + "9" * 4000, "expected an integer"),
         ('"mtu":9000', f'"mtu":{DEEP}', r"mtu is \[\[\["),
-        ('"mtu":9000', '"mtu":9000,"mtu":1500', "a name comes twice in one object"),
-        ('"host":"n1"', '"host":"n2","host":"n1"', "a name comes twice in one object"),
-        ('"schema":"hpcpace-audit-snapshot/1"', f'"schema":{DEEP}', "it has no such `schema`"),
-        ('"same":{', f'"same":{{"x":{DEEP},"rank":', "no whole JSON|expected"),
-        ('"num":2,"same":{', '"num":4096,"same":{"x":[' + "0," * 40 + "0],", "values that are the same"),
+        ('"mtu":9000', '"mtu":9000,"mtu":1500', "an object has a name twice"),
+        ('"host":"n1"', '"host":"n2","host":"n1"', "an object has a name twice"),
+        ('"schema":"hpcpace-audit-snapshot/1"', f'"schema":{DEEP}', "its `schema` is missing"),
+        ('"same":{', f'"same":{{"x":{DEEP},"rank":', "not complete JSON|expected"),
+        ('"num":2,"same":{', '"num":4096,"same":{"x":[' + "0," * 40 + "0],", "shared values"),
         ('"each":{', '"each":{"x":{"num":2,"same":{},"each":{}},', r"ranks\.x is .* expected a list of 2"),
     ],
 )
@@ -177,7 +177,7 @@ def test_snapshots_together_take_so_much_memory_and_no_more(
     save_snapshots(tmp_path, [dataclasses.replace(snapshot, host=f"n{number}") for number in range(9)])
     snapshots, problems = load_snapshots(tmp_path)
     assert 1 < len(snapshots) < 9
-    assert problems == [f"{9 - len(snapshots)} more files of {tmp_path} are left out: too much"]
+    assert problems == [f"{9 - len(snapshots)} more files of {tmp_path} are left out: too much data"]
 
 
 @pytest.mark.parametrize("name", ["attempt-0/snapshot", "attempt-0"])

@@ -7,20 +7,24 @@ from pathlib import Path
 import pytest
 
 from experiments.machines.cases import CASES, mtu_differs
-from hpcpace.audit.findings import Certainty, Finding, Severity
+from hpcpace.audit.findings import CANNOT_DETERMINE, AuditFinding, Certainty, Severity
 from hpcpace.audit.grouping import blocks, grouped, hosts_text, place_text
-from hpcpace.audit.job import Job
+from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import AuditResult, audit
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.verdict import MOST_LINES, WIDTH, verdict_lines
 
 
-def _finding(rule: str = "P01", host: str = "n1", place: str = "GPU 0", seen: str = "x", **other: object) -> Finding:
+def _finding(
+    rule: str = "P01", host: str = "n1", place: str = "GPU 0", seen: str = "x", **other: object
+) -> AuditFinding:
     values = {"severity": Severity.FAIL, "cost": "c", "fix": "f", "certainty": Certainty.READ, **other}
-    return Finding(rule=rule, host=host, place=place, seen=seen, **values)  # type: ignore[arg-type]
+    return AuditFinding(rule=rule, host=host, place=place, seen=seen, **values)  # type: ignore[arg-type]
 
 
-def _result(findings: list[Finding], hosts: tuple[str, ...] = ("n1",), missing: tuple[str, ...] = ()) -> AuditResult:
+def _result(
+    findings: list[AuditFinding], hosts: tuple[str, ...] = ("n1",), missing: tuple[str, ...] = ()
+) -> AuditResult:
     return AuditResult(
         hosts=hosts,
         num_ranks=0,
@@ -67,7 +71,7 @@ def test_a_verdict_is_never_longer_than_30_lines(num_rules: int) -> None:
         _finding(rule="N03", place=f"variable {'x' * number}", seen=f"{'word ' * 40}{'y' * number}")
         for number in range(num_rules)
     ]
-    findings += [_finding(severity=Severity.UNKNOWN, seen=f"cannot tell {'z' * number}") for number in range(20)]
+    findings += [_finding(severity=Severity.UNKNOWN, seen=f"{CANNOT_DETERMINE}{'z' * number}") for number in range(20)]
     findings += [_finding(severity=Severity.INFORMATION, seen="i" * number) for number in range(1, 20)]
     lines = verdict_lines(_result(findings, missing=("n7 did not answer",) * 9))
     assert len(lines) <= MOST_LINES
@@ -106,7 +110,7 @@ def test_exit_code_follows_from_the_worst(severities: str, missing: tuple[str, .
 def test_ranks_of_the_job_are_named_where_there_are_several_hosts(tree_path: Path) -> None:
     machines = mtu_differs()
     machines[1].files["proc/1002/status"] = "Cpus_allowed_list:\t0-9\nMems_allowed_list:\t0\n"
-    job = Job([take_tree(machine.write(tree_path / str(n))) for n, machine in enumerate(machines)])
+    job = AuditedJob([take_tree(machine.write(tree_path / str(n))) for n, machine in enumerate(machines)])
     lines = verdict_lines(audit(job, ids=["A04"]))
     assert lines[1].startswith("F A04 local ranks 0,1, ranks 2-3, n2: share CPUs 8-9")
 
@@ -114,6 +118,6 @@ def test_ranks_of_the_job_are_named_where_there_are_several_hosts(tree_path: Pat
 @pytest.mark.parametrize("name", CASES)
 def test_lines_fit_but_for_what_is_to_be_pasted(name: str, tree_path: Path) -> None:
     case = CASES[name]
-    lines = verdict_lines(audit(Job(case.snapshots(tree_path), case.settings, case.log)))
+    lines = verdict_lines(audit(AuditedJob(case.snapshots(tree_path), case.settings, case.log)))
     assert len(lines) <= MOST_LINES
     assert [line for line in lines if len(line) > WIDTH and "fix    " not in line and "srun --cpu" not in line] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.config import LabConfig
-from hpcpace.lab.fault_kinds import Site
+from hpcpace.lab.fault_kinds import InsideLab
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.plan import LabPlan
 
@@ -23,9 +23,9 @@ def files(tmp_path: Path) -> LabFiles:
 
 
 @pytest.fixture
-def site(files: LabFiles) -> Site:
+def lab(files: LabFiles) -> InsideLab:
     """Four hosts on two leaves."""
-    return Site(LabPlan(LabConfig(name="test")), files)
+    return InsideLab(LabPlan(LabConfig(name="test")), files)
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_removes_the_groups_of_one_lab_and_no_other(tmp_path, trees, v2):
 @pytest.mark.parametrize(
     ("act", "purpose", "controller"),
     [
-        (lambda group: group.limit_cpu(1.0), "limit processor time", "cpu"),
+        (lambda group: group.limit_cpu(1.0), "limit CPU time", "cpu"),
         (lambda group: group.freeze(True), "freeze processes", "freezer"),
     ],
 )

@@ -24,7 +24,7 @@ from hpcpace.lab.fault_kinds import (
     rank_process,
 )
 
-_NO_HOST = "no host 'n9' in this lab: it has n1 to n4"
+_NO_HOST = "no host 'n9' in this lab: the hosts are n1 to n4"
 _NO_RATE = "--rate: '1tbit' is not a rate like 500mbit or 1gbit"
 
 
@@ -58,8 +58,8 @@ def _has_iperf3(monkeypatch):
     ],
     ids=lambda fault: fault.kind,
 )
-def test_accepts_what_fits_the_lab(site, fault):
-    fault.check(site)
+def test_accepts_what_fits_the_lab(lab, fault):
+    fault.check(lab)
 
 
 @pytest.mark.parametrize(
@@ -67,53 +67,55 @@ def test_accepts_what_fits_the_lab(site, fault):
     [
         (SlowHost(host="n9", cores=1.0), _NO_HOST),
         (SlowLink(link="n1", rate="1tbit"), _NO_RATE),
-        (flap(period_s=1.0, down_s=1.0), "--down is 1 s of every 1 s: it must be shorter than --period"),
-        (flap(period_s=1.0, down_s=2.0), "--down is 2 s of every 1 s: it must be shorter than --period"),
-        (flap(down_s=0.0), "--down is 0 s of every 4 s: it must be shorter than --period"),
+        (flap(period_s=1.0, down_s=1.0), "--down is 1 s and --period 1 s: --down must be above 0 and below --period"),
+        (flap(period_s=1.0, down_s=2.0), "--down is 2 s and --period 1 s: --down must be above 0 and below --period"),
+        (flap(down_s=0.0), "--down is 0 s and --period 4 s: --down must be above 0 and below --period"),
         (traffic("n9", "n1"), _NO_HOST),
         (traffic("n1", "n9"), _NO_HOST),
-        (traffic("n1", "n1"), "traffic from n1 to itself crosses no link: name two hosts"),
+        (traffic("n1", "n1"), "traffic from n1 to itself crosses no link: name two different hosts"),
         (traffic(rate="1tbit"), _NO_RATE),
         (PauseHost(host="n9"), _NO_HOST),
         (KillHost(host="n9"), _NO_HOST),
         (
             KillRank(job=1, rank=0, signal="NOTHING"),
-            "--signal NOTHING: no such signal, name one like KILL, TERM or STOP",
+            "--signal NOTHING: no such signal; name one like KILL, TERM or STOP",
         ),
         (FillDisk(host="n9", left_bytes=0), _NO_HOST),
         (ChangeMtu(host="n9", mtu=1500), _NO_HOST),
     ],
 )
-def test_refuses_what_does_not_fit_the_lab(site, fault, message):
+def test_refuses_what_does_not_fit_the_lab(lab, fault, message):
     with pytest.raises(UsageError) as caught:
-        fault.check(site)
+        fault.check(lab)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("cores", [0.0, -1.0, math.nan, math.inf, 2.0, 3.0])
-def test_refuses_a_limit_that_is_none(monkeypatch, site, cores):
+def test_refuses_a_limit_that_is_none(monkeypatch, lab, cores):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with pytest.raises(UsageError) as caught:
-        SlowHost(host="n1", cores=cores).check(site)
-    assert str(caught.value) == f"--cores is {cores:g}: it must be more than 0 and less than the 2 it has now"
+        SlowHost(host="n1", cores=cores).check(lab)
+    assert (
+        str(caught.value) == f"--cores is {cores:g}: it must be more than 0 and less than the 2 that the host has now"
+    )
 
 
 @pytest.mark.parametrize(("link", "rate"), [("n1", "1gbit"), ("leaf1", "2gbit")])
-def test_refuses_a_rate_that_slows_nothing(site, link, rate):
-    with pytest.raises(UsageError, match=f"--rate {rate} does not slow {link}, which has "):
-        SlowLink(link=link, rate=rate).check(site)
+def test_refuses_a_rate_that_slows_nothing(lab, link, rate):
+    with pytest.raises(UsageError, match=f"--rate {rate} does not slow down {link}, which has "):
+        SlowLink(link=link, rate=rate).check(lab)
 
 
 @pytest.mark.parametrize("fault", [SlowLink(link="leaf9", rate="1mbit"), flap("leaf9")], ids=lambda fault: fault.kind)
-def test_refuses_a_link_that_is_not_there(site, fault):
-    with pytest.raises(UsageError, match="no link 'leaf9' in this lab: a host's link has the name of the host"):
-        fault.check(site)
+def test_refuses_a_link_that_is_not_there(lab, fault):
+    with pytest.raises(UsageError, match="no link 'leaf9' in this lab: a host's link is named after the host"):
+        fault.check(lab)
 
 
-def test_traffic_needs_a_program_that_the_lab_does_not(monkeypatch, site):
+def test_traffic_needs_a_program_that_the_lab_does_not(monkeypatch, lab):
     monkeypatch.setattr(shutil, "which", lambda name, path: None)
     with pytest.raises(UsageError) as caught:
-        traffic().check(site)
+        traffic().check(lab)
     assert str(caught.value) == "the lab needs iperf3: `apt-get install --no-install-recommends iperf3`"
 
 
@@ -176,5 +178,7 @@ def test_a_rank_is_the_first_process_of_the_last_step(job, rank, name):
 @pytest.mark.parametrize(("job", "rank"), [(7, 2), (9, 0)])
 @pytest.mark.usefixtures("_processes")
 def test_refuses_a_rank_that_does_not_run(job, rank):
-    with pytest.raises(UsageError, match=f"no rank {rank} of job {job} runs: `hpcpace lab status` lists the jobs"):
+    with pytest.raises(
+        UsageError, match=f"no rank {rank} of job {job} is running: `hpcpace lab status` lists the jobs"
+    ):
         rank_process(job, rank)

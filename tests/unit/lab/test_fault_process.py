@@ -14,7 +14,7 @@ import pytest
 from hpcpace.errors import HpcpaceError
 from hpcpace.lab import fault_kinds, fault_process
 from hpcpace.lab import files as files_module
-from hpcpace.lab.fault_kinds import Fault, Site, Wait
+from hpcpace.lab.fault_kinds import InsideLab, LabFault, Wait
 from hpcpace.lab.fault_process import hold
 from hpcpace.lab.faults import FaultRecord, fault_records
 from hpcpace.lab.settings import write_config
@@ -40,7 +40,7 @@ class FakeTime(threading.Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FakeFault(Fault):
+class FakeFault(LabFault):
     """Notes what is asked of it, and fails where it is told to."""
 
     kind = "fake"
@@ -56,17 +56,17 @@ class FakeFault(Fault):
         if call == self.fails_in:
             raise HpcpaceError(f"{call} failed")
 
-    def check(self, site: Site) -> None:
+    def check(self, lab: InsideLab) -> None:
         self._note("check")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, lab: InsideLab) -> None:
         self._note("apply")
 
-    def hold(self, site: Site, wait: Wait, note: Callable[..., None]) -> None:
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         self._note("hold")
-        super().hold(site, wait, note)
+        super().hold(lab, wait, note)
 
-    def undo(self, site: Site) -> None:
+    def undo(self, lab: InsideLab) -> None:
         self._note("undo")
 
 
@@ -101,15 +101,15 @@ def record_of(
     return FaultRecord(fault_id="f1", kind=kind, settings=settings, start_s=start_s, duration_s=duration_s)
 
 
-def events(site: Site) -> list[str]:
-    log = TruthLog(site.files.truth)
+def events(lab: InsideLab) -> list[str]:
+    log = TruthLog(lab.files.truth)
     return [event["event"] for event in log.read()] if log.path.exists() else []
 
 
-def test_begin_and_end_stand_in_the_log_of_truth(site, use):
-    record = hold(site, record_of(duration_s=20.0, fails_in=""), use(FakeTime()))
+def test_begin_and_end_stand_in_the_log_of_truth(lab, use):
+    record = hold(lab, record_of(duration_s=20.0, fails_in=""), use(FakeTime()))
     assert record.state == "over"
-    begin, end = TruthLog(site.files.truth).read()
+    begin, end = TruthLog(lab.files.truth).read()
     asked = {"fault_id": "f1", "kind": "fake", "target": "n1", "settings": {"fails_in": ""}}
     assert asked.items() <= begin.items() and asked.items() <= end.items()
     assert (begin["event"], begin["duration_s"], end["event"]) == ("fault-begin", 20.0, "fault-end")
@@ -117,77 +117,77 @@ def test_begin_and_end_stand_in_the_log_of_truth(site, use):
     assert min(begin["applied_in_ns"], end["applied_in_ns"]) >= 0
 
 
-def test_begins_after_its_start_and_ends_after_its_duration(site, use):
+def test_begins_after_its_start_and_ends_after_its_duration(lab, use):
     time = use(FakeTime())
-    hold(site, record_of(start_s=5.0, duration_s=20.0), time)
+    hold(lab, record_of(start_s=5.0, duration_s=20.0), time)
     assert time.now_s == 25.0
     assert FakeFault.calls == ["apply", "hold", "undo"]
-    assert events(site) == ["fault-begin", "fault-end"]
+    assert events(lab) == ["fault-begin", "fault-end"]
 
 
-def test_without_a_duration_it_ends_when_it_is_undone(site, use):
+def test_without_a_duration_it_ends_when_it_is_undone(lab, use):
     time = use(FakeTime(set_at_s=1234.5))
-    record = hold(site, record_of(), time)
+    record = hold(lab, record_of(), time)
     assert (time.now_s, record.state) == (1234.5, "over")
     assert FakeFault.calls == ["apply", "hold", "undo"]
 
 
-def test_it_may_be_undone_before_its_duration_is_over(site, use):
+def test_it_may_be_undone_before_its_duration_is_over(lab, use):
     time = use(FakeTime(set_at_s=7.0))
-    hold(site, record_of(duration_s=20.0), time)
+    hold(lab, record_of(duration_s=20.0), time)
     assert time.now_s == 7.0
-    assert events(site) == ["fault-begin", "fault-end"]
+    assert events(lab) == ["fault-begin", "fault-end"]
 
 
-def test_one_that_is_called_off_before_its_start_does_nothing(site, use):
+def test_one_that_is_called_off_before_its_start_does_nothing(lab, use):
     time = use(FakeTime(set_at_s=3.0))
-    record = hold(site, record_of(start_s=5.0, duration_s=20.0), time)
-    assert (record.state, record.message) == ("over", "called off before its start")
+    record = hold(lab, record_of(start_s=5.0, duration_s=20.0), time)
+    assert (record.state, record.message) == ("over", "cancelled before its start")
     assert FakeFault.calls == []
-    assert events(site) == ["fault-called-off"]
+    assert events(lab) == ["fault-called-off"]
 
 
-def test_its_record_says_that_it_is_active_while_it_is_held(monkeypatch, site, use):
+def test_its_record_says_that_it_is_active_while_it_is_held(monkeypatch, lab, use):
     seen: list[FaultRecord] = []
-    monkeypatch.setattr(FakeFault, "hold", lambda self, site, wait, note: seen.extend(fault_records(site.files)))
-    hold(site, record_of(duration_s=1.0), use(FakeTime()))
+    monkeypatch.setattr(FakeFault, "hold", lambda self, lab, wait, note: seen.extend(fault_records(lab.files)))
+    hold(lab, record_of(duration_s=1.0), use(FakeTime()))
     assert [record.state for record in seen] == ["active"]
 
 
-def test_an_instant_one_begins_and_is_over(site, use):
-    record = hold(site, record_of("instant"), use(FakeTime()))
+def test_an_instant_one_begins_and_is_over(lab, use):
+    record = hold(lab, record_of("instant"), use(FakeTime()))
     assert record.state == "over"
     assert FakeFault.calls == ["apply"]
-    assert events(site) == ["fault-begin"]
+    assert events(lab) == ["fault-begin"]
 
 
-def test_it_is_undone_when_holding_it_fails(site, use):
+def test_it_is_undone_when_holding_it_fails(lab, use):
     time = use(FakeTime())
     with pytest.raises(HpcpaceError, match="hold failed"):
-        hold(site, record_of(fails_in="hold"), time)
+        hold(lab, record_of(fails_in="hold"), time)
     assert FakeFault.calls == ["apply", "hold", "undo"]
-    assert events(site) == ["fault-begin", "fault-end"]
+    assert events(lab) == ["fault-begin", "fault-end"]
 
 
-def test_the_log_has_no_begin_of_one_that_could_not_be_applied(site, use):
+def test_the_log_has_no_begin_of_one_that_could_not_be_applied(lab, use):
     time = use(FakeTime())
     with pytest.raises(HpcpaceError, match="apply failed"):
-        hold(site, record_of(fails_in="apply"), time)
-    assert events(site) == []
+        hold(lab, record_of(fails_in="apply"), time)
+    assert events(lab) == []
 
 
-def test_the_log_has_no_end_of_one_that_could_not_be_undone(site, use):
+def test_the_log_has_no_end_of_one_that_could_not_be_undone(lab, use):
     time = use(FakeTime())
     with pytest.raises(HpcpaceError, match="undo failed"):
-        hold(site, record_of(duration_s=1.0, fails_in="undo"), time)
-    assert events(site) == ["fault-begin"]
+        hold(lab, record_of(duration_s=1.0, fails_in="undo"), time)
+    assert events(lab) == ["fault-begin"]
 
 
-def test_a_link_flaps_at_the_times_that_were_asked_for(monkeypatch, site, use):
+def test_a_link_flaps_at_the_times_that_were_asked_for(monkeypatch, lab, use):
     time = use(FakeTime())
     seen: list[tuple[float, str, bool]] = []
     monkeypatch.setattr(fault_kinds, "set_up", lambda link, is_up: seen.append((time.now_s, link.name, is_up)))
-    hold(site, record_of("flap-link", 2.0, 10.0, link="leaf1", period_s=4.0, down_s=1.0), time)
+    hold(lab, record_of("flap-link", 2.0, 10.0, link="leaf1", period_s=4.0, down_s=1.0), time)
     assert seen == [
         (2.0, "leaf1", False),
         (3.0, "leaf1", True),
@@ -197,41 +197,41 @@ def test_a_link_flaps_at_the_times_that_were_asked_for(monkeypatch, site, use):
         (11.0, "leaf1", True),
         (12.0, "leaf1", True),
     ]
-    assert events(site) == ["fault-begin", *["link-down", "link-up"] * 3, "fault-end"]
+    assert events(lab) == ["fault-begin", *["link-down", "link-up"] * 3, "fault-end"]
 
 
 @pytest.fixture
-def process(monkeypatch, site, use) -> Any:
+def process(monkeypatch, lab, use) -> Any:
     """Run the process that holds a fault, in this one; return its exit status."""
-    monkeypatch.setattr(files_module, "BASE", site.files.folder.parent)
-    write_config(site.files, site.plan.config)
+    monkeypatch.setattr(files_module, "BASE", lab.files.folder.parent)
+    write_config(lab.files, lab.plan.config)
     use(FakeTime())
     before = signal.getsignal(signal.SIGTERM)
-    yield lambda: fault_process.main(site.files.name, "f1")
+    yield lambda: fault_process.main(lab.files.name, "f1")
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_process_writes_down_what_has_become_of_the_fault(process, site):
-    record_of("instant").write(site.files)
+def test_the_process_writes_down_what_has_become_of_the_fault(process, lab):
+    record_of("instant").write(lab.files)
     assert process() == 0
-    (record,) = fault_records(site.files)
+    (record,) = fault_records(lab.files)
     assert record.state == "over"
     assert record.pid > 0
 
 
 @pytest.mark.parametrize("call", ["apply", "undo"])
-def test_the_process_writes_down_why_a_fault_failed(process, site, monkeypatch, call):
-    monkeypatch.setattr(FakeFault, "hold", lambda self, site, wait, note: None)
-    record_of(duration_s=1.0, fails_in=call).write(site.files)
+def test_the_process_writes_down_why_a_fault_failed(process, lab, monkeypatch, call):
+    monkeypatch.setattr(FakeFault, "hold", lambda self, lab, wait, note: None)
+    record_of(duration_s=1.0, fails_in=call).write(lab.files)
     assert process() == 4
-    (record,) = fault_records(site.files)
+    (record,) = fault_records(lab.files)
     assert (record.state, record.message) == ("failed", f"{call} failed")
-    event = TruthLog(site.files.truth).read()[-1]
+    event = TruthLog(lab.files.truth).read()[-1]
     assert (event["event"], event["fault_id"], event["message"]) == ("fault-failed", "f1", f"{call} failed")
 
 
-def test_sigterm_undoes_the_fault(process, site, monkeypatch):
-    monkeypatch.setattr(FakeFault, "apply", lambda self, site: signal.raise_signal(signal.SIGTERM))
-    record_of().write(site.files)
+def test_sigterm_undoes_the_fault(process, lab, monkeypatch):
+    monkeypatch.setattr(FakeFault, "apply", lambda self, lab: signal.raise_signal(signal.SIGTERM))
+    record_of().write(lab.files)
     assert process() == 0
-    assert events(site) == ["fault-begin", "fault-end"]
+    assert events(lab) == ["fault-begin", "fault-end"]

@@ -85,43 +85,43 @@ def test_a_fault_that_is_over_needs_no_process(files):
     assert [record.state for record in fault_records(files)] == ["over"]
 
 
-def test_starting_a_fault_writes_it_down_and_returns_it_once_it_is_active(site, holder, waiting_process):
+def test_starting_a_fault_writes_it_down_and_returns_it_once_it_is_active(lab, holder, waiting_process):
     pid = waiting_process("f1").pid
     spawned = holder(state="active", pid=pid)
-    record = start_fault(site, SlowLink(link="leaf1", rate="100mbit"), duration_s=3.0)
+    record = start_fault(lab, SlowLink(link="leaf1", rate="100mbit"), duration_s=3.0)
     assert record == record_of("f1", duration_s=3.0, state="active", pid=pid)
     assert spawned == ["f1"]
-    assert fault_records(site.files) == [record]
+    assert fault_records(lab.files) == [record]
 
 
-def test_a_fault_that_starts_later_is_returned_at_once(site, holder, waiting_process):
+def test_a_fault_that_starts_later_is_returned_at_once(lab, holder, waiting_process):
     pid = waiting_process("f1").pid
     holder(pid=pid)
-    record = start_fault(site, SlowLink(link="leaf1", rate="100mbit"), start_s=60.0)
+    record = start_fault(lab, SlowLink(link="leaf1", rate="100mbit"), start_s=60.0)
     assert record == record_of("f1", start_s=60.0, state="scheduled", pid=pid)
 
 
-def test_a_fault_that_fails_says_why(site, holder):
+def test_a_fault_that_fails_says_why(lab, holder):
     holder(state="failed", pid=1, message="no such device")
     with pytest.raises(HpcpaceError, match="fault f1 failed: no such device"):
-        start_fault(site, SlowLink(link="leaf1", rate="100mbit"))
+        start_fault(lab, SlowLink(link="leaf1", rate="100mbit"))
 
 
-def test_a_fault_that_does_not_fit_leaves_nothing_behind(site, holder):
+def test_a_fault_that_does_not_fit_leaves_nothing_behind(lab, holder):
     spawned = holder()
     with pytest.raises(UsageError):
-        start_fault(site, SlowLink(link="leaf9", rate="100mbit"))
-    assert (fault_records(site.files), spawned) == ([], [])
+        start_fault(lab, SlowLink(link="leaf9", rate="100mbit"))
+    assert (fault_records(lab.files), spawned) == ([], [])
 
 
 @pytest.mark.parametrize("state", ["scheduled", "active"])
-def test_a_target_has_one_fault_of_a_kind_at_a_time(site, holder, state):
+def test_a_target_has_one_fault_of_a_kind_at_a_time(lab, holder, state):
     spawned = holder()
-    record_of("f1", state=state).write(site.files)
+    record_of("f1", state=state).write(lab.files)
     with pytest.raises(UsageError) as caught:
-        start_fault(site, SlowLink(link="leaf1", rate="1mbit"))
+        start_fault(lab, SlowLink(link="leaf1", rate="1mbit"))
     assert str(caught.value) == (
-        "leaf1 has a fault of this kind already, f1: undo it first, by `hpcpace lab fault undo f1`"
+        "leaf1 has a fault of this kind already, f1: undo it first with `hpcpace lab fault undo f1`"
     )
     assert spawned == []
 
@@ -138,36 +138,36 @@ def test_a_target_has_one_fault_of_a_kind_at_a_time(site, holder, state):
     ],
     ids=["over", "another target", "another kind"],
 )
-def test_a_target_may_have_a_fault_again_and_faults_of_other_kinds(site, holder, earlier, fault):
+def test_a_target_may_have_a_fault_again_and_faults_of_other_kinds(lab, holder, earlier, fault):
     spawned = holder(state="over", pid=1)
-    earlier.write(site.files)
-    assert start_fault(site, fault).fault_id == "f2"
+    earlier.write(lab.files)
+    assert start_fault(lab, fault).fault_id == "f2"
     assert spawned == ["f2"]
 
 
-def test_refuses_to_undo_a_fault_that_is_not_there(site):
-    with pytest.raises(UsageError, match="no fault 'f1': `hpcpace lab fault list` shows them"):
-        undo_fault(site, "f1")
+def test_refuses_to_undo_a_fault_that_is_not_there(lab):
+    with pytest.raises(UsageError, match="no fault 'f1': `hpcpace lab fault list` lists all faults"):
+        undo_fault(lab, "f1")
 
 
 @pytest.mark.parametrize("state", ["over", "failed"])
-def test_refuses_to_undo_a_fault_that_has_come_to_its_end(site, state):
-    record_of("f1", state=state).write(site.files)
+def test_refuses_to_undo_a_fault_that_has_come_to_its_end(lab, state):
+    record_of("f1", state=state).write(lab.files)
     with pytest.raises(UsageError, match=f"fault f1 is {state} already"):
-        undo_fault(site, "f1")
+        undo_fault(lab, "f1")
 
 
-def test_undoes_a_fault_itself_where_the_process_of_it_has_died(monkeypatch, site):
+def test_undoes_a_fault_itself_where_the_process_of_it_has_died(monkeypatch, lab):
     shaped = []
     monkeypatch.setattr(fault_kinds, "set_rate", lambda link, rate_bps, host_pid: shaped.append((link.name, rate_bps)))
-    record_of("f1", state="active", pid=(1 << 22) + 1).write(site.files)
-    record = undo_fault(site, "f1")
+    record_of("f1", state="active", pid=(1 << 22) + 1).write(lab.files)
+    record = undo_fault(lab, "f1")
     assert shaped == [("leaf1", 500_000_000)]
     assert (record.state, record.message) == ("over", "its process had died")
-    assert fault_records(site.files) == [record]
+    assert fault_records(lab.files) == [record]
 
 
-def test_no_two_faults_get_one_id(site):
+def test_no_two_faults_get_one_id(lab):
     with ThreadPoolExecutor(8) as pool:
-        ids = list(pool.map(lambda _: _new_id(site.files, 1), range(40)))
+        ids = list(pool.map(lambda _: _new_id(lab.files, 1), range(40)))
     assert sorted(ids, key=lambda fault_id: int(fault_id[1:])) == [f"f{number}" for number in range(1, 41)]

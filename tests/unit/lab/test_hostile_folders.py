@@ -14,7 +14,7 @@ from hpcpace.errors import UsageError
 from hpcpace.lab import boot, faults
 from hpcpace.lab import files as files_module
 from hpcpace.lab import lab as lab_module
-from hpcpace.lab.fault_kinds import FILLER, FillDisk, PauseHost, Site
+from hpcpace.lab.fault_kinds import FILLER, FillDisk, InsideLab, PauseHost
 from hpcpace.lab.faults import FaultRecord, start_fault
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.lab import bring_down
@@ -50,8 +50,10 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def test_the_munge_key_is_never_readable_by_others(site: Site, no_umask: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, modes, opened = site.files.folder.parent / "new", [], os.open
+def test_the_munge_key_is_never_readable_by_others(
+    lab: InsideLab, no_umask: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, modes, opened = lab.files.folder.parent / "new", [], os.open
     folder.mkdir()
     files = LabFiles(folder)
 
@@ -67,27 +69,27 @@ def test_the_munge_key_is_never_readable_by_others(site: Site, no_umask: None, m
     monkeypatch.setattr(os, "open", noting)
     monkeypatch.setattr(os, "chmod", never)
     monkeypatch.setattr(os, "fchmod", never)
-    boot.write_files(site.plan, files)
+    boot.write_files(lab.plan, files)
     assert modes == [0o400]
     assert mode_of(files.munge_key) == 0o400
     assert len(files.munge_key.read_bytes()) == 128
 
 
-def test_a_link_in_place_of_the_munge_key_is_not_followed(site: Site, victim: Path) -> None:
-    files = LabFiles(site.files.folder.parent / "new")
+def test_a_link_in_place_of_the_munge_key_is_not_followed(lab: InsideLab, victim: Path) -> None:
+    files = LabFiles(lab.files.folder.parent / "new")
     files.folder.mkdir()
     files.munge_key.symlink_to(victim)
-    boot.write_files(site.plan, files)
+    boot.write_files(lab.plan, files)
     assert victim.read_text() == "precious"
     assert mode_of(files.munge_key) == 0o400
 
 
-def test_others_cannot_write_to_what_a_boot_writes(site: Site, no_umask: None) -> None:
-    files = LabFiles(site.files.folder.parent / "new")
+def test_others_cannot_write_to_what_a_boot_writes(lab: InsideLab, no_umask: None) -> None:
+    files = LabFiles(lab.files.folder.parent / "new")
     with writable_to_owner_only():
         files.folder.mkdir()
-        write_config(files, site.plan.config)
-        boot.write_files(site.plan, files)
+        write_config(files, lab.plan.config)
+        boot.write_files(lab.plan, files)
     made = [files.folder, *files.folder.rglob("*")]
     assert len(made) > 10
     assert [path for path in made if mode_of(path) & 0o022] == []
@@ -95,19 +97,19 @@ def test_others_cannot_write_to_what_a_boot_writes(site: Site, no_umask: None) -
 
 
 def test_others_cannot_write_to_the_record_of_a_fault(
-    site: Site, no_umask: None, monkeypatch: pytest.MonkeyPatch
+    lab: InsideLab, no_umask: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "_spawn_holder", lambda *_: None)
     monkeypatch.setattr(faults, "_wait_while", lambda *_, **__: FaultRecord)
-    start_fault(site, PauseHost(host="n1"))
-    made = list(site.files.faults_dir.iterdir())
+    start_fault(lab, PauseHost(host="n1"))
+    made = list(lab.files.faults_dir.iterdir())
     assert len(made) == 2
     assert [path for path in made if mode_of(path) & 0o022] == []
 
 
 @pytest.mark.parametrize("planted", ["nothing", "link", "hard link", "file"])
 def test_a_full_disk_fills_no_file_that_was_planted_on_the_host(
-    planted: str, site: Site, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planted: str, lab: InsideLab, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp = tmp_path / "tmp"
     tmp.mkdir()
@@ -122,10 +124,10 @@ def test_a_full_disk_fills_no_file_that_was_planted_on_the_host(
     fault = FillDisk(host="n1", left_bytes=0)
     monkeypatch.setattr(FillDisk, "_tmp", lambda *_: tmp)
     monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
-    fault.apply(site)
+    fault.apply(lab)
     assert victim.read_text() == "precious"
     assert (stat.S_ISREG(filler.lstat().st_mode), mode_of(filler), filler.stat().st_size) == (True, 0o600, 3 * 4096)
-    fault.undo(site)
+    fault.undo(lab)
     assert list(tmp.iterdir()) == []
 
 
@@ -138,7 +140,7 @@ def test_labs_are_kept_where_only_root_writes(base: Path) -> None:
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 def test_refuses_a_folder_of_labs_that_others_can_write_to(mode: int, base: Path) -> None:
     base.chmod(mode)
-    with pytest.raises(UsageError, match=f"{base} belongs to user .* with mode {mode:o}, so that others"):
+    with pytest.raises(UsageError, match=f"{base} belongs to user .* with mode {mode:o}, so users other than"):
         LabFiles.of("docs")
 
 
@@ -153,9 +155,9 @@ def test_refuses_a_folder_of_labs_that_somebody_else_made(base: Path, monkeypatc
 def test_refuses_a_link_to_a_folder_of_labs(base: Path, tmp_path: Path) -> None:
     base.rename(tmp_path / "elsewhere")
     base.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="is no folder: remove it"):
+    with pytest.raises(UsageError, match="is not a folder: remove it"):
         LabFiles.of("docs")
-    with pytest.raises(UsageError, match="is no folder: remove it"):
+    with pytest.raises(UsageError, match="is not a folder: remove it"):
         bring_down("docs")
 
 
@@ -187,7 +189,7 @@ def test_the_log_of_truth_is_kept_in_a_file_and_nowhere_else(
     else:
         place.mkdir()
     before = place.lstat()
-    with pytest.raises(UsageError, match="cannot keep the log of truth"):
+    with pytest.raises(UsageError, match="cannot copy the log of truth"):
         bring_down("docs", truth=place)
     assert (victim.read_text(), place.lstat().st_ino, log.read_text()) == ("precious", before.st_ino, "truth")
 

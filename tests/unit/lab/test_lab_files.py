@@ -45,22 +45,22 @@ def test_settings_are_read_back_as_they_were_written(files, config):
     assert read_config(files) == config
 
 
-def test_the_first_process_of_a_host_is_known_by_its_number_and_its_command(site, waiting_process):
-    host = site.plan.host("n3")
+def test_the_first_process_of_a_host_is_known_by_its_number_and_its_command(lab, waiting_process):
+    host = lab.plan.host("n3")
     process = waiting_process("n3")
-    site.files.pid("n3").write_text(str(process.pid))
-    assert host_pid(site.files, host) == process.pid
-    assert living_pid(site.files, host) == process.pid
+    lab.files.pid("n3").write_text(str(process.pid))
+    assert host_pid(lab.files, host) == process.pid
+    assert living_pid(lab.files, host) == process.pid
 
 
-def test_another_process_of_the_same_number_is_no_host(site, waiting_process):
-    site.files.pid("n3").write_text(str(waiting_process("n30").pid))
-    assert host_pid(site.files, site.plan.host("n3")) is None
+def test_another_process_of_the_same_number_is_no_host(lab, waiting_process):
+    lab.files.pid("n3").write_text(str(waiting_process("n30").pid))
+    assert host_pid(lab.files, lab.plan.host("n3")) is None
 
 
 @pytest.mark.parametrize("text", [None, "", "none"])
-def test_a_host_without_a_process_is_dead(site, text):
+def test_a_host_without_a_process_is_dead(lab, text):
     if text is not None:
-        site.files.pid("n3").write_text(text)
+        lab.files.pid("n3").write_text(text)
     with pytest.raises(HpcpaceError, match="host n3 is dead: undo the fault that killed it"):
-        living_pid(site.files, site.plan.host("n3"))
+        living_pid(lab.files, lab.plan.host("n3"))

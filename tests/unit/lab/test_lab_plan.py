@@ -10,7 +10,7 @@ import pytest
 
 from hpcpace.config import LabConfig
 from hpcpace.errors import UsageError
-from hpcpace.lab.plan import CONTROLLER_ADDRESS, Host, LabPlan, Link
+from hpcpace.lab.plan import CONTROLLER_ADDRESS, LabHost, LabPlan, Link
 
 
 def plan_of(**settings: object) -> LabPlan:
@@ -19,9 +19,9 @@ def plan_of(**settings: object) -> LabPlan:
 
 def test_every_host_has_a_name_an_address_a_leaf_and_a_clock():
     assert plan_of(hosts=3, leaves=2, clock_step_s=70).hosts == (
-        Host(name="n1", address="10.77.0.1", leaf="leaf1", clock_offset_s=70),
-        Host(name="n2", address="10.77.0.2", leaf="leaf1", clock_offset_s=140),
-        Host(name="n3", address="10.77.0.3", leaf="leaf2", clock_offset_s=210),
+        LabHost(name="n1", address="10.77.0.1", leaf="leaf1", clock_offset_s=70),
+        LabHost(name="n2", address="10.77.0.2", leaf="leaf1", clock_offset_s=140),
+        LabHost(name="n3", address="10.77.0.3", leaf="leaf2", clock_offset_s=210),
     )
 
 
@@ -74,7 +74,7 @@ def test_nothing_is_said_of_speed_where_each_claimed_cpu_is_a_core(monkeypatch, 
 def test_says_where_ranks_share_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert plan_of(hosts=3, cpus_per_host=4).emulation == (
-        "12 CPUs are claimed and this machine has 2: ranks share cores, so computation is emulated and its speed "
+        "the hosts claim 12 CPUs and this machine has 2: ranks share cores, so computation is emulated and its speed "
         "means nothing"
     )
 
@@ -90,7 +90,7 @@ def test_finds_hosts_and_links_by_name():
 def test_refuses_a_host_that_is_not_there_and_names_those_that_are(name):
     with pytest.raises(UsageError) as caught:
         plan_of().host(name)
-    assert str(caught.value) == f"no host {name!r} in this lab: it has n1 to n4"
+    assert str(caught.value) == f"no host {name!r} in this lab: the hosts are n1 to n4"
 
 
 @pytest.mark.parametrize("name", ["n5", "leaf3", "spine", "eth0"])
@@ -98,7 +98,7 @@ def test_refuses_a_link_that_is_not_there_and_names_those_that_are(name):
     with pytest.raises(UsageError) as caught:
         plan_of().link(name)
     assert str(caught.value) == (
-        f"no link {name!r} in this lab: a host's link has the name of the host (n1 to n4), an uplink that of its leaf "
+        f"no link {name!r} in this lab: a host's link is named after the host (n1 to n4), an uplink after its leaf "
         "(leaf1, leaf2)"
     )
 

@@ -29,7 +29,7 @@ def test_refuses_another_user_than_root(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError) as caught:
         check_requirements()
-    assert str(caught.value) == "the lab needs root, for namespaces and mounts; this is user 1000: start it with sudo"
+    assert str(caught.value) == "the lab needs root for namespaces and mounts, but this is user 1000: run it with sudo"
 
 
 @pytest.mark.parametrize(
@@ -73,22 +73,22 @@ def test_finds_daemons_that_are_not_on_the_path_of_everybody(monkeypatch):
     assert set(asked) == {"/bin:/usr/sbin:/sbin"}
 
 
-def test_nothing_of_another_cluster_reaches_the_lab(monkeypatch, site):
-    write_config(site.files, site.plan.config)
+def test_nothing_of_another_cluster_reaches_the_lab(monkeypatch, lab):
+    write_config(lab.files, lab.plan.config)
     for name in ("SLURM_JOB_ID", "SLURM_CONF", "SRUN_DEBUG", "SBATCH_PARTITION", "PMI_RANK", "PMIX_RANK"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("MPI4PY_MPIABI", "openmpi")
-    environ = lab_environ(site.files)
+    environ = lab_environ(lab.files)
     assert {key: value for key, value in environ.items() if value == "7"} == {}
-    assert environ["SLURM_CONF"] == str(site.files.slurm_conf)
+    assert environ["SLURM_CONF"] == str(lab.files.slurm_conf)
     assert environ["MPI4PY_MPIABI"] == "openmpi"
     assert environ[NAME_VARIABLE] == "test"
     assert environ["PATH"].split(":")[0] == str(Path(sys.executable).parent)
 
 
 @pytest.mark.parametrize("num_cores", [2, 64])
-def test_what_runs_in_the_lab_is_told_where_computation_is_emulated(monkeypatch, site, num_cores):
-    write_config(site.files, site.plan.config)
+def test_what_runs_in_the_lab_is_told_where_computation_is_emulated(monkeypatch, lab, num_cores):
+    write_config(lab.files, lab.plan.config)
     monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
-    assert lab_environ(site.files)[EMULATION_VARIABLE] == site.plan.emulation
-    assert bool(site.plan.emulation) == (num_cores == 2)
+    assert lab_environ(lab.files)[EMULATION_VARIABLE] == lab.plan.emulation
+    assert bool(lab.plan.emulation) == (num_cores == 2)

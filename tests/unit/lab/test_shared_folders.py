@@ -50,4 +50,4 @@ def test_a_folder_within_another_one_is_not_shared_twice(tmp):
 def test_refuses_a_folder_that_is_not_there(tmp):
     with pytest.raises(UsageError) as caught:
         _shared_folders([f"{tmp}/none"])
-    assert str(caught.value) == f"lab.share: no folder {tmp}/none"
+    assert str(caught.value) == f"lab.share: no such folder: {tmp}/none"

@@ -216,4 +216,4 @@ def test_counts_faults_that_are_over():
         False,
         True,
     ]
-    assert "2 more in `hpcpace lab fault list`, which are over or failed" in text
+    assert "2 more faults, over or failed: `hpcpace lab fault list`" in text

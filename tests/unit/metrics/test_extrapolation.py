@@ -113,7 +113,7 @@ def test_latency_never_exceeds_the_measured_transfer():
     [
         (exponential(4, 100), [16], "20 values of a segment are in the tail, 30 are needed"),
         (np.full((4, 1000, 1), 0.1), [16], "0 values of a segment are in the tail, 30 are needed"),
-        (exponential(1), [16], "one node does not tell its own noise from what all nodes share"),
+        (exponential(1), [16], "one node cannot separate its own noise from what all nodes share"),
         (exponential(4, 3), [16], "3 steps were measured, at least 8 are needed"),
         (exponential(4, 0), [16], "0 steps were measured, at least 8 are needed"),
         (exponential(4), [2, 16], "2 nodes are fewer than the 4 measured: see the growth curve"),

@@ -80,7 +80,7 @@ def test_the_uplinks_of_two_leaves_are_one_set():
     findings = locate_links(timed(LAB, [(0, 1), (2, 3), (0, 2), (1, 3)], {"leaf1 uplink": 3.0}), LAB)
     assert named(findings) == [("leaf0 uplink", "leaf1 uplink")]
     assert not findings.is_identifiable
-    assert "no group tells apart the links leaf0<->spine, leaf1<->spine" in findings.reason
+    assert "no group separates the links leaf0<->spine, leaf1<->spine" in findings.reason
 
 
 def test_both_ends_of_a_message_are_one_set_where_nothing_else_passes_them():

@@ -83,7 +83,7 @@ def test_an_hdf5_file_of_another_program_is_refused(tmp_path):
     path = tmp_path / "weights.h5"
     with h5py.File(path, "w") as file:
         file["steps"] = np.arange(5)
-    with pytest.raises(TraceError, match=r"weights\.h5 is no trace of hpcpace"):
+    with pytest.raises(TraceError, match=r"weights\.h5 is not an hpcpace trace"):
         read_trace(path)
 
 

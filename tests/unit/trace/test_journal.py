@@ -163,9 +163,7 @@ def test_file_and_journal_are_merged_by_row_number(start, path, first, expected,
     kept = np.concatenate([rows[:25], rows[max(first, 25) : first + 20]])
     assert len(kept) == expected
     assert_table(trace.tables["phases"], kept)
-    assert [problem for problem in trace.problems if f"{num_lost} rows behind row 24" in problem] == list(
-        trace.problems
-    )
+    assert [problem for problem in trace.problems if f"{num_lost} rows after row 24" in problem] == list(trace.problems)
     assert bool(trace.problems) == bool(num_lost)
     assert not trace.closed_cleanly
 

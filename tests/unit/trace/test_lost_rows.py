@@ -209,7 +209,7 @@ def test_rows_of_a_removed_file_that_cannot_be_made_again_are_counted(start, pat
     assert _lost(warnings) == {"phases": CHUNK_ROWS}
     trace = read_trace(path)
     assert len(trace.tables["phases"]) == 10
-    assert any(f"{CHUNK_ROWS} rows behind row -1 are in neither file nor journal" in text for text in trace.problems)
+    assert any(f"{CHUNK_ROWS} rows after row -1 are in neither file nor journal" in text for text in trace.problems)
 
 
 def test_a_disk_that_is_found_full_only_when_synced_loses_what_the_journal_does_not_take(
