@@ -61,15 +61,15 @@ class Found:
 
 
 def find(run: files.ExaminedRun) -> Found:
-    headers = [trace.header for trace in run.ground.evidence.traces]
+    headers = [trace.header for trace in run.measured.evidence.traces]
     slots = [{"pp": header.pp, "tp": header.tp} for header in headers]
-    told = [name for name in ("pp", "tp") if len({slot[name] for slot in slots}) > 1]
+    varying = [name for name in ("pp", "tp") if len({slot[name] for slot in slots}) > 1]
     return Found(
         run=run.name,
-        detail=step_detail(run.ground, run.panels),
-        rank=run.ground.evidence.ranks,
+        detail=step_detail(run.measured, run.panels),
+        rank=run.measured.evidence.ranks,
         host=run.panels.host,
-        role=tuple(" ".join(f"{name}{slot[name]}" for name in told) for slot in slots),
+        role=tuple(" ".join(f"{name}{slot[name]}" for name in varying) for slot in slots),
         remarks=run.remarks,
     )
 

@@ -117,7 +117,7 @@ def command(runs: tuple[Path, ...], out: Path) -> None:
     results: list[Found] = []
     remarks: list[str] = []
     for run in files.examined(runs):
-        jitter, curve = jitter_figures(run.ground, run.panels)
+        jitter, curve = jitter_figures(run.measured, run.panels)
         results.append(Found(run=run.name, jitter=jitter, curve=curve))
         remarks += [f"{run.name}: {remark}" for remark in run.remarks]
     if all(found.jitter is None for found in results):

@@ -62,7 +62,7 @@ def rows_of(found: Found) -> list[Row]:
 def print_table(results: Sequence[Found], rows: Sequence[Row]) -> None:
     console = files.console_for_tables()
     title(console, "Topology hotspots", "own work of ranks, nodes and leaves; transfers that pass a link")
-    head = ["place", "adds\nms a step", "relative\n(95 %)", "of\nlateness", "the same here"]
+    head = ["place", "adds\nms a step", "relative\n(95 %)", "of\nlateness", "same as"]
     shown = files.rows_from_the_top(table("run", head), left=(1, 5))
     for row in rows:
         named = {f"{row['kind']} {one}" for one in row["id"].split(" or ")}
@@ -102,7 +102,7 @@ def draw(results: Sequence[Found]) -> Figure:
             plots.draw_matrix(part, axes, matrix.labels, matrix.relative)
             axes.set_title(f"transfer, {unit} by {unit}", fontsize=9)
         of_places, of_links = ([row for row in rows_of(found) if (row["kind"] == "link") == of] for of in (False, True))
-        bars = [("own work beyond its like\n(ms a step)", of_places)] * bool(of_places or not of_links)
+        bars = [("own work beyond its peers\n(ms a step)", of_places)] * bool(of_places or not of_links)
         bars += [("transfers beyond their like\n(%)", of_links)] * bool(of_links)
         below = grid[0, len(matrices) :].subgridspec(len(bars), 1)
         for index, (label, rows) in enumerate(bars):
@@ -127,7 +127,7 @@ def command(runs: tuple[Path, ...], out: Path) -> None:
     """Rank the places and links that hold each RUN up: a table, the matrices of transfers, and the hotspots."""
     examined = files.examined(runs)
     results = [
-        Found(run=run.name, figures=hotspot_figures(run.ground, run.panels), remarks=run.remarks) for run in examined
+        Found(run=run.name, figures=hotspot_figures(run.measured, run.panels), remarks=run.remarks) for run in examined
     ]
     rows = [row for found in results for row in rows_of(found)]
     values = [tuple(row.values()) for row in rows]

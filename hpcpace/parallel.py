@@ -38,6 +38,12 @@ def map_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) ->
         yield from pool.map(function, items)
 
 
+def run_threads(function: Callable[[_Item], None], items: Iterable[_Item]) -> None:
+    """Call a function for each item, as `map_threads` does, and wait until all calls have returned."""
+    for _ in map_threads(function, items):
+        pass
+
+
 def map_processes(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
     """Yield the result for each item, in order, from processes: for work in which threads would wait for each other.
 
@@ -79,8 +85,11 @@ def _has_failed(task: Future[Any]) -> bool:
 
 
 @contextmanager
-def beside(function: Callable[[], _Result]) -> Iterator[Callable[[], _Result]]:
-    """Yield what returns the result of a call that a forked process makes meanwhile; with one core it is made then."""
+def in_background(function: Callable[[], _Result]) -> Iterator[Callable[[], _Result]]:
+    """Call a function in a forked process, and yield what waits for its result and returns it.
+
+    With one core, the function is called only when the result is asked for.
+    """
     if num_threads() == 1:
         yield function
         return
@@ -102,9 +111,3 @@ def _keep(function: Callable[[Any], Any]) -> None:
 def _call(item: Any) -> Any:
     assert _forked is not None
     return _forked(item)
-
-
-def exhaust(results: Iterator[None]) -> None:
-    """Wait for calls that return nothing."""
-    for _ in results:
-        pass

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, summarize
+from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.trace.attempt_reader import read_attempt
@@ -34,11 +34,9 @@ class SampleVerdict:
         "own work 30.2 % above the median of its role (95 %: 28.1 % to 32.3 %); the others wait for it",
     )
     next: tuple[str, ...] = (
-        "look at clocks, throttling, pinning and other processes there, or leave it out: #SBATCH --exclude=n1",
+        "check clock speeds, throttling, pinning and other processes there, or leave it out: #SBATCH --exclude=n1",
     )
-    also: tuple[str, ...] = (
-        "synchronisation amplification: steps wait for the slowest of all ranks, which costs 3.1 %",
-    )
+    also: tuple[str, ...] = ("synchronisation amplification: every step waits for its slowest rank, which costs 3.1 %",)
     culprits: tuple[SampleCulprit, ...] = (SampleCulprit(),)
 
 
@@ -46,7 +44,7 @@ HEALTHY = SampleVerdict(
     mode="healthy",
     confidence=0.95,
     headline="healthy: no straggler, contention, imbalance or amplified jitter above the thresholds",
-    why=("a rank 1.3 % slower than its role would have been seen",),
+    why=("a rank 1.3 % slower than its role would have been detected",),
     next=("nothing: to go faster, change the job, not the cluster",),
     also=(),
     culprits=(),
@@ -58,7 +56,7 @@ def sample_summary(path: Path, **settings: object) -> Summary:
     run = SyntheticRun(**settings).write(path)
     attempt = run.attempts()[-1]
     found = read_attempt(attempt)
-    return summarize(run, attempt, found.traces, found.problems, Selection())
+    return analyze_traces(run, attempt, found, Selection()).summary
 
 
 def sample_plots(

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from hpcpace.diagnosis import analyze as analysis
+from hpcpace.diagnosis import credible_run as credible
 from hpcpace.diagnosis import measure as examination
-from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.rundir import RunDirectory
@@ -43,9 +44,8 @@ _MANY_RANKS = 4096
 _SAMPLE_S = 0.05
 _BEGIN_CPU_S = time.process_time()
 _STAGES = (
-    (analysis, "gather_evidence"),
-    (analysis, "lay_ground"),
-    (analysis, "find_cut_off"),
+    (credible, "measure"),
+    (credible, "find_incomplete"),
     (examination, "clock_figures"),
     (examination, "group_transfers"),
     (examination, "kinds"),
@@ -126,7 +126,7 @@ def measure(run: RunDirectory, most_rows: int = MOST_ROWS) -> dict[str, float]:
     found = read_attempt(attempt, most_rows=most_rows, tables=TABLES_USED)
     seconds["load"] = time.perf_counter() - begin_s
     num_records = sum(len(trace.tables["collectives"]) for trace in found.traces)
-    analyze(run, attempt, found.traces, found.problems, Selection())
+    analyze_traces(run, attempt, found, Selection())
     all_s = time.perf_counter() - begin_s
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {

@@ -19,7 +19,6 @@ from hpcpace.cli.progress import Tell, shown_progress
 from hpcpace.config import Config, load_config
 from hpcpace.diagnosis.analyze import Analysis, analyze
 from hpcpace.diagnosis.diagnose import Mode
-from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.records.result import read_result_record
 from hpcpace.diagnosis.verdict import main_verdict
@@ -28,7 +27,6 @@ from hpcpace.quoting import printable
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH, print_report
 from hpcpace.rundir import Attempt, RunDirectory, json_text, open_run
-from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.world.environment import process_environ
 
 
@@ -106,13 +104,7 @@ def command(
     attempt = _attempt(directory, attempt_number)
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
     with shown_progress() as stage, _with_outcome(attempt):
-        found = read_attempt(
-            attempt,
-            progress=stage("reading traces"),
-            tables=TABLES_USED,
-            memory_bytes=settings.report.memory_bytes,
-        )
-        analysis = _analyzed(directory, attempt, found, selection, settings, stage("measuring"))
+        analysis = _analyzed(directory, attempt, selection, settings, stage)
     summary = analysis.summary
     shown = sorted(ranks & set(summary.world.ranks)) if ranks is not None else None
     if shown == []:
@@ -148,27 +140,17 @@ def _with_outcome(attempt: Attempt) -> Iterator[None]:
 def _analyzed(
     directory: RunDirectory,
     attempt: Attempt,
-    found: AttemptTraces,
     selection: Selection,
     settings: Config,
-    progress: Tell,
+    begin_stage: Callable[[str], Tell],
 ) -> Analysis:
-    """Analyse traces; a bug in hpcpace becomes one sentence that no script can take for a finding.
+    """Analyse a run; a bug in hpcpace becomes one sentence that no script can take for a finding.
 
     Raises:
         ReportError: hpcpace itself is at fault.
     """
     try:
-        return analyze(
-            directory,
-            attempt,
-            found.traces,
-            found.problems,
-            selection,
-            settings.diagnosis,
-            settings.audit,
-            progress=progress,
-        )
+        return analyze(directory, attempt, selection, settings, begin_stage=begin_stage)
     except HpcpaceError:
         raise
     except Exception as error:  # the boundary of everything that is computed from files

@@ -1,51 +1,43 @@
-"""From the traces of one attempt to the summary that the report shows."""
+"""From a run directory to everything that its report says and draws."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hpcpace.audit.settings import AuditConfig
-from hpcpace.config import DiagnosisConfig
+from hpcpace.config import Config, DiagnosisConfig
 from hpcpace.diagnosis.attempts import attempt_rows
-from hpcpace.diagnosis.common_steps import ranks_together
-from hpcpace.diagnosis.credible import absent_ranks, credible_traces, incredible_ranks
+from hpcpace.diagnosis.credible_run import CredibleRun, measure_credible_run
 from hpcpace.diagnosis.diagnose import Diagnosis
-from hpcpace.diagnosis.evidence import gather_evidence
+from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures.audit import audit_figures
 from hpcpace.diagnosis.figures.causes import cause_figures
 from hpcpace.diagnosis.figures.jitter import jitter_figures
-from hpcpace.diagnosis.figures.ranks import rank_figures, relative
+from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
+from hpcpace.diagnosis.figures.ranks import rank_figures
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
-from hpcpace.diagnosis.incomplete import find_cut_off
-from hpcpace.diagnosis.measure import Ground, Selection, diagnose_ground, hotspots_of, lay_ground, panels_of
+from hpcpace.diagnosis.measure import Selection, diagnose_run, hotspots_of, panels_of
+from hpcpace.diagnosis.modes.finding import Panels
+from hpcpace.diagnosis.modes.obstacle import NothingMeasured
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
-from hpcpace.diagnosis.records.result import read_result_record
-from hpcpace.diagnosis.records.run import read_run_record
-from hpcpace.diagnosis.records.trial import read_trial_record
-from hpcpace.diagnosis.sentences import cut_rank_line, open_line
-from hpcpace.diagnosis.streamed_operations import fold_operations, is_on_disk, under_way_of
-from hpcpace.diagnosis.summary import CutOff, Shares, Steps, Summary, Tracing, Verdict, World
+from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
+from hpcpace.diagnosis.summary import Causes, Jitter, RankRow, RoleRow, SensitivityRow, Summary, Verdict, World
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
 from hpcpace.errors import CannotTell
-from hpcpace.metrics.operations.overlap import overlap_share
-from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT
-from hpcpace.metrics.steps import StepPanel, throughput
-from hpcpace.parallel import beside
+from hpcpace.metrics.jitter.growth import GrowthCurve
+from hpcpace.metrics.lateness.hotspots import Hotspot
+from hpcpace.metrics.steps import throughput
+from hpcpace.parallel import in_background
 from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.trace.attempt_reader import world_size_of
+from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.same_run import of_one_run
-from hpcpace.trace.schema import StepFlag
 
-_MOST_LOST_SHOWN = 10
-_MOST_MISSING = 1 << 17  # a damaged world size must not fill the memory
+Progress = Callable[[int, int], None]
+"""Takes how many parts of a stage are done, and how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,167 +51,91 @@ class Analysis:
 def analyze(
     run: RunDirectory,
     attempt: Attempt,
-    traces: Sequence[RankTrace],
-    problems: Sequence[str],
     selection: Selection,
-    settings: DiagnosisConfig | None = None,
-    audit_settings: AuditConfig | None = None,
+    config: Config,
     *,
-    world_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    begin_stage: Callable[[str], Progress],
 ) -> Analysis:
-    """Return all that is known of one attempt.
+    """Read an attempt of a run and return all that is known of it.
 
     Args:
         run: the run.
-        attempt: its attempt.
-        traces: the readable traces, ascending by rank; at least one.
-        problems: what could not be read.
+        attempt: the attempt to read.
         selection: which steps to use.
-        settings: the thresholds of the diagnosis.
-        audit_settings: those of the audit.
-        world_size: ranks of the run; what most traces say when not given.
-        progress: called with the number of ranges measured and their number, where a run is measured in ranges.
+        config: memory for reading, and the thresholds of diagnosis and audit.
+        begin_stage: takes the name of a stage that begins, and returns what is called as it advances.
 
     Raises:
-        CannotTell: no step that all ranks have is left, or no trace that can be believed.
+        TraceError: no trace can be read.
+        CannotTell: there is no step that all ranks have, or no trace that can be believed.
     """
-    settings = settings or DiagnosisConfig()
-    world_size = world_size or world_size_of(traces)
-    traces, contradictory = credible_traces(traces)
-    problems = [*problems, *contradictory]
-    if not traces:
-        raise CannotTell("\n- ".join([f"{attempt.path}: there is no trace that can be believed", *problems]))
-    # What does not fit into memory is folded when it is known which steps count.
-    evidence = None if is_on_disk(traces) else gather_evidence(traces)
-    ranks = {trace.header.rank for trace in traces}
-    missing = tuple(sorted(set(range(min(world_size, _MOST_MISSING))) - ranks))
-    unusable: list[str] = []
-    record, result = read_run_record(attempt, unusable), read_result_record(attempt, unusable)
-    pacing = read_trial_record(attempt, unusable)
-    hosts = {**record.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
-    together, apart, nothing_common = traces, list[str](), ""
-    try:
-        ground = lay_ground(traces, selection, evidence=evidence, progress=progress)
-    except CannotTell as error:
-        together, apart = ranks_together(traces, selection)
-        nothing_common = f"{attempt.path}: {error}"
-    whole, folded = evidence, None
-    if whole is None:
-        folded = ground.folded if not nothing_common else None
-        if folded is None:
-            folded, kept = fold_operations(traces, None)
-            whole = gather_evidence(kept)
-        else:
-            whole = ground.evidence
-    cut_off = find_cut_off(
-        whole,
-        (*problems, *unusable, *apart, *(folded.problems if folded else ())),
-        missing=missing,
-        hosts=hosts,
-        done=folded.completed if folded else None,
-    )
-    if nothing_common and not apart:
-        raise CannotTell("\n- ".join([nothing_common, *_what_is_cut(cut_off, hosts)]))
-    if apart:
-        ground = lay_ground(together, selection, progress=progress)
-    incredible, why = incredible_ranks(ground)
-    if incredible:
-        return analyze(
-            run,
-            attempt,
-            [trace for trace in traces if trace.header.rank not in incredible],
-            [*problems, *why],
-            selection,
-            settings,
-            audit_settings,
-            world_size=world_size,
-            progress=progress,
-        )
-    panel, chosen, parts, clocks = ground.panel, ground.chosen, ground.parts, ground.clocks
-    panels = panels_of(ground)
-    # Of all that rests on the panels, jitter takes about half of the time, of large runs more than to fork.
-    apart_from_others = beside if ground.folded is not None else nullcontext
-    with apart_from_others(partial(jitter_figures, ground, panels)) as figures_of_jitter:
-        diagnosis = diagnose_ground(
-            ground,
-            panels,
-            clocks=clocks,
-            cut_off=cut_off,
-            settings=settings,
-            absent=absent_ranks(ground.evidence.traces, world_size),
-        )
-        hotspots = hotspots_of(ground, panels)
-        # Of waits for an absent rank nobody knows where they began; they would pass for transfers.
-        causes = None if diagnosis.absent else cause_figures(ground, panels)
-        rows, roles = rank_figures(ground.evidence.traces, parts, ground.totals, has_messages=ground.has_messages)
-        sensitivity = sensitivity_figures(ground)
-        jitter, curve = figures_of_jitter()
-    audit = audit_figures(attempt, diagnosis.findings, hosts, audit_settings)
-    summary = Summary(
-        run=str(run.path),
-        run_id=traces[0].header.run_id,
-        attempt=attempt.number,
-        attempts=tuple(other.number for other in run.attempts()),
-        verdict=verdict_of(
-            diagnosis,
-            hosts=hosts,
-            remarks=(
-                *near_misses(diagnosis, panels, hotspots),
-                *remarks_of(causes, hosts),
-                *audit_remarks(audit),
-            ),
-        ),
-        world=World(
-            world_size=world_size,
-            ranks=tuple(trace.header.rank for trace in traces),
-            missing=missing,
-            hosts=tuple(dict.fromkeys(trace.header.host for trace in traces)),
-            mesh=traces[0].header.mesh,
-            samples_unit=traces[0].header.samples_unit,
-            emulation=record.emulation,
-        ),
-        steps=_steps(panel, ground.used, selection),
-        throughput=throughput(ground.times_ns, chosen.samples),
-        shares=_shares(parts, _overlap(ground)),
-        jitter=jitter,
-        hotspots=hotspots,
-        causes=causes,
-        tracing=_tracing(attempt, traces),
-        ranks=rows,
-        roles=roles,
-        kinds=ground.kinds,
-        clocks=clocks,
-        cut_off=cut_off,
-        settings=asdict(settings),
-        sensitivity=sensitivity,
-        history=attempt_rows(run, attempt, traces, selection),
-        outcome=result.outcome,
-        memory=result.memory,
-        audit=audit,
-        pacing=pacing,
-    )
-    plots = plot_data(
-        ground,
-        panels,
-        curve=curve,
-        is_node_unit=jitter is not None and jitter.is_node_unit,
-        hotspots=hotspots,
-        versions=record.versions,
-    )
-    return Analysis(summary=summary, plots=plots)
+    memory_bytes = config.report.memory_bytes
+    progress = begin_stage("reading traces")
+    found = read_attempt(attempt, progress=progress, tables=TABLES_USED, memory_bytes=memory_bytes)
+    return analyze_traces(run, attempt, found, selection, config, progress=begin_stage("measuring"))
 
 
-def summarize(
+def analyze_traces(
     run: RunDirectory,
     attempt: Attempt,
-    traces: Sequence[RankTrace],
-    problems: Sequence[str],
+    found: AttemptTraces,
     selection: Selection,
-    settings: DiagnosisConfig | None = None,
-) -> Summary:
-    """Return the summary of one attempt; arguments and errors as those of `analyze`."""
-    return analyze(run, attempt, traces, problems, selection, settings).summary
+    config: Config | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Analysis:
+    """Return all that is known of an attempt whose traces have been read; arguments and errors as of `analyze`."""
+    config = config or Config()
+    records = read_records(attempt)
+    try:
+        credible = measure_credible_run(found, selection, records, progress=progress)
+    except CannotTell as error:
+        raise CannotTell(f"{attempt.path}: {error}") from None
+    measured = credible.measured
+    panels = panels_of(measured)
+    figures = _figures(credible, panels, config.diagnosis)
+    audit = audit_figures(attempt, figures.diagnosis.findings, credible.hosts, config.audit)
+    remarks = (
+        *near_misses(figures.diagnosis, panels, figures.hotspots),
+        *remarks_of(figures.causes, credible.hosts),
+        *audit_remarks(audit),
+    )
+    summary = Summary(
+        run=str(run.path),
+        run_id=credible.traces[0].header.run_id,
+        attempt=attempt.number,
+        attempts=tuple(other.number for other in run.attempts()),
+        verdict=verdict_of(figures.diagnosis, hosts=credible.hosts, remarks=remarks),
+        world=_world(credible, records),
+        steps=step_figures(measured, selection),
+        throughput=throughput(measured.times_ns, measured.chosen.samples),
+        shares=share_figures(measured),
+        jitter=figures.jitter,
+        hotspots=figures.hotspots,
+        causes=figures.causes,
+        tracing=tracing_figures(attempt, credible.traces),
+        ranks=figures.ranks,
+        roles=figures.roles,
+        kinds=measured.kinds,
+        clocks=measured.clocks,
+        cut_off=credible.incomplete,
+        settings=asdict(config.diagnosis),
+        sensitivity=figures.sensitivity,
+        history=attempt_rows(run, attempt, credible.traces, selection),
+        outcome=records.result.outcome,
+        memory=records.result.memory,
+        audit=audit,
+        pacing=records.pacing,
+    )
+    plots = plot_data(
+        measured,
+        panels,
+        curve=figures.growth,
+        is_node_unit=figures.jitter is not None and figures.jitter.is_node_unit,
+        hotspots=figures.hotspots,
+        versions=records.run.versions,
+    )
+    return Analysis(summary=summary, plots=plots)
 
 
 def examine(
@@ -228,102 +144,81 @@ def examine(
     selection: Selection | None = None,
     settings: DiagnosisConfig | None = None,
 ) -> Verdict:
-    """Return the verdict on traces alone, without a run directory around them; arguments as for `summarize`.
+    """Return the verdict on traces alone, without a run directory around them.
 
-    Where nothing can be judged, it is that it cannot tell.
+    If nothing can be judged, the verdict is that it cannot tell.
+
+    Args:
+        traces: the readable traces, at least one; those of other runs are left out.
+        problems: what could not be read.
+        selection: which steps to use; all but the warm-up when not given.
+        settings: the thresholds.
     """
     of_run, _ = of_one_run(traces)
+    found = AttemptTraces(list(of_run), tuple(problems))
     try:
-        ground = _believed(of_run, selection or Selection())
+        credible = measure_credible_run(found, selection or Selection(), AttemptRecords())
     except CannotTell as error:
-        return verdict_of(Diagnosis(findings=(), cannot_tell=str(error), smallest_effect=None), hosts={})
-    hosts = {trace.header.rank: trace.header.host for trace in ground.evidence.traces}
-    diagnosis = diagnose_ground(
-        ground,
-        panels_of(ground),
-        clocks=ground.clocks,
-        cut_off=find_cut_off(ground.evidence, problems, missing=(), hosts=hosts),
-        settings=settings or DiagnosisConfig(),
-        absent=absent_ranks(ground.evidence.traces, world_size_of(of_run)),
-    )
-    return verdict_of(diagnosis, hosts=hosts)
+        return verdict_of(
+            Diagnosis(findings=(), obstacle=NothingMeasured(error=str(error)), smallest_effect=None), hosts={}
+        )
+    diagnosis = _diagnosis(credible, panels_of(credible.measured), settings or DiagnosisConfig())
+    return verdict_of(diagnosis, hosts=credible.hosts)
 
 
-def _believed(traces: Sequence[RankTrace], selection: Selection) -> Ground:
-    """Return what the figures rest on, of the ranks that contradict neither themselves nor all others.
+@dataclass(frozen=True, kw_only=True)
+class _Figures:
+    """The figures that rest on what was measured."""
 
-    Raises:
-        CannotTell: nothing is left.
-    """
-    traces, contradictory = credible_traces(traces)
-    if not traces:
-        raise CannotTell("\n- ".join(["there is no trace that can be believed", *contradictory]))
-    ground = lay_ground(traces, selection, evidence=gather_evidence(traces))
-    incredible, _ = incredible_ranks(ground)
-    if not incredible:
-        return ground
-    return _believed([trace for trace in traces if trace.header.rank not in incredible], selection)
+    diagnosis: Diagnosis
+    jitter: Jitter | None
+    growth: GrowthCurve | None
+    hotspots: tuple[Hotspot, ...]
+    causes: Causes | None
+    ranks: tuple[RankRow, ...]
+    roles: tuple[RoleRow, ...]
+    sensitivity: tuple[SensitivityRow, ...]
 
 
-def _what_is_cut(cut_off: CutOff, hosts: Mapping[int, str]) -> list[str]:
-    lost = [rank for rank in cut_off.ranks if rank.num_lost_operations][:_MOST_LOST_SHOWN]
-    return [
-        *(open_line(operation, hosts) for operation in cut_off.open),
-        *(cut_rank_line(rank, hosts) for rank in lost),
-        *cut_off.problems,
-    ]
-
-
-def _shares(parts: NDArray[np.float64], overlap: float | None) -> Shares:
-    share = relative(parts.sum(axis=(0, 1)))
-    busy, wait, transfer = (float(share[list(of)].sum()) for of in (BUSY, EXPOSED_WAIT, EXPOSED_TRANSFER))
-    other = max(1.0 - busy - wait - transfer, 0.0)
-    return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=overlap)
-
-
-def _overlap(ground: Ground) -> float | None:
-    """Return the share of communication that is hidden."""
-    folded = ground.folded
-    under_way_ns = under_way_of(ground.evidence, ground.in_steps) if folded is None else folded.under_way_ns
-    exposed_ns = ground.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
-    return overlap_share(under_way_ns, exposed_ns)
-
-
-def _steps(panel: StepPanel, used: NDArray[np.bool_], selection: Selection) -> Steps:
-    flags = panel.flags[used]
-    return Steps(
-        num_used=int(used.sum()),
-        first=int(panel.step[used][0]),
-        last=int(panel.step[used][-1]),
-        num_common=len(panel),
-        num_seen=panel.num_seen,
-        num_warmup=0 if selection.include_warmup else int(((panel.flags & StepFlag.WARMUP) != 0).sum()),
-        num_checkpoint=int(((flags & StepFlag.CHECKPOINT) != 0).sum()),
-        num_eval=int(((flags & StepFlag.EVAL) != 0).sum()),
+def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -> _Figures:
+    measured = credible.measured
+    # Jitter takes about half of the time of all that rests on the panels; in large runs a fork pays for itself.
+    start = in_background if measured.streamed is not None else nullcontext
+    with start(partial(jitter_figures, measured, panels)) as finish_jitter:
+        diagnosis = _diagnosis(credible, panels, settings)
+        hotspots = hotspots_of(measured, panels)
+        # Nobody knows where waits for an absent rank began; they would be taken for transfers.
+        causes = None if diagnosis.absent else cause_figures(measured, panels)
+        ranks, roles = rank_figures(
+            measured.evidence.traces, measured.parts, measured.totals, has_messages=measured.has_messages
+        )
+        sensitivity = sensitivity_figures(measured)
+        jitter, growth = finish_jitter()
+    return _Figures(
+        diagnosis=diagnosis,
+        jitter=jitter,
+        growth=growth,
+        hotspots=hotspots,
+        causes=causes,
+        ranks=ranks,
+        roles=roles,
+        sensitivity=sensitivity,
     )
 
 
-def _tracing(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
-    accounts = [trace.tables["account"] for trace in traces]
-    cost_ns = sum(int(account["cost_ns"].sum()) for account in accounts)
-    span_ns = sum(
-        int(account["time_ns"].max()) - int(trace.tables["steps"]["begin_ns"].min(initial=account["time_ns"].max()))
-        for trace, account in zip(traces, accounts, strict=True)
-        if len(account)
-    )
-    return Tracing(
-        overhead_share=cost_ns / span_ns if span_ns > 0 else None,
-        size_bytes=_size_bytes(attempt),
-        num_events=sum(int(account["events"].sum()) for account in accounts),
-        num_dropped=sum(int(account["dropped"].sum()) for account in accounts),
-    )
+def _diagnosis(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -> Diagnosis:
+    hangs = credible.incomplete.open
+    return diagnose_run(credible.measured, panels, hangs=hangs, absent=credible.absent, settings=settings)
 
 
-def _size_bytes(attempt: Attempt) -> int:
-    """Return what the traces take on disk; nothing where they have been taken away since they were read."""
-    try:
-        with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as traces:
-            names = {name for path in attempt.trace_files().values() for name in (path.name, path.stem + ".journal")}
-            return sum(traces.size_bytes(name) for name in names)
-    except OSError:
-        return 0
+def _world(credible: CredibleRun, records: AttemptRecords) -> World:
+    headers = [trace.header for trace in credible.traces]
+    return World(
+        world_size=credible.world_size,
+        ranks=tuple(header.rank for header in headers),
+        missing=credible.missing,
+        hosts=tuple(dict.fromkeys(header.host for header in headers)),
+        mesh=headers[0].mesh,
+        samples_unit=headers[0].samples_unit,
+        emulation=records.run.emulation,
+    )

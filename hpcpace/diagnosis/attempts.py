@@ -1,6 +1,6 @@
-"""All starts of one run beside each other: a requeue or an elastic restart may have changed ranks, hosts or speed.
+"""Compares all starts of one run: a requeue or an elastic restart may have changed ranks, hosts or speed.
 
-The verdict is on one attempt; of the others only headers, steps and clocks are looked at.
+The verdict is on one attempt; of the others only headers, steps and clocks are read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.diagnosis.common_steps import ranks_together
+from hpcpace.diagnosis.common_steps import ranks_with_common_steps
 from hpcpace.diagnosis.evidence import rank_clocks
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import AttemptRow
@@ -25,7 +25,7 @@ _MOST_ATTEMPTS = 16
 def attempt_rows(
     run: RunDirectory, attempt: Attempt, traces: Sequence[RankTrace], selection: Selection
 ) -> tuple[AttemptRow, ...]:
-    """Return a row for each attempt of a run, the last 16 at most; none where there is one attempt alone.
+    """Return a row for each attempt of a run, the last 16 at most; none if there is only one attempt.
 
     Args:
         run: the run.
@@ -67,7 +67,7 @@ def _row(attempt: Attempt, traces: Sequence[RankTrace], selection: Selection) ->
 
 def _steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[int, int | None, int | None, float | None]:
     """Return how many steps count, the first and the last of them, and their median time."""
-    traces, _ = ranks_together(traces, selection)
+    traces, _ = ranks_with_common_steps(traces, selection)
     panel = common_steps([trace.tables["steps"] for trace in traces])
     used = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
     if not used.any():

@@ -1,4 +1,4 @@
-"""Ranks that have no step in common with the others: one of them must not leave the others without figures."""
+"""Leaves out ranks that share no step with the others: one such rank would leave all ranks without figures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hpcpace.trace.reader import RankTrace
 _MOST_NAMED = 8
 
 
-def ranks_together(traces: Sequence[RankTrace], selection: Selection) -> tuple[list[RankTrace], list[str]]:
-    """Return the traces that have the step which most ranks have, and a sentence on each of the others.
+def ranks_with_common_steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[list[RankTrace], list[str]]:
+    """Return the traces that have the step shared by most ranks, and a sentence on each of the others.
 
-    Where no step is common to all: a rank was killed before its first one, or its table of steps is damaged.
+    A rank shares no step if it was killed before its first one, or if its table of steps is damaged.
 
     Args:
         traces: the readable traces.
         selection: which steps count.
 
     Returns:
-        All traces and no sentence where that leaves nobody out, or where no rank has any step that counts.
+        All traces and no sentence if all share that step, or if no rank has any step that counts.
     """
     steps = [_used(trace, selection) for trace in traces]
     numbers, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *steps]), return_counts=True)
@@ -32,15 +32,15 @@ def ranks_together(traces: Sequence[RankTrace], selection: Selection) -> tuple[l
         return list(traces), []
     shared = numbers[counts.argmax()]
     is_kept = [bool(np.isin(shared, own)) for own in steps]
-    kept = [trace for trace, together in zip(traces, is_kept, strict=True) if together]
-    apart = [trace for trace, together in zip(traces, is_kept, strict=True) if not together]
-    said = [
-        f"{trace.path}: none of the {len(trace.tables['steps'])} steps of rank {trace.header.rank} is one that the "
-        f"other ranks have; no figures are made of it"
-        for trace in apart[:_MOST_NAMED]
+    kept = [trace for trace, has_shared in zip(traces, is_kept, strict=True) if has_shared]
+    left_out = [trace for trace, has_shared in zip(traces, is_kept, strict=True) if not has_shared]
+    sentences = [
+        f"{trace.path}: rank {trace.header.rank} shares none of its {len(trace.tables['steps'])} steps with the other "
+        "ranks; it is left out of all figures"
+        for trace in left_out[:_MOST_NAMED]
     ]
-    more = len(apart) - _MOST_NAMED
-    return kept, [*said, f"{more} more ranks have no step that the others have"] if more > 0 else said
+    more = len(left_out) - _MOST_NAMED
+    return kept, [*sentences, f"{more} more ranks share no step with the others"] if more > 0 else sentences
 
 
 def _used(trace: RankTrace, selection: Selection) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.diagnosis.measure import Ground
+from hpcpace.diagnosis.measure import Measured
 from hpcpace.metrics.contradictions import Contradiction, contradictions
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.stream import StoredTable
@@ -37,18 +37,18 @@ def _in_memory(collectives: Table) -> Table:
     return collectives
 
 
-def incredible_ranks(ground: Ground) -> tuple[set[int], list[str]]:
+def incredible_ranks(measured: Measured) -> tuple[set[int], list[str]]:
     """Return the ranks that all others contradict, and a sentence for each."""
-    found = {**_contradictory_on_disk(ground), **_apart_in_time(ground), **_silent(ground)}
+    found = {**_contradictory_on_disk(measured), **_apart_in_time(measured), **_silent(measured)}
     return set(found), _shortened(list(found.values()))
 
 
-def _contradictory_on_disk(ground: Ground) -> dict[int, str]:
+def _contradictory_on_disk(measured: Measured) -> dict[int, str]:
     """Return the ranks whose collectives were found to contradict themselves while they were read."""
-    if ground.folded is None:
+    if measured.streamed is None:
         return {}
     found = {}
-    counts = zip(ground.evidence.traces, ground.folded.num_contradictory, ground.folded.num_read, strict=True)
+    counts = zip(measured.evidence.traces, measured.streamed.num_contradictory, measured.streamed.num_read, strict=True)
     for trace, num_bad, num_rows in counts:
         one = Contradiction("collectives", "cannot be", int(num_bad), int(num_rows))
         if one.is_grave:
@@ -56,45 +56,45 @@ def _contradictory_on_disk(ground: Ground) -> dict[int, str]:
     return found
 
 
-def _apart_in_time(ground: Ground) -> dict[int, str]:
+def _apart_in_time(measured: Measured) -> dict[int, str]:
     """Return the ranks whose steps lie at another time than the same steps of the others.
 
     Ranks of one job step together. The file of an earlier start with the same names, or a clock that is wrong by hours,
     must not pass for a rank of it.
     """
-    evidence = ground.evidence
+    evidence = measured.evidence
     rows = [row for row, rank in enumerate(evidence.ranks) if rank not in evidence.unknown_clocks]
     if len(rows) < 2:
         return {}
-    begin_ns = ground.begin_all_ns[rows].astype(np.float64)
+    begin_ns = measured.begin_all_ns[rows].astype(np.float64)
     apart_ns = np.median(begin_ns - np.median(begin_ns, axis=0), axis=1)
-    least_ns = max(_MOST_STEPS_APART * float(np.median(ground.times_ns)), _LEAST_APART_NS)
+    least_ns = max(_MOST_STEPS_APART * float(np.median(measured.times_ns)), _LEAST_APART_NS)
     return {
         evidence.ranks[row]: (
-            f"{evidence.traces[row].path}: the steps of rank {evidence.ranks[row]} lie {format_duration(abs(ns))} "
-            f"{'behind' if ns > 0 else 'before'} those of the others: it is of another start, or its clock is wrong; "
-            "nothing of it is believed"
+            f"{evidence.traces[row].path}: the steps of rank {evidence.ranks[row]} are {format_duration(abs(ns))} "
+            f"{'behind' if ns > 0 else 'before'} those of the others: it belongs to another start, "
+            "or its clock is wrong; nothing of it is believed"
         )
         for row, ns in zip(rows, apart_ns.tolist(), strict=True)
         if abs(ns) > least_ns
     }
 
 
-def _silent(ground: Ground) -> dict[int, str]:
+def _silent(measured: Measured) -> dict[int, str]:
     """Return the ranks that recorded far fewer operations than others of their role.
 
     What they lack would pass for work of their own.
     """
-    num_operations = ground.totals.num_operations
+    num_operations = measured.totals.num_operations
     found = {}
-    for role in np.unique(ground.role):
-        members = np.flatnonzero(ground.role == role)
+    for role in np.unique(measured.role):
+        members = np.flatnonzero(measured.role == role)
         usual = float(np.median(num_operations[members]))
-        # Where nobody told who does the same work, ranks may do different things, but not nothing.
-        is_told = ground.evidence.traces[members[0]].header.pp >= 0
-        least = _LEAST_OPERATIONS_SHARE * usual if is_told else min(usual, 1.0)
+        # If it is not known who does the same work, ranks may do different things, but not nothing.
+        is_role_known = measured.evidence.traces[members[0]].header.pp >= 0
+        least = _LEAST_OPERATIONS_SHARE * usual if is_role_known else min(usual, 1.0)
         for row in members[num_operations[members] < least].tolist():
-            trace = ground.evidence.traces[row]
+            trace = measured.evidence.traces[row]
             found[trace.header.rank] = (
                 f"{trace.path}: rank {trace.header.rank} has {num_operations[row]} operations in the steps in which "
                 f"others of its role have {usual:.0f}; nothing of it is believed"

@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import assert_never
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.communication import communication_findings
 from hpcpace.diagnosis.modes.events import event_finding
-from hpcpace.diagnosis.modes.finding import Culprit, Finding, Mode, Panels
+from hpcpace.diagnosis.modes.evidence import CollectionEvidence, InputEvidence, LatenessEvidence, LatePattern
+from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels
 from hpcpace.diagnosis.modes.hang import hang_finding
 from hpcpace.diagnosis.modes.jitter import jitter_finding
+from hpcpace.diagnosis.modes.mode import Mode
+from hpcpace.diagnosis.modes.obstacle import AbsentRanks, Obstacle, TooFewSteps, TooMuchNoise, WrongClock
 from hpcpace.diagnosis.modes.phase import collection_finding, input_finding
 from hpcpace.diagnosis.modes.pipeline import imbalance_finding
 from hpcpace.diagnosis.modes.straggler import search_stragglers, straggler_findings
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.what_if import rebuild
+from hpcpace.metrics.lateness.stragglers import LEAST_STEPS, SearchObstacle, StragglerSearch
 from hpcpace.metrics.network.links import LinkFindings, Locality
 from hpcpace.metrics.operations.incomplete import OpenOperation
 
-__all__ = ["Culprit", "Diagnosis", "Finding", "Mode", "Panels", "diagnose"]
+__all__ = ["Culprit", "Diagnosis", "DiagnosisFinding", "Mode", "Panels", "diagnose"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +38,7 @@ class Diagnosis:
 
     Attributes:
         findings: all modes above their thresholds.
-        cannot_tell: why the data decide nothing; empty where they do.
+        obstacle: why the data decide nothing; None if they do.
         smallest_effect: the smallest excess of one rank that would have been named with a probability of 0.9; None
             where no two ranks are compared.
         absent: ranks with which the judged ones communicate, and of which nothing is known. What waits and transfers
@@ -41,8 +46,8 @@ class Diagnosis:
         num_present: ranks that are judged.
     """
 
-    findings: tuple[Finding, ...]
-    cannot_tell: str
+    findings: tuple[DiagnosisFinding, ...]
+    obstacle: Obstacle | None
     smallest_effect: float | None
     absent: tuple[int, ...] = ()
     num_present: int = 0
@@ -79,14 +84,14 @@ def diagnose(
     hang = hang_finding(hangs, panels, silences_ns or {}, settings, unrecorded=absent)
     known = partial(Diagnosis, absent=tuple(absent), num_present=len(panels.rank))
     if num_steps < settings.least_steps:
-        reason = f"{num_steps} steps are too few: {settings.least_steps} are wanted"
-        return known(findings=hang, cannot_tell="" if hang else reason, smallest_effect=None)
+        few = TooFewSteps(num_steps=num_steps, least=settings.least_steps)
+        return known(findings=hang, obstacle=None if hang else few, smallest_effect=None)
     if absent:
         graph = None  # messages of absent ranks would be missing from it
     search = search_stragglers(panels, settings)
     steps = rebuild(graph) if graph is not None and 2 * len(graph.step) >= num_steps else None
     straggler, without = straggler_findings(panels, search, steps, settings)
-    communication: list[Finding] = []
+    communication: list[DiagnosisFinding] = []
     if not is_clock_wrong:
         communication = communication_findings(panels, links, crossing, settings)
     findings = [
@@ -98,37 +103,53 @@ def diagnose(
         *communication,
     ]
     findings += event_finding(panels, without, settings)
-    passing = (Mode.RUNTIME, Mode.AMPLIFICATION)
-    attributed = sum(each.loss_share for each in findings if each.mode in passing or each.variety == "transient")
-    attributed += sum(each.loss_share - each.numbers["share"] for each in findings if each.mode is Mode.INPUT)
-    findings += jitter_finding(panels, without, attributed, settings)
+    passing = sum(finding.loss_share for finding in findings if _is_passing(finding))
+    uneven_input = sum(
+        each.loss_share - each.evidence.share for each in findings if isinstance(each.evidence, InputEvidence)
+    )
+    findings += jitter_finding(panels, without, passing + uneven_input, settings)
     findings = _joined(findings)
     findings.sort(key=lambda finding: (finding.mode is not Mode.HANG, -finding.loss_share))
-    reason = ""
+    obstacle: Obstacle | None = None
     if absent:
         findings = [finding for finding in findings if _needs_no_others(finding)]
-        reason = "" if findings else "nothing that is certain explains the step time"
-    elif not findings and is_clock_wrong:
-        reason = "a clock is wrong, so transfers cannot be judged; own work shows nothing"
-    elif not findings and search.num_compared:
-        reason = search.cannot_tell
-    return known(findings=tuple(findings), cannot_tell=reason, smallest_effect=search.smallest_share)
+        obstacle = None if findings else AbsentRanks()
+    elif not findings:
+        obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, num_steps)
+    return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share)
 
 
-def _needs_no_others(finding: Finding) -> bool:
+def _is_passing(finding: DiagnosisFinding) -> bool:
+    """Return whether a finding explains why steps differ; what it costs must not be counted as jitter again."""
+    evidence = finding.evidence
+    is_transient = isinstance(evidence, LatenessEvidence) and evidence.pattern is LatePattern.TRANSIENT
+    return is_transient or finding.mode in (Mode.RUNTIME, Mode.AMPLIFICATION)
+
+
+def _obstacle_of(search: StragglerSearch, num_steps: int) -> Obstacle | None:
+    match search.obstacle:
+        case SearchObstacle.TOO_FEW_STEPS:
+            return TooFewSteps(num_steps=num_steps, least=LEAST_STEPS)
+        case SearchObstacle.TOO_MUCH_NOISE:
+            return TooMuchNoise(smallest_share=search.smallest_share or 0.0)
+        case SearchObstacle.NOBODY_COMPARED | None:  # stages and transfers are judged without comparing ranks
+            return None
+        case _:
+            assert_never(search.obstacle)
+
+
+def _needs_no_others(finding: DiagnosisFinding) -> bool:
     """Return whether a finding rests on what ranks measured of themselves, or on an operation that never ended.
 
     Who waits for whom, and how long a transfer takes, is not known while members of a group are; nor is what an event
     or jitter costs, for the steps may be as long without it.
     """
-    if finding.mode is Mode.RUNTIME:
-        return finding.variety == "garbage collection"
-    return finding.mode in (Mode.HANG, Mode.STRAGGLER, Mode.INPUT)
+    return isinstance(finding.evidence, CollectionEvidence) or finding.mode in (Mode.HANG, Mode.STRAGGLER, Mode.INPUT)
 
 
-def _joined(findings: Sequence[Finding]) -> list[Finding]:
+def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:
     """Return one finding a mode: the first one of it, with the loss and the culprits of all."""
-    joined: dict[Mode, Finding] = {}
+    joined: dict[Mode, DiagnosisFinding] = {}
     for finding in findings:
         first = joined.get(finding.mode)
         if first is None:

@@ -1,4 +1,4 @@
-"""What the traces of an attempt hold, on one clock and matched across ranks: the ground for every figure."""
+"""What the traces of an attempt hold, on one clock and matched across ranks: every figure rests on it."""
 
 from __future__ import annotations
 

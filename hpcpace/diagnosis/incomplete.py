@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcpace.diagnosis.evidence import Evidence, rank_operations
-from hpcpace.diagnosis.summary import CutOff, CutRank
+from hpcpace.diagnosis.summary import Incomplete, IncompleteRank
 from hpcpace.metrics.operations.incomplete import open_operations
 from hpcpace.metrics.operations.lost_records import LostOperations, Records, lost_operations, records_of
 from hpcpace.metrics.operations.matching import RankOperations, gather_operations
@@ -35,14 +35,14 @@ class Completed:
     opened: Sequence[RankOperations] = ()
 
 
-def find_cut_off(
+def find_incomplete(
     evidence: Evidence,
     problems: Sequence[str],
     *,
     missing: Sequence[int],
     hosts: Mapping[int, str],
     done: Completed | None = None,
-) -> CutOff:
+) -> Incomplete:
     """Return what was missing or cut off.
 
     Args:
@@ -61,11 +61,11 @@ def find_cut_off(
     lost = lost_operations(done.records, opened, closed | dict.fromkeys(missing, False))
     last_ns = max((ns for rank, ns in ends_ns.items() if rank not in evidence.unknown_clocks), default=0)
     gaps_ns = {rank: last_ns - ns for rank, ns in ends_ns.items() if rank not in evidence.unknown_clocks}
-    cut = [_cut_rank(trace, lost.get(trace.header.rank, _NOTHING), gaps_ns) for trace in evidence.traces]
+    cut = [_incomplete_rank(trace, lost.get(trace.header.rank, _NOTHING), gaps_ns) for trace in evidence.traces]
     cut = [rank for rank in cut if rank.num_lost_operations or rank.num_dropped or not closed[rank.rank]]
     cut += [_missing_rank(rank, hosts.get(rank, ""), lost.get(rank, _NOTHING)) for rank in missing]
     cut.sort(key=lambda rank: (-rank.num_lost_operations, rank.rank))
-    return CutOff(
+    return Incomplete(
         problems=tuple(problems),
         not_closed=tuple(rank for rank, is_closed in closed.items() if not is_closed),
         num_open=len(opened),
@@ -110,9 +110,9 @@ def _ends_ns(evidence: Evidence) -> dict[int, int]:
     }
 
 
-def _cut_rank(trace: RankTrace, lost: LostOperations, gaps_ns: Mapping[int, int]) -> CutRank:
+def _incomplete_rank(trace: RankTrace, lost: LostOperations, gaps_ns: Mapping[int, int]) -> IncompleteRank:
     steps = np.asarray(trace.tables["steps"]["step"], np.int64)
-    return CutRank(
+    return IncompleteRank(
         rank=trace.header.rank,
         host=trace.header.host,
         has_trace=True,
@@ -124,8 +124,8 @@ def _cut_rank(trace: RankTrace, lost: LostOperations, gaps_ns: Mapping[int, int]
     )
 
 
-def _missing_rank(rank: int, host: str, lost: LostOperations) -> CutRank:
-    return CutRank(
+def _missing_rank(rank: int, host: str, lost: LostOperations) -> IncompleteRank:
+    return IncompleteRank(
         rank=rank,
         host=host,
         has_trace=False,

@@ -22,11 +22,11 @@ from hpcpace.diagnosis.step_structure import StepStructure, step_structure
 from hpcpace.diagnosis.streamed_operations import (
     OperationFigures,
     blocked_of,
-    fold_operations,
     has_messages,
     is_on_disk,
+    stream_operations,
 )
-from hpcpace.diagnosis.summary import Clocks, CutOff
+from hpcpace.diagnosis.summary import Clocks
 from hpcpace.errors import CannotTell
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.what_if import transient_loss_ns
@@ -34,6 +34,7 @@ from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.communication import Kind, RankTotals, kinds, rank_totals
+from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
 from hpcpace.metrics.roles import others_median
 from hpcpace.metrics.steps import StepPanel, columns_of, common_steps, step_times, used_steps
@@ -57,7 +58,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class Measured:
     """What the figures rest on.
 
     Attributes:
@@ -71,7 +72,7 @@ class Ground:
         begin_all_ns, end_all_ns: begins and ends of the used steps on the common clock, where a rank's clock is
             unknown on its own, int64, (num_ranks, num_steps).
         end_ns: the latest end of each, of ranks with a known clock, int64, (num_steps,).
-        folded: the figures of the operations, where they are too many for `evidence` to hold them.
+        streamed: the figures of the operations, where they are too many for `evidence` to hold them.
     """
 
     evidence: Evidence
@@ -84,7 +85,7 @@ class Ground:
     begin_all_ns: NDArray[np.int64]
     end_all_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    folded: OperationFigures | None = None
+    streamed: OperationFigures | None = None
 
     @cached_property
     def role(self) -> NDArray[np.int64]:
@@ -112,42 +113,42 @@ class Ground:
     @cached_property
     def groups(self) -> list[GroupTransfers]:
         """The transfers of each process group, step by step."""
-        if self.folded is not None:
-            return list(self.folded.transfers)
+        if self.streamed is not None:
+            return list(self.streamed.transfers)
         return group_transfers(self.evidence, self.chosen.step)
 
     @cached_property
     def has_messages(self) -> bool:
         """Whether ranks send to each other."""
-        return self.folded.has_messages if self.folded is not None else has_messages(self.evidence)
+        return self.streamed.has_messages if self.streamed is not None else has_messages(self.evidence)
 
     @cached_property
     def blocked_ns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """How long ranks were blocked on synchronising collectives, and on sends, each (num_ranks, num_steps)."""
-        if self.folded is not None:
-            return self.folded.blocked_ns, self.folded.sent_ns
+        if self.streamed is not None:
+            return self.streamed.blocked_ns, self.streamed.sent_ns
         steps = self.chosen.step
         return blocked_of(self.evidence, columns_of(steps, self.evidence.operations.step), len(steps))
 
     @cached_property
     def totals(self) -> RankTotals:
         """Sums over the operations of each rank."""
-        if self.folded is not None:
-            return self.folded.totals
+        if self.streamed is not None:
+            return self.streamed.totals
         return rank_totals(self.evidence.operations, self.evidence.waits, self.in_steps, self.evidence.ranks)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The operations by their kind."""
-        if self.folded is not None:
-            return self.folded.kinds
+        if self.streamed is not None:
+            return self.streamed.kinds
         evidence = self.evidence
         return tuple(kinds(evidence.operations, evidence.matching, evidence.waits, self.in_steps))
 
     @cached_property
     def clocks(self) -> Clocks:
         """How well times of different ranks compare."""
-        return clock_figures(self.evidence, self.chosen, self.folded.causality if self.folded is not None else None)
+        return clock_figures(self.evidence, self.chosen, self.streamed.causality if self.streamed is not None else None)
 
     @cached_property
     def places(self) -> Topology:
@@ -161,14 +162,18 @@ class Ground:
         )
 
 
-def lay_ground(
+def measure(
     traces: Sequence[RankTrace],
     selection: Selection,
     *,
-    evidence: Evidence | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Ground:
-    """Return what the figures rest on; `evidence` where it is there already, `progress` as `fold_operations` takes it.
+) -> Measured:
+    """Measure everything that the figures share.
+
+    Args:
+        traces: the readable traces, ascending by rank.
+        selection: which steps to use.
+        progress: as `stream_operations` takes it.
 
     Raises:
         CannotTell: no step that all ranks have is left.
@@ -177,27 +182,27 @@ def lay_ground(
     used = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
     if not used.any():
         raise CannotTell(_why_no_steps(traces, panel))
-    chosen, folded = panel.select(used), None
-    if evidence is None and is_on_disk(traces):
-        folded, traces = fold_operations(traces, chosen, progress=progress)
-    evidence = evidence or gather_evidence(traces)
+    chosen, streamed = panel.select(used), None
+    if is_on_disk(traces):
+        streamed, traces = stream_operations(traces, chosen, progress=progress)
+    evidence = gather_evidence(traces)
     clocks = evidence.clocks
     begin_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.begin_ns, strict=True)])
     end_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.end_ns, strict=True)])
     # A rank whose clock is unknown cannot say when a step ended for the others. Where all are, the first one speaks.
     known = [index for index, rank in enumerate(evidence.ranks) if rank not in evidence.unknown_clocks] or [0]
-    return Ground(
+    return Measured(
         evidence=evidence,
         panel=panel,
         used=used,
         chosen=chosen,
         in_steps=columns_of(chosen.step, evidence.operations.step) >= 0,
-        parts=step_parts(evidence, chosen) if folded is None else folded.parts_ns,
+        parts=step_parts(evidence, chosen) if streamed is None else streamed.parts_ns,
         times_ns=step_times(panel.step, begin_ns[known], end_ns[known])[used],
         begin_all_ns=begin_ns[:, used],
         end_all_ns=end_ns[:, used],
         end_ns=end_ns[known].max(axis=0)[used],
-        folded=folded,
+        streamed=streamed,
     )
 
 
@@ -213,27 +218,27 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
     )
 
 
-def panels_of(ground: Ground) -> Panels:
+def panels_of(measured: Measured) -> Panels:
     """Return what the diagnosis judges."""
-    headers = [trace.header for trace in ground.evidence.traces]
-    parts = ground.parts
+    headers = [trace.header for trace in measured.evidence.traces]
+    parts = measured.parts
     # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
     return Panels(
         rank=np.array([header.rank for header in headers], np.int64),
         host=tuple(header.host for header in headers),
         node=np.array([header.node for header in headers], np.int64),
-        role=ground.role,
+        role=measured.role,
         stage=np.array([header.pp for header in headers], np.int64),
-        times_ns=ground.times_ns.astype(np.float64),
-        since_ns=(ground.end_ns - ground.end_ns[0]).astype(np.float64),
+        times_ns=measured.times_ns.astype(np.float64),
+        since_ns=(measured.end_ns - measured.end_ns[0]).astype(np.float64),
         work_ns=parts[:, :, list(OWN_WORK)].sum(axis=2),
-        reach_ns=_reach_ns(ground),
+        reach_ns=_reach_ns(measured),
         data_ns=parts[:, :, Part.DATA],
         gc_ns=parts[:, :, Part.GC],
         wait_ns=parts[:, :, list(EXPOSED_WAIT)].sum(axis=2),
-        transfer_ns=_transfer_ns(ground),
-        is_role_known=not (ground.has_messages and headers[0].pp < 0),
-        transient_share=_transient_share(ground),
+        transfer_ns=_transfer_ns(measured),
+        is_role_known=not (measured.has_messages and headers[0].pp < 0),
+        transient_share=_transient_share(measured),
     )
 
 
@@ -256,18 +261,18 @@ def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns
     return replace(found, culprits=tuple(culprits))
 
 
-def hotspots_of(ground: Ground, panels: Panels) -> tuple[Hotspot, ...]:
+def hotspots_of(measured: Measured, panels: Panels) -> tuple[Hotspot, ...]:
     """Return the places whose ranks do their own work more slowly than others of their role."""
     excess_ns = own_excess_ns(panels)
-    return delay_hotspots(excess_ns, ground.places) if excess_ns is not None else ()
+    return delay_hotspots(excess_ns, measured.places) if excess_ns is not None else ()
 
 
-def _transient_share(ground: Ground) -> float | None:
+def _transient_share(measured: Measured) -> float | None:
     """Return what changing work costs the steps of a pipeline; None without one."""
-    stages = {trace.header.pp for trace in ground.evidence.traces}
-    if len(stages) < 2 or ground.structure is None or ground.structure.graph is None:
+    stages = {trace.header.pp for trace in measured.evidence.traces}
+    if len(stages) < 2 or measured.structure is None or measured.structure.graph is None:
         return None
-    return transient_loss_ns(ground.structure.graph) / max(float(ground.times_ns.mean()), 1.0)
+    return transient_loss_ns(measured.structure.graph) / max(float(measured.times_ns.mean()), 1.0)
 
 
 def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:
@@ -288,43 +293,42 @@ def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:
     return excess_ns if compared else None
 
 
-def _transfer_ns(ground: Ground) -> NDArray[np.float64]:
+def _transfer_ns(measured: Measured) -> NDArray[np.float64]:
     """Return the exposed transfer of each step but for blocked senders, float64, (num_ranks, num_steps).
 
     Where large messages are handed over in person, as by gloo, a sender is blocked until its receiver comes: that is no
     transfer, and the receiver's side has what the message takes.
     """
-    transfer_ns: NDArray[np.float64] = ground.parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
-    less: NDArray[np.float64] = np.maximum(transfer_ns - ground.blocked_ns[1], 0.0)
+    transfer_ns: NDArray[np.float64] = measured.parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
+    less: NDArray[np.float64] = np.maximum(transfer_ns - measured.blocked_ns[1], 0.0)
     return less
 
 
-def _reach_ns(ground: Ground) -> NDArray[np.float64]:
+def _reach_ns(measured: Measured) -> NDArray[np.float64]:
     """Return the time of each step outside of synchronising collectives, float64, (num_ranks, num_steps)."""
-    parts = ground.parts
+    parts = measured.parts
     away = parts[:, :, list(_AWAY)].sum(axis=2)
-    reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - ground.blocked_ns[0], 0.0)
+    reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - measured.blocked_ns[0], 0.0)
     return reach
 
 
-def diagnose_ground(
-    ground: Ground,
+def diagnose_run(
+    measured: Measured,
     panels: Panels,
     *,
-    clocks: Clocks,
-    cut_off: CutOff,
+    hangs: Sequence[OpenOperation],
+    absent: Sequence[int],
     settings: DiagnosisConfig,
-    absent: Sequence[int] = (),
 ) -> Diagnosis:
-    """Return what is wrong with a run, by its figures; `absent` as of `diagnose`."""
-    groups, places = ground.groups, ground.places
-    # A message that waits for its receiver tells of the receiver; collectives, where there are some, of the link alone.
+    """Return what is wrong with a run, from what was measured; arguments as those of `diagnose`."""
+    groups, places, clocks = measured.groups, measured.places, measured.clocks
+    # How long a message takes depends on its receiver, too; that of a collective depends on the link alone.
     collectives = [group for group in groups if group.op != "send"] or groups
     return diagnose(
         panels,
-        hangs=cut_off.open,
+        hangs=hangs,
         silences_ns={
-            trace.header.rank: silence_ns(trace.tables["account"]["time_ns"]) for trace in ground.evidence.traces
+            trace.header.rank: silence_ns(trace.tables["account"]["time_ns"]) for trace in measured.evidence.traces
         },
         links=_widened(
             locate_links(collectives, places, floor_share=settings.link_share, level=settings.level),
@@ -333,7 +337,7 @@ def diagnose_ground(
         ),
         crossing=locality(groups, places),
         is_clock_wrong=clocks.num_wrong > 0,
-        graph=ground.changeable,
+        graph=measured.changeable,
         absent=absent,
         settings=settings,
     )

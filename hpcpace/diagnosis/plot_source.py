@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import Evidence
-from hpcpace.diagnosis.measure import Ground, own_excess_ns
+from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.jitter.growth import GrowthCurve
@@ -22,7 +22,7 @@ _MOST_NODES = 512
 
 
 def plot_data(
-    ground: Ground,
+    measured: Measured,
     panels: Panels,
     *,
     curve: GrowthCurve | None,
@@ -31,16 +31,16 @@ def plot_data(
     versions: tuple[tuple[str, str], ...],
 ) -> PlotData:
     """Return what the plots of a page show."""
-    headers = [trace.header for trace in ground.evidence.traces]
+    headers = [trace.header for trace in measured.evidence.traces]
     excess_ns = own_excess_ns(panels)
-    places, groups = ground.places, ground.groups
+    places, groups = measured.places, measured.groups
     communication = panels.transfer_ns.mean(axis=0) + panels.wait_ns.mean(axis=0)
     reasons = {}
     if excess_ns is None:
         reasons["own_delay_ms"] = "no two ranks are known to do the same work"
     few = 2 <= places.num_nodes <= _MOST_NODES
     return PlotData(
-        step=ground.chosen.step,
+        step=measured.chosen.step,
         step_ms=panels.times_ns / NS_PER_MS,
         own_delay_ms=excess_ns / NS_PER_MS if excess_ns is not None else None,
         rank_labels=tuple(f"{header.rank} {header.host}" for header in headers) if excess_ns is not None else (),
@@ -49,7 +49,7 @@ def plot_data(
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
         node_matrix=_matrix(node_matrix(groups, places)) if few else None,
         hotspots=tuple(_row(spot) for spot in hotspots),
-        clocks=_clocks(ground.evidence),
+        clocks=_clocks(measured.evidence),
         versions=versions,
         reasons=reasons,
     )

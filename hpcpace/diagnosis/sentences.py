@@ -1,10 +1,10 @@
-"""Sentences on what is missing from a run: operations that never completed, lost traces, clocks that are wrong."""
+"""Sentences on what is missing from a run: operations that never completed, lost traces, wrong clocks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hpcpace.diagnosis.summary import Clocks, ClockSuspect, CutRank
+from hpcpace.diagnosis.summary import Clocks, ClockSuspect, IncompleteRank
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.quoting import printable
 from hpcpace.units import format_duration
@@ -22,7 +22,7 @@ def open_line(operation: OpenOperation, hosts: Mapping[int, str]) -> str:
     return f"{where} never completed: {', '.join(parts)}"
 
 
-def cut_rank_line(rank: CutRank, hosts: Mapping[int, str]) -> str:
+def incomplete_rank_line(rank: IncompleteRank, hosts: Mapping[int, str]) -> str:
     """Return one sentence on a rank whose trace is missing, was not closed, or lacks records."""
     who = named_ranks((rank.rank,), hosts)
     count, steps = plural(rank.num_lost_operations, "operation"), plural(rank.num_lost_steps, "step")
@@ -40,7 +40,7 @@ def cut_rank_line(rank: CutRank, hosts: Mapping[int, str]) -> str:
 
 
 def suspect_line(clocks: Clocks) -> str:
-    """Return one sentence on clocks that are proven wrong; empty where none is."""
+    """Return one sentence on clocks that are proven wrong; empty if none is."""
     if not clocks.num_wrong:
         return ""
     num_more = clocks.num_suspects - len(clocks.suspects)
@@ -51,8 +51,8 @@ def suspect_line(clocks: Clocks) -> str:
     bound = f"wrong by at least {format_duration(min(bounds_ns))}"
     if len(names) > 1:
         return (
-            f"the clocks of {listed(names)} are {bound}: no fewer explain what contradicts causality; times between "
-            "them and others cannot be trusted"
+            f"the clocks of {listed(names)} are {bound}: no smaller set explains what violates causality; times "
+            "between them and others cannot be trusted"
         )
     suspect = clocks.suspects[0]
     is_short = suspect.num_against <= _MOST_AGAINST
@@ -64,14 +64,14 @@ def suspect_line(clocks: Clocks) -> str:
 
 
 def _undecided(clocks: Clocks, names: Sequence[str], bound: str) -> str:
-    which = f"at least {clocks.num_wrong} of them are wrong, and which ones cannot be told"
+    which = f"at least {clocks.num_wrong} of them are wrong; the traces do not show which"
     if clocks.num_suspects == 2:
         bound += f" ({names[0]} {_direction(clocks.suspects[0])})"
-        which = "which one is wrong cannot be told"
+        which = "the traces do not show which one is wrong"
     return f"the clocks of {listed(names)} contradict each other {bound}; {which}; times between them cannot be trusted"
 
 
 def _direction(suspect: ClockSuspect) -> str:
     if suspect.ahead_ns and suspect.behind_ns:
-        return "ahead and behind by turns"
+        return "sometimes ahead, sometimes behind"
     return "ahead" if suspect.ahead_ns else "behind"

@@ -27,7 +27,7 @@ from hpcpace.metrics.operations.overlap import communication_ns
 from hpcpace.metrics.operations.totals_by_kind import KindTotals, add_kinds, join_kinds, totals_by_kind
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.metrics.steps import StepPanel, columns_of, common_steps
-from hpcpace.parallel import exhaust, map_threads, num_threads, shared_zeros, watch_processes
+from hpcpace.parallel import map_threads, num_threads, run_threads, shared_zeros, watch_processes
 from hpcpace.trace.plausible import plausible_rows
 from hpcpace.trace.schema import Op
 from hpcpace.trace.stream import StoredTable, TooLarge, TraceStream
@@ -79,14 +79,14 @@ def is_on_disk(traces: Sequence[RankTrace]) -> bool:
     return any(isinstance(trace.tables["collectives"], StoredTable) for trace in traces)
 
 
-def fold_operations(
+def stream_operations(
     traces: Sequence[RankTrace],
     chosen: StepPanel | None,
     *,
     max_rows: int = MAX_ROWS,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[OperationFigures, list[RankTrace]]:
-    """Return the figures of the operations, and the traces without them.
+    """Measure the operations range by range, and return their figures and the traces without them.
 
     Args:
         traces: ascending by rank; at least one.
@@ -106,25 +106,25 @@ def fold_operations(
     blocked_ns, sent_ns = (shared_zeros(len(shares), *panel_shape) for _ in range(2))
     num_done = shared_zeros(len(shares))
 
-    def tell() -> None:
+    def show_progress() -> None:
         if progress is not None:
             progress(int(num_done.sum()), sum(len(share.stops) for share in shares))
 
-    def fold(number: int) -> _Found:
+    def measure_share(number: int) -> _ShareFigures:
         share = shares[number]
-        found = _Fold(chosen, parts_ns, blocked_ns[number], sent_ns[number])
+        sums = _ShareSums(chosen, parts_ns, blocked_ns[number], sent_ns[number])
         for stop, evidence in iter_share(streams, share):
             if stop is not None and stop == share.first:
-                found.begin(stop, evidence)
+                sums.begin(stop, evidence)
             else:
-                found.add(stop, evidence)
+                sums.add(stop, evidence)
                 num_done[number] += 1
-                if len(shares) == 1:  # else this process is not the one that tells
-                    tell()
+                if len(shares) == 1:  # else the parent process shows the progress of all
+                    show_progress()
             del evidence  # the next range takes its place in memory
-        return found.figures(streams)
+        return sums.figures(streams)
 
-    parts = watch_processes(fold, range(len(shares)), tell)
+    parts = watch_processes(measure_share, range(len(shares)), show_progress)
     kept = [replace(stream.trace, tables={**stream.trace.tables, "collectives": stream.nothing}) for stream in streams]
     return _joined(parts, parts_ns, blocked_ns.sum(axis=0), sent_ns.sum(axis=0)), kept
 
@@ -176,8 +176,8 @@ def _stream_of(trace: RankTrace) -> _SoundStream:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What was found in the ranges of one share, but for what each step has on each rank."""
+class _ShareFigures:
+    """The figures of one share of the steps, without those of single steps, which go into arrays of the caller."""
 
     has_messages: bool
     transfers: list[TransferSums]
@@ -190,8 +190,8 @@ class _Found:
     problems: list[str]
 
 
-class _Fold:
-    """What was found in the ranges of steps so far; times of steps go into arrays of the caller."""
+class _ShareSums:
+    """Sums over the ranges of steps of one share, range by range; times of steps go into arrays of the caller."""
 
     def __init__(
         self,
@@ -275,9 +275,9 @@ class _Fold:
     def _keep_tails(self, stop: int, rows: Sequence[Table]) -> None:
         self._tails = [table.select(table["step"] >= stop - 2 * MARGIN_STEPS) for table in rows]
 
-    def figures(self, streams: Sequence[_SoundStream]) -> _Found:
+    def figures(self, streams: Sequence[_SoundStream]) -> _ShareFigures:
         """Return what was found in all ranges of some streams."""
-        return _Found(
+        return _ShareFigures(
             has_messages=self._has_messages,
             transfers=self._transfers,
             totals=_summed(self._totals),
@@ -291,7 +291,7 @@ class _Fold:
 
 
 def _joined(
-    shares: Sequence[_Found],
+    shares: Sequence[_ShareFigures],
     parts_ns: NDArray[np.float64],
     blocked_ns: NDArray[np.float64],
     sent_ns: NDArray[np.float64],
@@ -355,7 +355,7 @@ def blocked_of(
             chosen = np.flatnonzero(of_op & is_used) + rows.start
             sums[index] = np.bincount(column[chosen], weights=done.blocked_ns[chosen], minlength=num_steps)
 
-    exhaust(map_threads(of_rank, range(len(evidence.ranks))))
+    run_threads(of_rank, range(len(evidence.ranks)))
     return blocked_ns, sent_ns
 
 
@@ -376,5 +376,5 @@ def under_way_of(evidence: Evidence, mask: NDArray[np.bool_]) -> NDArray[np.floa
             enter_ns, exit_ns = enter_ns[used], exit_ns[used]
         under_way_ns[index] = communication_ns(enter_ns, exit_ns)
 
-    exhaust(map_threads(of_rank, range(len(evidence.ranks))))
+    run_threads(of_rank, range(len(evidence.ranks)))
     return under_way_ns

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.diagnosis.diagnose import Culprit, Finding
+from hpcpace.diagnosis.modes.finding import Culprit
 from hpcpace.metrics.clocks.causality import PairViolations
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.operations.communication import Kind as Kind
@@ -20,6 +20,18 @@ from hpcpace.metrics.roles import Excess as Excess
 from hpcpace.metrics.steps import Throughput as Throughput
 
 SCHEMA = "hpcpace-summary/2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One mode above its threshold; `numbers` has the figures behind it by name, as docs/summary.md lists them."""
+
+    mode: str
+    variety: str
+    loss_share: float
+    confidence: float
+    culprits: tuple[Culprit, ...]
+    numbers: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +236,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutRank:
+class IncompleteRank:
     """A rank whose trace is missing, was not closed, or lacks records.
 
     Attributes:
@@ -248,14 +260,14 @@ class CutRank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutOff:
+class Incomplete:
     """What was missing or cut off; `ranks` has those with most lost operations first."""
 
     problems: tuple[str, ...]
     not_closed: tuple[int, ...]
     num_open: int
     open: tuple[OpenOperation, ...]
-    ranks: tuple[CutRank, ...]
+    ranks: tuple[IncompleteRank, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -549,7 +561,7 @@ class Summary:
     roles: tuple[RoleRow, ...]
     kinds: tuple[Kind, ...]
     clocks: Clocks
-    cut_off: CutOff
+    cut_off: Incomplete
     settings: dict[str, float] = field(default_factory=dict)
     sensitivity: tuple[SensitivityRow, ...] = ()
     history: tuple[AttemptRow, ...] = ()

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TABLES_USED
-from hpcpace.diagnosis.measure import Ground, Selection, lay_ground, panels_of
+from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
 from hpcpace.errors import CannotTell, HpcpaceError, UsageError
 from hpcpace.files import Folder
 from hpcpace.plots.csv_text import csv_bytes
@@ -43,13 +43,13 @@ class ExaminedRun:
     Attributes:
         name: what tables call it: the name of its folder, or the path where two runs have one name.
         problems: what could not be read of it.
-        ground: what the figures rest on, without warm-up steps.
+        measured: what the figures rest on, without warm-up steps.
         panels: what the diagnosis judges.
     """
 
     name: str
     problems: tuple[str, ...]
-    ground: Ground
+    measured: Measured
     panels: Panels
 
     @property
@@ -99,11 +99,11 @@ def examined(paths: Sequence[Path]) -> Iterator[ExaminedRun]:
     for run, name in zip(runs, names, strict=True):
         found = read_attempt(run.last_attempt(), tables=TABLES_USED)
         try:
-            ground = lay_ground(found.traces, Selection())
+            measured = measure(found.traces, Selection())
         except CannotTell as error:
             raise CannotTell(f"{run.path}: {error}") from None
         unique = name if names.count(name) == 1 else str(run.path)
-        yield ExaminedRun(name=unique, problems=tuple(found.problems), ground=ground, panels=panels_of(ground))
+        yield ExaminedRun(name=unique, problems=tuple(found.problems), measured=measured, panels=panels_of(measured))
 
 
 def console_for_tables() -> Console:

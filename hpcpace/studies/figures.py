@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpcpace.diagnosis.evidence import TABLES_USED
-from hpcpace.diagnosis.measure import Ground, Selection, lay_ground
+from hpcpace.diagnosis.measure import Measured, Selection, measure
 from hpcpace.errors import CannotTell, TraceError
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.steps import throughput
@@ -120,9 +120,9 @@ def run_figures(study: StudyFolder, run: StudyRun) -> RunFigures:
     """
     attempt = study.run_dir(run).last_attempt()
     traces = read_attempt(attempt, tables=(*TABLES_USED, "network")).traces
-    ground = lay_ground(traces, Selection())
-    speed = throughput(ground.times_ns, ground.chosen.samples)
-    traffic = _traffic(traces, ground) if run.setup.layout.servers > 1 else None
+    measured = measure(traces, Selection())
+    speed = throughput(measured.times_ns, measured.chosen.samples)
+    traffic = _traffic(traces, measured) if run.setup.layout.servers > 1 else None
     memory = study.result(attempt).get("peak_memory", [])
     device = [row["device_bytes"] for row in memory]
     return RunFigures(
@@ -131,18 +131,18 @@ def run_figures(study: StudyFolder, run: StudyRun) -> RunFigures:
         network_bps=traffic[0] if traffic else None,
         network_bytes_per_sample=traffic[1] / speed.samples if traffic and speed.samples else None,
         peak_memory_bytes=max(device, default=0) or max((row["rss_bytes"] for row in memory), default=None),
-        forward_ms=_forward_ms(ground, run.setup),
-        wait_share=float(ground.parts[..., list(_COMMUNICATION)].sum() / ground.parts.sum()),
+        forward_ms=_forward_ms(measured, run.setup),
+        wait_share=float(measured.parts[..., list(_COMMUNICATION)].sum() / measured.parts.sum()),
     )
 
 
-def _forward_ms(ground: Ground, setup: Setup) -> float:
+def _forward_ms(measured: Measured, setup: Setup) -> float:
     """Return the forward computation of a microbatch: all ranks of a replica, median over steps."""
-    per_step = ground.parts[..., Part.FORWARD].sum(axis=0) / (setup.num_replicas * setup.microbatches)
+    per_step = measured.parts[..., Part.FORWARD].sum(axis=0) / (setup.num_replicas * setup.microbatches)
     return float(np.median(per_step)) / NS_PER_MS
 
 
-def _traffic(traces: Sequence[RankTrace], ground: Ground) -> tuple[float, float] | None:
+def _traffic(traces: Sequence[RankTrace], measured: Measured) -> tuple[float, float] | None:
     """Return bits a second, and bytes in the used steps, of a server's busiest interface; None where none was read.
 
     A server's time is that from its first rank's begin to its last rank's end, by its own clock: the ranks of a
@@ -153,7 +153,7 @@ def _traffic(traces: Sequence[RankTrace], ground: Ground) -> tuple[float, float]
     nodes = np.array([trace.header.node for trace in traces])
     for node in np.unique(nodes):
         rows = np.flatnonzero(nodes == node).tolist()
-        begin_ns, end_ns = int(ground.chosen.begin_ns[rows, 0].min()), int(ground.chosen.end_ns[rows, -1].max())
+        begin_ns, end_ns = int(measured.chosen.begin_ns[rows, 0].min()), int(measured.chosen.end_ns[rows, -1].max())
         counted = [found for row in rows for found in _counted(traces[row], begin_ns, end_ns)]
         if counted:
             count, duration_s = max(counted)

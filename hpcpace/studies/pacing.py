@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcpace.diagnosis.evidence import TABLES_USED
-from hpcpace.diagnosis.measure import Selection, lay_ground
+from hpcpace.diagnosis.measure import Selection, measure
 from hpcpace.diagnosis.records.json_files import json_object, read_json
 from hpcpace.errors import DataError
 from hpcpace.metrics.repetitions import Estimate, mean_of, throughput_of_steps, variation_of_steps
@@ -77,9 +77,9 @@ def read_paced_run(run: RunDirectory) -> PacedRun:
     """
     attempt = run.last_attempt()
     traces = read_attempt(attempt, tables=TABLES_USED).traces
-    ground = lay_ground(traces, Selection())
-    times_ns = ground.times_ns.astype(np.float64)
-    has_samples = bool(ground.chosen.samples.any()) and times_ns.sum() > 0
+    measured = measure(traces, Selection())
+    times_ns = measured.times_ns.astype(np.float64)
+    has_samples = bool(measured.chosen.samples.any()) and times_ns.sum() > 0
     trial = read_json(attempt, attempt.trial_json.name, json_object, []) or {}
     record = read_json(attempt, attempt.run_json.name, json_object, []) or {}
     return PacedRun(
@@ -87,7 +87,7 @@ def read_paced_run(run: RunDirectory) -> PacedRun:
         nodes=len({trace.header.node for trace in traces}),
         num_ranks=len(traces),
         policy=_policy(record, trial),
-        samples_per_s=throughput_of_steps(times_ns, ground.chosen.samples) if has_samples else None,
+        samples_per_s=throughput_of_steps(times_ns, measured.chosen.samples) if has_samples else None,
         variation=variation_of_steps(times_ns),
         sentence=str(trial.get("sentence", "")),
     )

@@ -89,7 +89,7 @@ def test_a_run_without_hotspots_is_an_answer(script, tmp_path):
     run = SyntheticRun(num_ranks=4, hosts=("n1", "n2"), noise=0.02).write(tmp_path / "run").path
     code, out, _ = script("topology_hotspots", run, "--out", tmp_path)
     assert code == 0
-    assert "run: no rank, node or leaf is slower than its like beyond noise" in out
+    assert "run: no rank, node or leaf is slower than its peers beyond noise" in out
     assert _rows(tmp_path / "topology_hotspots.csv") == []
 
 

@@ -103,7 +103,8 @@ def test_all_attempts_stand_beside_each_other_whichever_is_shown(report, tmp_pat
     assert "run        synthetic, attempt 1 (2 in all)" in out
     assert "0           4     2    28       2 to 29  45.0 ms 4 of 4 traces not closed, 3 inside" in out
     assert "1           2     1    28       2 to 29  36.0 ms all traces closed" in out
-    told = "attempt 1 against 0: 2 ranks for 4; mesh dp=2,pp=1,tp=1 for dp=4,pp=1,tp=1; without n2; median step 20.0 %"
+    told = "attempt 1 compared with 0: 2 ranks instead of 4; mesh dp=2,pp=1,tp=1 instead of dp=4,pp=1,tp=1; "
+    told += "without n2; median step 20.0 %"
     assert told in " ".join(out.split())
     assert "attempt 0 against 1: 4 ranks for 2" in " ".join(report(path, "--attempt", 0)[1].split())
 
@@ -245,7 +246,7 @@ def test_a_rank_killed_before_its_first_step_is_told_and_the_others_have_their_f
     assert code == 1
     assert "rank 3 on n2: no step recorded" in text
     assert "lost at least 40 operations" in text
-    assert "none of the 0 steps of rank 3 is one that the other ranks have" in text
+    assert "rank 3 shares none of its 0 steps with the other ranks" in text
     summary = json.loads(run.summary_json.read_text())
     assert (summary["world"]["ranks"], [row["rank"] for row in summary["ranks"]]) == ([0, 1, 2, 3], [0, 1, 2])
 

@@ -12,15 +12,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hpcpace.audit.facts import RankFacts
 from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.grouping import blocks, grouped, kind_of
-from hpcpace.hostlist import short_list
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot_files import read_attempt
-from hpcpace.diagnosis.diagnose import Culprit, Mode
-from hpcpace.diagnosis.diagnose import Finding as Blame
-from hpcpace.quoting import printable
+from hpcpace.diagnosis.diagnose import Culprit, DiagnosisFinding, Mode
 from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
+from hpcpace.hostlist import short_list
+from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt
 
 _MOST_OWN, _MOST_COMMON, _MOST_CULPRITS = 3, 1, 8
@@ -29,7 +28,7 @@ _LOCAL_RANK = re.compile(r"(?:local )?rank \d+")
 
 
 def audit_figures(
-    attempt: Attempt, blamed: Sequence[Blame], hosts: Mapping[int, str], settings: AuditConfig | None = None
+    attempt: Attempt, blamed: Sequence[DiagnosisFinding], hosts: Mapping[int, str], settings: AuditConfig | None = None
 ) -> AuditFigures | None:
     """Return what the snapshots of an attempt say; None where it has none.
 
@@ -66,7 +65,7 @@ def audit_figures(
 
 
 def _matches(
-    job: AuditedJob, findings: Iterable[AuditFinding], blamed: Sequence[Blame], hosts: Mapping[int, str]
+    job: AuditedJob, findings: Iterable[AuditFinding], blamed: Sequence[DiagnosisFinding], hosts: Mapping[int, str]
 ) -> Iterator[AuditMatch]:
     """Yield the findings on those who are blamed, by culprit, the most telling first."""
     by_host = {host.name: host.ranks for host in job.hosts}
@@ -76,13 +75,13 @@ def _matches(
     having: dict[tuple[str, str], set[int]] = {}
     for finding, concerned in bad:
         having.setdefault(kind_of(finding), set()).update(concerned)
-    told: set[str] = set()
+    shown: set[str] = set()
     for blame in blamed:
         for culprit in blame.culprits:
             for who, ranks in _places(culprit, hosts):
-                if who in told or len(told) == _MOST_CULPRITS:
+                if who in shown or len(shown) == _MOST_CULPRITS:
                     continue
-                told.add(who)
+                shown.add(who)
                 own = [finding for finding, concerned in bad if concerned & ranks]
                 # Of two, the one that fewer ranks have tells more of this one.
                 own.sort(key=lambda finding: (len(having[kind_of(finding)]), _ORDER[finding.severity]))

@@ -5,54 +5,54 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.causes.bubble import message_waits, microbatches, pipeline_bubble
-from hpcpace.metrics.operations.communication import op_name
-from hpcpace.metrics.causes.critical_path import WORK, critical_path
 from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.diagnosis.measure import OWN_WORK, Measured, own_excess_ns
 from hpcpace.diagnosis.modes.pipeline import stage_excess
-from hpcpace.metrics.lateness.own_delay import agreement
-from hpcpace.metrics.phases import Part
-from hpcpace.metrics.causes.propagation import delay_origins
-from hpcpace.metrics.causes.replay import StepGraph
-from hpcpace.metrics.roles import others_median
-from hpcpace.metrics.causes.what_if import Change, stage_change, what_if
-from hpcpace.diagnosis.measure import OWN_WORK, Ground, own_excess_ns
 from hpcpace.diagnosis.step_structure import StepStructure
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, PipelineBubble
+from hpcpace.metrics.causes.bubble import message_waits, microbatches, pipeline_bubble
+from hpcpace.metrics.causes.critical_path import WORK, critical_path
+from hpcpace.metrics.causes.propagation import delay_origins
+from hpcpace.metrics.causes.replay import StepGraph
+from hpcpace.metrics.causes.what_if import Change, stage_change, what_if
+from hpcpace.metrics.lateness.own_delay import agreement
+from hpcpace.metrics.operations.communication import op_name
+from hpcpace.metrics.phases import Part
+from hpcpace.metrics.roles import others_median
 
 _MOST_ROWS = 3
 _MOST_PATH = 6
 _NEEDLESS = (Part.DATA, Part.GC)
 
 
-def cause_figures(ground: Ground, panels: Panels) -> Causes | None:
+def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
     """Return where waiting began and what would change it; None where steps are not taken apart."""
-    structure = ground.structure
+    structure = measured.structure
     if structure is None:
         return None
     total_ns = float(panels.times_ns.sum())
-    gains, error = _gains(ground, panels, structure)
+    gains, error = _gains(measured, panels, structure)
     return Causes(
         gains=gains,
         rebuild_error=error,
-        origins=_origins(ground, total_ns),
-        path=_path(ground, structure),
-        suspected_ranks=_suspected(ground, structure, panels),
-        bubble=_bubble(ground, structure, panels),
+        origins=_origins(measured, total_ns),
+        path=_path(measured, structure),
+        suspected_ranks=_suspected(measured, structure, panels),
+        bubble=_bubble(measured, structure, panels),
     )
 
 
-def _gains(ground: Ground, panels: Panels, structure: StepStructure) -> tuple[tuple[GainRow, ...], float | None]:
-    graph = ground.changeable
+def _gains(measured: Measured, panels: Panels, structure: StepStructure) -> tuple[tuple[GainRow, ...], float | None]:
+    graph = measured.changeable
     if graph is None:
         return (), None
     changes = [
         *_slow_places(panels),
         *_stages(panels),
-        *_phases(ground, graph),
-        *_operations(ground, structure),
+        *_phases(measured, graph),
+        *_operations(measured, structure),
     ]
-    names = {(change.kind, change.id): _name(change, panels, ground, structure) for change in changes}
+    names = {(change.kind, change.id): _name(change, panels, measured, structure) for change in changes}
     found = what_if(graph, changes) if changes else None
     if found is None:
         return (), None
@@ -92,13 +92,13 @@ def _stages(panels: Panels) -> list[Change]:
     ]
 
 
-def _phases(ground: Ground, graph: StepGraph) -> list[Change]:
+def _phases(measured: Measured, graph: StepGraph) -> list[Change]:
     """Return the changes that make phases usual: no wait for data, no garbage collection, the others as in the role."""
-    columns = np.searchsorted(ground.chosen.step, graph.step)
+    columns = np.searchsorted(measured.chosen.step, graph.step)
     changes = []
     for part in OWN_WORK:
-        spent_ns = ground.parts[:, columns, part]
-        removed_ns = spent_ns if part in _NEEDLESS else np.maximum(_beyond_role(spent_ns, ground.role), 0.0)
+        spent_ns = measured.parts[:, columns, part]
+        removed_ns = spent_ns if part in _NEEDLESS else np.maximum(_beyond_role(spent_ns, measured.role), 0.0)
         if removed_ns.any():
             is_at_begin = part == Part.DATA
             changes.append(Change(kind="phase", id=int(part), removed_ns=removed_ns, is_at_begin=is_at_begin))
@@ -115,9 +115,9 @@ def _beyond_role(spent_ns: NDArray[np.float64], role: NDArray[np.int64]) -> NDAr
     return beyond_ns
 
 
-def _operations(ground: Ground, structure: StepStructure) -> list[Change]:
+def _operations(measured: Measured, structure: StepStructure) -> list[Change]:
     """Return the changes that make the transfers of one kind of operation usual."""
-    done, work = ground.evidence.operations, structure.work
+    done, work = measured.evidence.operations, structure.work
     changes = []
     for op in np.unique(done.op[work.is_known]).tolist():
         positions = np.unique(work.position[work.is_known & (done.op == op)])
@@ -125,7 +125,7 @@ def _operations(ground: Ground, structure: StepStructure) -> list[Change]:
     return changes
 
 
-def _name(change: Change, panels: Panels, ground: Ground, structure: StepStructure) -> str:
+def _name(change: Change, panels: Panels, measured: Measured, structure: StepStructure) -> str:
     if change.kind == "rank":
         return f"work of rank {change.id}"
     if change.kind == "node":
@@ -137,12 +137,12 @@ def _name(change: Change, panels: Panels, ground: Ground, structure: StepStructu
     return f"transfers of {op_name(change.id)}"
 
 
-def _origins(ground: Ground, total_ns: float) -> tuple[OriginRow, ...]:
-    evidence = ground.evidence
+def _origins(measured: Measured, total_ns: float) -> tuple[OriginRow, ...]:
+    evidence = measured.evidence
     done = evidence.operations
     exposed_ns = np.minimum(evidence.waits.wait_ns, done.blocked_ns).astype(np.float64)
     found = delay_origins(
-        done, evidence.matching, evidence.waits, ranks=evidence.ranks, mask=ground.in_steps, wait_ns=exposed_ns
+        done, evidence.matching, evidence.waits, ranks=evidence.ranks, mask=measured.in_steps, wait_ns=exposed_ns
     )
     waited_ns = max(float(found.waited_ns.sum()), 1.0)
     rows = found.caused_ns.argsort()[::-1][: 2 * _MOST_ROWS]
@@ -159,8 +159,8 @@ def _origins(ground: Ground, total_ns: float) -> tuple[OriginRow, ...]:
     )
 
 
-def _path(ground: Ground, structure: StepStructure) -> tuple[PathRow, ...]:
-    evidence, ranks = ground.evidence, structure.ranks
+def _path(measured: Measured, structure: StepStructure) -> tuple[PathRow, ...]:
+    evidence, ranks = measured.evidence, structure.ranks
     found = critical_path(
         evidence.operations,
         evidence.matching,
@@ -182,13 +182,13 @@ def _path(ground: Ground, structure: StepStructure) -> tuple[PathRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.share)[:_MOST_PATH])
 
 
-def _suspected(ground: Ground, structure: StepStructure, panels: Panels) -> tuple[int, ...]:
+def _suspected(measured: Measured, structure: StepStructure, panels: Panels) -> tuple[int, ...]:
     """Return the ranks whose arrival on the common clock contradicts how long their operations last."""
-    evidence = ground.evidence
+    evidence = measured.evidence
     halfwidth_ns = np.array(
         [
             float(np.median(clock.to_reference(end_ns).halfwidth_ns))
-            for clock, end_ns in zip(evidence.clocks, ground.chosen.end_ns, strict=True)
+            for clock, end_ns in zip(evidence.clocks, measured.chosen.end_ns, strict=True)
         ]
     )
     node = np.zeros(int(panels.rank.max()) + 1, np.int64)
@@ -204,16 +204,16 @@ def _suspected(ground: Ground, structure: StepStructure, panels: Panels) -> tupl
     return tuple(found.rank[found.is_suspected].tolist())
 
 
-def _bubble(ground: Ground, structure: StepStructure, panels: Panels) -> PipelineBubble | None:
+def _bubble(measured: Measured, structure: StepStructure, panels: Panels) -> PipelineBubble | None:
     if len(np.unique(panels.stage)) < 2:
         return None
-    evidence = ground.evidence
+    evidence = measured.evidence
     waited_ns = message_waits(
         evidence.operations,
         evidence.waits,
         structure.steps,
         ranks=np.asarray(evidence.ranks, np.int64),
-        mask=ground.in_steps,
+        mask=measured.in_steps,
     )
     num_microbatches = microbatches(evidence.operations, structure.work)
     found = pipeline_bubble(waited_ns, panels.times_ns, panels.stage, num_microbatches=num_microbatches)

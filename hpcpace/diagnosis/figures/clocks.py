@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.clocks.causality import pair_violations
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.steps import StepPanel
-from hpcpace.metrics.clocks.suspects import Contradictions, Suspect, contradictions, judge, proven_leads
-from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.diagnosis.evidence import Evidence
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
+from hpcpace.metrics.clocks.causality import pair_violations
+from hpcpace.metrics.clocks.common_clock import CommonClock
+from hpcpace.metrics.clocks.suspects import Contradictions, Suspect, contradictions, judge, proven_leads
+from hpcpace.metrics.operations.dependence import synchronises
+from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
 
 _MOST_VIOLATIONS_SIZED = 100_000

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.diagnosis.measure import Measured, hotspots_of, own_excess_ns
+from hpcpace.diagnosis.sentences import suspect_line
+from hpcpace.hostlist import exclusion
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.network.links import LinkCulprit, locate_links
-from hpcpace.metrics.topology import Topology
 from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix
-from hpcpace.diagnosis.measure import Ground, hotspots_of, own_excess_ns
-from hpcpace.hostlist import exclusion
-from hpcpace.diagnosis.sentences import suspect_line
+from hpcpace.metrics.topology import Topology
 
 _MOST_NODES = 512
 
@@ -43,19 +43,19 @@ class HotspotFigures:
     reasons: tuple[str, ...]
 
 
-def hotspot_figures(ground: Ground, panels: Panels, settings: DiagnosisConfig | None = None) -> HotspotFigures:
+def hotspot_figures(measured: Measured, panels: Panels, settings: DiagnosisConfig | None = None) -> HotspotFigures:
     """Return where a run is held up.
 
     Args:
-        ground: what was measured.
+        measured: what was measured.
         panels: its panels.
         settings: the thresholds of the diagnosis.
     """
-    settings, places, groups = settings or DiagnosisConfig(), ground.places, ground.groups
-    wrong = suspect_line(ground.clocks)
+    settings, places, groups = settings or DiagnosisConfig(), measured.places, measured.groups
+    wrong = suspect_line(measured.clocks)
     # What a wrong clock makes of transfers would blame the innocent.
     found = locate_links([] if wrong else groups, places, floor_share=settings.link_share, level=settings.level)
-    spots, work_ns = hotspots_of(ground, panels), max(float(panels.work_ns.mean()), 1.0)
+    spots, work_ns = hotspots_of(measured, panels), max(float(panels.work_ns.mean()), 1.0)
     is_compared = own_excess_ns(panels) is not None
     matrices = [("node", node_matrix(groups, places))] if 2 <= places.num_nodes <= _MOST_NODES else []
     matrices += [("leaf switch", leaf_matrix(groups, places))] if places.num_leaves > 1 else []
@@ -63,11 +63,11 @@ def hotspot_figures(ground: Ground, panels: Panels, settings: DiagnosisConfig | 
     if not is_compared:
         reasons.append("no two ranks are known to do the same work: places are not compared")
     elif not spots:
-        reasons.append("no rank, node or leaf is slower than its like beyond noise")
+        reasons.append("no rank, node or leaf is slower than its peers beyond noise")
     if wrong:
         reasons.append(f"{wrong}; links are not judged")
     elif found.reason or not found.culprits:
-        reasons.append(found.reason or "no link is slower than its like")
+        reasons.append(found.reason or "no link is slower than its peers")
     return HotspotFigures(
         spots=spots,
         links=found.culprits,

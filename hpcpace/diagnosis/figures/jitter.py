@@ -6,23 +6,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.diagnosis.measure import Measured
+from hpcpace.diagnosis.summary import Growth, Jitter, Prediction, Predictions
+from hpcpace.metrics.jitter.amplification import amplification, noise_amplification, noise_intensity, noise_shares
+from hpcpace.metrics.jitter.bound_switches import bound_switches
 from hpcpace.metrics.jitter.extrapolation import Refusal, extrapolate
 from hpcpace.metrics.jitter.growth import GrowthCurve, growth_of
 from hpcpace.metrics.jitter.null_model import null_model
-from hpcpace.metrics.jitter.amplification import amplification, noise_amplification, noise_intensity, noise_shares
-from hpcpace.metrics.jitter.bound_switches import bound_switches
-from hpcpace.metrics.lateness.segments import SegmentPanel, segment_panels
 from hpcpace.metrics.jitter.variance_shares import WorkParts, split_work
-from hpcpace.diagnosis.measure import Ground
-from hpcpace.diagnosis.summary import Growth, Jitter, Prediction, Predictions
+from hpcpace.metrics.lateness.segments import SegmentPanel, segment_panels
 from hpcpace.trace.schema import Op
 
 _FACTORS = (1, 2, 4, 8, 16)
 
 
-def jitter_figures(ground: Ground, panels: Panels) -> tuple[Jitter | None, GrowthCurve | None]:
+def jitter_figures(measured: Measured, panels: Panels) -> tuple[Jitter | None, GrowthCurve | None]:
     """Return the figures of jitter and the curve behind them; None where no two ranks wait for each other."""
-    panel = _largest_loss(ground, panels)
+    panel = _largest_loss(measured, panels)
     if panel is None or panel.work_ns.shape[1] < 2:
         return None, None
     rows = np.searchsorted(panels.rank, panel.members)
@@ -34,7 +34,7 @@ def jitter_figures(ground: Ground, panels: Panels) -> tuple[Jitter | None, Growt
     null = null_model(work_ns, node, parts=parts)
     shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
     curve = growth_of(parts, found.mean_ns) if parts is not None else None
-    columns = np.isin(ground.chosen.step, panel.step)
+    columns = np.isin(measured.chosen.step, panel.step)
     jitter = Jitter(
         ranks=panel.members,
         num_steps=work_ns.shape[1],
@@ -67,11 +67,11 @@ def jitter_figures(ground: Ground, panels: Panels) -> tuple[Jitter | None, Growt
     return jitter, curve
 
 
-def _largest_loss(ground: Ground, panels: Panels) -> SegmentPanel | None:
+def _largest_loss(measured: Measured, panels: Panels) -> SegmentPanel | None:
     """Return the work of the ranks that wait for each other, of the set that loses most."""
-    found = _panels_of_groups(ground)
+    found = _panels_of_groups(measured)
     if not found and panels.is_role_known:
-        found = [_of_role(panels, ground, value) for value in np.unique(panels.role)]
+        found = [_of_role(panels, measured, value) for value in np.unique(panels.role)]
     found = [panel for panel in found if panel is not None and len(panel.members) > 1]
     return max(found, key=lambda panel: _loss_ns(panel.work_ns), default=None)
 
@@ -80,12 +80,12 @@ def _loss_ns(work_ns: NDArray[np.float64]) -> float:
     return float((work_ns.max(axis=0) - work_ns.mean(axis=0)).mean(axis=0).sum()) if work_ns.size else 0.0
 
 
-def _panels_of_groups(ground: Ground) -> list[SegmentPanel]:
-    structure = ground.structure
+def _panels_of_groups(measured: Measured) -> list[SegmentPanel]:
+    structure = measured.structure
     if structure is None:
         return []
     found = segment_panels(
-        ground.evidence.operations,
+        measured.evidence.operations,
         structure.steps,
         structure.work,
         ranks=structure.ranks,
@@ -94,11 +94,11 @@ def _panels_of_groups(ground: Ground) -> list[SegmentPanel]:
     return list(found)
 
 
-def _of_role(panels: Panels, ground: Ground, value: int) -> SegmentPanel:
+def _of_role(panels: Panels, measured: Measured, value: int) -> SegmentPanel:
     rows = panels.role == value
     return SegmentPanel(
         members=tuple(panels.rank[rows].tolist()),
-        step=ground.chosen.step,
+        step=measured.chosen.step,
         work_ns=panels.work_ns[rows][:, :, None],
         op=np.array([Op.ALL_REDUCE], np.uint8),
         num_left_out=0,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.summary import RankRow, RoleRow
 from hpcpace.metrics.operations.communication import RankTotals
 from hpcpace.metrics.phases import BUSY, Part
 from hpcpace.metrics.roles import Excess, excess_over_role
-from hpcpace.diagnosis.summary import RankRow, RoleRow
 from hpcpace.trace.reader import RankTrace
 
 
@@ -34,9 +34,9 @@ def rank_figures(
     num_compared = sum(len(indices) for indices in members.values() if len(indices) > 1)
     excess: dict[int, Excess | None] = {}
     # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
-    is_told = not (has_messages and traces[0].header.pp < 0)
+    are_roles_known = not (has_messages and traces[0].header.pp < 0)
     for indices in members.values():
-        found = excess_over_role(busy[indices], num_compared=num_compared) if is_told else [None] * len(indices)
+        found = excess_over_role(busy[indices], num_compared=num_compared) if are_roles_known else [None] * len(indices)
         excess.update(zip(indices, found, strict=True))
     rows = tuple(
         RankRow(

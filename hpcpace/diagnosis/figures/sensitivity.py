@@ -6,18 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from hpcpace.metrics.operations.communication import op_name
+from hpcpace.diagnosis.measure import Measured
+from hpcpace.diagnosis.summary import SensitivityRow
 from hpcpace.metrics.jitter.bound_switches import collective_sensitivity
 from hpcpace.metrics.lateness.segments import LocalWork
+from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.dependence import synchronises
-from hpcpace.diagnosis.measure import Ground
-from hpcpace.diagnosis.summary import SensitivityRow
 
 _MOST_ROWS = 4
 _Z = float(ndtri(0.975))
 
 
-def sensitivity_figures(ground: Ground) -> tuple[SensitivityRow, ...]:
+def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     """Return how transfers depend on skew, for the kinds and sizes of collectives that take most time.
 
     Skew is the largest less the smallest of what its ranks worked before an operation beyond the usual of their role
@@ -27,11 +27,11 @@ def sensitivity_figures(ground: Ground) -> tuple[SensitivityRow, ...]:
     Returns:
         None of them where steps are not taken apart, or too few collectives have a skew beyond the clocks' error.
     """
-    structure, evidence = ground.structure, ground.evidence
+    structure, evidence = measured.structure, measured.evidence
     if structure is None:
         return ()
     done, matching = evidence.operations, evidence.matching
-    mask = synchronises(done.op) & matching.is_matched & ground.in_steps & (done.group_size > 1)
+    mask = synchronises(done.op) & matching.is_matched & measured.in_steps & (done.group_size > 1)
     mask &= structure.work.is_known
     rows = matching.order[mask[matching.order]]
     if not len(rows):
@@ -40,7 +40,7 @@ def sensitivity_figures(ground: Ground) -> tuple[SensitivityRow, ...]:
     delay_ns, first = _beyond_usual(structure.work, rows), rows[starts]
     skew_ns = np.maximum.reduceat(delay_ns, starts) - np.minimum.reduceat(delay_ns, starts)
     transfer_ns = np.maximum.reduceat(evidence.waits.transfer_ns[rows], starts).astype(np.float64)
-    error_ns = _clock_error_ns(ground)
+    error_ns = _clock_error_ns(measured)
     kinds, kind = np.unique(
         np.column_stack([done.op[first], done.group_size[first], done.size_bytes[first]]), axis=0, return_inverse=True
     )
@@ -84,10 +84,10 @@ def _beyond_usual(work: LocalWork, rows: NDArray[np.int64]) -> NDArray[np.float6
     return beyond
 
 
-def _clock_error_ns(ground: Ground) -> float:
+def _clock_error_ns(measured: Measured) -> float:
     """Return the largest over ranks of the median half-width: an operation's error is that of its worst clock."""
     halfwidths: list[NDArray[np.float64]] = [
         clock.to_reference(end_ns).halfwidth_ns
-        for clock, end_ns in zip(ground.evidence.clocks, ground.chosen.end_ns, strict=True)
+        for clock, end_ns in zip(measured.evidence.clocks, measured.chosen.end_ns, strict=True)
     ]
     return max(float(np.median(halfwidth_ns)) for halfwidth_ns in halfwidths)

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.metrics.phases import Part, parts_of_steps
-from hpcpace.diagnosis.measure import Ground, own_excess_ns
 from hpcpace.trace.schema import StepFlag
 
 MOST_RANKS = 16
@@ -49,28 +49,28 @@ class StepDetail:
     lanes: tuple[tuple[Stretch, ...], ...]
 
 
-def step_detail(ground: Ground, panels: Panels) -> StepDetail:
+def step_detail(measured: Measured, panels: Panels) -> StepDetail:
     """Return the representative step of a run.
 
     Args:
-        ground: what was measured.
+        measured: what was measured.
         panels: its panels.
     """
-    regular = regular_steps(ground.chosen.flags)
+    regular = regular_steps(measured.chosen.flags)
     column = representative_step(panels.times_ns, regular)
     compared, work_ns = own_excess_ns(panels), panels.work_ns[:, column]
     excess_ns = compared[:, column] if compared is not None else work_ns - np.median(work_ns)
-    rows = telling_ranks(excess_ns, panels.role)
+    rows = representative_ranks(excess_ns, panels.role)
     return StepDetail(
-        step=int(ground.chosen.step[column]),
+        step=int(measured.chosen.step[column]),
         time_ns=float(panels.times_ns[column]),
         median_ns=float(np.median(panels.times_ns[regular])),
         work_ns=work_ns,
         excess_ns=excess_ns,
-        parts_ns=ground.parts[:, column],
-        mean_ns=ground.parts[:, regular].mean(axis=1),
+        parts_ns=measured.parts[:, column],
+        mean_ns=measured.parts[:, regular].mean(axis=1),
         rows=rows,
-        lanes=lanes_of(ground, column, rows),
+        lanes=lanes_of(measured, column, rows),
     )
 
 
@@ -95,7 +95,9 @@ def representative_step(times_ns: NDArray[np.float64], regular: NDArray[np.bool_
     return int(np.argmin(np.where(regular, distance, np.inf)))
 
 
-def telling_ranks(excess_ns: NDArray[np.float64], role: NDArray[np.int64], most: int = MOST_RANKS) -> NDArray[np.int64]:
+def representative_ranks(
+    excess_ns: NDArray[np.float64], role: NDArray[np.int64], most: int = MOST_RANKS
+) -> NDArray[np.int64]:
     """Return the rows that stand for all ranks, ascending: all of at most `most` ranks.
 
     Of more, the most typical rank of each role (of half as many roles as ranks fit), the one with the least excess,
@@ -115,30 +117,32 @@ def telling_ranks(excess_ns: NDArray[np.float64], role: NDArray[np.int64], most:
 
 
 def lanes_of(
-    ground: Ground, column: int, rows: NDArray[np.int64], most_cells: int = _MOST_CELLS
+    measured: Measured, column: int, rows: NDArray[np.int64], most_cells: int = _MOST_CELLS
 ) -> tuple[tuple[Stretch, ...], ...]:
     """Return what ranks did during one step, stretch by stretch, (num_lanes,).
 
     Args:
-        ground: what was measured.
+        measured: what was measured.
         column: of the step among the used ones.
         rows: of the ranks, (num_lanes,).
         most_cells: of each lane; one with more edges gets so many equal cells, each of the part that takes most of it.
     """
-    chosen, evidence = ground.chosen, ground.evidence
+    chosen, evidence = measured.chosen, measured.evidence
     length_ns = chosen.end_ns[rows, column] - chosen.begin_ns[rows, column]
-    begin_ns, end_ns = ground.begin_all_ns[rows, column], ground.end_all_ns[rows, column]
+    begin_ns, end_ns = measured.begin_all_ns[rows, column], measured.end_all_ns[rows, column]
     is_known = np.array([evidence.ranks[row] not in evidence.unknown_clocks for row in rows.tolist()])
     if is_known.any():
         # A rank whose clock is unknown has no place in common time: its step is shown as ending with the last one.
         begin_ns = np.where(is_known, begin_ns, end_ns[is_known].max() - length_ns)
     late_ns = (begin_ns - begin_ns.min()).tolist()
-    return tuple(_lane(ground, column, row, late, most_cells) for row, late in zip(rows.tolist(), late_ns, strict=True))
+    return tuple(
+        _lane(measured, column, row, late, most_cells) for row, late in zip(rows.tolist(), late_ns, strict=True)
+    )
 
 
-def _lane(ground: Ground, column: int, row: int, late_ns: int, most_cells: int) -> tuple[Stretch, ...]:
-    evidence, begin_ns = ground.evidence, int(ground.chosen.begin_ns[row, column])
-    end_ns = int(ground.chosen.end_ns[row, column])
+def _lane(measured: Measured, column: int, row: int, late_ns: int, most_cells: int) -> tuple[Stretch, ...]:
+    evidence, begin_ns = measured.evidence, int(measured.chosen.begin_ns[row, column])
+    end_ns = int(measured.chosen.end_ns[row, column])
     phases, table = evidence.traces[row].tables["phases"], evidence.collectives[row]
     first = sum(len(other) for other in evidence.collectives[:row])
     near = (phases["end_ns"] > begin_ns) & (phases["begin_ns"] < end_ns)

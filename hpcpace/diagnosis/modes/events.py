@@ -10,7 +10,8 @@ from scipy.special import bdtrc
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import confidence_of
-from hpcpace.diagnosis.modes.finding import Culprit, Finding, Floats, Mode, Panels
+from hpcpace.diagnosis.modes.evidence import EventEvidence
+from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Panels
 from hpcpace.metrics.lateness.periodicity import LEAST_EVENTS, Period, find_period
 
 _REGULAR = 0.05
@@ -35,7 +36,7 @@ class Recurrence:
     is_event: Booleans
 
 
-def event_finding(panels: Panels, work_ns: Floats, settings: DiagnosisConfig) -> list[Finding]:
+def event_finding(panels: Panels, work_ns: Floats, settings: DiagnosisConfig) -> list[DiagnosisFinding]:
     """Return events that come back, with what they add to the slowest own work in their steps as loss."""
     found = recurrence(panels, work_ns)
     if found is None or found.p_value >= 2 * settings.level:
@@ -46,17 +47,12 @@ def event_finding(panels: Panels, work_ns: Floats, settings: DiagnosisConfig) ->
     share = float(np.where(is_event, np.maximum(slowest - usual, 0.0), 0.0).mean()) / panels.mean_time_ns
     if share < settings.runtime_share:
         return []
-    numbers = {"events": float(is_event.sum()), "share": share}
-    if found.period_ns is not None:
-        numbers["period_ns"] = found.period_ns
     return [
-        Finding(
-            mode=Mode.RUNTIME,
-            variety="periodic" if found.period_ns is not None else "recurring",
+        DiagnosisFinding(
+            evidence=EventEvidence(events=int(is_event.sum()), share=share, period_ns=found.period_ns),
             loss_share=share,
             confidence=confidence_of(found.p_value),
             culprits=tuple(_node_culprit(panels, work_ns, found.is_event, unit) for unit in found.nodes),
-            numbers=numbers,
         )
     ]
 

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.modes.evidence import Evidence
+from hpcpace.diagnosis.modes.mode import Mode
+
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
-
-
-class Mode(StrEnum):
-    """Why a job does not scale."""
-
-    HANG = "hang"
-    STRAGGLER = "persistent straggler"
-    IMBALANCE = "pipeline imbalance"
-    RUNTIME = "runtime and control plane"
-    CONTENTION = "fabric contention"
-    LOCALITY = "locality"
-    AMPLIFICATION = "synchronisation amplification"
-    INPUT = "input-bound"
-    COMMUNICATION = "communication-bound"
-    HEALTHY = "healthy"
-    CANNOT_TELL = "cannot tell"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,22 +34,30 @@ class Culprit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class DiagnosisFinding:
     """One mode, with what speaks for it.
 
     Attributes:
-        variety: how it recurs or which variety it is, such as fixed, transient, periodic, rotating; may be empty.
+        evidence: the figures behind it.
         loss_share: share of the step time that it costs.
         confidence: probability that the mode is right, as calibrated by `make score`.
-        numbers: the figures behind it, by name; shares, or nanoseconds where the name ends in `_ns`.
+        culprits: who or what is at fault; empty if nobody can be named.
     """
 
-    mode: Mode
-    variety: str = ""
+    evidence: Evidence
     loss_share: float
     confidence: float
     culprits: tuple[Culprit, ...] = ()
-    numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> Mode:
+        """The mode that the evidence speaks for."""
+        return self.evidence.mode
+
+    @property
+    def variety(self) -> str:
+        """How it recurs or which variety it is, such as fixed, transient, periodic, rotating; may be empty."""
+        return self.evidence.variety
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.modes.finding import Finding, Int64s, Mode, Panels, rank_culprit
+from hpcpace.diagnosis.modes.evidence import HangEvidence
+from hpcpace.diagnosis.modes.finding import DiagnosisFinding, Int64s, Panels, rank_culprit
 from hpcpace.metrics.operations.incomplete import OpenOperation
 
 _ALIKE = 0.5
@@ -25,7 +26,7 @@ def hang_finding(
     settings: DiagnosisConfig,
     *,
     unrecorded: Sequence[int] = (),
-) -> tuple[Finding, ...]:
+) -> tuple[DiagnosisFinding, ...]:
     """Return the hang, where an operation lasted longer than `hang_s` and twenty usual steps.
 
     To blame is who never entered it. Where all members are inside, it is who gave no sign of life for half of that
@@ -44,17 +45,17 @@ def hang_finding(
     inside = {rank for operation in hangs for rank in operation.inside}
     known_absent = {operation: set(operation.absent) - set(unrecorded) for operation in found}
     missed = [operation for operation in found if known_absent[operation]]
-    untold = [operation for operation in found if operation.absent and not known_absent[operation]]
+    unknown = [operation for operation in found if operation.absent and not known_absent[operation]]
     entered = [
         operation for operation in found if operation.members and set(operation.inside) == set(operation.members)
     ]
     # Who stands in another operation is held up himself, by a rank of which nothing is known where there is one.
-    is_told = any(known_absent[operation] - inside for operation in missed)
-    if missed and (is_told or not untold):
+    has_culprit = any(known_absent[operation] - inside for operation in missed)
+    if missed and (has_culprit or not unknown):
         first = max(missed, key=lambda operation: (bool(known_absent[operation] - inside), operation.age_ns))
         guilty = sorted(known_absent[first] - inside) or sorted(known_absent[first])
-    elif untold:
-        first, guilty = max(untold, key=lambda operation: operation.age_ns), []
+    elif unknown:
+        first, guilty = max(unknown, key=lambda operation: operation.age_ns), []
     elif entered:
         first = max(entered, key=lambda operation: operation.age_ns)
         guilty = [rank for rank in first.inside if silences_ns.get(rank, 0) >= _ALIKE * first.age_ns]
@@ -62,14 +63,14 @@ def hang_finding(
     else:
         return ()
     hosts = dict(zip(panels.rank.tolist(), panels.host, strict=True))
-    numbers = {"age_ns": float(first.age_ns), "step": float(first.step), "inside": float(len(first.inside))}
+    evidence = HangEvidence(
+        op=first.op, age_ns=first.age_ns, step=first.step, inside=len(first.inside), absent=len(first.absent)
+    )
     return (
-        Finding(
-            mode=Mode.HANG,
-            variety=first.op,
+        DiagnosisFinding(
+            evidence=evidence,
             loss_share=1.0,
             confidence=0.99,
             culprits=tuple(rank_culprit(rank, hosts, 1.0, (1.0, 1.0), panels) for rank in guilty),
-            numbers=numbers | {"absent": float(len(first.absent))},
         ),
     )

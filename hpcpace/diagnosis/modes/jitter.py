@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.modes.finding import Finding, Floats, Mode, Panels
+from hpcpace.diagnosis.modes.evidence import JitterEvidence
+from hpcpace.diagnosis.modes.finding import DiagnosisFinding, Floats, Panels
 
 
-def jitter_finding(panels: Panels, work_ns: Floats, attributed: float, settings: DiagnosisConfig) -> list[Finding]:
+def jitter_finding(
+    panels: Panels, work_ns: Floats, attributed: float, settings: DiagnosisConfig
+) -> list[DiagnosisFinding]:
     """Return what steps lose to their slowest rank, where no rank is slow for long.
 
     The transient part, mean_i(max_r x) - max_r(mean_i x), of the time x that ranks take to reach their collectives, in
@@ -24,7 +27,7 @@ def jitter_finding(panels: Panels, work_ns: Floats, attributed: float, settings:
     share = max(_of_roles(panels, work_ns), (panels.transient_share or 0.0)) - attributed
     if share < settings.jitter_share:
         return []
-    return [Finding(mode=Mode.AMPLIFICATION, loss_share=share, confidence=0.95, numbers={"share": share})]
+    return [DiagnosisFinding(evidence=JitterEvidence(share=share), loss_share=share, confidence=0.95)]
 
 
 def _of_roles(panels: Panels, work_ns: Floats) -> float:

@@ -6,7 +6,8 @@ import numpy as np
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import block_error, block_means, confidence_of, p_value_of
-from hpcpace.diagnosis.modes.finding import Culprit, Finding, Floats, Int64s, Mode, Panels
+from hpcpace.diagnosis.modes.evidence import ImbalanceEvidence
+from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Int64s, Panels
 from hpcpace.metrics.causes.what_if import Rebuilt, stage_change
 from hpcpace.metrics.lateness.recurrence import mean_interval
 from hpcpace.metrics.roles import others_median
@@ -16,7 +17,7 @@ _ONE_ERROR = 0.16  # one-sided level of one standard error
 
 def imbalance_finding(
     panels: Panels, work_ns: Floats, steps: Rebuilt | None, settings: DiagnosisConfig
-) -> list[Finding]:
+) -> list[DiagnosisFinding]:
     """Return the pipeline imbalance: a stage whose work exceeds that of the other stages.
 
     In each block of steps, a stage's work is the lower median over its ranks' means, so that one slow rank is not taken
@@ -62,12 +63,11 @@ def imbalance_finding(
         interval=interval,
     )
     return [
-        Finding(
-            mode=Mode.IMBALANCE,
+        DiagnosisFinding(
+            evidence=ImbalanceEvidence(effect=effect),
             loss_share=loss_ns / panels.mean_time_ns,
             confidence=confidence_of(p_value_of(mean[slowest], error[slowest], share.shape[1]) * len(stages)),
             culprits=(culprit,),
-            numbers={"effect": effect},
         )
     ]
 

@@ -12,18 +12,20 @@ from scipy.stats import trim_mean
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import block_means, confidence_of, half_width
-from hpcpace.diagnosis.modes.finding import Culprit, Finding, Floats, Int64s, Mode, Panels, rank_culprit, slowest_ns
+from hpcpace.diagnosis.modes.evidence import LatenessEvidence, LatePattern, mode_of_pattern
+from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Int64s, Panels, rank_culprit, slowest_ns
+from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.metrics.causes.what_if import Change, Rebuilt
 from hpcpace.metrics.lateness.stragglers import Straggler, StragglerSearch, find_stragglers
 
 _LEAST_COMPARED, _LEAST_TOLD = 3, 8
-_SLOW = ("fixed", "transient")
+_SLOW = (LatePattern.FIXED, LatePattern.TRANSIENT)
 
 
 def search_stragglers(panels: Panels, settings: DiagnosisConfig) -> StragglerSearch:
     """Return who is late again and again; nobody is compared where roles are not known."""
     if not panels.is_role_known:
-        return StragglerSearch(found=(), cannot_tell="", smallest_share=None, num_compared=0)
+        return StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=0)
     search = find_stragglers(
         panels.work_ns, panels.role, panels.node, floor_share=settings.straggler_share, level=settings.level
     )
@@ -39,12 +41,12 @@ def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings
 
     A periodic one costs its size over its period, a passing one its share of the steps.
     """
-    if straggler.klass == "periodic":
+    if straggler.klass == LatePattern.PERIODIC:
         return straggler.effect_share / max(straggler.period_steps or 1, 1) >= settings.runtime_share
     if straggler.step_range is not None:
         first, stop = straggler.step_range
         return straggler.effect_share * (stop - first) / num_steps >= settings.runtime_share
-    return straggler.klass != "fixed" or straggler.effect_share >= max(usual_excess, settings.straggler_share)
+    return straggler.klass != LatePattern.FIXED or straggler.effect_share >= max(usual_excess, settings.straggler_share)
 
 
 def _usual_excess(panels: Panels, slow: NDArray[np.bool_], level: float) -> float:
@@ -81,7 +83,7 @@ def _usual_excess(panels: Panels, slow: NDArray[np.bool_], level: float) -> floa
 
 def straggler_findings(
     panels: Panels, search: StragglerSearch, steps: Rebuilt | None, settings: DiagnosisConfig
-) -> tuple[list[Finding], Floats]:
+) -> tuple[list[DiagnosisFinding], Floats]:
     """Return what stragglers cost, and the own work of all ranks with theirs put back to that of their role's others.
 
     The loss is what the slowest rank of a role costs with them, less without: mean_i(max_r x) of both panels. That of
@@ -97,8 +99,8 @@ def straggler_findings(
     """
     work = panels.work_ns
     findings = []
-    for mode, classes in _MODE_OF_CLASS:
-        found = [straggler for straggler in search.found if straggler.klass in classes]
+    for mode in (Mode.STRAGGLER, Mode.RUNTIME, Mode.AMPLIFICATION):
+        found = [straggler for straggler in search.found if mode_of_pattern(LatePattern(straggler.klass)) is mode]
         if not found:
             continue
         replaced = _put_back(work, panels.role, found)
@@ -109,19 +111,11 @@ def straggler_findings(
             loss_ns = gain.gain_share * steps.measured_ns
         first = found[0]
         loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
-        numbers = {"effect": first.effect_share, "p_value": first.p_value, "late_share": first.late_share}
-        numbers["share"] = loss_share
-        if first.period_steps is not None:
-            numbers["period_ns"] = first.period_steps * panels.mean_time_ns
-        if first.step_range is not None:
-            numbers |= {"first": float(first.step_range[0]), "stop": float(first.step_range[1])}
-        finding = Finding(
-            mode=mode,
-            variety=first.klass,
+        finding = DiagnosisFinding(
+            evidence=_evidence(first, loss_share, panels),
             loss_share=loss_share,
             confidence=confidence_of(first.p_value),
             culprits=() if _is_everywhere(found, panels) else tuple(_straggler_culprit(each, panels) for each in found),
-            numbers=numbers,
         )
         # What nobody waits for is no loss, but a slow rank is one that others will wait for at the next scale.
         if finding.loss_share >= settings.runtime_share or mode is Mode.STRAGGLER:
@@ -130,13 +124,27 @@ def straggler_findings(
     return findings, work
 
 
+def _evidence(straggler: Straggler, loss_share: float, panels: Panels) -> LatenessEvidence:
+    period, (first, stop) = straggler.period_steps, straggler.step_range or (None, None)
+    return LatenessEvidence(
+        pattern=LatePattern(straggler.klass),
+        effect=straggler.effect_share,
+        p_value=straggler.p_value,
+        late_share=straggler.late_share,
+        share=loss_share,
+        period_ns=None if period is None else period * panels.mean_time_ns,
+        first=first,
+        stop=stop,
+    )
+
+
 def _measured(straggler: Straggler, slow: NDArray[np.bool_], panels: Panels) -> Straggler:
     """Return a lasting straggler with its effect against all ranks of its role that are none.
 
     Means over blocks of steps: the ranks' own, relative to the trimmed mean of the others'; 95 % by Student's t over
     blocks. What finds a straggler is more robust, and a little too small where many of a role are slow.
     """
-    if straggler.klass != "fixed":
+    if straggler.klass != LatePattern.FIXED:
         return straggler
     blocks = block_means(panels.work_ns)
     shares = []
@@ -154,20 +162,13 @@ def _measured(straggler: Straggler, slow: NDArray[np.bool_], panels: Panels) -> 
 
 def _is_everywhere(found: Sequence[Straggler], panels: Panels) -> bool:
     """Return whether nobody in particular is to blame: lateness goes round, or a period strikes many nodes."""
-    if found[0].klass != "periodic":
-        return found[0].klass == "rotating"
+    if found[0].klass != LatePattern.PERIODIC:
+        return found[0].klass == LatePattern.ROTATING
     ranks = [rank for each in found for rank in each.ranks]
     num_struck, num_nodes = len(np.unique(panels.node[ranks])), len(np.unique(panels.node))
     if num_nodes == 1:
         return 4 * len(ranks) > len(panels.rank)
     return num_struck > 1 and 4 * num_struck > num_nodes
-
-
-_MODE_OF_CLASS = (
-    (Mode.STRAGGLER, _SLOW),
-    (Mode.RUNTIME, ("periodic",)),
-    (Mode.AMPLIFICATION, ("rotating",)),
-)
 
 
 def _put_back(work_ns: Floats, role: Int64s, found: Sequence[Straggler]) -> Floats:

@@ -7,6 +7,7 @@ with others of their role.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 
@@ -52,19 +53,27 @@ class Straggler:
     aliases: tuple[tuple[str, int], ...] = ()
 
 
+class SearchObstacle(Enum):
+    """Why a search could not find any straggler."""
+
+    NOBODY_COMPARED = "no rank has another one of its role with work to compare with"
+    TOO_FEW_STEPS = "fewer than `LEAST_STEPS` steps"
+    TOO_MUCH_NOISE = "only a rank that is slower by very much would stand out from noise"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StragglerSearch:
     """What a search for stragglers found.
 
     Attributes:
         found: largest loss first; empty if there are none, or if the search was not possible.
-        cannot_tell: why the search was not possible; empty if it was.
+        obstacle: why the search was not possible; None if it was.
         smallest_share: the smallest fixed excess that would be found on nine ranks of ten; a share.
         num_compared: ranks that have others of their role.
     """
 
     found: tuple[Straggler, ...]
-    cannot_tell: str
+    obstacle: SearchObstacle | None
     smallest_share: float | None
     num_compared: int
 
@@ -96,11 +105,11 @@ def find_stragglers(
     """
     late = lateness(np.asarray(work_ns, np.float64), np.asarray(role), floor_share=floor_share)
     num_compared = int(late.is_compared.sum())
-    nothing = StragglerSearch(found=(), cannot_tell="", smallest_share=None, num_compared=num_compared)
+    nothing = StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=num_compared)
     if not num_compared:
-        return replace(nothing, cannot_tell="no rank has another one of its role to compare its work with")
+        return replace(nothing, obstacle=SearchObstacle.NOBODY_COMPARED)
     if late.excess.shape[1] < LEAST_STEPS:
-        return replace(nothing, cannot_tell=f"{late.excess.shape[1]} steps, fewer than {LEAST_STEPS}")
+        return replace(nothing, obstacle=SearchObstacle.TOO_FEW_STEPS)
     node, level = _numbered(np.asarray(node)), level / 3
     random = np.random.default_rng(seed)
 
@@ -116,7 +125,7 @@ def find_stragglers(
     is_blind = not found and _smallest(shifts, late, 0.0) > _MOST_SMALLEST
     return StragglerSearch(
         found=tuple(sorted(found, key=lambda each: -_size(each, late))),
-        cannot_tell=f"only a rank slower by {smallest:.0%} would be told from noise" if is_blind else "",
+        obstacle=SearchObstacle.TOO_MUCH_NOISE if is_blind else None,
         smallest_share=smallest,
         num_compared=num_compared,
     )

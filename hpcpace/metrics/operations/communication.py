@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.operations.matching import Matching, Operations
 from hpcpace.metrics.operations.waits import Waits
-from hpcpace.parallel import exhaust, map_threads
+from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import Op
 
 _BLOCK_ROWS = 1 << 18
@@ -161,7 +161,7 @@ def rank_totals(operations: Operations, waits: Waits, mask: NDArray[np.bool_], r
         sums = ((values[rows] if used.all() else values[rows][used]).sum(dtype=np.float64) for values in columns)
         totals[own] += [np.count_nonzero(used), *sums]
 
-    exhaust(map_threads(of_rank, operations.slices or []))
+    run_threads(of_rank, operations.slices or [])
     # Sums of damaged times may not fit into int64; they are clipped.
     whole = np.clip(totals, -_MOST_TOTAL, _MOST_TOTAL).astype(np.int64)
     return RankTotals(num_operations=whole[:, 0], size_bytes=whole[:, 1], wait_ns=whole[:, 2], transfer_ns=whole[:, 3])

@@ -25,7 +25,7 @@ from hpcpace.metrics.operations.table import (
     select_rows,
     shares,
 )
-from hpcpace.parallel import exhaust, map_threads
+from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import Op
 
 _NO_MEMBERS = -1
@@ -116,7 +116,7 @@ def match(operations: Operations, *, unknown_clocks: Sequence[int] = ()) -> Matc
         for rows in share:
             instance[rows], is_matched[rows] = number[slots.slot[rows]], is_complete[slots.slot[rows]]
 
-    exhaust(map_threads(assign, shares(slices)))
+    run_threads(assign, shares(slices))
     num_rows = num_rows[num_rows > 0].astype(np.int64)
     if not is_mixed.any():
         is_once = not any(count.has_repeated for count in counts)
@@ -192,7 +192,7 @@ def _slots(operations: Operations, slices: Sequence[slice]) -> _Slots:
             own = base[channel] + operations.seq[rows]
             slot[rows] = own if is_dense.all() else np.where(is_dense[channel], own, num_slots)
 
-    exhaust(map_threads(place, shares(slices)))
+    run_threads(place, shares(slices))
     return _Slots(slot=slot, num_members=np.append(np.repeat(num_members, length), _NO_MEMBERS))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.parallel import exhaust, map_threads, num_threads
+from hpcpace.parallel import num_threads, run_threads
 from hpcpace.trace.schema import ExitKind
 
 UNKNOWN_GROUP = -1
@@ -174,5 +174,5 @@ def gather_operations(parts: Sequence[RankOperations]) -> Operations:
         for name, own_name in _OWN_NAMES.items():
             columns[name][rows] = part.collectives[own_name]
 
-    exhaust(map_threads(lambda of_rank: fill(*of_rank), zip(parts, named, ends, strict=True)))
+    run_threads(lambda of_rank: fill(*of_rank), zip(parts, named, ends, strict=True))
     return Operations(groups=groups, **columns)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, synchronises
 from hpcpace.metrics.operations.matching import Matching, Operations, shares
-from hpcpace.parallel import exhaust, map_threads
+from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import ExitKind, Op
 
 Times = NDArray[np.int64]
@@ -68,7 +68,7 @@ def waits(operations: Operations, matching: Matching) -> Waits:
             early = early[synchronises(op) & is_matched[early]]
             negative_ns[rows][early] = last_of_rows_ns[early] - operations.exit_ns[rows][early]
 
-    exhaust(map_threads(fill, shares(slices)))
+    run_threads(fill, shares(slices))
     return Waits(wait_ns=wait_ns, transfer_ns=transfer_ns, negative_ns=negative_ns, may_contradict=may_contradict)
 
 

@@ -1,4 +1,4 @@
-"""The section on causes: where waiting began and how it went on, what the step hangs on, and what would shorten it."""
+"""The section on causes: where waiting began and spread, what determines the step time, and what would shorten it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcpace.diagnosis.summary import Causes, GainRow, Summary
 from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, names_axis, plot_text, unique
 from hpcpace.report.html.text import figure, notes, stacked_bar, table
 from hpcpace.report.html.thinning import rounded
-from hpcpace.report.words.causes import gains_remark, told_gains, told_origins, told_path
+from hpcpace.report.words.causes import gains_remark, significant_gains, significant_origins, significant_path
 from hpcpace.wording import percent
 
 _MOST_ROWS = 12
@@ -23,9 +23,9 @@ def cause_plots(summary: Summary) -> dict[str, Plot]:
     causes, drawn = summary.causes, {}
     if causes is None or len(summary.world.ranks) < 2:
         return {}
-    if told_origins(causes, _MOST_ROWS):
+    if significant_origins(causes, _MOST_ROWS):
         drawn["origins"] = _origins(causes, {row.rank: row.host for row in summary.ranks})
-    if gains := told_gains(summary):
+    if gains := significant_gains(summary):
         drawn["gains"] = _gains(gains[:_MOST_ROWS], causes.rebuild_error or 0.0)
     return drawn
 
@@ -39,21 +39,21 @@ def cause_content(summary: Summary, drawn: Mapping[str, Plot]) -> tuple[str, ...
         figure(drawn["origins"], "Where waiting began") if "origins" in drawn else "",
         _path(causes),
         figure(drawn["gains"], "What if") if "gains" in drawn else "",
-        _gains_table(told_gains(summary)),
+        _gains_table(significant_gains(summary)),
         notes([remark] if (remark := gains_remark(summary)) else []),
     )
 
 
 def _origins(causes: Causes, hosts: Mapping[int, str]) -> Plot:
     """Return the waiting that began at each rank, divided by how it reached those who waited."""
-    rows = told_origins(causes, _MOST_ROWS)
+    rows = significant_origins(causes, _MOST_ROWS)
     names = unique([plot_text(f"rank {row.rank} {hosts.get(row.rank, '')}".strip(), LABEL_WIDTH) for row in rows])
     passed = np.array([100 * row.step_share * row.propagated_share for row in rows])
     whole = np.array([100 * row.step_share for row in rows])
     of_waits = [percent(row.share_of_waits) for row in rows]
     columns = [("direct", "@wait", whole - passed)]
     columns += [("passed on by others", "@late-soft", passed)] if passed.any() else []
-    chain = " Passed on: it reached ranks that did not wait for that rank itself, through others that had."
+    chain = " Passed on: waiting of ranks that waited not for that rank itself, but for others that had waited for it."
     is_passed = len(columns) > 1
     return Plot(
         name="origins",
@@ -84,13 +84,13 @@ def _origins(causes: Causes, hosts: Mapping[int, str]) -> Plot:
 
 
 def _gains(gains: tuple[GainRow, ...], error_share: float) -> Plot:
-    """Return what each change would bring, with its interval, beside the error of rebuilding steps."""
+    """Return the gain of each change with its interval, and the error of rebuilding steps."""
     gain, low, high = 100 * np.array([(row.gain_share, *row.interval) for row in gains]).T
     band = " The grey band is what rebuilding the steps gets wrong." * (error_share >= 0.0005)
     return Plot(
         name="gains",
-        label="What one change at a time would shorten the step by",
-        caption=f"How much shorter the step would be if one thing were as usual, with 95 % intervals.{band}",
+        label="How much single changes would shorten the step",
+        caption=f"How much shorter the step would be if one thing took its usual time, with 95 % intervals.{band}",
         height_px=74 + 28 * max(len(gains), 2),
         traces=[
             {
@@ -134,7 +134,7 @@ def _gains(gains: tuple[GainRow, ...], error_share: float) -> Plot:
 
 def _path(causes: Causes) -> str:
     """Return what the critical path consists of as one bar; what is not among its largest parts is the rest."""
-    rows = told_path(causes, len(_WORK))
+    rows = significant_path(causes, len(_WORK))
     if not rows:
         return ""
     colours = {"work": iter(_WORK), "transfer": iter(_TRANSFER)}
@@ -142,9 +142,11 @@ def _path(causes: Causes) -> str:
     shares = [row.share for row in rows]
     rest = max(1.0 - sum(shares), 0.0)
     if rest >= 0.0005:
-        entries, shares = [*entries, ("all else", "@other", "")], [*shares, rest]
-    remark = "The critical path, a chain of work and transfers without a wait: only what shortens it shortens the step."
-    head = f"<h3>What the step hangs on</h3>\n<figcaption>{remark}</figcaption>"
+        entries, shares = [*entries, ("the rest", "@other", "")], [*shares, rest]
+    remark = (
+        "The critical path, a chain of work and transfers without a wait: the step gets shorter only if this path does."
+    )
+    head = f"<h3>What determines the step time</h3>\n<figcaption>{remark}</figcaption>"
     return f"<figure>\n{head}\n{stacked_bar(entries, shares)}</figure>"
 
 
@@ -153,5 +155,5 @@ def _gains_table(gains: tuple[GainRow, ...]) -> str:
         (gain.name, percent(gain.gain_share), f"{percent(gain.interval[0])} to {percent(gain.interval[1])}")
         for gain in gains[:_MOST_ROWS]
     ]
-    made = table("One change at a time", ("if this were as usual", "step shorter by", "95 % interval"), rows)
+    made = table("One change at a time", ("if this took its usual time", "step shorter by", "95 % interval"), rows)
     return f"<details><summary>The same in figures</summary>{made}</details>" if made else ""

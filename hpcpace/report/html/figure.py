@@ -105,9 +105,9 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def names_axis(num_names: int) -> dict[str, Any]:
-    """Return an axis of names, the first one at the top or left, with all of them told where there is room."""
-    told = {"nticks": _MOST_TICKS} if num_names > 2 * _MOST_TICKS else {}
-    return {"type": "category", "showgrid": False, "range": [num_names - 0.5, -0.5], **told}
+    """Return an axis of names, the first one at the top or left, with all of them shown if there is room."""
+    ticks = {"nticks": _MOST_TICKS} if num_names > 2 * _MOST_TICKS else {}
+    return {"type": "category", "showgrid": False, "range": [num_names - 0.5, -0.5], **ticks}
 
 
 def unique(names: Iterable[str]) -> list[str]:

@@ -1,16 +1,11 @@
-"""What waiting for the slowest costs, in figures beside the plot of growth: now, by noise alone, at larger scales."""
+"""What waiting for the slowest costs, in figures next to the plot of growth: now, by noise alone, at larger scales."""
 
 from __future__ import annotations
 
 from hpcpace.diagnosis.summary import Jitter, Prediction
 from hpcpace.report.html.text import facts, notes, table
+from hpcpace.report.words.jitter import comparison_reading
 from hpcpace.wording import percent, plural
-
-_MEANINGS = {
-    "above": "above it: events avoid each other, as in a rotation",
-    "below": "below it: ranks share the cause",
-    "within": "within it",
-}
 
 
 def jitter_tiles(jitter: Jitter | None) -> str:
@@ -37,20 +32,20 @@ def jitter_notes(jitter: Jitter | None) -> str:
     if jitter is None:
         return ""
     lines = [
-        f"{plural(len(jitter.ranks), 'rank')} that wait for each other, {plural(jitter.num_segments, 'segment')} a step"
+        f"{plural(len(jitter.ranks), 'rank')} that wait for each other, "
+        f"{plural(jitter.num_segments, 'segment')} per step"
     ]
     if jitter.interval:
         noise = jitter.persistent_null
         biased = f"; noise alone would give slow ranks {noise:.3f}" if noise is not None else ""
-        lines.append(f"A lies between {_interval(jitter.interval)} (95 %){biased}")
+        lines.append(f"A is between {_interval(jitter.interval)} (95 %){biased}")
     if jitter.null is not None:
         unit = "nodes" if jitter.is_node_unit else "ranks"
-        place = next((text for word, text in _MEANINGS.items() if word in jitter.comparison), jitter.comparison)
-        lines.append(f"independent {unit} with this noise would have A {jitter.null:.3f}; the measured one is {place}")
+        lines.append(f"independent {unit} with this noise would have A {jitter.null:.3f}; {comparison_reading(jitter)}")
     if jitter.common_share is not None and jitter.rank_share is not None and jitter.residual_share is not None:
         lines.append(
             f"of the variance, {percent(jitter.common_share)} is common to all ranks, {percent(jitter.rank_share)} "
-            f"belongs to ranks, {percent(jitter.residual_share)} to single steps of single ranks"
+            f"is between ranks, {percent(jitter.residual_share)} is in single steps of single ranks"
         )
     if jitter.growth is not None and jitter.growth.exponent is not None:
         lines.append(f"the loss grows with exponent {jitter.growth.exponent:.2f}: 0 is bounded, 1 proportional to size")

@@ -1,4 +1,4 @@
-"""RUN/report.html: one file that opens without a network, with the verdict first and the plots that bear it out.
+"""RUN/report.html: one file that opens without a network, with the verdict first and then the plots that support it.
 
 Nothing in it can load anything: a content security policy allows only the scripts written here, by their hashes. All
 text that comes from files is escaped, so that the name of a host is never more than a name.
@@ -34,15 +34,18 @@ _Section = tuple[str, str, tuple[str, ...]]  # title, lead, content
 _REASONS = {
     "step_ms": ("no plot of step times", "they are not known"),
     "own_delay_ms": ("no plot of own delay", "no two ranks do the same work, or their work is not known"),
-    "communication_share": ("no plot of the regime", "the share of communication in each step is not known"),
+    "communication_share": (
+        "no plot of communication over steps",
+        "the share of communication in each step is not known",
+    ),
     "origins": (
-        "nothing on where waiting began",
-        "nobody waited, or steps with so many operations are not taken apart",
+        "no plot of where waiting began",
+        "no rank waited, or the steps have too many operations to be rebuilt",
     ),
     "growth": ("no plot of growth with scale", "that needs ranks that wait for each other in enough steps"),
-    "hotspots": ("no places", "none is slower than the others, or there are too few to compare"),
-    "leaf_matrix": ("no matrix of switches", "Slurm told no switches, or only one"),
-    "node_matrix": ("no matrix of nodes", "no operation of some nodes, and not others, was recorded"),
+    "hotspots": ("no places", "no place is slower than the others, or there are too few to compare"),
+    "leaf_matrix": ("no matrix of switches", "Slurm reported no switches, or only one"),
+    "node_matrix": ("no matrix of nodes", "no operation among some of the nodes was recorded"),
     "clocks": ("no plot of clock errors", "no synchronisation of clocks was recorded, as with a single host"),
 }
 
@@ -147,12 +150,12 @@ def _figures(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
         ),
         (
             "Attempts",
-            f"All figures but these are of attempt {summary.attempt}.",
+            f"All other figures are of attempt {summary.attempt}.",
             (sections.attempts_table(summary),),
         ),
         (
             "Causes",
-            "Whose delays the others waited for, what the step hangs on, and what would shorten it.",
+            "Whose delays the others waited for, what determines the step time, and what would shorten it.",
             cause_content(summary, drawn),
         ),
         (
@@ -162,7 +165,7 @@ def _figures(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
         ),
         (
             "Pacing",
-            "Whether holding early ranks back has helped.",
+            "Whether holding early ranks back helped.",
             (facts(tuple(pacing_lines(summary.pacing))) if summary.pacing is not None else "",),
         ),
         ("Step times", "", (side_by_side(of("step_ms"), of("distribution")),)),
@@ -175,7 +178,7 @@ def _figures(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
                 of("kinds"),
                 sections.kinds_table(summary),
                 sections.sensitivity_table(summary),
-                of("communication_share", "Regime over steps"),
+                of("communication_share", "Communication over steps"),
             ),
         ),
         (

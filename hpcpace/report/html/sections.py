@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hpcpace import __version__
 from hpcpace.diagnosis.plot_data import HotspotRow, PlotData
-from hpcpace.diagnosis.sentences import cut_rank_line, open_line
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import HostPair, Shares, Summary
 from hpcpace.report.html.text import facts, notes, stacked_bar, table
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
@@ -54,11 +54,11 @@ def shares_bar(shares: Shares, *, has_missing: bool) -> str:
         ("other", "@other", ""),
     )
     hidden = shares.overlap or 0.0
-    told = [f"{percent(hidden)} of communication is hidden behind computation"] if hidden >= _LEAST_SHOWN else []
+    sentences = [f"{percent(hidden)} of communication is hidden behind computation"] if hidden >= _LEAST_SHOWN else []
     if has_missing:
-        told.append("waits for ranks without a trace count as transfer")
+        sentences.append("waits for ranks without a trace count as transfer")
     bar = stacked_bar(entries, (shares.busy, shares.exposed_wait, shares.transfer, shares.other))
-    return bar + notes(told)
+    return bar + notes(sentences)
 
 
 def kinds_table(summary: Summary) -> str:
@@ -102,12 +102,12 @@ def sensitivity_table(summary: Summary) -> str:
         size = format_bytes(row.size_bytes)
         rows.append((row.op, str(row.group_size), size, slope, f"{low} to {high}", skew_reading(row)))
     head = ("operation", "group size", "bytes", "per ms of skew", "95 % interval", "reading")
-    caption = "Transfer against skew: added per ms that the ranks of a collective arrive apart"
+    caption = "Transfer against skew: transfer added per ms between the first and the last arrival"
     return table(caption, head, rows, text=(0, 5))
 
 
 def attempts_table(summary: Summary) -> str:
-    """Return all attempts of a run beside each other, and where they differ; empty where there is one."""
+    """Return all attempts of a run in one table, and how they differ; empty if there is only one."""
     if not summary.history:
         return ""
     rows = [attempt_cells(row) for row in summary.history]
@@ -116,12 +116,12 @@ def attempts_table(summary: Summary) -> str:
 
 
 def audit_table(summary: Summary) -> str:
-    """Return the audit's findings on who is to blame, and what it could not read; empty without snapshots."""
+    """Return the audit's findings on the culprits, and what it could not read; empty without snapshots."""
     audit = summary.audit
     if audit is None:
         return ""
     rows = [audit_cells(match) for match in audit.matches]
-    made = table("Findings of the audit on who is to blame", AUDIT_HEAD, rows, text=range(len(AUDIT_HEAD)))
+    made = table("Findings of the audit on the culprits", AUDIT_HEAD, rows, text=range(len(AUDIT_HEAD)))
     nothing = [] if rows else [NO_MATCH]
     return made + notes([*nothing, *_limited(audit.problems, "problem")])
 
@@ -140,28 +140,30 @@ def hotspots_table(rows: Sequence[HotspotRow]) -> str:
         for row in rows[:_MOST_HOTSPOTS]
     ]
     some = f", the first {_MOST_HOTSPOTS} of {len(rows)}" if len(rows) > _MOST_HOTSPOTS else ""
-    head = ("place", "adds per step", "95 % interval", "of lateness", "the same here")
+    head = ("place", "adds per step", "95 % interval", "of lateness", "same as")
     return table(f"Places by effect{some}", head, cells, text=(0, 4))
 
 
 def clock_notes(summary: Summary) -> str:
-    """Return what is known of the clocks, in sentences."""
+    """Return what is known about the clocks, in sentences."""
     clocks = summary.clocks
     if len(summary.world.ranks) < 2:
         return ""
     lines = []
     if clocks.num_unknown:
-        lines.append(f"{plural(clocks.num_unknown, 'rank')} without a usable synchronisation, compared with no other")
+        lines.append(
+            f"{plural(clocks.num_unknown, 'rank')} without a usable clock comparison: not compared with other ranks"
+        )
     if clocks.median_halfwidth_ns is not None and clocks.max_halfwidth_ns is not None:
         median, largest = format_duration(clocks.median_halfwidth_ns), format_duration(clocks.max_halfwidth_ns)
         residual = "unknown" if clocks.residual_ns is None else format_duration(clocks.residual_ns)
         drift = "unknown" if clocks.drift_ppm is None else f"{clocks.drift_ppm:.3g} ppm"
         lines.append(
-            f"bound: half-width median {median}, largest {largest}; {plural(clocks.num_samples, 'sample')} a rank"
+            f"bound: half-width median {median}, largest {largest}; {plural(clocks.num_samples, 'sample')} per rank"
         )
         lines.append(f"measured: largest leave-one-out residual {residual}, largest drift {drift}")
     if clocks.extrapolated_share:
-        lines.append(f"{percent(clocks.extrapolated_share)} of the step ends lie outside of the synchronised time")
+        lines.append(f"{percent(clocks.extrapolated_share)} of the step ends are outside the synchronised time")
     exits = plural(clocks.num_negative, "exit")
     lines.append(f"causality: {exits} before the last enter in {plural(clocks.num_checked, 'synchronising operation')}")
     if clocks.num_negative_messages:
@@ -172,7 +174,7 @@ def clock_notes(summary: Summary) -> str:
 def _violation(pair: HostPair) -> str:
     sizes = f"median {format_duration(pair.median_ns)}, largest {format_duration(pair.max_ns)}"
     return (
-        f"{pair.exit_host} left before {pair.enter_host} came {pair.num_violations} times ({sizes}), "
+        f"{pair.exit_host} left before {pair.enter_host} entered {pair.num_violations} times ({sizes}), "
         f"{pair.num_unexplained} beyond the half-widths"
     )
 
@@ -190,16 +192,16 @@ def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
         lines.append(f"no trace of {_shortened(rank_list(summary.world.missing))}: waits for them count as transfer")
     if cut.not_closed:
         who = _shortened(named_ranks(cut.not_closed, hosts))
-        lines.append(f"not closed: the trace of {who}; killed, crashed, or still running")
+        lines.append(f"not closed: the trace of {who} (killed, crashed, or still running)")
     if summary.tracing.num_dropped:
         lines.append(f"{plural(summary.tracing.num_dropped, 'record')} dropped by the recorder")
     lines += _limited([open_line(operation, hosts) for operation in cut.open], "operation that never completed")
-    telling = [rank for rank in cut.ranks if rank.num_lost_operations or rank.num_dropped]
-    lines += _limited([cut_rank_line(rank, hosts) for rank in telling], "rank with lost records")
+    with_losses = [rank for rank in cut.ranks if rank.num_lost_operations or rank.num_dropped]
+    lines += _limited([incomplete_rank_line(rank, hosts) for rank in with_losses], "rank with lost records")
     lines += _limited(cut.problems, "problem")
     lines += [
-        f"{kind.num_unmatched} {kind.op} of {_shortened(rank_list(kind.ranks_unmatched))} without a comparable "
-        "counterpart on every member: blocked time counts as transfer"
+        f"{kind.num_unmatched} {kind.op} of {_shortened(rank_list(kind.ranks_unmatched))} have no comparable "
+        "counterpart on every member: their blocked time counts as transfer"
         for kind in summary.kinds
         if kind.num_unmatched
     ]

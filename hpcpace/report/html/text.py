@@ -46,7 +46,7 @@ def contents(titles: Sequence[str]) -> str:
 
 
 def side_by_side(left: str, right: str, *, is_even: bool = False) -> str:
-    """Return two pieces beside each other where the page is wide; the left one is twice as wide unless even."""
+    """Return two pieces side by side if the page is wide; the left one is twice as wide unless even."""
     if not (left and right):
         return left or right
     return f'<div class="pair{" even" if is_even else ""}">{left}{right}</div>'
@@ -63,7 +63,7 @@ def figure(plot: Plot, title: str = "") -> str:
 
 
 def legend(entries: Sequence[tuple[str, str, str]], values: Sequence[str] = ()) -> str:
-    """Return a legend of (name, colour, pattern), with a value beside each name where there are values."""
+    """Return a legend of (name, colour, pattern), with a value after each name if values are given."""
     shown = [f" <b>{escape(value)}</b>" for value in values] or [""] * len(entries)
     items = [
         f'<li><i class="{"hatched" if pattern else "plain"}" style="background-color:var(--{color[1:]})"></i>'
@@ -81,13 +81,13 @@ def stacked_bar(entries: Sequence[tuple[str, str, str]], shares: Sequence[float]
         shares: of each; together 1 at most.
     """
     values = [percent(share) for share in shares]
-    told = ", ".join(f"{name} {value}" for (name, _, _), value in zip(entries, values, strict=True))
+    label = ", ".join(f"{name} {value}" for (name, _, _), value in zip(entries, values, strict=True))
     spans = "".join(
         f'<span class="{"hatched" if pattern else "plain"}" '
         f'style="width:{100 * share:.2f}%;background-color:var(--{color[1:]})"></span>'
         for (_, color, pattern), share in zip(entries, shares, strict=True)
     )
-    return f'<div class="bar" role="img" aria-label="{escape(told)}">{spans}</div>\n{legend(entries, values)}'
+    return f'<div class="bar" role="img" aria-label="{escape(label)}">{spans}</div>\n{legend(entries, values)}'
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[int] = (0,)) -> str:

@@ -44,7 +44,7 @@ def _culprits(culprits: Sequence[Culprit]) -> str:
         for own in [f"{culprit.kind} {culprit.id}"]
     ]
     some = f", the first {_MOST_CULPRITS} of {len(culprits)}" if len(culprits) > _MOST_CULPRITS else ""
-    head = ("who", "more than others", "95 % interval", "the same here")
+    head = ("who", "more than others", "95 % interval", "same as")
     return table(f"Who is at fault{some}", head, rows, text=(0, 3))
 
 

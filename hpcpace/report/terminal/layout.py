@@ -27,7 +27,7 @@ def title(console: Console, content: str, remark: str = "") -> None:
 
 
 def line(console: Console, label: str, content: str, *, style: str = "") -> None:
-    """Print a label and its content, wrapped beside it."""
+    """Print a label and its content, wrapped with a hanging indent."""
     _hanging(console, Text(label.ljust(_LABEL_WIDTH), style="dim"), content, style=style)
 
 
@@ -37,7 +37,7 @@ def note(console: Console, content: str) -> None:
 
 
 def _hanging(console: Console, label: Text, content: str, *, style: str = "") -> None:
-    """Print text wrapped beside a label."""
+    """Print text wrapped to the right of a label."""
     for index, part in enumerate(_wrapped(console, printable(content), max(console.width - len(label), 20))):
         console.print((label if index == 0 else Text(" " * len(label))) + Text(part, style=style), soft_wrap=True)
 

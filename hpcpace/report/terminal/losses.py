@@ -8,7 +8,14 @@ from hpcpace.diagnosis.summary import Jitter, Summary
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note, table, title
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
-from hpcpace.report.words.causes import gains_remark, skew_reading, told_gains, told_origins, told_path
+from hpcpace.report.words.causes import (
+    gains_remark,
+    significant_gains,
+    significant_origins,
+    significant_path,
+    skew_reading,
+)
+from hpcpace.report.words.jitter import comparison_reading
 from hpcpace.units import NS_PER_MS, format_bytes, format_duration
 from hpcpace.wording import alias_name, percent, place_name, plural
 
@@ -18,7 +25,7 @@ _MOST_GAINS = 5
 
 
 def print_verdict(console: Console, summary: Summary) -> None:
-    """Print the verdict: what is wrong, two numbers and a name, what to do, what else takes a share."""
+    """Print the verdict: what is wrong, why, what to do, and what else shares the loss."""
     verdict = summary.verdict
     sure = f" (confidence {100 * verdict.confidence:.0f} %)" if verdict.confidence else ""
     line(console, "Verdict", f"{verdict.headline}{sure}", style="bold")
@@ -33,7 +40,7 @@ def print_jitter(console: Console, summary: Summary) -> None:
     if jitter is None:
         return
     segments = plural(jitter.num_segments, "segment")
-    title(console, "Jitter", f"{plural(len(jitter.ranks), 'rank')} that wait for each other, {segments} a step")
+    title(console, "Jitter", f"{plural(len(jitter.ranks), 'rank')} that wait for each other, {segments} per step")
     noise = f" (noise alone {jitter.persistent_null:.3f})" if jitter.persistent_null is not None else ""
     line(
         console,
@@ -43,14 +50,15 @@ def print_jitter(console: Console, summary: Summary) -> None:
     )
     if jitter.null is not None:
         unit = "nodes" if jitter.is_node_unit else "ranks"
-        text = f"independent {unit}, lasting differences kept: A {jitter.null:.3f}{_interval(jitter.null_interval)}"
-        line(console, "null model", f"{text}; {_compared(jitter.comparison)}")
+        text = f"independent {unit} with the same lasting differences: A {jitter.null:.3f}"
+        text += _interval(jitter.null_interval)
+        line(console, "null model", f"{text}; {comparison_reading(jitter)}")
     line(console, "noise", _noise(jitter))
     line(console, "at scale", _scale(jitter))
     note(
         console,
-        "A: mean of the slowest rank over mean of all. Intensity: a rank's mean over its best steps. Exponent: slope "
-        "of ln(A - 1) over ln(ranks). At scale: share of the step lost if new nodes are like these.",
+        "A: mean time of the slowest rank over the mean of all. Intensity: a rank's mean over its best steps. "
+        "Exponent: slope of ln(A - 1) over ln(ranks). At scale: share of the step lost if new nodes are like these.",
     )
 
 
@@ -58,26 +66,17 @@ def _interval(bounds: tuple[float, float] | None) -> str:
     return f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else ""
 
 
-def _compared(comparison: str) -> str:
-    meanings = {
-        "above": "measured is above: events avoid each other, as in a rotation",
-        "below": "measured is below: ranks share the cause",
-        "within": "measured is within it",
-    }
-    return next((text for word, text in meanings.items() if word in comparison), comparison)
-
-
 def _noise(jitter: Jitter) -> str:
     parts = []
     if jitter.common_share is not None and jitter.rank_share is not None and jitter.residual_share is not None:
         parts.append(
-            f"variance {percent(jitter.common_share)} common to all, {percent(jitter.rank_share)} of ranks, "
-            f"{percent(jitter.residual_share)} of single steps"
+            f"variance: {percent(jitter.common_share)} common to all, {percent(jitter.rank_share)} between ranks, "
+            f"{percent(jitter.residual_share)} in single steps"
         )
     if jitter.noise_intensity is not None:
         parts.append(f"intensity {percent(jitter.noise_intensity)}")
     if jitter.noise_amplification is not None:
-        parts.append(f"of which the step time shows {percent(jitter.noise_amplification)}")
+        parts.append(f"{percent(jitter.noise_amplification)} of it reaches the step time")
     return "; ".join(parts) or "none"
 
 
@@ -99,8 +98,8 @@ def print_hotspots(console: Console, summary: Summary) -> None:
     """Print the places whose ranks work more slowly than others of their role."""
     if not summary.hotspots:
         return
-    title(console, "Hotspots", "own work per step above that of the other places of its level")
-    rows = table("place", ("effect", "95 % interval", "of lateness", "the same here"))
+    title(console, "Hotspots", "own work per step beyond that of other places of the same level")
+    rows = table("place", ("effect", "95 % interval", "of lateness", "same as"))
     for spot in summary.hotspots[:_MOST_HOTSPOTS]:
         low, high = (format_duration(max(bound, 0.0)) for bound in spot.interval_ns)
         others = [alias_name(alias) for alias in spot.aliases if alias != f"{spot.kind} {spot.id}"]
@@ -117,25 +116,25 @@ def print_hotspots(console: Console, summary: Summary) -> None:
 
 
 def print_causes(console: Console, summary: Summary) -> None:
-    """Print where waiting began, what the critical path consists of, and what one change at a time would bring."""
+    """Print where waiting began, what the critical path consists of, and what single changes would gain."""
     causes = summary.causes
     if causes is None or len(summary.world.ranks) < 2:
         return
-    title(console, "Causes", "where waiting began, and what the step hangs on")
-    origins = told_origins(causes, _MOST_NAMED)
+    title(console, "Causes", "where waiting began, and what determines the step time")
+    origins = significant_origins(causes, _MOST_NAMED)
     if origins:
         is_chained = any(row.propagated_share >= 0.0005 for row in origins)
-        passed = " (and of that, what others passed on)" if is_chained else ""
-        told = [
+        passed = " (in brackets: passed on by other ranks)" if is_chained else ""
+        shares = [
             f"rank {row.rank} {percent(row.share_of_waits)}" + (f" ({percent(row.propagated_share)})" * is_chained)
             for row in origins
         ]
-        line(console, "began at", f"of all waiting{passed}: {', '.join(told)}")
-    if path := told_path(causes, _MOST_NAMED):
+        line(console, "began at", f"share of all waiting{passed}: {', '.join(shares)}")
+    if path := significant_path(causes, _MOST_NAMED):
         line(console, "path", "critical path: " + ", ".join(f"{row.name} {percent(row.share)}" for row in path))
-    gains = told_gains(summary)
+    gains = significant_gains(summary)
     if gains:
-        rows = table("if this were as usual", ("step shorter by", "95 % interval"))
+        rows = table("if this took its usual time", ("step shorter by", "95 % interval"))
         for gain in gains[:_MOST_GAINS]:
             low, high = (percent(bound) for bound in gain.interval)
             rows.add_row(printable(gain.name), percent(gain.gain_share), f"{low} to {high}")
@@ -145,10 +144,10 @@ def print_causes(console: Console, summary: Summary) -> None:
 
 
 def print_sensitivity(console: Console, summary: Summary) -> None:
-    """Print whether collectives take longer when their ranks arrive together, or apart."""
+    """Print whether collectives take longer when their ranks arrive together or at different times."""
     if not summary.sensitivity:
         return
-    title(console, "Transfer against skew", "added per ms that the ranks of a collective arrive apart")
+    title(console, "Transfer against skew", "transfer added per ms between the first and the last arrival")
     rows = table("\noperation", ("group\nsize", "\nbytes", "per ms\nof skew", "\n95 % interval"))
     rows.add_column("\nreading")
     for row in summary.sensitivity:
@@ -160,10 +159,10 @@ def print_sensitivity(console: Console, summary: Summary) -> None:
 
 
 def print_attempts(console: Console, summary: Summary) -> None:
-    """Print all attempts of a run beside each other, and where they differ."""
+    """Print all attempts of a run in one table, and how they differ."""
     if not summary.history:
         return
-    title(console, "Attempts", f"all figures but these are of attempt {summary.attempt}")
+    title(console, "Attempts", f"all other figures are of attempt {summary.attempt}")
     first, *others, last = ATTEMPT_HEAD
     rows = table(first, others)
     rows.add_column(last)

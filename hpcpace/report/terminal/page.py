@@ -1,4 +1,4 @@
-"""The report on a terminal or in a Slurm log: at most 100 columns, plain where nobody looks in colour."""
+"""The report on a terminal or in a Slurm log: at most 100 columns, without colour in a log."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from hpcpace.diagnosis.sentences import cut_rank_line, open_line, suspect_line
-from hpcpace.diagnosis.summary import CutRank, HostPair, Shares, Summary
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, suspect_line
+from hpcpace.diagnosis.summary import HostPair, IncompleteRank, Shares, Summary
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note, title
 from hpcpace.report.terminal.losses import (
@@ -55,7 +55,7 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
         print_sensitivity(console, summary)
         print_rank_communication(console, shown)
     _print_clocks(console, summary)
-    _print_cut_off(console, summary)
+    _print_incomplete(console, summary)
 
 
 def _print_head(console: Console, summary: Summary) -> None:
@@ -84,7 +84,7 @@ def _print_head(console: Console, summary: Summary) -> None:
         line(console, "training", outcome)
     line(console, "excess", _excess(summary))
     if changed := changed_thresholds(summary):
-        line(console, "thresholds", f"not the usual ones: {', '.join(changed)}")
+        line(console, "thresholds", f"changed from the defaults: {', '.join(changed)}")
     if warning := suspect_line(summary.clocks):
         line(console, "warning", warning)
 
@@ -119,7 +119,7 @@ def _speed(summary: Summary) -> str:
     rate = f"{format_count(speed.samples_per_s)} {unit}/s" if speed.samples_per_s else f"no {unit} credited"
     cv = f", CV {speed.cv:.3f}" if speed.cv is not None else ""
     if summary.world.missing:  # what the missing ranks were credited with is not known
-        rate += f" of the {plural(len(summary.world.ranks), 'rank')} read, more of all"
+        rate += f" by the {plural(len(summary.world.ranks), 'rank')} with a trace"
     p50, p95, p99 = (format_duration(value_ns) for value_ns in (speed.p50_ns, speed.p95_ns, speed.p99_ns))
     return f"{rate}; step p50 {p50}, p95 {p95}, p99 {p99}{cv}"
 
@@ -139,14 +139,14 @@ def _bar(console: Console, shares: Shares) -> str:
 def _excess(summary: Summary) -> str:
     compared = [(row.rank, row.excess) for row in summary.ranks if row.excess is not None]
     if not compared:
-        return "no two ranks that are known to do the same work, with steps enough to compare"
+        return "not compared: no two ranks are known to do the same work for enough steps"
     marked = [
         f"rank {rank} busy {percent(excess.share)} longer than its role (noise {percent(excess.noise)})"
         for rank, excess in sorted(compared, key=lambda pair: -pair[1].share)
         if excess.is_marked
     ]
     if not marked:
-        return "no rank busier than the others of its role, beyond noise"
+        return "no rank is busier than the others of its role beyond noise"
     return "; ".join(marked[:_MOST_EXCESS]) + (f"; {len(marked) - _MOST_EXCESS} more" if marked[_MOST_EXCESS:] else "")
 
 
@@ -164,8 +164,8 @@ def _print_audit(console: Console, summary: Summary) -> None:
     if summary.audit is None:
         return
     title(console, "Audit", audit_subtitle(summary.audit))
-    for told, fix in audit_lines(summary.audit):
-        note(console, told)
+    for sentence, fix in audit_lines(summary.audit):
+        note(console, sentence)
         if fix:  # in one piece, since it is to be pasted
             console.print(f"  fix: {printable(fix)}", soft_wrap=True, markup=False)
     _limited(console, summary.audit.problems, "problem")
@@ -185,13 +185,16 @@ def _print_clocks(console: Console, summary: Summary) -> None:
         return
     title(console, "Clock error")
     if clocks.num_unknown:
-        note(console, f"{plural(clocks.num_unknown, 'rank')} without a usable synchronisation, compared with no other")
+        note(
+            console,
+            f"{plural(clocks.num_unknown, 'rank')} without a usable clock comparison: not compared with other ranks",
+        )
     if clocks.median_halfwidth_ns is not None and clocks.max_halfwidth_ns is not None:
         median, largest = format_duration(clocks.median_halfwidth_ns), format_duration(clocks.max_halfwidth_ns)
         line(
             console,
             "bound",
-            f"half-width median {median}, max {largest}; {plural(clocks.num_samples, 'sample')} a rank",
+            f"half-width median {median}, max {largest}; {plural(clocks.num_samples, 'sample')} per rank",
         )
         residual = "unknown" if clocks.residual_ns is None else format_duration(clocks.residual_ns)
         drift = "unknown" if clocks.drift_ppm is None else f"{clocks.drift_ppm:.3g} ppm"
@@ -218,27 +221,28 @@ def _print_clocks(console: Console, summary: Summary) -> None:
 def _early_exits(pair: HostPair) -> str:
     exit_host, enter_host = printable(pair.exit_host), printable(pair.enter_host)
     if pair.exit_node == pair.enter_node:
-        return f"ranks of {exit_host} left before others of {exit_host} came"
-    return f"{exit_host} left before {enter_host} came"
+        return f"ranks of {exit_host} left before others of {exit_host} entered"
+    return f"{exit_host} left before {enter_host} entered"
 
 
-def _print_cut_off(console: Console, summary: Summary) -> None:
-    cut_off, dropped = summary.cut_off, summary.tracing.num_dropped
-    if not (cut_off.problems or cut_off.not_closed or cut_off.num_open or cut_off.ranks or dropped):
+def _print_incomplete(console: Console, summary: Summary) -> None:
+    incomplete, dropped = summary.cut_off, summary.tracing.num_dropped
+    if not (incomplete.problems or incomplete.not_closed or incomplete.num_open or incomplete.ranks or dropped):
         return
-    hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in cut_off.ranks}
+    hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in incomplete.ranks}
     title(console, "Missing or cut off")
-    if cut_off.not_closed:
-        who = named_ranks(cut_off.not_closed, hosts)
-        note(console, f"not closed: the trace of {who}; killed, crashed, or still running")
+    if incomplete.not_closed:
+        who = named_ranks(incomplete.not_closed, hosts)
+        note(console, f"not closed: the trace of {who} (killed, crashed, or still running)")
     if dropped:
         note(console, f"{plural(dropped, 'record')} dropped by the recorder")
-    _limited(console, (open_line(operation, hosts) for operation in cut_off.open), "operation that never completed")
-    _limited(console, (cut_rank_line(rank, hosts) for rank in cut_off.ranks if _tells(rank)), "rank with lost records")
-    _limited(console, cut_off.problems, "problem")
+    _limited(console, (open_line(operation, hosts) for operation in incomplete.open), "operation that never completed")
+    lost = (incomplete_rank_line(rank, hosts) for rank in incomplete.ranks if _is_listed(rank))
+    _limited(console, lost, "rank with lost records")
+    _limited(console, incomplete.problems, "problem")
 
 
-def _tells(rank: CutRank) -> bool:
+def _is_listed(rank: IncompleteRank) -> bool:
     # Ranks without a trace are listed among the problems, those that were not closed in one line.
     return bool(rank.num_lost_operations or rank.num_dropped or (rank.host and not rank.has_trace))
 

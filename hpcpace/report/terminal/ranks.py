@@ -31,8 +31,8 @@ _COLUMNS = {
 }
 _ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.WAIT, Part.TRANSFER, Part.OTHER)
 _EXCESS_NOTE = (
-    "excess: busy time (forward, backward, optimizer) over the median of the other ranks of the same role, below it "
-    f"its noise; marked < where it exceeds both the noise and {100 * EXCESS_FLOOR:.0f} %. A measurement, no verdict."
+    "excess: busy time (forward, backward, optimizer) above the median of the other ranks of the same role, with its "
+    f"noise below; < marks an excess beyond both noise and {100 * EXCESS_FLOOR:.0f} %. A measurement, not a verdict."
 )
 
 
@@ -66,14 +66,13 @@ def print_steps(console: Console, summary: Summary, shown: Sequence[RankRow]) ->
     console.print(table)
     if is_part:
         layout.note(
-            console, f"{len(shown)} of {len(summary.ranks)} ranks shown, with the largest excess or as asked for"
+            console,
+            f"{len(shown)} of {len(summary.ranks)} ranks shown: those with the largest excess, or those asked for",
         )
     if any(row.excess for row in shown):
         layout.note(console, _EXCESS_NOTE)
     if "grad\nsync" in names:
-        layout.note(
-            console, "grad sync includes its wait and transfer; the other two columns are those of all other phases"
-        )
+        layout.note(console, "grad sync includes its own wait and transfer; those two columns are of all other phases")
 
 
 def _add(
@@ -125,14 +124,14 @@ def print_kinds(console: Console, summary: Summary) -> None:
             where = rank_list(kind.ranks_unmatched)
             layout.note(
                 console,
-                f"{kind.num_unmatched} {kind.op} of {where} without a comparable counterpart on every member (trace "
-                "missing or cut off, clock unknown): blocked time counts as transfer",
+                f"{kind.num_unmatched} {kind.op} of {where} have no comparable counterpart on every member (trace "
+                "missing or cut off, or clock unknown): their blocked time counts as transfer",
             )
 
 
 def print_rank_communication(console: Console, shown: Sequence[RankRow]) -> None:
     """Print the communication of each rank."""
-    layout.title(console, "Communication by rank", "per step; exposed is the part that held the rank up")
+    layout.title(console, "Communication by rank", "per step; exposed is the part that blocked the rank")
     table = layout.table("rank", ["calls", "bytes", "wait", "exposed\nwait", "transfer", "exposed\ntransfer"])
     for row in shown:
         table.add_row(

@@ -23,7 +23,7 @@ def attempt_cells(row: AttemptRow) -> tuple[str, ...]:
 
 
 def ended(row: AttemptRow) -> str:
-    """Return how an attempt ended, as far as its traces tell."""
+    """Return how an attempt ended, as far as its traces show."""
     if not row.num_ranks:
         return "no trace can be read"
     parts = []
@@ -37,10 +37,10 @@ def ended(row: AttemptRow) -> str:
 
 
 def attempts_differ(history: Sequence[AttemptRow], attempt: int) -> str:
-    """Return one line on where an attempt differs from the one before it, or after it if it is the first."""
+    """Return one line on how an attempt differs from the one before it, or from the next one if it is the first."""
     at = [row.attempt for row in history].index(attempt)
     this, other = history[at], history[at - 1 if at else 1]
-    who = f"attempt {this.attempt} against {other.attempt}"
+    who = f"attempt {this.attempt} compared with {other.attempt}"
     if not (this.num_ranks and other.num_ranks):
         return f"{who}: without traces there is nothing to compare"
     parts = [*_world(this, other), *_speed(this, other)]
@@ -50,9 +50,9 @@ def attempts_differ(history: Sequence[AttemptRow], attempt: int) -> str:
 def _world(this: AttemptRow, other: AttemptRow) -> list[str]:
     parts = []
     if this.world_size != other.world_size:
-        parts.append(f"{plural(this.world_size, 'rank')} for {other.world_size}")
+        parts.append(f"{plural(this.world_size, 'rank')} instead of {other.world_size}")
     if this.mesh != other.mesh:
-        parts.append(f"mesh {printable(this.mesh) or 'unknown'} for {printable(other.mesh) or 'unknown'}")
+        parts.append(f"mesh {printable(this.mesh) or 'unknown'} instead of {printable(other.mesh) or 'unknown'}")
     for word, more, fewer in (("with", this, other), ("without", other, this)):
         if hosts := [printable(host) for host in more.hosts if host not in fewer.hosts]:
             some = [f"{len(hosts) - _MOST_HOSTS} more hosts"] if len(hosts) > _MOST_HOSTS else []

@@ -1,4 +1,4 @@
-"""What is said of the causes, on a terminal and on the page alike: gains that are some, chains, the reading of skew."""
+"""What is said of the causes, on a terminal and on the page alike: significant gains and shares, readings of skew."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, SensitivityRow, Summary
 from hpcpace.wording import percent
 
-# What all transfers share is usual: putting one back to usual says nothing of it.
+# If all transfers are slow, that is their usual time: to reset one of them to it shows no gain.
 _NOT_PUT_BACK = (Mode.COMMUNICATION, Mode.CONTENTION, Mode.LOCALITY)
 _LEAST_SHOWN = 0.0005
 _LEAST_SLOPE = 0.05  # below it, even a skew as long as the transfer changes that by less than noise does
 
 
-def told_gains(summary: Summary) -> tuple[GainRow, ...]:
-    """Return the what-if gains that are some, the largest first: beyond chance and the error of rebuilding."""
+def significant_gains(summary: Summary) -> tuple[GainRow, ...]:
+    """Return the what-if gains beyond chance and beyond the error of rebuilding, the largest first."""
     causes = summary.causes
     if causes is None or summary.verdict.mode in _NOT_PUT_BACK:
         return ()
@@ -22,27 +22,27 @@ def told_gains(summary: Summary) -> tuple[GainRow, ...]:
 
 
 def gains_remark(summary: Summary) -> str:
-    """Return how far the what-if gains can be trusted, or why there are none; empty where steps were not rebuilt."""
+    """Return how far the what-if gains can be trusted, or why there are none; empty if steps were not rebuilt."""
     causes = summary.causes
     if causes is None or causes.rebuild_error is None:
         return ""
     if summary.verdict.mode in _NOT_PUT_BACK:
         mode = summary.verdict.mode
-        return f"no what-if: it puts one thing back to what is usual, and here the usual is slow ({mode})"
+        return f"no what-if: it resets one thing to its usual time, and here the usual time is slow ({mode})"
     size = percent(causes.rebuild_error) if causes.rebuild_error >= _LEAST_SHOWN else "less than 0.1 %"
     error = f"steps rebuilt from their operations are wrong by {size}"
-    if not told_gains(summary):
-        return f"no single change would shorten the step: all is as usual ({error})"
-    return f"{error}: a smaller gain is none. Gains do not add up"
+    if not significant_gains(summary):
+        return f"no single change would shorten the step: everything takes its usual time ({error})"
+    return f"{error}: ignore smaller gains; gains are not additive"
 
 
-def told_origins(causes: Causes, most: int) -> tuple[OriginRow, ...]:
-    """Return the ranks at which most waiting began, but for those at which hardly any did."""
+def significant_origins(causes: Causes, most: int) -> tuple[OriginRow, ...]:
+    """Return the ranks at which most waiting began, without those at which hardly any did."""
     return tuple(row for row in causes.origins[:most] if row.share_of_waits >= _LEAST_SHOWN)
 
 
-def told_path(causes: Causes, most: int) -> tuple[PathRow, ...]:
-    """Return what the critical path consists of, but for parts that are hardly any."""
+def significant_path(causes: Causes, most: int) -> tuple[PathRow, ...]:
+    """Return the largest parts of the critical path, without negligible ones."""
     return tuple(row for row in causes.path[:most] if row.share >= _LEAST_SHOWN)
 
 
@@ -50,7 +50,7 @@ def skew_reading(row: SensitivityRow) -> str:
     """Return what the slope of transfer over skew means."""
     low, high = row.interval
     if high < -_LEAST_SLOPE:
-        return "longer together: contention"
+        return "longer when together: contention"
     if low > _LEAST_SLOPE:
-        return "longer apart"
+        return "longer when apart"
     return "no dependence seen"

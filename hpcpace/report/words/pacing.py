@@ -1,4 +1,4 @@
-"""What came of pacing in words, on a terminal and on the page alike."""
+"""The outcome of pacing in words, on a terminal and on the page alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcpace.units import format_duration
 from hpcpace.wording import listed, plural
 
 _MOST_POINTS = 4
-# What does away with the reason why holding back could help gains more than holding back.
+# To remove the reason why pacing could help gains more than pacing.
 _REMEDIES = {
     "polling on shared cores": "give each rank a core of its own, or let MPI leave the core while it waits "
     "(MPICH: MPIR_CVAR_ENABLE_HEAVY_YIELD=1 MPIR_CVAR_POLLS_BEFORE_YIELD=1; Open MPI: --mca mpi_yield_when_idle 1)",
@@ -17,11 +17,11 @@ _REMEDIES = {
 
 
 def pacing_lines(pacing: PacingFigures) -> Iterator[tuple[str, str]]:
-    """Yield names and values: the outcome, both arms beside each other, where ranks were paced and what could help."""
+    """Yield names and values: the outcome, both arms, where ranks were paced, and what could help."""
     yield "outcome", pacing.sentence
     if pacing.step_off_ns is not None:
         on = "not tried" if pacing.step_on_ns is None else _arm(pacing.step_on_ns, pacing.cv_on)
-        yield "mean step", f"off {_arm(pacing.step_off_ns, pacing.cv_off)}; on {on}; a lower CV alone is no gain"
+        yield "mean step", f"off {_arm(pacing.step_off_ns, pacing.cv_off)}; on {on}; a lower CV alone is not a gain"
     if pacing.num_pairs:
         yield "trial", f"{plural(pacing.num_pairs, 'pair')} of blocks, policy {pacing.tried}"
     if pacing.points:

@@ -1,4 +1,4 @@
-"""What a run was measured with and came to, in words, on a terminal and on the page alike."""
+"""Thresholds and outcome of a run in words, on a terminal and on the page alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def changed_thresholds(summary: Summary) -> list[str]:
 
 
 def outcome_line(summary: Summary) -> str:
-    """Return what a training came to and the most memory that a rank had; empty where neither is known."""
+    """Return how a training ended and the most memory that a rank had; empty if neither is known."""
     parts = [summary.outcome] if summary.outcome else []
     on_device = max(summary.memory, key=lambda row: row.device_bytes, default=None)
     on_host = max(summary.memory, key=lambda row: row.rss_bytes, default=None)

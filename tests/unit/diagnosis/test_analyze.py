@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TRANSFER_NS, SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, summarize
+from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.errors import CannotTell
 from hpcpace.rundir import write_json
 from hpcpace.trace.attempt_reader import read_attempt
@@ -16,7 +16,7 @@ def summary_of(tmp_path, selection=None, **options):
     run = SyntheticRun(**options).write(tmp_path / "run")
     attempt = run.attempts()[-1]
     found = read_attempt(attempt)
-    return summarize(run, attempt, found.traces, found.problems, selection or Selection())
+    return analyze_traces(run, attempt, found, selection or Selection()).summary
 
 
 def test_parts_of_a_clean_run_are_what_was_written(tmp_path):
@@ -147,7 +147,7 @@ def test_the_host_of_a_rank_without_a_trace_is_known_from_run_json(tmp_path):
     attempt = run.attempts()[-1]
     write_json(attempt.run_json, {"ranks": [{"rank": 3, "host": "n1"}]})
     found = read_attempt(attempt)
-    (cut,) = summarize(run, attempt, found.traces, found.problems, Selection()).cut_off.ranks
+    (cut,) = analyze_traces(run, attempt, found, Selection()).summary.cut_off.ranks
     assert (cut.rank, cut.host, cut.has_trace, cut.last_step) == (3, "n1", False, None)
     assert (cut.num_lost_operations, cut.num_lost_steps) == (40, 39)
 
@@ -158,7 +158,7 @@ def test_a_foreign_run_json_only_leaves_a_host_unknown(tmp_path, content):
     attempt = run.attempts()[-1]
     attempt.run_json.write_text(content)
     found = read_attempt(attempt)
-    (cut,) = summarize(run, attempt, found.traces, found.problems, Selection()).cut_off.ranks
+    (cut,) = analyze_traces(run, attempt, found, Selection()).summary.cut_off.ranks
     assert cut.host == ""
 
 

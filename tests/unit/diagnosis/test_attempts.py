@@ -77,19 +77,19 @@ ROW = AttemptRow(
         ({"p50_ns": 112.0}, "the same ranks on the same hosts; median step 12.0 % longer"),
         ({"hosts": ("n1", "n3")}, "with n3; without n2; median step 0.0 % shorter"),
         ({"hosts": ("\x1b[2J",)}, "with \\x1b[2J; without n1 and n2"),
-        ({"world_size": 2, "mesh": "dp=2"}, "2 ranks for 4; mesh dp=2 for dp=4"),
+        ({"world_size": 2, "mesh": "dp=2"}, "2 ranks instead of 4; mesh dp=2 instead of dp=4"),
         ({"p50_ns": None}, "no steps to compare"),
         ({"num_ranks": 0}, "without traces there is nothing to compare"),
     ],
 )
 def test_where_attempts_differ_is_one_line(changes, sentence):
     line = attempts_differ((ROW, replace(ROW, attempt=1, **changes)), 1)
-    assert line.startswith("attempt 1 against 0: ")
+    assert line.startswith("attempt 1 compared with 0: ")
     assert sentence in line
 
 
 def test_the_first_attempt_is_held_against_the_second():
-    assert attempts_differ((ROW, replace(ROW, attempt=1)), 0).startswith("attempt 0 against 1: ")
+    assert attempts_differ((ROW, replace(ROW, attempt=1)), 0).startswith("attempt 0 compared with 1: ")
 
 
 @pytest.mark.parametrize(

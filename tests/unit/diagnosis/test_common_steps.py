@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.diagnosis.common_steps import ranks_together
+from hpcpace.diagnosis.common_steps import ranks_with_common_steps
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.trace.schema import TABLES, StepFlag, TraceHeader
 from hpcpace.trace.tables import RankTrace, Table
@@ -33,34 +33,34 @@ def ranks(traces) -> list[int]:
 
 
 def test_ranks_that_share_a_step_stay_together_however_few_steps_one_has():
-    kept, said = ranks_together(traces({2: 7}), Selection())
+    kept, said = ranks_with_common_steps(traces({2: 7}), Selection())
     assert (ranks(kept), said) == ([0, 1, 2, 3], [])
 
 
 def test_a_rank_without_a_step_is_left_out_and_named_with_its_file():
-    kept, said = ranks_together(traces({2: 10}), Selection())
+    kept, said = ranks_with_common_steps(traces({2: 10}), Selection())
     assert ranks(kept) == [0, 1, 3]
     assert len(said) == 1
-    assert "rank-00002.h5: none of the 0 steps of rank 2" in said[0]
+    assert "rank-00002.h5: rank 2 shares none of its 0 steps" in said[0]
 
 
 def test_a_rank_that_has_warm_up_steps_only_shares_none_unless_they_count():
     found = traces({1: 8})
-    assert ranks(ranks_together(found, Selection())[0]) == [0, 2, 3]
-    assert ranks(ranks_together(found, Selection(include_warmup=True))[0]) == [0, 1, 2, 3]
+    assert ranks(ranks_with_common_steps(found, Selection())[0]) == [0, 2, 3]
+    assert ranks(ranks_with_common_steps(found, Selection(include_warmup=True))[0]) == [0, 1, 2, 3]
 
 
 def test_only_steps_of_the_selection_count():
-    kept, _ = ranks_together(traces({0: 3, 1: 3}), Selection(first=8))
+    kept, _ = ranks_with_common_steps(traces({0: 3, 1: 3}), Selection(first=8))
     assert ranks(kept) == [2, 3]
 
 
 def test_where_nobody_has_a_step_nobody_is_left_out():
-    kept, said = ranks_together(traces(dict.fromkeys(range(4), 10)), Selection())
+    kept, said = ranks_with_common_steps(traces(dict.fromkeys(range(4), 10)), Selection())
     assert (ranks(kept), said) == ([0, 1, 2, 3], [])
 
 
-def test_of_many_ranks_apart_the_first_eight_are_named():
-    _, said = ranks_together(traces(dict.fromkeys(range(10), 10), num_ranks=16), Selection())
+def test_of_many_ranks_without_common_steps_the_first_eight_are_named():
+    _, said = ranks_with_common_steps(traces(dict.fromkeys(range(10), 10), num_ranks=16), Selection())
     assert len(said) == 9
-    assert said[-1] == "2 more ranks have no step that the others have"
+    assert said[-1] == "2 more ranks share no step with the others"

@@ -5,6 +5,7 @@ import pytest
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
+from hpcpace.diagnosis.modes.obstacle import TooFewSteps, WrongClock
 from hpcpace.metrics.operations.incomplete import OpenOperation
 
 MS = 1e6
@@ -49,7 +50,7 @@ def slowed(rows, factor, steps=slice(None)):
 
 def test_a_healthy_run_has_no_finding():
     found = diagnose(panels())
-    assert (found.findings, found.cannot_tell) == ((), "")
+    assert (found.findings, found.obstacle) == ((), None)
     assert found.smallest_effect is not None and found.smallest_effect < 0.05
 
 
@@ -98,7 +99,7 @@ def test_events_at_equal_distances_are_the_control_plane():
 
     first = diagnose(panels(work_ns=change)).findings[0]
     assert (first.mode, first.variety) == (Mode.RUNTIME, "periodic")
-    assert first.numbers["period_ns"] == pytest.approx(10 * 115 * MS, rel=0.1)
+    assert first.evidence.period_ns == pytest.approx(10 * 115 * MS, rel=0.1)
 
 
 def test_bursts_of_long_transfers_are_contention():
@@ -115,7 +116,7 @@ def test_transfers_that_always_take_most_of_the_step_are_no_fault():
 
 def test_transfers_are_not_judged_by_wrong_clocks():
     found = diagnose(panels(transfer_ns=lambda t: t * 20), is_clock_wrong=True)
-    assert found.findings == () and "clock" in found.cannot_tell
+    assert (found.findings, found.obstacle) == ((), WrongClock())
 
 
 def test_waiting_for_data_is_input_bound():
@@ -165,7 +166,7 @@ def test_of_a_hang_that_all_are_inside_the_silent_rank_is_named(silences_s, name
 
 def test_few_steps_cannot_tell():
     found = diagnose(panels(num_steps=8, work_ns=slowed([5], 1.5)))
-    assert found.findings == () and "8 steps are too few" in found.cannot_tell
+    assert (found.findings, found.obstacle) == ((), TooFewSteps(num_steps=8, least=20))
 
 
 def test_thresholds_are_settings():
@@ -280,7 +281,7 @@ def test_a_rank_slow_for_a_quarter_of_a_short_run_is_transient(num_steps):
     steps = slice(num_steps // 2, num_steps // 2 + num_steps // 4)
     first = diagnose(panels(64, num_steps, noise=0.05, work_ns=slowed([5], 1.5, steps))).findings[0]
     assert (first.variety, [c.id for c in first.culprits]) == ("transient", ["5"])
-    assert (first.numbers["first"], first.numbers["stop"]) == (steps.start, steps.stop)
+    assert (first.evidence.first, first.evidence.stop) == (steps.start, steps.stop)
 
 
 def test_a_short_spell_that_costs_next_to_nothing_is_not_named():

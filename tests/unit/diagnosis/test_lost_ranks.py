@@ -50,7 +50,7 @@ def test_without_the_trace_of_the_slow_rank_the_verdict_is_that_nobody_can_tell(
     code, summary = report(without(slow_run, tmp_path, [5]))
     verdict = summary["verdict"]
     assert (code, verdict["mode"], verdict["confidence"], verdict["culprits"]) == (1, "cannot tell", 0, [])
-    assert verdict["headline"].startswith("cannot tell: rank 5 of 8 has no trace that can be used")
+    assert verdict["headline"].startswith("cannot tell: rank 5 of 8 has no usable trace")
     assert "find the trace of rank 5" in verdict["next"][0]
 
 
@@ -63,13 +63,13 @@ def test_a_slow_rank_that_has_a_trace_is_named_at_most_for_what_it_can_cost(slow
         ["5"],
     )
     assert "costs at most" in verdict["headline"]
-    assert verdict["headline"].endswith("rank 2 of 8 has no trace that can be used")
+    assert verdict["headline"].endswith("rank 2 of 8 has no usable trace")
 
 
 def test_one_trace_of_many_carries_no_verdict(slow_run, tmp_path):
     code, summary = report(without(slow_run, tmp_path, [0, 1, 2, 4, 5, 6, 7]))
     assert (code, summary["verdict"]["mode"]) == (1, "cannot tell")
-    assert "ranks 0-2, 4-7 of 8 have no trace" in summary["verdict"]["headline"]
+    assert "ranks 0-2, 4-7 of 8 have no usable trace" in summary["verdict"]["headline"]
 
 
 def test_no_critical_path_is_told_while_traces_are_missing(slow_run, tmp_path):
@@ -91,7 +91,7 @@ def test_a_rank_that_contradicts_itself_or_all_others_is_not_blamed(data):
     (lost,) = scenario.lost_ranks
     verdict = examine(with_losses(scenario, traces_of(scenario), list), ())
     assert (verdict.mode, verdict.culprits) == ("cannot tell", ())
-    assert f"rank {lost} of 8 has no trace that can be used" in verdict.headline
+    assert f"rank {lost} of 8 has no usable trace" in verdict.headline
 
 
 @pytest.mark.parametrize("data", CONTRADICTIONS)

@@ -9,18 +9,18 @@ from experiments.synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTI
 from hpcpace.diagnosis.figures.step_timeline import (
     lanes_of,
     regular_steps,
+    representative_ranks,
     representative_step,
     step_detail,
-    telling_ranks,
 )
-from hpcpace.diagnosis.measure import Selection, lay_ground, panels_of
+from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.metrics.phases import Part
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import StepFlag
 
 
-def _ground(run: SyntheticRun, path):
-    return lay_ground(read_attempt(run.write(path).attempts()[-1]).traces, Selection())
+def _measured(run: SyntheticRun, path):
+    return measure(read_attempt(run.write(path).attempts()[-1]).traces, Selection())
 
 
 def test_the_representative_step_is_nearest_to_the_median_of_regular_steps():
@@ -35,7 +35,7 @@ def test_all_steps_are_regular_where_each_has_a_checkpoint():
 
 
 def test_few_ranks_are_all_shown():
-    assert telling_ranks(np.zeros(16), np.zeros(16, np.int64)).tolist() == list(range(16))
+    assert representative_ranks(np.zeros(16), np.zeros(16, np.int64)).tolist() == list(range(16))
 
 
 @pytest.mark.parametrize("num_roles", [1, 2, 4, 40, 400])
@@ -43,7 +43,7 @@ def test_of_many_ranks_the_extremes_and_the_typical_one_of_each_role_are_shown(n
     excess_ns = np.random.default_rng(num_roles).normal(0, 1, 400)
     excess_ns[[17, 230]], excess_ns[5] = (90, 80), -90
     role = np.arange(400) % num_roles
-    shown = telling_ranks(excess_ns, role)
+    shown = representative_ranks(excess_ns, role)
     assert len(shown) == len(set(shown.tolist())) == 16
     assert shown.tolist() == sorted(shown.tolist())
     assert {17, 230, 5} <= set(shown.tolist())
@@ -53,8 +53,8 @@ def test_of_many_ranks_the_extremes_and_the_typical_one_of_each_role_are_shown(n
 
 def test_a_lane_has_the_phases_in_their_order_and_length(tmp_path):
     offsets_ns = {rank: 7_000_000_000 * rank for rank in range(4)}
-    ground = _ground(SyntheticRun(slow={2: 1.3}, offsets_ns=offsets_ns, halfwidth_ns=0), tmp_path / "run")
-    lanes = lanes_of(ground, 3, np.array([0, 2]))
+    measured = _measured(SyntheticRun(slow={2: 1.3}, offsets_ns=offsets_ns, halfwidth_ns=0), tmp_path / "run")
+    lanes = lanes_of(measured, 3, np.array([0, 2]))
     extra_ns = 0.3 * (FORWARD_NS + BACKWARD_NS)
     expected = [
         (Part.DATA, DATA_NS),
@@ -76,29 +76,29 @@ def _totals(lane):
 
 
 def test_stretches_add_up_to_the_parts_of_the_step(tmp_path):
-    ground = _ground(SyntheticRun(noise=0.1), tmp_path / "run")
-    for row, lane in enumerate(lanes_of(ground, 5, np.arange(4))):
-        np.testing.assert_allclose(_totals(lane), ground.parts[row, 5], atol=1)
+    measured = _measured(SyntheticRun(noise=0.1), tmp_path / "run")
+    for row, lane in enumerate(lanes_of(measured, 5, np.arange(4))):
+        np.testing.assert_allclose(_totals(lane), measured.parts[row, 5], atol=1)
 
 
 def test_of_too_many_edges_cells_are_made_that_lose_little(tmp_path):
-    ground = _ground(SyntheticRun(noise=0.1), tmp_path / "run")
-    for row, lane in enumerate(lanes_of(ground, 5, np.arange(4), most_cells=5)):
+    measured = _measured(SyntheticRun(noise=0.1), tmp_path / "run")
+    for row, lane in enumerate(lanes_of(measured, 5, np.arange(4), most_cells=5)):
         assert len(lane) <= 5
-        assert _totals(lane).sum() == ground.parts[row, 5].sum()
+        assert _totals(lane).sum() == measured.parts[row, 5].sum()
 
 
 def test_ranks_without_a_clock_end_with_the_others(tmp_path):
     run = SyntheticRun(num_ranks=2, hosts=("n1", "n2"), has_clock=False, offsets_ns={1: 10**15})
-    ground = _ground(run, tmp_path / "run")
-    assert ground.evidence.unknown_clocks == (1,)
-    first, second = lanes_of(ground, 0, np.arange(2))
+    measured = _measured(run, tmp_path / "run")
+    assert measured.evidence.unknown_clocks == (1,)
+    first, second = lanes_of(measured, 0, np.arange(2))
     assert first[-1][2] == second[-1][2] < 100 * MS
 
 
 def test_the_detail_has_the_slow_rank_with_the_largest_excess(tmp_path):
-    ground = _ground(SyntheticRun(num_ranks=8, slow={6: 1.2}, noise=0.01), tmp_path / "run")
-    detail = step_detail(ground, panels_of(ground))
+    measured = _measured(SyntheticRun(num_ranks=8, slow={6: 1.2}, noise=0.01), tmp_path / "run")
+    detail = step_detail(measured, panels_of(measured))
     assert int(np.argmax(detail.excess_ns)) == 6
     assert detail.excess_ns[6] == pytest.approx(0.2 * (FORWARD_NS + BACKWARD_NS), rel=0.3)
     assert detail.parts_ns.shape == detail.mean_ns.shape == (8, len(Part))

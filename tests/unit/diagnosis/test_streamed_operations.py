@@ -9,10 +9,10 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import gather_evidence
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.streamed_operations import fold_operations, is_on_disk
+from hpcpace.diagnosis.streamed_operations import is_on_disk, stream_operations
 from hpcpace.metrics.operations.communication import kinds
 from hpcpace.metrics.operations.totals_by_kind import join_kinds, totals_by_kind
 from hpcpace.metrics.steps import common_steps
@@ -82,7 +82,7 @@ def summary_of(run: RunDirectory, most_rows: int):
     attempt = run.attempt(0)
     found = read_attempt(attempt, most_rows=most_rows)
     assert is_on_disk(found.traces) == (most_rows < 1000)
-    return analyze(run, attempt, found.traces, found.problems, Selection()).summary.to_json()
+    return analyze_traces(run, attempt, found, Selection()).summary.to_json()
 
 
 def assert_alike(found, expected, name=""):
@@ -103,14 +103,14 @@ def assert_alike(found, expected, name=""):
 def test_figures_are_those_of_the_run_in_memory(run, monkeypatch):
     # Neither takes the steps apart: that needs all operations at once.
     monkeypatch.setattr("hpcpace.diagnosis.step_structure.MOST_OPERATIONS", 0)
-    monkeypatch.setitem(fold_operations.__kwdefaults__, "max_rows", 10_000)
+    monkeypatch.setitem(stream_operations.__kwdefaults__, "max_rows", 10_000)
     assert_alike(summary_of(run, 100), summary_of(run, 10**9))
 
 
 def test_parts_add_up_to_steps_in_ranges(run):
     traces = read_attempt(run.attempt(0), most_rows=100).traces
     panel = common_steps([trace.tables["steps"] for trace in traces])
-    figures, kept = fold_operations(traces, panel, max_rows=10_000)
+    figures, kept = stream_operations(traces, panel, max_rows=10_000)
     assert (figures.parts_ns.sum(axis=2) == panel.end_ns - panel.begin_ns).all()
     assert not any(len(trace.tables["collectives"]) for trace in kept)
 
@@ -121,7 +121,7 @@ def test_progress_counts_every_range(run, monkeypatch, num_cores):
     monkeypatch.setattr("hpcpace.parallel.num_threads", lambda: num_cores)
     traces, told = read_attempt(run.attempt(0), most_rows=100).traces, []
     panel = common_steps([trace.tables["steps"] for trace in traces])
-    fold_operations(traces, panel, max_rows=10_000, progress=lambda *counts: told.append(counts))
+    stream_operations(traces, panel, max_rows=10_000, progress=lambda *counts: told.append(counts))
     assert told == sorted(told) and told[-1][0] == told[-1][1] > 2
     if num_cores == 1:
         assert told == [(number, len(told)) for number in range(1, len(told) + 1)]
@@ -132,7 +132,7 @@ def test_a_range_that_cannot_be_measured_ends_all(run, monkeypatch):
     monkeypatch.setattr("hpcpace.parallel.num_threads", lambda: 2)
     monkeypatch.setattr("hpcpace.diagnosis.streamed_operations.has_messages", lambda evidence: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        fold_operations(read_attempt(run.attempt(0), most_rows=100).traces, None, max_rows=10_000)
+        stream_operations(read_attempt(run.attempt(0), most_rows=100).traces, None, max_rows=10_000)
 
 
 def test_rows_of_a_damaged_chunk_are_left_out_and_said_so(run):
@@ -142,7 +142,7 @@ def test_rows_of_a_damaged_chunk_are_left_out_and_said_so(run):
     with open(path, "r+b") as file:
         file.seek(place.byte_offset + 100)
         file.write(bytes(50))
-    figures, _ = fold_operations(read_attempt(run.attempt(0), most_rows=100).traces, None)
+    figures, _ = stream_operations(read_attempt(run.attempt(0), most_rows=100).traces, None)
     assert len(figures.problems) == 1 and "rank-00000.h5" in figures.problems[0]
 
 

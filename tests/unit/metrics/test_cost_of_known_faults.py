@@ -12,7 +12,7 @@ from experiments.score.scenario import Scenario
 from experiments.score.truth import truth_of
 from hpcpace.diagnosis.diagnose import Mode, diagnose
 from hpcpace.diagnosis.figures.causes import cause_figures
-from hpcpace.diagnosis.measure import Selection, lay_ground, panels_of
+from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.metrics.causes.replay import TRANSFER
 from hpcpace.metrics.causes.what_if import Change, rebuild
 
@@ -22,9 +22,9 @@ PIPELINES = Scenario(
 
 
 def examined(scenario):
-    ground = lay_ground(traces_of(scenario), Selection())
-    panels = panels_of(ground)
-    return ground, panels, diagnose(panels, graph=ground.structure.graph)
+    measured = measure(traces_of(scenario), Selection())
+    panels = panels_of(measured)
+    return measured, panels, diagnose(panels, graph=measured.structure.graph)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def examined(scenario):
 def test_verdict_and_what_if_say_what_the_fault_costs(changed, name, mode):
     scenario = replace(PIPELINES, **changed)
     truth = truth_of(scenario).fault_share
-    ground, panels, diagnosis = examined(scenario)
-    gains = {gain.name: gain.gain_share for gain in cause_figures(ground, panels).gains}
+    measured, panels, diagnosis = examined(scenario)
+    gains = {gain.name: gain.gain_share for gain in cause_figures(measured, panels).gains}
     first = diagnosis.findings[0]
     assert first.mode == mode
     assert gains[name] == pytest.approx(truth, abs=0.012)
@@ -57,8 +57,8 @@ def test_jitter_costs_what_a_run_without_noise_is_shorter_by():
 
 
 def test_slow_transfers_put_back_give_what_they_cost():
-    ground, _, _ = examined(PIPELINES)
-    graph = ground.structure.graph
+    measured, _, _ = examined(PIPELINES)
+    graph = measured.structure.graph
     late = np.arange(len(graph.step)) % 4 == 0
     of_rank = (graph.kind == TRANSFER) & (graph.rank == 6)
     weight_ns = graph.weight_ns.copy()
@@ -70,6 +70,6 @@ def test_slow_transfers_put_back_give_what_they_cost():
 
 
 def test_a_late_receiver_finds_its_message_there():
-    ground, _, _ = examined(replace(PIPELINES, fault="slow_rank", target=5))
-    rebuilt = rebuild(ground.structure.graph)
+    measured, _, _ = examined(replace(PIPELINES, fault="slow_rank", target=5))
+    rebuilt = rebuild(measured.structure.graph)
     assert rebuilt.base_ns == pytest.approx(rebuilt.graph.measured_ns, rel=1e-3)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.lateness.stragglers import find_stragglers
+from hpcpace.metrics.lateness.stragglers import SearchObstacle, find_stragglers
 
 BASE_NS = 10_000_000
 
@@ -209,20 +209,20 @@ def test_a_search_says_what_it_could_have_seen():
 
 
 @pytest.mark.parametrize(
-    ("work_ns", "reason"),
+    ("work_ns", "obstacle"),
     [
-        (healthy(1), "no rank has another one"),
-        (np.zeros((4, 100)), "no rank has another one"),
-        (healthy(4, 8), "8 steps, fewer than 20"),
-        (np.zeros((4, 0)), "no rank has another one"),
-        (np.zeros((0, 0)), "no rank has another one"),
-        (healthy(4, 40, size=0.8), "would be told from noise"),
+        (healthy(1), SearchObstacle.NOBODY_COMPARED),
+        (np.zeros((4, 100)), SearchObstacle.NOBODY_COMPARED),
+        (healthy(4, 8), SearchObstacle.TOO_FEW_STEPS),
+        (np.zeros((4, 0)), SearchObstacle.NOBODY_COMPARED),
+        (np.zeros((0, 0)), SearchObstacle.NOBODY_COMPARED),
+        (healthy(4, 40, size=0.8), SearchObstacle.TOO_MUCH_NOISE),
     ],
 )
-def test_what_cannot_be_told_is_said(work_ns, reason):
+def test_what_cannot_be_told_is_said(work_ns, obstacle):
     result = search(work_ns)
     assert result.found == ()
-    assert reason in result.cannot_tell
+    assert result.obstacle is obstacle
 
 
 def test_constant_work_has_no_straggler_and_a_constant_excess_is_one():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow
-from hpcpace.report.words.causes import gains_remark, told_gains, told_origins, told_path
+from hpcpace.report.words.causes import gains_remark, significant_gains, significant_origins, significant_path
 
 
 def gain(name, share, low=None):
@@ -37,16 +37,16 @@ def summary_of(mode="persistent straggler", causes=CAUSES):
 
 
 def test_a_gain_within_chance_or_the_error_of_rebuilding_is_none():
-    assert [row.name for row in told_gains(summary_of())] == ["work of rank 2", "work of stage 1"]
+    assert [row.name for row in significant_gains(summary_of())] == ["work of rank 2", "work of stage 1"]
 
 
 @pytest.mark.parametrize("mode", ["communication-bound", "fabric contention", "locality"])
 def test_where_the_usual_is_slow_nothing_is_put_back_to_it(mode):
-    assert told_gains(summary_of(mode)) == ()
+    assert significant_gains(summary_of(mode)) == ()
 
 
 def test_gains_say_what_they_are_worth():
-    remark = "steps rebuilt from their operations are wrong by 1.0 %: a smaller gain is none. Gains do not add up"
+    remark = "steps rebuilt from their operations are wrong by 1.0 %: ignore smaller gains; gains are not additive"
     assert gains_remark(summary_of()) == remark
 
 
@@ -54,7 +54,7 @@ def test_gains_say_what_they_are_worth():
     ("mode", "changes", "remark"),
     [
         ("healthy", {"gains": ()}, "no single change would shorten the step"),
-        ("communication-bound", {"gains": CAUSES.gains[:1]}, "here the usual is slow (communication-bound)"),
+        ("communication-bound", {"gains": CAUSES.gains[:1]}, "here the usual time is slow (communication-bound)"),
         ("healthy", {"rebuild_error": None}, ""),
         ("healthy", {"rebuild_error": 1e-5}, "wrong by less than 0.1 %"),
     ],
@@ -66,11 +66,11 @@ def test_why_there_is_no_gain_is_said(mode, changes, remark):
 
 
 def test_without_causes_nothing_is_said():
-    assert told_gains(summary_of(causes=None)) == ()
+    assert significant_gains(summary_of(causes=None)) == ()
     assert gains_remark(summary_of(causes=None)) == ""
 
 
 def test_what_is_hardly_any_is_left_out():
-    assert [row.rank for row in told_origins(CAUSES, 4)] == [2, 1]
-    assert [row.rank for row in told_origins(CAUSES, 1)] == [2]
-    assert [row.name for row in told_path(CAUSES, 4)] == ["work of rank 2"]
+    assert [row.rank for row in significant_origins(CAUSES, 4)] == [2, 1]
+    assert [row.rank for row in significant_origins(CAUSES, 1)] == [2]
+    assert [row.name for row in significant_path(CAUSES, 4)] == ["work of rank 2"]

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, summarize
+from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect
 from hpcpace.quoting import printable
@@ -25,7 +25,7 @@ def printed(tmp_path, width):
     run = SyntheticRun(pipeline=2, slow={2: 1.3}, noise=0.05, hosts=("n0", "n1")).write(tmp_path / "run")
     attempt = run.attempts()[-1]
     found = read_attempt(attempt)
-    summary = summarize(run, attempt, found.traces, found.problems, Selection())
+    summary = analyze_traces(run, attempt, found, Selection()).summary
     tracing = dataclasses.replace(
         summary.tracing, size_bytes=12_345, overhead_share=0.0012, num_events=400, num_dropped=0
     )
@@ -97,8 +97,8 @@ def accused(names, num_wrong, **options):
             "the clock of n1 is wrong by at least 1.50 ms against m1 and m2 (ahead); times between n1",
         ),
         (accused(["n1"], 1, num_against=99), "against 99 others (ahead)"),
-        (accused(["n1", "n2"], 1), "by at least 1.50 ms (n1 ahead); which one is wrong cannot be told"),
-        (accused(["n1", "n2"], 2), "the clocks of n1 and n2 are wrong by at least 900 us: no fewer explain"),
+        (accused(["n1", "n2"], 1), "by at least 1.50 ms (n1 ahead); the traces do not show which one is wrong"),
+        (accused(["n1", "n2"], 2), "the clocks of n1 and n2 are wrong by at least 900 us: no smaller set explains"),
         (accused(["n1", "n2", "n3"], 2), "n1, n2 and n3 contradict each other by at least 1.50 ms; at least 2 of them"),
         (accused(["n1", "n2"], 4, num_suspects=70), "the clocks of n1, n2 and 68 more contradict"),
         (accused(["\x1b[2J"], 1), "the clock of \\x1b[2J is wrong"),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from rows import ADDERS, header, random_rows
 
-from hpcpace.diagnosis.streamed_operations import fold_operations
+from hpcpace.diagnosis.streamed_operations import stream_operations
 from hpcpace.errors import TraceError
 from hpcpace.rundir import Attempt
 from hpcpace.trace import journal
@@ -428,5 +428,5 @@ def test_collectives_on_disk_are_read_with_enough_memory(attempt):
 
 def test_collectives_that_take_too_much_are_left_out_of_the_figures_and_said(attempt):
     traces = read_attempt(attempt, most_rows=1000, memory_bytes=8 << 20).traces
-    figures, _ = fold_operations(traces, None)
+    figures, _ = stream_operations(traces, None)
     assert any("--memory allows more" in problem for problem in figures.problems)

@@ -1,0 +1,135 @@
+"""Measures a run on the ranks that can be believed, and finds out what is missing from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcpace.diagnosis.common_steps import ranks_with_common_steps
+from hpcpace.diagnosis.credible import absent_ranks, credible_traces, incredible_ranks
+from hpcpace.diagnosis.evidence import gather_evidence
+from hpcpace.diagnosis.incomplete import Completed, find_incomplete
+from hpcpace.diagnosis.measure import Measured, Selection, measure
+from hpcpace.diagnosis.records.attempt import AttemptRecords
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
+from hpcpace.diagnosis.streamed_operations import is_on_disk, stream_operations
+from hpcpace.diagnosis.summary import Incomplete
+from hpcpace.errors import CannotTell
+from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
+from hpcpace.trace.reader import RankTrace
+
+_MOST_LOST_SHOWN = 10
+_MOST_MISSING = 1 << 17  # a damaged world size must not fill the memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class CredibleRun:
+    """A run as shown by the ranks that contradict neither themselves nor all others.
+
+    Attributes:
+        world_size: ranks of the run.
+        traces: those of the credible ranks, ascending by rank.
+        missing: ranks without a credible trace, ascending.
+        hosts: host names by rank, as far as they are known.
+        measured: what was measured on the credible ranks that share a step.
+        incomplete: what is missing from the run.
+    """
+
+    world_size: int
+    traces: Sequence[RankTrace]
+    missing: tuple[int, ...]
+    hosts: Mapping[int, str]
+    measured: Measured
+    incomplete: Incomplete
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """Ranks that were not measured, and with which measured ones communicate."""
+        return absent_ranks(self.measured.evidence.traces, self.world_size)
+
+
+def measure_credible_run(
+    found: AttemptTraces,
+    selection: Selection,
+    records: AttemptRecords,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> CredibleRun:
+    """Measure a run, and measure it again without the ranks that all others contradict, until none is left.
+
+    Args:
+        found: the readable traces, at least one, and what could not be read.
+        selection: which steps to use.
+        records: what the run's records say.
+        progress: called with the number of ranges measured and the number of all, if the run is measured in ranges.
+
+    Raises:
+        CannotTell: there is no trace that can be believed, or no step that all ranks have.
+    """
+    world_size = world_size_of(found.traces)
+    traces, contradictions = credible_traces(found.traces)
+    problems = [*found.problems, *contradictions]
+    while traces:
+        run = _measure_traces(traces, world_size, problems, selection, records, progress)
+        incredible, reasons = incredible_ranks(run.measured)
+        if not incredible:
+            return run
+        traces = [trace for trace in traces if trace.header.rank not in incredible]
+        problems += reasons
+    raise CannotTell("\n- ".join(["there is no trace that can be believed", *problems]))
+
+
+def _measure_traces(
+    traces: Sequence[RankTrace],
+    world_size: int,
+    problems: Sequence[str],
+    selection: Selection,
+    records: AttemptRecords,
+    progress: Callable[[int, int], None] | None,
+) -> CredibleRun:
+    ranks = {trace.header.rank for trace in traces}
+    missing = tuple(sorted(set(range(min(world_size, _MOST_MISSING))) - ranks))
+    hosts = {**records.run.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
+    problems = [*problems, *records.problems]
+    try:
+        measured = measure(traces, selection, progress=progress)
+    except CannotTell as error:
+        # One rank without a common step must not leave the others without figures.
+        common, left_out = ranks_with_common_steps(traces, selection)
+        incomplete = _incomplete_without_steps(traces, [*problems, *left_out], missing, hosts)
+        if not left_out:
+            raise CannotTell("\n- ".join([str(error), *_losses(incomplete, hosts)])) from None
+        measured = measure(common, selection, progress=progress)
+    else:
+        completed: Completed | None = None
+        if measured.streamed is not None:
+            completed, problems = measured.streamed.completed, [*problems, *measured.streamed.problems]
+        incomplete = find_incomplete(measured.evidence, problems, missing=missing, hosts=hosts, done=completed)
+    return CredibleRun(
+        world_size=world_size,
+        traces=traces,
+        missing=missing,
+        hosts=hosts,
+        measured=measured,
+        incomplete=incomplete,
+    )
+
+
+def _incomplete_without_steps(
+    traces: Sequence[RankTrace], problems: Sequence[str], missing: Sequence[int], hosts: Mapping[int, str]
+) -> Incomplete:
+    """Return what is missing from traces that share no step, and so cannot be measured together."""
+    completed: Completed | None = None
+    if is_on_disk(traces):
+        figures, traces = stream_operations(traces, None)
+        completed, problems = figures.completed, [*problems, *figures.problems]
+    return find_incomplete(gather_evidence(traces), problems, missing=missing, hosts=hosts, done=completed)
+
+
+def _losses(incomplete: Incomplete, hosts: Mapping[int, str]) -> list[str]:
+    lost = [rank for rank in incomplete.ranks if rank.num_lost_operations][:_MOST_LOST_SHOWN]
+    return [
+        *(open_line(operation, hosts) for operation in incomplete.open),
+        *(incomplete_rank_line(rank, hosts) for rank in lost),
+        *incomplete.problems,
+    ]

@@ -1,0 +1,74 @@
+"""The figures at the head of a report: steps used, where their time went, and what tracing cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcpace.diagnosis.figures.ranks import relative
+from hpcpace.diagnosis.measure import Measured, Selection
+from hpcpace.diagnosis.streamed_operations import under_way_of
+from hpcpace.diagnosis.summary import Shares, Steps, Tracing
+from hpcpace.metrics.operations.overlap import overlap_share
+from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT
+from hpcpace.rundir import Attempt
+from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.schema import StepFlag
+
+
+def step_figures(measured: Measured, selection: Selection) -> Steps:
+    """Return which steps the figures use."""
+    panel, used = measured.panel, measured.used
+    flags = panel.flags[used]
+    return Steps(
+        num_used=int(used.sum()),
+        first=int(panel.step[used][0]),
+        last=int(panel.step[used][-1]),
+        num_common=len(panel),
+        num_seen=panel.num_seen,
+        num_warmup=0 if selection.include_warmup else int(((panel.flags & StepFlag.WARMUP) != 0).sum()),
+        num_checkpoint=int(((flags & StepFlag.CHECKPOINT) != 0).sum()),
+        num_eval=int(((flags & StepFlag.EVAL) != 0).sum()),
+    )
+
+
+def share_figures(measured: Measured) -> Shares:
+    """Return where the time of the steps went."""
+    share = relative(measured.parts.sum(axis=(0, 1)))
+    busy, wait, transfer = (float(share[list(of)].sum()) for of in (BUSY, EXPOSED_WAIT, EXPOSED_TRANSFER))
+    other = max(1.0 - busy - wait - transfer, 0.0)
+    return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=_overlap(measured))
+
+
+def tracing_figures(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
+    """Return what recording these traces cost."""
+    accounts = [trace.tables["account"] for trace in traces]
+    cost_ns = sum(int(account["cost_ns"].sum()) for account in accounts)
+    span_ns = sum(
+        int(account["time_ns"].max()) - int(trace.tables["steps"]["begin_ns"].min(initial=account["time_ns"].max()))
+        for trace, account in zip(traces, accounts, strict=True)
+        if len(account)
+    )
+    return Tracing(
+        overhead_share=cost_ns / span_ns if span_ns > 0 else None,
+        size_bytes=_size_bytes(attempt),
+        num_events=sum(int(account["events"].sum()) for account in accounts),
+        num_dropped=sum(int(account["dropped"].sum()) for account in accounts),
+    )
+
+
+def _overlap(measured: Measured) -> float | None:
+    """Return the share of communication that is hidden behind computation."""
+    streamed = measured.streamed
+    under_way_ns = under_way_of(measured.evidence, measured.in_steps) if streamed is None else streamed.under_way_ns
+    exposed_ns = measured.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
+    return overlap_share(under_way_ns, exposed_ns)
+
+
+def _size_bytes(attempt: Attempt) -> int:
+    """Return the size of the traces on disk; 0 if they were removed after they were read."""
+    try:
+        with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as traces:
+            names = {name for path in attempt.trace_files().values() for name in (path.name, path.stem + ".journal")}
+            return sum(traces.size_bytes(name) for name in names)
+    except OSError:
+        return 0

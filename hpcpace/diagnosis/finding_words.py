@@ -1,0 +1,265 @@
+"""Findings in words: for each kind of evidence one line that names it, the figures behind it, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from hpcpace.diagnosis.modes.evidence import (
+    BurstEvidence,
+    CollectionEvidence,
+    EventEvidence,
+    HangEvidence,
+    ImbalanceEvidence,
+    InputEvidence,
+    JitterEvidence,
+    LatenessEvidence,
+    LatePattern,
+    LocalityEvidence,
+    SlowLinkEvidence,
+    TransferEvidence,
+)
+from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding
+from hpcpace.hostlist import exclusion, node_name
+from hpcpace.quoting import printable
+from hpcpace.units import format_duration
+from hpcpace.wording import alias_name, listed, named_ranks, percent, plural
+
+_MOST_NAMED = 4
+_MOST_RANKS = 8
+_FIND_PERIODIC = "find out what runs at that interval: cron, health checks, monitoring, checkpoints, logging"
+_FIND_RECURRING = "find out what else runs there: daemons, health checks, other jobs, throttling"
+_REDUCE_JITTER = "synchronise less often per step, keep cores free for the system, or align events to the same step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingWords:
+    """A finding in words: one line, the figures behind it, and what to do."""
+
+    headline: str
+    why: str
+    next: str
+
+
+def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bool = False) -> FindingWords:
+    """Return a finding in words.
+
+    Args:
+        finding: what was found.
+        hosts: host names by rank.
+        is_most: whether its loss is an upper bound.
+    """
+    evidence = finding.evidence
+    lost = f"{'at most ' if is_most else ''}{percent(finding.loss_share)} of the step time"
+    match evidence:
+        case HangEvidence():
+            return _hang(evidence, finding, hosts)
+        case LatenessEvidence():
+            return _lateness(evidence, finding, hosts, lost)
+        case ImbalanceEvidence():
+            return _imbalance(finding, hosts, lost)
+        case EventEvidence():
+            return _events(evidence, finding, hosts, lost)
+        case CollectionEvidence() | InputEvidence():
+            return _phase(evidence, finding, lost)
+        case SlowLinkEvidence() | BurstEvidence() | LocalityEvidence() | TransferEvidence():
+            return _transfers(evidence, finding, hosts, lost)
+        case JitterEvidence():
+            return _jitter(evidence.share, lost)
+        case _:
+            assert_never(evidence)
+
+
+def _hang(evidence: HangEvidence, finding: DiagnosisFinding, hosts: Mapping[int, str]) -> FindingWords:
+    who = named_ranks([int(culprit.id) for culprit in finding.culprits][:_MOST_RANKS], hosts)
+    if evidence.absent and finding.culprits:
+        reason = f", because {who} never entered it"
+    elif evidence.absent:
+        reason = ", although every rank with a trace entered it"
+    else:
+        reason = ", although all of its ranks entered it"
+        reason += f"; {who} showed no sign of life in it" if finding.culprits else ""
+    whose = "the named ranks'" if finding.culprits else "all ranks'"
+    inside = plural(evidence.inside, "rank")
+    return FindingWords(
+        headline=f"hang: {evidence.op} in step {evidence.step} never completed{reason}",
+        why=f"{inside} waited inside for {format_duration(evidence.age_ns)} until the recording ended",
+        next=f"check {whose} logs and stacks (py-spy dump), and their hosts",
+    )
+
+
+def _lateness(
+    evidence: LatenessEvidence, finding: DiagnosisFinding, hosts: Mapping[int, str], lost: str
+) -> FindingWords:
+    who = _named(finding, hosts)
+    match evidence.pattern:
+        case LatePattern.FIXED | LatePattern.TRANSIENT:
+            return _straggler(evidence, finding, hosts, lost)
+        case LatePattern.PERIODIC:
+            return FindingWords(
+                headline=_periodic_headline(evidence.period_ns or 0.0, who, lost),
+                why="late steps recur at more regular intervals than chance allows",
+                next=_FIND_PERIODIC,
+            )
+        case LatePattern.ROTATING:
+            return _jitter(evidence.share, lost)
+        case _:
+            assert_never(evidence.pattern)
+
+
+def _straggler(
+    evidence: LatenessEvidence, finding: DiagnosisFinding, hosts: Mapping[int, str], lost: str
+) -> FindingWords:
+    kind = "persistent" if evidence.pattern is LatePattern.FIXED else "transient"
+    when = ""
+    if evidence.first is not None and evidence.stop is not None:
+        when = f", in steps {evidence.first} to {evidence.stop - 1} of those used (counted from 0)"
+    excess, interval = _first_effect(finding)
+    advice = "check clock speeds, throttling, pinning and other processes there"
+    line = _exclude(finding.culprits, hosts)
+    return FindingWords(
+        headline=f"{kind} straggler: {_named(finding, hosts)} {'cost' if finding.culprits[1:] else 'costs'} {lost}",
+        why=f"own work {percent(excess)} above that of its role {interval}{when}; the others wait for it",
+        next=f"{advice}, or leave it out: {line}" if line else advice,
+    )
+
+
+def _imbalance(finding: DiagnosisFinding, hosts: Mapping[int, str], lost: str) -> FindingWords:
+    excess, interval = _first_effect(finding)
+    return FindingWords(
+        headline=f"pipeline imbalance: {_named(finding, hosts)} has more work than the other stages and costs {lost}",
+        why=f"own work {percent(excess)} above that of the other stages {interval}; the others wait for it",
+        next="move layers from that stage to the others; if the partition is even, check the stage's host",
+    )
+
+
+def _events(evidence: EventEvidence, finding: DiagnosisFinding, hosts: Mapping[int, str], lost: str) -> FindingWords:
+    who = _named(finding, hosts)
+    if evidence.period_ns is None:
+        return FindingWords(
+            headline=f"runtime and control plane: something that recurs on {who} costs {lost}",
+            why=f"{evidence.events} steps stand out, more often on one node than chance allows",
+            next=_FIND_RECURRING,
+        )
+    return FindingWords(
+        headline=_periodic_headline(evidence.period_ns, who, lost),
+        why=f"{evidence.events} steps stand out, at more regular intervals than chance allows",
+        next=_FIND_PERIODIC,
+    )
+
+
+def _periodic_headline(period_ns: float, who: str, lost: str) -> str:
+    where = f" on {who}" if who else ""
+    return f"runtime and control plane: something that recurs every {format_duration(period_ns)}{where} costs {lost}"
+
+
+def _phase(evidence: CollectionEvidence | InputEvidence, finding: DiagnosisFinding, lost: str) -> FindingWords:
+    _, interval = _first_effect(finding)
+    why = f"the phase takes {percent(evidence.share)} of the step {interval}"
+    match evidence:
+        case CollectionEvidence():
+            return FindingWords(
+                headline=f"runtime and control plane: garbage collection costs {lost}",
+                why=why,
+                next="call gc.freeze() after start-up, and collect at the same step on all ranks or not in the loop",
+            )
+        case InputEvidence():
+            return FindingWords(
+                headline=f"input-bound: waiting for data costs {lost}",
+                why=why,
+                next="use more loader workers, prefetching, or a faster or node-local file system",
+            )
+        case _:
+            assert_never(evidence)
+
+
+def _transfers(
+    evidence: SlowLinkEvidence | BurstEvidence | LocalityEvidence | TransferEvidence,
+    finding: DiagnosisFinding,
+    hosts: Mapping[int, str],
+    lost: str,
+) -> FindingWords:
+    match evidence:
+        case SlowLinkEvidence():
+            excess, interval = _first_effect(finding)
+            return FindingWords(
+                headline=f"fabric contention: {_named(finding, hosts)} is slow and costs {lost}",
+                why=f"transfers through it take {_longer(excess)} others {interval}",
+                next="check the link's rate, errors and cables, or keep the job off it",
+            )
+        case BurstEvidence():
+            return FindingWords(
+                headline=f"fabric contention: bursts of slow transfers cost {lost}",
+                why=f"in {percent(evidence.bursts)} of the steps, transfers take over 1.5 times their lower quartile",
+                next="place the job on fewer switches (#SBATCH --switches=1), or find the other jobs on its links",
+            )
+        case LocalityEvidence():
+            return FindingWords(
+                headline=f"locality: groups that cross switches are slower than those within one, which costs {lost}",
+                why=f"transfers across switches take {evidence.factor:.2f} times as long as those within one",
+                next="keep the groups that communicate most within a switch: order of ranks, #SBATCH --switches=1",
+            )
+        case TransferEvidence(are_links_compared=are_compared):
+            links = "no link or burst explains it" if are_compared else "the job's groups cannot single out a slow link"
+            return FindingWords(
+                headline=f"communication-bound: exposed transfers take {lost}; {links}",
+                why=f"{percent(evidence.of_work)} of the time without waits is transfer after all ranks have arrived",
+                next="use larger batches per rank, fewer or smaller messages, more overlap, or faster links",
+            )
+        case _:
+            assert_never(evidence)
+
+
+def _jitter(share: float, lost: str) -> FindingWords:
+    return FindingWords(
+        headline=f"synchronisation amplification: every step waits for its slowest rank, which costs {lost}",
+        why=f"no rank stands out beyond chance: {percent(share)} is lost to whichever rank is last in a step",
+        next=_REDUCE_JITTER,
+    )
+
+
+def _first_effect(finding: DiagnosisFinding) -> tuple[float, str]:
+    """Return the effect of the first culprit and its interval in words."""
+    first = finding.culprits[0]
+    low, high = first.interval
+    return first.effect, f"(95 %: {percent(low)} to {percent(high)})"
+
+
+def _longer(effect: float) -> str:
+    return f"{percent(effect)} longer than" if effect < 1 else f"{1 + effect:.1f} times as long as"
+
+
+def culprit_name(culprit: Culprit, hosts: Mapping[int, str]) -> str:
+    """Return the name of a culprit, with everything that the data cannot separate from it."""
+    name = _alias_name(f"{culprit.kind} {culprit.id}", hosts)
+    others = [_alias_name(alias, hosts) for alias in culprit.aliases if alias != f"{culprit.kind} {culprit.id}"]
+    if culprit.kind == "rank" and any(other.startswith("node ") for other in others):
+        others = [other for other in others if not other.startswith("node ")]  # the rank is named with its host
+        name += " (its only rank)"
+    if culprit.kind == "link" and others:
+        return "one of " + listed([name, *others][:_MOST_NAMED]) + (", ..." if len(others) >= _MOST_NAMED else "")
+    return name + (f" (or {listed(others[:_MOST_NAMED])}: not distinguishable here)" if others else "")
+
+
+def _alias_name(alias: str, hosts: Mapping[int, str]) -> str:
+    kind, _, name = alias.partition(" ")
+    if kind == "rank":
+        host = hosts.get(int(name), "") if name.isdigit() else ""
+        return f"rank {name}" + (f" on {printable(host)}" if host else "")
+    return alias_name(alias)
+
+
+def _named(finding: DiagnosisFinding, hosts: Mapping[int, str]) -> str:
+    culprits = finding.culprits
+    are_nodes = len(culprits) > 1 and all(culprit.kind == "node" and len(culprit.aliases) < 2 for culprit in culprits)
+    names = [printable(culprit.id) if are_nodes else culprit_name(culprit, hosts) for culprit in culprits]
+    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return ("nodes " if are_nodes else "") + listed([*names[:_MOST_NAMED], *more])
+
+
+def _exclude(culprits: Sequence[Culprit], hosts: Mapping[int, str]) -> str:
+    """Return the line that keeps the culprits' nodes out of the next job; empty where that is all of them."""
+    nodes = {culprit.id for culprit in culprits if culprit.kind == "node"}
+    nodes |= {hosts.get(int(culprit.id), "") for culprit in culprits if culprit.kind == "rank"} - {""}
+    return exclusion({node_name(host) for host in nodes}, [node_name(host) for host in hosts.values()])

@@ -1,0 +1,241 @@
+"""What speaks for a finding: a dataclass for each kind of evidence.
+
+Its numeric fields are the `numbers` of a finding in summary.json, under the same names (docs/summary.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import ClassVar, assert_never
+
+from hpcpace.diagnosis.modes.mode import Mode
+
+
+class LatePattern(StrEnum):
+    """How the lateness of ranks recurs."""
+
+    FIXED = "fixed"
+    TRANSIENT = "transient"
+    PERIODIC = "periodic"
+    ROTATING = "rotating"
+
+
+def mode_of_pattern(pattern: LatePattern) -> Mode:
+    """Return the mode that lateness is counted to: periodic lateness is the control plane's, a rotation is jitter."""
+    match pattern:
+        case LatePattern.FIXED | LatePattern.TRANSIENT:
+            return Mode.STRAGGLER
+        case LatePattern.PERIODIC:
+            return Mode.RUNTIME
+        case LatePattern.ROTATING:
+            return Mode.AMPLIFICATION
+        case _:
+            assert_never(pattern)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangEvidence:
+    """An operation that never completed.
+
+    Attributes:
+        op: name of the operation.
+        age_ns: from the first enter to the end of the recording.
+        step: in which it was entered.
+        inside: how many ranks wait inside.
+        absent: how many ranks never entered.
+    """
+
+    mode: ClassVar = Mode.HANG
+    op: str
+    age_ns: int
+    step: int
+    inside: int
+    absent: int
+
+    @property
+    def variety(self) -> str:
+        """The operation."""
+        return self.op
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatenessEvidence:
+    """Ranks that are late by their own work again and again.
+
+    Attributes:
+        pattern: how their lateness recurs.
+        effect: own work above the others of the role, in the steps concerned, relative to the role's median.
+        p_value: probability of as much by chance, over all ranks.
+        late_share: share of the steps in which one of them is the latest beyond noise.
+        share: loss as a share of the step time.
+        period_ns: the period of a periodic or rotating lateness; else None.
+        first, stop: range of the steps of a transient lateness, indices into the used steps; else None.
+    """
+
+    pattern: LatePattern
+    effect: float
+    p_value: float
+    late_share: float
+    share: float
+    period_ns: float | None = None
+    first: int | None = None
+    stop: int | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """The mode that this lateness is counted to."""
+        return mode_of_pattern(self.pattern)
+
+    @property
+    def variety(self) -> str:
+        """How it recurs."""
+        return str(self.pattern)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImbalanceEvidence:
+    """A pipeline stage with more work than the others; `effect` is the excess as a share of their work."""
+
+    mode: ClassVar = Mode.IMBALANCE
+    variety: ClassVar = ""
+    effect: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventEvidence:
+    """Single long steps that recur.
+
+    Attributes:
+        events: number of steps.
+        share: loss as a share of the step time.
+        period_ns: distance of the events; None if they strike one node at irregular distances.
+    """
+
+    mode: ClassVar = Mode.RUNTIME
+    events: int
+    share: float
+    period_ns: float | None = None
+
+    @property
+    def variety(self) -> str:
+        """Whether the events have a period."""
+        return "recurring" if self.period_ns is None else "periodic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionEvidence:
+    """Garbage collection; `share` is that of the rank that collects longest in each step, of the step time."""
+
+    mode: ClassVar = Mode.RUNTIME
+    variety: ClassVar = "garbage collection"
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputEvidence:
+    """Waiting for data; `share` is its mean share of the step time."""
+
+    mode: ClassVar = Mode.INPUT
+    variety: ClassVar = ""
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLinkEvidence:
+    """A slow link.
+
+    Attributes:
+        effect: by what share transfers through it take longer.
+        share: exposed transfer as a share of the step time.
+    """
+
+    mode: ClassVar = Mode.CONTENTION
+    variety: ClassVar = "slow link"
+    effect: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurstEvidence:
+    """Bursts of slow transfers.
+
+    Attributes:
+        share: loss as a share of the step time.
+        bursts: share of the steps that have one.
+    """
+
+    mode: ClassVar = Mode.CONTENTION
+    variety: ClassVar = "bursts"
+    share: float
+    bursts: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalityEvidence:
+    """Groups that cross switches and are slower than groups within one.
+
+    Attributes:
+        factor: transfer of the former relative to that of the latter.
+        share: exposed transfer as a share of the step time.
+    """
+
+    mode: ClassVar = Mode.LOCALITY
+    variety: ClassVar = ""
+    factor: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferEvidence:
+    """Much communication without a slow link or bursts.
+
+    Attributes:
+        share: exposed transfer without bursts, as a share of the step time.
+        of_work: the same as a share of transfer and own work.
+        are_links_compared: whether the groups of the job can single out a slow link.
+    """
+
+    mode: ClassVar = Mode.COMMUNICATION
+    share: float
+    of_work: float
+    are_links_compared: bool
+
+    @property
+    def variety(self) -> str:
+        """Whether links were compared."""
+        return "even" if self.are_links_compared else "links not told"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JitterEvidence:
+    """Jitter that synchronisation amplifies; `share` is the loss as a share of the step time."""
+
+    mode: ClassVar = Mode.AMPLIFICATION
+    variety: ClassVar = ""
+    share: float
+
+
+Evidence = (
+    HangEvidence
+    | LatenessEvidence
+    | ImbalanceEvidence
+    | EventEvidence
+    | CollectionEvidence
+    | InputEvidence
+    | SlowLinkEvidence
+    | BurstEvidence
+    | LocalityEvidence
+    | TransferEvidence
+    | JitterEvidence
+)
+
+
+def numbers_of(evidence: Evidence) -> dict[str, float]:
+    """Return the figures of some evidence by name, without those that it does not have."""
+    values = {item.name: getattr(evidence, item.name) for item in fields(evidence)}
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }

@@ -1,0 +1,21 @@
+"""The modes: the reasons why a job does not scale."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """Why a job does not scale."""
+
+    HANG = "hang"
+    STRAGGLER = "persistent straggler"
+    IMBALANCE = "pipeline imbalance"
+    RUNTIME = "runtime and control plane"
+    CONTENTION = "fabric contention"
+    LOCALITY = "locality"
+    AMPLIFICATION = "synchronisation amplification"
+    INPUT = "input-bound"
+    COMMUNICATION = "communication-bound"
+    HEALTHY = "healthy"
+    CANNOT_TELL = "cannot tell"

@@ -1,0 +1,40 @@
+"""Why the data of a run decide nothing: a dataclass for each obstacle, with its figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooFewSteps:
+    """The run has fewer steps than a diagnosis needs."""
+
+    num_steps: int
+    least: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongClock:
+    """A clock is proven wrong, so that transfers cannot be judged, and own work shows no fault."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbsentRanks:
+    """Ranks without a trace may cause what the others wait for, and nothing that is certain explains the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooMuchNoise:
+    """Only a rank slower than its role by more than `smallest_share` would stand out from the noise."""
+
+    smallest_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingMeasured:
+    """Nothing could be measured; `error` says why."""
+
+    error: str
+
+
+Obstacle = TooFewSteps | WrongClock | AbsentRanks | TooMuchNoise | NothingMeasured
