@@ -67,7 +67,12 @@ def _option_row(option: click.Option) -> tuple[str, str, str]:
     value = "" if option.is_flag else " " + (option.metavar or _metavar(option.type))
     names = ", ".join(f"`{name}{value}`" for name in (*option.opts, *option.secondary_opts)).replace("|", r"\|")
     meaning, _, shown = (option.help or "").partition("  [default: ")
-    return names, meaning.removesuffix(".").replace("|", r"\|"), shown.removesuffix("]") or _default(option)
+    return names, _cell(meaning), shown.removesuffix("]") or _default(option)
+
+
+def _cell(text: str) -> str:
+    """Return a sentence as a cell: without its full stop, but with an ellipsis."""
+    return re.sub(r"(?<!\.)\.$", "", text).replace("|", r"\|")
 
 
 def _metavar(kind: click.ParamType) -> str:
@@ -103,7 +108,7 @@ def _texts_below_fields(kind: type) -> dict[str, str]:
     for field, text in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             assert isinstance(field.target, ast.Name)
-            texts[field.target.id] = " ".join(str(text.value.value).split()).removesuffix(".").replace("|", r"\|")
+            texts[field.target.id] = _cell(" ".join(str(text.value.value).split()))
     return texts
 
 
