@@ -75,7 +75,7 @@ def _cell(text: str) -> str:
     return re.sub(r"(?<!\.)\.$", "", text).replace("|", r"\|")
 
 
-def _metavar(kind: click.ParamType) -> str:
+def _metavar(kind: click.ParamType[Any]) -> str:
     if isinstance(kind, click.Choice):
         return "|".join(kind.choices)
     return _METAVARS.get(kind.name, "NAME")
