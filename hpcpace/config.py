@@ -50,20 +50,20 @@ class TraceConfig:
     """What is recorded, and how often it reaches the disk."""
 
     enabled: bool = True
-    """Whether anything is recorded at all."""
+    """Whether anything is recorded."""
     trace_dir: Path | None = None
-    """Folder for traces while the job runs, such as a node-local disk; they are copied into the run at the end."""
+    """Folder for traces while the job runs, such as a node-local disk; they move into the run at the end."""
     flush_interval_s: float = 1.0
-    """Seconds between two flushes; what a killed rank can lose."""
+    """Seconds between two flushes; a killed rank loses at most the rows since its last one."""
     max_rows: int = 1_000_000
-    """Rows kept in memory while the disk does not take them; beyond it rows are dropped and counted."""
+    """Rows kept in memory while the disk takes none; further rows are dropped and counted."""
     counters: bool = True
     """Whether network and host counters are read once a second."""
     snapshot: bool = True
-    """Whether the audit's snapshot of each host, with what its ranks have, is saved when the session starts."""
+    """Whether a session saves the audit's snapshot of each host and its ranks when it starts."""
     start_timeout_s: float = 20.0
-    """Seconds that a rank waits for the others to enter a session, and again for what they then agree on; then nothing
-    is recorded."""
+    """Seconds that a rank waits for the others to enter a session, and again for them to agree on its settings; after
+    that, nothing is recorded."""
     copy_timeout_s: float = 300.0
     """Seconds that copying a trace from trace_dir into the run may take at the end; then it stays where it is."""
 
@@ -79,13 +79,13 @@ class ClockConfig:
     """How the clocks of the hosts are compared."""
 
     enabled: bool = True
-    """Whether clocks are synchronised; without it times of different hosts cannot be compared."""
+    """Whether clocks are compared; without it, times of different hosts cannot be compared either."""
     interval_s: float = 30.0
-    """Seconds between two synchronisations."""
+    """Seconds between two comparisons."""
     num_pings: int = 20
-    """Round trips of one measurement; the shortest one counts."""
+    """Round trips per measurement; the shortest counts."""
     timeout_s: float = 10.0
-    """Seconds after which a synchronisation is given up; the job goes on."""
+    """Seconds after which a comparison is given up; the job goes on."""
 
     def __post_init__(self) -> None:
         _check_least("clock", "interval_s", self.interval_s, 0.1)
@@ -98,15 +98,15 @@ class WorldConfig:
     """How ranks find and reach each other."""
 
     device: str = "auto"
-    """auto takes the GPU of the local rank where torch sees one, and the CPU elsewhere."""
+    """auto, cpu or cuda; auto takes the GPU of the local rank if torch sees one, else the CPU."""
     backend: str = "auto"
-    """auto takes nccl on GPUs and gloo on CPUs."""
+    """auto, gloo or nccl; auto takes nccl on GPUs and gloo on CPUs."""
     interface: str | None = None
-    """Network interface of the collectives; chosen from the hosts' addresses when not given."""
+    """Network interface of the collectives; by default hpcpace chooses it from the hosts' addresses."""
     start_timeout_s: float = 120.0
-    """Seconds after which a start of MPI that does not come to its end, ends the job."""
+    """Seconds after which ranks that hang in the start of MPI end by SIGALRM."""
     timeout_s: float = 600.0
-    """Seconds after which a collective that does not complete ends the job."""
+    """Seconds after which a collective that has not completed ends the job."""
 
     def __post_init__(self) -> None:
         _check_choice("world", "device", self.device, DEVICES)
@@ -120,59 +120,59 @@ class TrainConfig:
     """A reference workload."""
 
     model: str = "gpt2"
-    """What is trained; the command says it."""
+    """gpt2 or resnet18; set by the command."""
     preset: str = "tiny"
-    """Size of gpt2: tiny (for laptops and tests), or those of GPT-2 from small (124M parameters) to xl (1558M)."""
+    """Size of gpt2: tiny for laptops and tests, or the sizes of GPT-2 from small (124M parameters) to xl (1558M)."""
     mesh: str = ""
-    """How ranks are laid out, like dp=2,pp=2,tp=1; all in data parallelism when not given."""
+    """Layout of the ranks, like dp=2,pp=2,tp=1; by default all ranks are data-parallel replicas."""
     batch_size: int = 8
-    """Sequences or images per step over all ranks."""
+    """Sequences or images per step, over all ranks."""
     microbatches: int = 4
-    """Pieces that a replica's batch is cut into when there is a pipeline."""
+    """Number of pieces that the batch of a replica is cut into if there is a pipeline."""
     seq_len: int | None = None
-    """Tokens of a sequence; the preset's context length when not given."""
+    """Tokens per sequence; by default the context length of the preset."""
     dtype: str = "float32"
-    """Type of parameters and computation."""
+    """Type of parameters and computation: float32, bfloat16 or float64; the loss uses float32 or finer."""
     steps: int = 50
-    """Steps to train."""
+    """Number of steps to train."""
     warmup_steps: int = 3
-    """First steps, trained and marked, and left out of the report."""
+    """Number of first steps that are trained and recorded but left out of the report."""
     seed: int = 0
     """Seed of parameters and data; the same seed gives the same losses on every mesh."""
     learning_rate: float = 3e-4
     """Step size of AdamW."""
     data: Path | None = None
-    """What to train on. gpt2: a text file or Wikitext's folder; the sources of Python's own library when not given.
-    resnet18: the folder of CIFAR-10's binary version; synthetic images when not given."""
+    """Training data. gpt2: a text file or the folder of Wikitext, by default the sources of Python's standard library.
+    resnet18: the folder of CIFAR-10's binary version, by default synthetic images."""
     vocabulary: Path | None = None
-    """Folder of GPT-2's vocab.json and merges.txt; every byte of a text is a token when not given."""
+    """Folder with GPT-2's vocab.json and merges.txt; by default every byte of a text is a token."""
     eval_every: int = 0
-    """Steps between two evaluations on held-out data; 0: none."""
+    """Steps between two evaluations on held-out data; 0: no evaluations."""
     eval_batches: int = 8
-    """Global batches of an evaluation, at most as many as the held-out data fill."""
+    """Global batches per evaluation, the same ones each time; at most as many as the held-out data fill."""
     checkpoint_every: int = 0
-    """Steps between two checkpoints; 0: only where a signal tells the job to end."""
+    """Steps between two checkpoints; 0: only when a signal stops the job."""
     resume: str = "auto"
-    """auto goes on from the last checkpoint of the run directory, never begins anew; or the path of a checkpoint or of
-    another run, to begin from."""
+    """auto resumes from the last checkpoint of the run directory, never starts anew, and a path (of a checkpoint or of
+    another run) starts from there."""
     inject: tuple[str, ...] = ()
-    """Faults to inject, see docs/cli.md."""
+    """Faults to inject; see docs/cli.md."""
     log_every: int = 10
-    """Steps between two progress lines where the output is no terminal."""
+    """Steps between two progress lines if the output is not a terminal."""
     zero: int = 0
-    """What replicas share out (ZeRO): 0 nothing, 1 the optimizer's state, 3 also gradients and parameters."""
+    """What is sharded across replicas (ZeRO): 0 nothing, 1 the optimizer state, 3 also gradients and parameters."""
     schedule: str = "1f1b"
-    """Order of microbatches in a pipeline."""
+    """Order of microbatches in a pipeline: 1f1b, gpipe or interleaved."""
     compress: str = "none"
-    """How gradients are made smaller for their way between replicas."""
+    """Compression of gradients on their way between replicas: none, fp16, bf16, int8 or powersgd."""
     sync_every: int = 1
-    """Steps between two averagings of the replicas' parameters (local SGD); 1: gradients are averaged, every step."""
+    """Steps between two averages of the replicas' parameters (local SGD); 1: average gradients in every step."""
     bucket_mb: float | None = None
-    """Size of the gradient buckets of DDP in MiB; the first of 1 and further ones of 25 when not given."""
+    """Size of DDP's gradient buckets in MiB; by default 1 for the first and 25 for the others."""
     overlap: bool = True
-    """Whether gradients travel while backward goes on; otherwise in one piece at its end."""
+    """Whether gradients are sent while backward still runs; otherwise all at once at its end."""
     compile: bool = False
-    """Whether blocks and head are compiled by torch.compile."""
+    """Whether torch.compile compiles blocks and head."""
 
     def __post_init__(self) -> None:
         _check_choice("train", "model", self.model, MODELS)
@@ -194,28 +194,28 @@ class TrainConfig:
             _check_least("train", "seq_len", self.seq_len, 2)
         if self.warmup_steps >= self.steps:
             raise ConfigError(
-                f"train.warmup_steps is {self.warmup_steps} and train.steps {self.steps}: no step is left to report"
+                f"train.warmup_steps is {self.warmup_steps} and train.steps {self.steps}: no steps are left to report"
             )
 
     @property
     def has_one_bucket(self) -> bool:
-        """Whether all gradients of a module travel together.
+        """Whether all gradients of a module go in one bucket.
 
-        The hooks of int8 and PowerSGD send again when they have received, from a thread of gloo. With several buckets,
-        ranks would issue these messages in different orders, and the two threads of gloo would wait for each other.
+        The hooks of int8 and PowerSGD send a second message from a gloo thread once the first has arrived. With several
+        buckets, ranks would issue these messages in different orders, and the two threads of gloo would deadlock.
         """
         return not self.overlap or self.compress in ("int8", "powersgd")
 
 
-# Below, Slurm's own messages time out; above, the kernel's token bucket is no limit any more.
+# Below this, Slurm's own messages time out; above it, the kernel's token bucket no longer limits anything.
 _LEAST_RATE_BPS, _MOST_RATE_BPS = 64_000, 400_000_000_000
 
 
 def check_lab_name(name: str) -> None:
-    """Refuse a name that cannot be that of a lab, which becomes a folder's.
+    """Refuse a name that a lab cannot have; it becomes the name of a folder.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the name is invalid.
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", name):
         raise ConfigError(f"lab.name is {name!r}: use up to 20 of a-z, 0-9 and '-', a letter first")
@@ -226,11 +226,11 @@ class LabConfig:
     """A cluster that `hpcpace lab up` boots on this machine."""
 
     name: str = "lab"
-    """What tells labs on one machine apart."""
+    """Name of the lab; several can be up side by side on one machine."""
     hosts: int = 4
-    """Hosts n1, n2, ..."""
+    """Number of hosts: n1, n2, ..."""
     leaves: int = 2
-    """Leaf switches; hosts are dealt out to them in blocks."""
+    """Number of leaf switches; each gets a block of consecutive hosts."""
     link: str = "1gbit"
     """Rate of each host's link to its leaf, in each direction."""
     uplink: str = "500mbit"
@@ -240,13 +240,13 @@ class LabConfig:
     cpus_per_host: int = 4
     """CPUs that each host claims in Slurm, whatever the machine has."""
     cpu_quota: float | None = None
-    """Cores' worth of processor time that each host gets at most; unlimited when not given."""
+    """Cores' worth of processor time that each host gets at most; by default unlimited."""
     tmp_size: str = "256MiB"
-    """Size of each host's own /tmp, which is in memory."""
+    """Size of each host's own /tmp, in memory."""
     clock_step_s: int = 1000
-    """The clock of host n1 is ahead of the machine's by this, that of n2 by twice this, and so on."""
+    """Seconds by which the clock of n1 is ahead of the machine's; that of n2 is ahead by twice this, and so on."""
     share: tuple[str, ...] = ()
-    """Folders below /tmp that all hosts see nevertheless."""
+    """Folders below /tmp that all hosts see, too."""
 
     def __post_init__(self) -> None:
         check_lab_name(self.name)
@@ -274,10 +274,10 @@ class LabConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """How a report reads a run, which may be anybody's."""
+    """How a report reads a run."""
 
     memory: str = "2GiB"
-    """What the tables of a run may take in memory; files that would take more are left out, the largest first."""
+    """Memory for the tables of a run; beyond it, the largest files are left out and named."""
 
     def __post_init__(self) -> None:
         try:
@@ -287,36 +287,36 @@ class ReportConfig:
 
     @property
     def memory_bytes(self) -> int:
-        """The same as a number."""
+        """The same, in bytes."""
         return parse_size(self.memory)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisConfig:
-    """From where on a report says that something is wrong; docs/diagnosis.md explains each."""
+    """The thresholds above which a report says that something is wrong; docs/diagnosis.md explains each."""
 
     least_steps: int = 20
-    """Steps below which a report cannot tell."""
+    """Steps that a report needs; with fewer it cannot tell. Looking for stragglers always takes 20."""
     level: float = 0.005
-    """Probability of naming somebody by chance, over all ranks of a run together."""
+    """Probability of blaming somebody by chance, over all ranks of a run together."""
     straggler_share: float = 0.03
-    """Excess of a rank's or node's own work over others of its role, relative to it, that makes a straggler."""
+    """Straggler: excess of the own work of a rank or node over the others of its role, relative to them."""
     imbalance_share: float = 0.025
-    """The same of a pipeline stage over the other stages."""
+    """Pipeline imbalance: excess of the own work of a stage over the other stages, relative to them."""
     jitter_share: float = 0.06
-    """Share of the step lost because every step takes as long as its slowest rank."""
+    """Synchronisation amplification: share of the step lost because each step waits for its slowest rank."""
     contention_share: float = 0.02
-    """Share of the time spent in transfers that took much longer than they usually do."""
+    """Fabric contention: share of the time spent in transfers that took much longer than usual."""
     link_share: float = 0.2
-    """Excess of the transfers that pass a link, or that cross switches, over those that do not, relative to them."""
+    """Slow link, locality: excess of transfers over a link or across switches, relative to other transfers."""
     communication_share: float = 0.15
-    """Share of exposed transfer in the time without waits that makes a job communication-bound."""
+    """Communication-bound: share of exposed transfer in the time without waits."""
     input_share: float = 0.1
-    """Share of waiting for data that makes a job input-bound."""
+    """Input-bound: share of the step spent waiting for data."""
     runtime_share: float = 0.02
-    """Share of the time lost to events that come back, or to garbage collection."""
+    """Runtime and control plane: share of the time lost to recurring events or to garbage collection."""
     hang_s: float = 5.0
-    """Seconds, and twenty usual steps at least, that an operation lasts before it counts as hanging."""
+    """Hang: seconds that an operation must last, and at least twenty usual steps."""
 
     def __post_init__(self) -> None:
         _check_least("diagnosis", "least_steps", self.least_steps, 4)
@@ -329,7 +329,7 @@ class DiagnosisConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings, one section a table of the TOML file."""
+    """All settings; each section is a table of the TOML file."""
 
     trace: TraceConfig = field(default_factory=TraceConfig)
     clock: ClockConfig = field(default_factory=ClockConfig)
@@ -342,7 +342,7 @@ class Config:
     audit: AuditConfig = field(default_factory=AuditConfig)
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """Return the settings of a run, without those of lab, reports and audits, as plain values for run.json."""
+        """Return the settings for run.json as plain values; those of lab, reports and audits are left out."""
         return {
             section: {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
             for section, values in dataclasses.asdict(self).items()
@@ -360,10 +360,10 @@ def load_config(
     """Merge all sources into one configuration.
 
     Args:
-        file: a TOML file named by the user, which must exist.
-        environ: environment variables; those that name a setting count.
-        options: values of command-line options by section and key; None stands for an option that was not given.
-        site_file: the centre's TOML file, which need not exist.
+        file: a TOML file that the user named; it must exist.
+        environ: environment variables; those that name a setting are used.
+        options: values of command-line options by section and key; None means that the option was not given.
+        site_file: the TOML file of the site, if it exists.
 
     Raises:
         ConfigError: a file cannot be read, or a key or a value is wrong.
@@ -421,7 +421,7 @@ def _merge(merged: dict[str, dict[str, Any]], values: Mapping[str, Any], source:
             merged[section][key] = _coerce(value, hints[key], f"{source}: {section}.{key}")
 
 
-_KINDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+_KINDS = {int: "a whole number", float: "a number", str: "a string", Path: "a path"}
 
 
 def _coerce(value: Any, kind: Any, where: str) -> Any:
@@ -429,7 +429,7 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
         kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, (str, list, tuple)):
-            raise ConfigError(f"{where} is {value!r}: expected a list of texts")
+            raise ConfigError(f"{where} is {value!r}: expected a list of strings")
         return tuple(value.split() if isinstance(value, str) else map(str, value))
     if kind is bool:
         return _coerce_bool(value, where)

@@ -13,12 +13,12 @@ from hpcpace.redaction import Redaction
 from hpcpace.world.environment import process_environ
 
 COMMANDS = {
-    "train": "Train a reference workload, traced.",
-    "trace": "Run your own training script, traced.",
-    "report": "Show where the steps of a run went.",
-    "dump": "Show what a trace file holds.",
-    "audit": "Say what is wrong with a node or a job's binding, and the fix.",
-    "lab": "Boot a cluster on this machine to try it all on.",
+    "train": "Train a reference workload and trace it.",
+    "trace": "Run your own training script and trace it.",
+    "report": "Say why a run is slow and where its steps went.",
+    "dump": "Show what is in a trace file.",
+    "audit": "Check nodes and bindings, and print the fix for each fault.",
+    "lab": "Boot a Slurm cluster on this machine to try things out.",
     "study": "Plan and run a study of how training scales.",
 }
 
@@ -46,14 +46,14 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hpcpace")
 def cli() -> None:
-    """Trace and explain distributed training on Slurm clusters.
+    """Trace, explain and pace distributed training on Slurm clusters.
 
     Exit codes: 0 fine, 1 warnings or slower, 2 usage or bad input, 3 cannot tell, 4 failed.
     """
 
 
 def _shown(message: str) -> str:
-    """Return a message with everything escaped that could steer a terminal: it may quote a damaged file."""
+    """Return a message with every character escaped that could control a terminal: it may quote a damaged file."""
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in message)
 
 

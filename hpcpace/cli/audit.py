@@ -1,4 +1,4 @@
-"""`hpcpace audit`: what is wrong with nodes and bindings, and the line that mends it."""
+"""`hpcpace audit`: what is wrong with nodes and bindings, and the line that fixes it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from hpcpace.world.environment import RankInfo, process_environ, rank_info
 
 
 class AuditGroup(click.Group):
-    """A group that, with --prolog, answers every failure of its own with one line and exit 0.
+    """A group that, with --prolog, turns its own failures into one line and exit 0.
 
-    Slurm drains a node whose prolog fails, and neither a wrong option nor an error of ours is a fault of the node's.
+    Slurm drains a node whose prolog fails, and neither a wrong option nor a bug in hpcpace is the node's fault.
     """
 
     def make_context(
@@ -75,7 +75,7 @@ class AuditGroup(click.Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """What to print besides, or instead of, the verdict."""
+    """What to print in addition to the verdict or in its place."""
 
     as_json: bool
     as_prometheus: bool
@@ -88,27 +88,58 @@ def _ids(_: click.Context, __: click.Parameter, value: Sequence[str]) -> tuple[s
 
 
 @click.group(cls=AuditGroup, invoke_without_command=True)
-@click.option("--from", "source", type=click.Path(path_type=Path), help="Snapshots in this folder, run or file.")
-@click.option("--sysfs-root", type=click.Path(path_type=Path), help="A copied tree: a folder that holds sys and proc.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    help="Audit the snapshots in this folder, run or file.",
+    show_default="this machine",
+)
+@click.option(
+    "--sysfs-root",
+    type=click.Path(path_type=Path),
+    help="Audit a copied tree: a folder with sys and proc in it.",
+    show_default="this machine",
+)
 @click.option("--save", type=click.Path(path_type=Path), help="Write each host's snapshot to this folder.")
-@click.option("--mpi", "with_mpi", is_flag=True, help="Gather over MPI, and look at MPI itself (A01).")
+@click.option("--mpi", "with_mpi", is_flag=True, help="Gather over MPI, and check MPI itself (A01).")
 @click.option(
-    "--timeout-s", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="Wait so long for ranks."
+    "--timeout-s",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    help="Wait this long for the other ranks, in seconds.",
 )
 @click.option(
-    "--probe", type=click.FloatRange(min=0, max=60), default=0.0, metavar="S", help="Watch counters for S seconds."
+    "--probe",
+    type=click.FloatRange(min=0, max=60),
+    default=0.0,
+    metavar="S",
+    help="Watch counters for S seconds (N08, P04).",
 )
-@click.option("--nccl-log", type=click.Path(path_type=Path), help="A log of NCCL_DEBUG=INFO, for C02.")
-@click.option("--tasks-per-node", type=click.IntRange(min=1), help="Ranks a node that the binding is for.")
+@click.option("--nccl-log", type=click.Path(path_type=Path), help="Check this log of NCCL_DEBUG=INFO (C02).")
+@click.option(
+    "--tasks-per-node",
+    type=click.IntRange(min=1),
+    help="Print the binding for this many ranks per node.",
+    show_default="the job's, or one per GPU",
+)
 @click.option("--matrix", "with_matrix", is_flag=True, help="Show the paths between GPUs and adapters.")
 @click.option("--map", "with_map", is_flag=True, help="Show which cores each rank may run on.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--prometheus", "as_prometheus", is_flag=True, help="Print metrics for node_exporter.")
 @click.option("--rules", multiple=True, metavar="IDS", callback=_ids, help="Run only these rules, like A02,N01.")
 @click.option("--ignore", multiple=True, metavar="IDS", callback=_ids, help="Do not run these rules.")
-@click.option("--prolog", is_flag=True, help="One line, and non-zero only for rules of --fail-on.")
-@click.option("--fail-on", multiple=True, metavar="IDS", callback=_ids, help="With --prolog: rules that fail it.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with a table [audit].")
+@click.option("--prolog", is_flag=True, help="Print one line, and fail only on the rules of --fail-on.")
+@click.option(
+    "--fail-on", multiple=True, metavar="IDS", callback=_ids, help="With --prolog, fail if one of these rules does."
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Read thresholds and the site's expectations from the table [audit] of this TOML file.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -130,10 +161,10 @@ def command(
     fail_on: tuple[str, ...],
     config_file: Path | None,
 ) -> None:
-    """Say what is wrong with this node's, or job's, affinity, PCIe, GPUs, NICs and settings, and how to mend it.
+    """Check affinity, PCIe, GPUs, NICs and settings of a node or a job, and print the fix for each fault.
 
-    `hpcpace audit` looks at this machine, `srun hpcpace audit` at all ranks of a job. Needs no root and changes
-    nothing. Exit codes: 4 a finding F, 1 a warning, 3 something cannot be told, 0 none of these, 2 bad input.
+    `hpcpace audit` checks this machine, `srun hpcpace audit` all ranks of a job. It needs no root and changes
+    nothing. Exit codes: 0 fine, 1 a warning, 2 bad input, 3 a rule cannot tell, 4 a failure (F).
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -159,7 +190,7 @@ def command(
 @command.command()
 @click.argument("rule_id", metavar="ID")
 def explain(rule_id: str) -> None:
-    """Print what rule ID checks, why, from which facts, and the fix; `all` for every rule."""
+    """Print what rule ID checks, why, from which facts, and the fix; `all` prints every rule."""
     if rule_id.lower() == "all":
         click.echo("\n\n".join(explanation(rule) for rule in BY_ID.values()))
         return
@@ -172,9 +203,9 @@ def explain(rule_id: str) -> None:
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def diff(before: Path, after: Path, as_json: bool) -> None:
-    """Show what changed on nodes between the snapshots BEFORE and AFTER, files or folders.
+    """Show what changed on the nodes between two snapshots, BEFORE and AFTER: files or folders.
 
-    Exit codes: 0 nothing, 1 something, 2 bad input, 3 the two have no host in common.
+    Exit codes: 0 nothing changed, 1 something changed, 2 bad input, 3 no host is in both.
     """
     old, old_problems = load_snapshots(before)
     new, new_problems = load_snapshots(after)
@@ -208,13 +239,13 @@ def _check_options(
     fail_on: Sequence[str],
 ) -> None:
     if source is not None and sysfs_root is not None:
-        raise UsageError("--from and --sysfs-root are two sources: give one of them")
+        raise UsageError("--from and --sysfs-root exclude each other: give one of them")
     if with_mpi and (source is not None or sysfs_root is not None):
         raise UsageError("--mpi gathers the ranks of a running job: leave out --from and --sysfs-root")
     if as_json + as_prometheus + prolog > 1:
-        raise UsageError("--json, --prometheus and --prolog are three forms of the answer: give one of them")
+        raise UsageError("--json, --prometheus and --prolog exclude each other: give one of them")
     if fail_on and not prolog:
-        raise UsageError("--fail-on goes with --prolog; elsewhere the exit code follows from the worst finding")
+        raise UsageError("--fail-on needs --prolog: without it the exit code is that of the worst finding")
 
 
 def _settings(file: Path | None, ignore: Sequence[str]) -> AuditConfig:
@@ -255,8 +286,8 @@ def _of_job(
         if info.rank:  # all ranks come here: the first one speaks
             raise SystemExit(EXIT_USAGE)
         raise UsageError(
-            f"{info.world_size} ranks started by {info.launcher} have no folder in common: name one that all hosts "
-            "share with --save, or gather with --mpi"
+            f"{info.world_size} ranks started by {info.launcher} have no shared folder to gather in: name one with "
+            "--save, or gather with --mpi"
         )
     part = own_part(info, environ, window_s=window_s, mpi_size=mpi_size)
     if comm is not None:

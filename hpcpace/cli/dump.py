@@ -1,4 +1,4 @@
-"""`hpcpace dump`: what a trace file holds, as tables or as JSON."""
+"""`hpcpace dump`: print a trace file as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ _MAX_WIDTH = 100
 @click.command(name="dump")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--table", type=click.Choice([*TABLES, "open_collectives"]), help="Show only this table.")
-@click.option("--limit", type=click.IntRange(min=0), default=5, show_default=True, help="Rows to show of each table.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=5, show_default=True, help="Show this many rows of each table."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-@click.option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Memory that its tables may take.")
+@click.option(
+    "--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use at most this much memory for the tables."
+)
 def command(file: Path, table: str | None, limit: int, as_json: bool, memory: str) -> None:
-    """Show what the trace FILE of one rank holds: header, tables, first rows, problems.
+    """Show what is in the trace FILE of one rank: header, tables, first rows, problems.
 
-    FILE is a rank-NNNNN.h5; rows that are still in its journal are shown with the others. Exits with 0, with 1 where
-    something in the file was left out, and with 2 where it cannot be read.
+    FILE is a rank-NNNNN.h5. Rows that are still in its journal are included. Exit codes: 0 fine, 1 a part of the file
+    was left out, 2 the file cannot be read.
     """
     warn_of_old_hdf5(file)
     trace = read_trace(file, memory_bytes=ReportConfig(memory=memory).memory_bytes)

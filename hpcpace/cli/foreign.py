@@ -1,4 +1,4 @@
-"""What is said of files that belong to somebody else before they are opened."""
+"""The warning before files of another user are opened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 def warn_of_old_hdf5(path: Path) -> None:
-    """Warn where somebody else's traces are to be read by an HDF5 with known faults that a file can use."""
+    """Warn if traces of another user are about to be read by an HDF5 with known vulnerabilities."""
     import h5py
 
     from hpcpace.trace.opening import LEAST_HDF5
@@ -23,7 +23,7 @@ def warn_of_old_hdf5(path: Path) -> None:
 
         least = ".".join(map(str, LEAST_HDF5))
         click.echo(
-            f"hpcpace: warning: {printable(str(path))} belongs to somebody else (uid {owner}), and HDF5 "
-            f"{h5py.version.hdf5_version} has known faults that a file can use: update h5py to one with HDF5 {least}",
+            f"hpcpace: warning: {printable(str(path))} belongs to another user (uid {owner}), and HDF5 "
+            f"{h5py.version.hdf5_version} has known vulnerabilities: update h5py to one with HDF5 {least} or newer",
             err=True,
         )

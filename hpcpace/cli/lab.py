@@ -1,12 +1,13 @@
-"""`hpcpace lab`: a real Slurm over several hosts and a shaped network, booted on this machine."""
+"""`hpcpace lab`: boot a real Slurm with several hosts and a shaped network on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 from rich.console import Console
@@ -24,35 +25,72 @@ from hpcpace.lab.status_table import print_status, table_console
 from hpcpace.units import format_rate, parse_rate
 from hpcpace.world.environment import process_environ
 
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
 
 class _InOrder(click.Group):
-    """A group that lists its commands in the order of their use."""
+    """A group that lists its commands in the order in which they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names as they were added."""
         return list(self.commands)
 
 
+def _setting(name: str, *, default: str = "", **attributes: Any) -> Callable[[Decorated], Decorated]:
+    """Return an option that sets one setting of `LabConfig`; its help shows the default of that setting.
+
+    Args:
+        name: key of the setting; the option has the same name.
+        default: words for a default that depends on other things.
+    """
+    flag = "--" + name.replace("_", "-")
+    if default:
+        return click.option(flag, show_default=default, **attributes)
+    # A text as show_default would stand in parentheses, as prose does.
+    return click.option(
+        flag, **{**attributes, "help": f"{attributes['help']}  [default: {getattr(LabConfig(), name)}]"}
+    )
+
+
 @click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Boot a cluster on this machine: real Slurm, shaped links, known truth."""
+    """Boot a cluster on this machine: real Slurm, shaped links, faults at known times."""
 
 
 @command.command()
-@click.option("--name", help="What tells it from other labs.  [default: lab]")
-@click.option("--hosts", type=int, help="Number of hosts.")
-@click.option("--leaves", type=int, help="Number of leaf switches.")
-@click.option("--link", metavar="RATE", help="Rate of each host's link, like 1gbit.")
-@click.option("--uplink", metavar="RATE", help="Rate of each leaf's link to the spine.")
-@click.option("--mtu", type=int, help="Largest packet in bytes.")
-@click.option("--cpus-per-host", type=int, help="CPUs that each host claims in Slurm.")
-@click.option("--cpu-quota", type=float, metavar="CORES", help="Processor time that each host gets at most.")
-@click.option("--tmp-size", metavar="SIZE", help="Size of each host's own /tmp, in memory.")
-@click.option("--clock-step-s", type=int, help="Seconds by which the clocks of two neighbours differ.")
-@click.option("--share", multiple=True, metavar="FOLDER", help="Folder below /tmp that all hosts see.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with a table [lab].")
+@_setting("name", metavar="NAME", help="Name the lab; several can be up side by side.")
+@_setting("hosts", type=int, help="Boot this many hosts: n1, n2, ...; up to 250.")
+@_setting("leaves", type=int, help="Connect them to this many leaf switches, in blocks, below one spine.")
+@_setting("link", metavar="RATE", help="Shape the link from each host to its leaf, in each direction, like 10gbit.")
+@_setting("uplink", metavar="RATE", help="Shape the link from each leaf to the spine, in each direction.")
+@_setting("mtu", type=int, help="Set the largest packet of all links, in bytes.")
+@_setting("cpus_per_host", type=int, help="Let each host claim this many CPUs in Slurm, whatever the machine has.")
+@_setting(
+    "cpu_quota",
+    type=float,
+    metavar="CORES",
+    default="unlimited",
+    help="Give each host at most this many cores' worth of processor time.",
+)
+@_setting("tmp_size", metavar="SIZE", help="Give each host a /tmp of this size, in memory.")
+@_setting(
+    "clock_step_s", type=int, help="Set the clock of n1 ahead by this many seconds, that of n2 by twice as many, ..."
+)
+@_setting(
+    "share",
+    multiple=True,
+    metavar="FOLDER",
+    default="the Python in use, hpcpace, the current folder",
+    help="Show this folder below /tmp to all hosts, too; may be given several times.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Read settings from the table [lab] of this TOML file.",
+)
 def up(config_file: Path | None, **values: Any) -> None:
-    """Boot a lab and wait until every host takes jobs."""
+    """Boot a lab, and wait until every host takes jobs."""
     values["share"] = values["share"] or None
     config = load_config(file=config_file, environ=process_environ(), options={"lab": values}).lab
     console = Console(stderr=True, highlight=False)
@@ -81,11 +119,11 @@ def up(config_file: Path | None, **values: Any) -> None:
 
 @command.command()
 @name_option
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(name: str, as_json: bool) -> None:
     """Show hosts, links with rates and bytes, jobs and faults.
 
-    Exit code 1 where a host takes no jobs or a link carries nothing.
+    Exit code 1: a host is dead or takes no jobs, or a link is down.
     """
     lab = attach_inside(name)
     state = read_status(lab.plan, lab.files)
@@ -99,19 +137,27 @@ def status(name: str, as_json: bool) -> None:
 
 @command.command(context_settings={"ignore_unknown_options": True})
 @name_option
-@click.option("--on", "host", metavar="HOST", help="Run it on this host, as ssh would; else where slurmctld runs.")
+@click.option(
+    "--on",
+    "host",
+    metavar="HOST",
+    help="Run it on this host, as ssh would.",
+    show_default="login, where slurmctld runs",
+)
 @click.argument("words", metavar="-- COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(name: str, host: str | None, words: tuple[str, ...]) -> None:
-    """Run a command in the lab's environment.
+    """Run a command in the lab, with its Slurm on PATH.
 
-    Its exit code becomes this one's.
+    The exit code is that of the command.
     """
     _become(name, host, list(words))
 
 
 @command.command()
 @name_option
-@click.option("--on", "host", metavar="HOST", help="On this host; else where slurmctld runs.")
+@click.option(
+    "--on", "host", metavar="HOST", help="Open the shell on this host.", show_default="login, where slurmctld runs"
+)
 def shell(name: str, host: str | None) -> None:
     """Open a shell in the lab."""
     attach_inside(name)
@@ -121,28 +167,33 @@ def shell(name: str, host: str | None) -> None:
 
 @command.command()
 @name_option
-@click.option("--truth", type=click.Path(path_type=Path, dir_okay=False), help="Keep the log of truth in this file.")
+@click.option(
+    "--truth",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep the log of truth in this file.",
+    show_default="removed",
+)
 def down(name: str, truth: Path | None) -> None:
-    """End a lab and all that runs in it.
+    """Shut a lab down, and remove everything that belongs to it.
 
-    Everything that was made for it is removed, also after a crash or when it was left half made.
+    This also cleans up after a crash or a boot that failed halfway.
     """
     if os.geteuid() != 0:
         raise UsageError(f"the lab needs root; this is user {os.geteuid()}: start it with sudo")
     existed = bring_down(name, truth=truth)
-    click.echo(f"lab {name} is down" if existed else f"no lab {name} was up, and nothing was left of one")
+    click.echo(f"lab {name} is down" if existed else f"no lab {name} was up, and there was nothing to remove")
 
 
 @command.command()
 @name_option
 def truth(name: str) -> None:
-    """Print the log of truth, one JSON object a line.
+    """Print the log of truth, one JSON object per line.
 
-    Clocks, links, and the begin and end of each fault.
+    It has the clocks, the links, and the beginning and end of each fault.
     """
     files = LabFiles.of(name)
     if not files.truth.exists():
-        Lab.attach(name)  # says why there is none
+        Lab.attach(name)  # raises, and says why there is none
     sys.stdout.write(files.truth.read_text())
 
 
@@ -159,8 +210,8 @@ def _become(name: str, host: str | None, words: list[str]) -> NoReturn:
     if not lab.plan.hosts_see(folder):
         remedy = f"jobs from here fail: use another folder, or `hpcpace lab up --share {folder}`"
         if host is not None:
-            raise UsageError(f"host {host} does not see {folder}, because it has a /tmp of its own: {remedy}")
-        click.echo(f"hpcpace: warning: hosts do not see {folder}, each has a /tmp of its own: {remedy}", err=True)
+            raise UsageError(f"host {host} does not see {folder}, because it has its own /tmp: {remedy}")
+        click.echo(f"hpcpace: warning: hosts do not see {folder}, because each has its own /tmp: {remedy}", err=True)
     if host is not None:
         words = command_on(lab.files, lab.plan.host(host), words, folder=folder)
     try:

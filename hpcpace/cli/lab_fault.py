@@ -1,4 +1,4 @@
-"""`hpcpace lab fault`: make something go wrong in a lab, at a known time, and make it good again."""
+"""`hpcpace lab fault`: break something in a lab at a known time, and repair it again."""
 
 from __future__ import annotations
 
@@ -30,13 +30,18 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def fault() -> None:
-    """Inject a fault, list faults, undo one. Begin and end of each stand in the log of truth."""
+    """Inject, list and undo faults; the log of truth has the beginning and end of each."""
 
 
 def _timed(function: Decorated) -> Decorated:
-    """Add the options of faults that last."""
+    """Add the options of faults that last for a while."""
     for option in (
-        click.option("--duration", type=click.FloatRange(0, min_open=True), help="Undo it after this many seconds."),
+        click.option(
+            "--duration",
+            type=click.FloatRange(0, min_open=True),
+            help="Undo it after this many seconds.",
+            show_default="until undone",
+        ),
         _start,
         name_option,
     ):
@@ -44,7 +49,9 @@ def _timed(function: Decorated) -> Decorated:
     return function
 
 
-_start = click.option("--start", type=click.FloatRange(0), default=0.0, help="Begin after this many seconds.")
+_start = click.option(
+    "--start", type=click.FloatRange(0), default=0.0, show_default=True, help="Begin after this many seconds."
+)
 
 
 def _inject(name: str, what: LabFault, start: float, duration: float | None = None) -> None:
@@ -59,7 +66,13 @@ def _say(record: FaultRecord) -> None:
 
 @fault.command("slow-host")
 @click.argument("host")
-@click.option("--cores", type=float, default=0.25, show_default=True, help="Cores' worth of processor time it keeps.")
+@click.option(
+    "--cores",
+    type=float,
+    default=0.25,
+    show_default=True,
+    help="Leave the host this many cores' worth of processor time.",
+)
 @_timed
 def slow_host(name: str, host: str, cores: float, start: float, duration: float | None) -> None:
     """Limit the processor time of HOST."""
@@ -68,7 +81,7 @@ def slow_host(name: str, host: str, cores: float, start: float, duration: float 
 
 @fault.command("slow-link")
 @click.argument("link")
-@click.option("--rate", required=True, metavar="RATE", help="Rate that is left, like 100mbit.")
+@click.option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit.")
 @_timed
 def slow_link(name: str, link: str, rate: str, start: float, duration: float | None) -> None:
     """Lower the rate of LINK: a host's (n3) or a leaf's uplink (leaf1)."""
@@ -77,19 +90,25 @@ def slow_link(name: str, link: str, rate: str, start: float, duration: float | N
 
 @fault.command("flap-link")
 @click.argument("link")
-@click.option("--period", type=float, default=4.0, show_default=True, help="Seconds from one loss to the next.")
-@click.option("--down", type=float, default=1.0, show_default=True, help="Seconds of each period without the link.")
+@click.option(
+    "--period", type=float, default=4.0, show_default=True, help="Take the link down once in this many seconds."
+)
+@click.option(
+    "--down", type=float, default=1.0, show_default=True, help="Keep the link down for this many seconds each time."
+)
 @_timed
 def flap_link(name: str, link: str, period: float, down: float, start: float, duration: float | None) -> None:
-    """Take LINK down for a part of each period."""
+    """Take LINK down once in each period."""
     _inject(name, FlapLink(link=link, period_s=period, down_s=down), start, duration)
 
 
 @fault.command()
 @click.argument("source")
 @click.argument("destination")
-@click.option("--rate", metavar="RATE", help="Rate to send at; as much as goes by default.")
-@click.option("--streams", type=click.IntRange(1, 64), default=1, show_default=True, help="TCP connections.")
+@click.option("--rate", metavar="RATE", help="Send at this rate.", show_default="as fast as the network allows")
+@click.option(
+    "--streams", type=click.IntRange(1, 64), default=1, show_default=True, help="Send over this many TCP connections."
+)
 @_timed
 def traffic(
     name: str, source: str, destination: str, rate: str | None, streams: int, start: float, duration: float | None
@@ -110,14 +129,14 @@ def pause_host(name: str, host: str, start: float, duration: float | None) -> No
 @click.argument("host")
 @_timed
 def kill_host(name: str, host: str, start: float, duration: float | None) -> None:
-    """End everything on HOST at once, as a power cut does; undone, it boots again."""
+    """Kill everything on HOST at once, as a power cut does; undo boots it again."""
     _inject(name, KillHost(host=host), start, duration)
 
 
 @fault.command("kill-rank")
 @click.argument("job", type=int)
 @click.argument("rank", type=int)
-@click.option("--signal", "signal_name", default="KILL", show_default=True, help="Signal to send.")
+@click.option("--signal", "signal_name", default="KILL", show_default=True, help="Send this signal.")
 @_start
 @name_option
 def kill_rank(name: str, job: int, rank: int, signal_name: str, start: float) -> None:
@@ -127,7 +146,7 @@ def kill_rank(name: str, job: int, rank: int, signal_name: str, start: float) ->
 
 @fault.command("fill-disk")
 @click.argument("host")
-@click.option("--left", type=click.IntRange(0), default=0, show_default=True, help="Bytes to leave free.")
+@click.option("--left", type=click.IntRange(0), default=0, show_default=True, help="Leave this many bytes free.")
 @_timed
 def fill_disk(name: str, host: str, left: int, start: float, duration: float | None) -> None:
     """Fill the /tmp of HOST."""
@@ -136,16 +155,18 @@ def fill_disk(name: str, host: str, left: int, start: float, duration: float | N
 
 @fault.command()
 @click.argument("host")
-@click.option("--size", type=click.IntRange(68, 65535), required=True, help="MTU of its eth0 in bytes.")
+@click.option(
+    "--size", type=click.IntRange(68, 65535), required=True, help="Set the MTU of its eth0 to this many bytes."
+)
 @_timed
 def mtu(name: str, host: str, size: int, start: float, duration: float | None) -> None:
-    """Give HOST another MTU than the rest of the network has."""
+    """Give HOST a different MTU from the rest of the network."""
     _inject(name, ChangeMtu(host=host, mtu=size), start, duration)
 
 
 @fault.command("list")
 @name_option
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_faults(name: str, as_json: bool) -> None:
     """Show all faults of the lab, the oldest first."""
     records = fault_records(attach_inside(name).files)
@@ -161,6 +182,6 @@ def list_faults(name: str, as_json: bool) -> None:
 @click.argument("fault_id", metavar="FAULT")
 @name_option
 def undo(name: str, fault_id: str) -> None:
-    """Undo FAULT, like f2, or call it off before its start."""
+    """Undo FAULT, like f2, or cancel it before it starts."""
     lab = attach_inside(name)
     _say(undo_fault(InsideLab(lab.plan, lab.files), fault_id))

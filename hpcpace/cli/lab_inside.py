@@ -1,4 +1,4 @@
-"""How a command gets into a lab: it replaces itself by itself, started in the lab's namespaces."""
+"""How a command enters a lab: it replaces itself with a copy that starts in the lab's namespaces."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.lab import Lab
 
 name_option = click.option(
-    "--name", envvar=NAME_VARIABLE, default=LabConfig().name, show_default=True, help="Which lab."
+    "--name", envvar=NAME_VARIABLE, default=LabConfig().name, show_default=True, help="Use the lab of this name."
 )
 
 
 def attach_inside(name: str) -> Lab:
-    """Return the lab of this name, seen from inside: a command that is outside starts anew in there.
+    """Return the lab of this name, seen from inside: a command that runs outside restarts itself in there.
 
     Raises:
-        UsageError: no root rights, or no such lab is up.
+        UsageError: the user is not root, or no such lab is up.
     """
     if os.geteuid() != 0:
         raise UsageError(f"the lab needs root; this is user {os.geteuid()}: start it with sudo")

@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, a line from time to time in a log; both on stderr."""
+"""The progress of a long command on stderr: a bar on a terminal, a line every half minute in a log."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 Tell = Callable[[int, int], None]
-"""Takes how many of how many are done."""
+"""Takes the number done and the total."""
 _LINE_EVERY_S = 30.0
 
 
 @contextmanager
 def shown_progress(*, clock_s: Callable[[], float] = time.monotonic) -> Iterator[Callable[[str], Tell]]:
-    """Yield what begins a stage: it takes the stage's name and returns what is told how far it is.
+    """Yield a function that begins a stage: it takes the name of the stage and returns a `Tell`.
 
     Args:
-        clock_s: seconds, from any begin.
+        clock_s: a monotonic clock, in seconds.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -36,7 +36,7 @@ def shown_progress(*, clock_s: Callable[[], float] = time.monotonic) -> Iterator
 
 
 def _lines(clock_s: Callable[[], float]) -> Callable[[str], Tell]:
-    """Return what begins a stage whose progress is a line every half minute; a short command writes none."""
+    """Return a function that begins a stage and prints a line every half minute; a short command prints none."""
     last_s = clock_s()
 
     def begin(name: str) -> Tell:

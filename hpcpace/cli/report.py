@@ -33,10 +33,10 @@ from hpcpace.world.environment import process_environ
 def _step_range(_: click.Context, __: click.Parameter, value: str) -> tuple[int | None, int | None]:
     found = re.fullmatch(r"(\d{0,9}):(\d{0,9})", value)
     if not found:
-        raise click.BadParameter(f"{value!r} is no range of steps: write A:B, like 10:50, 10: or :50")
+        raise click.BadParameter(f"{value!r} is not a range of steps: write A:B, like 10:50, 10: or :50")
     first, stop = (int(part) if part else None for part in found.groups())
     if first is not None and stop is not None and stop <= first:
-        raise click.BadParameter(f"{value!r} is empty: B must be larger than A")
+        raise click.BadParameter(f"{value!r} is an empty range: B must be larger than A")
     return first, stop
 
 
@@ -48,7 +48,7 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
         found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", item)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if last < first:
-            raise click.BadParameter(f"{item!r} is no rank or range of ranks: write a list like 0,4-7")
+            raise click.BadParameter(f"{item!r} is not a rank or a range of ranks: write a list like 0,4-7")
         ranks.update(range(first, last + 1))
     return frozenset(ranks)
 
@@ -56,22 +56,32 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--attempt", "attempt_number", type=click.IntRange(min=0), help="Which start of the run; the last one otherwise."
+    "--attempt",
+    "attempt_number",
+    type=click.IntRange(min=0),
+    help="Report this attempt of the run.",
+    show_default="last",
 )
+@click.option("--steps", metavar="A:B", default=":", callback=_step_range, help="Use only the steps from A to B - 1.")
+@click.option("--include-warmup", is_flag=True, help="Use the warm-up steps, too.")
 @click.option(
-    "--steps", metavar="A:B", default=":", callback=_step_range, help="Use only steps from A up to, and without, B."
-)
-@click.option("--include-warmup", is_flag=True, help="Use the warm-up steps too.")
-@click.option(
-    "--ranks", metavar="LIST", callback=_rank_list, help="Show only these ranks, like 0,4-7; all are still used."
+    "--ranks",
+    metavar="LIST",
+    callback=_rank_list,
+    help="Show only these ranks, like 0,4-7; the figures still use all of them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("--memory", metavar="SIZE", help="Memory for the tables of the run, like 8GiB; 2GiB otherwise.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Use at most this much memory for the tables of the run, like 8GiB; leave out the largest files beyond it.",
+    show_default="2GiB",
+)
 @click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path),
-    help="TOML file whose [diagnosis] has other thresholds.",
+    help="Read thresholds from the tables [diagnosis] and [report] of this TOML file.",
 )
 def command(
     run: Path,
@@ -83,23 +93,23 @@ def command(
     memory: str | None,
     config_file: Path | None,
 ) -> None:
-    """Say why RUN does not go faster, and write RUN/summary.json and RUN/report.html.
+    """Say why RUN is slow, and write RUN/summary.json and RUN/report.html.
 
-    Exit codes: 0 healthy; 1 something is wrong, with the run or, as when traces are missing, with what is known of it;
-    2 bad input; 3 cannot tell.
+    Exit codes: 0 healthy; 1 something is wrong with the run or with its traces (missing, damaged, not closed); 2 bad
+    input; 3 cannot tell.
     """
     settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
     directory = open_run(run)
     warn_of_old_hdf5(run)
     attempt = _attempt(directory, attempt_number)
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
-    with shown_progress() as stage, _outcome_told(attempt):
+    with shown_progress() as stage, _with_outcome(attempt):
         analysis = _analyzed(directory, attempt, selection, settings, stage)
     summary = analysis.summary
     shown = sorted(ranks & set(summary.world.ranks)) if ranks is not None else None
     if shown == []:
         raise UsageError(
-            f"--ranks names no rank of this run: it has {len(summary.world.ranks)}, up to {summary.world.ranks[-1]}"
+            f"--ranks names no rank of this run, which has {len(summary.world.ranks)}, up to {summary.world.ranks[-1]}"
         )
     written = _write(directory, analysis)
     if as_json:
@@ -115,8 +125,8 @@ def command(
 
 
 @contextmanager
-def _outcome_told(attempt: Attempt) -> Iterator[None]:
-    """Say why there is nothing to report where the training itself has told it."""
+def _with_outcome(attempt: Attempt) -> Iterator[None]:
+    """Add to an error why there is nothing to report, if the training itself recorded that."""
     try:
         yield
     except (TraceError, CannotTell) as error:
@@ -134,7 +144,7 @@ def _analyzed(
     settings: Config,
     begin_stage: Callable[[str], Tell],
 ) -> Analysis:
-    """Analyse a run; an error of ours is one sentence that no script can take for a finding.
+    """Analyse a run; a bug in hpcpace becomes one sentence that no script can take for a finding.
 
     Raises:
         ReportError: hpcpace itself is at fault.
@@ -146,13 +156,13 @@ def _analyzed(
     except Exception as error:  # the boundary of everything that is computed from files
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ReportError(
-            f"an error of hpcpace's own ended the report on {directory.path} ({type(error).__name__}: {error}; "
+            f"a bug in hpcpace ended the report on {directory.path} ({type(error).__name__}: {error}; "
             f"{Path(place.filename).name}:{place.lineno}): please report it, with the run if you can"
         ) from error
 
 
 def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
-    """Write the summary and the page into the run that was read, and return what could be written."""
+    """Write the summary and the page into the run that was read, and return the files that were written."""
     summary = analysis.summary
     contents: list[tuple[Path, Callable[[], str]]] = [
         (directory.summary_json, lambda: json_text(summary.to_json())),
@@ -164,7 +174,7 @@ def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
             directory.write(path.name, content())
         except OSError as error:
             place = printable(str(path))
-            click.echo(f"hpcpace: warning: cannot write {place} ({error.strerror}); it is not kept", err=True)
+            click.echo(f"hpcpace: warning: cannot write {place} ({error.strerror}): the run stays without it", err=True)
         else:
             written.append(path)
     return written

@@ -1,4 +1,4 @@
-"""`hpcpace study`: plans a study, runs it inside its jobs and shows how far it is.
+"""`hpcpace study`: plan a study, run it inside its jobs and show its progress.
 
 The scripts of sbatch/ call these commands and submit the jobs; docs/studies.md is the guide.
 """
@@ -29,7 +29,7 @@ _DEFAULT = NanoCluster()
 
 
 class _InOrder(click.Group):
-    """A group that lists its commands in the order of their use."""
+    """A group that lists its commands in the order in which they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names as they were added."""
@@ -60,20 +60,49 @@ def _joined(numbers: tuple[int, ...]) -> str:
 
 @command.command()
 @_STUDY
-@click.option("--preset", default=_DEFAULT.preset, show_default=True, help="Size of gpt2.")
-@click.option("--batches", default=_joined(_DEFAULT.batches), show_default=True, help="Sequences per replica and step.")
+@click.option("--preset", metavar="SIZE", default=_DEFAULT.preset, show_default=True, help="Train gpt2 of this size.")
+@click.option(
+    "--batches",
+    metavar="LIST",
+    default=_joined(_DEFAULT.batches),
+    show_default=True,
+    help="Use these numbers of sequences per replica and step.",
+)
 @click.option(
     "--image-batches",
+    metavar="LIST",
     default=_joined(_DEFAULT.image_batches),
     show_default=True,
-    help="Images per replica and step of resnet18; empty: no resnet18.",
+    help="Use these numbers of images per replica and step for resnet18; empty: no resnet18.",
 )
-@click.option("--layouts", default=",".join(map(str, NANO_CLUSTER_LAYOUTS)), show_default=True, help="SERVERSxRANKS.")
-@click.option("--repetitions", type=click.IntRange(1), default=_DEFAULT.repetitions, show_default=True)
 @click.option(
-    "--steps", type=click.IntRange(1), default=_DEFAULT.steps, show_default=True, help="Measured steps per run."
+    "--layouts",
+    metavar="LIST",
+    default=",".join(map(str, NANO_CLUSTER_LAYOUTS)),
+    show_default=True,
+    help="Use these layouts, SERVERSxRANKS with the ranks of each server.",
 )
-@click.option("--warmup-steps", type=click.IntRange(0), default=_DEFAULT.warmup_steps, show_default=True)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(1),
+    default=_DEFAULT.repetitions,
+    show_default=True,
+    help="Run each set-up this often.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=_DEFAULT.steps,
+    show_default=True,
+    help="Measure this many steps per run.",
+)
+@click.option(
+    "--warmup-steps",
+    type=click.IntRange(0),
+    default=_DEFAULT.warmup_steps,
+    show_default=True,
+    help="Run this many steps before the measured ones.",
+)
 @click.option(
     "--shrink", type=click.IntRange(1), default=1, show_default=True, help="Divide the widths of gpt2 by this."
 )
@@ -105,12 +134,30 @@ def nano_cluster(study: Path, batches: str, image_batches: str, layouts: str, **
 
 @command.command()
 @_STUDY
-@click.option("--batch", type=click.IntRange(1), default=16, show_default=True, help="Sequences per step.")
-@click.option("--repetitions", type=click.IntRange(1), default=_DEFAULT.repetitions, show_default=True)
 @click.option(
-    "--steps", type=click.IntRange(1), default=_DEFAULT.steps, show_default=True, help="Measured steps per run."
+    "--batch", type=click.IntRange(1), default=16, show_default=True, help="Train on this many sequences per step."
 )
-@click.option("--warmup-steps", type=click.IntRange(0), default=_DEFAULT.warmup_steps, show_default=True)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(1),
+    default=_DEFAULT.repetitions,
+    show_default=True,
+    help="Run each set-up this often.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=_DEFAULT.steps,
+    show_default=True,
+    help="Measure this many steps per run.",
+)
+@click.option(
+    "--warmup-steps",
+    type=click.IntRange(0),
+    default=_DEFAULT.warmup_steps,
+    show_default=True,
+    help="Run this many steps before the measured ones.",
+)
 @click.option("--shrink", type=click.IntRange(1), default=1, show_default=True, help="Divide all widths by this.")
 def model_size(study: Path, repetitions: int, **values: Any) -> None:
     """Plan the model-size study in STUDY, unless STUDY has a plan."""
@@ -135,7 +182,9 @@ def layouts(study: Path) -> None:
 
 @command.command()
 @_STUDY
-@click.option("--layout", metavar="SERVERSxRANKS", help="Count only this layout.")
+@click.option(
+    "--layout", metavar="SERVERSxRANKS", help="Count only the runs of this layout.", show_default="all layouts"
+)
 def left(study: Path, layout: str | None) -> None:
     """Print the number of open runs."""
     click.echo(len(StudyFolder(study).open_runs(parse_layout(layout) if layout else None)))
@@ -144,7 +193,7 @@ def left(study: Path, layout: str | None) -> None:
 @command.command()
 @_STUDY
 def status(study: Path) -> None:
-    """Print one line on how many runs are done."""
+    """Print one line that says how many runs are done."""
     folder = StudyFolder(study)
     states = [folder.state(run) for run in folder.runs()]
     parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != OPEN]
@@ -155,7 +204,7 @@ def status(study: Path) -> None:
 
 @command.command()
 @_STUDY
-@click.option("--layout", metavar="SERVERSxRANKS", required=True, help="Layout of this job.")
+@click.option("--layout", metavar="SERVERSxRANKS", required=True, help="Run the set-ups of this layout.")
 def series(study: Path, layout: str) -> None:
     """Run all open runs of one layout; start it with srun or mpiexec, once per rank."""
     from hpcpace.studies.series import run_series
@@ -165,22 +214,31 @@ def series(study: Path, layout: str) -> None:
 
 @command.command()
 @_STUDY
-@click.option("--nodes", default="1,2,4", show_default=True, help="Numbers of nodes.")
-@click.option("--ranks-per-node", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--nodes", metavar="LIST", default="1,2,4", show_default=True, help="Run on these numbers of nodes.")
+@click.option(
+    "--ranks-per-node", type=click.IntRange(1), default=2, show_default=True, help="Start this many ranks on each node."
+)
 @click.option(
     "--oversubscriptions",
+    metavar="LIST",
     default="1",
     show_default=True,
-    help="Oversubscription of the uplinks; several values need a lab.",
+    help="Oversubscribe the uplinks by these factors; several values need a lab.",
 )
-@click.option("--placements", default=",".join(PLACEMENTS), show_default=True, help="Placements of ranks on nodes.")
-@click.option("--steps", type=click.IntRange(20), default=120, show_default=True, help="Steps per run.")
+@click.option(
+    "--placements",
+    metavar="LIST",
+    default=",".join(PLACEMENTS),
+    show_default=True,
+    help="Place ranks like this: block fills one node after the other, cyclic deals ranks out.",
+)
+@click.option("--steps", type=click.IntRange(20), default=120, show_default=True, help="Run this many steps.")
 @click.option(
     "--step-ms",
     type=click.IntRange(10),
     default=150,
     show_default=True,
-    help="Approximate computation per rank and step.",
+    help="Compute for about this long per rank and step.",
 )
 @click.option("--emulate", "is_emulated", is_flag=True, help="Make every rank sleep --step-ms in each step.")
 @click.option("--faults", "has_faults", is_flag=True, help="Add a run for each failure mode.")
@@ -245,12 +303,30 @@ def verdicts(study: Path) -> None:
 
 @command.command()
 @_STUDY
-@click.option("--nodes", default="1,2,4", show_default=True, help="Numbers of nodes.")
-@click.option("--ranks-per-node", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--policies", default=",".join(DEFAULT_POLICIES), show_default=True, help="Policies, and none.")
-@click.option("--repetitions", type=click.IntRange(1), default=3, show_default=True, help="Runs of each policy.")
-@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Steps per run.")
-@click.option("--with-trial", is_flag=True, help="Try each policy inside its job and drop it unless it pays.")
+@click.option("--nodes", metavar="LIST", default="1,2,4", show_default=True, help="Run on these numbers of nodes.")
+@click.option(
+    "--ranks-per-node", type=click.IntRange(1), default=4, show_default=True, help="Start this many ranks on each node."
+)
+@click.option(
+    "--policies",
+    default=",".join(DEFAULT_POLICIES),
+    show_default=True,
+    metavar="LIST",
+    help="Compare these policies of docs/pacing.md; none is the baseline.",
+)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Run each policy this often on each number of nodes.",
+)
+@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Run this many steps.")
+@click.option(
+    "--with-trial",
+    is_flag=True,
+    help="Try each policy inside its job and drop it unless it pays; otherwise only auto and coschedule are tried.",
+)
 def pacing(study: Path, nodes: str, policies: str, **values: Any) -> None:
     """List the runs of a pacing study: state, name, nodes, ranks per node, policy, trial, training options."""
     for job in pacing_jobs(nodes=_numbers(nodes), policies=policies.split(","), **values):

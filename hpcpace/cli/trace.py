@@ -1,4 +1,4 @@
-"""`hpcpace trace`: run somebody's own training script inside a session, with no line added to it."""
+"""`hpcpace trace`: run a user's training script inside a session, without changing its code."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from hpcpace.pace.settings import POLICIES
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Run directory; runs/JOB-NAME or runs/TIME-NAME.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Write the run to this folder.", show_default="runs/JOB-SCRIPT"
+)
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Read settings from this TOML file.")
 @click.option(
     "--warmup-steps",
     type=click.IntRange(min=0),
     default=2,
     show_default=True,
-    help="First steps, left out of the report.",
+    help="Leave this many first steps out of the report.",
 )
-@click.option("--samples-unit", default="samples", show_default=True, help="What session.step(samples=...) counts.")
-@click.option("--pace", type=click.Choice(POLICIES), help="Hold early ranks back: the policy.")
+@click.option(
+    "--samples-unit", default="samples", show_default=True, help="Name what session.step(samples=...) counts."
+)
+@click.option(
+    "--pace",
+    type=click.Choice(POLICIES),
+    help="Hold early ranks back by this policy, if a trial in the job shows a gain; see docs/pacing.md.",
+)
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -32,11 +40,11 @@ def command(
     script: Path,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run the Python SCRIPT with its ARGUMENTS, traced.
+    """Run the Python SCRIPT with its ARGUMENTS and trace it.
 
-    Inside any launcher: `srun hpcpace trace -- train.py ARGS`, `torchrun --nproc-per-node 8 -m hpcpace trace --
-    train.py ARGS`. The trace begins when the script calls torch.distributed.init_process_group (at once in a world of
-    one), and a step ends with each step of an optimizer. Where settings are wrong, the script runs untraced.
+    Works inside any launcher: `srun hpcpace trace -- train.py ARGS` or `torchrun --nproc-per-node 8 -m hpcpace trace
+    -- train.py ARGS`. Tracing starts when the script calls torch.distributed.init_process_group (at once if there is
+    one rank), and each optimizer.step() ends a step. If a setting is wrong, the script runs untraced.
     """
     from hpcpace.observe.script import run_script
 

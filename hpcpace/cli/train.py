@@ -1,4 +1,4 @@
-"""`hpcpace train`: the reference workloads, inside any launcher or by themselves."""
+"""`hpcpace train`: the reference workloads, inside any launcher or on their own."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _PATH = click.Path(path_type=Path)
 
 
 class RankZeroCommand(click.Command):
-    """A command whose wrong options are reported by rank 0 alone, because every rank has the same ones."""
+    """A command of which only rank 0 reports wrong options, because every rank has the same ones."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse options; on other ranks than 0 an error is only an exit code."""
+        """Parse options; ranks other than 0 exit without a message."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -57,48 +57,184 @@ class RankZeroCommand(click.Command):
             raise
 
 
+def _setting(
+    section: str, name: str, *, option: str = "", default: str = "", **attributes: Any
+) -> Callable[[Decorated], Decorated]:
+    """Return an option that sets one setting; its help shows the default of that setting.
+
+    Args:
+        section: of hpcpace.config.
+        name: key of the setting; the option has the same name.
+        option: name of the option where it differs.
+        default: words for a default that depends on other things.
+    """
+    flag = "--" + (option or name).replace("_", "-")
+    value = getattr(getattr(Config(), section), name)
+    if isinstance(value, bool):
+        attributes["default"], value = None, "on" if value else "off"
+        flag = f"{flag}/--no-{flag[2:]}"
+    shown = f"{value:g}" if isinstance(value, float) else value
+    if default:
+        return click.option(flag, name, show_default=default, **attributes)
+    # A text as show_default would stand in parentheses, as prose does.
+    return click.option(flag, name, **{**attributes, "help": f"{attributes['help']}  [default: {shown}]"})
+
+
 def workload_options(function: Decorated) -> Decorated:
     """Add the options that all workloads share."""
-    path = _PATH
     for option in reversed(
         (
-            click.option("--ranks", type=click.IntRange(1), help="Start this many ranks here, where no launcher did."),
-            click.option("--mesh", metavar="MESH", help="Layout of the ranks, like dp=2,pp=2,tp=1; all dp by default."),
-            click.option("--batch-size", type=int, help="Sequences or images per step over all ranks."),
             click.option(
-                "--zero",
+                "--ranks",
+                type=click.IntRange(1),
+                show_default="1",
+                help="Start this many ranks with mpiexec; not inside a launcher.",
+            ),
+            _setting(
+                "train",
+                "mesh",
+                metavar="MESH",
+                default="all ranks in dp",
+                help="Lay the ranks out like this: dp=2,pp=2,tp=1. tp is innermost, dp outermost.",
+            ),
+            _setting(
+                "train", "batch_size", type=int, help="Train on this many sequences or images per step, over all ranks."
+            ),
+            _setting(
+                "train",
+                "zero",
                 type=click.Choice([str(stage) for stage in ZERO_STAGES]),
-                help="What replicas share out: 1 the optimizer's state, 3 also gradients and parameters.",
+                help="Shard across replicas: 1 the optimizer state, 3 also gradients and parameters.",
             ),
-            click.option("--compress", type=click.Choice(COMPRESSIONS), help="How gradients travel between replicas."),
-            click.option("--sync-every", type=int, help="Steps between averagings of parameters: local SGD."),
-            click.option("--bucket-mb", type=float, help="Size of DDP's gradient buckets in MiB."),
-            click.option("--overlap/--no-overlap", default=None, help="Whether gradients travel during backward."),
-            click.option("--compile/--no-compile", default=None, help="Whether torch.compile compiles the blocks."),
-            click.option("--dtype", type=click.Choice(DTYPES), help="Type of parameters and computation."),
-            click.option("--steps", type=int, help="Steps to train."),
-            click.option("--warmup-steps", type=int, help="First steps, which the report leaves out."),
-            click.option("--seed", type=int, help="Seed of parameters and data."),
-            click.option("--learning-rate", type=float, help="Step size of AdamW."),
-            click.option("--data", type=path, help="What to train on; see docs/cli.md."),
-            click.option("--eval-every", type=int, help="Steps between two evaluations on held-out data."),
-            click.option("--eval-batches", type=int, help="Batches of an evaluation."),
-            click.option("--checkpoint-every", type=int, help="Steps between two checkpoints."),
-            click.option("--resume", metavar="auto|never|PATH", help="Which checkpoint to go on from."),
+            _setting(
+                "train",
+                "compress",
+                type=click.Choice(COMPRESSIONS),
+                help="Compress gradients on their way between replicas.",
+            ),
+            _setting(
+                "train",
+                "sync_every",
+                type=int,
+                help="Average parameters every N steps instead of gradients every step (local SGD); 1: gradients.",
+            ),
+            _setting(
+                "train",
+                "bucket_mb",
+                type=float,
+                default="the first 1, the others 25",
+                help="Use gradient buckets of this size in DDP, in MiB.",
+            ),
+            _setting(
+                "train",
+                "overlap",
+                help="Send gradients while backward still runs, or all at once at its end (--no-overlap).",
+            ),
+            _setting(
+                "train",
+                "compile",
+                help="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++).",
+            ),
+            _setting("train", "dtype", type=click.Choice(DTYPES), help="Use this type for parameters and computation."),
+            _setting("train", "steps", type=int, help="Train for this many steps."),
+            _setting("train", "warmup_steps", type=int, help="Leave this many first steps out of the report."),
+            _setting(
+                "train",
+                "seed",
+                type=int,
+                help="Seed parameters and data; the same seed gives the same losses on every mesh.",
+            ),
+            _setting("train", "learning_rate", type=float, help="Use this step size in AdamW."),
+            _setting(
+                "train",
+                "data",
+                type=_PATH,
+                default="gpt2: sources of Python; resnet18: synthetic",
+                help="Train on this file or folder.",
+            ),
+            _setting("train", "eval_every", type=int, help="Evaluate on held-out data every N steps; 0: never."),
+            _setting(
+                "train",
+                "eval_batches",
+                type=int,
+                help="Use this many global batches per evaluation, the same each time.",
+            ),
+            _setting(
+                "train",
+                "checkpoint_every",
+                type=int,
+                help="Write a checkpoint every N steps; 0: only when a signal stops the job.",
+            ),
+            _setting(
+                "train",
+                "resume",
+                metavar="auto|never|PATH",
+                help="Resume from the last checkpoint in --run-dir (auto), start anew (never), or start from PATH, "
+                "a run or a checkpoint.",
+            ),
+            _setting(
+                "train",
+                "inject",
+                multiple=True,
+                metavar="FAULT",
+                default="none",
+                help="Slow a rank down, like rank=2,size=30%; may be given several times. See docs/cli.md.",
+            ),
+            _setting(
+                "pace",
+                "policy",
+                option="pace",
+                type=click.Choice(POLICIES),
+                help="Hold early ranks back by this policy, if a trial in the job shows a gain; see docs/pacing.md.",
+            ),
+            _setting(
+                "world",
+                "device",
+                type=click.Choice(DEVICES),
+                help="Compute here; auto takes the GPU of the local rank if torch sees one.",
+            ),
+            _setting(
+                "world",
+                "backend",
+                type=click.Choice(BACKENDS),
+                help="Run collectives over this backend; auto takes nccl on GPUs and gloo on CPUs.",
+            ),
+            _setting(
+                "world",
+                "interface",
+                metavar="NAME",
+                default="chosen from the hosts' addresses",
+                help="Use this network interface for collectives; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME wins.",
+            ),
+            _setting(
+                "world",
+                "timeout_s",
+                type=float,
+                help="End the job when a collective has not completed for this many seconds.",
+            ),
+            _setting("trace", "enabled", option="trace", help="Record a trace; --pace needs one."),
+            _setting(
+                "trace",
+                "trace_dir",
+                type=_PATH,
+                default="the run",
+                help="Keep traces in this node-local folder while the job runs, and move them into the run at the end.",
+            ),
             click.option(
-                "--inject", multiple=True, metavar="FAULT", help="Slow a rank, like rank=2,size=30%; see docs/cli.md."
+                "--run-dir",
+                type=_PATH,
+                show_default="runs/JOB-NAME",
+                help="Write the run to this folder; a second start there becomes attempt-1.",
             ),
-            click.option("--pace", "policy", type=click.Choice(POLICIES), help="Hold early ranks back: the policy."),
-            click.option("--device", type=click.Choice(DEVICES), help="Where to compute."),
-            click.option("--backend", type=click.Choice(BACKENDS), help="What carries the collectives."),
-            click.option("--interface", metavar="NAME", help="Network interface of the collectives."),
-            click.option("--timeout-s", type=float, help="Seconds until a collective that hangs ends the job."),
-            click.option("--trace/--no-trace", "enabled", default=None, help="Whether to record a trace."),
-            click.option("--trace-dir", type=path, help="Node-local folder for traces while the job runs."),
-            click.option("--run-dir", type=path, help="Folder of the run; runs/JOB-NAME by default."),
-            click.option("--config", "config_file", type=path, help="TOML file with settings."),
-            click.option("--log-every", type=int, help="Steps between two progress lines in a log."),
-            click.option("--progress", type=click.Choice(STYLES), default="auto", help="How to show progress."),
+            click.option("--config", "config_file", type=_PATH, help="Read settings from this TOML file."),
+            _setting("train", "log_every", type=int, help="Print a progress line every N steps in a log."),
+            click.option(
+                "--progress",
+                type=click.Choice(STYLES),
+                default="auto",
+                show_default=True,
+                help="Show progress like this; auto: a bar on a terminal, lines in a log.",
+            ),
             click.option("--report", "is_reported", is_flag=True, help="Print the report at the end."),
         )
     ):
@@ -108,18 +244,31 @@ def workload_options(function: Decorated) -> Decorated:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Train a reference workload, traced."""
+    """Train a reference workload and trace it."""
 
 
 @command.command(cls=RankZeroCommand)
-@click.option("--preset", type=click.Choice(PRESETS), help="Size of the model.")
-@click.option("--seq-len", type=int, help="Tokens of a sequence; the model's context by default.")
-@click.option("--vocabulary", type=_PATH, help="Folder of GPT-2's vocab.json and merges.txt; bytes without.")
-@click.option("--microbatches", type=int, help="Pieces of a replica's batch, where there is a pipeline.")
-@click.option("--schedule", type=click.Choice(SCHEDULES), help="Order of microbatches in a pipeline.")
+@_setting("train", "preset", type=click.Choice(PRESETS), help="Train a model of this size; see docs/cli.md.")
+@_setting("train", "seq_len", type=int, default="the context of the preset", help="Use sequences of this many tokens.")
+@_setting(
+    "train",
+    "vocabulary",
+    type=_PATH,
+    default="none: every byte is a token",
+    help="Read GPT-2's vocab.json and merges.txt from this folder.",
+)
+@_setting(
+    "train", "microbatches", type=int, help="Cut the batch of a replica into this many pieces, if there is a pipeline."
+)
+@_setting(
+    "train",
+    "schedule",
+    type=click.Choice(SCHEDULES),
+    help="Order microbatches in a pipeline like this; interleaved gives each rank two stages.",
+)
 @workload_options
 def gpt2(**values: Any) -> None:
-    """Train GPT-2 on text, in data, pipeline and tensor parallelism.
+    """Train GPT-2 on text with data, pipeline and tensor parallelism.
 
     Runs inside srun, mpiexec or torchrun, or starts its own ranks: hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2
     """
@@ -129,7 +278,7 @@ def gpt2(**values: Any) -> None:
 @command.command(cls=RankZeroCommand)
 @workload_options
 def resnet18(**values: Any) -> None:
-    """Train ResNet-18 on images of 32 x 32 pixels, in data parallelism.
+    """Train ResNet-18 on images of 32 x 32 pixels with data parallelism.
 
     Runs inside srun, mpiexec or torchrun, or starts its own ranks: hpcpace train resnet18 --ranks 4
     """
@@ -176,8 +325,8 @@ def _num_ranks(info: RankInfo, ranks: int | None) -> int:
         return info.world_size
     if info.launcher != "single" and ranks != info.world_size:
         raise WorldError(
-            f"--ranks {ranks}, but {info.launcher} started {info.world_size} ranks ({info.size_variable}): "
-            "leave --ranks to runs without a launcher"
+            f"--ranks is {ranks}, but {info.launcher} started {info.world_size} ranks ({info.size_variable}): "
+            "leave --ranks out inside a launcher"
         )
     return ranks
 
@@ -198,13 +347,13 @@ def _train(
     progress: str,
     is_reported: bool,
 ) -> bool:
-    """Train, and return whether a signal has stopped that ahead of time."""
+    """Train, and return whether a signal stopped the training early."""
     data = open_data(plan)
     if comm is not None:
         info, _ = locate_ranks(info, comm, host_identity())
     set_environ_default("OMP_NUM_THREADS", str(threads_of_rank(info.local_size)))
     if info.rank == 0 and data.facts()["synthetic"]:
-        click.echo(f"data: {data.facts()['source']}; name real ones with --data")
+        click.echo(f"data: {data.facts()['source']}; use --data for real data")
     # Imported this late because torch takes more than a second and reads the variable above.
     from hpcpace.train.loop import TrainJob, train
 
@@ -220,8 +369,8 @@ def _train(
     )
     if result.stopped_by:
         click.echo(
-            f"stopped by {result.stopped_by} after {num_steps} of {config.train.steps} steps, with a checkpoint; the "
-            f"same command with --run-dir {result.run} goes on"
+            f"stopped by {result.stopped_by} after {num_steps} of {config.train.steps} steps, with a checkpoint; to "
+            f"resume, run the same command with --run-dir {result.run}"
         )
     if result.run is not None:
         click.echo(f"hpcpace report {result.run}")
@@ -232,7 +381,7 @@ def _train(
 
 
 def _peak(memory: Sequence[Mapping[str, Any]]) -> str:
-    """Return the most memory that a rank had, on its GPU where it has one."""
+    """Return the peak memory over all ranks, of the GPU if they have one."""
     device = max(memory, key=lambda row: int(row["device_bytes"]))
     host = max(memory, key=lambda row: int(row["rss_bytes"]))
     if device["device_bytes"]:

@@ -20,59 +20,60 @@ class PaceSettings:
     """How early ranks are held back, and how it is tried out."""
 
     policy: str = NO_POLICY
-    """What decides on delays; none: the job is not paced."""
+    """Rule that decides on delays; none: the job is not paced."""
     trial: bool = True
-    """Whether the policy has to prove itself in blocks with and without it; otherwise it is on from the start."""
+    """Whether the policy must show a gain in blocks with and without it; otherwise it is on from the start."""
     find_steps: int = 10
-    """Steps after the warm-up in which the pacing point is looked for."""
+    """Steps after the warm-up in which hpcpace searches for the pacing point."""
     window_steps: int = 10
-    """Steps between two exchanges of the ranks' waits, which carry the values of all these steps."""
+    """Steps between two exchanges of the ranks' waits; each carries the values of all these steps."""
     block_steps: int = 20
-    """Steps of a block of the trial; a multiple of window_steps."""
+    """Steps per block of the trial; a multiple of window_steps."""
     dropped_steps: int = 4
-    """First steps of a block, which do not count."""
+    """Number of first steps of a block that do not count."""
     aa_pairs: int = 6
-    """Pairs of blocks without pacing before the trial, which must show no effect."""
+    """Pairs of unpaced blocks before the trial; they must show no effect."""
     max_pairs: int = 40
-    """Pairs of blocks, with and without pacing, after which a trial ends."""
+    """Pairs of a paced and an unpaced block after which a trial ends."""
     level: float = 0.05
     """Probability of seeing an effect by chance, over all looks at the trial together."""
     least_gain: float = 0.005
-    """Gain that is worth looking for; a trial that has ruled it out ends."""
+    """Smallest gain of interest; a trial that has ruled it out ends."""
     share_low: float = 0.5
-    """Share of its slack that a rank is delayed by at first."""
+    """Share of its slack by which a rank is delayed at first."""
     share_high: float = 0.8
-    """Share of its slack that a rank is delayed by at most."""
+    """Share of its slack by which a rank is delayed at most."""
     max_delay_share: float = 0.05
-    """Most delay, as a share of the median step."""
+    """Largest delay, as a share of the median step."""
     polling_delay_share: float = 0.3
-    """The same of slack where ranks poll on shared cores, if that is more: there a short sleep gains nothing."""
+    """Largest delay of slack where ranks poll on shared cores, if it is larger: a short sleep gains nothing there."""
     guard_us: float = 200.0
     """Part of the slack that is never used."""
     guard_overshoots: float = 2.0
-    """The same in units of the 99th percentile by which sleeps last too long; none where ranks poll on shared cores."""
+    """Further part of the slack that is never used, in units of the 99th percentile of how much too long sleeps last; 0
+    where ranks poll on shared cores."""
     engage_share: float = 0.005
-    """Delay, as a share of the median step, from which on pacing begins; it ends below half of it."""
+    """Delay at which pacing starts, as a share of the median step; it ends below half of that."""
     polling_engage_share: float = 0.1
-    """The same of slack where ranks poll on shared cores, if that is more: a shorter sleep gains nothing there."""
+    """Delay at which slack starts where ranks poll on shared cores, if it is larger: a shorter sleep gains nothing."""
     engage_steps: int = 16
-    """Steps in which the delay must have been that large."""
+    """Number of steps for which the delay must have been that large."""
     published_steps: int = 16
-    """Steps that the published rule looks back on."""
+    """Number of past steps that the published rule uses."""
     published_variation: float = 0.1
-    """Coefficient of variation of a rank's own waits from which on the published rule (window) delays it."""
+    """Coefficient of variation of a rank's own waits above which published-window delays it."""
     published_spread: float = 0.05
-    """Spread of the arrivals, as a share of the median step, from which on the published rule (spread) delays."""
+    """Spread of the arrivals, as a share of the median step, above which published-spread delays ranks."""
     published_delay: float = 0.8
-    """Share of its wait that the published rule delays a rank by; the paper does not state it."""
+    """Share of its wait by which the published rule delays a rank; the paper does not state it."""
     gc_steps: int = 0
-    """Steps between two garbage collections under coschedule; 0: as often as Python did by itself."""
+    """Steps between two garbage collections under coschedule; 0: as often as Python collected on its own."""
     stagger_slots: int = 0
     """Jobs that take turns on a link under stagger; 0: the ranks of this job take turns."""
     stagger_slot: int = 0
-    """Which turn this job has, from 0."""
+    """Turn of this job, from 0."""
     stagger_period_ms: float = 0.0
-    """Time in which every job has one turn: the same in all of them, at least the longest of their steps."""
+    """Time in which every job has one turn: the same in all jobs, and at least their longest step."""
     timeout_s: float = 30.0
     """Seconds after which an exchange is given up, and pacing with it; the job goes on."""
 

@@ -153,4 +153,4 @@ def test_somebody_elses_file_is_read_by_an_old_hdf5_with_a_warning(dump, trace, 
     monkeypatch.setattr(os, "geteuid", lambda: own + owner)
     monkeypatch.setattr(h5py.version, "hdf5_version_tuple", version)
     _, _, err = dump(trace)
-    assert ("has known faults that a file can use: update h5py" in err) == warns
+    assert ("has known vulnerabilities: update h5py" in err) == warns

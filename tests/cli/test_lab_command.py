@@ -231,7 +231,7 @@ def test_down_leaves_other_labs_alone(lab, half_made):
 
 
 def test_down_without_a_lab_is_fine(lab, base):
-    assert lab("down") == (0, "no lab lab was up, and nothing was left of one\n", "")
+    assert lab("down") == (0, "no lab lab was up, and there was nothing to remove\n", "")
     assert not base.exists()
 
 

@@ -58,7 +58,7 @@ def test_an_error_of_its_own_cannot_be_taken_for_a_finding(report, run, monkeypa
     monkeypatch.setattr("hpcpace.cli.report.analyze", fail)
     code, _, err = report(run)
     assert code == 4
-    assert "an error of hpcpace's own ended the report" in err and "IndexError: of 7; test_report.py" in err
+    assert "a bug in hpcpace ended the report" in err and "IndexError: of 7; test_report.py" in err
     assert "Traceback" not in err
 
 
@@ -130,10 +130,10 @@ def test_the_steps_that_are_used_are_said(report, run, options, steps):
         (["{run}/attempt-0"], 2, "no attempt-N folder"),
         (["{run}", "--attempt", "7"], 2, "no attempt 7"),
         (["{run}", "--ranks", "9"], 2, "names no rank"),
-        (["{run}", "--ranks", "3-1"], 2, "no rank or range"),
-        (["{run}", "--ranks", "x"], 2, "no rank or range"),
-        (["{run}", "--steps", "5"], 2, "no range of steps"),
-        (["{run}", "--steps", "5:5"], 2, "is empty"),
+        (["{run}", "--ranks", "3-1"], 2, "is not a rank or a range"),
+        (["{run}", "--ranks", "x"], 2, "is not a rank or a range"),
+        (["{run}", "--steps", "5"], 2, "is not a range of steps"),
+        (["{run}", "--steps", "5:5"], 2, "is an empty range"),
         (["{run}", "--steps", "900:"], 3, "none of the 40 common steps"),
     ],
 )
@@ -285,4 +285,4 @@ def test_somebody_elses_run_is_read_by_an_old_hdf5_with_a_warning(report, run, m
     own = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     monkeypatch.setattr(h5py.version, "hdf5_version_tuple", (1, 14, 6))
-    assert "belongs to somebody else" in report(run)[2]
+    assert "belongs to another user" in report(run)[2]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
 import pytest
 
+from hpcpace import __version__
 from hpcpace.cli import cli
 from hpcpace.config import Config, DiagnosisConfig
 from hpcpace.diagnosis import summary
@@ -20,7 +23,9 @@ from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.summary import Summary
 
 ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md")), ROOT / "analysis" / "README.md"]
 CLI_DOC = (ROOT / "docs" / "cli.md").read_text()
+SETTINGS_DOC = (ROOT / "docs" / "settings.md").read_text()
 DIAGNOSIS_DOC = (ROOT / "docs" / "diagnosis.md").read_text()
 SUMMARY_DOC = (ROOT / "docs" / "summary.md").read_text()
 _NOT_DATACLASSES = {"schema", "hpcpace_version"}  # `Summary.to_json` adds them
@@ -62,20 +67,66 @@ def test_no_option_is_documented_that_a_command_does_not_have(path: str, command
     assert named - options == set()
 
 
-def test_every_setting_is_documented() -> None:
-    missing = [
-        f"{section.name}.{key.name}"
-        for section in dataclasses.fields(Config)
-        for key in dataclasses.fields(section.default_factory)
-        if f"`{key.name}`" not in CLI_DOC
-    ]
-    assert missing == []
+def _settings_section(name: str) -> str:
+    match = re.search(rf"^## \[{name}\]: .*?$(.*?)(?=^## |\Z)", SETTINGS_DOC, re.MULTILINE | re.DOTALL)
+    assert match, f"docs/settings.md has no section `## [{name}]: ...`"
+    return match[1]
 
 
-@pytest.mark.parametrize("path", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("section", dataclasses.fields(Config), ids=lambda field: field.name)
+def test_the_settings_of_a_section_are_documented_and_no_other(section: dataclasses.Field[Any]) -> None:
+    documented = re.findall(r"^\| `(\w+)` \|", _settings_section(section.name), re.MULTILINE)
+    assert documented == [key.name for key in dataclasses.fields(section.default_factory)]
+
+
+def _tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = _tables()
+
+
+def test_documents_have_tables_from_the_code() -> None:
+    assert {"cli.md", "settings.md", "pacing.md", "diagnosis.md"} <= {path.name for path in TABLES.documents()}
+
+
+@pytest.mark.parametrize("path", TABLES.documents(), ids=lambda path: path.name)
+def test_the_tables_of_a_document_are_those_of_the_code(path: Path) -> None:
+    text = path.read_text()
+    assert text == TABLES.with_tables(text), "run: python docs/tables.py"
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
+def test_every_option_has_a_help_text_that_starts_with_a_capital_and_ends_with_a_full_stop(
+    path: str, command: click.Command
+) -> None:
+    helps = [(p.name, (p.help or "").partition("  [")[0]) for p in command.params if isinstance(p, click.Option)]
+    assert [(name, text) for name, text in helps if not re.fullmatch(r"[A-Z].*\.", text)] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_links_to_sections_lead_to_a_heading(path: Path) -> None:
+    targets = re.findall(r"\]\(([^):]*)#([^)]+)\)", path.read_text())
+    wrong = [
+        f"{name}#{anchor}" for name, anchor in targets if anchor not in _anchors(path.parent / name if name else path)
+    ]
+    assert wrong == []
+
+
+def _anchors(path: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def _dataclasses_within(kind: Any) -> Iterator[type]:
@@ -121,7 +172,7 @@ def test_the_example_of_a_summary_has_what_a_summary_has() -> None:
 def test_a_threshold_is_documented_with_its_present_default(threshold: dataclasses.Field[float]) -> None:
     row = re.search(rf"^\| `{threshold.name}` \|.*\| ([^|]*) \|$", DIAGNOSIS_DOC, re.MULTILINE)
     assert row, f"docs/diagnosis.md has no row for {threshold.name}"
-    assert row[1] == str(threshold.default)
+    assert row[1] == f"{threshold.default:g}"
 
 
 def test_no_threshold_is_documented_that_is_not_there() -> None:
@@ -134,3 +185,28 @@ def test_no_threshold_is_documented_that_is_not_there() -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_each_mode_has_its_section(mode: Mode) -> None:
     assert f"\n## {mode}\n" in DIAGNOSIS_DOC
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_each_linter_of_a_commit_is_pinned() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    pins = (ROOT / "constraints.txt").read_text()
+    programs = set(re.findall(r"entry: \.venv/bin/(\w+)", hooks))
+    assert programs == {"ruff", "mypy", "shellcheck"}
+    assert [name for name in programs if not re.search(rf"^{name}(-py)?==", pins, re.MULTILINE)] == []
+
+
+def test_the_readme_is_short_and_its_commands_are_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"\bmake ([\w-]+) +#", text)) <= set(targets)
+
+
+def test_every_document_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    names = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in names if f"]({name})" not in index} == set()

@@ -92,7 +92,7 @@ PROMISES = {
         f"{_HERE}::test_whoever_reaches_the_rendezvous_of_torch_reads_it",
         "mpi/test_world.py::test_the_interface_of_the_user_is_kept",
     ),
-    "A session opens no ports of its own kind": (f"{_HERE}::test_no_module_but_the_labs_opens_a_port",),
+    "A session opens no ports itself": (f"{_HERE}::test_no_module_but_the_labs_opens_a_port",),
     "`report`, `dump` and `audit --from` open no connection": (
         f"{_HERE}::test_opening_a_run_does_nothing_else",
         "unit/report/test_html.py::test_nothing_in_the_page_can_be_loaded",
@@ -101,7 +101,7 @@ PROMISES = {
         f"{_HERE}::test_what_needs_root_is_named",
         "unit/lab/test_requirements.py::test_refuses_another_user_than_root",
     ),
-    "The lab keeps its munge key": (
+    "The lab's munge key": (
         "unit/lab/test_hostile_folders.py::test_the_munge_key_is_never_readable_by_others",
         "unit/lab/test_hostile_folders.py::test_a_link_in_place_of_the_munge_key_is_not_followed",
     ),
@@ -122,10 +122,10 @@ PROMISES = {
     "A secret without such a name or shape": (
         "unit/test_redaction.py::test_a_command_line_without_secrets_stays_as_it_was",
     ),
-    "Of the environment only the listed variables": (
+    "Only the listed environment variables": (
         "unit/test_recorded_data.py::test_only_the_variables_that_are_documented_are_kept",
     ),
-    "An error of hpcpace ends no job": (
+    "An error of hpcpace never ends a job": (
         "mpi/test_session.py::test_a_run_directory_that_cannot_be_made_costs_one_warning",
         "mpi/test_job_safety.py::test_a_rank_that_does_not_take_part_leaves_nobody_recording",
     ),

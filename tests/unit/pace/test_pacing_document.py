@@ -16,7 +16,8 @@ TEXT = (Path(__file__).parents[3] / "docs" / "pacing.md").read_text()
 
 def _rows(first: str) -> dict[str, list[str]]:
     table = TEXT.partition(f"| {first} |")[2].partition("\n\n")[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in table]
+    lines = [row for row in table if row.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in lines]
     return {name: row for row in cells for name in re.findall(r"`([\w-]+)`", row[0])}
 
 

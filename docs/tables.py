@@ -1,0 +1,125 @@
+"""Write the tables of options and settings in the documents from the code.
+
+    python docs/tables.py
+
+A table stands between `<!-- options COMMAND -->` or `<!-- settings SECTION -->` and `<!-- end -->`. Options come from
+the commands and their help texts, settings from the dataclasses of `hpcpace.config` and the text below each field.
+tests/unit/test_documents.py fails while a table is not what this script would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcpace.cli import cli
+from hpcpace.config import Config
+
+FOLDER = Path(__file__).parent
+_TABLE = re.compile(r"(<!-- (options|settings) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X", "path": "PATH"}
+
+
+def documents() -> list[Path]:
+    """Return the documents that have such tables."""
+    return [path for path in sorted(FOLDER.glob("*.md")) if _TABLE.search(path.read_text(encoding="utf-8"))]
+
+
+def with_tables(text: str) -> str:
+    """Return a document with all its tables as the code has them now."""
+    makers = {"options": options_table, "settings": settings_table}
+    return _TABLE.sub(lambda found: f"{found[1]}{makers[found[2]](found[3])}\n{found[4]}", text)
+
+
+def options_table(path: str) -> str:
+    """Return the options of a command, such as `lab up`, as a table."""
+    command: click.Command = cli
+    for name in path.split():
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None, f"there is no command {path}"
+        command = found
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    return _table("option", [_option_row(option) for option in options])
+
+
+def settings_table(section: str) -> str:
+    """Return the settings of a section of the configuration as a table."""
+    kind = type(getattr(Config(), section))
+    meanings = _texts_below_fields(kind)
+    rows = [(f"`{f.name}`", meanings[f.name], _shown(f.default)) for f in dataclasses.fields(kind)]
+    return _table("setting", rows)
+
+
+def _table(first: str, rows: list[tuple[str, str, str]]) -> str:
+    lines = [(first, "meaning", "default"), ("---", "---", "---"), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("| --- | --- | --- |", "|---|---|---|")
+
+
+def _option_row(option: click.Option) -> tuple[str, str, str]:
+    value = "" if option.is_flag else " " + (option.metavar or _metavar(option.type))
+    names = ", ".join(f"`{name}{value}`" for name in (*option.opts, *option.secondary_opts)).replace("|", r"\|")
+    meaning, _, shown = (option.help or "").partition("  [default: ")
+    return names, _cell(meaning), shown.removesuffix("]") or _default(option)
+
+
+def _cell(text: str) -> str:
+    """Return a sentence as a cell: without its full stop, but with an ellipsis."""
+    return re.sub(r"(?<!\.)\.$", "", text).replace("|", r"\|")
+
+
+def _metavar(kind: click.ParamType[Any]) -> str:
+    if isinstance(kind, click.Choice):
+        return "|".join(kind.choices)
+    return _METAVARS.get(kind.name, "NAME")
+
+
+def _default(option: click.Option) -> str:
+    if isinstance(option.show_default, str):
+        return option.show_default
+    if option.required:
+        return "required"
+    if option.is_flag:
+        return "off"
+    # Not given, click has a value of its own for it, which is no number and no text.
+    return _shown(option.default) if isinstance(option.default, (int, float, str)) else ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None or value == () else str(value)
+
+
+def _texts_below_fields(kind: type) -> dict[str, str]:
+    """Return the text below each field of a dataclass, without its full stop, by name of the field."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    texts = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            texts[field.target.id] = _cell(" ".join(str(text.value.value).split()))
+    return texts
+
+
+def main() -> None:
+    """Write all tables, and print the documents that have changed."""
+    for path in documents():
+        before = path.read_text(encoding="utf-8")
+        if (after := with_tables(before)) != before:
+            path.write_text(after, encoding="utf-8")
+            print(path)
+
+
+if __name__ == "__main__":
+    main()
