@@ -7,8 +7,8 @@ Operations that have not completed stay in `open_collectives` and so reach the j
 
 The layer sits at the dispatch key BackendSelect. Every call passes it, for every device and in inference mode, and
 torch has no kernel there for these operators, so none is replaced. `redispatch` then calls the real kernel without the
-GIL. A kernel called with the GIL held (`get_kernel(...).call_boxed`) deadlocks:
-gloo's worker holds the group's lock while it waits for the GIL to release a tensor.
+GIL. A kernel called with the GIL held (`get_kernel(...).call_boxed`) deadlocks: gloo's worker holds the group's lock
+while it waits for the GIL to release a tensor.
 
 Completions arrive on a gloo thread. Only C functions take the time there, without a Python frame: calling a Python
 function makes and frees a stack for that thread each time, which was measured to add 15 us to an operation.
@@ -17,7 +17,7 @@ function makes and frees a stack for that thread each time, which was measured t
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from operator import contains
@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
+from hpcpace.observe.open_operations import MESSAGES, ObservedGroup, OpenOperation
 from hpcpace.observe.operators import Operator, operators
 from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.pacer import Pacer
@@ -34,71 +35,9 @@ from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
 _FORGET_AFTER_STEPS = 10
-_KEY = torch._C.DispatchKey.BackendSelect
-_MESSAGES = (Op.SEND, Op.RECV)
+_KEY, _CUDA = torch._C.DispatchKey.BackendSelect, torch._C.DispatchKey.CUDA
 _WAIT = "wait"
 _EXIT_KIND = 9
-_CUDA = torch._C.DispatchKey.CUDA
-
-
-class _Group:
-    """A process group as the trace knows it, with the sequence numbers of its operations."""
-
-    __slots__ = ("group_id", "members", "ranks", "sequences")
-
-    def __init__(self, group_id: int, ranks: list[int]) -> None:
-        self.group_id = group_id
-        self.ranks = ranks
-        self.members = tuple(ranks)
-        self.sequences: dict[object, int] = defaultdict(int)
-
-
-class _Open:
-    """An operation that has started and is not recorded yet."""
-
-    __slots__ = (
-        "address",
-        "arrival",
-        "blocked_ns",
-        "enter_ns",
-        "exit_ns",
-        "group",
-        "key",
-        "kind",
-        "op",
-        "peer",
-        "seq",
-        "size_bytes",
-        "step",
-        "waiting",
-        "work",
-    )  # fmt: skip
-
-    def __init__(self, op: Op, group: _Group, peer: int, size_bytes: int, step: int, enter_ns: int) -> None:
-        # Collectives of a group are called in one order on all members; send and recv only between two ranks.
-        channel: object = (op, peer) if op in _MESSAGES else None
-        self.op = op
-        self.group = group.group_id
-        self.peer = group.ranks[peer] if peer >= 0 else -1
-        self.seq = group.sequences[channel]
-        group.sequences[channel] += 1
-        self.size_bytes = size_bytes
-        self.step = step
-        self.enter_ns = enter_ns
-        self.exit_ns = 0
-        self.blocked_ns = 0
-        self.kind = ExitKind.COMPLETION
-        self.waiting = False
-        self.work: Any = None
-        self.key = 0
-        self.address = 0
-        self.arrival: Arrival | None = None
-
-    def row(self) -> tuple[int, ...]:
-        return (
-            self.step, self.group, self.seq, self.op, self.size_bytes, self.peer,
-            self.enter_ns, self.exit_ns, self.blocked_ns, self.kind,
-        )  # fmt: skip
 
 
 class CollectiveObserver:
@@ -119,10 +58,10 @@ class CollectiveObserver:
         self._add = recorder.add_collective
         self._warn = warn
         self._device_times = device_times
-        self._groups: dict[str, _Group] = {}
-        self._open: dict[int, _Open] = {}
-        self._by_address: dict[int, _Open] = {}
-        self._completions: deque[tuple[_Open, int]] = deque()
+        self._groups: dict[str, ObservedGroup] = {}
+        self._open: dict[int, OpenOperation] = {}
+        self._by_address: dict[int, OpenOperation] = {}
+        self._completions: deque[tuple[OpenOperation, int]] = deque()
         self._now = iter(time.monotonic_ns, None)
         self._libraries: list[torch.library.Library] = []
         self._original_wait: Any = None
@@ -149,7 +88,10 @@ class CollectiveObserver:
         if self._device_times is not None:
             self._device_times.resolve(self._add)
         self._close_completed()
-        for opened in self._drain():
+        remaining = list(self._open.values())
+        self._open.clear()
+        self._by_address.clear()
+        for opened in remaining:
             opened.kind = ExitKind.NEVER
             self._add(*self._row(opened))
 
@@ -187,7 +129,7 @@ class CollectiveObserver:
             if work.is_completed():
                 opened.kind = ExitKind.WAIT
                 self._close(opened, opened.exit_ns or time.monotonic_ns())
-            elif opened.op in _MESSAGES and step - opened.step >= _FORGET_AFTER_STEPS:
+            elif opened.op in MESSAGES and step - opened.step >= _FORGET_AFTER_STEPS:
                 opened.kind = ExitKind.NEVER
                 self._close(opened, 0)
 
@@ -222,35 +164,35 @@ class CollectiveObserver:
 
     def _arrive(self, pacer: Pacer, operator: Operator, keyset: Any, args: tuple[Any, ...]) -> Arrival | None:
         """Let the pacer delay a caller that blocks at once; a caller that blocks later arrives at its wait."""
-        if operator.op in _MESSAGES or not operator.has_work or not operator.is_blocking(args):
+        if operator.op in MESSAGES or not operator.has_work or not operator.is_blocking(args):
             return None
         return pacer.arrive(operator.op.name.lower(), on_device=keyset.has(_CUDA))
 
-    def _new(self, operator: Operator, args: tuple[Any, ...], enter_ns: int) -> _Open:
+    def _new(self, operator: Operator, args: tuple[Any, ...], enter_ns: int) -> OpenOperation:
         process_group = dist.ProcessGroup.unbox(args[operator.group])
         group = self._groups.get(process_group.group_name) or self._new_group(process_group)
         size_bytes = operator.size_bytes(args, len(group.ranks))
-        if operator.op not in _MESSAGES:
+        if operator.op not in MESSAGES:
             self._last_ranks = group.members
-        return _Open(operator.op, group, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
+        return OpenOperation(operator.op, group, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
 
-    def _new_group(self, process_group: Any) -> _Group:
+    def _new_group(self, process_group: Any) -> ObservedGroup:
         name = process_group.group_name
         try:
             ranks = dist.get_process_group_ranks(process_group)
         except (KeyError, ValueError):  # made without torch's registry; its members have no other names
             ranks = list(range(process_group.size()))
-        group = self._groups[name] = _Group(len(self._groups), ranks)
+        group = self._groups[name] = ObservedGroup(len(self._groups), ranks)
         backend = dist.get_backend(process_group) if process_group in dist.distributed_c10d._world.pg_map else "unknown"
         for rank in ranks:
             self._recorder.add_group(group.group_id, rank, name.encode()[:64], str(backend).encode()[:16])
         return group
 
-    def _follow(self, opened: _Open, operator: Operator, args: tuple[Any, ...], work: Any) -> None:
+    def _follow(self, opened: OpenOperation, operator: Operator, args: tuple[Any, ...], work: Any) -> None:
         opened.work = work
         opened.key = id(work)  # stays valid because the record holds the object, and torch hands out the same one
         self._open[opened.key] = opened
-        if operator.op in _MESSAGES or operator.is_blocking(args):
+        if operator.op in MESSAGES or operator.is_blocking(args):
             return  # gloo's point-to-point works have no future; a blocking caller waits at once and closes it
         opened.address = operator.result_address(args)
         self._by_address[opened.address] = opened
@@ -295,11 +237,11 @@ class CollectiveObserver:
 
         return observed
 
-    def _blocked(self, opened: _Open, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _blocked(self, opened: OpenOperation, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `wait` and add its time to the operation; if it raises or times out, the operation stays open."""
         opened.waiting = True
         pacer = self.pacer
-        if pacer is not None and opened.arrival is None and opened.op not in _MESSAGES:
+        if pacer is not None and opened.arrival is None and opened.op not in MESSAGES:
             opened.arrival = pacer.arrive(f"wait for {opened.op.name.lower()}")
         begin_ns = time.monotonic_ns()
         try:
@@ -309,7 +251,7 @@ class CollectiveObserver:
             raise
         end_ns = time.monotonic_ns()
         if pacer is not None and opened.arrival is not None:
-            pacer.leave(opened.arrival, self._members(opened), opened.size_bytes)
+            pacer.leave(opened.arrival, self._group_of(opened).members, opened.size_bytes)
         opened.blocked_ns += end_ns - begin_ns
         self._close_completed()
         if not opened.exit_ns:
@@ -319,17 +261,17 @@ class CollectiveObserver:
         self._close(opened, opened.exit_ns or end_ns)
         return result
 
-    def _members(self, opened: _Open) -> tuple[int, ...]:
-        return next(group.members for group in self._groups.values() if group.group_id == opened.group)
+    def _group_of(self, opened: OpenOperation) -> ObservedGroup:
+        return next(group for group in self._groups.values() if group.group_id == opened.group)
 
-    def _name_source(self, opened: _Open) -> None:
-        group = next(group for group in self._groups.values() if group.group_id == opened.group)
+    def _name_source(self, opened: OpenOperation) -> None:
+        group = self._group_of(opened)
         source = opened.work._source_rank()
         opened.peer = group.ranks[source]
         opened.seq = group.sequences[Op.RECV, source]
         group.sequences[Op.RECV, source] += 1
 
-    def _close(self, opened: _Open, exit_ns: int) -> None:
+    def _close(self, opened: OpenOperation, exit_ns: int) -> None:
         # dict.pop is atomic: of the thread that trains and the thread that flushes, exactly one records the operation.
         if self._open.pop(opened.key, None) is None:
             return
@@ -338,21 +280,15 @@ class CollectiveObserver:
         opened.work = None
         self._record(opened, exit_ns)
 
-    def _record(self, opened: _Open, exit_ns: int) -> None:
+    def _record(self, opened: OpenOperation, exit_ns: int) -> None:
         opened.exit_ns = exit_ns
         if exit_ns:
             opened.blocked_ns = min(opened.blocked_ns, exit_ns - opened.enter_ns)
         self._add(*self._row(opened))
 
-    def _row(self, opened: _Open) -> tuple[int, ...]:
+    def _row(self, opened: OpenOperation) -> tuple[int, ...]:
         # Where there is a device, traces have the column enqueue_ns: operations of the host begin as they are issued.
         return opened.row() if self._device_times is None else (*opened.row(), opened.enter_ns)
-
-    def _drain(self) -> list[_Open]:
-        remaining = list(self._open.values())
-        self._open.clear()
-        self._by_address.clear()
-        return remaining
 
     def _degrade(self, operator: Operator, error: Exception) -> None:
         self.num_failures += 1

@@ -1,0 +1,73 @@
+"""An operation of c10d between its start and its row in the trace, and the process group that it belongs to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from hpcpace.pace.arrivals import Arrival
+from hpcpace.trace.schema import ExitKind, Op
+
+MESSAGES = (Op.SEND, Op.RECV)
+"""Operations between two ranks, which have sequence numbers of their own."""
+
+
+class ObservedGroup:
+    """A process group as the trace knows it, with the sequence numbers of its operations."""
+
+    __slots__ = ("group_id", "members", "ranks", "sequences")
+
+    def __init__(self, group_id: int, ranks: list[int]) -> None:
+        self.group_id = group_id
+        self.ranks = ranks
+        self.members = tuple(ranks)
+        self.sequences: dict[object, int] = defaultdict(int)
+
+
+class OpenOperation:
+    """An operation that has started and is not recorded yet."""
+
+    __slots__ = (
+        "address",
+        "arrival",
+        "blocked_ns",
+        "enter_ns",
+        "exit_ns",
+        "group",
+        "key",
+        "kind",
+        "op",
+        "peer",
+        "seq",
+        "size_bytes",
+        "step",
+        "waiting",
+        "work",
+    )  # fmt: skip
+
+    def __init__(self, op: Op, group: ObservedGroup, peer: int, size_bytes: int, step: int, enter_ns: int) -> None:
+        # Collectives of a group are called in one order on all members; send and recv only between two ranks.
+        channel: object = (op, peer) if op in MESSAGES else None
+        self.op = op
+        self.group = group.group_id
+        self.peer = group.ranks[peer] if peer >= 0 else -1
+        self.seq = group.sequences[channel]
+        group.sequences[channel] += 1
+        self.size_bytes = size_bytes
+        self.step = step
+        self.enter_ns = enter_ns
+        self.exit_ns = 0
+        self.blocked_ns = 0
+        self.kind = ExitKind.COMPLETION
+        self.waiting = False
+        self.work: Any = None
+        self.key = 0
+        self.address = 0
+        self.arrival: Arrival | None = None
+
+    def row(self) -> tuple[int, ...]:
+        """Return the columns of the trace's `collectives` table, without `enqueue_ns`."""
+        return (
+            self.step, self.group, self.seq, self.op, self.size_bytes, self.peer,
+            self.enter_ns, self.exit_ns, self.blocked_ns, self.kind,
+        )  # fmt: skip
