@@ -14,7 +14,7 @@ from experiments.pacing.paced_job import JobSpec
 from hpcpace.rundir import open_run
 
 Run = Callable[..., CompletedProcess[str]]
-PROGRAM = Path(__file__).parents[1] / "pacing" / "paced_job.py"
+PROGRAM = Path(__file__).parents[2] / "experiments" / "pacing" / "paced_job.py"
 
 
 @pytest.mark.parametrize(
