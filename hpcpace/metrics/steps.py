@@ -143,7 +143,7 @@ class Throughput:
     Attributes:
         wall_ns: sum of the step times.
         samples: samples of all steps.
-        samples_per_s: samples over wall time; None where no samples were credited.
+        samples_per_s: samples over `wall_ns`; None where no samples were credited.
         mean_ns, p50_ns, p95_ns, p99_ns: of the step time.
         cv: coefficient of variation of the step time; None for a single step.
     """
