@@ -141,12 +141,14 @@ class Throughput:
     """The throughput and step times of a run.
 
     Attributes:
+        wall_ns: sum of the step times.
         samples: samples of all steps.
-        samples_per_s: samples over the sum of the step times; None where no samples were credited.
+        samples_per_s: samples over wall time; None where no samples were credited.
         mean_ns, p50_ns, p95_ns, p99_ns: of the step time.
         cv: coefficient of variation of the step time; None for a single step.
     """
 
+    wall_ns: int
     samples: int
     samples_per_s: float | None
     mean_ns: float
@@ -167,6 +169,7 @@ def throughput(times_ns: NDArray[np.int64], samples: NDArray[np.int64]) -> Throu
     mean_ns = float(times_ns.mean())
     p50_ns, p95_ns, p99_ns = (float(value) for value in np.percentile(times_ns, (50, 95, 99)))
     return Throughput(
+        wall_ns=wall_ns,
         samples=num_samples,
         samples_per_s=num_samples / wall_ns * 1e9 if num_samples > 0 and wall_ns else None,
         mean_ns=mean_ns,
