@@ -80,164 +80,163 @@ def _setting(
     return click.option(flag, name, **{**attributes, "help": f"{attributes['help']}  [default: {shown}]"})
 
 
+_WORKLOAD_OPTIONS = (
+    click.option(
+        "--ranks",
+        type=click.IntRange(1),
+        show_default="1",
+        help="Start this many ranks with mpiexec; not inside a launcher.",
+    ),
+    _setting(
+        "train",
+        "mesh",
+        metavar="MESH",
+        default="all ranks in dp",
+        help="Lay the ranks out like this: dp=2,pp=2,tp=1. tp is innermost, dp outermost.",
+    ),
+    _setting("train", "batch_size", type=int, help="Train on this many sequences or images per step, over all ranks."),
+    _setting(
+        "train",
+        "zero",
+        type=click.Choice([str(stage) for stage in ZERO_STAGES]),
+        help="Shard across replicas: 1 the optimizer state, 3 also gradients and parameters.",
+    ),
+    _setting(
+        "train",
+        "compress",
+        type=click.Choice(COMPRESSIONS),
+        help="Compress gradients on their way between replicas.",
+    ),
+    _setting(
+        "train",
+        "sync_every",
+        type=int,
+        help="Average parameters every N steps instead of gradients every step (local SGD); 1: gradients.",
+    ),
+    _setting(
+        "train",
+        "bucket_mb",
+        type=float,
+        default="the first 1, the others 25",
+        help="Use gradient buckets of this size in DDP, in MiB.",
+    ),
+    _setting(
+        "train",
+        "overlap",
+        help="Send gradients while backward still runs, or all at once at its end (--no-overlap).",
+    ),
+    _setting(
+        "train",
+        "compile",
+        help="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++).",
+    ),
+    _setting("train", "dtype", type=click.Choice(DTYPES), help="Use this type for parameters and computation."),
+    _setting("train", "steps", type=int, help="Train for this many steps."),
+    _setting("train", "warmup_steps", type=int, help="Leave this many first steps out of the report."),
+    _setting(
+        "train",
+        "seed",
+        type=int,
+        help="Seed parameters and data; the same seed gives the same losses on every mesh.",
+    ),
+    _setting("train", "learning_rate", type=float, help="Use this step size in AdamW."),
+    _setting(
+        "train",
+        "data",
+        type=_PATH,
+        default="gpt2: sources of Python; resnet18: synthetic",
+        help="Train on this file or folder.",
+    ),
+    _setting("train", "eval_every", type=int, help="Evaluate on held-out data every N steps; 0: never."),
+    _setting(
+        "train",
+        "eval_batches",
+        type=int,
+        help="Use this many global batches per evaluation, the same each time.",
+    ),
+    _setting(
+        "train",
+        "checkpoint_every",
+        type=int,
+        help="Write a checkpoint every N steps; 0: only when a signal stops the job.",
+    ),
+    _setting(
+        "train",
+        "resume",
+        metavar="auto|never|PATH",
+        help="Resume from the last checkpoint in --run-dir (auto), start anew (never), or start from PATH, "
+        "a run or a checkpoint.",
+    ),
+    _setting(
+        "train",
+        "inject",
+        multiple=True,
+        metavar="FAULT",
+        default="none",
+        help="Slow a rank down, like rank=2,size=30%; may be given several times. See docs/cli.md.",
+    ),
+    _setting(
+        "pace",
+        "policy",
+        option="pace",
+        type=click.Choice(POLICIES),
+        help="Hold early ranks back by this policy, if a trial in the job shows a gain; see docs/pacing.md.",
+    ),
+    _setting(
+        "world",
+        "device",
+        type=click.Choice(DEVICES),
+        help="Compute here; auto takes the GPU of the local rank if torch sees one.",
+    ),
+    _setting(
+        "world",
+        "backend",
+        type=click.Choice(BACKENDS),
+        help="Run collectives over this backend; auto takes nccl on GPUs and gloo on CPUs.",
+    ),
+    _setting(
+        "world",
+        "interface",
+        metavar="NAME",
+        default="chosen from the hosts' addresses",
+        help="Use this network interface for collectives; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME wins.",
+    ),
+    _setting(
+        "world",
+        "timeout_s",
+        type=float,
+        help="End the job when a collective has not completed for this many seconds.",
+    ),
+    _setting("trace", "enabled", option="trace", help="Record a trace; --pace needs one."),
+    _setting(
+        "trace",
+        "trace_dir",
+        type=_PATH,
+        default="the run",
+        help="Keep traces in this node-local folder while the job runs, and move them into the run at the end.",
+    ),
+    click.option(
+        "--run-dir",
+        type=_PATH,
+        show_default="runs/JOB-NAME",
+        help="Write the run to this folder; a second start there becomes attempt-1.",
+    ),
+    click.option("--config", "config_file", type=_PATH, help="Read settings from this TOML file."),
+    _setting("train", "log_every", type=int, help="Print a progress line every N steps in a log."),
+    click.option(
+        "--progress",
+        type=click.Choice(STYLES),
+        default="auto",
+        show_default=True,
+        help="Show progress like this; auto: a bar on a terminal, lines in a log.",
+    ),
+    click.option("--report", "is_reported", is_flag=True, help="Print the report at the end."),
+)
+
+
 def workload_options(function: Decorated) -> Decorated:
     """Add the options that all workloads share."""
-    for option in reversed(
-        (
-            click.option(
-                "--ranks",
-                type=click.IntRange(1),
-                show_default="1",
-                help="Start this many ranks with mpiexec; not inside a launcher.",
-            ),
-            _setting(
-                "train",
-                "mesh",
-                metavar="MESH",
-                default="all ranks in dp",
-                help="Lay the ranks out like this: dp=2,pp=2,tp=1. tp is innermost, dp outermost.",
-            ),
-            _setting(
-                "train", "batch_size", type=int, help="Train on this many sequences or images per step, over all ranks."
-            ),
-            _setting(
-                "train",
-                "zero",
-                type=click.Choice([str(stage) for stage in ZERO_STAGES]),
-                help="Shard across replicas: 1 the optimizer state, 3 also gradients and parameters.",
-            ),
-            _setting(
-                "train",
-                "compress",
-                type=click.Choice(COMPRESSIONS),
-                help="Compress gradients on their way between replicas.",
-            ),
-            _setting(
-                "train",
-                "sync_every",
-                type=int,
-                help="Average parameters every N steps instead of gradients every step (local SGD); 1: gradients.",
-            ),
-            _setting(
-                "train",
-                "bucket_mb",
-                type=float,
-                default="the first 1, the others 25",
-                help="Use gradient buckets of this size in DDP, in MiB.",
-            ),
-            _setting(
-                "train",
-                "overlap",
-                help="Send gradients while backward still runs, or all at once at its end (--no-overlap).",
-            ),
-            _setting(
-                "train",
-                "compile",
-                help="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++).",
-            ),
-            _setting("train", "dtype", type=click.Choice(DTYPES), help="Use this type for parameters and computation."),
-            _setting("train", "steps", type=int, help="Train for this many steps."),
-            _setting("train", "warmup_steps", type=int, help="Leave this many first steps out of the report."),
-            _setting(
-                "train",
-                "seed",
-                type=int,
-                help="Seed parameters and data; the same seed gives the same losses on every mesh.",
-            ),
-            _setting("train", "learning_rate", type=float, help="Use this step size in AdamW."),
-            _setting(
-                "train",
-                "data",
-                type=_PATH,
-                default="gpt2: sources of Python; resnet18: synthetic",
-                help="Train on this file or folder.",
-            ),
-            _setting("train", "eval_every", type=int, help="Evaluate on held-out data every N steps; 0: never."),
-            _setting(
-                "train",
-                "eval_batches",
-                type=int,
-                help="Use this many global batches per evaluation, the same each time.",
-            ),
-            _setting(
-                "train",
-                "checkpoint_every",
-                type=int,
-                help="Write a checkpoint every N steps; 0: only when a signal stops the job.",
-            ),
-            _setting(
-                "train",
-                "resume",
-                metavar="auto|never|PATH",
-                help="Resume from the last checkpoint in --run-dir (auto), start anew (never), or start from PATH, "
-                "a run or a checkpoint.",
-            ),
-            _setting(
-                "train",
-                "inject",
-                multiple=True,
-                metavar="FAULT",
-                default="none",
-                help="Slow a rank down, like rank=2,size=30%; may be given several times. See docs/cli.md.",
-            ),
-            _setting(
-                "pace",
-                "policy",
-                option="pace",
-                type=click.Choice(POLICIES),
-                help="Hold early ranks back by this policy, if a trial in the job shows a gain; see docs/pacing.md.",
-            ),
-            _setting(
-                "world",
-                "device",
-                type=click.Choice(DEVICES),
-                help="Compute here; auto takes the GPU of the local rank if torch sees one.",
-            ),
-            _setting(
-                "world",
-                "backend",
-                type=click.Choice(BACKENDS),
-                help="Run collectives over this backend; auto takes nccl on GPUs and gloo on CPUs.",
-            ),
-            _setting(
-                "world",
-                "interface",
-                metavar="NAME",
-                default="chosen from the hosts' addresses",
-                help="Use this network interface for collectives; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME wins.",
-            ),
-            _setting(
-                "world",
-                "timeout_s",
-                type=float,
-                help="End the job when a collective has not completed for this many seconds.",
-            ),
-            _setting("trace", "enabled", option="trace", help="Record a trace; --pace needs one."),
-            _setting(
-                "trace",
-                "trace_dir",
-                type=_PATH,
-                default="the run",
-                help="Keep traces in this node-local folder while the job runs, and move them into the run at the end.",
-            ),
-            click.option(
-                "--run-dir",
-                type=_PATH,
-                show_default="runs/JOB-NAME",
-                help="Write the run to this folder; a second start there becomes attempt-1.",
-            ),
-            click.option("--config", "config_file", type=_PATH, help="Read settings from this TOML file."),
-            _setting("train", "log_every", type=int, help="Print a progress line every N steps in a log."),
-            click.option(
-                "--progress",
-                type=click.Choice(STYLES),
-                default="auto",
-                show_default=True,
-                help="Show progress like this; auto: a bar on a terminal, lines in a log.",
-            ),
-            click.option("--report", "is_reported", is_flag=True, help="Print the report at the end."),
-        )
-    ):
+    for option in reversed(_WORKLOAD_OPTIONS):
         function = option(function)
     return function
 

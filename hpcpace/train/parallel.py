@@ -24,7 +24,7 @@ from hpcpace.train.data_parallel import average_replicas, replicate, shard
 from hpcpace.train.gpt2 import GPT2
 from hpcpace.train.mesh import DIMENSIONS, Mesh
 from hpcpace.train.models import Model, build_stage
-from hpcpace.train.pipeline import Pipeline, build_pipeline
+from hpcpace.train.pipeline import Microbatch, Pipeline, build_pipeline
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
 from hpcpace.train.tensor_parallel import cut
@@ -174,9 +174,11 @@ def _build_pipeline(
         num_microbatches=plan.settings.microbatches,
         group=group,
         device=device,
-        tokens=torch.empty(tokens, dtype=torch.int64, device="meta"),
-        hidden=torch.empty(*tokens, plan.shape.width, dtype=dtype, device="meta", requires_grad=True),
-        loss=torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device="meta", requires_grad=True),
+        microbatch=Microbatch(
+            tokens=torch.empty(tokens, dtype=torch.int64, device="meta"),
+            hidden=torch.empty(*tokens, plan.shape.width, dtype=dtype, device="meta", requires_grad=True),
+            loss=torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device="meta", requires_grad=True),
+        ),
         context=context,
     )
 

@@ -48,6 +48,21 @@ class Pipeline:
         return torch.stack(losses).detach().sum() if losses else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Microbatch:
+    """What passes through a pipeline for one microbatch, as tensors on the meta device.
+
+    Attributes:
+        tokens: what the first stage takes.
+        hidden: what goes from stage to stage.
+        loss: what the last stage gives.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    loss: Tensor
+
+
 def build_pipeline(
     modules: Sequence[nn.Module],
     *,
@@ -57,9 +72,7 @@ def build_pipeline(
     num_microbatches: int,
     group: dist.ProcessGroup,
     device: torch.device,
-    tokens: Tensor,
-    hidden: Tensor,
-    loss: Tensor,
+    microbatch: Microbatch,
     context: Callable[[], AbstractContextManager[None]],
 ) -> Pipeline:
     """Put this rank's stages into a schedule.
@@ -72,9 +85,7 @@ def build_pipeline(
         num_microbatches: pieces of the replica's batch.
         group: the ranks of the pipeline.
         device: of this rank.
-        tokens: on the meta device, what the first stage takes of a microbatch.
-        hidden: on the meta device, what goes from stage to stage.
-        loss: on the meta device, what the last stage gives.
+        microbatch: the shapes and types of what passes through.
         context: what forward and backward run in.
     """
     # With the shapes given, torch need not find them out by running the model and sending them about.
@@ -84,8 +95,8 @@ def build_pipeline(
             index,
             num_stages,
             device,
-            input_args=tokens if index == 0 else hidden,
-            output_args=loss if index == num_stages - 1 else hidden,
+            input_args=microbatch.tokens if index == 0 else microbatch.hidden,
+            output_args=microbatch.loss if index == num_stages - 1 else microbatch.hidden,
             group=group,
         )
         for module, index in zip(modules, indices, strict=True)

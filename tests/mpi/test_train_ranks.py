@@ -15,7 +15,7 @@ TRAIN = ("-m", "hpcpace", "train", "gpt2")
         (["--mesh", "dp=3"], "needs 3 ranks, but the job has 2"),
         (["--mesh", "pp=2", "--batch-size", "7"], "use --batch-size 8"),
         (["--data", "/no/such/file"], "no file at /no/such/file"),
-        (["--ranks", "3"], "--ranks 3, but"),
+        (["--ranks", "3"], "--ranks is 3, but"),
         (["--steps", "x"], "'x' is not a valid integer"),
         (["--inject", "host=elsewhere,size=10%"], "fault on host 'elsewhere'"),
     ],
