@@ -121,3 +121,8 @@ def test_lines_fit_but_for_what_is_to_be_pasted(name: str, tree_path: Path) -> N
     lines = verdict_lines(audit(AuditedJob(case.snapshots(tree_path), case.settings, case.log)))
     assert len(lines) <= MOST_LINES
     assert [line for line in lines if len(line) > WIDTH and "fix    " not in line and "srun --cpu" not in line] == []
+
+
+def test_a_file_that_is_left_out_is_named_however_deep_it_lies() -> None:
+    lines = verdict_lines(_result([], missing=(f"/{'folder/' * 30}n3.json: no whole JSON",)))
+    assert "  left out: .../n3.json: no whole JSON" in lines
