@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -25,6 +26,7 @@ SEVERITY_WORDS = {
     Severity.INFORMATION: "note",
 }
 _INDENT = " " * 6
+_FOLDERS = re.compile(r"(?<!\S)/(?:[^\s/]+/)+")
 _MOST_MAP_COLUMNS = 64
 
 
@@ -116,16 +118,13 @@ def _plural(count: int, word: str) -> str:
 
 def _left_out_lines(result: AuditResult) -> list[str]:
     texts = [*result.missing, *result.problems]
-    lines = [_cut(_with_short_path("  left out: ", text)) for text in texts[:3]]
+    lines = [_cut(_with_short_path(f"  left out: {text}")) for text in texts[:3]]
     return [*lines, f"  left out: {len(texts) - 3} more, see --json"] if len(texts) > 3 else lines
 
 
-def _with_short_path(label: str, text: str) -> str:
-    """Return a label and a text; if they do not fit a line, a path that the text starts with loses its folders."""
-    path, colon, reason = text.partition(": ")
-    if len(label + text) <= WIDTH or "/" not in path:
-        return label + text
-    return f"{label}.../{path.rpartition('/')[2]}{colon}{reason}"
+def _with_short_path(line: str) -> str:
+    """Return a line in which the first path loses its folders if the line would not fit otherwise."""
+    return line if len(line) <= WIDTH else _FOLDERS.sub(".../", line, count=1)
 
 
 def _fitting_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult, room: int) -> list[str]:

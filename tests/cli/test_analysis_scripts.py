@@ -198,6 +198,7 @@ def test_pacing_without_runs_asks_for_them(script, tmp_path):
     assert "name runs" in err
 
 
+@pytest.mark.slow
 def test_the_model_says_what_the_published_table_requires(script, tmp_path, monkeypatch):
     monkeypatch.setattr("hpcpace.studies.pacing_model.POLICIES", ("slack",))
     monkeypatch.setattr("hpcpace.studies.pacing_model.STRENGTHS", {"none": (0.0,), "poll stealing": (0.25, 0.5)})

@@ -60,6 +60,7 @@ def test_damage_is_reported_or_a_clear_error(problems_of, group):
     assert problems_of(inputs_of(group)) == {}
 
 
+@pytest.mark.slow
 def test_what_failed_once_does_not_fail_again(problems_of):
     assert problems_of([Input(kind=BY_NAME[name], number=number) for name, number in FAILED_ONCE.items()]) == {}
 

@@ -35,7 +35,6 @@ def test_trains_inside_a_launcher(request, tmp_path, launcher):
     _check_run(tmp_path / "run", result.stdout, num_steps=4)
 
 
-@pytest.mark.quick
 def test_starts_its_own_ranks(python, tmp_path):
     result = python(*TRAIN, "--ranks", 2, "--steps", 4, "--warmup-steps", 1, "--run-dir", tmp_path / "run")
     assert result.returncode == 0, result.stderr

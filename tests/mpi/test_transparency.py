@@ -12,7 +12,7 @@ import pytest
 PROGRAM = Path(__file__).with_name("transparency_program.py")
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.quick), 4])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_a_program_behaves_the_same_with_and_without_observation(
     mpiexec: Callable[..., CompletedProcess[str]], tmp_path: Path, num_ranks: int
 ) -> None:
