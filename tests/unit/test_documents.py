@@ -210,3 +210,10 @@ def test_every_document_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     names = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert {name for name in names if f"]({name})" not in index} == set()
+
+
+def test_the_headings_of_measuring_name_modules_that_exist() -> None:
+    modules = {path.stem for path in (ROOT / "hpcpace" / "metrics").rglob("*.py")}
+    headings = re.findall(r"^## .*\((`.*`)\)$", (ROOT / "docs" / "measuring.md").read_text(), re.M)
+    assert {name for heading in headings for name in re.findall(r"`(\w+)`", heading)} <= modules
+    assert len(headings) > 5
