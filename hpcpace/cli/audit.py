@@ -190,7 +190,10 @@ def command(
 @command.command()
 @click.argument("rule_id", metavar="ID")
 def explain(rule_id: str) -> None:
-    """Print what rule ID checks, why, from which facts, and the fix; `all` prints every rule."""
+    """Print what rule ID checks, why, and the fix.
+
+    Also prints from which facts it judges. `all` prints every rule.
+    """
     if rule_id.lower() == "all":
         click.echo("\n\n".join(explanation(rule) for rule in BY_ID.values()))
         return
@@ -203,7 +206,9 @@ def explain(rule_id: str) -> None:
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def diff(before: Path, after: Path, as_json: bool) -> None:
-    """Show what changed on the nodes between two snapshots, BEFORE and AFTER: files or folders.
+    """Show what changed between two snapshots.
+
+    BEFORE and AFTER are files or folders.
 
     Exit codes: 0 nothing changed, 1 something changed, 2 bad input, 3 no host is in both.
     """

@@ -30,7 +30,10 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def fault() -> None:
-    """Inject, list and undo faults; the log of truth has the beginning and end of each."""
+    """Inject, list and undo faults.
+
+    The log of truth has the beginning and end of each.
+    """
 
 
 def _timed(function: Decorated) -> Decorated:
@@ -84,7 +87,10 @@ def slow_host(name: str, host: str, cores: float, start: float, duration: float 
 @click.option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit.")
 @_timed
 def slow_link(name: str, link: str, rate: str, start: float, duration: float | None) -> None:
-    """Lower the rate of LINK: a host's (n3) or a leaf's uplink (leaf1)."""
+    """Lower the rate of LINK.
+
+    LINK is that of a host (n3) or the uplink of a leaf (leaf1).
+    """
     _inject(name, SlowLink(link=link, rate=rate), start, duration)
 
 
@@ -113,7 +119,10 @@ def flap_link(name: str, link: str, period: float, down: float, start: float, du
 def traffic(
     name: str, source: str, destination: str, rate: str | None, streams: int, start: float, duration: float | None
 ) -> None:
-    """Send background traffic over TCP from host SOURCE to host DESTINATION."""
+    """Send background traffic between two hosts.
+
+    It goes over TCP from host SOURCE to host DESTINATION.
+    """
     _inject(name, Traffic(source=source, destination=destination, rate=rate, streams=streams), start, duration)
 
 
@@ -129,7 +138,10 @@ def pause_host(name: str, host: str, start: float, duration: float | None) -> No
 @click.argument("host")
 @_timed
 def kill_host(name: str, host: str, start: float, duration: float | None) -> None:
-    """Kill everything on HOST at once, as a power cut does; undo boots it again."""
+    """Kill everything on HOST at once, as a power cut does.
+
+    Undoing the fault boots it again.
+    """
     _inject(name, KillHost(host=host), start, duration)
 
 

@@ -121,7 +121,10 @@ def _joined(numbers: tuple[int, ...]) -> str:
     help="Divide the image batches by this.",
 )
 def nano_cluster(study: Path, batches: str, image_batches: str, layouts: str, **values: Any) -> None:
-    """Plan the nano-cluster study in STUDY, unless STUDY has a plan."""
+    """Plan the nano-cluster study in STUDY.
+
+    A study that has a plan keeps it.
+    """
     sweep = NanoCluster(
         batches=_numbers(batches),
         image_batches=_numbers(image_batches),
@@ -160,7 +163,10 @@ def nano_cluster(study: Path, batches: str, image_batches: str, layouts: str, **
 )
 @click.option("--shrink", type=click.IntRange(1), default=1, show_default=True, help="Divide all widths by this.")
 def model_size(study: Path, repetitions: int, **values: Any) -> None:
-    """Plan the model-size study in STUDY, unless STUDY has a plan."""
+    """Plan the model-size study in STUDY.
+
+    A study that has a plan keeps it.
+    """
     _write(study, "model-size", repeated(model_size_setups(**values), repetitions))
 
 
@@ -174,7 +180,10 @@ def _write(path: Path, name: str, runs: list[Any]) -> None:
 @command.command()
 @_STUDY
 def layouts(study: Path) -> None:
-    """List the layouts with open runs: layout, servers, ranks per server."""
+    """List the layouts with open runs.
+
+    Each line has the layout, the servers and the ranks per server.
+    """
     found = dict.fromkeys(run.setup.layout for run in StudyFolder(study).open_runs())
     for layout in sorted(found):
         click.echo(f"{layout} {layout.servers} {layout.ranks_per_server}")
@@ -193,7 +202,7 @@ def left(study: Path, layout: str | None) -> None:
 @command.command()
 @_STUDY
 def status(study: Path) -> None:
-    """Print one line that says how many runs are done."""
+    """Say in one line how many runs are done."""
     folder = StudyFolder(study)
     states = [folder.state(run) for run in folder.runs()]
     parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != OPEN]
@@ -206,7 +215,10 @@ def status(study: Path) -> None:
 @_STUDY
 @click.option("--layout", metavar="SERVERSxRANKS", required=True, help="Run the set-ups of this layout.")
 def series(study: Path, layout: str) -> None:
-    """Run all open runs of one layout; start it with srun or mpiexec, once per rank."""
+    """Run all open runs of one layout.
+
+    Start it with srun or mpiexec, once per rank.
+    """
     from hpcpace.studies.series import run_series
 
     sys.exit(run_series(StudyFolder(study), parse_layout(layout)))
@@ -260,7 +272,10 @@ def scaling(study: Path, nodes: str, oversubscriptions: str, placements: str, ha
 @_STUDY
 @click.option("--no-lab", is_flag=True, help="Leave out runs that need a lab.")
 def scaling_jobs(study: Path, no_lab: bool) -> None:
-    """List the open runs of a scaling study: name, nodes, ranks per node, placement, training options."""
+    """List the open runs of a scaling study.
+
+    Each line has the name, the nodes, the ranks per node, the placement and the training options.
+    """
     for run in ScalingFolder(study).open_runs():
         if no_lab and run.fault in OF_LAB:
             click.echo(f"{run.name}: left out: only a lab can inject its fault", err=True)
@@ -273,7 +288,10 @@ def scaling_jobs(study: Path, no_lab: bool) -> None:
 @_STUDY
 @click.argument("name")
 def scaling_network(study: Path, name: str) -> None:
-    """List the lab faults that give a lab the network of run NAME; reads `hpcpace lab status --json` from stdin."""
+    """List the lab faults that make the network of a run.
+
+    NAME is the run. Reads the output of `hpcpace lab status --json` from stdin.
+    """
     for words in ScalingFolder(study).run_named(name).lab_faults(json.load(sys.stdin)):
         click.echo(" ".join(words))
 
@@ -281,7 +299,10 @@ def scaling_network(study: Path, name: str) -> None:
 @command.command()
 @_STUDY
 def verdicts(study: Path) -> None:
-    """Compare what the reports of a scaling study say with what was injected."""
+    """Compare reports of a scaling study with its faults.
+
+    The table shows what each report says next to what was injected.
+    """
     from hpcpace.plots.files import console_for_tables
     from hpcpace.quoting import printable
     from hpcpace.report.terminal.layout import table
@@ -328,7 +349,10 @@ def verdicts(study: Path) -> None:
     help="Try each policy inside its job and drop it unless it pays; otherwise only auto and coschedule are tried.",
 )
 def pacing(study: Path, nodes: str, policies: str, **values: Any) -> None:
-    """List the runs of a pacing study: state, name, nodes, ranks per node, policy, trial, training options."""
+    """List the runs of a pacing study.
+
+    Each line has the state, the name, the nodes, the ranks per node, the policy, the trial and the training options.
+    """
     for job in pacing_jobs(nodes=_numbers(nodes), policies=policies.split(","), **values):
         state = "done" if job.is_done(study) else "open"
         trial = str(job.has_trial).lower()

@@ -277,7 +277,9 @@ def gpt2(**values: Any) -> None:
 @command.command(cls=RankZeroCommand)
 @workload_options
 def resnet18(**values: Any) -> None:
-    """Train ResNet-18 on images of 32 x 32 pixels with data parallelism.
+    """Train ResNet-18 on images with data parallelism.
+
+    The images have 32 x 32 pixels.
 
     Runs inside srun, mpiexec or torchrun, or starts its own ranks: hpcpace train resnet18 --ranks 4
     """
