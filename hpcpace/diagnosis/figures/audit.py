@@ -24,6 +24,7 @@ from hpcpace.rundir import Attempt
 
 _MOST_OWN, _MOST_COMMON, _MOST_CULPRITS = 3, 1, 8
 _ORDER = {Severity.FAIL: 0, Severity.WARNING: 1}
+_OF_NODES = "H01"  # its place is a fact of the node, such as its kernel
 _LOCAL_RANK = re.compile(r"(?:local )?rank \d+")
 
 
@@ -142,7 +143,7 @@ def _match(
 def _subject(finding: AuditFinding, ranks: frozenset[int], gpus: Collection[str]) -> tuple[str, str]:
     """Return what a finding is on, as said of who is blamed, and the verb that goes with it."""
     place = printable(finding.place)
-    if not place or finding.seen.startswith(f"{finding.place} differs"):
+    if not place or finding.rule == _OF_NODES:
         return ("its node" if finding.host else "the job"), "has"
     if len(ranks) == 1 and _LOCAL_RANK.fullmatch(place) and set(finding.ranks) == ranks:
         return "it", "has"
