@@ -33,9 +33,10 @@ def main() -> None:
         text=True,
         check=False,
     )
-    if not report.stdout.startswith("Verdict"):
+    _, head, rest = report.stdout.partition("\nVerdict ")
+    if not head:
         sys.exit(f"no report on {RUN}: run `make demo` first\n{report.stderr}")
-    verdict = report.stdout.partition("\n\n")[0]
+    verdict = f"Verdict {rest.partition(chr(10) * 2)[0]}"
     image = f"![The top of the report of {RUN.name}]({PICTURE.relative_to(ROOT)})"
     block = f"{image}\n\n```\n$ hpcpace report {RUN}\n{verdict}\n```\n"
     README.write_text(_VERDICT.sub(lambda found: f"{found[1]}{block}{found[2]}", README.read_text()))

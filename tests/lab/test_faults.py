@@ -177,7 +177,7 @@ def test_a_target_has_one_fault_of_a_kind_at_a_time(lab: Lab) -> None:
     undo(lab, fault_id)
     assert (again.returncode, again.stderr) == (
         2,
-        f"hpcpace: n1 has a fault of this kind already, {fault_id}: undo it first, by "
+        f"hpcpace: n1 has a fault of this kind already, {fault_id}: undo it first with "
         f"`hpcpace lab fault undo {fault_id}`\n",
     )
 
@@ -188,8 +188,8 @@ def test_a_target_has_one_fault_of_a_kind_at_a_time(lab: Lab) -> None:
         (("slow-host", "n9"), "no host 'n9' in this lab: the hosts are n1 to n4"),
         (("slow-link", "leaf9", "--rate", "1gbit"), "an uplink after its leaf (leaf1, leaf2)"),
         (("slow-link", "n1", "--rate", "fast"), "--rate: 'fast' is not a rate like 500mbit or 1gbit"),
-        (("slow-link", "leaf1", "--rate", "10gbit"), "--rate 10gbit does not slow leaf1, which has 500 Mb/s"),
-        (("flap-link", "n1", "--period", "1", "--down", "2"), "it must be shorter than --period"),
+        (("slow-link", "leaf1", "--rate", "10gbit"), "--rate 10gbit does not slow down leaf1, which has 500 Mb/s"),
+        (("flap-link", "n1", "--period", "1", "--down", "2"), "--down must be above 0 and below --period"),
         (("pause-host", "n1", "--duration", "inf"), "--duration is inf: it must be a number of seconds"),
         (("pause-host", "n1", "--start", "nan"), "--start is nan: it must be a number of seconds"),
         (("undo", "f999"), "no fault 'f999': `hpcpace lab fault list` lists all faults"),

@@ -219,7 +219,7 @@ def test_labs_are_brought_up_and_down_from_outside_only(lab: Lab, where: tuple[s
     done = hpcpace(lab, "run", *where, "--", sys.executable, "-m", "hpcpace", "lab", verb)
     assert (done.returncode, done.stderr) == (
         2,
-        "hpcpace: this shell is in a lab: leave it first, labs are brought up and down from outside\n",
+        "hpcpace: this shell is in a lab: leave it first, because labs are brought up and down from outside\n",
     )
 
 
