@@ -8,6 +8,7 @@
     |   +-- DataError       2  training data
     |   +-- TraceError      2  a trace file or run directory cannot be read
     |   +-- SnapshotError   2  a snapshot of the audit cannot be read
+    |   +-- NotEnoughMemory 2  what was asked for takes more memory than this process may use
     +-- CannotTell          3  the data cannot answer the question
     +-- ReportError         4  a bug in hpcpace made a report fail
     +-- TrainingFailed      4  not enough memory, or a checkpoint that is needed is missing
@@ -59,6 +60,10 @@ class TraceError(UsageError):
 
 class SnapshotError(UsageError):
     """A snapshot of the audit cannot be read."""
+
+
+class NotEnoughMemory(UsageError):
+    """What was asked for takes more memory than this process, or one that it started, may use."""
 
 
 class CannotTell(HpcpaceError):

@@ -1,6 +1,6 @@
 """Every file name of a run, as properties of two classes, so that no other module spells one out.
 
-RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs
+RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs, pack-00000-1f0c93b7.h5 once it is packed
 RUN/attempt-0/snapshot/HOST.json   RUN/attempt-0/run.json   RUN/attempt-0/trial.json
 RUN/report.html   RUN/summary.json   RUN/checkpoints/step-00000100
 """
@@ -23,6 +23,7 @@ from hpcpace.redaction import Redaction
 
 _ATTEMPT = re.compile(r"attempt-(\d+)$")
 _TRACE = re.compile(r"rank-(\d+)\.(h5|journal)$")
+_PACK = re.compile(r"pack-\d{5,7}-[0-9a-f]{8}\.h5")
 
 NUM_OURS_OF_TRACES = 2
 """Number of names that hpcpace chose at the end of the path of an attempt's traces, for `hpcpace.files.Folder.open`."""
@@ -101,14 +102,29 @@ class Attempt:
         return self.trace_dir / f"rank-{rank:05d}.h5"
 
     def trace_files(self) -> dict[int, Path]:
-        """Return the trace file of every rank that left one, or at least its journal, by rank."""
+        """Return the trace file of every rank that left one, or at least its journal, by rank; not those in packs."""
+        found = {int(match.group(1)): name for name in self._trace_names() if (match := _TRACE.fullmatch(name))}
+        return {rank: (self.trace_dir / name).with_suffix(".h5") for rank, name in sorted(found.items())}
+
+    def packs(self) -> list[Path]:
+        """Return the files that hold the traces of several ranks; see `hpcpace.trace.pack_reader`."""
+        return [self.trace_dir / name for name in self._trace_names() if is_pack(name)]
+
+    def trace_bytes(self) -> int:
+        """Return the size of all its traces on disk; 0 if they were removed."""
         try:
             with self.open() as folder, folder.folder(self.trace_dir.name) as traces:
-                names = traces.names()
+                names = [name for name in traces.names() if _TRACE.fullmatch(name) or is_pack(name)]
+                return sum(traces.size_bytes(name) for name in names)
         except OSError:
-            return {}
-        found = {int(match.group(1)): name for name in names if (match := _TRACE.fullmatch(name))}
-        return {rank: (self.trace_dir / name).with_suffix(".h5") for rank, name in sorted(found.items())}
+            return 0
+
+    def _trace_names(self) -> list[str]:
+        try:
+            with self.open() as folder, folder.folder(self.trace_dir.name) as traces:
+                return traces.names()
+        except OSError:
+            return []
 
 
 @dataclass(frozen=True)
@@ -211,6 +227,17 @@ def open_run(path: str | os.PathLike[str]) -> RunDirectory:
         ) from error
     run.last_attempt()
     return run
+
+
+def rank_of(name: str) -> int | None:
+    """Return the rank whose own trace file or journal has a name, None if it is no such name."""
+    found = _TRACE.fullmatch(name)
+    return int(found.group(1)) if found else None
+
+
+def is_pack(name: str) -> bool:
+    """Return whether a file has the name of a pack, the traces of several ranks."""
+    return _PACK.fullmatch(name) is not None
 
 
 def default_run_path(name: str, environ: Mapping[str, str], *, base: Path = Path("runs")) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.damage import bombs, clocks, content, journals, links, mixed, names, runs, tables
+from experiments.damage import bombs, clocks, content, journals, links, mixed, names, packs, runs, tables
 
 KINDS = (
     *content.KINDS,
@@ -12,6 +12,7 @@ KINDS = (
     *names.KINDS,
     *runs.KINDS,
     *mixed.KINDS,
+    *packs.KINDS,
     *links.KINDS,
     *bombs.KINDS,
 )

@@ -8,7 +8,7 @@ import sys
 import click
 
 from hpcpace import __version__
-from hpcpace.errors import HpcpaceError
+from hpcpace.errors import EXIT_USAGE, HpcpaceError
 from hpcpace.redaction import Redaction
 from hpcpace.world.environment import process_environ
 
@@ -17,6 +17,7 @@ COMMANDS = {
     "trace": "Run your own training script and trace it.",
     "report": "Say why a run is slow and where its steps went.",
     "dump": "Show what is in a trace file.",
+    "pack": "Put the trace files of all ranks into a few.",
     "audit": "Check nodes and bindings, and print the fix for each fault.",
     "lab": "Boot a Slurm cluster on this machine to try things out.",
     "study": "Plan and run a study of how training scales.",
@@ -65,3 +66,7 @@ def main() -> None:
         message = Redaction.of(process_environ(), sys.argv).text(str(error))
         print(f"hpcpace: {_shown(message)}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except MemoryError as error:
+        reason = f" ({error})" if str(error) else ""
+        print(f"hpcpace: not enough memory{_shown(reason)}: allow more (ulimit -v, --mem of the job)", file=sys.stderr)
+        sys.exit(EXIT_USAGE)

@@ -16,12 +16,18 @@ _LINE_EVERY_S = 30.0
 
 
 @contextmanager
-def shown_progress(*, clock_s: Callable[[], float] = time.monotonic) -> Iterator[Callable[[str], Tell]]:
+def shown_progress(
+    *, clock_s: Callable[[], float] = time.monotonic, is_shown: bool = True
+) -> Iterator[Callable[[str], Tell]]:
     """Yield a function that begins a stage: it takes the name of the stage and returns a `Tell`.
 
     Args:
         clock_s: a monotonic clock, in seconds.
+        is_shown: whether anything is shown, as by only one of several processes.
     """
+    if not is_shown:
+        yield lambda _: lambda _done, _total: None
+        return
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _lines(clock_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +17,15 @@ from hpcpace.errors import TraceError
 from hpcpace.files import Folder
 from hpcpace.parallel import map_processes, map_threads
 from hpcpace.rundir import Attempt
-from hpcpace.trace.plausible import without_implausible
+from hpcpace.trace.pack_reader import has_own_file, open_pack, read_pack
+from hpcpace.trace.packed_rows import CACHE_BYTES, ChunkCache
+from hpcpace.trace.plausible import plausible_rows, without_implausible
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, TooLarge, read_rank
-from hpcpace.trace.same_run import of_one_run
+from hpcpace.trace.same_run import Start, of_one_run, start_of
 from hpcpace.trace.schema import TABLES
-from hpcpace.trace.stream import MOST_ROWS, StoredTable, TraceStream
-from hpcpace.trace.tables import GroupTable, RankTrace, Table
+from hpcpace.trace.stream import MOST_ROWS, StoredTable, TraceStream, read_blocks
+from hpcpace.trace.tables import GroupTable, RankTrace
+from hpcpace.wording import rank_list
 
 _MOST_NAMED = 16
 _LEAST_FOR_PROCESSES = 32
@@ -28,6 +33,8 @@ _LEAST_FOR_PROCESSES = 32
 _COPIES_OF_ROWS = 4
 # A few chunks of a rank, whatever its share.
 _LEAST_STREAM_BYTES = 1 << 21
+# Decoded chunks of packs take at most this part of the memory.
+_SHARE_OF_CACHE = 8
 
 
 @dataclass(frozen=True)
@@ -61,12 +68,13 @@ def read_attempt(
     """
     try:
         with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as trace_folder:
-            traces, problems = _read_ranks(
+            traces, places, problems = _read_ranks(
                 attempt, trace_folder, progress=progress, most_rows=most_rows, tables=tables, memory_bytes=memory_bytes
             )
     except OSError as error:
         raise TraceError(f"no trace can be read in {attempt.trace_dir} ({error.strerror})") from error
-    found, others = of_one_run(traces, run_id=attempt.path.parent.name, attempt=attempt.number)
+    run_id, number = _named(attempt)
+    found, others = of_one_run(traces, run_id=run_id, attempt=number, packs=places)
     problems += others
     if not found:
         raise TraceError("; ".join([f"no trace can be read in {attempt.trace_dir}", *problems]))
@@ -74,8 +82,18 @@ def read_attempt(
     problems += _world_problems(found, world_size)
     found = [trace for trace in found if trace.header.rank < world_size]
     if sum(len(trace.tables["collectives"]) for trace in found) <= most_rows:
-        found = [_in_memory(trace) for trace in found]
+        on_disk = found
+        found = [_in_memory(trace) for trace in on_disk]
+        problems += [
+            problem
+            for trace, before in zip(found, on_disk, strict=True)
+            for problem in trace.problems[len(before.problems) :]
+        ]
     return AttemptTraces(found, tuple(problems))
+
+
+def _named(attempt: Attempt) -> Start:
+    return attempt.path.parent.name, attempt.number
 
 
 def _read_ranks(
@@ -86,26 +104,148 @@ def _read_ranks(
     most_rows: int,
     tables: Collection[str],
     memory_bytes: int,
-) -> tuple[list[RankTrace], list[str]]:
-    """Return the trace of each rank that can be read, and what was left out."""
-    files = attempt.trace_files()
-    traces: dict[int, RankTrace] = {}
-    problems: list[str] = []
+) -> tuple[list[RankTrace], dict[int, Path], list[str]]:
+    """Return the trace of each rank that can be read, the pack of those that have one, and what was left out."""
+    files, packs, named = attempt.trace_files(), attempt.packs(), _named(attempt)
+    packed = _read_packs(packs, folder, frozenset(files), tables, memory_bytes, named=named)
+    files = {rank: path for rank, path in files.items() if rank not in packed.traces}
+    num_done, num_files = len(packs), len(packs) + len(files)
+    if progress is not None and packs:
+        progress(num_done, num_files)
+    traces, problems = dict(packed.traces), packed.problems
+    problems += [problem for trace in packed.traces.values() for problem in trace.problems]
+    errors: dict[str, int] = {}
     misnamed: list[RankTrace] = []
-    found = _read_files(files, folder, most_rows, tables, memory_bytes)
-    for number, (rank, trace) in enumerate(found, start=1):
+    share = memory_bytes // max(len(files) + len(traces), 1)
+    found = _read_files(files, folder, most_rows, tables, packed.left_bytes, share)
+    for number, (rank, trace) in enumerate(found, start=num_done + 1):
         if progress is not None:
-            progress(number, len(files))
+            progress(number, num_files)
         if isinstance(trace, TraceError):
             problems.append(str(trace))
+            errors[str(trace)] = rank
         elif trace.header.rank != rank:
             misnamed.append(trace)
         else:
             traces[rank] = trace
             problems += trace.problems
+    later = [path for path in attempt.packs() if path not in packs]
+    if later:  # some ranks have been packed since
+        taken = frozenset(traces)
+        moved = _read_packs(later, folder, taken, tables, packed.left_bytes, taken, named=named)
+        traces |= moved.traces
+        packed.places |= moved.places
+        problems = [problem for problem in problems if errors.get(problem) not in moved.traces]
+        problems += [*moved.problems, *(problem for trace in moved.traces.values() for problem in trace.problems)]
     for trace in misnamed:
         problems += _take_misnamed(traces, trace)
-    return list(traces.values()), problems
+    return list(traces.values()), packed.places, problems
+
+
+@dataclass
+class _Packed:
+    """The traces read from packs, the pack of each, what was left out, and the memory that is left."""
+
+    traces: dict[int, RankTrace]
+    places: dict[int, Path]
+    problems: list[str]
+    left_bytes: float
+
+
+@dataclass(frozen=True)
+class _FromPack:
+    """The trace of a rank in a pack, and whether parts of it are damaged."""
+
+    path: Path
+    stream: TraceStream
+    is_damaged: bool
+
+    @property
+    def start(self) -> Start:
+        """The run and attempt that it is of."""
+        return start_of(self.stream.trace)
+
+
+def _read_packs(
+    packs: Sequence[Path],
+    folder: Folder,
+    own: frozenset[int],
+    tables: Collection[str],
+    memory_bytes: float,
+    taken: frozenset[int] = frozenset(),
+    *,
+    named: Start,
+) -> _Packed:
+    """Return the traces of the ranks in packs.
+
+    A rank whose own file is another than the one that was packed, or is whole where the pack is damaged, is left to it.
+
+    Args:
+        packs: the files.
+        folder: where they are.
+        own: ranks with files of their own.
+        tables: names of the tables to read; the others get no rows.
+        memory_bytes: memory for the tables.
+        taken: ranks that are read already.
+        named: run and attempt as the names of the folders have them.
+    """
+    cache = ChunkCache(min(CACHE_BYTES, memory_bytes / _SHARE_OF_CACHE))
+    found = _Packed({}, {}, [], memory_bytes)
+    parts: list[list[_FromPack]] = []
+    for path in packs:
+        try:
+            descriptor, pack = open_pack(path.name, folder)
+        except TraceError as error:
+            found.problems.append(str(error))
+            continue
+        try:
+            open_places = [place for place, rank in enumerate(pack.numbers) if rank not in taken]
+            places = [p for p in open_places if pack.numbers[p] not in own or not has_own_file(pack, p, folder)]
+            part = read_pack(pack, descriptor, places, tables=tables, most_bytes=found.left_bytes, cache=cache)
+        finally:
+            os.close(descriptor)
+        changed = sorted({pack.numbers[place] for place in open_places} - {pack.numbers[place] for place in places})
+        if changed:
+            found.problems.append(f"{path} has other contents than the files of {rank_list(changed)}, which are read")
+        found.left_bytes -= part.size_bytes
+        found.problems += part.problems
+        parts.append(
+            [
+                _FromPack(path, stream, rank in part.damaged)
+                for rank, stream in part.streams.items()
+                if rank not in own & part.damaged
+            ]
+        )
+    chosen = _chosen(parts, found.problems, named)
+    share = memory_bytes / max(len(chosen), 1)
+    most_bytes = max(share / _COPIES_OF_ROWS, _LEAST_STREAM_BYTES)
+    found.traces = {rank: _with_stored(replace(one.stream, most_bytes=most_bytes)) for rank, one in chosen.items()}
+    found.places = {rank: one.path for rank, one in chosen.items()}
+    return found
+
+
+def _chosen(parts: Sequence[Sequence[_FromPack]], problems: list[str], named: Start) -> dict[int, _FromPack]:
+    """Return which of the traces in packs counts for each rank; name the packs that have others.
+
+    That is one of the run of which most are (a pack of another run hides none), then a whole one, then the first.
+    """
+    counts = Counter(one.start for part in parts for one in part)
+    chosen: dict[int, _FromPack] = {}
+    for one in (one for part in parts for one in part):
+        rank = one.stream.trace.header.rank
+        before = chosen.get(rank)
+        if before is None or _merit(one, counts, named) > _merit(before, counts, named):
+            chosen[rank] = one
+    for part in parts:
+        twice = sorted(one.stream.trace.header.rank for one in part if chosen[one.stream.trace.header.rank] is not one)
+        if twice:
+            problems.append(f"{part[0].path}: {rank_list(twice)} is in another pack, too; left out here")
+    return chosen
+
+
+def _merit(one: _FromPack, counts: Mapping[Start, int], named: Start) -> tuple[int, bool, bool, bool]:
+    run_id, attempt = one.start
+    return counts[one.start], attempt == named[1], run_id == named[0], not one.is_damaged
 
 
 def _take_misnamed(traces: dict[int, RankTrace], trace: RankTrace) -> list[str]:
@@ -122,14 +262,15 @@ def _read_files(
     folder: Folder,
     most_rows: int,
     tables: Collection[str],
-    memory_bytes: int,
+    memory_bytes: float,
+    share: float,
 ) -> Iterator[tuple[int, RankTrace | TraceError]]:
     """Yield the trace of each file, or why there is none.
 
     Files that need at most an equal share of the memory come first, because together they cannot exceed it. The others
     follow, the smallest first, while memory lasts.
     """
-    share = memory_bytes // max(len(files), 1)
+    share = min(share, memory_bytes / max(len(files), 1))
     read = partial(
         _trace_or_error,
         folder=folder,
@@ -162,7 +303,7 @@ def _new_bytes(trace: RankTrace | TraceError, groups: dict[bytes, NDArray[Any]])
 
 
 def _trace_or_error(
-    name: str, *, folder: Folder, most_rows: int, tables: Collection[str], stream_bytes: int, most_bytes: int
+    name: str, *, folder: Folder, most_rows: int, tables: Collection[str], stream_bytes: float, most_bytes: float
 ) -> RankTrace | TraceError:
     try:
         stream = read_rank(name, folder, most_rows=most_rows, tables=tables, most_bytes=most_bytes)
@@ -170,12 +311,16 @@ def _trace_or_error(
         trace = replace(trace, tables={**trace.tables, "groups": GroupTable(trace.tables["groups"])})
     except TraceError as error:
         return error
-    if stream.chunks is None or not stream.chunks.num_rows:
-        return trace
-    stored = StoredTable(
+    return _with_stored(
         TraceStream(trace=trace, chunks=stream.chunks, identity=stream.identity, most_bytes=stream_bytes)
     )
-    return replace(trace, tables={**trace.tables, "collectives": stored})
+
+
+def _with_stored(stream: TraceStream) -> RankTrace:
+    """Return the trace of a stream, with its collectives as a table that reads them when they are used."""
+    if stream.chunks is None or not stream.chunks.num_rows:
+        return stream.trace
+    return replace(stream.trace, tables={**stream.trace.tables, "collectives": StoredTable(stream)})
 
 
 def _in_memory(trace: RankTrace) -> RankTrace:
@@ -183,8 +328,10 @@ def _in_memory(trace: RankTrace) -> RankTrace:
     table = trace.tables["collectives"]
     if not isinstance(table, StoredTable):
         return trace
-    rows = Table({name: table[name] for name in table})
-    return without_implausible(replace(trace, tables={**trace.tables, "collectives": rows}))
+    rows, problems = read_blocks(replace(table.stream, most_bytes=math.inf))
+    problems = [*trace.problems, *problems]
+    rows = plausible_rows(rows, "collectives", str(trace.path), problems)
+    return replace(trace, tables={**trace.tables, "collectives": rows}, problems=tuple(problems))
 
 
 def world_size_of(traces: Iterable[RankTrace]) -> int:

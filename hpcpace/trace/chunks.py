@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from zlib_ng import zlib_ng
 
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
-from hpcpace.trace.opening import filters_of, open_column
+from hpcpace.trace.opening import filters_of, open_column, stored_dtype
 from hpcpace.trace.schema import TableSchema
 from hpcpace.trace.tables import Table
 
@@ -83,13 +83,16 @@ class TableChunks:
         return len({(column.chunk_rows, len(column.places)) for column in self.columns.values()}) == 1
 
 
-def index_table(group: h5py.h5g.GroupID, table: TableSchema, *, file_bytes: int) -> TableChunks:
+def index_table(
+    group: h5py.h5g.GroupID, table: TableSchema, *, file_bytes: int, is_growing: bool = False
+) -> TableChunks:
     """Return where the rows of a table are in the file.
 
     Args:
         group: of the table, in the open trace file.
         table: its schema.
         file_bytes: size of the file, which bounds what a column can hold.
+        is_growing: whether a rank may still write it: chunks may have come since the length of their column was read.
 
     Raises:
         DamagedColumn: a column is missing, damaged, or not allowed in a trace.
@@ -99,7 +102,7 @@ def index_table(group: h5py.h5g.GroupID, table: TableSchema, *, file_bytes: int)
     found = {}
     for name in dtype.names or ():
         try:
-            found[name] = _index_column(group, name, dtype[name], file_bytes)
+            found[name] = _index_column(group, name, dtype[name], file_bytes, is_growing=is_growing)
         # h5py raises these for damaged files.
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError, OverflowError) as error:
             raise DamagedColumn(f"column {name}: {error}") from error
@@ -108,7 +111,9 @@ def index_table(group: h5py.h5g.GroupID, table: TableSchema, *, file_bytes: int)
     return TableChunks(num_rows=min(lengths), columns=columns, longest=max(lengths))
 
 
-def _index_column(group: h5py.h5g.GroupID, name: str, dtype: np.dtype, file_bytes: int) -> tuple[int, ColumnChunks]:
+def _index_column(
+    group: h5py.h5g.GroupID, name: str, dtype: np.dtype, file_bytes: int, *, is_growing: bool
+) -> tuple[int, ColumnChunks]:
     """Return the number of rows that are really there, and where they are.
 
     A rank may be killed between writing a column's length and its chunk.
@@ -121,7 +126,7 @@ def _index_column(group: h5py.h5g.GroupID, name: str, dtype: np.dtype, file_byte
     shape = column.get_space().get_simple_extent_dims()
     if len(shape) != 1:
         raise ValueError(f"it has {len(shape)} dimensions")
-    stored = _stored_dtype(column.get_type().encode())
+    stored = stored_dtype(column.get_type().encode())
     if stored.kind not in ("S" if dtype.kind == "S" else "iu"):
         raise ValueError(f"it is of type {stored}, not {dtype}")
     (num_rows,) = shape
@@ -132,7 +137,7 @@ def _index_column(group: h5py.h5g.GroupID, name: str, dtype: np.dtype, file_byte
     if properties.get_layout() == h5py.h5d.CONTIGUOUS:
         laid = _contiguous(column, stored, num_rows)
     else:
-        laid = _chunked(column, properties, stored, num_rows)
+        laid = _chunked(column, properties, stored, num_rows, is_growing=is_growing)
     chunks = ColumnChunks(
         dtype=dtype, stored=stored, chunk_rows=laid.chunk_rows, places=laid.places, filters=laid.filters
     )
@@ -153,14 +158,18 @@ def _contiguous(column: h5py.h5d.DatasetID, stored: np.dtype, num_rows: int) -> 
     return _Laid(num_rows, num_rows, ((offset, size_bytes),), ((),))
 
 
-def _chunked(column: h5py.h5d.DatasetID, properties: h5py.h5p.PropDCID, stored: np.dtype, num_rows: int) -> _Laid:
+def _chunked(
+    column: h5py.h5d.DatasetID, properties: h5py.h5p.PropDCID, stored: np.dtype, num_rows: int, *, is_growing: bool
+) -> _Laid:
     filters = filters_of(properties)
     (chunk_rows,) = properties.get_chunk()
     chunk_bytes = chunk_rows * stored.itemsize
     if not 0 < chunk_bytes <= _MOST_CHUNK_BYTES:
         raise ValueError(f"it has chunks of {chunk_rows} rows")
     found: dict[int, tuple[int, int, int]] = {}
-    for chunk in _stored_chunks(column, min(-(-num_rows // chunk_rows), _MOST_CHUNKS)):
+    for chunk in _stored_chunks(
+        column, min(-(-num_rows // chunk_rows), _MOST_CHUNKS), num_rows if is_growing else None
+    ):
         least, most = _sizes(chunk_bytes, _unmasked(filters, chunk.filter_mask))
         if chunk.byte_offset is None or not least <= chunk.size <= most:
             raise ValueError(f"it has a chunk of {chunk.size} bytes for {chunk_bytes}")
@@ -186,32 +195,37 @@ def _unmasked(filters: tuple[int, ...], mask: int) -> tuple[int, ...]:
     return tuple(one for index, one in enumerate(filters) if not mask >> index & 1)
 
 
-def _stored_chunks(column: h5py.h5d.DatasetID, most: int) -> Sequence[Any]:
+def _stored_chunks(column: h5py.h5d.DatasetID, most: int, num_rows: int | None) -> Sequence[Any]:
     """Return offset, size, first row and filter mask of each chunk that the file holds, as h5py's StoreInfo.
+
+    Args:
+        column: the dataset.
+        most: how many chunks its rows have.
+        num_rows: of a column that grows, how many rows it had: later chunks are left out. None of another one.
 
     Raises:
         ValueError: there are more than `most`.
     """
     found: list[Any] = []
+    num_later = 0
 
     def visit(chunk: Any) -> bool | None:
+        nonlocal num_later
+        if num_rows is not None and chunk.chunk_offset[0] >= num_rows and num_later < _MOST_CHUNKS:
+            num_later += 1
+            return None
         found.append(chunk)
         return True if len(found) > most else None  # any value but None ends the iteration
 
     if hasattr(column, "chunk_iter"):
         column.chunk_iter(visit)
     else:  # h5py over a HDF5 before 1.12.3
-        found += [column.get_chunk_info(index) for index in range(min(column.get_num_chunks(), most + 1))]
+        for index in range(min(column.get_num_chunks(), most + (_MOST_CHUNKS if num_rows is not None else 1))):
+            if visit(column.get_chunk_info(index)):
+                break
     if len(found) > most:
         raise ValueError(f"it has more than {most} chunks")
     return found
-
-
-@lru_cache(maxsize=_MOST_SHARED)
-def _stored_dtype(encoded: bytes) -> np.dtype:
-    """Return the dtype of an HDF5 type, cached because the conversion is slow and a trace has few types."""
-    dtype: np.dtype = h5py.h5t.decode(encoded).dtype
-    return dtype
 
 
 def read_chunks(descriptor: int, chunks: TableChunks, lead: Table | None = None) -> Table:
@@ -245,17 +259,26 @@ def _read_column(descriptor: int, column: ColumnChunks, num_rows: int) -> NDArra
 
 def _fill(descriptor: int, column: ColumnChunks, values: NDArray[np.generic]) -> None:
     """Write the rows of a column into an array of zeros."""
-    for number, (offset, stored_bytes) in enumerate(column.places):
-        rows = values[number * column.chunk_rows : (number + 1) * column.chunk_rows]
-        if not stored_bytes or not len(rows):
-            continue
-        content = _stored(descriptor, offset, stored_bytes)
-        if _is_shared(column, number):
-            rows[:] = _shared_column(content, column.dtype.str, column.chunk_rows, len(rows))
-        elif column.stored == column.dtype and _filters_of(column, number) == _BOTH:
-            _inflate(content, column.chunk_rows, rows)
-        else:
-            rows[:] = _foreign(content, column, number, len(rows))
+    for number in range(len(column.places)):
+        fill_chunk(descriptor, column, number, values[number * column.chunk_rows : (number + 1) * column.chunk_rows])
+
+
+def fill_chunk(descriptor: int, column: ColumnChunks, number: int, rows: NDArray[np.generic]) -> None:
+    """Write the first rows of one chunk of a column into an array of zeros.
+
+    Raises:
+        DamagedColumn: the chunk cannot be read, or is not what the index says.
+    """
+    offset, stored_bytes = column.places[number]
+    if not stored_bytes or not len(rows):
+        return
+    content = _stored(descriptor, offset, stored_bytes)
+    if _is_shared(column, number):
+        rows[:] = _shared_column(content, column.dtype.str, column.chunk_rows, len(rows))
+    elif column.stored == column.dtype and _filters_of(column, number) == _BOTH:
+        _inflate(content, column.chunk_rows, rows)
+    else:
+        rows[:] = _foreign(content, column, number, len(rows))
 
 
 def _filters_of(column: ColumnChunks, number: int) -> tuple[int, ...]:
@@ -283,6 +306,8 @@ def _stored(descriptor: int, offset: int, size_bytes: int) -> bytes:
     try:
         content = os.pread(descriptor, size_bytes, offset)
     except (OSError, OverflowError, MemoryError) as error:
+        if isinstance(error, MemoryError) and size_bytes <= _MOST_CHUNK_BYTES:
+            raise
         raise DamagedColumn(str(error)) from error
     if len(content) < size_bytes:
         raise DamagedColumn(f"a chunk of {size_bytes} bytes at {offset} ends after {len(content)}")
@@ -326,7 +351,7 @@ def _inflated(content: bytes, size_bytes: int) -> bytes:
     try:
         # Two to four times as fast as zlib, and decompression is the slowest part of loading a trace.
         inflated: bytes = zlib_ng.decompressobj().decompress(content, size_bytes + 1)
-    except (zlib_ng.error, MemoryError) as error:  # type: ignore[misc]  # its stub takes the class for an instance
+    except zlib_ng.error as error:  # type: ignore[misc]  # its stub takes the class for an instance
         raise DamagedColumn(str(error)) from error
     if len(inflated) != size_bytes:
         held = f"{len(inflated)}" if len(inflated) < size_bytes else "more"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hpcpace.files import copy_file
 from hpcpace.trace.encoding import DEFLATE_LEVEL, RESOLUTION_NS, compress_chunk
 from hpcpace.trace.header import header_values
-from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.trace.schema import TABLES, TableSchema, TraceHeader
 
 # Readable by HDF5 1.10 and later; SWMR needs at least this version.
 _LIBRARY_VERSIONS = ("v110", "v110")
@@ -43,7 +43,7 @@ def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> byte
                     shape=(0,),
                     maxshape=(None,),
                     chunks=(TABLES[name].chunk_rows,),
-                    dtype=_stored_dtype(name, column, dtype[column]),
+                    dtype=stored_dtype(TABLES[name], column, dtype[column]),
                     shuffle=True,
                     compression="gzip",
                     compression_opts=DEFLATE_LEVEL,
@@ -149,10 +149,18 @@ class Container:
         self._file.close()
 
     def _reserve(self, size_bytes: int) -> None:
-        begin = os.fstat(self._descriptor).st_size
-        end = self._file.id.get_filesize() + size_bytes + _METADATA_BYTES
-        if end > begin:
-            os.posix_fallocate(self._descriptor, begin, end - begin)
+        reserve(self._descriptor, self._file.id.get_filesize() + size_bytes + _METADATA_BYTES)
+
+
+def reserve(descriptor: int, end: int) -> None:
+    """Make a file that HDF5 writes at least so long, so that a full disk shows before HDF5 meets it.
+
+    Raises:
+        OSError: the disk is full or broken.
+    """
+    begin = os.fstat(descriptor).st_size
+    if end > begin:
+        os.posix_fallocate(descriptor, begin, end - begin)
 
 
 def _forget_in_child(reference: weakref.ref[Container]) -> None:
@@ -161,8 +169,9 @@ def _forget_in_child(reference: weakref.ref[Container]) -> None:
         container.forget()
 
 
-def _stored_dtype(table: str, column: str, dtype: np.dtype) -> np.dtype:
-    names = TABLES[table].enums.get(column)
+def stored_dtype(table: TableSchema, column: str, dtype: np.dtype) -> np.dtype:
+    """Return the type of a column in a file: enumerations carry their names."""
+    names = table.enums.get(column)
     if names is None:
         return dtype
     enum: np.dtype = h5py.enum_dtype({member.name.lower(): member.value for member in names}, basetype=dtype)

@@ -45,17 +45,15 @@ def parse_header(values: Mapping[str, Any], place: str) -> TraceHeader:
         raise TraceError(f"{place} is not an hpcpace trace: its format is {values.get('format')!r}, not {FORMAT!r}")
     _check_version(found.get("format_version", ""), place)
     known: dict[str, Any] = {}
-    for item in fields(TraceHeader):
-        if item.name not in values:
-            if item.default is MISSING:
-                raise TraceError(f"{place}: attribute {item.name} is missing; the file is damaged, leave it out")
+    for name, convert, is_required in _FIELDS:
+        if name not in values:
+            if is_required:
+                raise TraceError(f"{place}: attribute {name} is missing; the file is damaged, leave it out")
             continue
         try:
-            known[item.name] = _CONVERT[str(item.type)](values[item.name])
+            known[name] = convert(values[name])
         except (TypeError, ValueError) as error:
-            message = (
-                f"{place}: attribute {item.name} is {values[item.name]!r} ({error}); the file is damaged, leave it out"
-            )
+            message = f"{place}: attribute {name} is {values[name]!r} ({error}); the file is damaged, leave it out"
             raise TraceError(message) from error
     header = TraceHeader(**known)
     if not 0 <= header.rank < header.world_size <= MOST_RANKS:
@@ -99,3 +97,5 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {"str": _text, "int": operator.index, "tuple[str, ...]": _texts}
+# Name, conversion, and whether it must be there; as a table because thousands of headers are read.
+_FIELDS = tuple((item.name, _CONVERT[str(item.type)], item.default is MISSING) for item in fields(TraceHeader))

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class JournalContent:
     num_left_bytes: int = 0
 
 
+@cache
 def record_dtype(row: np.dtype) -> np.dtype:
     """Return the dtype of the record around a row, padded to whole 8-byte words."""
     prefix = np.dtype(_PREFIX)
@@ -158,16 +160,24 @@ def _run_of_records(content: bytes, offset: int, dtypes: list[np.dtype]) -> NDAr
     return records if len(records) else None
 
 
+@cache
+def _check_powers(num_words: int) -> tuple[NDArray[np.uint64], np.uint64]:
+    """Return factor^n to factor^1, uint64, (num_words,), and the seed times factor^n, modulo 2^64."""
+    powers = [pow(_CHECK_FACTOR, num_words - index, 1 << 64) for index in range(num_words)]
+    return np.array(powers, dtype=np.uint64), np.uint64(_CHECK_SEED * powers[0] % (1 << 64))
+
+
 def _num_leading(mask: NDArray[np.bool_]) -> int:
     return len(mask) if mask.all() else int(mask.argmin())
 
 
 def _checks(records: NDArray[np.void]) -> NDArray[np.uint32]:
-    """Return the checksum of each record: the upper half of h = (h + word) * factor over its words, modulo 2^64."""
+    """Return the checksum of each record: the upper half of h = (h + word) * factor over its words, modulo 2^64.
+
+    Multiplied out, that is the seed times factor^n plus the sum of word k times factor^(n-k), k from 0.
+    """
     words = np.ascontiguousarray(records).view("<u8").reshape(len(records), records.dtype.itemsize // 8)
-    check = np.full(len(records), _CHECK_SEED, dtype=np.uint64)
-    for index in range(words.shape[1]):
-        # The lower half of the first word is the checksum itself.
-        check += words[:, index] >> np.uint64(32) if index == 0 else words[:, index]
-        check *= np.uint64(_CHECK_FACTOR)
+    powers, seed = _check_powers(words.shape[1])
+    # The lower half of the first word is the checksum itself.
+    check: NDArray[np.uint64] = (words[:, 0] >> np.uint64(32)) * powers[0] + words[:, 1:] @ powers[1:] + seed
     return (check >> np.uint64(32)).astype(np.uint32)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import threading
 from collections.abc import Collection, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import h5py
+import numpy as np
 
 # A live writer finishes a write within microseconds; this many attempts take longer than that.
 _READ_ATTEMPTS = 16
@@ -38,6 +40,12 @@ FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLE
 """The filters that a column may have, in the order in which they are applied."""
 LEAST_HDF5 = (2, 0, 0)
 """The first HDF5 with fixes for the published faults of 1.14 that a file can exploit (HDFGroup/cve_hdf5)."""
+FOREIGN_ERRORS = (
+    OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError, OverflowError,
+)  # fmt: skip
+"""What h5py and HDF5 raise for damaged or foreign files."""
+HDF5_LOCK = threading.Lock()
+"""To be held while a file is open: HDF5 is not thread-safe, and h5py's own lock does not cover what is set directly."""
 _KINDS = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING)
 
 
@@ -120,7 +128,7 @@ def filters_of(properties: h5py.h5p.PropDCID) -> tuple[int, ...]:
     return filters
 
 
-def attribute_values(place: h5py.h5g.GroupID, names: Collection[str]) -> dict[str, Any]:
+def attribute_values(place: h5py.h5g.GroupID | h5py.h5d.DatasetID, names: Collection[str]) -> dict[str, Any]:
     """Return those attributes of an object that have one of some names, by name.
 
     Raises:
@@ -131,14 +139,38 @@ def attribute_values(place: h5py.h5g.GroupID, names: Collection[str]) -> dict[st
         if not h5py.h5a.exists(place, name.encode()):
             continue
         attribute = h5py.h5a.open(place, name.encode())
-        kind, num_values = attribute.get_type(), attribute.get_space().get_simple_extent_npoints()
+        kind, space = attribute.get_type(), attribute.get_space()
+        num_values = space.get_simple_extent_npoints()
         size_bytes = kind.get_size() * num_values
         if size_bytes > MOST_ATTRIBUTE_BYTES or num_values > _MOST_VALUES:
             raise ValueError(f"attribute {name} has {num_values} values in {size_bytes} bytes: too many")
         if kind.get_class() not in _KINDS:
             raise ValueError(f"attribute {name} is neither number nor text")
-        values[name] = h5py.Group(place).attrs[name]
+        values[name] = _value(place, name, attribute, kind, space)
     return values
+
+
+def _value(
+    place: h5py.h5g.GroupID | h5py.h5d.DatasetID,
+    name: str,
+    attribute: h5py.h5a.AttrID,
+    kind: h5py.h5t.TypeID,
+    space: h5py.h5s.SpaceID,
+) -> Any:
+    """Return what h5py returns of an attribute, which it opens again; numbers are read here, for most are."""
+    if kind.get_class() == h5py.h5t.STRING or space.get_simple_extent_type() != h5py.h5s.SCALAR:
+        holder = h5py.Dataset(place) if isinstance(place, h5py.h5d.DatasetID) else h5py.Group(place)
+        return holder.attrs[name]
+    value = np.zeros((), stored_dtype(kind.encode()))
+    attribute.read(value)
+    return value[()]
+
+
+@lru_cache(maxsize=128)
+def stored_dtype(encoded: bytes) -> np.dtype:
+    """Return the dtype of an HDF5 type, cached because the conversion is slow and a trace has few types."""
+    dtype: np.dtype = h5py.h5t.decode(encoded).dtype
+    return dtype
 
 
 def check_object(place: h5py.h5g.GroupID) -> None:

@@ -42,6 +42,9 @@ _BOUNDS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "account": {"time_ns": _TIME, "events": _COUNT, "dropped": _COUNT, "cost_ns": _DURATION},
 }
 
+CHECKED = frozenset(_BOUNDS)
+"""The tables whose rows are checked."""
+
 
 def without_implausible(trace: RankTrace) -> RankTrace:
     """Return a trace without rows that have impossible values, and with a problem for each table that had any.
@@ -66,18 +69,37 @@ def plausible_rows(table: Table, name: str, place: str, problems: list[str]) -> 
         place: what the problem calls the file.
         problems: list to which the problem is added.
     """
+    bad, example = implausible(table, name)
+    if not len(bad):
+        return table
+    problems.append(implausible_line(place, name, int(bad.sum()), len(table), example))
+    return table.select(~bad)
+
+
+def implausible(table: Table, name: str) -> tuple[NDArray[np.bool_], str]:
+    """Return which rows of a table have impossible values, bool, (num_rows,), and the first such value with its column.
+
+    Without such rows, an empty array and an empty text.
+
+    Args:
+        table: the rows.
+        name: name of the table.
+    """
     found = {column: _outside(table, column, bounds) for column, bounds in _BOUNDS[name].items()}
     outside = {column: rows for column, rows in found.items() if rows.any()}
     if not outside:
-        return table
+        return np.zeros(0, np.bool_), ""
     bad = np.logical_or.reduce(list(outside.values()))
     first = int(np.flatnonzero(bad)[0])
     column = next(column for column, rows in outside.items() if rows[first])
-    problems.append(
-        f"{place}: {bad.sum()} of {len(table)} rows of {name} have impossible values, "
-        f"such as {column} {table[column][first]}; they are left out"
+    return bad, f"{column} {table[column][first]}"
+
+
+def implausible_line(place: str, name: str, num_bad: int, num_rows: int, example: str) -> str:
+    """Return the sentence on rows of a table with impossible values."""
+    return (
+        f"{place}: {num_bad} of {num_rows} rows of {name} have impossible values, such as {example}; they are left out"
     )
-    return table.select(~bad)
 
 
 def _outside(table: Table, column: str, bounds: tuple[int, int]) -> NDArray[np.bool_]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-import threading
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +20,35 @@ from numpy.typing import NDArray
 
 from hpcpace.errors import TraceError
 from hpcpace.files import Folder
+from hpcpace.rundir import is_pack, rank_of
 from hpcpace.trace import journal
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, read_chunks, split_all, split_last
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
 from hpcpace.trace.header import OtherVersion, parse_header
-from hpcpace.trace.opening import attribute_values, check_object, is_marked_open, open_group, open_trace
+from hpcpace.trace.opening import (
+    FOREIGN_ERRORS,
+    HDF5_LOCK,
+    attribute_values,
+    check_object,
+    is_marked_open,
+    open_group,
+    open_trace,
+)
+from hpcpace.trace.pack_groups import GROUP_ROW_BYTES, MOST_GROUP_ROWS
+from hpcpace.trace.pack_reader import read_packed_rank
 from hpcpace.trace.schema import TABLES, TableSchema, TraceHeader
-from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of
+from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of, read_blocks
 from hpcpace.trace.tables import RankTrace, Table
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 """Memory that the tables of a run may take, unless more is allowed."""
 
-# h5py and HDF5 raise these for damaged or foreign files.
-_FOREIGN_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
 # A writer keeps at most a million rows in memory, and the journal holds no others.
 _MOST_JOURNAL_BYTES = 1 << 27
 # Its bytes, its rows, and their copies while they are sorted.
 _JOURNAL_COPIES = 3
-# Members of all groups of a rank: several times the ranks of the run.
-_MOST_GROUP_ROWS, _GROUP_ROW_BYTES = 1 << 21, 6
 _HEADER_NAMES = frozenset(item.name for item in fields(TraceHeader))
 _OPERATION = ["group", "seq", "op", "peer", "enter_ns"]
-# HDF5 is not thread-safe, and h5py's own lock does not cover what `open_trace` sets directly.
-_HDF5 = threading.Lock()
 
 
 def read_trace(path: str | os.PathLike[str], *, memory_bytes: float = DEFAULT_MEMORY_BYTES) -> RankTrace:
@@ -82,8 +86,34 @@ def _read_path(path: str | os.PathLike[str], *, most_rows: float, most_bytes: fl
     except OSError as error:
         raise TraceError(f"no trace file at {path} ({error.strerror}): name a rank-NNNNN.h5 of a run") from error
     name = path.with_suffix(".h5").name if path.suffix == ".journal" else path.name
+    if is_pack(name):
+        raise TraceError(f"{path} holds several ranks: name the file that one of them had, like rank-00000.h5")
     with folder:
+        packed = _read_packed(name, folder, most_bytes) if not _has(name, folder) else None
+        if packed is not None:
+            return packed if most_rows < 0 else replace(packed, trace=_whole(packed), chunks=None)
         return read_rank(name, folder, most_rows=most_rows, most_bytes=most_bytes)
+
+
+def _has(name: str, folder: Folder) -> bool:
+    return folder.has(name) or folder.has(Path(name).with_suffix(".journal").name)
+
+
+def _read_packed(name: str, folder: Folder, most_bytes: float) -> TraceStream | None:
+    """Return the trace of a rank whose own file is not there from a pack, None if it is in none."""
+    rank = rank_of(name)
+    return None if rank is None else read_packed_rank(rank, folder, most_bytes=most_bytes)
+
+
+def _whole(stream: TraceStream) -> RankTrace:
+    """Return a packed trace with its collectives; those of damaged blocks are left out.
+
+    Raises:
+        TooLarge: they take more memory than allowed.
+    """
+    rows, problems = read_blocks(stream)
+    trace = stream.trace
+    return replace(trace, tables={**trace.tables, "collectives": rows}, problems=(*trace.problems, *problems))
 
 
 def read_rank(
@@ -152,7 +182,7 @@ def _size_bytes(table_name: str, chunks: TableChunks) -> float:
     """Return the memory that a table takes, without the texts of groups, which are kept only once."""
     if table_name != "groups":
         return chunks.size_bytes
-    return chunks.num_rows * _GROUP_ROW_BYTES if chunks.num_rows <= _MOST_GROUP_ROWS else math.inf
+    return chunks.num_rows * GROUP_ROW_BYTES if chunks.num_rows <= MOST_GROUP_ROWS else math.inf
 
 
 def _read_journal(folder: Folder, name: str, problems: list[str]) -> journal.JournalContent | None:
@@ -218,7 +248,7 @@ def _read_container(
             except DamagedColumn as error:
                 found.left = None if table_name == "collectives" else found.left
                 found.problems.append(f"{path}: table {table_name} is damaged and left out ({error})")
-    except _FOREIGN_ERRORS as error:
+    except FOREIGN_ERRORS as error:
         reason = str(error).replace(f"/proc/self/fd/{descriptor}", name)
         raise TraceError(f"{path} cannot be read as HDF5 ({reason}); it is damaged or foreign, leave it out") from error
     finally:
@@ -230,7 +260,7 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
     """Return header and state of a trace file, and where its tables are."""
     file_bytes = os.fstat(descriptor).st_size
     chunks: dict[str, TableChunks] = {}
-    with _HDF5, open_trace(descriptor) as file:
+    with HDF5_LOCK, open_trace(descriptor) as file:
         root = h5py.h5g.open(file.id, b"/")
         check_object(root)
         groups, problems = _open_tables(root, path)
@@ -238,7 +268,9 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
         is_open = is_marked_open(descriptor)
         for table_name in (table_name for table_name in groups if table_name in tables):
             try:
-                chunks[table_name] = index_table(groups[table_name], TABLES[table_name], file_bytes=file_bytes)
+                chunks[table_name] = index_table(
+                    groups[table_name], TABLES[table_name], file_bytes=file_bytes, is_growing=is_open
+                )
             except DamagedColumn as error:
                 problems.append(f"{path}: table {table_name} is damaged and left out ({error})")
                 continue
@@ -259,7 +291,7 @@ def _open_tables(root: h5py.h5g.GroupID, path: Path) -> tuple[dict[str, h5py.h5g
     for schema in TABLES.values():
         try:
             group = open_group(root, schema.name)
-        except _FOREIGN_ERRORS as error:
+        except FOREIGN_ERRORS as error:
             problems.append(f"{path}: table {schema.name} is damaged and left out ({error})")
             continue
         if group is not None:

@@ -45,6 +45,7 @@ class Recorder:
     Attributes:
         step: the current step; the owner sets it.
         open_collectives: returns rows of the operations that are entered but not completed; called at each flush.
+        max_rows: rows kept in memory while the disk takes none.
         num_events: rows taken from the buffers so far.
         num_dropped: rows dropped because memory was full or a value did not fit its column; once closed, also rows that
             the disk never took.
@@ -73,7 +74,7 @@ class Recorder:
         self._clock = clock
         self._warn = warn
         self._warned: set[object] = set()
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         # A buffer this long wakes the flush thread early; from there on its rows are counted one by one.
         self._wake_rows = max_rows // 4
         self._flush_interval_s = flush_interval_s
@@ -113,6 +114,18 @@ class Recorder:
         if self._thread is None and self._process == os.getpid():
             self._thread = threading.Thread(target=self._run, name="hpcpace-flush", daemon=True)
             self._thread.start()
+
+    def add_packed_collectives(self, packed: bytes, num_dropped: int = 0) -> None:
+        """Take rows of `collectives` as the bytes of their dtype, and count rows that found no room before that."""
+        rows, num_bytes = self._buffers["collectives"], self._dtypes["collectives"].itemsize
+        for first in range(0, len(packed), num_bytes):
+            row = packed[first : first + num_bytes]
+            if len(rows) < self._wake_rows:
+                rows.append(row)
+            else:
+                self._keep_or_drop("collectives", rows, row)
+        if num_dropped:
+            self._drop("collectives", num_dropped)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Flush now; return whether the flush ended in time, successful or not."""
@@ -218,12 +231,15 @@ class Recorder:
     def _keep_or_drop(self, table: str, rows: list[bytes], packed: bytes) -> None:
         if not self._wake.is_set():
             self._wake.set()
-        if sum(map(len, self._buffers.values())) + self._writer.num_kept < self._max_rows:
+        if sum(map(len, self._buffers.values())) + self._writer.num_kept < self.max_rows:
             rows.append(packed)
         else:
-            with self._drop_lock:
-                self._dropped.add(table, 1, self._why_full, first_step=self.step, last_step=self.step)
-                self.num_dropped += 1
+            self._drop(table, 1)
+
+    def _drop(self, table: str, num_rows: int) -> None:
+        with self._drop_lock:
+            self._dropped.add(table, num_rows, self._why_full, first_step=self.step, last_step=self.step)
+            self.num_dropped += num_rows
 
     def _drop_misfit(self, table: str, row: tuple[Any, ...], error: struct.error) -> None:
         with self._drop_lock:
@@ -233,7 +249,7 @@ class Recorder:
 
     @property
     def _why_full(self) -> str:
-        return self._write_problem or f"writing took so long that more than {self._max_rows} rows waited in memory"
+        return self._write_problem or f"writing took so long that more than {self.max_rows} rows waited in memory"
 
     def _losses(self, reason: str, *, has_buffers: bool = False) -> Losses:
         """Return the rows that were dropped and, for the given reason, those that are in no file."""
@@ -284,23 +300,25 @@ class Recorder:
         except Exception as error:
             self._write_problem = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
             if not is_last:  # closing has its own warning, which says what was lost
-                waits = f"training goes on, up to {self._max_rows} rows wait in memory for a retry"
+                waits = f"training goes on, up to {self.max_rows} rows wait in memory for a retry"
                 self._warn_once("write", f"cannot write {self._writer.path}: {self._write_problem}; {waits}")
         else:
             self._write_problem = ""
 
     def _take_rows(self) -> None:
-        room = max(self._max_rows - self._writer.num_kept, 0)
+        room = max(self.max_rows - self._writer.num_kept, 0)
         for name, buffer in self._buffers.items():
             num_rows = len(buffer)
             if not num_rows:
                 continue
             packed = b"".join(buffer[:num_rows])
             del buffer[:num_rows]
-            rows, dropped = np.split(np.frombuffer(packed, dtype=self._dtypes[name]).copy(), [min(num_rows, room)])
-            with self._drop_lock:
-                self._dropped.add_rows(name, dropped, self._why_full)
-                self.num_dropped += len(dropped)
+            rows = np.frombuffer(bytearray(packed), dtype=self._dtypes[name])
+            if num_rows > room:
+                with self._drop_lock:
+                    self._dropped.add_rows(name, rows[room:], self._why_full)
+                    self.num_dropped += num_rows - room
+                rows = rows[:room]
             round_times(name, rows)
             self._writer.add(name, rows)
             room -= len(rows)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hpcpace.errors import TraceError
 from hpcpace.files import Folder
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, read_chunks, select_chunks
+from hpcpace.trace.packed_rows import PackedRows
 from hpcpace.trace.schema import NO_STEP
 from hpcpace.trace.tables import RankTrace, Table, join_tables
 from hpcpace.units import format_bytes
@@ -59,17 +60,18 @@ def check_size(what: str, size_bytes: float, most_bytes: float) -> None:
 class TraceStream:
     """The trace of one rank whose collectives are not in memory.
 
-    They come in blocks: each chunk of the file is one, and the rows of the table that are in memory are the last one.
+    They come in blocks: each chunk of the file, or each block of the pack, is one, and the rows of the table that are
+    in memory are the last one.
 
     Attributes:
         trace: everything else; its table `collectives` has only the last rows.
-        chunks: where the rows before those are, None if all are in `trace`.
-        identity: identity of the file that they are in, from `identity_of`.
+        chunks: where the rows before those are, in a file or in a pack; None if all are in `trace`.
+        identity: identity of the file that they are in, from `identity_of`; a pack knows its own.
         most_bytes: memory for the blocks that are read at once.
     """
 
     trace: RankTrace
-    chunks: TableChunks | None
+    chunks: TableChunks | PackedRows | None
     identity: tuple[int, int] | None = None
     most_bytes: float = math.inf
 
@@ -81,13 +83,17 @@ class TraceStream:
     @property
     def num_blocks(self) -> int:
         """Blocks of the table `collectives`, at least one."""
+        if isinstance(self.chunks, PackedRows):
+            return 1 + self.chunks.num_blocks
         return 1 + (len(next(iter(self.chunks.columns.values())).places) if self.chunks else 0)
 
     @cached_property
     def last_steps(self) -> NDArray[np.int64]:
-        """The step of the last row of each chunk of the file, int64, (num_blocks - 1,); -1 if that is damaged."""
+        """The step of the last row of each block before the last, int64, (num_blocks - 1,); -1 if that is damaged."""
         if self.chunks is None:
             return np.zeros(0, np.int64)
+        if isinstance(self.chunks, PackedRows):
+            return self.chunks.last_steps
         step = self.chunks.columns["step"]
         at_once = min(_BYTES_AT_ONCE // (step.chunk_rows * step.dtype.itemsize) + 1, _BLOCKS_AT_ONCE)
         bounds = [*range(0, self.num_blocks - 1, at_once), self.num_blocks - 1]
@@ -101,7 +107,7 @@ class TraceStream:
             if stop - first == 1:
                 return np.array([NO_STEP], np.int64)
             return np.concatenate([self._last_steps(number, number + 1) for number in range(first, stop)])
-        assert self.chunks is not None
+        assert isinstance(self.chunks, TableChunks)
         ends = np.arange(1, stop - first + 1) * self.chunks.columns["step"].chunk_rows
         return np.asarray(step[np.minimum(ends, len(step)) - 1], np.int64)
 
@@ -119,30 +125,50 @@ class TraceStream:
             TraceError: a chunk of the file is damaged; `read_trace` reads the rest of the file.
         """
         last = self.trace.tables["collectives"]
-        names = last if columns is None else columns
-        in_memory = Table({name: last[name] for name in names})
+        names = list(last if columns is None else columns)
         num_chunks = self.num_blocks - 1
         if self.chunks is None or first >= num_chunks:
+            in_memory = Table({name: last[name] for name in names})
             return in_memory if lead is None else join_tables([lead, in_memory])
-        chunks = replace(self.chunks, columns={name: self.chunks.columns[name] for name in names})
-        chunks = select_chunks(chunks, first, min(stop, num_chunks))
-        check_size(f"{self.trace.path}: collectives that belong together", chunks.size_bytes, self.most_bytes)
-        which = f"chunk {first} of" if stop - first == 1 else f"a chunk from {first} to {stop - 1} of"
-        rows = self._read(chunks, lead, which)
-        return rows if stop <= num_chunks else join_tables([rows, in_memory])
-
-    def _read(self, chunks: TableChunks, lead: Table | None, which: str) -> Table:
-        """Return the rows of some chunks, `which` being their name in messages."""
         try:
-            descriptor = self._open()
-            try:
-                return read_chunks(descriptor, chunks, lead)
-            finally:
-                os.close(descriptor)
+            rows = self._read(first, min(stop, num_chunks), names, lead)
         except (DamagedColumn, OSError) as error:
+            kind = "block" if isinstance(self.chunks, PackedRows) else "chunk"
+            which = f"{kind} {first} of" if stop - first == 1 else f"a {kind} from {first} to {stop - 1} of"
             raise TraceError(
                 f"{self.trace.path}: {which} table collectives is damaged ({error}); read the file whole"
             ) from error
+        return rows if stop <= num_chunks else join_tables([rows, Table({name: last[name] for name in names})])
+
+    def _read(self, first: int, stop: int, names: Sequence[str], lead: Table | None) -> Table:
+        """Return the rows of some chunks, or of some blocks of a pack."""
+        what = f"{self.trace.path}: collectives that belong together"
+        if isinstance(self.chunks, PackedRows):
+            check_size(what, self.chunks.size_bytes(first, stop, names), self.most_bytes)
+            return self.chunks.blocks(first, stop, names, lead)
+        assert self.chunks is not None
+        chunks = replace(self.chunks, columns={name: self.chunks.columns[name] for name in names})
+        chunks = select_chunks(chunks, first, stop)
+        check_size(what, chunks.size_bytes, self.most_bytes)
+        try:
+            descriptor = self._open()
+        except FileNotFoundError:
+            packed = self._packed_meanwhile()
+            if packed is None:
+                raise
+            first_row = first * max(column.chunk_rows for column in chunks.columns.values())
+            return packed.rows(first_row, first_row + chunks.num_rows, names, lead)
+        try:
+            return read_chunks(descriptor, chunks, lead)
+        finally:
+            os.close(descriptor)
+
+    def _packed_meanwhile(self) -> PackedRows | None:
+        """Return the rows in the pack that has since taken the place of the file, None if there is none."""
+        # A pack is read with the streams of its ranks, so this module cannot need that one before.
+        from hpcpace.trace.pack_reader import packed_rows
+
+        return packed_rows(self.trace.path.parent, self.trace.header)
 
     def _open(self) -> int:
         """Open the file again, because thousands cannot all stay open, and make sure that it is the same file."""
@@ -153,9 +179,45 @@ class TraceStream:
             raise OSError("it was replaced by another file")
         return descriptor
 
+    def blocks_of_rows(self, first: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the block of each row.
+
+        Args:
+            first: a block.
+            rows: numbers of rows, counted from the first one of that block.
+        """
+        if self.chunks is None:
+            return np.full(len(rows), first)
+        if isinstance(self.chunks, PackedRows):
+            return self.chunks.blocks_of_rows(first, rows)
+        length = next(iter(self.chunks.columns.values())).chunk_rows
+        return np.minimum(first + rows // length, self.num_blocks - 1)
+
     def collectives(self, columns: Sequence[str] | None = None) -> Iterator[Table]:
         """Yield the rows of the table `collectives` in order, block by block; otherwise like `blocks`."""
         return (self.blocks(number, number + 1, columns) for number in range(self.num_blocks))
+
+
+def read_blocks(stream: TraceStream) -> tuple[Table, list[str]]:
+    """Return all collectives of a stream but those of damaged blocks, and a sentence for each of these.
+
+    Raises:
+        TooLarge: they take more memory than allowed.
+    """
+    try:
+        return stream.blocks(0, stream.num_blocks), []
+    except TooLarge:
+        raise
+    except TraceError:
+        pass
+    problems: list[str] = []
+    rows = [stream.trace.tables["collectives"].select(slice(0))]
+    for number in range(stream.num_blocks):
+        try:
+            rows.append(stream.blocks(number, number + 1))
+        except TraceError as error:
+            problems.append(f"{error}; its rows are left out")
+    return join_tables(rows), problems
 
 
 def identity_of(descriptor: int) -> tuple[int, int]:

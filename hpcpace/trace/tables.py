@@ -71,6 +71,22 @@ class GroupTable(Table):
         self._numbers, last = np.unique(numbers[::-1], return_index=True)
         self._texts = {name: table[name][len(numbers) - 1 - last] for name in ("name", "backend")}
 
+    @classmethod
+    def of_parts(
+        cls, columns: Mapping[str, NDArray[Any]], numbers: NDArray[Any], texts: Mapping[str, NDArray[Any]]
+    ) -> GroupTable:
+        """Return a table whose groups are known.
+
+        Args:
+            columns: `id` and `rank`.
+            numbers: the numbers of the groups, ascending.
+            texts: `name` and `backend` of each.
+        """
+        table = cls.__new__(cls)
+        Table.__init__(table, columns)
+        table._numbers, table._texts = numbers, dict(texts)
+        return table
+
     def __getitem__(self, column: str) -> NDArray[Any]:
         texts = self._texts.get(column) if column not in self._columns else None
         return self._columns[column] if texts is None else texts[np.searchsorted(self._numbers, self["id"])]

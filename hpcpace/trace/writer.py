@@ -83,7 +83,9 @@ class TraceWriter:
     def add(self, name: str, rows: NDArray[np.void]) -> None:
         """Accept rows of a table; nothing is written yet."""
         if len(rows):
-            self._tails[name] = np.concatenate([self._tails[name], rows])
+            # As bytes: NumPy copies structured rows field by field.
+            parts = [part.view(np.uint8) for part in (self._tails[name], rows)]
+            self._tails[name] = np.concatenate(parts).view(rows.dtype)
 
     def set_open(self, rows: NDArray[np.void]) -> None:
         """Accept the operations that are now entered but not completed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from rows import ADDERS, header, random_rows
 
 from hpcpace.trace.chunks import DamagedColumn, index_table, read_chunks, select_chunks, split_last
+from hpcpace.trace.opening import open_column
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import CHUNK_ROWS, TABLES
 from hpcpace.trace.writer import TraceWriter
@@ -58,6 +60,37 @@ def test_every_column_is_what_h5py_reads(closed, table):
             expected = file[table][name][:]
             assert column.dtype == expected.dtype
             assert column.tolist() == expected.tolist()
+
+
+class Earlier:
+    """A column as it was when a reader asked for its length, before its rank wrote on."""
+
+    def __init__(self, column: h5py.h5d.DatasetID, num_rows: int) -> None:
+        self._column, self._num_rows = column, num_rows
+
+    def get_space(self) -> SimpleNamespace:
+        return SimpleNamespace(get_simple_extent_dims=lambda: (self._num_rows,))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._column, name)
+
+
+def test_chunks_that_come_while_a_column_is_read_are_left_out(closed, monkeypatch):
+    whole = read_table(closed, "phases")
+
+    def earlier(group, name):
+        column, properties = open_column(group, name)
+        return Earlier(column, CHUNK_ROWS + 5), properties
+
+    monkeypatch.setattr("hpcpace.trace.chunks.open_column", earlier)
+    with h5py.File(closed, "r") as file:
+        growing = index_table(file["phases"].id, TABLES["phases"], file_bytes=1 << 30, is_growing=True)
+        with pytest.raises(DamagedColumn, match="more than 2 chunks"):
+            index_table(file["phases"].id, TABLES["phases"], file_bytes=1 << 30)
+    with closed.open("rb") as content:
+        found = read_chunks(content.fileno(), growing)
+    assert len(found) == CHUNK_ROWS + 5
+    assert found["begin_ns"].tolist() == whole["begin_ns"][: CHUNK_ROWS + 5].tolist()
 
 
 @pytest.mark.parametrize(("first", "stop", "num_rows"), [(0, 1, CHUNK_ROWS), (1, 3, CHUNK_ROWS + 50), (3, 3, 0)])

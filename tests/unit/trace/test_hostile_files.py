@@ -18,8 +18,11 @@ import numpy as np
 import pytest
 from rows import ADDERS, header, random_rows
 
-from hpcpace.diagnosis.streamed_operations import stream_operations
+from hpcpace.diagnosis.evidence import timed_traces
+from hpcpace.diagnosis.operation_figures import measure_operations
+from hpcpace.diagnosis.sound_stream import problems_of
 from hpcpace.errors import TraceError
+from hpcpace.metrics.steps import common_steps
 from hpcpace.rundir import Attempt
 from hpcpace.trace import journal
 from hpcpace.trace.attempt_reader import read_attempt
@@ -428,5 +431,7 @@ def test_collectives_on_disk_are_read_with_enough_memory(attempt):
 
 def test_collectives_that_take_too_much_are_left_out_of_the_figures_and_said(attempt):
     traces = read_attempt(attempt, most_rows=1000, memory_bytes=8 << 20).traces
-    figures, _ = stream_operations(traces, None)
-    assert any("--memory allows more" in problem for problem in figures.problems)
+    steps = common_steps([trace.tables["steps"] for trace in traces]).select(slice(0))
+    figures = measure_operations(timed_traces(traces), steps, steps)
+    problems = [problem for stream in figures.streams for problem in problems_of(stream)]
+    assert any("--memory allows more" in problem for problem in problems)

@@ -1,0 +1,355 @@
+"""Read the traces of ranks from packs: the same rows in the same order as from their own files.
+
+A pack is opened once for all its ranks. A packed rank keeps the path of its own file, which no longer exists.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.errors import TraceError
+from hpcpace.files import Folder
+from hpcpace.rundir import is_pack
+from hpcpace.trace.chunks import DamagedColumn
+from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtypes
+from hpcpace.trace.header import parse_header
+from hpcpace.trace.pack_groups import PackedGroups
+from hpcpace.trace.pack_index import PackIndex, collectives_of, groups_of, index_pack
+from hpcpace.trace.pack_schema import OF_RANKS, OPEN
+from hpcpace.trace.packed_rows import ChunkCache, PackedCollectives, PackedRows, Range, read_rows
+from hpcpace.trace.plausible import CHECKED, plausible_rows, without_implausible
+from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of
+from hpcpace.trace.tables import GroupTable, RankTrace, Table
+from hpcpace.wording import rank_list
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedTraces:
+    """What was read from a pack.
+
+    Attributes:
+        streams: the trace of each rank that can be read, without its collectives.
+        damaged: ranks of which parts are damaged.
+        problems: what was left out and why.
+        size_bytes: the memory that it takes.
+    """
+
+    streams: dict[int, TraceStream]
+    damaged: frozenset[int]
+    problems: tuple[str, ...]
+    size_bytes: float
+
+
+def open_pack(name: str, folder: Folder) -> tuple[int, PackIndex]:
+    """Return a descriptor of a pack, which the caller closes, and what is in it.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    path = folder.path / name
+    try:
+        descriptor = folder.open_file(name)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read ({error.strerror}); leave it out") from error
+    try:
+        return descriptor, index_pack(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def has_own_file(pack: PackIndex, place: int, folder: Folder) -> bool:
+    """Return whether the rank at a place of a pack has a file of its own that is not the one that was packed.
+
+    A rank can have both if packing was interrupted, or keeps the files. While neither size differs, they are the same.
+    """
+    name = own_name(pack.numbers[place])
+    sizes = folder.size_bytes(name), folder.size_bytes(Path(name).with_suffix(".journal").name)
+    packed = pack.ranks["trace_bytes"][place], pack.ranks["journal_bytes"][place]
+    return any(size not in (0, int(before)) for size, before in zip(sizes, packed, strict=True))
+
+
+def own_name(rank: int) -> str:
+    """Return the name of a rank's own file."""
+    return f"rank-{rank:05d}.h5"
+
+
+def read_pack(
+    pack: PackIndex,
+    descriptor: int,
+    places: Collection[int],
+    *,
+    tables: Collection[str] = TABLES,
+    most_bytes: float,
+    cache: ChunkCache,
+    as_stored: bool = False,
+) -> PackedTraces:
+    """Read the traces of some ranks of a pack, except their collectives, which streams read on demand.
+
+    Args:
+        pack: what is in it.
+        descriptor: the open pack.
+        places: places of the ranks in the pack.
+        tables: names of the tables to read; the others get no rows.
+        most_bytes: memory for them; ranks beyond it are left out.
+        cache: keeps decoded chunks.
+        as_stored: whether rows with impossible values stay, and groups have all columns.
+    """
+    reading = _Reading(pack, descriptor, frozenset(tables), cache, as_stored=as_stored)
+    wanted = np.array(sorted(places), np.int64)
+    sizes = np.cumsum(reading.size_bytes()[wanted])
+    num_fitting = int(np.searchsorted(sizes, most_bytes, "right"))
+    streams = {}
+    for first, stop in _runs(wanted[:num_fitting].tolist()):
+        for trace, rows in reading.traces(first, stop):
+            streams[trace.header.rank] = TraceStream(trace=trace, chunks=rows)
+    problems = [*reading.problems]
+    if num_fitting < len(wanted):
+        left_out = rank_list([pack.numbers[place] for place in wanted[num_fitting:]])
+        try:
+            check_size(f"{pack.path}: the tables of {left_out}", float(sizes[-1]), most_bytes)
+        except TooLarge as error:
+            problems.append(str(error))
+    return PackedTraces(
+        streams=streams,
+        damaged=frozenset(reading.damaged),
+        problems=tuple(problems),
+        size_bytes=float(sizes[num_fitting - 1]) if num_fitting else 0,
+    )
+
+
+def read_packed_rank(rank: int, folder: Folder, *, most_bytes: float) -> TraceStream | None:
+    """Return the trace of a rank from the first pack in a folder that has it whole; None if there is none.
+
+    If no pack has it whole, it is from the first that has parts of it.
+
+    Raises:
+        TraceError: it is damaged, or takes more memory; or it is in no pack, and some packs cannot be read.
+    """
+    errors: list[TraceError] = []
+    damaged: TraceStream | None = None
+    for name in filter(is_pack, folder.names()):
+        try:
+            stream, is_damaged = _read_from(name, rank, folder, most_bytes)
+        except TraceError as error:  # another pack may have the rank
+            errors.append(error)
+            continue
+        if stream is not None and not is_damaged:
+            return stream
+        damaged = damaged or stream
+    if damaged is None and errors:
+        raise errors[0] if len(errors) == 1 else TraceError("; ".join(map(str, errors)))
+    return damaged
+
+
+def _read_from(name: str, rank: int, folder: Folder, most_bytes: float) -> tuple[TraceStream | None, bool]:
+    """Return the trace of a rank from a pack, None if it is not in it; and whether parts of it are damaged.
+
+    Raises:
+        TraceError: the pack or the rank cannot be read.
+    """
+    descriptor, pack = open_pack(name, folder)
+    try:
+        if rank not in pack.numbers:
+            return None, False
+        place = pack.numbers.index(rank)
+        found = read_pack(pack, descriptor, [place], most_bytes=most_bytes, cache=ChunkCache(), as_stored=True)
+    finally:
+        os.close(descriptor)
+    if rank not in found.streams:
+        raise TraceError("; ".join(found.problems) or f"{pack.path}: rank {rank} cannot be read")
+    stream = found.streams[rank]
+    trace = replace(stream.trace, problems=(*found.problems, *stream.trace.problems))
+    return replace(stream, trace=trace, most_bytes=most_bytes), rank in found.damaged
+
+
+def packed_rows(folder_path: Path, header: TraceHeader) -> PackedRows | None:
+    """Return the collectives of a rank from the packs of a folder, None if they are in none.
+
+    For a stream whose file was packed after it was opened.
+    """
+    with Folder.open(folder_path) as folder:
+        for name in filter(is_pack, folder.names()):
+            found = _collectives(folder_path, name, folder.status(name).st_ino)
+            if found is not None and header in found[0]:
+                return found[1].of_rank(found[0].index(header))
+    return None
+
+
+@lru_cache(maxsize=8)
+def _collectives(
+    folder_path: Path, name: str, _inode: int
+) -> tuple[list[TraceHeader | None], PackedCollectives] | None:
+    """Return the headers of the ranks in a pack and their collectives, None if they cannot be read."""
+    with Folder.open(folder_path) as folder:
+        try:
+            descriptor, pack = open_pack(name, folder)
+        except TraceError:
+            return None
+        try:
+            collectives = collectives_of(pack, descriptor, partial(_open_again, pack.path, pack.identity), ChunkCache())
+            return [_header(pack, place) for place in range(pack.num_ranks)], collectives
+        except DamagedColumn:
+            return None
+        finally:
+            os.close(descriptor)
+
+
+def _header(pack: PackIndex, place: int) -> TraceHeader | None:
+    try:
+        return parse_header(_values(pack.headers[place]), str(pack.path))
+    except TraceError:
+        return None
+
+
+def _values(header: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"a header is not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise TraceError("a header is no object")
+    return values
+
+
+def _open_again(path: Path, identity: tuple[int, int]) -> int:
+    with Folder.open(path.parent) as folder:
+        descriptor = folder.open_file(path.name)
+    if identity_of(descriptor) != identity:
+        os.close(descriptor)
+        raise OSError(errno.ESTALE, "it was replaced by another file", str(path))
+    return descriptor
+
+
+def _runs(places: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield first and stop of consecutive places."""
+    bounds = [0, *(index for index in range(1, len(places)) if places[index] != places[index - 1] + 1), len(places)]
+    yield from ((places[begin], places[end - 1] + 1) for begin, end in itertools.pairwise(bounds) if end > begin)
+
+
+class _Reading:
+    """Reads consecutive ranks of a pack."""
+
+    def __init__(
+        self, pack: PackIndex, descriptor: int, tables: frozenset[str], cache: ChunkCache, *, as_stored: bool
+    ) -> None:
+        self.problems, self.damaged = list(pack.problems), set[int]()
+        self._pack, self._descriptor, self._as_stored = pack, descriptor, as_stored
+        self._tables = [name for name in (*OF_RANKS, OPEN) if name in tables or name == OPEN]
+        has_enqueue = "collectives" in pack.chunks and ENQUEUE_COLUMN in pack.chunks["collectives"].columns
+        dtypes = row_dtypes(has_enqueue=has_enqueue)
+        self._empty = {name: Table.from_rows(np.zeros(0, dtypes[name])) for name in TABLES}
+        self._collectives = self._opened(cache) if "collectives" in tables else None
+        self._groups = self._read_groups() if "groups" in tables else None
+        self._is_suspicious = self._groups is not None and _is_suspicious(self._groups.rows, "groups")
+
+    def _opened(self, cache: ChunkCache) -> PackedCollectives | None:
+        pack = self._pack
+        try:
+            return collectives_of(pack, self._descriptor, partial(_open_again, pack.path, pack.identity), cache)
+        except DamagedColumn as error:
+            self._lose("collectives", pack.numbers, str(error))
+            return None
+
+    def _read_groups(self) -> PackedGroups | None:
+        try:
+            return groups_of(self._pack, self._descriptor)
+        except DamagedColumn as error:
+            self._lose("groups", self._pack.numbers, str(error))
+            return None
+
+    def _lose(self, table: str, ranks: Sequence[int], reason: str = "") -> None:
+        why = f" ({reason})" if reason else ""
+        self.problems.append(
+            f"{self._pack.path}: table {table} of {rank_list(sorted(ranks))} is damaged and left out{why}"
+        )
+        self.damaged.update(ranks)
+
+    def size_bytes(self) -> NDArray[np.float64]:
+        """Return the memory that the tables of each rank take, float64, (num_ranks,)."""
+        sizes = self._pack.size_bytes(self._tables).astype(np.float64)
+        return sizes if self._groups is None else sizes + self._groups.sizes_bytes
+
+    def traces(self, first: int, stop: int) -> Iterator[tuple[RankTrace, PackedRows | None]]:
+        """Yield the traces of the ranks at the places `first <= place < stop`, and their collectives."""
+        found = {name: self._read(name, first, stop) for name in self._tables}
+        for place in range(first, stop):
+            try:
+                header = parse_header(_values(self._pack.headers[place]), str(self._pack.path))
+                if header.rank != self._pack.numbers[place]:
+                    raise TraceError(f"{self._pack.path}: the header of a rank says {header.rank}")
+            except TraceError as error:
+                self._lose("headers", [self._pack.numbers[place]], str(error))
+                continue
+            tables = {name: found[name][place - first] for name in self._tables}
+            yield self._trace(place, header, tables), self._rows(place)
+
+    def _rows(self, place: int) -> PackedRows | None:
+        return None if self._collectives is None else self._collectives.of_rank(place)
+
+    def _trace(self, place: int, header: TraceHeader, tables: dict[str, Table]) -> RankTrace:
+        opened = tables.pop(OPEN)
+        trace = RankTrace(
+            path=self._pack.path.with_name(own_name(header.rank)),
+            header=header,
+            tables={**self._empty, **tables, "groups": self._groups_of(place)},
+            problems=(),
+            closed_cleanly=bool(self._pack.ranks["closed"][place]),
+            open_collectives=opened,
+        )
+        if self._as_stored or not self._is_suspicious:
+            return trace
+        trace = without_implausible(trace)
+        groups = trace.tables["groups"]
+        groups = groups if isinstance(groups, GroupTable) else GroupTable(groups)
+        return replace(trace, tables={**trace.tables, "groups": groups})
+
+    def _groups_of(self, place: int) -> Table:
+        if self._groups is None:
+            return self._empty["groups"] if self._as_stored else GroupTable(self._empty["groups"])
+        return self._groups.table(place) if self._as_stored else self._groups.group_table(place)
+
+    def _read(self, name: str, first: int, stop: int) -> list[Table]:
+        """Return the rows of a table of each rank; where they are damaged, none."""
+        empty = self._empty["collectives" if name == OPEN else name]
+        if name not in self._pack.chunks:  # the index has said so
+            self.damaged.update(self._pack.numbers[first:stop])
+            return [empty] * (stop - first)
+        whole = self._pack.rows_of(name, first, stop)
+        rows, damaged = read_rows(self._descriptor, self._pack.chunks[name], *whole)
+        ends = np.cumsum(self._pack.ranks[f"num_{name}"][first:stop]).tolist()
+        places = [Range(begin, end) for begin, end in itertools.pairwise([0, *ends])]
+        found = [rows.select(slice(*place)) if place.stop > place.first else empty for place in places]
+        lost = _touched(places, [Range(one.first - whole.first, one.stop - whole.first) for one in damaged])
+        if lost:
+            self._lose(name, [self._pack.numbers[first + index] for index in lost])
+            for index in lost:
+                found[index] = empty
+        self._is_suspicious |= _is_suspicious(rows, "collectives" if name == OPEN else name)
+        return found
+
+
+def _touched(places: Sequence[Range], damaged: Sequence[Range]) -> list[int]:
+    """Return which places have damaged rows."""
+    return [
+        index
+        for index, place in enumerate(places if damaged else ())
+        if any(one.first < place.stop and place.first < one.stop for one in damaged)
+    ]
+
+
+def _is_suspicious(rows: Table, name: str) -> bool:
+    """Return whether any rows have impossible values: to ask for all ranks at once takes a fraction of the time."""
+    return name in CHECKED and plausible_rows(rows, name, "", []) is not rows

@@ -1,0 +1,314 @@
+"""Rows of a pack on disk: ranges of a table, and the collectives of one rank or of all.
+
+The ranks of a pack share its chunks. So a chunk is decoded once, kept while memory for it lasts, and handed to each.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.parallel import run_threads
+from hpcpace.trace.chunks import DamagedColumn, TableChunks, fill_chunk
+from hpcpace.trace.tables import Table
+
+CACHE_BYTES = 1 << 27
+"""Memory for the chunks that all packs of a run keep decoded: those of a range of steps are used rank after rank."""
+
+Values = NDArray[np.generic]
+
+
+class Range(NamedTuple):
+    """Consecutive rows of a table."""
+
+    first: int
+    stop: int
+
+
+def read_rows(
+    descriptor: int, chunks: TableChunks, first: int, stop: int, names: Sequence[str] | None = None
+) -> tuple[Table, list[Range]]:
+    """Return the rows `first <= number < stop` of an even table, and which rows of it are damaged and so zeros.
+
+    Several threads decode chunks at the same time.
+    """
+    columns = {name: chunks.columns[name] for name in (chunks.columns if names is None else names)}
+    if stop <= first:
+        return Table({name: np.zeros(0, column.dtype) for name, column in columns.items()}), []
+    chunk_rows = next(iter(columns.values())).chunk_rows
+    numbers = range(first // chunk_rows, -(-stop // chunk_rows))
+    begin, end = numbers.start * chunk_rows, min(numbers.stop * chunk_rows, chunks.num_rows)
+    found = {name: np.zeros(end - begin, column.dtype) for name, column in columns.items()}
+    damaged: list[Range] = []
+
+    def fill(number: int) -> None:
+        place = Range(number * chunk_rows, min((number + 1) * chunk_rows, end))
+        try:
+            for name, column in columns.items():
+                fill_chunk(descriptor, column, number, found[name][place.first - begin : place.stop - begin])
+        except DamagedColumn:
+            damaged.append(place)
+
+    run_threads(fill, numbers)
+    return Table({name: values[first - begin : stop - begin] for name, values in found.items()}), damaged
+
+
+class _Chunks:
+    """The columns of one chunk number of a pack, as far as they are decoded."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Values] = {}
+        # A damaged column is kept as its error, so that it is not decoded again for each rank.
+        self.damaged: dict[str, DamagedColumn] = {}
+        self.under_way: dict[str, Future[None]] = {}
+        self.size_bytes = 0
+
+
+class ChunkCache:
+    """Decoded chunks, the last ones used; several threads share the work of decoding.
+
+    Args:
+        most_bytes: memory for them; the ones just returned may take more.
+    """
+
+    def __init__(self, most_bytes: float = CACHE_BYTES) -> None:
+        self._left_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[PackedCollectives, int], _Chunks] = OrderedDict()
+
+    def get(self, pack: PackedCollectives, number: int, names: Sequence[str]) -> dict[str, Values]:
+        """Return at least some columns of a chunk number of a pack, by name.
+
+        Raises:
+            DamagedColumn: one cannot be read.
+        """
+        key = pack, number
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                found = self._kept[key] = _Chunks()
+            else:
+                self._kept.move_to_end(key)
+            missing = [name for name in names if name not in found.values]
+        if missing:
+            self._decode(key, found, missing)
+        return found.values
+
+    def _decode(self, key: tuple[PackedCollectives, int], chunks: _Chunks, names: Sequence[str]) -> None:
+        waiting = []
+        for name in names:
+            with self._lock:
+                if name in chunks.values or name in chunks.damaged:
+                    continue
+                if name in chunks.under_way:  # another thread decodes it: do others meanwhile
+                    waiting.append(chunks.under_way[name])
+                    continue
+                task = chunks.under_way[name] = Future()
+            try:
+                self._decode_one(key, chunks, name)
+            finally:
+                with self._lock:
+                    del chunks.under_way[name]
+                task.set_result(None)
+        for other in waiting:
+            other.result()
+        for name in names:
+            if name not in chunks.values:
+                raise DamagedColumn(str(chunks.damaged.get(name, "another thread could not read it")))
+
+    def _decode_one(self, key: tuple[PackedCollectives, int], chunks: _Chunks, name: str) -> None:
+        pack, number = key
+        try:
+            values = pack.decode(name, number)
+        except DamagedColumn as error:
+            chunks.damaged[name] = error
+            return
+        with self._lock:
+            chunks.values[name] = values
+            if self._kept.get(key) is not chunks:
+                return
+            chunks.size_bytes += values.nbytes
+            self._left_bytes -= values.nbytes
+            while self._left_bytes < 0 and len(self._kept) > 1:
+                _, oldest = self._kept.popitem(last=False)
+                self._left_bytes += oldest.size_bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedCollectives:
+    """The collectives of all ranks of a pack, in blocks: each has the rows of about the same steps, rank by rank.
+
+    Attributes:
+        open: opens the pack again, and makes sure that it is the same file; for each read, because a run may have more
+            packs than a process can keep open.
+        chunks: where the rows are.
+        counts: rows of each rank in each block, int64, (num_blocks, num_ranks).
+        last_steps: the step of the last row that each rank has up to each block, -1 before its first row, int64,
+            (num_blocks, num_ranks).
+        cache: keeps decoded chunks.
+    """
+
+    open: Callable[[], int]
+    chunks: TableChunks
+    counts: NDArray[np.int64]
+    last_steps: NDArray[np.int64]
+    cache: ChunkCache
+
+    @cached_property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk."""
+        return next((column.chunk_rows for column in self.chunks.columns.values()), 0) or 1
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the table."""
+        return len(self.counts)
+
+    @cached_property
+    def first_rows(self) -> NDArray[np.int64]:
+        """The first row of each rank in each block, and the number of all rows, int64, (num_blocks * ranks + 1,)."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts.ravel())])
+
+    @cached_property
+    def rows_before(self) -> NDArray[np.int64]:
+        """How many rows each rank has before each block, and in all, int64, (num_blocks + 1, num_ranks)."""
+        before = np.zeros((self.num_blocks + 1, self.counts.shape[1]), np.int64)
+        np.cumsum(self.counts, axis=0, out=before[1:])
+        return before
+
+    def read_blocks(self, first: int, stop: int, names: Sequence[str] | None = None) -> tuple[Table, list[Range]]:
+        """Return the rows of all ranks in the blocks `first <= number < stop`, block by block as they are stored.
+
+        Also which of them are damaged and so zeros. Nothing of it is kept.
+
+        Raises:
+            OSError: the pack is not there any more.
+        """
+        num_ranks = self.counts.shape[1]
+        rows = Range(int(self.first_rows[first * num_ranks]), int(self.first_rows[stop * num_ranks]))
+        descriptor = self.open()
+        try:
+            table, damaged = read_rows(descriptor, self.chunks, *rows, names)
+        finally:
+            os.close(descriptor)
+        return table, [Range(max(one.first, rows.first) - rows.first, one.stop - rows.first) for one in damaged]
+
+    def of_rank(self, index: int) -> PackedRows:
+        """Return the rows of one rank."""
+        return PackedRows(pack=self, index=index)
+
+    def decode(self, name: str, number: int) -> Values:
+        """Return one chunk of a column.
+
+        Raises:
+            DamagedColumn: it cannot be read.
+        """
+        column = self.chunks.columns[name]
+        num_rows = min(self.chunks.num_rows - number * column.chunk_rows, column.chunk_rows)
+        values: Values = np.zeros(num_rows, column.dtype)
+        try:
+            descriptor = self.open()
+        except OSError as error:
+            raise DamagedColumn(str(error)) from error
+        try:
+            fill_chunk(descriptor, column, number, values)
+        finally:
+            os.close(descriptor)
+        values.flags.writeable = False  # all ranks share it
+        return values
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedRows:
+    """The collectives of one rank of a pack, in the order of its own file.
+
+    Attributes:
+        pack: those of all ranks.
+        index: the place of the rank in the pack.
+    """
+
+    pack: PackedCollectives
+    index: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the rank."""
+        return int(self._before[-1])
+
+    @cached_property
+    def _before(self) -> NDArray[np.int64]:
+        return np.ascontiguousarray(self.pack.rows_before[:, self.index])
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pack."""
+        return self.pack.num_blocks
+
+    @property
+    def last_steps(self) -> NDArray[np.int64]:
+        """The step of the last row up to each block, int64, (num_blocks,)."""
+        return self.pack.last_steps[:, self.index]
+
+    def size_bytes(self, first: int, stop: int, names: Sequence[str]) -> int:
+        """Return the memory that the rows of the blocks `first <= number < stop` take."""
+        columns = self.pack.chunks.columns
+        return int(self._before[stop] - self._before[first]) * sum(columns[name].dtype.itemsize for name in names)
+
+    def blocks_of_rows(self, first: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the block of each of some rows, counted from the first row of the block `first`."""
+        blocks: NDArray[np.int64] = np.searchsorted(self._before, self._before[first] + rows, "right") - 1
+        return blocks
+
+    def blocks(self, first: int, stop: int, names: Sequence[str], lead: Table | None = None) -> Table:
+        """Return the rows of the blocks `first <= number < stop`, behind some other rows.
+
+        Raises:
+            DamagedColumn: a chunk cannot be read.
+        """
+        return self.rows(int(self._before[first]), int(self._before[stop]), names, lead)
+
+    def rows(self, first: int, stop: int, names: Sequence[str], lead: Table | None = None) -> Table:
+        """Return the rows `first <= number < stop`, behind some other rows.
+
+        Raises:
+            DamagedColumn: a chunk cannot be read.
+        """
+        pieces = self._pieces(first, stop)
+        parts = [(self.pack.cache.get(self.pack, number, names), begin, end) for number, begin, end in pieces]
+        has_lead = lead is not None and len(lead) > 0
+        if len(parts) == 1 and not has_lead:
+            ((chunk, begin, end),) = parts
+            return Table({name: chunk[name][begin:end] for name in names})
+        found = {}
+        for name in names:
+            values = [chunk[name][begin:end] for chunk, begin, end in parts]
+            if has_lead:
+                assert lead is not None
+                values.insert(0, lead[name])
+            found[name] = np.concatenate(values) if values else np.zeros(0, self.pack.chunks.columns[name].dtype)
+        return Table(found)
+
+    def _pieces(self, first: int, stop: int) -> list[tuple[int, int, int]]:
+        """Return in which chunks rows of the rank are: number of the chunk, first row in it, and the row behind."""
+        num_ranks, chunk_rows = self.pack.counts.shape[1], self.pack.chunk_rows
+        begin_block, end_block = np.searchsorted(self._before, (first + 1, stop)).tolist()
+        before = self._before[begin_block - 1 : end_block + 1].tolist()
+        places = self.pack.first_rows[(begin_block - 1) * num_ranks + self.index : end_block * num_ranks : num_ranks]
+        pieces = []
+        for place, own, behind in zip((places - before[:-1]).tolist(), before, before[1:], strict=False):
+            begin, end = place + max(first, own), place + min(stop, behind)
+            while begin < end:
+                number = begin // chunk_rows
+                limit = min(end, (number + 1) * chunk_rows)
+                pieces.append((number, begin - number * chunk_rows, limit - number * chunk_rows))
+                begin = limit
+        return pieces

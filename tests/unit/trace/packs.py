@@ -1,0 +1,95 @@
+"""An attempt with ranks of all kinds to pack, and a comparison of all that is read of two attempts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from rows import header, random_rows
+
+from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.encoding import round_times, row_dtypes
+from hpcpace.trace.reader import read_trace
+from hpcpace.trace.schema import ExitKind, Op
+from hpcpace.trace.tables import RankTrace, Table
+from hpcpace.trace.writer import TraceWriter
+
+NUM_RANKS = 6
+CLOSED, SHORT, KILLED, EMPTY, WITH_ENQUEUE, JOURNAL = range(NUM_RANKS)
+_NUM_ROWS = {CLOSED: 20_000, SHORT: 300, KILLED: 9_000, EMPTY: 0, WITH_ENQUEUE: 12_000, JOURNAL: 500}
+
+
+def collectives(rank: int, num_rows: int, *, has_enqueue: bool = False) -> np.ndarray:
+    """Four operations a step in the order of their completion, which now and then is behind the next step."""
+    rng = np.random.default_rng(rank)
+    rows = np.zeros(num_rows, row_dtypes(has_enqueue=has_enqueue)["collectives"])
+    rows["step"], rows["seq"] = np.arange(num_rows) // 4, np.arange(num_rows)
+    rows["op"], rows["peer"], rows["bytes"] = Op.ALL_REDUCE, -1, 1024 << rng.integers(0, 4, num_rows)
+    rows["enter_ns"] = np.arange(num_rows) * 256_000 + 256 * rng.integers(0, 900, num_rows)
+    rows["exit_ns"] = rows["enter_ns"] + 256 * rng.integers(1, 3_000, num_rows)
+    if has_enqueue:
+        rows["enqueue_ns"] = rows["enter_ns"] - 25_600
+    return rows[np.argsort(rows["exit_ns"], kind="stable")]
+
+
+def write_attempt(folder: Path, *, run_id: str = "run") -> Attempt:
+    """Write the trace of each kind of rank, the killed ones with journals, and return their attempt."""
+    attempt = RunDirectory(folder / run_id).new_attempt()
+    for rank, num_rows in _NUM_ROWS.items():
+        has_enqueue = rank == WITH_ENQUEUE
+        head = header(rank, world_size=NUM_RANKS, run_id=run_id, node=rank // 2, host=f"n{rank // 2}")
+        writer = TraceWriter(attempt.trace_file(rank), head, has_enqueue=has_enqueue)
+        dtypes = row_dtypes()
+        members = [(0, member, b"world", b"gloo") for member in range(NUM_RANKS)]
+        members += [(1, member, b"node-%d" % (rank // 2), b"nccl") for member in (rank, rank ^ 1)]
+        steps = np.zeros(num_rows // 4, dtypes["steps"])
+        steps["step"], steps["begin_ns"] = np.arange(len(steps)), np.arange(len(steps)) * 1_024_000
+        steps["end_ns"], steps["samples"] = steps["begin_ns"] + 1_000_000, 8
+        for name, rows in (
+            ("groups", np.array(members, dtypes["groups"])),
+            ("steps", steps),
+            ("collectives", collectives(rank, num_rows, has_enqueue=has_enqueue)),
+            *((name, random_rows(name, 40 + rank)) for name in ("pacing", "network", "host") if num_rows),
+        ):
+            round_times(name, rows)
+            writer.add(name, rows)
+        if rank in (KILLED, JOURNAL):
+            open_rows = collectives(rank, num_rows + 2)[-2:]
+            open_rows["exit_kind"], open_rows["seq"] = ExitKind.NEVER, num_rows + np.arange(2)
+            writer.set_open(open_rows)
+            writer.flush()
+            writer.abandon()
+        else:
+            writer.close()
+    return attempt
+
+
+def assert_same_trace(found: RankTrace, expected: RankTrace) -> None:
+    assert found.header == expected.header
+    assert found.closed_cleanly == expected.closed_cleanly
+    assert found.tables.keys() == expected.tables.keys()
+    for name, table in expected.tables.items():
+        assert_same_table(found.tables[name], table)
+    assert_same_table(found.open_collectives, expected.open_collectives)
+
+
+def assert_same_table(found: Table, expected: Table) -> None:
+    assert len(found) == len(expected) and list(found) == list(expected)
+    for name in expected:
+        assert found[name].dtype == expected[name].dtype, name
+        assert np.array_equal(found[name], expected[name]), name
+
+
+def assert_same_attempt(found: Attempt, expected: Attempt) -> None:
+    """Compare everything that is read of two attempts: rank by rank, in memory, and as streams."""
+    for rank, path in expected.trace_files().items():
+        one, other = read_trace(found.trace_file(rank)), read_trace(path)
+        assert one.problems == () == other.problems
+        assert_same_trace(one, other)
+    for most_rows in (10**9, 0):
+        ours, theirs = (read_attempt(attempt, most_rows=most_rows) for attempt in (found, expected))
+        assert ours.problems == theirs.problems
+        assert len(ours.traces) == len(theirs.traces)
+        for one, other in zip(ours.traces, theirs.traces, strict=True):
+            assert_same_trace(one, other)
