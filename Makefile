@@ -2,16 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+BENCH_STAMP := .venv/.installed-bench
 DEMO := runs/demo
 
-.PHONY: install demo test test-full test-lab gpu lint bench drills score nano-cluster pacing golden clean
+.PHONY: install demo test test-full test-lab sanitize gpu lint bench bench-quick drills score nano-cluster pacing golden clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# Without a C++ compiler the last line is a warning: collectives are observed by the layer in Python, and reports take
+# numpy alone, and longer.
+$(STAMP): pyproject.toml constraints.txt setup.py hpcpace/metrics/kernels.cpp hpcpace/observe/layer.cpp
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,dev]'
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
 # Trains twice, clean and with one slow rank, and prints both reports.
@@ -33,6 +37,18 @@ test-full: $(STAMP)
 test-lab: $(STAMP)
 	$(BIN)/python -m pytest -m 'root or slurm' tests
 
+# The tests of the kernels, built with sanitizers of addresses and of undefined behaviour. Needs g++.
+sanitize: $(STAMP)
+	rm -rf build/sanitized && mkdir -p build/sanitized
+	cp -r hpcpace experiments pyproject.toml tests build/sanitized
+	rm -f build/sanitized/hpcpace/metrics/_kernels*
+	g++ -std=c++20 -O1 -g -fwrapv -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+	  -fno-sanitize=signed-integer-overflow -shared -fPIC hpcpace/metrics/kernels.cpp \
+	  -DSOURCE_CHECK=$$($(BIN)/python -c 'import zlib; print(zlib.crc32(open("hpcpace/metrics/kernels.cpp", "rb").read()))')u \
+	  -o build/sanitized/hpcpace/metrics/_kernels.so
+	cd build/sanitized && ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$(g++ -print-file-name=libasan.so) PYTHONPATH=$$PWD \
+	  $(CURDIR)/$(BIN)/python -m pytest tests/unit/metrics
+
 # A GPU, and a torch with CUDA.
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu
@@ -43,9 +59,17 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/shellcheck sbatch/*.sh .ci/run
 
-bench: $(STAMP)
+$(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,dev,bench]'
+	@touch $@
+
+# All benchmarks that docs/performance.md has: about half an hour. Timings never fail, a benchmark that does not run does.
+bench: $(BENCH_STAMP)
 	$(BIN)/python -m experiments.bench
+
+# Each benchmark in a small size, under 3 minutes: shows that they still run.
+bench-quick: $(BENCH_STAMP)
+	$(BIN)/python -m experiments.bench --quick
 
 # Root and Slurm, about 25 minutes: each fault five times, which writes docs/reliability.md; then the requeue of each
 # workload near its time limit.

@@ -58,9 +58,9 @@ def contradictions(tables: Mapping[str, Columns]) -> list[Contradiction]:
     return [one for one in found if one.num_bad]
 
 
-def num_contradictory(collectives: Columns) -> int:
-    """Return how many of some rows of a table of collectives are impossible."""
-    return int(np.logical_or.reduce([bad(collectives) for _, bad in _CHECKS["collectives"]]).sum())
+def collectives_contradict(collectives: Columns) -> tuple[tuple[str, NDArray[np.bool_]], ...]:
+    """Return how rows of a table of collectives can contradict themselves, and which do, bool, (num_rows,) each."""
+    return tuple((what, bad(collectives)) for what, bad in _CHECKS["collectives"])
 
 
 def _takes_no_time(steps: Columns) -> NDArray[np.bool_]:

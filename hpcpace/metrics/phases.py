@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.metrics.kernels import checked, library
 from hpcpace.trace.schema import Phase
 
 Times = NDArray[np.int64]
@@ -45,6 +46,7 @@ EXPOSED_TRANSFER = (Part.SYNC_TRANSFER, Part.TRANSFER)
 
 _NO_PHASE = len(Phase)
 _FREE, _WAITS, _TRANSFERS = range(3)
+_OVERLAPS = 2  # what the kernel says of calls that it does not take apart
 
 
 def _parts() -> NDArray[np.int64]:
@@ -127,15 +129,19 @@ def parts_of_steps(
     """
     step_begin, step_end = steps
     phase, phase_begin, phase_end = phases
-    edges = _edges(step_begin, step_end, phase_begin, phase_end)
     num_steps = len(step_begin)
     if not num_steps:
         return np.zeros((0, len(Part)))
+    # Records without a length cover nothing.
+    whole = _inside_a_whole(phase, phase_begin, phase_end)
+    covers_until = np.where(whole, phase_begin, phase_end)
+    total = _compiled_parts(steps, (phase, phase_begin, covers_until), operations)
+    if total is not None:
+        return total
+    edges = _edges(step_begin, step_end, phase_begin, phase_end)
     step = _steps_of_segments(step_begin, step_end, edges)
     known = np.append(np.where(phase < _NO_PHASE, phase, _NO_PHASE).astype(np.int64), _NO_PHASE)
-    whole = _inside_a_whole(phase, phase_begin, phase_end)
-    # Records without a length cover nothing.
-    segment_phase = known[innermost(phase_begin, np.where(whole, phase_begin, phase_end), edges)]
+    segment_phase = known[innermost(phase_begin, covers_until, edges)]
 
     state_ns = _states(operations, edges, segment_phase == Phase.GRAD_SYNC)
     part = _PARTS[segment_phase]
@@ -143,6 +149,28 @@ def parts_of_steps(
     for state in range(3):
         total += np.bincount(step * len(Part) + part[:, state], weights=state_ns[state], minlength=len(total))
     return total.reshape(num_steps + 1, len(Part))[:num_steps]
+
+
+def _compiled_parts(
+    steps: tuple[Times, Times],
+    phases: tuple[NDArray[np.uint8], Times, Times],
+    operations: tuple[Times, Times, Times, Times],
+) -> NDArray[np.float64] | None:
+    """Return what `parts_of_steps` does, by a kernel; None without one, and where calls overlap."""
+    kernels = library()
+    if kernels is None:
+        return None
+    begin, end = steps
+    total = np.zeros((len(begin), len(Part)))
+    status = kernels.parts_of_steps(
+        *(len(begin), begin, end, np.argsort(begin, kind="stable"), len(phases[0]), *phases),
+        *(len(operations[0]), *operations),
+        *(_NO_PHASE, int(Phase.GRAD_SYNC), len(Part), _PARTS, total),
+    )
+    if status == _OVERLAPS:
+        return None
+    checked(status)
+    return total
 
 
 def _steps_of_segments(step_begin: Times, step_end: Times, edges: Times) -> NDArray[np.int64]:

@@ -162,3 +162,18 @@ def _quantiles(drawn: NDArray[np.float64], levels: tuple[float, float]) -> NDArr
         for column in np.flatnonzero(~whole & ~np.isnan(columns).all(axis=0)):
             found[:, column] = np.nanquantile(columns[:, column], levels)
     return np.asarray(found.reshape(len(levels), *drawn.shape[1:]))
+
+
+def trimmed_mean(values: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """Return the mean over the first axis without the smallest and the largest values of each column.
+
+    This is `scipy.stats.trim_mean`, whose module takes longer to import than most reports take to compute.
+
+    Args:
+        values: (num_values, ...).
+        share: of the values that is left out at each end, below 0.5.
+    """
+    first = int(share * len(values))
+    stop = len(values) - first
+    ordered = np.partition(values, (first, stop - 1), axis=0)
+    return np.asarray(ordered[first:stop].mean(axis=0))

@@ -38,8 +38,8 @@ class StepPanel:
     def __len__(self) -> int:
         return len(self.step)
 
-    def select(self, mask: NDArray[np.bool_]) -> StepPanel:
-        """Return the steps where `mask`, bool, (num_steps,), is true."""
+    def select(self, mask: NDArray[np.bool_] | NDArray[np.int64] | slice) -> StepPanel:
+        """Return the steps under a mask, bool, (num_steps,), at some positions, int64, or of a slice."""
         return StepPanel(
             step=self.step[mask],
             begin_ns=self.begin_ns[:, mask],

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.lateness.segments import LocalWork
 from hpcpace.metrics.operations.matching import Operations
-from hpcpace.metrics.operations.waits import Waits
 from hpcpace.metrics.phases import innermost
-from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.schema import Op
 
 FloatArray = NDArray[np.float64]
+Times = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,45 +45,24 @@ def ideal_bubble(num_stages: int, num_microbatches: int) -> float:
     return (num_stages - 1) / (num_microbatches + num_stages - 1)
 
 
-def message_waits(
-    operations: Operations, waits: Waits, steps: StepPanel, *, ranks: NDArray[np.int64], mask: NDArray[np.bool_]
-) -> FloatArray:
-    """Return how long each rank was blocked waiting for messages in each step, float64, (num_ranks, num_steps).
+def covered_by_waits(operations: tuple[Times, Times, Times, Times], steps: tuple[Times, Times]) -> FloatArray:
+    """Return how long a rank was blocked waiting in each step, nanoseconds, float64, (num_steps,).
 
-    This is the exposed wait of send and recv: of the last `blocked` nanoseconds before the exit, the part before
-    enter + wait. Overlapping waits count once.
+    This is the exposed wait of its operations: of the last `blocked` nanoseconds before the exit, the part before
+    enter + wait. Overlapping waits count once. All times are of one clock.
 
     Args:
-        operations: rows of all ranks.
-        waits: their waits.
-        steps: the steps, on the clock of the operations.
-        ranks: what the rows of `steps` are, ascending, int64, (num_ranks,).
-        mask: the rows to use, bool, (num_operations,).
+        operations: enter, exit, blocked and wait of its operations, such as its messages, each (num_operations,).
+        steps: begin and end of the steps, ascending, each (num_steps,).
     """
-    total = np.zeros(steps.begin_ns.shape)
-    end = np.minimum(operations.enter_ns + waits.wait_ns, operations.exit_ns)
-    begin = np.maximum(operations.exit_ns - operations.blocked_ns, operations.enter_ns)
-    rows = np.flatnonzero(mask & np.isin(operations.op, (Op.SEND, Op.RECV)) & (end > begin))
-    if not len(rows) or not total.size:
-        return total
-    starts = np.searchsorted(operations.rank[rows], ranks)
-    stops = np.searchsorted(operations.rank[rows], ranks, side="right")
-    for index, (first, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        own = rows[first:stop]
-        if len(own):
-            total[index] = _covered(begin[own], end[own], steps.begin_ns[index], steps.end_ns[index])
-    return total
-
-
-def _covered(
-    begin_ns: NDArray[np.int64],
-    end_ns: NDArray[np.int64],
-    step_begin_ns: NDArray[np.int64],
-    step_end_ns: NDArray[np.int64],
-) -> FloatArray:
-    """Return how much of each step of a rank any of its waits covers, float64, (num_steps,)."""
-    edges = np.unique(np.concatenate([begin_ns, end_ns, step_begin_ns, step_end_ns]))
-    waited = innermost(begin_ns, end_ns, edges) >= 0
+    enter_ns, exit_ns, blocked_ns, wait_ns = operations
+    step_begin_ns, step_end_ns = steps
+    end = np.minimum(enter_ns + wait_ns, exit_ns)
+    begin = np.maximum(exit_ns - blocked_ns, enter_ns)
+    some = end > begin
+    begin, end = begin[some], end[some]
+    edges = np.unique(np.concatenate([begin, end, step_begin_ns, step_end_ns]))
+    waited = innermost(begin, end, edges) >= 0
     step = np.searchsorted(step_begin_ns, edges[:-1], side="right") - 1
     inside = waited & (step >= 0) & (edges[:-1] < step_end_ns[np.maximum(step, 0)])
     length = np.diff(edges).astype(np.float64)
@@ -101,7 +79,7 @@ def pipeline_bubble(
     """Return the bubble of a pipeline; None with one stage, or if no step takes any time.
 
     Args:
-        message_wait_ns: from `message_waits`, (num_ranks, num_steps).
+        message_wait_ns: exposed wait for messages, from `covered_by_waits`, (num_ranks, num_steps).
         step_ns: time of each step, (num_steps,).
         stage: pipeline stage of each rank, int64, (num_ranks,).
         num_microbatches: of a step; see `microbatches`.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.causes.propagation import last_partner
-from hpcpace.metrics.lateness.segments import ROUNDING_NS, LocalWork
+from hpcpace.metrics.kernels import bytes_of, library
+from hpcpace.metrics.lateness.segments import ROUNDING_NS, Blocking
 from hpcpace.metrics.operations.blocked_time import NO_BLOCKS, Blocks, blocks_of
 from hpcpace.metrics.operations.matching import Matching, Operations
 from hpcpace.metrics.steps import StepPanel
@@ -24,6 +26,8 @@ BoolArray = NDArray[np.bool_]
 
 WORK = -1
 MOST_ROUNDS = 10_000
+_NO_ROW = -1
+_MOST_SCATTERED = 4  # rows that a search goes through, of each row
 _NEVER_NS = np.iinfo(np.int64).min
 
 
@@ -64,11 +68,12 @@ class CriticalPath:
 def critical_path(
     operations: Operations,
     matching: Matching,
-    work: LocalWork,
+    work: Blocking,
     steps: StepPanel,
     *,
     ranks: Sequence[int],
     blocks: Blocks = NO_BLOCKS,
+    partner: Int64Array | None = None,
 ) -> CriticalPath:
     """Return the critical path of each step.
 
@@ -80,32 +85,53 @@ def critical_path(
     Args:
         operations: rows of all ranks, on the common clock.
         matching: which of them belong together.
-        work: from `local_work` with the same arguments.
+        work: which rows block, such as from `local_work` with the same arguments.
         steps: the steps that all ranks have, on the common clock.
         ranks: what the rows of `steps` are, ascending, (num_ranks,).
         blocks: further stretches in which ranks were blocked; an operation that ends in one ends a wait.
+        partner: from `last_partner`, if it is known already.
     """
     names = np.asarray(ranks, np.int64)
     walk = _Walk(steps)
     if steps.begin_ns.size:
-        is_wait = work.is_known & (work.is_blocking | _ends_in_block(operations, blocks, names))
-        waits = _WaitEnds(operations, steps, names, np.flatnonzero(is_wait))
-        partner = _partners_within(operations, matching, names)
+        waits: _WaitEnds | None = _compiled_wait_ends(operations, work, steps, names, blocks)
+        if waits is None:
+            is_wait = work.is_known & (work.is_blocking | _ends_in_block(operations, blocks, names))
+            waits = _SortedWaitEnds(operations, steps, names, np.flatnonzero(is_wait))
+        partner = _among(operations, last_partner(operations, matching) if partner is None else partner, names)
         for _ in range(MOST_ROUNDS):
             row = walk.to_last_wait(operations, waits)
             if not len(row):
                 break
-            walk.to_last_enter(operations, waits, row, partner[row])
+            walk.to_last_enter(operations, names, row, partner[row])
     return walk.path()
 
 
-class _WaitEnds:
-    """The ends of all waits, ordered by rank, step and time, so that the last one before a time is looked up.
+class _WaitEnds(Protocol):
+    """The ends of all waits, so that the last one before a time is looked up; ordered by rank, step, time and row."""
 
-    Attributes:
-        rows: rows of the operations that were waited for, int64, (num_waits,).
-        place: where each row is in `rows`, beyond the end if it is not, int64, (num_operations,).
-    """
+    def last_before(
+        self, rank: Int64Array, step: Int64Array, time_ns: Int64Array, before: Int64Array
+    ) -> tuple[Int64Array, BoolArray]:
+        """Return the last wait of each rank in a step that ends by a time, and whether there is one.
+
+        Args:
+            rank: index of the rank, (num_lookups,).
+            step: index of the step, (num_lookups,).
+            time_ns: latest end, (num_lookups,); rounding is allowed for.
+            before: a row that it comes before if that ends a wait, too, (num_lookups,); -1 for none.
+
+        Returns:
+            rows of operations, int64, and bool, each (num_lookups,).
+        """
+
+
+def _time_bits(steps: StepPanel) -> int:
+    return 62 - int(steps.begin_ns.size).bit_length()
+
+
+class _SortedWaitEnds:
+    """The ends of all waits, sorted."""
 
     def __init__(self, operations: Operations, steps: StepPanel, names: Int64Array, rows: Int64Array) -> None:
         """Order the waits.
@@ -116,39 +142,85 @@ class _WaitEnds:
             names: what the rows of `steps` are, ascending, (num_ranks,).
             rows: rows that end a wait, (num_waits,).
         """
-        self._begin_ns, self.names = steps.begin_ns, names
-        self._time_bits = 62 - int(steps.begin_ns.size).bit_length()
+        self._begin_ns, self._time_bits = steps.begin_ns, _time_bits(steps)
         index = np.searchsorted(names, operations.rank[rows])
         keys = self._keys(index, np.searchsorted(steps.step, operations.step[rows]), operations.exit_ns[rows])
         order = np.argsort(keys, kind="stable")
-        self._sorted_keys, self.rows = keys[order], rows[order]
-        self.place = np.full(len(operations), len(rows) + 1)
-        self.place[self.rows] = np.arange(len(rows))
+        self._sorted_keys, self._rows = keys[order], rows[order]
+        # Where each row is among the waits, beyond the end if it is none; the last place is that of no row.
+        self._place = np.full(len(operations) + 1, len(rows) + 1)
+        self._place[self._rows] = np.arange(len(rows))
 
     def last_before(
-        self, rank: Int64Array, step: Int64Array, time_ns: Int64Array, limit: Int64Array
+        self, rank: Int64Array, step: Int64Array, time_ns: Int64Array, before: Int64Array
     ) -> tuple[Int64Array, BoolArray]:
-        """Return the last wait of each rank in a step that ends by a time, and whether there is one.
-
-        Args:
-            rank: index of the rank, (num_lookups,).
-            step: index of the step, (num_lookups,).
-            time_ns: latest end, (num_lookups,); rounding is allowed for.
-            limit: the wait comes before this place in `rows`, (num_lookups,).
-
-        Returns:
-            rows of operations, int64, and bool, each (num_lookups,).
-        """
+        """Return the last waits, as `_WaitEnds` says."""
         found = np.searchsorted(self._sorted_keys, self._keys(rank, step, time_ns + ROUNDING_NS), side="right") - 1
-        found = np.minimum(found, limit - 1)
+        found = np.minimum(found, self._place[before] - 1)
         first = np.searchsorted(self._sorted_keys, self._keys(rank, step, self._begin_ns[rank, step]))
-        row = self.rows[np.maximum(found, 0)] if len(self.rows) else np.zeros(len(rank), np.int64)
+        row = self._rows[np.maximum(found, 0)] if len(self._rows) else np.zeros(len(rank), np.int64)
         return row, (found >= first) & (found >= 0)
 
     def _keys(self, rank: Int64Array, step: Int64Array, time_ns: Int64Array) -> Int64Array:
         """Return numbers that are in the order of rank, step and time within the step, int64, (num_times,)."""
         inside_ns = np.clip(time_ns - self._begin_ns[rank, step], 0, (1 << self._time_bits) - 1)
         return np.asarray(((rank * self._begin_ns.shape[1] + step) << self._time_bits) + inside_ns, np.int64)
+
+
+def _compiled_wait_ends(
+    operations: Operations, work: Blocking, steps: StepPanel, names: Int64Array, blocks: Blocks
+) -> _CompiledWaitEnds | None:
+    """Return the ends of all waits, not sorted, where a kernel finds the last ones among the rows of a step.
+
+    None without kernels, and where the rows of a step are so scattered that each search would take long.
+    """
+    kernels, bounds = library(), operations.bounds
+    if kernels is None or operations.slices is None:
+        return None
+    rank = operations.rank[bounds[:-1]]
+    index = np.minimum(np.searchsorted(names, rank), len(names) - 1)
+    first, stop = (np.empty(steps.begin_ns.shape, np.int64) for _ in range(2))
+    num_rows = kernels.rows_of_steps(
+        *(len(bounds) - 1, bounds, np.where(names[index] == rank, index, -1), operations.step),
+        *(*steps.begin_ns.shape, steps.step, first, stop),
+    )
+    if num_rows > _MOST_SCATTERED * len(operations):
+        return None
+    return _CompiledWaitEnds(kernels, operations, work, steps, (first, stop), blocks_of(blocks, names.tolist()))
+
+
+class _CompiledWaitEnds:
+    """The ends of all waits, found among the rows of a step."""
+
+    def __init__(
+        self,
+        kernels: Any,
+        operations: Operations,
+        work: Blocking,
+        steps: StepPanel,
+        rows: tuple[Int64Array, Int64Array],
+        blocks: list[tuple[Int64Array, Int64Array]],
+    ) -> None:
+        self._kernels, self._rows = kernels, rows
+        self._steps = (len(steps), steps.step, steps.begin_ns)
+        orders = [np.argsort(begin) for begin, _ in blocks]
+        self._ends = (
+            *(operations.step, operations.exit_ns, bytes_of(work.is_known), bytes_of(work.is_blocking)),
+            np.append(0, np.cumsum([len(order) for order in orders])),
+            *(np.concatenate([of[side][order] for of, order in zip(blocks, orders, strict=True)]) for side in (0, 1)),
+        )
+        self._most_inside_ns = (1 << _time_bits(steps)) - 1
+
+    def last_before(
+        self, rank: Int64Array, step: Int64Array, time_ns: Int64Array, before: Int64Array
+    ) -> tuple[Int64Array, BoolArray]:
+        """Return the last waits, as `_WaitEnds` says."""
+        row, has_found = np.empty(len(rank), np.int64), np.empty(len(rank), np.uint8)
+        self._kernels.last_waits(
+            *(len(rank), rank, step, time_ns + ROUNDING_NS, before, *self._steps, *self._rows, *self._ends),
+            *(self._most_inside_ns, row, has_found),
+        )
+        return row, has_found.view(np.bool_)
 
 
 class _Walk:
@@ -160,7 +232,7 @@ class _Walk:
         self._begin_ns = steps.begin_ns
         self._rank = steps.end_ns.argmax(axis=0) if num_ranks else np.zeros(num_steps, np.int64)
         self._now_ns = steps.end_ns.max(axis=0, initial=_NEVER_NS)
-        self._limit = np.full(num_steps, np.iinfo(np.int64).max)
+        self._source = np.full(num_steps, _NO_ROW)
         self._num_hops = np.zeros(num_steps, np.int64)
         self._active = np.arange(num_steps)
         self._pieces: list[tuple[Int64Array, ...]] = [(np.zeros(0, np.int64),) * 5]
@@ -172,19 +244,19 @@ class _Walk:
             rows of the operations that were waited for, int64, (num_active_steps,).
         """
         step, rank, now_ns = self._active, self._rank[self._active], self._now_ns[self._active]
-        row, has_waited = waits.last_before(rank, step, now_ns, self._limit[step])
+        row, has_waited = waits.last_before(rank, step, now_ns, self._source[step])
         begin_ns = np.minimum(self._begin_ns[rank, step], now_ns)
         begin_ns[has_waited] = np.minimum(operations.exit_ns[row[has_waited]], now_ns[has_waited])
         self._pieces.append((step, rank, np.full(len(step), WORK), begin_ns, now_ns))
         self._active, self._now_ns[step] = step[has_waited], begin_ns
         return row[has_waited]
 
-    def to_last_enter(self, operations: Operations, waits: _WaitEnds, row: Int64Array, partner: Int64Array) -> None:
+    def to_last_enter(self, operations: Operations, names: Int64Array, row: Int64Array, partner: Int64Array) -> None:
         """Walk through the transfers to the enter of the last to arrive: a partner, or the rank itself.
 
         Args:
             operations: rows of all ranks.
-            waits: the ends of all waits.
+            names: what the rows of the panel are, ascending, (num_ranks,).
             row: the operation that was waited for, (num_active_steps,).
             partner: row of its last partner to arrive, -1 without one, (num_active_steps,).
         """
@@ -193,8 +265,8 @@ class _Walk:
         source = np.where(is_hop, partner, row)
         enter_ns = np.minimum(operations.enter_ns[source], exit_ns)
         self._pieces.append((step, self._rank[step], operations.op[row].astype(np.int64), enter_ns, exit_ns))
-        self._rank[step] = np.searchsorted(waits.names, operations.rank[source])
-        self._now_ns[step], self._limit[step] = enter_ns, waits.place[source]
+        self._rank[step] = np.searchsorted(names, operations.rank[source])
+        self._now_ns[step], self._source[step] = enter_ns, source
         self._num_hops[step] += is_hop
 
     def path(self) -> CriticalPath:
@@ -213,9 +285,8 @@ class _Walk:
         )
 
 
-def _partners_within(operations: Operations, matching: Matching, names: Int64Array) -> Int64Array:
-    """Return the last partner of each row as `last_partner` does, -1 if its rank is not among `names`."""
-    partner = last_partner(operations, matching)
+def _among(operations: Operations, partner: Int64Array, names: Int64Array) -> Int64Array:
+    """Return the partners, -1 for those whose rank is not among `names`."""
     return np.where(np.isin(operations.rank, names)[partner], partner, -1)
 
 

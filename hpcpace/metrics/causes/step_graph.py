@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.causes.replay import GATE, START, TRANSFER, WAIT, WORK, FloatArray, Int64Array, StepGraph
+from hpcpace.metrics.kernels import library
 from hpcpace.metrics.lateness.segments import LocalWork
 from hpcpace.metrics.operations.blocked_time import NO_BLOCKS, Blocks, blocks_of
 from hpcpace.metrics.operations.dependence import depends_on_others, releases_others
@@ -320,12 +321,16 @@ def _wait_begins(operations: Operations, table: Int64Array, rank: Int64Array, bl
     blocked, too.
     """
     enter, exit_ = operations.enter_ns[table], operations.exit_ns[table[blocking]]
-    begin = np.maximum(exit_ - operations.blocked_ns[table[blocking]], enter[blocking])
+    begin: Int64Array = np.maximum(exit_ - operations.blocked_ns[table[blocking]], enter[blocking])
     edges = np.searchsorted(rank, np.arange(int(rank.max()) + 2))
+    kernels = library()
+    if kernels is not None:
+        first, stop = edges[rank[blocking]], edges[rank[blocking] + 1]
+        kernels.wait_begins(*begin.shape, first, stop, enter, exit_, begin)
+        return begin
     for index, slot in enumerate(blocking.tolist()):
         own = enter[edges[rank[slot]] : edges[rank[slot] + 1]]
-        last = np.where(own < exit_[index], own, 0).max(axis=0)
-        begin[index] = np.maximum(begin[index], np.minimum(last, exit_[index]))
+        begin[index] = np.maximum(begin[index], np.where(own < exit_[index], own, begin[index]).max(axis=0))
     return np.asarray(begin, np.int64)
 
 

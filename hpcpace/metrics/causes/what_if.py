@@ -10,9 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.metrics.causes.replay import START, TRANSFER, WORK, FloatArray, Int64Array, StepGraph, rebuilt_ns, replay
+from hpcpace.metrics.causes.replay import (
+    START,
+    TRANSFER,
+    WORK,
+    FloatArray,
+    Int64Array,
+    Replaced,
+    StepGraph,
+    rebuilt_ns,
+    replay,
+    replayed_ns,
+)
 from hpcpace.metrics.lateness.recurrence import mean_interval
 from hpcpace.metrics.roles import others_median
+from hpcpace.parallel import map_threads
 
 _MOST_BLOCKS = 20
 
@@ -101,17 +113,19 @@ class Rebuilt:
         graph: the steps.
         usual_ns: what each node's weight usually is, float64, (num_nodes, num_steps).
         base_ns: the rebuilt step times, float64, (num_steps,).
+        when_ns: when each node is done, on average over steps, float64, (num_nodes,).
         measured_ns: their mean measured time, above 0.
     """
 
     graph: StepGraph
     usual_ns: FloatArray
     base_ns: FloatArray
+    when_ns: FloatArray
     measured_ns: float
 
     def gain(self, change: Change) -> Gain:
         """Return what a change would bring; this replays all steps once."""
-        gain_ns = self.base_ns - rebuilt_ns(self.graph, replay(self.graph, _changed(self.graph, change, self.usual_ns)))
+        gain_ns = self.base_ns - replayed_ns(self.graph, _replaced(self, change))
         num_blocks = min(_MOST_BLOCKS, len(gain_ns))
         mean_ns = float(gain_ns.mean())
         _, low, high = mean_interval(np.array([block.mean() for block in np.array_split(gain_ns, num_blocks)]))
@@ -133,16 +147,20 @@ def rebuild(graph: StepGraph) -> Rebuilt | None:
     measured_ns = float(graph.measured_ns.mean()) if len(graph.measured_ns) else 0.0
     if measured_ns <= 0:
         return None
-    base_ns = rebuilt_ns(graph, replay(graph))
-    return Rebuilt(graph=graph, usual_ns=_usual(graph), base_ns=base_ns, measured_ns=measured_ns)
+    values_ns = replay(graph)
+    return Rebuilt(
+        graph=graph,
+        usual_ns=_usual(graph),
+        base_ns=rebuilt_ns(graph, values_ns),
+        when_ns=values_ns.mean(axis=1),
+        measured_ns=measured_ns,
+    )
 
 
-def what_if(graph: StepGraph, changes: Sequence[Change]) -> GainPrediction | None:
-    """Return what each change alone would bring, usual as in `rebuild`; None if the steps take no time."""
-    rebuilt = rebuild(graph)
-    if rebuilt is None:
-        return None
-    gains = [rebuilt.gain(change) for change in changes]
+def what_if(rebuilt: Rebuilt, changes: Sequence[Change]) -> GainPrediction:
+    """Return what each change alone would bring."""
+    graph = rebuilt.graph
+    gains = list(map_threads(rebuilt.gain, changes))
     valid = graph.measured_ns > 0
     return GainPrediction(
         measured_ns=rebuilt.measured_ns,
@@ -153,23 +171,29 @@ def what_if(graph: StepGraph, changes: Sequence[Change]) -> GainPrediction | Non
     )
 
 
-def _changed(graph: StepGraph, change: Change, usual_ns: FloatArray) -> FloatArray:
-    weight_ns = graph.weight_ns.copy()
+def _replaced(rebuilt: Rebuilt, change: Change) -> Replaced:
+    graph = rebuilt.graph
     if change.removed_ns is not None:
-        when_ns = replay(graph).mean(axis=1) if change.is_at_begin else None
-        for rank in np.flatnonzero(change.removed_ns.any(axis=1)).tolist():
-            nodes = np.flatnonzero((graph.kind == WORK) & (graph.rank == rank))
-            if when_ns is not None:
-                nodes = nodes[when_ns[nodes].argsort(kind="stable")]
-            weight_ns[nodes] = _without(weight_ns[nodes], change.removed_ns[rank], is_at_begin=change.is_at_begin)
-        return weight_ns
+        ranks = np.asarray(change.removed_ns.any(axis=1))
+        nodes = np.flatnonzero((graph.kind == WORK) & ranks[graph.rank])
+        if change.is_at_begin:
+            nodes = nodes[rebuilt.when_ns[nodes].argsort(kind="stable")]
+        nodes = nodes[graph.rank[nodes].argsort(kind="stable")]
+        weight_ns = graph.weight_ns[nodes]
+        bounds = np.searchsorted(graph.rank[nodes], np.arange(len(ranks) + 1))
+        for rank in np.flatnonzero(ranks).tolist():
+            own = weight_ns[bounds[rank] : bounds[rank + 1]]
+            own[:] = _without(own, change.removed_ns[rank], is_at_begin=change.is_at_begin)
+        return Replaced(nodes=nodes, weight_ns=weight_ns)
     chosen = graph.kind == (TRANSFER if change.is_transfer else WORK)
     if change.ranks:
         chosen &= np.isin(graph.rank, change.ranks)
     if change.positions:
         chosen &= np.isin(graph.position, change.positions)
-    weight_ns[chosen] += change.share * (usual_ns[chosen] - weight_ns[chosen])
-    return weight_ns
+    nodes = np.flatnonzero(chosen)
+    weight_ns = graph.weight_ns[nodes]
+    weight_ns += change.share * (rebuilt.usual_ns[nodes] - weight_ns)
+    return Replaced(nodes=nodes, weight_ns=weight_ns)
 
 
 def _without(work_ns: FloatArray, removed_ns: FloatArray, *, is_at_begin: bool) -> FloatArray:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from hpcpace.metrics.grouped import grouped_medians, stable_order
 from hpcpace.metrics.lateness.segments import LocalWork
 from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.operations.matching import Matching, Operations
@@ -63,7 +64,7 @@ def _numbered(first: Int64Array, second: Int64Array) -> Int64Array:
 
 def _median_of_others(cell: Int64Array, value: FloatArray) -> FloatArray:
     """Return for each value the median of the other values of its cell; the value itself if it is alone."""
-    order = np.argsort(cell, kind="stable")
+    order = stable_order(cell)
     count = np.bincount(cell)
     first = np.cumsum(count) - count
     median = value.copy()
@@ -78,26 +79,22 @@ def _beyond_median(cell: Int64Array, value: FloatArray) -> FloatArray:
 
     The median of three or more includes the value itself, so that a wrong value does not make the others look wrong.
     """
-    order = np.argsort(cell, kind="stable")
     count = np.bincount(cell)
-    first = np.cumsum(count) - count
-    beyond = np.zeros(len(value))
-    for size in np.unique(count[count > 1]).tolist():
-        rows = order[first[count == size] + np.arange(size)[:, None]]
-        values = value[rows]
-        beyond[rows] = values - (values[::-1] if size == 2 else np.median(values, axis=0))
+    beyond = value - grouped_medians(cell, value, len(count))[cell]
+    pairs = np.flatnonzero(count[cell] == 2)
+    if len(pairs):
+        both = np.zeros(len(count), np.int64)
+        np.add.at(both, cell[pairs], pairs)
+        beyond[pairs] = value[pairs] - value[both[cell[pairs]] - pairs]
     return beyond
 
 
 def _over_steps(cell: Int64Array, rank: Int64Array, value: FloatArray) -> FloatArray:
     """Return the median over steps: of the other rank of the cell, or of the rank itself if it is alone."""
     pair = _numbered(cell, rank)
-    order = np.lexsort((value, pair))
-    count = np.bincount(pair)
-    first = np.cumsum(count) - count
-    ascending = value[order]
-    median = (ascending[first + (count - 1) // 2] + ascending[first + count // 2]) / 2
-    of_pair = np.zeros(len(count), np.int64)
+    num_pairs = int(pair.max()) + 1
+    median = grouped_medians(pair, value, num_pairs)
+    of_pair = np.zeros(num_pairs, np.int64)
     of_pair[pair] = cell
     pairs_of_cell = np.bincount(of_pair)
     total = np.bincount(of_pair, weights=median)
@@ -136,7 +133,7 @@ def duration_excess(operations: Operations, matching: Matching, *, node: Int64Ar
     excess, rows = np.zeros(len(operations)), _compared(operations, matching)
     if not len(rows):
         return excess
-    order = rows[np.argsort(matching.instance[rows], kind="stable")]
+    order = rows[stable_order(matching.instance[rows])]
     starts = np.flatnonzero(np.diff(matching.instance[order], prepend=-1))
     duration = (operations.exit_ns[order] - operations.enter_ns[order]).astype(np.float64)
     if node is not None:
@@ -150,13 +147,7 @@ def _exit_bias(operations: Operations, matching: Matching, rows: Int64Array, nod
     cell = _numbered(matching.instance[rows], node[rank])
     exit_ns = (operations.exit_ns[rows] - operations.exit_ns[rows].min()).astype(np.float64)
     difference = exit_ns - (np.bincount(cell, weights=exit_ns) / np.bincount(cell))[cell]
-    order = np.lexsort((difference, rank))
-    count = np.bincount(rank, minlength=len(node))
-    first = np.cumsum(count) - count
-    last = max(len(rows) - 1, 0)
-    low, high = np.minimum(first + np.maximum(count - 1, 0) // 2, last), np.minimum(first + count // 2, last)
-    ascending = difference[order]
-    return np.where(count > 0, (ascending[low] + ascending[high]) / 2, 0.0)
+    return grouped_medians(rank, difference, len(node))
 
 
 def _compared(operations: Operations, matching: Matching) -> Int64Array:
@@ -255,7 +246,7 @@ def _num_blocks(num_rows: int, num_ranks: int) -> int:
 def _means_and_errors(values: FloatArray, slot: Int64Array, num_ranks: int) -> FloatArray:
     """Return mean and standard error by rank, (num_figures, 2, num_ranks), errors from means of consecutive blocks."""
     count = np.bincount(slot, minlength=num_ranks)
-    order = np.argsort(slot, kind="stable")
+    order = stable_order(slot)
     place = np.arange(len(slot)) - (np.cumsum(count) - count)[slot[order]]
     num_blocks = _num_blocks(len(slot), num_ranks)
     cell = slot[order] * num_blocks + place * num_blocks // np.maximum(count[slot[order]], 1)

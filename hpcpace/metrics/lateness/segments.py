@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.metrics.grouped import stable_order
 from hpcpace.metrics.operations.blocked_time import NO_BLOCKS, Blocks, blocked_before, blocks_of, rows_of_ranks
 from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Operations
@@ -31,21 +32,32 @@ _NEVER_NS = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalWork:
+class Blocking:
+    """Which operations block their callers; columns of length num_operations.
+
+    Attributes:
+        is_known: whether the row belongs to a step of the panel, bool.
+        is_blocking: whether callers block until the exit, bool.
+    """
+
+    is_known: BoolArray
+    is_blocking: BoolArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWork(Blocking):
     """The local work before each operation, and which operations line up; columns of length num_operations.
+
+    Whether an operation blocks is decided for all rows at its position.
 
     Attributes:
         work_ns: enter minus end of the rank's last blocking wait, or minus begin of the step; no less than 0, int64.
-        is_known: whether the row belongs to a step of the panel, bool.
-        is_blocking: whether callers block until the exit at the position of the row, bool.
         position: number of the row's position in its step, from 0; rows with the same number correspond, int64.
         role: role of the row's rank, int64.
         num_positions: number of positions.
     """
 
     work_ns: Int64Array
-    is_known: BoolArray
-    is_blocking: BoolArray
     position: Int64Array
     role: Int64Array
     num_positions: int
@@ -62,10 +74,9 @@ def local_work(
     """Return the local work before each operation.
 
     work = enter - end of the rank's last blocking wait (the exit of an operation at a blocking position, or the end of
-    one of `blocks`), or - begin of the step if there was none since the previous step began; pauses in between do not
-    count. A position blocks if most of its rows do: the last rank hardly waits, but its operation still ends a wait.
-    A row blocks if its caller was blocked for half of its duration, or for more than `LAUNCH_NS` and a tenth of its
-    duration.
+    one of `blocks`), or - begin of the step if there was none since the step before it began (since its own begin, if
+    `steps` lacks that one); pauses in between do not count. A position blocks if most of its rows do: the last rank
+    hardly waits, but its operation still ends a wait. A row blocks as of `blocks_caller`.
 
     Args:
         operations: rows of all ranks.
@@ -83,7 +94,8 @@ def local_work(
     before = begin.copy()
     if len(steps) and len(operations):
         begin = steps.begin_ns[slot, column]
-        before = steps.begin_ns[slot, np.maximum(column - 1, 0)]
+        follows = np.append(False, np.diff(steps.step) == 1)
+        before = steps.begin_ns[slot, column - follows[column]]
     start = np.where(last >= before, last, np.minimum(begin, operations.enter_ns))
     paused = _paused(operations.enter_ns, start, blocks.select(pauses=True), ranks, slot)
     return LocalWork(
@@ -144,10 +156,13 @@ def _positions(operations: Operations, ranks: Int64Array, role: Int64Array, slot
 
 
 def _in_order(place: Int64Array, enter_ns: Int64Array, slot: Int64Array) -> Int64Array:
-    """Return the order of rows by place and enter; rows mostly are in order of enter already, which saves a sort."""
-    if ((np.diff(enter_ns) >= 0) | (np.diff(slot) > 0)).all():
-        return np.argsort(place, kind="stable")
-    return np.lexsort((enter_ns, place))
+    """Return the order of rows by place and enter; rows are ordered by rank, and mostly nearly by enter."""
+    order = np.arange(len(place))
+    for rows in rows_of_ranks(slot, int(slot[-1]) + 1 if len(slot) else 0):
+        own_ns = enter_ns[rows]
+        if (own_ns[1:] < own_ns[:-1]).any():
+            order[rows] = rows.start + np.argsort(own_ns, kind="stable")
+    return order[stable_order(place[order])]
 
 
 def _dense(key: Int64Array) -> Int64Array:
@@ -158,11 +173,20 @@ def _dense(key: Int64Array) -> Int64Array:
     return number[key]
 
 
-def _blocking(operations: Operations, position: Int64Array, num_positions: int) -> BoolArray:
+def blocks_caller(operations: Operations) -> BoolArray:
+    """Return which operations blocked their callers for half of their duration or a long time, bool, (num_operations,).
+
+    A long time is more than `LAUNCH_NS` and a tenth of the duration.
+    """
     duration = operations.exit_ns - operations.enter_ns
     blocked = operations.blocked_ns
     waits = (blocked > LAUNCH_NS) & (blocked >= _WAITED_SHARE * duration)
     waits |= (blocked > 0) & (2 * blocked >= duration)
+    return waits
+
+
+def _blocking(operations: Operations, position: Int64Array, num_positions: int) -> BoolArray:
+    waits = blocks_caller(operations)
     count = np.bincount(position, minlength=num_positions)
     blocks: BoolArray = 2 * np.bincount(position, weights=waits, minlength=num_positions) >= np.maximum(count, 1)
     return blocks[position]
@@ -324,9 +348,11 @@ __all__ = [
     "LAUNCH_NS",
     "NO_BLOCKS",
     "ROUNDING_NS",
+    "Blocking",
     "Blocks",
     "LocalWork",
     "SegmentPanel",
+    "blocks_caller",
     "local_work",
     "segment_panels",
     "step_work",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.operations.matching import Matching, Operations
+from hpcpace.metrics.operations.matching import Operations
 from hpcpace.metrics.operations.waits import Waits
 from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import Op
@@ -47,26 +47,6 @@ class Kind:
     ranks_unmatched: tuple[int, ...]
 
 
-def kinds(operations: Operations, matching: Matching, waits: Waits, mask: NDArray[np.bool_]) -> list[Kind]:
-    """Return the kinds of operations, the one with most time first.
-
-    Args:
-        operations: rows of all ranks.
-        matching: which of them belong together.
-        waits: their waits and transfers.
-        mask: the rows to use, bool, (num_operations,).
-    """
-    group_sizes, kind, num_rows = kind_numbers(operations, mask)
-
-    def figures(number: int) -> tuple[float, Kind]:
-        is_of_kind = kind == number
-        is_of_kind &= mask
-        return _kind(operations, matching, waits, np.flatnonzero(is_of_kind), int(group_sizes[number >> 8]))
-
-    found = list(map_threads(figures, np.flatnonzero(num_rows).tolist()))
-    return [result for _, result in sorted(found, key=lambda pair: -pair[0])]
-
-
 def kind_numbers(
     operations: Operations, mask: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
@@ -93,42 +73,9 @@ def kind_numbers(
     return group_sizes, kind, num_rows
 
 
-def _kind(
-    operations: Operations, matching: Matching, waits: Waits, rows: NDArray[np.int64], group_size: int
-) -> tuple[float, Kind]:
-    """Return the time of all rows of one kind, and their figures."""
-    duration = operations.exit_ns[rows]
-    duration -= operations.enter_ns[rows]
-    total_ns = float(duration.sum())
-    is_matched = matching.is_matched[rows]
-    matched = rows if is_matched.all() else rows[is_matched]
-    median_ns, p95_ns = np.percentile(duration, (50, 95), overwrite_input=True)
-    result = Kind(
-        op=op_name(int(operations.op[rows[0]])),
-        group_size=group_size,
-        num_rows=len(rows),
-        size_bytes=int(operations.size_bytes[rows].sum()),
-        median_ns=float(median_ns),
-        p95_ns=float(p95_ns),
-        mean_wait_ns=float(waits.wait_ns[matched].mean()) if len(matched) else 0.0,
-        mean_transfer_ns=_mean_transfer_ns(matching.instance[matched], waits.transfer_ns[matched]),
-        num_unmatched=len(rows) - len(matched),
-        ranks_unmatched=tuple(np.unique(operations.rank[rows[~is_matched]]).tolist()),
-    )
-    return total_ns, result
-
-
 def op_name(op: int) -> str:
     """Return the name of an operation, or its number if it comes from a newer hpcpace and is unknown to this one."""
     return Op(op).name.lower() if op in Op._value2member_map_ else f"op {op}"
-
-
-def _mean_transfer_ns(instance: NDArray[np.int64], transfer_ns: NDArray[np.int64]) -> float:
-    if not len(instance):
-        return 0.0
-    largest_ns = np.full(int(instance.max()) + 1, -1)
-    np.maximum.at(largest_ns, instance, transfer_ns)
-    return float(largest_ns[largest_ns >= 0].mean())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ Rows are selected by comparing bytes, which is ten times faster than a lookup ta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,3 +52,16 @@ def releases_others(op: NDArray[np.uint8], is_root: NDArray[np.bool_]) -> NDArra
 def depends_on_others(op: NDArray[np.uint8], is_root: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which rows wait for others, bool, (num_operations,); arguments as in `releases_others`."""
     return np.where(is_one_of(op, TO_ROOT), is_root, ~(is_one_of(op, FROM_ROOT) & is_root))
+
+
+@cache
+def operation_roles() -> NDArray[np.uint8]:
+    """Return what the kernels ask of an operation, not as its root and as its root, uint8, (256, 2).
+
+    1 where others wait for the row, 2 where it waits for others, 4 of a message, 8 where no rank leaves before all have
+    entered, 16 where it waits for the last one that others wait for, as all do but senders to a root.
+    """
+    op, is_root = np.arange(256, dtype=np.uint8)[:, None], np.array([[False, True]])
+    roles = releases_others(op, is_root) + 2 * depends_on_others(op, is_root) + 4 * is_one_of(op, MESSAGES)
+    roles = roles + 8 * synchronises(op) + 16 * (~is_one_of(op, TO_ROOT) | is_root)
+    return np.ascontiguousarray(roles, np.uint8)

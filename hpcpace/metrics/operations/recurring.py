@@ -51,7 +51,7 @@ def recurring_slots(
         return None
     column = np.searchsorted(steps.step, operations.step[rows])
     key = np.searchsorted(np.asarray(ranks), operations.rank[rows]) * work.num_positions + work.position[rows]
-    names, slot = np.unique(key, return_inverse=True)
+    names, slot = _named(key)
     present = np.full((len(names), len(steps)), -1, np.int64)
     present[slot, column] = rows
     usual = 2 * (present >= 0).sum(axis=1) > len(steps)
@@ -62,12 +62,22 @@ def recurring_slots(
     partner = _first_slots(matching, table)
     same = (partner == partner[:, :1]).all(axis=0)
     return Slots(
-        table[:, same],
+        # Selecting columns lays them out one after the other, and all figures of slots would be.
+        np.ascontiguousarray(table[:, same]),
         np.flatnonzero(kept)[same],
         names[usual] // work.num_positions,
         names[usual] % work.num_positions,
         partner[:, 0],
     )
+
+
+def _named(key: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return what `np.unique` does with the inverse, of keys from 0 that mostly are not much more than there are."""
+    if int(key.max()) > 4 * len(key) + 4096:
+        names, slot = np.unique(key, return_inverse=True)
+        return names, slot.astype(np.int64)
+    occurs = np.bincount(key) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[key]
 
 
 def _first_slots(matching: Matching, table: Int64Array) -> Int64Array:

@@ -71,11 +71,20 @@ class Operations:
         """The rows of each rank; None if they are not ordered by rank."""
         return rank_slices(self.rank)
 
+    @cached_property
+    def bounds(self) -> NDArray[np.int64]:
+        """Where the rows of each of `slices` begin, and the last ones end, (num_slices + 1,)."""
+        return np.array([0, *(rows.stop for rows in self.slices or ())], np.int64)
+
     @property
     def group_size(self) -> NDArray[np.int64]:
         """Members of each row's group, (num_operations,); 0 where the group is unknown."""
-        sizes = np.array([*(len(group.ranks) for group in self.groups), 0], np.int64)
-        return sizes[self.group]
+        return np.append(self.group_sizes, 0)[self.group]
+
+    @property
+    def group_sizes(self) -> NDArray[np.int64]:
+        """Members of each group, (num_groups,)."""
+        return np.array([len(group.ranks) for group in self.groups], np.int64)
 
 
 def select_rows(operations: Operations, rows: slice | NDArray[np.int64]) -> Operations:

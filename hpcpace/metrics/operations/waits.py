@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, synchronises
+from hpcpace.metrics.kernels import bytes_of, checked, library
+from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, operation_roles, synchronises
 from hpcpace.metrics.operations.matching import Matching, Operations, shares
 from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import ExitKind, Op
@@ -51,6 +53,9 @@ def waits(operations: Operations, matching: Matching) -> Waits:
     enter. If only a wait showed its end (gloo), nothing is known about when the message left.
     transfer = exit - max(enter, release, exit of the rank's previous operation in the group).
     """
+    kernels = library()
+    if kernels is not None and operations.slices:
+        return _waits_compiled(kernels, operations, matching)
     slices = operations.slices or [slice(0, len(operations))]
     lasts = map_threads(partial(_last_enters, operations, matching), shares(slices))
     last_ns = np.maximum.reduce([np.full(len(matching.num_rows), _NEVER_NS), *lasts])
@@ -70,6 +75,26 @@ def waits(operations: Operations, matching: Matching) -> Waits:
 
     run_threads(fill, shares(slices))
     return Waits(wait_ns=wait_ns, transfer_ns=transfer_ns, negative_ns=negative_ns, may_contradict=may_contradict)
+
+
+def _waits_compiled(kernels: Any, operations: Operations, matching: Matching) -> Waits:
+    bounds = operations.bounds
+    wait_ns, transfer_ns, negative_ns = (np.empty(len(operations), np.int64) for _ in range(3))
+    may_contradict = np.zeros(len(matching.num_rows), np.uint8)
+    checked(
+        kernels.waits(
+            *(len(bounds) - 1, bounds, len(operations.groups), len(may_contradict), operations.op, operations.rank),
+            *(operations.peer, operations.group, matching.instance, operations.enter_ns, operations.exit_ns),
+            *(operations.exit_kind, bytes_of(matching.is_matched), operation_roles(), Op.SEND, ExitKind.COMPLETION),
+            *(wait_ns, transfer_ns, negative_ns, may_contradict),
+        )
+    )
+    return Waits(
+        wait_ns=wait_ns,
+        transfer_ns=transfer_ns,
+        negative_ns=negative_ns,
+        may_contradict=may_contradict.view(np.bool_),
+    )
 
 
 def _last_enters(operations: Operations, matching: Matching, share: Sequence[slice]) -> Times:

@@ -4,14 +4,19 @@ import numpy as np
 import pytest
 from known_runs import MESSAGE_NS, MS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.causes.bubble import ideal_bubble, message_waits, microbatches, pipeline_bubble
+from hpcpace.metrics.causes.bubble import covered_by_waits, ideal_bubble, microbatches, pipeline_bubble
 from hpcpace.metrics.lateness.segments import local_work
 from hpcpace.trace.schema import ExitKind, Op
 
 
 def waited(run):
-    everything = np.ones(len(run.operations), np.bool_)
-    return message_waits(run.operations, run.waits, run.steps, ranks=np.array(run.ranks), mask=everything)
+    """Return how long each rank was blocked waiting for messages in each step."""
+    done, found = run.operations, []
+    for index, rank in enumerate(run.ranks):
+        own = np.flatnonzero((done.rank == rank) & np.isin(done.op, (Op.SEND, Op.RECV)))
+        times = (done.enter_ns[own], done.exit_ns[own], done.blocked_ns[own], run.waits.wait_ns[own])
+        found.append(covered_by_waits(times, (run.steps.begin_ns[index], run.steps.end_ns[index])))
+    return np.array(found)
 
 
 @pytest.mark.parametrize(("stages", "micro", "share"), [(1, 4, 0.0), (2, 1, 0.5), (4, 1, 0.75), (4, 12, 0.2)])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.contradictions import contradictions, num_contradictory
+from hpcpace.metrics.contradictions import collectives_contradict, contradictions
 from hpcpace.trace.schema import TABLES, ExitKind, Op, Phase
 
 NUM_ROWS, STEP_NS = 100, 1_000_000
@@ -107,4 +107,6 @@ def test_a_row_that_contradicts_itself_twice_counts_once():
     tables = sound()
     exit_first(tables, slice(0, 10))
     unknown_op(tables, slice(5, 15))
-    assert num_contradictory(tables["collectives"]) == 15
+    found = {what: np.flatnonzero(rows).tolist() for what, rows in collectives_contradict(tables["collectives"])}
+    assert found["exit before they enter"] == list(range(10))
+    assert found["are of operations that this version does not know"] == list(range(5, 15))

@@ -24,7 +24,7 @@ PIPELINES = Scenario(
 def examined(scenario):
     measured = measure(traces_of(scenario), Selection())
     panels = panels_of(measured)
-    return measured, panels, diagnose(panels, graph=measured.structure.graph)
+    return measured, panels, diagnose(panels, rebuilt=rebuild(measured.close_up.graph))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_jitter_costs_what_a_run_without_noise_is_shorter_by():
 
 def test_slow_transfers_put_back_give_what_they_cost():
     measured, _, _ = examined(PIPELINES)
-    graph = measured.structure.graph
+    graph = measured.close_up.graph
     late = np.arange(len(graph.step)) % 4 == 0
     of_rank = (graph.kind == TRANSFER) & (graph.rank == 6)
     weight_ns = graph.weight_ns.copy()
@@ -71,5 +71,5 @@ def test_slow_transfers_put_back_give_what_they_cost():
 
 def test_a_late_receiver_finds_its_message_there():
     measured, _, _ = examined(replace(PIPELINES, fault="slow_rank", target=5))
-    rebuilt = rebuild(measured.structure.graph)
+    rebuilt = rebuild(measured.close_up.graph)
     assert rebuilt.base_ns == pytest.approx(rebuilt.graph.measured_ns, rel=1e-3)

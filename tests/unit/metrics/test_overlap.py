@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.operations.overlap import communication_ns, overlap_share
+from hpcpace.metrics.operations.overlap import overlap_share, under_way_ns
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,21 @@ from hpcpace.metrics.operations.overlap import communication_ns, overlap_share
 )
 def test_operations_under_way_at_once_count_once(intervals, length):
     enter, leave = (np.array([pair[side] for pair in intervals], np.int64) for side in (0, 1))
-    assert communication_ns(enter, leave) == length
+    assert under_way_ns(enter, leave, np.array([-1]), np.array([100])).tolist() == [length]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_have_the_time_under_way_in_them(seed):
+    rng = np.random.default_rng(seed)
+    enter = rng.integers(0, 300, 40)
+    leave = enter + rng.integers(0, 30, 40)
+    begin = np.sort(rng.choice(np.arange(300), 10, replace=False))
+    end = np.append(begin[1:], 320)
+    is_under_way = np.zeros(400, np.bool_)
+    for first, stop in zip(enter, leave, strict=True):
+        is_under_way[first:stop] = True
+    expected = [int(is_under_way[first:stop].sum()) for first, stop in zip(begin, end, strict=True)]
+    assert under_way_ns(enter, leave, begin, end).tolist() == expected
 
 
 def test_what_nobody_waits_for_is_hidden():

@@ -8,8 +8,9 @@ from hpcpace.metrics.causes.propagation import delay_origins, last_partner
 from hpcpace.trace.schema import ExitKind, Op
 
 
-def origins(run, **options):
-    return delay_origins(run.operations, run.matching, run.waits, ranks=run.ranks, **options)
+def origins(run, *, wait_ns=None, **options):
+    wait_ns = run.waits.wait_ns if wait_ns is None else wait_ns
+    return delay_origins(run.operations, run.matching, wait_ns, ranks=run.ranks, **options)
 
 
 def test_waiting_is_put_down_to_the_last_to_arrive():
@@ -32,18 +33,18 @@ def test_a_delay_is_walked_back_through_a_chain_of_messages():
 
 def test_heirs_pass_on_what_they_waited_and_keep_what_is_theirs():
     def row(op, enter, exit_, peer, seq):
-        return (0, 0, seq, op, 8, peer, enter, exit_, exit_ - enter, ExitKind.COMPLETION)
+        return (0, 0, seq, op, 8, peer, enter * MS, exit_ * MS, (exit_ - enter) * MS, ExitKind.COMPLETION)
 
-    # Rank 0 sends at 100; rank 1 waited for it since 40 and works for 30 more; rank 2 has waited since 10.
+    # Rank 0 sends at 100 ms; rank 1 waited for it since 40 and works for 30 more; rank 2 has waited since 10.
     rows = [
         [row(Op.SEND, 100, 101, 1, 0)],
         [row(Op.RECV, 40, 100, 0, 0), row(Op.SEND, 130, 131, 2, 0)],
         [row(Op.RECV, 10, 130, 1, 0)],
     ]
-    found = origins(known_run(rows, np.zeros((3, 1)), np.full((3, 1), 200)))
-    assert found.waited_ns.tolist() == [0, 60, 120]
-    assert found.direct_ns == pytest.approx([60, 60, 0])
-    assert found.propagated_ns == pytest.approx([60, 0, 0])
+    found = origins(known_run(rows, np.zeros((3, 1)), np.full((3, 1), 200 * MS)))
+    assert found.waited_ns.tolist() == [0, 60 * MS, 120 * MS]
+    assert found.direct_ns == pytest.approx([60 * MS, 60 * MS, 0])
+    assert found.propagated_ns == pytest.approx([60 * MS, 0, 0])
 
 
 def test_waits_before_the_last_common_synchronisation_do_not_count():

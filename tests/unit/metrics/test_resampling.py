@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import trim_mean
 
-from hpcpace.metrics.resampling import block_length, lag_one, mean_above_zero, moving_block_bootstrap
+from hpcpace.metrics.resampling import block_length, lag_one, mean_above_zero, moving_block_bootstrap, trimmed_mean
 
 
 def autoregression(correlation, *, num_series, num_steps, seed=0):
@@ -114,3 +115,10 @@ def test_finds_a_mean_above_0():
     assert found.mean == pytest.approx(1.0, abs=0.2)
     assert found.standard_error == pytest.approx(200**-0.5, rel=0.3)
     assert found.p_value < 1e-6
+
+
+@pytest.mark.parametrize("num_values", [1, 2, 9, 10, 11, 64])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.25])
+def test_a_trimmed_mean_is_that_of_scipy(num_values, share):
+    values = np.random.default_rng(num_values).normal(size=(num_values, 7))
+    assert trimmed_mean(values, share).tolist() == trim_mean(values, share, axis=0).tolist()

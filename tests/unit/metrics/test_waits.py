@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.operations.communication import kinds, rank_totals
+from hpcpace.metrics.operations.communication import rank_totals
 from hpcpace.metrics.operations.incomplete import open_operations
 from hpcpace.metrics.operations.matching import RankOperations, completed, gather_operations, match
+from hpcpace.metrics.operations.totals_by_kind import join_kinds, totals_by_kind
 from hpcpace.metrics.operations.waits import waits
 from hpcpace.trace.schema import TABLES, ExitKind, Op
 
@@ -144,7 +145,7 @@ def test_rows_without_an_end_are_not_completed():
 def test_kinds_are_figured_apart_by_operation_and_size_of_group():
     rows = [[row(Op.ALL_REDUCE, 0, 52), row(Op.BARRIER, 60, 61)], [row(Op.ALL_REDUCE, 50, 55)]]
     operations, matching, found = measured(rows)
-    first, second = kinds(operations, matching, found, np.ones(3, bool))
+    first, second = join_kinds(totals_by_kind(operations, matching, found, np.ones(3, bool)))
     assert (first.op, first.group_size, first.num_rows, first.size_bytes) == ("all_reduce", 2, 2, 200)
     assert (first.mean_wait_ns, first.mean_transfer_ns, first.num_unmatched) == (25.0, 5.0, 0)
     assert (second.op, second.num_unmatched, second.ranks_unmatched) == ("barrier", 1, (0,))
@@ -161,7 +162,7 @@ def test_sums_by_rank_use_only_the_rows_asked_for():
 
 def test_no_operations_at_all():
     operations, matching, found = measured([[], []])
-    assert kinds(operations, matching, found, np.zeros(0, bool)) == []
+    assert totals_by_kind(operations, matching, found, np.zeros(0, bool)) == []
     assert rank_totals(operations, found, np.zeros(0, bool), [0, 1]).size_bytes.tolist() == [0, 0]
 
 

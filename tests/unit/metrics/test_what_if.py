@@ -6,7 +6,7 @@ from known_runs import MS, data_parallel, known_run, pipeline
 
 from hpcpace.metrics.causes.replay import rebuilt_ns, replay
 from hpcpace.metrics.causes.step_graph import step_graph
-from hpcpace.metrics.causes.what_if import Change, what_if
+from hpcpace.metrics.causes.what_if import Change, rebuild, what_if
 from hpcpace.metrics.lateness.segments import local_work
 from hpcpace.metrics.operations.blocked_time import Blocks
 from hpcpace.trace.schema import ExitKind, Op
@@ -42,7 +42,7 @@ def test_a_slow_rank_put_back_gives_what_it_cost():
     slow = usual.copy()
     slow[1] += 5 * MS
     prediction = what_if(
-        graph_of(data_parallel(slow)), [Change(kind="rank", id=rank, ranks=(rank,)) for rank in range(4)]
+        rebuild(graph_of(data_parallel(slow))), [Change(kind="rank", id=rank, ranks=(rank,)) for rank in range(4)]
     )
     best = prediction.gains[0]
     assert best.change.id == 1
@@ -60,7 +60,7 @@ def test_the_prediction_is_what_a_run_without_the_straggler_takes():
     others = np.delete(slow, 2, axis=0)
     cured = slow.copy()
     cured[2] = np.median(others, axis=0)
-    (gain,) = what_if(graph_of(data_parallel(slow)), [Change(kind="rank", id=2, ranks=(2,))]).gains
+    (gain,) = what_if(rebuild(graph_of(data_parallel(slow))), [Change(kind="rank", id=2, ranks=(2,))]).gains
     assert gain.step_ns == pytest.approx(graph_of(data_parallel(cured)).measured_ns.mean(), rel=1e-6)
     assert gain.interval[0] < gain.gain_share < gain.interval[1]
 
@@ -82,7 +82,7 @@ def test_a_slow_stage_among_alike_ones_of_another_replica_is_put_back_through_th
             rows.append(list(zip(*(column[of_rank].tolist() for column in columns), strict=True)))
     begin, end = (np.concatenate([getattr(run.steps, name) for run in runs]) for name in ("begin_ns", "end_ns"))
     both = known_run(rows, begin, end, groups={0: (0, 1), 1: (2, 3)})
-    (gain,) = what_if(graph_of(both, role=[0, 1, 0, 1]), [Change(kind="rank", id=2, ranks=(2,))]).gains
+    (gain,) = what_if(rebuild(graph_of(both, role=[0, 1, 0, 1])), [Change(kind="rank", id=2, ranks=(2,))]).gains
     assert gain.gain_share > 0.15
 
 
@@ -91,13 +91,15 @@ def test_a_change_may_be_limited_to_a_position():
     slow[1] += 5 * MS
     graph = graph_of(data_parallel(slow))
     changes = [Change(kind="phase", id=position, ranks=(1,), positions=(position,)) for position in range(2)]
-    assert [gain.step_ns for gain in what_if(graph, changes).gains] == [49 * MS, 49 * MS]
+    assert [gain.step_ns for gain in what_if(rebuild(graph), changes).gains] == [49 * MS, 49 * MS]
 
 
 def test_a_change_may_take_away_a_share_of_the_excess():
     slow = np.full((3, 10, 1), 20 * MS)
     slow[1] += 8 * MS
-    (gain,) = what_if(graph_of(data_parallel(slow)), [Change(kind="phase", id=1, ranks=(1,), share=0.25)]).gains
+    (gain,) = what_if(
+        rebuild(graph_of(data_parallel(slow))), [Change(kind="phase", id=1, ranks=(1,), share=0.25)]
+    ).gains
     assert gain.step_ns == 28 * MS
 
 
@@ -107,7 +109,7 @@ def test_a_slow_transfer_put_back_gives_what_it_cost():
     run.operations.exit_ns[late] += 6 * MS
     run.operations.blocked_ns[late] += 6 * MS
     run.waits.transfer_ns[late] += 6 * MS
-    (gain,) = what_if(graph_of(run), [Change(kind="operation", id=0, positions=(0,), is_transfer=True)]).gains
+    (gain,) = what_if(rebuild(graph_of(run)), [Change(kind="operation", id=0, positions=(0,), is_transfer=True)]).gains
     assert gain.step_ns == pytest.approx(22 * MS)
 
 
@@ -132,7 +134,7 @@ def test_buckets_that_overlap_backward_are_waited_for_at_its_end(unblocked):
     columns = (np.array(column) for column in blocks)
     graph = graph_of(run, blocks=Blocks(**dict(zip(("rank", "begin_ns", "end_ns"), columns, strict=True))))
     assert rebuilt_ns(graph, replay(graph)) == pytest.approx(graph.measured_ns)
-    gains = what_if(graph, [Change(kind="rank", id=1, ranks=(1,))]).gains
+    gains = what_if(rebuild(graph), [Change(kind="rank", id=1, ranks=(1,))]).gains
     assert gains[0].gain_share > 0.3
 
 
@@ -150,5 +152,7 @@ def test_without_steps_nothing_can_be_rebuilt(shape):
 
 
 def test_one_rank_is_rebuilt_too():
-    prediction = what_if(graph_of(data_parallel(np.full((1, 5, 1), MS))), [Change(kind="rank", id=0, ranks=(0,))])
+    prediction = what_if(
+        rebuild(graph_of(data_parallel(np.full((1, 5, 1), MS)))), [Change(kind="rank", id=0, ranks=(0,))]
+    )
     assert prediction.gains[0].gain_share == 0
