@@ -61,13 +61,13 @@ class Found:
 
 
 def find(run: files.ExaminedRun) -> Found:
-    headers = [trace.header for trace in run.measured.evidence.traces]
+    headers = [trace.header for trace in run.measured.timed.traces]
     slots = [{"pp": header.pp, "tp": header.tp} for header in headers]
     varying = [name for name in ("pp", "tp") if len({slot[name] for slot in slots}) > 1]
     return Found(
         run=run.name,
         detail=step_detail(run.measured, run.panels),
-        rank=run.measured.evidence.ranks,
+        rank=run.measured.timed.ranks,
         host=run.panels.host,
         role=tuple(" ".join(f"{name}{slot[name]}" for name in varying) for slot in slots),
         remarks=run.remarks,

@@ -59,6 +59,8 @@ class TraceConfig:
     """Rows kept in memory while the disk takes none; further rows are dropped and counted."""
     counters: bool = True
     """Whether network and host counters are read once a second."""
+    compiled: bool = True
+    """Whether the compiled layer observes collectives, where it was built; if false, the layer in Python does."""
     snapshot: bool = True
     """Whether a session saves the audit's snapshot of each host and its ranks when it starts."""
     start_timeout_s: float = 20.0

@@ -22,12 +22,23 @@ from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.records.result import read_result_record
 from hpcpace.diagnosis.verdict import main_verdict
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_WARNING, CannotTell, HpcpaceError, ReportError, TraceError, UsageError
+from hpcpace.errors import (
+    EXIT_CANNOT_TELL,
+    EXIT_WARNING,
+    CannotTell,
+    HpcpaceError,
+    NotEnoughMemory,
+    ReportError,
+    TraceError,
+    UsageError,
+)
+from hpcpace.memory import keep_freed_memory
 from hpcpace.quoting import printable
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH, print_report
 from hpcpace.rundir import Attempt, RunDirectory, json_text, open_run
 from hpcpace.world.environment import process_environ
+from hpcpace.world.team import Team, team
 
 
 def _step_range(_: click.Context, __: click.Parameter, value: str) -> tuple[int | None, int | None]:
@@ -95,16 +106,21 @@ def command(
 ) -> None:
     """Say why RUN is slow, and write RUN/summary.json and RUN/report.html.
 
+    Under srun or mpiexec, the processes share the work.
+
     Exit codes: 0 healthy; 1 something is wrong with the run or with its traces (missing, damaged, not closed); 2 bad
     input; 3 cannot tell.
     """
-    settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
-    directory = open_run(run)
-    warn_of_old_hdf5(run)
-    attempt = _attempt(directory, attempt_number)
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
-    with shown_progress() as stage, _with_outcome(attempt):
-        analysis = _analyzed(directory, attempt, selection, settings, stage)
+    with team() as processes:
+        settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
+        directory = open_run(run)
+        if _is_first(processes):
+            warn_of_old_hdf5(run)
+        attempt = _attempt(directory, attempt_number)
+        with shown_progress(is_shown=_is_first(processes)) as stage, _with_outcome(attempt):
+            analysis = _analyzed(directory, attempt, selection, settings, stage, processes)
+    assert analysis is not None  # only the first process comes here
     summary = analysis.summary
     shown = sorted(ranks & set(summary.world.ranks)) if ranks is not None else None
     if shown == []:
@@ -122,6 +138,10 @@ def command(
         raise SystemExit(EXIT_WARNING)
     if summary.verdict.mode == Mode.CANNOT_TELL:
         raise SystemExit(EXIT_CANNOT_TELL)
+
+
+def _is_first(processes: Team | None) -> bool:
+    return processes is None or processes.rank == 0
 
 
 @contextmanager
@@ -143,14 +163,19 @@ def _analyzed(
     selection: Selection,
     settings: Config,
     begin_stage: Callable[[str], Tell],
-) -> Analysis:
+    processes: Team | None,
+) -> Analysis | None:
     """Analyse a run; a bug in hpcpace becomes one sentence that no script can take for a finding.
 
     Raises:
+        NotEnoughMemory: the steps of the selection take more memory than there is.
         ReportError: hpcpace itself is at fault.
     """
+    keep_freed_memory()
     try:
-        return analyze(directory, attempt, selection, settings, begin_stage=begin_stage)
+        return analyze(directory, attempt, selection, settings, begin_stage=begin_stage, team=processes)
+    except (MemoryError, NotEnoughMemory) as error:
+        raise _of_memory(error, directory, selection, processes) from error
     except HpcpaceError:
         raise
     except Exception as error:  # the boundary of everything that is computed from files
@@ -159,6 +184,22 @@ def _analyzed(
             f"a bug in hpcpace ended the report on {directory.path} ({type(error).__name__}: {error}; "
             f"{Path(place.filename).name}:{place.lineno}): please report it, with the run if you can"
         ) from error
+
+
+def _of_memory(
+    error: MemoryError | NotEnoughMemory, directory: RunDirectory, selection: Selection, processes: Team | None
+) -> NotEnoughMemory:
+    """Return what says how to report a run that takes more memory than there is."""
+    reason = str(error) or "memory ran out"
+    bounds = ("" if bound is None else str(bound) for bound in (selection.first, selection.stop))
+    what = "its steps" if (steps := ":".join(bounds)) == ":" else f"its steps {steps}"
+    more = (
+        "several nodes, `srun -N M -n N" if processes is None else "more nodes or fewer processes each, `srun -N M -n N"
+    )
+    return NotEnoughMemory(
+        f"not enough memory to report {directory.path} with {what} ({reason}): report fewer steps at a time with "
+        f"`--steps A:B`, share them out over {more} hpcpace report RUN`, or allow more memory (ulimit -v, --mem)"
+    )
 
 
 def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:

@@ -18,7 +18,7 @@ from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
 from hpcpace.diagnosis.figures.ranks import rank_figures
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
-from hpcpace.diagnosis.measure import Selection, diagnose_run, hotspots_of, panels_of
+from hpcpace.diagnosis.measure import Measured, Selection, diagnose_run, hotspots_of, panels_of
 from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.diagnosis.modes.obstacle import NothingMeasured
 from hpcpace.diagnosis.plot_data import PlotData
@@ -30,11 +30,14 @@ from hpcpace.errors import CannotTell
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.steps import throughput
-from hpcpace.parallel import in_background
+from hpcpace.parallel import Team, in_background
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.same_run import of_one_run
+
+_LEAST_SHARED = 20_000
+"""Operations below which another process takes longer to start than to do its part."""
 
 Progress = Callable[[int, int], None]
 """Takes how many parts of a stage are done, and how many there are."""
@@ -55,8 +58,9 @@ def analyze(
     config: Config,
     *,
     begin_stage: Callable[[str], Progress],
-) -> Analysis:
-    """Read an attempt of a run and return all that is known of it.
+    team: Team | None = None,
+) -> Analysis | None:
+    """Read an attempt of a run and return all that is known of it; None in all processes of a team but the first.
 
     Args:
         run: the run.
@@ -64,6 +68,7 @@ def analyze(
         selection: which steps to use.
         config: memory for reading, and the thresholds of diagnosis and audit.
         begin_stage: takes the name of a stage that begins, and returns what is called as it advances.
+        team: the processes that do this together.
 
     Raises:
         TraceError: no trace can be read.
@@ -71,8 +76,22 @@ def analyze(
     """
     memory_bytes = config.report.memory_bytes
     progress = begin_stage("reading traces")
-    found = read_attempt(attempt, progress=progress, tables=TABLES_USED, memory_bytes=memory_bytes)
-    return analyze_traces(run, attempt, found, selection, config, progress=begin_stage("measuring"))
+
+    def read() -> AttemptTraces:
+        return read_attempt(attempt, progress=progress, most_rows=0, tables=TABLES_USED, memory_bytes=memory_bytes)
+
+    found = read() if team is None else team.agree(read, _signature)
+    measuring = begin_stage("measuring")
+    if team is not None and team.rank:
+        _credible_run(attempt, found, selection, progress=measuring, team=team)
+        return None
+    return analyze_traces(run, attempt, found, selection, config, progress=measuring, team=team)
+
+
+def _signature(found: AttemptTraces) -> str:
+    """Return what is the same wherever a run is read."""
+    num_rows = sum(len(trace.tables["collectives"]) for trace in found.traces)
+    return f"{len(found.traces)} traces with {num_rows} operations"
 
 
 def analyze_traces(
@@ -83,14 +102,11 @@ def analyze_traces(
     config: Config | None = None,
     *,
     progress: Progress | None = None,
+    team: Team | None = None,
 ) -> Analysis:
     """Return all that is known of an attempt whose traces have been read; arguments and errors as of `analyze`."""
     config = config or Config()
-    records = read_records(attempt)
-    try:
-        credible = measure_credible_run(found, selection, records, progress=progress)
-    except CannotTell as error:
-        raise CannotTell(f"{attempt.path}: {error}") from None
+    credible, records = _credible_run(attempt, found, selection, progress=progress, team=team)
     measured = credible.measured
     panels = panels_of(measured)
     figures = _figures(credible, panels, config.diagnosis)
@@ -116,7 +132,7 @@ def analyze_traces(
         tracing=tracing_figures(attempt, credible.traces),
         ranks=figures.ranks,
         roles=figures.roles,
-        kinds=measured.kinds,
+        kinds=measured.operations.kinds,
         clocks=measured.clocks,
         cut_off=credible.incomplete,
         settings=asdict(config.diagnosis),
@@ -136,6 +152,16 @@ def analyze_traces(
         versions=records.run.versions,
     )
     return Analysis(summary=summary, plots=plots)
+
+
+def _credible_run(
+    attempt: Attempt, found: AttemptTraces, selection: Selection, *, progress: Progress | None, team: Team | None
+) -> tuple[CredibleRun, AttemptRecords]:
+    records = read_records(attempt)
+    try:
+        return measure_credible_run(found, selection, records, progress=progress, team=team), records
+    except CannotTell as error:
+        raise CannotTell(f"{attempt.path}: {error}") from None
 
 
 def examine(
@@ -182,18 +208,21 @@ class _Figures:
 
 def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -> _Figures:
     measured = credible.measured
-    # Jitter takes about half of the time of all that rests on the panels; in large runs a fork pays for itself.
-    start = in_background if measured.streamed is not None else nullcontext
-    with start(partial(jitter_figures, measured, panels)) as finish_jitter:
+    # The steps are taken apart before the processes part, which then take about as long as each other.
+    num_close = len(measured.close_up.evidence.operations) if measured.close_up is not None else 0
+    start = in_background if num_close > _LEAST_SHARED else nullcontext
+    with start(partial(_jitter_and_sensitivity, measured, panels)) as finish:
         diagnosis = _diagnosis(credible, panels, settings)
         hotspots = hotspots_of(measured, panels)
         # Nobody knows where waits for an absent rank began; they would be taken for transfers.
         causes = None if diagnosis.absent else cause_figures(measured, panels)
         ranks, roles = rank_figures(
-            measured.evidence.traces, measured.parts, measured.totals, has_messages=measured.has_messages
+            measured.timed.traces,
+            measured.parts,
+            measured.operations.totals,
+            has_messages=measured.operations.has_messages,
         )
-        sensitivity = sensitivity_figures(measured)
-        jitter, growth = finish_jitter()
+        (jitter, growth), sensitivity = finish()
     return _Figures(
         diagnosis=diagnosis,
         jitter=jitter,
@@ -204,6 +233,12 @@ def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -
         roles=roles,
         sensitivity=sensitivity,
     )
+
+
+def _jitter_and_sensitivity(
+    measured: Measured, panels: Panels
+) -> tuple[tuple[Jitter | None, GrowthCurve | None], tuple[SensitivityRow, ...]]:
+    return jitter_figures(measured, panels), sensitivity_figures(measured)
 
 
 def _diagnosis(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -> Diagnosis:

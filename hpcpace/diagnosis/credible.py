@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcpace.diagnosis.measure import Measured
+from hpcpace.diagnosis.sound_stream import contradictions_of, sound_stream
 from hpcpace.metrics.contradictions import Contradiction, contradictions
-from hpcpace.trace.reader import RankTrace, Table
-from hpcpace.trace.stream import StoredTable
+from hpcpace.trace.tables import RankTrace
 from hpcpace.units import NS_PER_S, format_duration
 
 _MOST_NAMED = 8
@@ -19,41 +19,43 @@ _LEAST_OPERATIONS_SHARE = 0.5
 
 
 def credible_traces(traces: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
-    """Return the traces that do not contradict themselves, and a sentence for each contradiction."""
+    """Return the traces whose steps and phases do not contradict themselves, and a sentence for each contradiction."""
     kept, said = [], []
     for trace in traces:
-        found = contradictions({**trace.tables, "collectives": _in_memory(trace.tables["collectives"])})
-        is_grave = any(one.is_grave for one in found)
-        kept += [] if is_grave else [trace]
-        end = f"; nothing of rank {trace.header.rank} is believed" if is_grave else ""
-        said += [f"{trace.path}: {', '.join(map(str, found))}{end}"] if found else []
-    return kept, _shortened(said)
+        found = contradictions({**trace.tables, "collectives": sound_stream(trace).nothing})
+        kept += [] if any(one.is_grave for one in found) else [trace]
+        said += [_sentence(trace, found)] if found else []
+    return kept, shortened(said)
 
 
-def _in_memory(collectives: Table) -> Table:
-    """Return the rows that are in memory; the others are checked when they are read."""
-    if isinstance(collectives, StoredTable):
-        return collectives.stream.trace.tables["collectives"]
-    return collectives
+def _sentence(trace: RankTrace, found: Sequence[Contradiction]) -> str:
+    end = f"; nothing of rank {trace.header.rank} is believed" if any(one.is_grave for one in found) else ""
+    return f"{trace.path}: {', '.join(map(str, found))}{end}"
+
+
+def sentences_on_operations(measured: Measured) -> list[str]:
+    """Return a sentence for each trace whose operations contradict themselves, though not too many of them."""
+    said = []
+    for stream in measured.operations.streams:
+        found = contradictions_of(stream)
+        said += [_sentence(stream.original, found)] if found else []
+    return shortened(said)
 
 
 def incredible_ranks(measured: Measured) -> tuple[set[int], list[str]]:
     """Return the ranks that all others contradict, and a sentence for each."""
-    found = {**_contradictory_on_disk(measured), **_apart_in_time(measured), **_silent(measured)}
-    return set(found), _shortened(list(found.values()))
+    found = {**_silent(measured), **_apart_in_time(measured), **_contradictory(measured)}
+    return set(found), shortened(list(found.values()))
 
 
-def _contradictory_on_disk(measured: Measured) -> dict[int, str]:
-    """Return the ranks whose collectives were found to contradict themselves while they were read."""
-    if measured.streamed is None:
-        return {}
-    found = {}
-    counts = zip(measured.evidence.traces, measured.streamed.num_contradictory, measured.streamed.num_read, strict=True)
-    for trace, num_bad, num_rows in counts:
-        one = Contradiction("collectives", "cannot be", int(num_bad), int(num_rows))
-        if one.is_grave:
-            found[trace.header.rank] = f"{trace.path}: {one}; nothing of rank {trace.header.rank} is believed"
-    return found
+def _contradictory(measured: Measured) -> dict[int, str]:
+    """Return the ranks whose operations contradict themselves."""
+    found = {stream.original.header.rank: (stream, contradictions_of(stream)) for stream in measured.operations.streams}
+    return {
+        rank: _sentence(stream.original, said)
+        for rank, (stream, said) in found.items()
+        if any(one.is_grave for one in said)
+    }
 
 
 def _apart_in_time(measured: Measured) -> dict[int, str]:
@@ -62,16 +64,16 @@ def _apart_in_time(measured: Measured) -> dict[int, str]:
     Ranks of one job step together. The file of an earlier start with the same names, or a clock that is wrong by hours,
     must not be taken for a rank of it.
     """
-    evidence = measured.evidence
-    rows = [row for row, rank in enumerate(evidence.ranks) if rank not in evidence.unknown_clocks]
+    timed = measured.timed
+    rows = [row for row, rank in enumerate(timed.ranks) if rank not in timed.unknown_clocks]
     if len(rows) < 2:
         return {}
-    begin_ns = measured.begin_all_ns[rows].astype(np.float64)
+    begin_ns = measured.common.begin_ns[rows].astype(np.float64)
     apart_ns = np.median(begin_ns - np.median(begin_ns, axis=0), axis=1)
     least_ns = max(_MOST_STEPS_APART * float(np.median(measured.times_ns)), _LEAST_APART_NS)
     return {
-        evidence.ranks[row]: (
-            f"{evidence.traces[row].path}: the steps of rank {evidence.ranks[row]} are {format_duration(abs(ns))} "
+        timed.ranks[row]: (
+            f"{timed.traces[row].path}: the steps of rank {timed.ranks[row]} are {format_duration(abs(ns))} "
             f"{'behind' if ns > 0 else 'before'} those of the others: it belongs to another start, "
             "or its clock is wrong; nothing of it is believed"
         )
@@ -85,16 +87,16 @@ def _silent(measured: Measured) -> dict[int, str]:
 
     The time of the operations that they lack would be taken for their own work.
     """
-    num_operations = measured.totals.num_operations
+    num_operations = measured.operations.totals.num_operations
     found = {}
     for role in np.unique(measured.role):
         members = np.flatnonzero(measured.role == role)
         usual = float(np.median(num_operations[members]))
         # If it is not known who does the same work, ranks may do different things, but not nothing.
-        is_role_known = measured.evidence.traces[members[0]].header.pp >= 0
+        is_role_known = measured.timed.traces[members[0]].header.pp >= 0
         least = _LEAST_OPERATIONS_SHARE * usual if is_role_known else min(usual, 1.0)
         for row in members[num_operations[members] < least].tolist():
-            trace = measured.evidence.traces[row]
+            trace = measured.timed.traces[row]
             found[trace.header.rank] = (
                 f"{trace.path}: rank {trace.header.rank} has {num_operations[row]} operations in the steps in which "
                 f"others of its role have {usual:.0f}; nothing of it is believed"
@@ -116,6 +118,7 @@ def absent_ranks(traces: Sequence[RankTrace], world_size: int) -> tuple[int, ...
     return tuple(np.flatnonzero(is_absent).tolist())
 
 
-def _shortened(said: Sequence[str]) -> list[str]:
+def shortened(said: Sequence[str]) -> list[str]:
+    """Return the first sentences, and one on how many more there are."""
     more = len(said) - _MOST_NAMED
     return [*said[:_MOST_NAMED], f"{more} more traces contradict themselves or the others"] if more > 0 else list(said)

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcpace.diagnosis.common_steps import ranks_with_common_steps
-from hpcpace.diagnosis.credible import absent_ranks, credible_traces, incredible_ranks
-from hpcpace.diagnosis.evidence import gather_evidence
-from hpcpace.diagnosis.incomplete import Completed, find_incomplete
+from hpcpace.diagnosis.credible import absent_ranks, credible_traces, incredible_ranks, sentences_on_operations
+from hpcpace.diagnosis.evidence import timed_traces
+from hpcpace.diagnosis.incomplete import find_incomplete
 from hpcpace.diagnosis.measure import Measured, Selection, measure
+from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.records.attempt import AttemptRecords
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
-from hpcpace.diagnosis.streamed_operations import is_on_disk, stream_operations
+from hpcpace.diagnosis.sound_stream import problems_of
 from hpcpace.diagnosis.summary import Incomplete
 from hpcpace.errors import CannotTell
+from hpcpace.metrics.steps import common_steps
+from hpcpace.parallel import Team
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
 from hpcpace.trace.reader import RankTrace
 
 _MOST_LOST_SHOWN = 10
 _MOST_MISSING = 1 << 17  # a damaged world size must not fill the memory
+
+
+class _How(NamedTuple):
+    """Who measures, and who is told of it."""
+
+    progress: Callable[[int, int], None] | None
+    team: Team | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +56,7 @@ class CredibleRun:
     @property
     def absent(self) -> tuple[int, ...]:
         """Ranks that were not measured, and with which measured ones communicate."""
-        return absent_ranks(self.measured.evidence.traces, self.world_size)
+        return absent_ranks(self.measured.timed.traces, self.world_size)
 
 
 def measure_credible_run(
@@ -54,6 +65,7 @@ def measure_credible_run(
     records: AttemptRecords,
     *,
     progress: Callable[[int, int], None] | None = None,
+    team: Team | None = None,
 ) -> CredibleRun:
     """Measure a run, and measure it again without the ranks that all others contradict, until none is left.
 
@@ -61,7 +73,7 @@ def measure_credible_run(
         found: the readable traces, at least one, and what could not be read.
         selection: which steps to use.
         records: what the run's records say.
-        progress: called with the number of ranges measured and the number of all, if the run is measured in ranges.
+        progress, team: as `measure_operations` takes them. Processes of a team have the same arguments.
 
     Raises:
         CannotTell: there is no trace that can be believed, or no step that all ranks have.
@@ -69,8 +81,9 @@ def measure_credible_run(
     world_size = world_size_of(found.traces)
     traces, contradictions = credible_traces(found.traces)
     problems = [*found.problems, *contradictions]
+    how = _How(progress, team)
     while traces:
-        run = _measure_traces(traces, world_size, problems, selection, records, progress)
+        run = _measure_traces(traces, world_size, problems, selection, records, how)
         incredible, reasons = incredible_ranks(run.measured)
         if not incredible:
             return run
@@ -85,26 +98,30 @@ def _measure_traces(
     problems: Sequence[str],
     selection: Selection,
     records: AttemptRecords,
-    progress: Callable[[int, int], None] | None,
+    how: _How,
 ) -> CredibleRun:
     ranks = {trace.header.rank for trace in traces}
     missing = tuple(sorted(set(range(min(world_size, _MOST_MISSING))) - ranks))
     hosts = {**records.run.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
     problems = [*problems, *records.problems]
     try:
-        measured = measure(traces, selection, progress=progress)
+        measured = measure(traces, selection, progress=how.progress, team=how.team)
     except CannotTell as error:
         # One rank without a common step must not leave the others without figures.
         common, left_out = ranks_with_common_steps(traces, selection)
-        incomplete = _incomplete_without_steps(traces, [*problems, *left_out], missing, hosts)
+        figures = _without_steps(traces, how)
+        problems = [*problems, *left_out, *_problems_of(figures)]
+        incomplete = find_incomplete(
+            timed_traces(traces), problems, missing=missing, hosts=hosts, done=figures.completed
+        )
         if not left_out:
             raise CannotTell("\n- ".join([str(error), *_losses(incomplete, hosts)])) from None
-        measured = measure(common, selection, progress=progress)
+        measured = measure(common, selection, progress=how.progress, team=how.team)
     else:
-        completed: Completed | None = None
-        if measured.streamed is not None:
-            completed, problems = measured.streamed.completed, [*problems, *measured.streamed.problems]
-        incomplete = find_incomplete(measured.evidence, problems, missing=missing, hosts=hosts, done=completed)
+        problems = [*problems, *sentences_on_operations(measured), *_problems_of(measured.operations)]
+        incomplete = find_incomplete(
+            measured.timed, problems, missing=missing, hosts=hosts, done=measured.operations.completed
+        )
     return CredibleRun(
         world_size=world_size,
         traces=traces,
@@ -115,15 +132,14 @@ def _measure_traces(
     )
 
 
-def _incomplete_without_steps(
-    traces: Sequence[RankTrace], problems: Sequence[str], missing: Sequence[int], hosts: Mapping[int, str]
-) -> Incomplete:
-    """Return what is missing from traces that share no step, and so cannot be measured together."""
-    completed: Completed | None = None
-    if is_on_disk(traces):
-        figures, traces = stream_operations(traces, None)
-        completed, problems = figures.completed, [*problems, *figures.problems]
-    return find_incomplete(gather_evidence(traces), problems, missing=missing, hosts=hosts, done=completed)
+def _without_steps(traces: Sequence[RankTrace], how: _How) -> OperationFigures:
+    """Return the figures of the operations of traces that share no step, and so cannot be measured together."""
+    none = common_steps([trace.tables["steps"] for trace in traces]).select(slice(0))
+    return measure_operations(timed_traces(traces), none, none, progress=how.progress, team=how.team)
+
+
+def _problems_of(figures: OperationFigures) -> list[str]:
+    return list(dict.fromkeys(problem for stream in figures.streams for problem in problems_of(stream)))
 
 
 def _losses(incomplete: Incomplete, hosts: Mapping[int, str]) -> list[str]:

@@ -23,8 +23,7 @@ from hpcpace.diagnosis.modes.obstacle import AbsentRanks, Obstacle, TooFewSteps,
 from hpcpace.diagnosis.modes.phase import collection_finding, input_finding
 from hpcpace.diagnosis.modes.pipeline import imbalance_finding
 from hpcpace.diagnosis.modes.straggler import search_stragglers, straggler_findings
-from hpcpace.metrics.causes.replay import StepGraph
-from hpcpace.metrics.causes.what_if import rebuild
+from hpcpace.metrics.causes.what_if import Rebuilt
 from hpcpace.metrics.lateness.stragglers import LEAST_STEPS, SearchObstacle, StragglerSearch
 from hpcpace.metrics.network.links import LinkFindings, Locality
 from hpcpace.metrics.operations.incomplete import OpenOperation
@@ -61,7 +60,7 @@ def diagnose(
     links: LinkFindings | None = None,
     crossing: Locality | None = None,
     is_clock_wrong: bool = False,
-    graph: StepGraph | None = None,
+    rebuilt: Rebuilt | None = None,
     absent: Sequence[int] = (),
     settings: DiagnosisConfig | None = None,
 ) -> Diagnosis:
@@ -74,8 +73,7 @@ def diagnose(
         links: what comparing the transfers of groups found; None where they were not compared.
         crossing: groups that cross switches against those inside; None unless there are both.
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
-        graph: the steps as a graph, which shows what stragglers and slow stages cost; None if they were not
-            rebuilt.
+        rebuilt: steps of them, which show what stragglers and slow stages cost; None if they were not rebuilt.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
         settings: the thresholds.
     """
@@ -86,10 +84,10 @@ def diagnose(
     if num_steps < settings.least_steps:
         few = TooFewSteps(num_steps=num_steps, least=settings.least_steps)
         return known(findings=hang, obstacle=None if hang else few, smallest_effect=None)
-    if absent:
-        graph = None  # messages of absent ranks would be missing from it
     search = search_stragglers(panels, settings)
-    steps = rebuild(graph) if graph is not None and 2 * len(graph.step) >= num_steps else None
+    # Messages of absent ranks would be missing from it, and most steps have to be alike.
+    is_usable = rebuilt is not None and not absent and len(rebuilt.graph.step) >= rebuilt.graph.num_left_out
+    steps = rebuilt if is_usable else None
     straggler, without = straggler_findings(panels, search, steps, settings)
     communication: list[DiagnosisFinding] = []
     if not is_clock_wrong:

@@ -1,4 +1,4 @@
-"""What the traces of an attempt hold, on one clock and matched across ranks: every figure rests on it."""
+"""What traces hold, on one clock and matched across ranks: of some steps at a time, every figure rests on it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from hpcpace.metrics.operations.matching import (
     match,
 )
 from hpcpace.metrics.operations.waits import Waits, waits
-from hpcpace.metrics.phases import parts_of_steps
-from hpcpace.metrics.steps import StepPanel
 from hpcpace.parallel import map_threads
 from hpcpace.trace.reader import RankTrace, Table
 
@@ -34,19 +32,33 @@ _BLOCK_ROWS = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """The traces of one attempt, ascending by rank.
+class TimedTraces:
+    """The traces of one attempt, ascending by rank, and their clocks.
 
     Attributes:
         clocks: each rank's clock.
         unknown_clocks: ranks whose times cannot be compared with those of the others.
-        collectives: each rank's completed operations, on its own clock.
-        operations: the same on the common clock, of all ranks.
     """
 
     traces: Sequence[RankTrace]
     clocks: Sequence[CommonClock]
     unknown_clocks: tuple[int, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks with a trace."""
+        return tuple(trace.header.rank for trace in self.traces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence(TimedTraces):
+    """The operations of some steps, or of all.
+
+    Attributes:
+        collectives: each rank's completed operations, on its own clock.
+        operations: the same on the common clock, of all ranks.
+    """
+
     collectives: Sequence[Table]
     operations: Operations
     matching: Matching
@@ -58,14 +70,15 @@ class Evidence:
         ends: list[int] = np.cumsum([len(table) for table in self.collectives], dtype=np.int64).tolist()
         return ends
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks with a trace."""
-        return tuple(trace.header.rank for trace in self.traces)
+
+def timed_traces(traces: Sequence[RankTrace]) -> TimedTraces:
+    """Return traces, ascending by rank, with their clocks."""
+    clocks, unknown_clocks = rank_clocks(traces)
+    return TimedTraces(traces=traces, clocks=clocks, unknown_clocks=unknown_clocks)
 
 
 def gather_evidence(traces: Sequence[RankTrace]) -> Evidence:
-    """Return the evidence of traces, ascending by rank."""
+    """Return the evidence of all operations of traces in memory, ascending by rank."""
     return evidence_of(traces, *rank_clocks(traces))
 
 
@@ -133,26 +146,6 @@ def _segments(bounds_ns: NDArray[np.int64], times_ns: NDArray[np.int64]) -> NDAr
     for bound_ns in bounds_ns[first:last]:
         segment += times_ns >= bound_ns
     return segment
-
-
-def step_parts(evidence: Evidence, chosen: StepPanel) -> NDArray[np.float64]:
-    """Return the nanoseconds of each part of each step on each rank, (num_ranks, num_steps, num_parts)."""
-    ends = evidence.ends
-
-    def of_rank(index: int) -> NDArray[np.float64]:
-        phases, table = evidence.traces[index].tables["phases"], evidence.collectives[index]
-        return parts_of_steps(
-            (chosen.begin_ns[index], chosen.end_ns[index]),
-            (phases["phase"], phases["begin_ns"], phases["end_ns"]),
-            (
-                table["enter_ns"],
-                table["exit_ns"],
-                table["blocked_ns"],
-                evidence.waits.wait_ns[ends[index] - len(table) : ends[index]],
-            ),
-        )
-
-    return np.array(list(map_threads(of_rank, range(len(evidence.traces)))))
 
 
 def _completed(trace: RankTrace) -> Table:

@@ -42,23 +42,15 @@ class TransferSums:
     is_whole: bool = True
 
 
-def group_transfers(evidence: Evidence, step: NDArray[np.int64]) -> list[GroupTransfers]:
-    """Return a series for each group, operation and size: the mean transfer of its operations in each step.
+def transfer_sums(evidence: Evidence, step: NDArray[np.int64]) -> TransferSums:
+    """Return the sums of a part of a run: of each group, operation and size, the transfers of each step.
 
     The transfer of an operation is the largest of its ranks. Messages count as operations of the pair.
 
     Args:
-        evidence: the traces.
+        evidence: the operations.
         step: numbers of the steps to use, ascending, (num_steps,).
-
-    Returns:
-        Series with NaN in steps without an operation; none where they would not fit into memory.
     """
-    return transfer_series([transfer_sums(evidence, step)], len(step))
-
-
-def transfer_sums(evidence: Evidence, step: NDArray[np.int64]) -> TransferSums:
-    """Return the sums of a part of a run; arguments as those of `group_transfers`."""
     done, matching = evidence.operations, evidence.matching
     transfer_ns, has_waited = _of_operations(evidence)
     first = matching.first
@@ -94,7 +86,9 @@ def transfer_sums(evidence: Evidence, step: NDArray[np.int64]) -> TransferSums:
 
 
 def transfer_series(parts: Sequence[TransferSums], num_steps: int) -> list[GroupTransfers]:
-    """Return the series that parts of a run are together.
+    """Return a series for each group, operation and size: the mean transfer of its operations in each step.
+
+    NaN in steps without an operation; no series where they would not fit into memory.
 
     Args:
         parts: sums, all with the same groups.

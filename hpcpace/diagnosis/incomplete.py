@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.diagnosis.evidence import Evidence, rank_operations
+from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
 from hpcpace.diagnosis.summary import Incomplete, IncompleteRank
 from hpcpace.metrics.operations.incomplete import open_operations
 from hpcpace.metrics.operations.lost_records import LostOperations, Records, lost_operations, records_of
@@ -36,32 +36,31 @@ class Completed:
 
 
 def find_incomplete(
-    evidence: Evidence,
+    timed: TimedTraces,
     problems: Sequence[str],
     *,
     missing: Sequence[int],
     hosts: Mapping[int, str],
-    done: Completed | None = None,
+    done: Completed,
 ) -> Incomplete:
     """Return what was missing or cut off.
 
     Args:
-        evidence: the readable traces.
+        timed: the readable traces and their clocks.
         problems: what could not be read.
         missing: the ranks without a readable trace.
         hosts: host names by rank, as far as they are known.
-        done: what completed, where `evidence` does not hold it.
+        done: what completed operations reveal.
     """
     missing = missing[:_MOST_RANKS]
-    done = done or completed_of(evidence)
-    opened = gather_operations(sorted([*_opened(evidence), *done.opened], key=lambda part: part.rank))
-    ends_ns = _ends_ns(evidence)
+    opened = gather_operations(sorted([*_opened(timed), *done.opened], key=lambda part: part.rank))
+    ends_ns = _ends_ns(timed)
     end_ns = max([*ends_ns.values(), done.end_ns])
-    closed = {trace.header.rank: trace.closed_cleanly for trace in evidence.traces}
+    closed = {trace.header.rank: trace.closed_cleanly for trace in timed.traces}
     lost = lost_operations(done.records, opened, closed | dict.fromkeys(missing, False))
-    last_ns = max((ns for rank, ns in ends_ns.items() if rank not in evidence.unknown_clocks), default=0)
-    gaps_ns = {rank: last_ns - ns for rank, ns in ends_ns.items() if rank not in evidence.unknown_clocks}
-    cut = [_incomplete_rank(trace, lost.get(trace.header.rank, _NOTHING), gaps_ns) for trace in evidence.traces]
+    last_ns = max((ns for rank, ns in ends_ns.items() if rank not in timed.unknown_clocks), default=0)
+    gaps_ns = {rank: last_ns - ns for rank, ns in ends_ns.items() if rank not in timed.unknown_clocks}
+    cut = [_incomplete_rank(trace, lost.get(trace.header.rank, _NOTHING), gaps_ns) for trace in timed.traces]
     cut = [rank for rank in cut if rank.num_lost_operations or rank.num_dropped or not closed[rank.rank]]
     cut += [_missing_rank(rank, hosts.get(rank, ""), lost.get(rank, _NOTHING)) for rank in missing]
     cut.sort(key=lambda rank: (-rank.num_lost_operations, rank.rank))
@@ -93,19 +92,19 @@ def never_completed(evidence: Evidence) -> list[RankOperations]:
     return parts
 
 
-def _opened(evidence: Evidence) -> list[RankOperations]:
-    journalled = [
+def _opened(timed: TimedTraces) -> list[RankOperations]:
+    """Return the operations that were under way when a journal was last written."""
+    return [
         rank_operations(trace, clock, trace.open_collectives)
-        for trace, clock in zip(evidence.traces, evidence.clocks, strict=True)
+        for trace, clock in zip(timed.traces, timed.clocks, strict=True)
     ]
-    return [*journalled, *never_completed(evidence)]
 
 
-def _ends_ns(evidence: Evidence) -> dict[int, int]:
+def _ends_ns(timed: TimedTraces) -> dict[int, int]:
     """Return when each rank's recording ended, at its last flush, on the common clock; none where it never flushed."""
     return {
         trace.header.rank: int(clock.to_reference(trace.tables["account"]["time_ns"]).time_ns.max())
-        for trace, clock in zip(evidence.traces, evidence.clocks, strict=True)
+        for trace, clock in zip(timed.traces, timed.clocks, strict=True)
         if len(trace.tables["account"])
     }
 

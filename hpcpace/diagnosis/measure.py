@@ -13,32 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.close_up import CloseUp, take_close_up
 from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
-from hpcpace.diagnosis.evidence import Evidence, gather_evidence, reference_times, step_parts
+from hpcpace.diagnosis.evidence import TimedTraces, reference_times, timed_traces
 from hpcpace.diagnosis.figures.clocks import clock_figures
-from hpcpace.diagnosis.group_transfers import group_transfers
 from hpcpace.diagnosis.modes.hang import silence_ns
-from hpcpace.diagnosis.step_structure import StepStructure, step_structure
-from hpcpace.diagnosis.streamed_operations import (
-    OperationFigures,
-    blocked_of,
-    has_messages,
-    is_on_disk,
-    stream_operations,
-)
+from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
+from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.errors import CannotTell
-from hpcpace.metrics.causes.replay import StepGraph
-from hpcpace.metrics.causes.what_if import transient_loss_ns
+from hpcpace.metrics.causes.what_if import Rebuilt, rebuild, transient_loss_ns
 from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
-from hpcpace.metrics.operations.communication import Kind, RankTotals, kinds, rank_totals
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
 from hpcpace.metrics.roles import others_median
-from hpcpace.metrics.steps import StepPanel, columns_of, common_steps, step_times, used_steps
+from hpcpace.metrics.steps import StepPanel, common_steps, step_times, used_steps
 from hpcpace.metrics.topology import Topology, topology_of
+from hpcpace.parallel import Team
 from hpcpace.trace.reader import RankTrace
 
 OWN_WORK = (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.GC, Part.OTHER)
@@ -62,98 +55,70 @@ class Measured:
     """What was measured on an attempt, and what all of its figures rest on.
 
     Attributes:
-        evidence: the traces, on one clock and matched.
+        timed: the traces without their operations, and their clocks.
         panel: the steps that all ranks have.
         used: which of them the figures use, bool, (num_common,).
         chosen: the used steps, on each rank's own clock.
-        in_steps: which operations belong to them, bool, (num_operations,).
-        parts: nanoseconds of each part of each used step, float64, (num_ranks, num_steps, num_parts).
+        common: the same on the common clock, or on a rank's own where its clock is unknown.
         times_ns: step times of the used steps, int64, (num_steps,).
-        begin_all_ns, end_all_ns: begins and ends of the used steps on the common clock, where a rank's clock is
-            unknown on its own, int64, (num_ranks, num_steps).
         end_ns: the latest end of each, of ranks with a known clock, int64, (num_steps,).
-        streamed: the figures of the operations, if these are too many for `evidence` to hold them; else None.
+        operations: the figures of the operations.
     """
 
-    evidence: Evidence
+    timed: TimedTraces
     panel: StepPanel
     used: NDArray[np.bool_]
     chosen: StepPanel
-    in_steps: NDArray[np.bool_]
-    parts: NDArray[np.float64]
+    common: StepPanel
     times_ns: NDArray[np.int64]
-    begin_all_ns: NDArray[np.int64]
-    end_all_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    streamed: OperationFigures | None = None
+    operations: OperationFigures
+
+    @property
+    def parts(self) -> NDArray[np.float64]:
+        """Nanoseconds of each part of each used step, float64, (num_ranks, num_steps, num_parts)."""
+        return self.operations.panels.parts_ns
 
     @cached_property
     def role(self) -> NDArray[np.int64]:
         """Which ranks do the same work, int64, (num_ranks,)."""
-        headers = [trace.header for trace in self.evidence.traces]
+        headers = [trace.header for trace in self.timed.traces]
         roles = {slot: index for index, slot in enumerate(sorted({(header.pp, header.tp) for header in headers}))}
         return np.array([roles[header.pp, header.tp] for header in headers], np.int64)
 
     @cached_property
-    def structure(self) -> StepStructure | None:
-        """The steps taken apart; None where they are not."""
-        steps = replace(self.chosen, begin_ns=self.begin_all_ns, end_ns=self.end_all_ns)
-        return step_structure(self.evidence, steps, self.role)
+    def close_up(self) -> CloseUp | None:
+        """Some of the steps, or all, taken apart; None without operations."""
+        # What is wrong with the rows of these files is known from the first reading.
+        streams = [sound_stream(stream.original) for stream in self.operations.streams]
+        return take_close_up(streams, self.timed, self.common, self.role)
 
-    @property
-    def changeable(self) -> StepGraph | None:
-        """The steps as a graph that shows what a change of some work would gain; None if it would be wrong.
+    @cached_property
+    def rebuilt(self) -> Rebuilt | None:
+        """The steps rebuilt, which shows what a change of some work would gain; None if it would be wrong.
 
         A sender that is held until its receiver comes, as by gloo, is rebuilt as if it were held as long whatever the
         receiver does, and so hides what its receiver costs.
         """
-        held_share = float(self.blocked_ns[1].mean()) / max(float(self.times_ns.mean()), 1.0)
-        return None if self.structure is None or held_share > _MOST_HELD_SHARE else self.structure.graph
+        held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
+        if self.close_up is None or self.close_up.graph is None or held_share > _MOST_HELD_SHARE:
+            return None
+        return rebuild(self.close_up.graph)
 
-    @cached_property
-    def groups(self) -> list[GroupTransfers]:
+    @property
+    def groups(self) -> Sequence[GroupTransfers]:
         """The transfers of each process group, step by step."""
-        if self.streamed is not None:
-            return list(self.streamed.transfers)
-        return group_transfers(self.evidence, self.chosen.step)
-
-    @cached_property
-    def has_messages(self) -> bool:
-        """Whether ranks send to each other."""
-        return self.streamed.has_messages if self.streamed is not None else has_messages(self.evidence)
-
-    @cached_property
-    def blocked_ns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How long ranks were blocked on synchronising collectives, and on sends, each (num_ranks, num_steps)."""
-        if self.streamed is not None:
-            return self.streamed.blocked_ns, self.streamed.sent_ns
-        steps = self.chosen.step
-        return blocked_of(self.evidence, columns_of(steps, self.evidence.operations.step), len(steps))
-
-    @cached_property
-    def totals(self) -> RankTotals:
-        """Sums over the operations of each rank."""
-        if self.streamed is not None:
-            return self.streamed.totals
-        return rank_totals(self.evidence.operations, self.evidence.waits, self.in_steps, self.evidence.ranks)
-
-    @cached_property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The operations by their kind."""
-        if self.streamed is not None:
-            return self.streamed.kinds
-        evidence = self.evidence
-        return tuple(kinds(evidence.operations, evidence.matching, evidence.waits, self.in_steps))
+        return self.operations.transfers
 
     @cached_property
     def clocks(self) -> Clocks:
         """How well times of different ranks compare."""
-        return clock_figures(self.evidence, self.chosen, self.streamed.causality if self.streamed is not None else None)
+        return clock_figures(self.timed, self.chosen, self.operations.causality)
 
     @cached_property
     def places(self) -> Topology:
         """Where the ranks are."""
-        headers = [trace.header for trace in self.evidence.traces]
+        headers = [trace.header for trace in self.timed.traces]
         return topology_of(
             ranks=[header.rank for header in headers],
             nodes=[header.node for header in headers],
@@ -167,13 +132,14 @@ def measure(
     selection: Selection,
     *,
     progress: Callable[[int, int], None] | None = None,
+    team: Team | None = None,
 ) -> Measured:
     """Measure everything that the figures share.
 
     Args:
         traces: the readable traces, ascending by rank.
         selection: which steps to use.
-        progress: as `stream_operations` takes it.
+        progress, team: as `measure_operations` takes them.
 
     Raises:
         CannotTell: no step that all ranks have is left.
@@ -182,27 +148,23 @@ def measure(
     used = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
     if not used.any():
         raise CannotTell(_why_no_steps(traces, panel))
-    chosen, streamed = panel.select(used), None
-    if is_on_disk(traces):
-        streamed, traces = stream_operations(traces, chosen, progress=progress)
-    evidence = gather_evidence(traces)
-    clocks = evidence.clocks
+    timed = timed_traces(traces)
+    clocks = timed.clocks
     begin_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.begin_ns, strict=True)])
     end_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.end_ns, strict=True)])
     # A rank whose clock is unknown cannot say when a step ended for the others. Where all are, the first one speaks.
-    known = [index for index, rank in enumerate(evidence.ranks) if rank not in evidence.unknown_clocks] or [0]
+    known = [index for index, rank in enumerate(timed.ranks) if rank not in timed.unknown_clocks] or [0]
+    chosen = panel.select(used)
+    common = replace(chosen, begin_ns=begin_ns[:, used], end_ns=end_ns[:, used])
     return Measured(
-        evidence=evidence,
+        timed=timed,
         panel=panel,
         used=used,
         chosen=chosen,
-        in_steps=columns_of(chosen.step, evidence.operations.step) >= 0,
-        parts=step_parts(evidence, chosen) if streamed is None else streamed.parts_ns,
+        common=common,
         times_ns=step_times(panel.step, begin_ns[known], end_ns[known])[used],
-        begin_all_ns=begin_ns[:, used],
-        end_all_ns=end_ns[:, used],
         end_ns=end_ns[known].max(axis=0)[used],
-        streamed=streamed,
+        operations=measure_operations(timed, chosen, common, progress=progress, team=team),
     )
 
 
@@ -220,7 +182,7 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
 
 def panels_of(measured: Measured) -> Panels:
     """Return what the diagnosis judges."""
-    headers = [trace.header for trace in measured.evidence.traces]
+    headers = [trace.header for trace in measured.timed.traces]
     parts = measured.parts
     # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
     return Panels(
@@ -237,7 +199,7 @@ def panels_of(measured: Measured) -> Panels:
         gc_ns=parts[:, :, Part.GC],
         wait_ns=parts[:, :, list(EXPOSED_WAIT)].sum(axis=2),
         transfer_ns=_transfer_ns(measured),
-        is_role_known=not (measured.has_messages and headers[0].pp < 0),
+        is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
         transient_share=_transient_share(measured),
     )
 
@@ -269,10 +231,10 @@ def hotspots_of(measured: Measured, panels: Panels) -> tuple[Hotspot, ...]:
 
 def _transient_share(measured: Measured) -> float | None:
     """Return what changing work costs the steps of a pipeline; None without one."""
-    stages = {trace.header.pp for trace in measured.evidence.traces}
-    if len(stages) < 2 or measured.structure is None or measured.structure.graph is None:
+    stages = {trace.header.pp for trace in measured.timed.traces}
+    if len(stages) < 2 or measured.close_up is None or measured.close_up.graph is None:
         return None
-    return transient_loss_ns(measured.structure.graph) / max(float(measured.times_ns.mean()), 1.0)
+    return transient_loss_ns(measured.close_up.graph) / max(float(measured.times_ns.mean()), 1.0)
 
 
 def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:
@@ -300,7 +262,7 @@ def _transfer_ns(measured: Measured) -> NDArray[np.float64]:
     transfer, and the receiver's side has what the message takes.
     """
     transfer_ns: NDArray[np.float64] = measured.parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
-    less: NDArray[np.float64] = np.maximum(transfer_ns - measured.blocked_ns[1], 0.0)
+    less: NDArray[np.float64] = np.maximum(transfer_ns - measured.operations.panels.sent_ns, 0.0)
     return less
 
 
@@ -308,7 +270,7 @@ def _reach_ns(measured: Measured) -> NDArray[np.float64]:
     """Return the time of each step outside of synchronising collectives, float64, (num_ranks, num_steps)."""
     parts = measured.parts
     away = parts[:, :, list(_AWAY)].sum(axis=2)
-    reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - measured.blocked_ns[0], 0.0)
+    reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - measured.operations.panels.blocked_ns, 0.0)
     return reach
 
 
@@ -328,7 +290,7 @@ def diagnose_run(
         panels,
         hangs=hangs,
         silences_ns={
-            trace.header.rank: silence_ns(trace.tables["account"]["time_ns"]) for trace in measured.evidence.traces
+            trace.header.rank: silence_ns(trace.tables["account"]["time_ns"]) for trace in measured.timed.traces
         },
         links=_widened(
             locate_links(collectives, places, floor_share=settings.link_share, level=settings.level),
@@ -337,7 +299,7 @@ def diagnose_run(
         ),
         crossing=locality(groups, places),
         is_clock_wrong=clocks.num_wrong > 0,
-        graph=measured.changeable,
+        rebuilt=measured.rebuilt,
         absent=absent,
         settings=settings,
     )

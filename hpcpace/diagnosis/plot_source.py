@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.diagnose import Panels
-from hpcpace.diagnosis.evidence import Evidence
+from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.metrics.clocks.common_clock import CommonClock
@@ -31,7 +31,7 @@ def plot_data(
     versions: tuple[tuple[str, str], ...],
 ) -> PlotData:
     """Return what the plots of a page show."""
-    headers = [trace.header for trace in measured.evidence.traces]
+    headers = [trace.header for trace in measured.timed.traces]
     excess_ns = own_excess_ns(panels)
     places, groups = measured.places, measured.groups
     communication = panels.transfer_ns.mean(axis=0) + panels.wait_ns.mean(axis=0)
@@ -49,7 +49,7 @@ def plot_data(
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
         node_matrix=_matrix(node_matrix(groups, places)) if few else None,
         hotspots=tuple(_row(spot) for spot in hotspots),
-        clocks=_clocks(measured.evidence),
+        clocks=_clocks(measured.timed),
         versions=versions,
         reasons=reasons,
     )
@@ -87,10 +87,10 @@ def _row(spot: Hotspot) -> HotspotRow:
     )
 
 
-def _clocks(evidence: Evidence) -> tuple[HostClock, ...] | None:
+def _clocks(timed: TimedTraces) -> tuple[HostClock, ...] | None:
     """Return the samples of one rank of each host, but for the host of the reference."""
     found, seen = [], set()
-    for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
+    for trace, clock in zip(timed.traces, timed.clocks, strict=True):
         if trace.header.node in seen or clock.is_reference or not clock.num_samples:
             continue
         seen.add(trace.header.node)

@@ -90,6 +90,7 @@ class Steps:
         num_seen: steps that any rank has.
         num_warmup: common steps left out as warm-up.
         num_checkpoint, num_eval: used steps with a checkpoint or an evaluation.
+        num_apart: used steps that were taken apart operation by operation: all, or stretches spread over a long run.
     """
 
     num_used: int
@@ -100,6 +101,7 @@ class Steps:
     num_warmup: int
     num_checkpoint: int
     num_eval: int
+    num_apart: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,8 @@ _PMI_VARIABLES = (
 )
 # mpiexec of MPICH and mpirun of Open MPI set these for their ranks; Slurm's own PMI plugins do not.
 _MPI_LAUNCHER_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_SIZE")
+# What a rank starts inherits the variables that made it a rank; by this one it can tell that it is none.
+_RANK_PID = "HPCPACE_RANK_PID"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,29 @@ def process_environ() -> Mapping[str, str]:
 def set_environ_default(name: str, value: str) -> None:
     """Set a variable for this process and the libraries in it, unless the user has set it."""
     os.environ.setdefault(name, value)
+
+
+def mark_rank() -> None:
+    """Let the processes that this rank starts know that they are no ranks, whatever launcher's variables they see."""
+    os.environ[_RANK_PID] = str(os.getpid())
+
+
+def is_started_by_rank(environ: Mapping[str, str]) -> bool:
+    """Return whether a rank of a job, and not the job's launcher, started this process.
+
+    A rank that hpcpace knows has marked its environment. Another one leaves the descriptor on which its launcher talks
+    to it, as PMI_FD says, closed in what it starts.
+    """
+    if environ.get(_RANK_PID, str(os.getpid())) != str(os.getpid()):
+        return True
+    channel = environ.get("PMI_FD", "")
+    if not channel.isdecimal():
+        return False
+    try:
+        os.fstat(int(channel))
+    except (OSError, OverflowError):
+        return True
+    return False
 
 
 def host_identity(proc: Path = Path("/proc")) -> HostIdentity:

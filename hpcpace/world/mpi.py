@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 
 from hpcpace.errors import EXIT_FAILED, HpcpaceError, TrainingFailed, UsageError, WorldError
 from hpcpace.redaction import Redaction
-from hpcpace.world.environment import HostIdentity, RankInfo, locate, process_environ
+from hpcpace.world.environment import HostIdentity, RankInfo, locate, mark_rank, process_environ
 
 _AGREE_TIMEOUT_S = 1.0
 _DIGEST_BYTES = 16
@@ -54,6 +54,7 @@ def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
             f"{info.world_size} ranks started by {info.launcher} need mpi4py and an MPI library, which cannot be "
             f"loaded ({error}): pip install mpi4py mpich, load the site's MPI module, or start the ranks with torchrun"
         ) from error
+    mark_rank()
     comm = MPI.COMM_WORLD
     check_world(info, comm.Get_rank(), comm.Get_size())
     return comm

@@ -5,20 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.close_up import CloseUp
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.measure import OWN_WORK, Measured, own_excess_ns
 from hpcpace.diagnosis.modes.pipeline import stage_excess
-from hpcpace.diagnosis.step_structure import StepStructure
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, PipelineBubble
-from hpcpace.metrics.causes.bubble import message_waits, microbatches, pipeline_bubble
-from hpcpace.metrics.causes.critical_path import WORK, critical_path
-from hpcpace.metrics.causes.propagation import delay_origins
+from hpcpace.metrics.causes.bubble import microbatches, pipeline_bubble
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.what_if import Change, stage_change, what_if
 from hpcpace.metrics.lateness.own_delay import agreement
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.roles import others_median
+from hpcpace.parallel import run_both
 
 _MOST_ROWS = 3
 _MOST_PATH = 6
@@ -26,36 +25,39 @@ _NEEDLESS = (Part.DATA, Part.GC)
 
 
 def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
-    """Return where waiting began and what would change it; None where steps are not taken apart."""
-    structure = measured.structure
-    if structure is None:
+    """Return where waiting began and what would change it; None without operations."""
+    close_up = measured.close_up
+    if close_up is None:
         return None
     total_ns = float(panels.times_ns.sum())
-    gains, error = _gains(measured, panels, structure)
+    # Both take long, and neither needs the other.
+    (gains, error), suspected = run_both(
+        lambda: _gains(measured, panels, close_up), lambda: _suspected(measured, close_up, panels)
+    )
     return Causes(
         gains=gains,
         rebuild_error=error,
         origins=_origins(measured, total_ns),
-        path=_path(measured, structure),
-        suspected_ranks=_suspected(measured, structure, panels),
-        bubble=_bubble(measured, structure, panels),
+        path=_path(measured),
+        suspected_ranks=suspected,
+        bubble=_bubble(measured, close_up, panels),
     )
 
 
-def _gains(measured: Measured, panels: Panels, structure: StepStructure) -> tuple[tuple[GainRow, ...], float | None]:
-    graph = measured.changeable
-    if graph is None:
+def _gains(measured: Measured, panels: Panels, close_up: CloseUp) -> tuple[tuple[GainRow, ...], float | None]:
+    rebuilt = measured.rebuilt
+    if rebuilt is None:
         return (), None
     changes = [
         *_slow_places(panels),
         *_stages(panels),
-        *_phases(measured, graph),
-        *_operations(measured, structure),
+        *_phases(measured, rebuilt.graph),
+        *_operations(close_up),
     ]
-    names = {(change.kind, change.id): _name(change, panels, measured, structure) for change in changes}
-    found = what_if(graph, changes) if changes else None
-    if found is None:
+    names = {(change.kind, change.id): _name(change, panels, measured, close_up) for change in changes}
+    if not changes:
         return (), None
+    found = what_if(rebuilt, changes)
     rows = [
         GainRow(name=names[gain.change.kind, gain.change.id], gain_share=gain.gain_share, interval=gain.interval)
         for gain in found.gains
@@ -115,9 +117,9 @@ def _beyond_role(spent_ns: NDArray[np.float64], role: NDArray[np.int64]) -> NDAr
     return beyond_ns
 
 
-def _operations(measured: Measured, structure: StepStructure) -> list[Change]:
+def _operations(close_up: CloseUp) -> list[Change]:
     """Return the changes that make the transfers of one kind of operation usual."""
-    done, work = measured.evidence.operations, structure.work
+    done, work = close_up.evidence.operations, close_up.work
     changes = []
     for op in np.unique(done.op[work.is_known]).tolist():
         positions = np.unique(work.position[work.is_known & (done.op == op)])
@@ -125,7 +127,7 @@ def _operations(measured: Measured, structure: StepStructure) -> list[Change]:
     return changes
 
 
-def _name(change: Change, panels: Panels, measured: Measured, structure: StepStructure) -> str:
+def _name(change: Change, panels: Panels, measured: Measured, close_up: CloseUp) -> str:
     if change.kind == "rank":
         return f"work of rank {change.id}"
     if change.kind == "node":
@@ -138,18 +140,13 @@ def _name(change: Change, panels: Panels, measured: Measured, structure: StepStr
 
 
 def _origins(measured: Measured, total_ns: float) -> tuple[OriginRow, ...]:
-    evidence = measured.evidence
-    done = evidence.operations
-    exposed_ns = np.minimum(evidence.waits.wait_ns, done.blocked_ns).astype(np.float64)
-    found = delay_origins(
-        done, evidence.matching, evidence.waits, ranks=evidence.ranks, mask=measured.in_steps, wait_ns=exposed_ns
-    )
+    found, ranks = measured.operations.origins, measured.timed.ranks
     waited_ns = max(float(found.waited_ns.sum()), 1.0)
     rows = found.caused_ns.argsort()[::-1][: 2 * _MOST_ROWS]
-    scale = max(total_ns * len(evidence.ranks), 1.0)
+    scale = max(total_ns * len(ranks), 1.0)
     return tuple(
         OriginRow(
-            rank=int(evidence.ranks[row]),
+            rank=int(ranks[row]),
             share_of_waits=float(found.caused_ns[row]) / waited_ns,
             propagated_share=float(found.propagated_ns[row]) / max(float(found.caused_ns[row]), 1.0),
             step_share=float(found.caused_ns[row]) / scale,
@@ -159,32 +156,23 @@ def _origins(measured: Measured, total_ns: float) -> tuple[OriginRow, ...]:
     )
 
 
-def _path(measured: Measured, structure: StepStructure) -> tuple[PathRow, ...]:
-    evidence, ranks = measured.evidence, structure.ranks
-    found = critical_path(
-        evidence.operations,
-        evidence.matching,
-        structure.work,
-        structure.steps,
-        ranks=ranks,
-        blocks=structure.blocks,
-    )
-    total_ns = max(float(found.length_ns.sum()), 1.0)
-    of_rank: NDArray[np.float64] = found.work_by_rank(len(ranks))
+def _path(measured: Measured) -> tuple[PathRow, ...]:
+    path = measured.operations.path
+    total_ns = max(path.length_ns, 1)
     rows = [
-        PathRow(name=f"work of rank {ranks[row]}", share=float(of_rank[row]) / total_ns) for row in range(len(ranks))
+        PathRow(name=f"work of rank {rank}", share=int(work_ns) / total_ns)
+        for rank, work_ns in zip(measured.timed.ranks, path.work_ns, strict=True)
     ]
     rows += [
         PathRow(name=f"transfer of {op_name(kind)}", share=length_ns / total_ns)
-        for kind, length_ns in found.by_kind().items()
-        if kind != WORK
+        for kind, length_ns in sorted(path.transfer_ns.items())
     ]
     return tuple(sorted(rows, key=lambda row: -row.share)[:_MOST_PATH])
 
 
-def _suspected(measured: Measured, structure: StepStructure, panels: Panels) -> tuple[int, ...]:
+def _suspected(measured: Measured, close_up: CloseUp, panels: Panels) -> tuple[int, ...]:
     """Return the ranks whose arrival on the common clock contradicts how long their operations last."""
-    evidence = measured.evidence
+    evidence = close_up.evidence
     halfwidth_ns = np.array(
         [
             float(np.median(clock.to_reference(end_ns).halfwidth_ns))
@@ -196,7 +184,7 @@ def _suspected(measured: Measured, structure: StepStructure, panels: Panels) -> 
     found = agreement(
         evidence.operations,
         evidence.matching,
-        structure.work,
+        close_up.work,
         ranks=evidence.ranks,
         halfwidth_ns=halfwidth_ns,
         node=node,
@@ -204,18 +192,11 @@ def _suspected(measured: Measured, structure: StepStructure, panels: Panels) -> 
     return tuple(found.rank[found.is_suspected].tolist())
 
 
-def _bubble(measured: Measured, structure: StepStructure, panels: Panels) -> PipelineBubble | None:
+def _bubble(measured: Measured, close_up: CloseUp, panels: Panels) -> PipelineBubble | None:
     if len(np.unique(panels.stage)) < 2:
         return None
-    evidence = measured.evidence
-    waited_ns = message_waits(
-        evidence.operations,
-        evidence.waits,
-        structure.steps,
-        ranks=np.asarray(evidence.ranks, np.int64),
-        mask=measured.in_steps,
-    )
-    num_microbatches = microbatches(evidence.operations, structure.work)
+    waited_ns = measured.operations.panels.message_wait_ns
+    num_microbatches = microbatches(close_up.evidence.operations, close_up.work)
     found = pipeline_bubble(waited_ns, panels.times_ns, panels.stage, num_microbatches=num_microbatches)
     if found is None:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.evidence import Evidence
+from hpcpace.diagnosis.evidence import Evidence, TimedTraces
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
 from hpcpace.metrics.clocks.causality import pair_violations
 from hpcpace.metrics.clocks.common_clock import CommonClock
@@ -17,7 +17,6 @@ from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
 
-_MOST_VIOLATIONS_SIZED = 100_000
 _MOST_VIOLATIONS = 10_000_000
 _MOST_SUSPECTS = 16
 _ROUNDING_NS = RESOLUTION_NS["collectives"]["enter_ns"]
@@ -27,7 +26,7 @@ _DEVICE_ERROR_NS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Causality:
-    """What operations say against the clocks; that of a long run is joined from parts of it.
+    """What operations say against the clocks.
 
     Attributes:
         num_checked: operations of two ranks or more that nobody leaves before all have entered.
@@ -86,16 +85,15 @@ def join_causality(parts: Sequence[Causality]) -> Causality:
     )
 
 
-def clock_figures(evidence: Evidence, chosen: StepPanel, causality: Causality | None = None) -> Clocks:
+def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -> Clocks:
     """Return how well times of different ranks compare during the chosen steps.
 
     Args:
-        evidence: the traces.
+        timed: the traces and their clocks.
         chosen: the steps, on each rank's own clock.
-        causality: what the operations say, where `evidence` does not hold them.
+        causality: what the operations say.
     """
-    traces, clocks, unknown = evidence.traces, evidence.clocks, evidence.unknown_clocks
-    causality = causality or causality_of(evidence)
+    traces, clocks, unknown = timed.traces, timed.clocks, timed.unknown_clocks
     mapped = [
         clock.to_reference(chosen.end_ns[index])
         for index, (trace, clock) in enumerate(zip(traces, clocks, strict=True))
@@ -167,7 +165,7 @@ def _violations(
     """Return the rows that exit before the last enter, as the last four fields of `Causality`."""
     done, matching = evidence.operations, evidence.matching
     early = np.flatnonzero(evidence.waits.negative_ns)
-    violated = np.unique(matching.instance[early])[:_MOST_VIOLATIONS_SIZED]
+    violated = np.unique(matching.instance[early])
     place = np.full(len(matching.num_rows), -1)
     place[violated] = np.arange(len(violated))
     early = early[place[matching.instance[early]] >= 0]

@@ -81,15 +81,15 @@ def _loss_ns(work_ns: NDArray[np.float64]) -> float:
 
 
 def _panels_of_groups(measured: Measured) -> list[SegmentPanel]:
-    structure = measured.structure
-    if structure is None:
+    close_up = measured.close_up
+    if close_up is None:
         return []
     found = segment_panels(
-        measured.evidence.operations,
-        structure.steps,
-        structure.work,
-        ranks=structure.ranks,
-        blocks=structure.blocks,
+        close_up.evidence.operations,
+        close_up.steps,
+        close_up.work,
+        ranks=close_up.ranks,
+        blocks=close_up.blocks,
     )
     return list(found)
 

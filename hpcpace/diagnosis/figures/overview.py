@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from hpcpace.diagnosis.figures.ranks import relative
 from hpcpace.diagnosis.measure import Measured, Selection
-from hpcpace.diagnosis.streamed_operations import under_way_of
 from hpcpace.diagnosis.summary import Shares, Steps, Tracing
 from hpcpace.metrics.operations.overlap import overlap_share
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT
@@ -28,6 +27,7 @@ def step_figures(measured: Measured, selection: Selection) -> Steps:
         num_warmup=0 if selection.include_warmup else int(((panel.flags & StepFlag.WARMUP) != 0).sum()),
         num_checkpoint=int(((flags & StepFlag.CHECKPOINT) != 0).sum()),
         num_eval=int(((flags & StepFlag.EVAL) != 0).sum()),
+        num_apart=len(measured.close_up.steps) if measured.close_up is not None else 0,
     )
 
 
@@ -50,7 +50,7 @@ def tracing_figures(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
     )
     return Tracing(
         overhead_share=cost_ns / span_ns if span_ns > 0 else None,
-        size_bytes=_size_bytes(attempt),
+        size_bytes=attempt.trace_bytes(),
         num_events=sum(int(account["events"].sum()) for account in accounts),
         num_dropped=sum(int(account["dropped"].sum()) for account in accounts),
     )
@@ -58,17 +58,6 @@ def tracing_figures(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
 
 def _overlap(measured: Measured) -> float | None:
     """Return the share of communication that is hidden behind computation."""
-    streamed = measured.streamed
-    under_way_ns = under_way_of(measured.evidence, measured.in_steps) if streamed is None else streamed.under_way_ns
+    under_way_ns = measured.operations.panels.under_way_ns.sum(axis=1)
     exposed_ns = measured.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
     return overlap_share(under_way_ns, exposed_ns)
-
-
-def _size_bytes(attempt: Attempt) -> int:
-    """Return the size of the traces on disk; 0 if they were removed after they were read."""
-    try:
-        with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as traces:
-            names = {name for path in attempt.trace_files().values() for name in (path.name, path.stem + ".journal")}
-            return sum(traces.size_bytes(name) for name in names)
-    except OSError:
-        return 0

@@ -8,6 +8,7 @@ from scipy.special import ndtri
 
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import SensitivityRow
+from hpcpace.metrics.grouped import grouped_medians
 from hpcpace.metrics.jitter.bound_switches import collective_sensitivity
 from hpcpace.metrics.lateness.segments import LocalWork
 from hpcpace.metrics.operations.communication import op_name
@@ -25,40 +26,40 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     standard errors on either side.
 
     Returns:
-        None of them where steps are not taken apart, or too few collectives have a skew beyond the clocks' error.
+        None of them where there are no operations, or too few collectives have a skew beyond the clocks' error.
     """
-    structure, evidence = measured.structure, measured.evidence
-    if structure is None:
+    close_up = measured.close_up
+    if close_up is None:
         return ()
+    evidence = close_up.evidence
     done, matching = evidence.operations, evidence.matching
-    mask = synchronises(done.op) & matching.is_matched & measured.in_steps & (done.group_size > 1)
-    mask &= structure.work.is_known
+    mask = synchronises(done.op) & matching.is_matched & close_up.work.is_known & (done.group_size > 1)
     rows = matching.order[mask[matching.order]]
     if not len(rows):
         return ()
     starts = np.flatnonzero(np.diff(matching.instance[rows], prepend=-1))
-    delay_ns, first = _beyond_usual(structure.work, rows), rows[starts]
+    delay_ns, first = _beyond_usual(close_up.work, rows), rows[starts]
     skew_ns = np.maximum.reduceat(delay_ns, starts) - np.minimum.reduceat(delay_ns, starts)
     transfer_ns = np.maximum.reduceat(evidence.waits.transfer_ns[rows], starts).astype(np.float64)
     error_ns = _clock_error_ns(measured)
-    kinds, kind = np.unique(
-        np.column_stack([done.op[first], done.group_size[first], done.size_bytes[first]]), axis=0, return_inverse=True
-    )
-    total_ns = np.bincount(kind.ravel(), weights=transfer_ns)
+    _, size = np.unique(done.size_bytes[first], return_inverse=True)
+    key = (size * (int(done.group_size[first].max()) + 1) + done.group_size[first]) << 8 | done.op[first]
+    _, example, kind = np.unique(key, return_index=True, return_inverse=True)
+    total_ns = np.bincount(kind, weights=transfer_ns)
     found = []
     for number in total_ns.argsort()[::-1].tolist():
-        of_kind = np.flatnonzero(kind.ravel() == number)
+        of_kind = np.flatnonzero(kind == number)
         of_kind = of_kind[np.argsort(done.enter_ns[first[of_kind]], kind="stable")]
         slope = collective_sensitivity(transfer_ns[of_kind], skew_ns[of_kind], error_ns)
         if slope is None:
             continue
-        op, group_size, size_bytes = kinds[number].tolist()
+        row = first[example[number]]
         half_width = _Z * slope.standard_error
         found.append(
             SensitivityRow(
-                op=op_name(op),
-                group_size=group_size,
-                size_bytes=size_bytes,
+                op=op_name(int(done.op[row])),
+                group_size=int(done.group_size[row]),
+                size_bytes=int(done.size_bytes[row]),
                 slope=slope.slope,
                 interval=(slope.slope - half_width, slope.slope + half_width),
                 num_operations=slope.num_operations,
@@ -75,11 +76,8 @@ def _beyond_usual(work: LocalWork, rows: NDArray[np.int64]) -> NDArray[np.float6
     One reference for all ranks of a role: medians of the others, as blame takes them, would make the skew too wide.
     """
     value = work.work_ns[rows].astype(np.float64)
-    cell = np.unique(work.role[rows] * work.num_positions + work.position[rows], return_inverse=True)[1]
-    count = np.bincount(cell)
-    first = np.cumsum(count) - count
-    ascending = value[np.lexsort((value, cell))]
-    usual = (ascending[first + (count - 1) // 2] + ascending[first + count // 2]) / 2
+    cell = work.role[rows] * work.num_positions + work.position[rows]
+    usual = grouped_medians(cell, value, int(cell.max()) + 1)
     beyond: NDArray[np.float64] = value - usual[cell]
     return beyond
 
@@ -88,6 +86,6 @@ def _clock_error_ns(measured: Measured) -> float:
     """Return the largest over ranks of the median half-width: an operation's error is that of its worst clock."""
     halfwidths: list[NDArray[np.float64]] = [
         clock.to_reference(end_ns).halfwidth_ns
-        for clock, end_ns in zip(measured.evidence.clocks, measured.chosen.end_ns, strict=True)
+        for clock, end_ns in zip(measured.timed.clocks, measured.chosen.end_ns, strict=True)
     ]
     return max(float(np.median(halfwidth_ns)) for halfwidth_ns in halfwidths)

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
+from hpcpace.diagnosis.step_panels import divide_operations
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.trace.schema import StepFlag
+from hpcpace.trace.tables import Table
 
 MOST_RANKS = 16
 _MOST_CELLS = 1600
@@ -57,7 +59,7 @@ def step_detail(measured: Measured, panels: Panels) -> StepDetail:
         panels: its panels.
     """
     regular = regular_steps(measured.chosen.flags)
-    column = representative_step(panels.times_ns, regular)
+    column = representative_step(panels.times_ns, _taken_apart(measured, regular))
     compared, work_ns = own_excess_ns(panels), panels.work_ns[:, column]
     excess_ns = compared[:, column] if compared is not None else work_ns - np.median(work_ns)
     rows = representative_ranks(excess_ns, panels.role)
@@ -72,6 +74,14 @@ def step_detail(measured: Measured, panels: Panels) -> StepDetail:
         rows=rows,
         lanes=lanes_of(measured, column, rows),
     )
+
+
+def _taken_apart(measured: Measured, regular: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which regular steps are taken apart, or all of them where none is, bool, (num_steps,)."""
+    if measured.close_up is None:
+        return regular
+    some = regular & np.isin(measured.chosen.step, measured.close_up.steps.step)
+    return some if some.any() else regular
 
 
 def regular_steps(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -127,10 +137,10 @@ def lanes_of(
         rows: of the ranks, (num_lanes,).
         most_cells: of each lane; one with more edges gets so many equal cells, each of the part that takes most of it.
     """
-    chosen, evidence = measured.chosen, measured.evidence
+    chosen, timed = measured.chosen, measured.timed
     length_ns = chosen.end_ns[rows, column] - chosen.begin_ns[rows, column]
-    begin_ns, end_ns = measured.begin_all_ns[rows, column], measured.end_all_ns[rows, column]
-    is_known = np.array([evidence.ranks[row] not in evidence.unknown_clocks for row in rows.tolist()])
+    begin_ns, end_ns = measured.common.begin_ns[rows, column], measured.common.end_ns[rows, column]
+    is_known = np.array([timed.ranks[row] not in timed.unknown_clocks for row in rows.tolist()])
     if is_known.any():
         # A rank whose clock is unknown has no place in common time: its step is shown as ending with the last one.
         begin_ns = np.where(is_known, begin_ns, end_ns[is_known].max() - length_ns)
@@ -141,14 +151,12 @@ def lanes_of(
 
 
 def _lane(measured: Measured, column: int, row: int, late_ns: int, most_cells: int) -> tuple[Stretch, ...]:
-    evidence, begin_ns = measured.evidence, int(measured.chosen.begin_ns[row, column])
-    end_ns = int(measured.chosen.end_ns[row, column])
-    phases, table = evidence.traces[row].tables["phases"], evidence.collectives[row]
-    first = sum(len(other) for other in evidence.collectives[:row])
+    begin_ns, end_ns = (int(times[row, column]) for times in (measured.chosen.begin_ns, measured.chosen.end_ns))
+    phases, table = measured.timed.traces[row].tables["phases"], _operations_of(measured, row)
     near = (phases["end_ns"] > begin_ns) & (phases["begin_ns"] < end_ns)
     met = (table["exit_ns"] > begin_ns) & (table["enter_ns"] < end_ns)
     spans = (phases["phase"][near], phases["begin_ns"][near], phases["end_ns"][near])
-    wait_ns = evidence.waits.wait_ns[first : first + len(table)][met]
+    wait_ns = table["wait_ns"][met]
     operations = (table["enter_ns"][met], table["exit_ns"][met], table["blocked_ns"][met], wait_ns)
     enter_ns, exit_ns, blocked_ns, _ = operations
     edges_ns = np.concatenate([*spans[1:], enter_ns, exit_ns, exit_ns - blocked_ns, enter_ns + wait_ns])
@@ -160,3 +168,11 @@ def _lane(measured: Measured, column: int, row: int, late_ns: int, most_cells: i
     starts = np.flatnonzero(np.diff(part, prepend=-1))
     bounds = (edges_ns[np.append(starts, len(part))] - begin_ns + late_ns).astype(np.float64).tolist()
     return tuple(zip(map(Part, part[starts].tolist()), bounds[:-1], bounds[1:], strict=True))
+
+
+def _operations_of(measured: Measured, row: int) -> Table:
+    """Return the operations of a rank in the steps that are taken apart, with their waits."""
+    close_up = measured.close_up
+    if close_up is None:
+        return Table(dict.fromkeys(("enter_ns", "exit_ns", "blocked_ns", "wait_ns"), np.zeros(0, np.int64)))
+    return divide_operations(close_up.evidence, row)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
-from scipy.stats import trim_mean
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import block_means, confidence_of, half_width
@@ -17,6 +16,7 @@ from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, I
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.metrics.causes.what_if import Change, Rebuilt
 from hpcpace.metrics.lateness.stragglers import Straggler, StragglerSearch, find_stragglers
+from hpcpace.metrics.resampling import trimmed_mean
 
 _LEAST_COMPARED, _LEAST_TOLD = 3, 8
 _SLOW = (LatePattern.FIXED, LatePattern.TRANSIENT)
@@ -152,7 +152,7 @@ def _measured(straggler: Straggler, slow: NDArray[np.bool_], panels: Panels) -> 
         others = blocks[(panels.role == panels.role[rank]) & ~slow]
         if not len(others):
             return straggler
-        usual = trim_mean(others, 0.1, axis=0)
+        usual = trimmed_mean(others, 0.1)
         shares.append(blocks[rank] / np.maximum(usual, 1.0) - 1)
     share = np.mean(shares, axis=0)
     effect = float(share.mean())

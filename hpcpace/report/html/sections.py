@@ -188,6 +188,12 @@ def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
         (steps.num_seen - steps.num_common, "left out, because not all ranks have them"),
     )
     lines = [f"{plural(count, 'step')} {why}" for count, why in counts if count]
+    if 0 < steps.num_apart < steps.num_used:
+        lines.append(
+            f"jitter, gains, suspected ranks and transfer against skew come from {steps.num_apart} of the "
+            f"{steps.num_used} steps ({percent(steps.num_apart / steps.num_used)}), in stretches spread over the run; "
+            "their intervals are those of so many steps"
+        )
     if summary.world.missing:
         lines.append(f"no trace of {_shortened(rank_list(summary.world.missing))}: waits for them count as transfer")
     if cut.not_closed:
@@ -216,7 +222,11 @@ def run_facts(summary: Summary, plots: PlotData) -> str:
     share = "unknown share" if tracing.overhead_share is None else f"{100 * tracing.overhead_share:.2g} %"
     extra = [
         f"{count} {what}"
-        for count, what in ((steps.num_checkpoint, "with a checkpoint"), (steps.num_eval, "with an evaluation"))
+        for count, what in (
+            (steps.num_checkpoint, "with a checkpoint"),
+            (steps.num_eval, "with an evaluation"),
+            (steps.num_apart if steps.num_apart < steps.num_used else 0, "taken apart operation by operation"),
+        )
         if count
     ]
     more = f" and {len(world.hosts) - _MOST_HOSTS} more" if len(world.hosts) > _MOST_HOSTS else ""

@@ -104,6 +104,7 @@ def _steps(summary: Summary) -> str:
         (steps.num_seen - steps.num_common, "not on all ranks"),
         (steps.num_checkpoint, "with a checkpoint"),
         (steps.num_eval, "with an evaluation"),
+        (steps.num_apart if steps.num_apart < steps.num_used else 0, "taken apart"),
     )
     span = f"{steps.first} to {steps.last}" if steps.num_used > 1 else f"{steps.first}"
     return "; ".join(

@@ -30,7 +30,9 @@ def gains_remark(summary: Summary) -> str:
         mode = summary.verdict.mode
         return f"no what-if: it resets one thing to its usual time, and here the usual time is slow ({mode})"
     size = percent(causes.rebuild_error) if causes.rebuild_error >= _LEAST_SHOWN else "less than 0.1 %"
-    error = f"steps rebuilt from their operations are wrong by {size}"
+    steps = summary.steps
+    some = f" ({steps.num_apart} of {steps.num_used})" if steps.num_apart < steps.num_used else ""
+    error = f"steps rebuilt from their operations{some} are wrong by {size}"
     if not significant_gains(summary):
         return f"no single change would shorten the step: everything takes its usual time ({error})"
     return f"{error}: ignore smaller gains; gains are not additive"

@@ -14,7 +14,11 @@ from experiments.score.lost import with_losses
 from experiments.score.scenario import Scenario
 from hpcpace.cli import cli
 from hpcpace.diagnosis.analyze import examine
-from hpcpace.diagnosis.credible import absent_ranks, credible_traces
+from hpcpace.diagnosis.credible import absent_ranks
+from hpcpace.diagnosis.credible_run import measure_credible_run
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.records.attempt import AttemptRecords
+from hpcpace.trace.attempt_reader import AttemptTraces
 
 SLOW_RANK = Scenario(seed=1, num_ranks=8, num_steps=100, fault="slow_rank", size=0.4, target=5)
 HEALTHY = Scenario(seed=1, num_ranks=8, num_steps=100)
@@ -98,10 +102,11 @@ def test_a_rank_that_contradicts_itself_or_all_others_is_not_blamed(data):
 def test_each_contradiction_is_listed_with_the_file(data):
     scenario = replace(HEALTHY, data=data, lost_share=0.0)
     (lost,) = scenario.lost_ranks
-    kept, said = credible_traces(with_losses(scenario, traces_of(scenario), list))
-    assert lost not in {trace.header.rank for trace in kept}
-    assert len(said) == 1
-    assert f"nothing of rank {lost} is believed" in said[0]
+    found = AttemptTraces(with_losses(scenario, traces_of(scenario), list), ())
+    run = measure_credible_run(found, Selection(), AttemptRecords())
+    assert lost not in {trace.header.rank for trace in run.traces}
+    (said,) = run.incomplete.problems
+    assert f"nothing of rank {lost} is believed" in said
 
 
 def test_traces_of_another_run_are_left_out():

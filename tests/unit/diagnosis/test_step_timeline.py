@@ -91,7 +91,7 @@ def test_of_too_many_edges_cells_are_made_that_lose_little(tmp_path):
 def test_ranks_without_a_clock_end_with_the_others(tmp_path):
     run = SyntheticRun(num_ranks=2, hosts=("n1", "n2"), has_clock=False, offsets_ns={1: 10**15})
     measured = _measured(run, tmp_path / "run")
-    assert measured.evidence.unknown_clocks == (1,)
+    assert measured.timed.unknown_clocks == (1,)
     first, second = lanes_of(measured, 0, np.arange(2))
     assert first[-1][2] == second[-1][2] < 100 * MS
 

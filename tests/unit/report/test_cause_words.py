@@ -32,8 +32,9 @@ CAUSES = Causes(
 )
 
 
-def summary_of(mode="persistent straggler", causes=CAUSES):
-    return SimpleNamespace(causes=causes, verdict=SimpleNamespace(mode=mode))
+def summary_of(mode="persistent straggler", causes=CAUSES, num_apart=40):
+    steps = SimpleNamespace(num_used=40, num_apart=num_apart)
+    return SimpleNamespace(causes=causes, verdict=SimpleNamespace(mode=mode), steps=steps)
 
 
 def test_a_gain_within_chance_or_the_error_of_rebuilding_is_none():
@@ -48,6 +49,10 @@ def test_where_the_usual_is_slow_nothing_is_put_back_to_it(mode):
 def test_gains_say_what_they_are_worth():
     remark = "steps rebuilt from their operations are wrong by 1.0 %: ignore smaller gains; gains are not additive"
     assert gains_remark(summary_of()) == remark
+
+
+def test_gains_from_some_of_the_steps_say_from_how_many():
+    assert "from their operations (8 of 40) are wrong" in gains_remark(summary_of(num_apart=8))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from hpcpace.errors import WorldError
-from hpcpace.world.environment import expand_tasks_per_node, host_identity, locate, rank_info
+from hpcpace.world.environment import (
+    expand_tasks_per_node,
+    host_identity,
+    is_started_by_rank,
+    locate,
+    mark_rank,
+    process_environ,
+    rank_info,
+)
 
 TORCHRUN = {
     "RANK": "5",
@@ -159,3 +169,24 @@ def test_hosts_of_one_boot_differ_by_name(tmp_path, monkeypatch):
 def test_says_what_is_missing_without_a_boot_id(tmp_path):
     with pytest.raises(WorldError, match=r"boot_id.*mount /proc"):
         host_identity(tmp_path)
+
+
+def test_what_a_rank_starts_is_no_rank(monkeypatch):
+    monkeypatch.delenv("HPCPACE_RANK_PID", raising=False)
+    monkeypatch.delenv("PMI_FD", raising=False)
+    assert not is_started_by_rank(process_environ())
+    # Set by this test, so that it is gone behind it.
+    monkeypatch.setenv("HPCPACE_RANK_PID", "")
+    mark_rank()
+    assert not is_started_by_rank(process_environ())
+    assert is_started_by_rank({**process_environ(), "HPCPACE_RANK_PID": str(os.getppid())})
+
+
+def test_a_channel_to_the_launcher_that_is_closed_was_the_parents():
+    reader, writer = os.pipe()
+    assert not is_started_by_rank({"PMI_FD": str(reader)})
+    os.close(reader)
+    os.close(writer)
+    assert is_started_by_rank({"PMI_FD": str(reader)})
+    assert is_started_by_rank({"PMI_FD": "9" * 30})
+    assert not is_started_by_rank({"PMI_FD": "none"})

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcpace.diagnosis.evidence import evidence_of, gather_evidence, reference_times
-from hpcpace.diagnosis.streamed_evidence import iter_evidence
+from hpcpace.diagnosis.evidence import evidence_of, gather_evidence, reference_times, timed_traces
+from hpcpace.diagnosis.step_ranges import divide_steps, iter_share
 from hpcpace.errors import TraceError
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.trace.encoding import row_dtypes
@@ -66,6 +66,13 @@ def paths(tmp_path: Path) -> list[Path]:
     ]
 
 
+def iter_evidence(streams, max_rows):
+    """Yield the evidence of consecutive ranges of steps."""
+    (share,) = divide_steps(streams, max_rows=max_rows)
+    timed = timed_traces([stream.trace for stream in streams])
+    return (evidence for _, evidence in iter_share(streams, timed, share))
+
+
 def rows_of(evidence):
     done = evidence.operations
     columns = (done.rank, done.seq, done.enter_ns, evidence.matching.is_matched, evidence.waits.wait_ns)
@@ -86,7 +93,7 @@ def test_ranges_of_ranks_without_a_clock_are_gathered_once(tmp_path, monkeypatch
     traces = [stream_trace(write(tmp_path, rank, close=True)) for rank in range(_RANKS)]
     gathered = []
     monkeypatch.setattr(
-        "hpcpace.diagnosis.streamed_evidence.evidence_of", lambda *of: gathered.append(of) or evidence_of(*of)
+        "hpcpace.diagnosis.step_ranges.evidence_of", lambda *of: gathered.append(of) or evidence_of(*of)
     )
     ranges = list(iter_evidence(traces, max_rows=20_000))
     assert len(gathered) == len(ranges) > 2 and all(evidence.unknown_clocks == (1, 2) for evidence in ranges)

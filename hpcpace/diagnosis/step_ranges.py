@@ -1,4 +1,4 @@
-"""The evidence of runs that do not fit into memory: the same, for consecutive ranges of steps one after the other.
+"""The evidence of a run, for consecutive ranges of steps one after the other: no more need fit into memory.
 
 Rows stand in the file in the order in which operations completed, so those of a range are read with a margin; an
 operation that ranks count to different ranges moves to the later one.
@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.evidence import Evidence, evidence_of, rank_clocks, rank_operations
+from hpcpace.diagnosis.evidence import Evidence, TimedTraces, evidence_of, rank_operations
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
 from hpcpace.metrics.operations.matching import match
@@ -24,7 +24,7 @@ from hpcpace.trace.reader import RankTrace, Table, TraceStream
 from hpcpace.trace.tables import join_tables
 
 MAX_ROWS = 3_000_000
-"""Rows of one window: about 300 bytes of memory each."""
+"""Rows of one range: about 300 bytes of memory each."""
 MARGIN_STEPS = 2
 """By how many steps an operation may run on behind its own, or ranks disagree about it."""
 _WARM_UP_STEPS = 4 * MARGIN_STEPS
@@ -68,37 +68,31 @@ def divide_steps(streams: Sequence[TraceStream], *, max_rows: int = MAX_ROWS, nu
     return shares
 
 
-def iter_evidence(streams: Sequence[TraceStream], *, max_rows: int = MAX_ROWS) -> Iterator[Evidence]:
-    """Yield the evidence of consecutive ranges of steps, each row of a collective in exactly one.
+def iter_share(
+    streams: Sequence[TraceStream], timed: TimedTraces, share: StepShare
+) -> Iterator[tuple[int | None, Evidence]]:
+    """Yield the first step behind each range of a share, None behind the last one of a run, and its evidence.
 
-    The collectives of the traces in it are those of the range. An operation that queues behind one of the range before
-    counts from its enter.
+    Each row of a collective is in exactly one range. The collectives of the traces in it are those of the range. An
+    operation that queues behind one of the range before counts from its enter. Where others go before the share, the
+    steps just before it come first: they are those of another share, and tell how operations under way at that time go
+    on.
 
     Args:
         streams: the traces, ascending by rank; at least one.
-        max_rows: rows of a range, about, if steps are about alike.
+        timed: the same with their clocks.
+        share: the ranges.
 
     Raises:
         TraceError: a chunk of a file is damaged.
     """
-    (share,) = divide_steps(streams, max_rows=max_rows)
-    for _, evidence in iter_share(streams, share):
-        yield evidence
-
-
-def iter_share(streams: Sequence[TraceStream], share: StepShare) -> Iterator[tuple[int | None, Evidence]]:
-    """Yield the first step behind each range of a share, None behind the last one of a run, and its evidence.
-
-    Where others go before the share, the steps just before it come first: they are those of another share, and tell
-    how operations under way at that time go on. Else as `iter_evidence`.
-    """
-    clocks, unknown_clocks = rank_clocks([stream.trace for stream in streams])
-    readers = [_StepReader(stream, begin) for stream, begin in zip(streams, share.begins, strict=True)]
+    clocks, unknown_clocks = timed.clocks, timed.unknown_clocks
+    readers = [StepReader(stream, begin) for stream, begin in zip(streams, share.begins, strict=True)]
     if share.first is not None:
         for reader in readers:
             reader.skip(share.first)
     for stop in (*(() if share.first is None else (share.first,)), *share.stops):
-        traces = list(map_threads(partial(_StepReader.take, stop=stop), readers))
+        traces = list(map_threads(partial(StepReader.take, stop=stop), readers))
         evidence = evidence_of(traces, clocks, unknown_clocks)
         if stop is not None and _has_unmatched(evidence, stop - MARGIN_STEPS):
             carried = _carried(traces, clocks, stop)
@@ -119,6 +113,24 @@ def _range_ends(streams: Sequence[TraceStream], max_rows: int, num_shares: int) 
     # A range much shorter than the margin would pass the same rows on and on.
     num_ranges = max(min(num_ranges, len(steps) // (4 * MARGIN_STEPS)), 1)
     return [*(int(part[0]) for part in np.array_split(steps, num_ranges)[1:]), None]
+
+
+def blocks_of_steps(stream: TraceStream, stretches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return where blocks begin and end, apart from each other, that hold all rows of some steps.
+
+    Args:
+        stream: the trace.
+        stretches: the first step of each stretch and the first one behind it, ascending.
+    """
+    found: list[tuple[int, int]] = []
+    for first, stop in stretches:
+        begin = _num_blocks_before(stream, first - _WARM_UP_STEPS - MARGIN_STEPS)
+        until = _num_blocks_until(stream, stop)
+        if found and begin <= found[-1][1]:
+            begin, until = found[-1][0], max(found.pop()[1], until)
+        if until > begin:
+            found.append((begin, until))
+    return found
 
 
 def _num_blocks_before(stream: TraceStream, step: int) -> int:
@@ -173,15 +185,21 @@ def _carried(traces: Sequence[RankTrace], clocks: Sequence[CommonClock], stop: i
     return found
 
 
-class _StepReader:
-    """Hands out the collectives of some blocks of a stream by ranges of steps."""
+class StepReader:
+    """Hands out the collectives of a stream by ranges of steps, which ascend.
 
-    def __init__(self, stream: TraceStream, begin: int) -> None:
+    Args:
+        stream: the trace.
+        begin: the first block to read.
+    """
+
+    def __init__(self, stream: TraceStream, begin: int = 0) -> None:
         self._stream, self._next = stream, begin
         self._waiting = stream.trace.tables["collectives"].select(slice(0))
 
     def skip(self, step: int) -> None:
         """Leave out what is so far before some step that nothing of it matters there."""
+        self._next = max(self._next, _num_blocks_before(self._stream, step - _WARM_UP_STEPS - MARGIN_STEPS))
         self._waiting = self._read_until(step)
         self._waiting = self._waiting.select(self._waiting["step"] >= step - _WARM_UP_STEPS - MARGIN_STEPS)
 

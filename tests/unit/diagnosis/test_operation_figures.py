@@ -1,8 +1,7 @@
-"""A run whose operations stay on disk has the figures of one that is in memory."""
+"""Figures of operations do not depend on the ranges of steps that they are measured in, nor on how many processes."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import h5py
@@ -10,10 +9,10 @@ import numpy as np
 import pytest
 
 from hpcpace.diagnosis.analyze import analyze_traces
-from hpcpace.diagnosis.evidence import gather_evidence
+from hpcpace.diagnosis.evidence import gather_evidence, timed_traces
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.streamed_operations import is_on_disk, stream_operations
-from hpcpace.metrics.operations.communication import kinds
+from hpcpace.diagnosis.operation_figures import MAX_ROWS, measure_operations
+from hpcpace.diagnosis.sound_stream import problems_of
 from hpcpace.metrics.operations.totals_by_kind import join_kinds, totals_by_kind
 from hpcpace.metrics.steps import common_steps
 from hpcpace.rundir import RunDirectory
@@ -78,61 +77,54 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def summary_of(run: RunDirectory, most_rows: int):
+def summary_of(run: RunDirectory):
     attempt = run.attempt(0)
-    found = read_attempt(attempt, most_rows=most_rows)
-    assert is_on_disk(found.traces) == (most_rows < 1000)
-    return analyze_traces(run, attempt, found, Selection()).summary.to_json()
+    return analyze_traces(run, attempt, read_attempt(attempt, most_rows=0), Selection()).summary.to_json()
 
 
-def assert_alike(found, expected, name=""):
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in expected:
-            assert_alike(found[key], expected[key], f"{name}.{key}")
-    elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected), name
-        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert_alike(one, other, f"{name}[{index}]")
-    elif isinstance(expected, float):
-        assert math.isclose(found, expected, rel_tol=1e-3, abs_tol=1e-9), name
-    else:
-        assert found == expected, name
+def measured_in(run: RunDirectory, *, max_rows: int = MAX_ROWS, progress=None, use_steps: bool = True):
+    """Return the figures of the operations of a run, measured in ranges of about so many rows."""
+    timed = timed_traces(read_attempt(run.attempt(0), most_rows=0).traces)
+    panel = common_steps([trace.tables["steps"] for trace in timed.traces])
+    panel = panel if use_steps else panel.select(slice(0))
+    return panel, measure_operations(timed, panel, panel, max_rows=max_rows, progress=progress)
 
 
-def test_figures_are_those_of_the_run_in_memory(run, monkeypatch):
-    # Neither takes the steps apart: that needs all operations at once.
-    monkeypatch.setattr("hpcpace.diagnosis.step_structure.MOST_OPERATIONS", 0)
-    monkeypatch.setitem(stream_operations.__kwdefaults__, "max_rows", 10_000)
-    assert_alike(summary_of(run, 100), summary_of(run, 10**9))
+def with_cores(monkeypatch, num_cores):
+    for module in ("parallel", "diagnosis.operation_figures"):
+        monkeypatch.setattr(f"hpcpace.{module}.num_threads", lambda: num_cores)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._LEAST_SHARED", 0)
+
+
+@pytest.mark.parametrize(("max_rows", "num_cores"), [(10_000, 1), (10_000, 2), (5_000, 3), (5_000, 7), (10**6, 2)])
+def test_figures_do_not_depend_on_ranges_and_processes(run, monkeypatch, max_rows, num_cores):
+    expected = summary_of(run)
+    with_cores(monkeypatch, num_cores)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._LEAST_ROWS", 100)
+    monkeypatch.setitem(measure_operations.__kwdefaults__, "max_rows", max_rows)
+    assert summary_of(run) == expected
 
 
 def test_parts_add_up_to_steps_in_ranges(run):
-    traces = read_attempt(run.attempt(0), most_rows=100).traces
-    panel = common_steps([trace.tables["steps"] for trace in traces])
-    figures, kept = stream_operations(traces, panel, max_rows=10_000)
-    assert (figures.parts_ns.sum(axis=2) == panel.end_ns - panel.begin_ns).all()
-    assert not any(len(trace.tables["collectives"]) for trace in kept)
+    panel, figures = measured_in(run, max_rows=10_000)
+    assert (figures.panels.parts_ns.sum(axis=2) == panel.end_ns - panel.begin_ns).all()
 
 
 @pytest.mark.parametrize("num_cores", [1, 2])
 def test_progress_counts_every_range(run, monkeypatch, num_cores):
-    monkeypatch.setattr("hpcpace.diagnosis.streamed_operations.num_threads", lambda: num_cores)
-    monkeypatch.setattr("hpcpace.parallel.num_threads", lambda: num_cores)
-    traces, told = read_attempt(run.attempt(0), most_rows=100).traces, []
-    panel = common_steps([trace.tables["steps"] for trace in traces])
-    stream_operations(traces, panel, max_rows=10_000, progress=lambda *counts: told.append(counts))
+    with_cores(monkeypatch, num_cores)
+    told = []
+    measured_in(run, max_rows=10_000, progress=lambda *counts: told.append(counts))
     assert told == sorted(told) and told[-1][0] == told[-1][1] > 2
     if num_cores == 1:
         assert told == [(number, len(told)) for number in range(1, len(told) + 1)]
 
 
 def test_a_range_that_cannot_be_measured_ends_all(run, monkeypatch):
-    monkeypatch.setattr("hpcpace.diagnosis.streamed_operations.num_threads", lambda: 2)
-    monkeypatch.setattr("hpcpace.parallel.num_threads", lambda: 2)
-    monkeypatch.setattr("hpcpace.diagnosis.streamed_operations.has_messages", lambda evidence: 1 / 0)
+    with_cores(monkeypatch, 2)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures.rank_totals", lambda *of: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        stream_operations(read_attempt(run.attempt(0), most_rows=100).traces, None, max_rows=10_000)
+        measured_in(run, max_rows=10_000)
 
 
 def test_rows_of_a_damaged_chunk_are_left_out_and_said_so(run):
@@ -142,8 +134,9 @@ def test_rows_of_a_damaged_chunk_are_left_out_and_said_so(run):
     with open(path, "r+b") as file:
         file.seek(place.byte_offset + 100)
         file.write(bytes(50))
-    figures, _ = stream_operations(read_attempt(run.attempt(0), most_rows=100).traces, None)
-    assert len(figures.problems) == 1 and "rank-00000.h5" in figures.problems[0]
+    _, figures = measured_in(run, use_steps=False)
+    (problem,) = [problem for stream in figures.streams for problem in problems_of(stream)]
+    assert "rank-00000.h5" in problem
 
 
 def test_a_table_on_disk_reads_as_one_in_memory(run):
@@ -155,8 +148,22 @@ def test_a_table_on_disk_reads_as_one_in_memory(run):
     assert stored.select(slice(5, 9))["seq"].tolist() == whole["seq"][5:9].tolist()
 
 
-def test_kinds_of_one_part_have_exact_sums_and_close_quantiles(run):
+def test_kinds_have_exact_sums_and_close_quantiles(run):
     evidence = gather_evidence(read_attempt(run.attempt(0)).traces)
-    columns = evidence.operations, evidence.matching, evidence.waits, np.ones(len(evidence.operations), np.bool_)
-    for found, expected in zip(join_kinds(totals_by_kind(*columns)), kinds(*columns), strict=True):
-        assert_alike(vars(found), vars(expected))
+    done, matching, waits = evidence.operations, evidence.matching, evidence.waits
+    found = join_kinds(totals_by_kind(done, matching, waits, np.ones(len(done), np.bool_)))
+    assert len(found) == 4
+    for kind in found:
+        rows = (done.op == Op[kind.op.upper()]) & (done.group_size == kind.group_size)
+        matched = rows & matching.is_matched
+        duration_ns = (done.exit_ns - done.enter_ns)[rows]
+        largest_ns = np.full(len(matching.num_rows), -1)
+        np.maximum.at(largest_ns, matching.instance[matched], waits.transfer_ns[matched])
+        assert (kind.num_rows, kind.size_bytes) == (rows.sum(), done.size_bytes[rows].sum())
+        assert kind.num_unmatched == rows.sum() - matched.sum()
+        assert kind.ranks_unmatched == tuple(np.unique(done.rank[rows & ~matching.is_matched]))
+        assert kind.mean_wait_ns == pytest.approx(waits.wait_ns[matched].mean())
+        assert kind.mean_transfer_ns == pytest.approx(largest_ns[largest_ns >= 0].mean())
+        median_ns, p95_ns = np.percentile(duration_ns, (50, 95))
+        assert kind.median_ns == pytest.approx(median_ns, rel=1e-3)
+        assert kind.p95_ns == pytest.approx(p95_ns, rel=1e-3)

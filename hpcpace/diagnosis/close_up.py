@@ -1,0 +1,136 @@
+"""Some steps, taken apart operation by operation: what jitter between synchronisations and predicted gains rest on.
+
+All steps where they are few. Of a long run they are stretches spread over it, and the report says how many; figures
+from them have intervals, which show how much is known from so many steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.diagnosis.evidence import Evidence, TimedTraces, evidence_of, reference_times
+from hpcpace.diagnosis.step_ranges import blocks_of_steps
+from hpcpace.metrics.causes.replay import StepGraph
+from hpcpace.metrics.causes.step_graph import step_graph
+from hpcpace.metrics.lateness.segments import LocalWork, local_work
+from hpcpace.metrics.operations.blocked_time import Blocks
+from hpcpace.metrics.steps import StepPanel, columns_of
+from hpcpace.parallel import map_threads
+from hpcpace.trace.schema import Phase
+from hpcpace.trace.stream import TraceStream
+from hpcpace.trace.tables import RankTrace, join_tables
+
+MOST_OPERATIONS = 1_000_000
+"""Of all ranks together, about."""
+_NUM_STRETCHES, _LEAST_STEPS = 8, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloseUp:
+    """Some steps, taken apart.
+
+    Attributes:
+        evidence: their operations.
+        steps: the steps, on the common clock.
+        ranks: what its rows are.
+        blocks: stretches in which ranks were blocked that no operation accounts for.
+        work: own work before each operation.
+        graph: the steps as a graph; None where they are not alike.
+    """
+
+    evidence: Evidence
+    steps: StepPanel
+    ranks: Sequence[int]
+    blocks: Blocks
+    work: LocalWork
+    graph: StepGraph | None
+
+
+def close_up_columns(num_steps: int, operations_per_step: float, most: int = MOST_OPERATIONS) -> NDArray[np.int64]:
+    """Return the positions of the steps to take apart, ascending, int64: all, or eight stretches spread over the run.
+
+    Args:
+        num_steps: how many there are.
+        operations_per_step: of all ranks together, about.
+        most: operations that are taken apart, about.
+    """
+    num_close = int(max(most / max(operations_per_step, 1.0), _LEAST_STEPS))
+    if num_close >= num_steps:
+        return np.arange(num_steps)
+    num_stretches = min(_NUM_STRETCHES, max(num_close // _LEAST_STEPS, 1))
+    length = num_close // num_stretches
+    first = np.rint(np.linspace(0, num_steps - length, num_stretches)).astype(np.int64)
+    return np.unique(first[:, None] + np.arange(length))
+
+
+def take_close_up(
+    streams: Sequence[TraceStream], timed: TimedTraces, steps: StepPanel, role: NDArray[np.int64]
+) -> CloseUp | None:
+    """Return some steps of a run taken apart; None without any operation in them.
+
+    Args:
+        streams: the traces, ascending by rank; at least one.
+        timed: the same with their clocks.
+        steps: the used steps, on the common clock.
+        role: role of each rank, int64, (num_ranks,).
+
+    Raises:
+        TraceError: a chunk of a file is damaged.
+    """
+    num_operations = sum(stream.num_collectives for stream in streams)
+    columns = close_up_columns(len(steps), num_operations / max(steps.num_seen, 1))
+    chosen = steps.select(columns)
+    traces = list(map_threads(partial(_with_steps, stretches=list(_stretches(chosen.step, columns))), streams))
+    evidence = evidence_of(traces, timed.clocks, timed.unknown_clocks)
+    if not len(evidence.operations):
+        return None
+    done, matching, ranks = evidence.operations, evidence.matching, evidence.ranks
+    blocks = _blocks(evidence, chosen.step)
+    work = local_work(done, chosen, ranks=ranks, role=role, blocks=blocks)
+    graph = step_graph(done, matching, evidence.waits, work, chosen, ranks=ranks, role=role, blocks=blocks)
+    return CloseUp(evidence=evidence, steps=chosen, ranks=ranks, blocks=blocks, work=work, graph=graph)
+
+
+def _stretches(step: NDArray[np.int64], columns: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield the first step of each stretch and the first behind it."""
+    ends = np.append(np.flatnonzero(np.diff(columns) > 1), len(columns) - 1) if len(columns) else columns
+    first = 0
+    for end in ends.tolist():
+        yield int(step[first]), int(step[end]) + 1
+        first = end + 1
+
+
+def _with_steps(stream: TraceStream, stretches: Sequence[tuple[int, int]]) -> RankTrace:
+    """Return a trace with the operations of some stretches of steps."""
+    rows = [stream.trace.tables["collectives"].select(slice(0))]
+    for blocks in blocks_of_steps(stream, stretches):
+        table = stream.blocks(*blocks)
+        chosen = np.logical_or.reduce([(table["step"] >= first) & (table["step"] < stop) for first, stop in stretches])
+        rows.append(table.select(chosen))
+    trace = stream.trace
+    return replace(trace, tables={**trace.tables, "collectives": join_tables(rows)})
+
+
+def _blocks(evidence: Evidence, step: NDArray[np.int64]) -> Blocks:
+    """Return the stretches of some steps in which ranks waited inside torch, or were paced, on the common clock."""
+    rank, begin_ns, end_ns, is_pause = [], [], [], []
+    for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
+        phases = trace.tables["phases"]
+        is_block = (phases["phase"] == Phase.GRAD_SYNC) | (phases["phase"] == Phase.PACE)
+        chosen = np.flatnonzero(is_block & (phases["end_ns"] > phases["begin_ns"]))
+        chosen = chosen[columns_of(step, np.asarray(phases["step"][chosen], np.int64)) >= 0]
+        begin_ns.append(reference_times(clock, phases["begin_ns"][chosen]))
+        end_ns.append(reference_times(clock, phases["end_ns"][chosen]))
+        is_pause.append(phases["phase"][chosen] == Phase.PACE)
+        rank.append(np.full(len(chosen), trace.header.rank, np.int64))
+    return Blocks(
+        rank=np.concatenate(rank),
+        begin_ns=np.concatenate(begin_ns),
+        end_ns=np.concatenate(end_ns),
+        is_pause=np.concatenate(is_pause),
+    )

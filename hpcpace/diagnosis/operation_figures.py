@@ -1,0 +1,311 @@
+"""The figures that rest on operations: read, matched and measured one range of steps after the other.
+
+What is kept of a range does not grow with its operations, and does not depend on where ranges begin: times are summed
+as whole nanoseconds, and what operations of one range do in the steps of another is measured with that range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.diagnosis.evidence import Evidence, TimedTraces
+from hpcpace.diagnosis.figures.clocks import Causality, causality_of, join_causality
+from hpcpace.diagnosis.group_transfers import TransferSums, transfer_series, transfer_sums
+from hpcpace.diagnosis.incomplete import Completed, completed_of, never_completed
+from hpcpace.diagnosis.sound_stream import BlockFaults, SoundStream, sound_stream
+from hpcpace.diagnosis.step_panels import StepPanels, divide_operations
+from hpcpace.diagnosis.step_ranges import MARGIN_STEPS, StepShare, divide_steps, iter_share
+from hpcpace.diagnosis.within_steps import PathSums, WithinSteps, join_paths
+from hpcpace.metrics.causes.propagation import Origins, join_origins
+from hpcpace.metrics.network.transfers import GroupTransfers
+from hpcpace.metrics.operations.communication import Kind, RankTotals, rank_totals
+from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
+from hpcpace.metrics.operations.lost_records import join_records
+from hpcpace.metrics.operations.totals_by_kind import KindTotals, add_kinds, join_kinds, totals_by_kind
+from hpcpace.metrics.steps import StepPanel, columns_of
+from hpcpace.parallel import Team, map_threads, num_threads, shared_zeros, watch_processes
+from hpcpace.trace.tables import Table
+
+MAX_ROWS = 2_000_000
+"""Rows that are in memory at once, about."""
+_LEAST_ROWS = 1024
+_LEAST_SHARED = 100_000
+"""Rows below which another process takes longer to start than to measure its share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationFigures:
+    """The figures of the operations of the used steps.
+
+    Attributes:
+        panels: times of each rank in each step.
+        has_messages: whether ranks send to each other.
+        transfers: the transfers of each process group.
+        totals: sums over the operations of each rank.
+        kinds: the operations by their kind.
+        origins: where waiting began.
+        path: what the steps hang on.
+        causality: what they say against the clocks, of all steps.
+        completed: what they reveal about what is missing, of all steps.
+        streams: the operations that were read, with what is wrong with them.
+    """
+
+    panels: StepPanels
+    has_messages: bool
+    transfers: tuple[GroupTransfers, ...]
+    totals: RankTotals
+    kinds: tuple[Kind, ...]
+    origins: Origins
+    path: PathSums
+    causality: Causality
+    completed: Completed
+    streams: Sequence[SoundStream]
+
+
+def measure_operations(
+    timed: TimedTraces,
+    chosen: StepPanel,
+    common: StepPanel,
+    *,
+    max_rows: int = MAX_ROWS,
+    progress: Callable[[int, int], None] | None = None,
+    team: Team | None = None,
+) -> OperationFigures:
+    """Measure the operations of a run range by range.
+
+    Args:
+        timed: the traces, at least one, and their clocks.
+        chosen: the steps to use, on each rank's own clock.
+        common: the same on the common clock.
+        max_rows: rows that are in memory at once, about; of each process of a team.
+        progress: called with the number of ranges measured and their number, in this process.
+        team: the processes that share the ranges. All but the first get figures without panels and transfers.
+    """
+    return _Shares(timed, chosen, common, max_rows, progress).measured(team)
+
+
+class _Told(NamedTuple):
+    """What a process of a team learns: the figures, and what is wrong with the rows of each rank."""
+
+    figures: OperationFigures
+    faults: list[tuple[dict[int, str], dict[int, BlockFaults]]]
+
+
+class _Shares:
+    """The ranges of steps of a run, shared out to processes."""
+
+    def __init__(
+        self,
+        timed: TimedTraces,
+        chosen: StepPanel,
+        common: StepPanel,
+        max_rows: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._timed, self._chosen, self._common = timed, chosen, common
+        self._max_rows, self._progress = max_rows, progress
+        self._streams = [sound_stream(trace) for trace in timed.traces]
+
+    def measured(self, team: Team | None) -> OperationFigures:
+        """Measure all shares, by the processes of a team or by those of this machine."""
+        if team is None:
+            return self._by_this_machine()
+        # The same shares in every process; with fewer of them than processes, some have none.
+        shares = self._divided(team.size, self._max_rows)
+        panels = self._panels(np.zeros)
+
+        def work(tell: Callable[[], None]) -> tuple[_ShareFigures, StepPanels] | None:
+            if team.rank >= len(shares):
+                return None
+            share = shares[team.rank]
+            return self._measure(share, panels, tell), panels.select(self._columns(share))
+
+        def finish(parts: Sequence[tuple[_ShareFigures, StepPanels] | None]) -> tuple[_Told, _Told]:
+            found = [part for part in parts if part is not None]
+            for share, (_, of_share) in zip(shares[1:], found[1:], strict=True):
+                panels.put(self._columns(share), of_share)
+            whole = self._joined([figures for figures, _ in found], panels)
+            light = replace(whole, panels=panels.select(slice(0)), transfers=(), streams=())
+            faults = [(stream.damaged, stream.faults) for stream in self._streams]
+            return _Told(whole, []), _Told(light, faults)
+
+        told = team.together(work, finish, lambda num_done: self._show(num_done, shares))
+        for stream, (damaged, faults) in zip(self._streams, told.faults, strict=False):
+            stream.damaged.update(damaged)
+            stream.faults.update(faults)
+        return replace(told.figures, streams=self._streams)
+
+    def _by_this_machine(self) -> OperationFigures:
+        num_rows = sum(stream.num_collectives for stream in self._streams)
+        num_workers = num_threads() if num_rows > _LEAST_SHARED else 1
+        shares = self._divided(num_workers, self._max_rows // num_workers)
+        panels, num_done = self._panels(shared_zeros), shared_zeros(len(shares))
+
+        def show() -> None:
+            self._show(int(num_done.sum()), shares)
+
+        def measure_share(number: int) -> _ShareFigures:
+            def tell() -> None:
+                num_done[number] += 1
+                if len(shares) == 1:  # else the parent process shows the progress of all
+                    show()
+
+            return self._measure(shares[number], panels, tell)
+
+        return self._joined(watch_processes(measure_share, range(len(shares)), show), panels)
+
+    def _divided(self, num_shares: int, max_rows: int) -> list[StepShare]:
+        # Of each rank enough rows that what is done once per rank and range does not outweigh them.
+        max_rows = max(max_rows, _LEAST_ROWS * len(self._streams))
+        return divide_steps(self._streams, max_rows=max_rows, num_shares=num_shares)
+
+    def _panels(self, zeros: Callable[[tuple[int, ...]], NDArray[np.float64]]) -> StepPanels:
+        return StepPanels.empty((len(self._streams), len(self._chosen)), zeros)
+
+    def _show(self, num_done: int, shares: Sequence[StepShare]) -> None:
+        if self._progress is not None:
+            self._progress(num_done, sum(len(share.stops) for share in shares))
+
+    def _measure(self, share: StepShare, panels: StepPanels, tell: Callable[[], None]) -> _ShareFigures:
+        sums = _ShareSums(self._timed, self._chosen, self._common, panels)
+        for stop, evidence in iter_share(self._streams, self._timed, share):
+            if stop is not None and stop == share.first:
+                sums.begin(stop, evidence)
+            else:
+                sums.add(stop, evidence)
+                tell()
+            del evidence  # the next range takes its place in memory
+        return sums.figures(self._streams)
+
+    def _columns(self, share: StepShare) -> slice:
+        """Return the steps that are complete with the ranges of a share, and not before."""
+        first = 0 if share.first is None else num_complete(self._chosen, share.first)
+        return slice(first, num_complete(self._chosen, share.stops[-1]))
+
+    def _joined(self, shares: Sequence[_ShareFigures], panels: StepPanels) -> OperationFigures:
+        for share in shares:
+            for stream, damaged, faults in zip(self._streams, share.damaged, share.faults, strict=True):
+                stream.damaged.update(damaged)
+                stream.faults.update(faults)
+        kinds: dict[tuple[int, int], KindTotals] = {}
+        for share in shares:
+            add_kinds(kinds, list(share.kinds.values()))
+        completed = [part for share in shares for part in share.completed]
+        transfers = [part for share in shares for part in share.transfers]
+        return OperationFigures(
+            panels=panels,
+            has_messages=any(share.has_messages for share in shares),
+            transfers=tuple(transfer_series(transfers, panels.num_steps)),
+            totals=_summed([share.totals for share in shares]),
+            kinds=tuple(join_kinds(kinds.values())),
+            origins=join_origins([share.origins for share in shares]),
+            path=join_paths([share.path for share in shares]),
+            causality=join_causality([share.causality for share in shares]),
+            completed=Completed(
+                records=join_records([part.records for part in completed]),
+                end_ns=max(part.end_ns for part in completed),
+                opened=[rows for part in completed for rows in part.opened],
+            ),
+            streams=self._streams,
+        )
+
+
+def num_complete(chosen: StepPanel, stop: int | None) -> int:
+    """Return how many steps have all their operations once all ranges before `stop` are there.
+
+    Not the last ones: operations of the next range may belong to them.
+    """
+    return len(chosen) if stop is None else int(np.searchsorted(chosen.step, stop - MARGIN_STEPS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShareFigures:
+    """The figures of one share of the steps, without those of single steps, which go into panels of the caller."""
+
+    has_messages: bool
+    transfers: list[TransferSums]
+    totals: RankTotals
+    kinds: dict[tuple[int, int], KindTotals]
+    origins: Origins
+    path: PathSums
+    causality: Causality
+    completed: list[Completed]
+    damaged: list[dict[int, str]]
+    faults: list[dict[int, BlockFaults]]
+
+
+class _ShareSums:
+    """Sums over the ranges of steps of one share, range by range; times of steps go into panels of the caller."""
+
+    def __init__(self, timed: TimedTraces, chosen: StepPanel, common: StepPanel, panels: StepPanels) -> None:
+        self._chosen, self._panels = chosen, panels
+        self._within = WithinSteps(timed, common)
+        self._num_done = 0
+        self._tails: list[Table | None] = [None] * len(timed.traces)
+        self._has_messages = False
+        self._transfers: list[TransferSums] = []
+        self._totals: list[RankTotals] = []
+        self._kinds: dict[tuple[int, int], KindTotals] = {}
+        self._causality: list[Causality] = []
+        self._completed: list[Completed] = []
+
+    def begin(self, stop: int, evidence: Evidence) -> None:
+        """Take from the steps just before the first range what goes on in it."""
+        self._num_done = num_complete(self._chosen, stop)
+        self._within.begin(stop, evidence)
+        self._keep_tails(stop, [divide_operations(evidence, index) for index in range(len(evidence.traces))])
+
+    def add(self, stop: int | None, evidence: Evidence) -> None:
+        """Add a range of steps that ends before `stop`."""
+        done, steps = evidence.operations, self._chosen.step
+        mask = columns_of(steps, done.step) >= 0
+        self._has_messages = self._has_messages or bool(is_one_of(done.op, MESSAGES).any())
+        self._transfers.append(transfer_sums(evidence, steps))
+        self._totals.append(rank_totals(done, evidence.waits, mask, evidence.ranks))
+        add_kinds(self._kinds, totals_by_kind(done, evidence.matching, evidence.waits, mask))
+        self._causality = [join_causality([*self._causality, causality_of(evidence)])]
+        self._completed.append(replace(completed_of(evidence), opened=never_completed(evidence)))
+        columns = slice(self._num_done, max(num_complete(self._chosen, stop), self._num_done))
+        self._within.add(stop, evidence, columns)
+        self._add_to_panels(stop, evidence, columns)
+        self._num_done = columns.stop
+
+    def _add_to_panels(self, stop: int | None, evidence: Evidence, columns: slice) -> None:
+        def of_rank(index: int) -> Table:
+            rows, tail = divide_operations(evidence, index), self._tails[index]
+            if tail is not None:
+                rows = Table({name: np.concatenate([tail[name], rows[name]]) for name in rows})
+            self._panels.fill(index, columns, self._chosen, rows, evidence.traces[index].tables["phases"])
+            return rows
+
+        rows = list(map_threads(of_rank, range(len(evidence.traces))))
+        if stop is not None:
+            self._keep_tails(stop, rows)
+
+    def _keep_tails(self, stop: int, rows: Sequence[Table]) -> None:
+        self._tails = [table.select(table["step"] >= stop - 2 * MARGIN_STEPS) for table in rows]
+
+    def figures(self, streams: Sequence[SoundStream]) -> _ShareFigures:
+        """Return what was found in all ranges of some streams."""
+        return _ShareFigures(
+            has_messages=self._has_messages,
+            transfers=self._transfers,
+            totals=_summed(self._totals),
+            kinds=self._kinds,
+            origins=self._within.origins,
+            path=self._within.path,
+            causality=self._causality[0],
+            completed=self._completed,
+            damaged=[stream.damaged for stream in streams],
+            faults=[stream.faults for stream in streams],
+        )
+
+
+def _summed(parts: Sequence[RankTotals]) -> RankTotals:
+    names = (item.name for item in fields(RankTotals))
+    return RankTotals(**{name: np.sum([getattr(part, name) for part in parts], axis=0) for name in names})

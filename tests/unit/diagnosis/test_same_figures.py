@@ -1,0 +1,61 @@
+"""Varied runs have the same summary, to the last bit, in one range of steps and in many, by one process and by many.
+
+The second of both is measured by numpy alone, without the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from experiments.score.cells import CELLS
+from experiments.score.generator import write_run
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.operation_figures import measure_operations
+from hpcpace.errors import CannotTell
+from hpcpace.metrics import kernels
+from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
+
+# Sixty runs of every kind but the largest.
+_CASES = [(cell, seed) for seed in (101, 203, 305) for cell in CELLS if cell.name != "large"][:60]
+_NUM_PROCESSES = (1, 2, 3, 7)
+_NUM_RANGES = 6
+
+
+def summary_of(run, found):
+    try:
+        return json.dumps(analyze_traces(run, run.attempt(0), found, Selection()).summary.to_json(), sort_keys=True)
+    except CannotTell as error:
+        return str(error)
+
+
+@pytest.fixture
+def numpy_alone(monkeypatch):
+    """Call it to measure without kernels from then on."""
+
+    def leave_out():
+        monkeypatch.setattr(kernels, "_FOLDER", kernels._FOLDER / "nowhere")
+        kernels.library.cache_clear()
+
+    yield leave_out
+    monkeypatch.undo()
+    kernels.library.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cell", "seed"), _CASES, ids=lambda value: getattr(value, "name", value))
+def test_summaries_are_equal_however_they_are_measured(tmp_path, monkeypatch, numpy_alone, cell, seed):
+    run = write_run(cell.scenario(seed), tmp_path / "run")
+    found = read_attempt(run.attempt(0), most_rows=0)
+    expected = summary_of(run, found)
+    num_processes = _NUM_PROCESSES[seed % len(_NUM_PROCESSES)]
+    num_rows = sum(len(trace.tables["collectives"]) for trace in found.traces)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._LEAST_SHARED", 0)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._LEAST_ROWS", 1)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures.num_threads", lambda: num_processes)
+    monkeypatch.setitem(measure_operations.__kwdefaults__, "max_rows", num_processes * num_rows // _NUM_RANGES)
+    numpy_alone()
+    in_memory = read_attempt(run.attempt(0), most_rows=10**9)
+    assert summary_of(run, AttemptTraces(in_memory.traces, found.problems)) == expected
