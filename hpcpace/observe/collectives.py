@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from operator import contains
 from typing import Any
@@ -27,14 +28,13 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
-from hpcpace.observe.open_operations import MESSAGES, ObservedGroup, OpenOperation
+from hpcpace.observe.open_operations import FORGET_AFTER_STEPS, MESSAGES, ObservedGroup, OpenOperation, record_group
 from hpcpace.observe.operators import Operator, operators
 from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.pacer import Pacer
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
-_FORGET_AFTER_STEPS = 10
 _KEY, _CUDA = torch._C.DispatchKey.BackendSelect, torch._C.DispatchKey.CUDA
 _WAIT = "wait"
 _EXIT_KIND = 9
@@ -79,12 +79,13 @@ class CollectiveObserver:
 
     def uninstall(self) -> None:
         """Remove the layer; record operations that are still open as never completed."""
-        for library in self._libraries:
-            library._destroy()
-        self._libraries = []
-        if self._original_wait is not None:
-            setattr(dist.Work, _WAIT, self._original_wait)
-            self._original_wait = None
+        with ExitStack() as parts:  # every one, whatever another one raises
+            for library in self._libraries:
+                parts.callback(library._destroy)
+            self._libraries = []
+            if self._original_wait is not None:
+                parts.callback(setattr, dist.Work, _WAIT, self._original_wait)
+                self._original_wait = None
         if self._device_times is not None:
             self._device_times.resolve(self._add)
         self._close_completed()
@@ -129,7 +130,7 @@ class CollectiveObserver:
             if work.is_completed():
                 opened.kind = ExitKind.WAIT
                 self._close(opened, opened.exit_ns or time.monotonic_ns())
-            elif opened.op in MESSAGES and step - opened.step >= _FORGET_AFTER_STEPS:
+            elif opened.op in MESSAGES and step - opened.step >= FORGET_AFTER_STEPS:
                 opened.kind = ExitKind.NEVER
                 self._close(opened, 0)
 
@@ -177,15 +178,9 @@ class CollectiveObserver:
         return OpenOperation(operator.op, group, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
 
     def _new_group(self, process_group: Any) -> ObservedGroup:
-        name = process_group.group_name
-        try:
-            ranks = dist.get_process_group_ranks(process_group)
-        except (KeyError, ValueError):  # made without torch's registry; its members have no other names
-            ranks = list(range(process_group.size()))
-        group = self._groups[name] = ObservedGroup(len(self._groups), ranks)
-        backend = dist.get_backend(process_group) if process_group in dist.distributed_c10d._world.pg_map else "unknown"
-        for rank in ranks:
-            self._recorder.add_group(group.group_id, rank, name.encode()[:64], str(backend).encode()[:16])
+        group_id = len(self._groups)
+        group = ObservedGroup(group_id, record_group(self._recorder, group_id, process_group))
+        self._groups[process_group.group_name] = group
         return group
 
     def _follow(self, opened: OpenOperation, operator: Operator, args: tuple[Any, ...], work: Any) -> None:

@@ -54,14 +54,15 @@ class JoinedRank:
         )
         made = {"path": "", "problem": ""}
         if self.world.rank == 0:
-            run = RunDirectory(self.settings.run_dir or default_run_path(self.settings.name, self.settings.environ))
+            place = self.settings.run_dir or default_run_path(self.settings.name, self.settings.environ)
             try:
+                run = RunDirectory(Path(place))
                 # A file system that hangs must not keep the job from training.
                 path = in_time(partial(self._new_attempt, run, hosts), self.deadline.left_s / 2, "its file system")
                 made["path"] = str(path)
             except Exception as error:  # whatever it is, the other ranks wait for an answer
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-                made["problem"] = f"cannot make the run directory {run.path}: {reason}"
+                made["problem"] = f"cannot make the run directory {place}: {reason}"
         made = self.coordinator.allgather(made, self.deadline.left_s)[0]
         if made["problem"]:
             if self.world.rank == 0:

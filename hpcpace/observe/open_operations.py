@@ -5,11 +5,29 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import torch.distributed as dist
+
 from hpcpace.pace.arrivals import Arrival
+from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
 MESSAGES = (Op.SEND, Op.RECV)
 """Operations between two ranks, which have sequence numbers of their own."""
+
+FORGET_AFTER_STEPS = 10
+"""Steps after which a message that nobody waits for is recorded as never completed."""
+
+
+def record_group(recorder: Recorder, group_id: int, process_group: Any) -> list[int]:
+    """Record the members of a process group under a number; return their global ranks in the order of the group."""
+    try:
+        ranks: list[int] = dist.get_process_group_ranks(process_group)
+    except (KeyError, ValueError):  # made without torch's registry; its members have no other names
+        ranks = list(range(process_group.size()))
+    backend = dist.get_backend(process_group) if process_group in dist.distributed_c10d._world.pg_map else "unknown"
+    for rank in ranks:
+        recorder.add_group(group_id, rank, process_group.group_name.encode()[:64], str(backend).encode()[:16])
+    return ranks
 
 
 class ObservedGroup:

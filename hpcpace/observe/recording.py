@@ -12,6 +12,7 @@ from hpcpace.config import Config
 from hpcpace.errors import ClockSyncError
 from hpcpace.files import Folder
 from hpcpace.observe.collectives import CollectiveObserver
+from hpcpace.observe.compiled import CompiledObserver, find_layer
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.host import HostCounters
 from hpcpace.observe.network import NetworkCounters
@@ -19,6 +20,7 @@ from hpcpace.observe.node_local import NodeLocalTrace, TerminationTrap
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.sampling import CounterThread
 from hpcpace.pace.pacer import Pacer
+from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import Phase, TraceHeader
@@ -71,7 +73,7 @@ class Recording:
             has_enqueue=self._device_times is not None,
             open_folder=open_folder if self._local is None else self._local.open_folder,
         )
-        self._collectives = CollectiveObserver(self.recorder, warn=warn, device_times=self._device_times)
+        self._collectives = self._new_observer(config)
         self.recorder.open_collectives = self._collectives.open_collectives
         self.phases = PhaseObserver(
             self.recorder,
@@ -103,6 +105,7 @@ class Recording:
 
     def pace_by(self, pacer: Pacer) -> None:
         """Call the pacer wherever this rank is blocked; use this before `start`."""
+        assert isinstance(self._collectives, CollectiveObserver)
         self._collectives.pacer = self.phases.pacer = pacer
 
     def add_pacing(self, *row: int) -> None:
@@ -122,21 +125,38 @@ class Recording:
             self._synchronise(step + 1)
 
     def close(self, *, in_order: bool) -> None:
-        """End the recording. Collective if `in_order`: the clocks are compared for the last time."""
-        self.phases.uninstall()
-        if in_order:
-            self._synchronise(self.recorder.step)
-        self._collectives.uninstall()
-        if self._counters is not None:
-            self._counters.stop()
-        is_written = self.recorder.close()
-        self._cleanup.close()
+        """End the recording. Collective if `in_order`: the clocks are compared for the last time.
+
+        Every part ends, whatever another one raises; the last error is raised again.
+        """
+        with ExitStack() as parts:  # which end in the opposite order
+            parts.callback(self._end_clock, in_order)
+            parts.callback(self._end_file)
+            if self._counters is not None:
+                parts.callback(self._counters.stop)
+            parts.callback(self._collectives.uninstall)
+            if in_order:
+                parts.callback(self._synchronise, self.recorder.step)
+            parts.callback(self.phases.uninstall)
+
+    def _end_file(self) -> None:
+        with self._cleanup:
+            is_written = self.recorder.close()
         # Of a disk that hangs, the recorder has said so.
         if self._local is not None and is_written and self._bring_home(self._local, self._copy_timeout_s):
             self._local.remove()
+
+    def _end_clock(self, in_order: bool) -> None:
         clock_sync, self._clock_sync = self._clock_sync, None
         if in_order and clock_sync is not None:
             clock_sync.close()
+
+    def _new_observer(self, config: Config) -> CollectiveObserver | CompiledObserver:
+        is_paced = config.pace.policy != NO_POLICY
+        layer = find_layer() if config.trace.compiled and not is_paced and self._device_times is None else None
+        if layer is not None:
+            return CompiledObserver(layer, self.recorder, warn=self._warn)
+        return CollectiveObserver(self.recorder, warn=self._warn, device_times=self._device_times)
 
     def _synchronise(self, step: int) -> None:
         if self._clock_sync is None:

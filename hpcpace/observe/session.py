@@ -11,10 +11,10 @@ A session runs in somebody else's job and never ends it: what it cannot record c
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -73,9 +73,9 @@ class Session:
         self,
         *,
         name: str = "train",
-        run_dir: Path | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
         config: Config | None = None,
-        config_file: Path | None = None,
+        config_file: str | os.PathLike[str] | None = None,
         mesh: Mapping[str, int] | None = None,
         coords: Mapping[str, int] | None = None,
         samples_unit: str = "samples",

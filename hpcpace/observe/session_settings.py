@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +18,9 @@ class SessionSettings:
 
     environ: Mapping[str, str]
     name: str
-    run_dir: Path | None
+    run_dir: str | os.PathLike[str] | None
     config: Config | None
-    config_file: Path | None
+    config_file: str | os.PathLike[str] | None
     mesh: Mapping[str, int]
     coords: Mapping[str, int]
     samples_unit: str
@@ -42,7 +43,8 @@ class SessionSettings:
         Raises:
             ConfigError: a file or variable has a setting that is unknown or out of range.
         """
-        config = self.config or load_config(file=self.config_file, environ=self.environ)
+        file = None if self.config_file is None else Path(self.config_file)
+        config = self.config or load_config(file=file, environ=self.environ)
         if self.pace is not None:
             config = replace(config, pace=replace(config.pace, policy=self.pace))
         return config

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
+from hpcpace.observe.collectives import CollectiveObserver
+from hpcpace.observe.compiled import CompiledObserver, find_layer
 from hpcpace.trace.schema import TABLES
+
+Observer = CollectiveObserver | CompiledObserver
 
 
 class RecordedRows:
@@ -14,12 +19,19 @@ class RecordedRows:
 
     def __init__(self) -> None:
         self.step = 0
+        self.max_rows = 1000
+        self.num_dropped = 0
         self.collectives: list[dict[str, int]] = []
         self.phases: list[dict[str, int]] = []
         self.groups: list[dict[str, Any]] = []
 
     def add_collective(self, *values: int) -> None:
         self.collectives.append(_named("collectives", values))
+
+    def add_packed_collectives(self, packed: bytes, num_dropped: int = 0) -> None:
+        for row in np.frombuffer(packed, dtype=TABLES["collectives"].dtype).tolist():
+            self.add_collective(*row)
+        self.num_dropped += num_dropped
 
     def add_phase(self, *values: int) -> None:
         self.phases.append(_named("phases", values))
@@ -32,6 +44,21 @@ def _named(table: str, values: tuple[Any, ...]) -> dict[str, Any]:
     names = TABLES[table].dtype.names
     assert names is not None
     return dict(zip(names, values, strict=True))
+
+
+LAYER = find_layer()
+
+
+@pytest.fixture(params=["python"] if LAYER is None else ["python", "compiled"])
+def new_observer(request: pytest.FixtureRequest, rows: RecordedRows) -> Callable[..., Observer]:
+    """Make an observer that records into `rows`, once with each layer that there is."""
+
+    def new(warn: Callable[[str], None]) -> Observer:
+        if request.param == "python":
+            return CollectiveObserver(rows, warn=warn, device_times=None)
+        return CompiledObserver(LAYER, rows, warn=warn)
+
+    return new
 
 
 @pytest.fixture

@@ -9,11 +9,13 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from hpcpace.observe.collectives import CollectiveObserver
+from hpcpace.observe.compiled import CompiledObserver
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.operators import operators
 from hpcpace.trace.schema import ExitKind, Op
 
 pytestmark = pytest.mark.usefixtures("process_group")
+Observer = CollectiveObserver | CompiledObserver
 
 
 @pytest.fixture
@@ -22,12 +24,19 @@ def warnings_given() -> list[str]:
 
 
 @pytest.fixture
-def observer(rows: Any, warnings_given: list[str]) -> Iterator[CollectiveObserver]:
-    observer = CollectiveObserver(rows, warn=warnings_given.append, device_times=None)
+def observer(new_observer: Callable[..., Observer], warnings_given: list[str]) -> Iterator[Observer]:
+    observer = new_observer(warnings_given.append)
     observer.install()
     yield observer
     observer.uninstall()
     assert observer.num_failures == 0
+
+
+def _collectives(observer: Observer, rows: Any) -> list[dict[str, int]]:
+    """Return the rows so far; each flush passes on what the compiled layer has."""
+    observer.open_collectives()
+    collectives: list[dict[str, int]] = rows.collectives
+    return collectives
 
 
 def _tensor(num_elements: int = 4) -> torch.Tensor:
@@ -55,10 +64,10 @@ CALLS: list[tuple[Callable[[], Any], Op, int]] = [
 @pytest.mark.filterwarnings("ignore:.*barrier.*:UserWarning")
 @pytest.mark.parametrize(("call", "op", "size_bytes"), CALLS)
 def test_records_kind_and_size_of_every_operation(
-    observer: CollectiveObserver, rows: Any, call: Callable[[], Any], op: Op, size_bytes: int
+    observer: Observer, rows: Any, call: Callable[[], Any], op: Op, size_bytes: int
 ) -> None:
     call()
-    assert [(row["op"], row["bytes"]) for row in rows.collectives] == [(op, size_bytes)]
+    assert [(row["op"], row["bytes"]) for row in _collectives(observer, rows)] == [(op, size_bytes)]
 
 
 def test_describes_every_operator_that_torch_has_but_the_check_for_nan() -> None:
@@ -67,48 +76,50 @@ def test_describes_every_operator_that_torch_has_but_the_check_for_nan() -> None
     assert all_names - known == {"c10d::check_for_nan"}
 
 
-def test_a_blocking_call_is_blocked_for_its_whole_wait(observer: CollectiveObserver, rows: Any) -> None:
+def test_a_blocking_call_is_blocked_for_its_whole_wait(observer: Observer, rows: Any) -> None:
     dist.all_reduce(_tensor())
-    (row,) = rows.collectives
+    (row,) = _collectives(observer, rows)
     assert row["enter_ns"] < row["exit_ns"]
     assert 0 < row["blocked_ns"] <= row["exit_ns"] - row["enter_ns"]
     assert row["exit_kind"] == ExitKind.WAIT
 
 
-def test_an_asynchronous_call_is_recorded_once_whoever_sees_its_end(observer: CollectiveObserver, rows: Any) -> None:
+def test_an_asynchronous_call_is_recorded_once_whoever_sees_its_end(observer: Observer, rows: Any) -> None:
     for _ in range(50):
         dist.all_reduce(_tensor(), async_op=True).wait()
-    assert [row["seq"] for row in rows.collectives] == list(range(50))
+    assert [row["seq"] for row in _collectives(observer, rows)] == list(range(50))
 
 
-def test_a_call_that_nobody_waits_for_is_recorded_by_its_completion(observer: CollectiveObserver, rows: Any) -> None:
+def test_a_call_that_nobody_waits_for_is_recorded_by_its_completion(observer: Observer, rows: Any) -> None:
     work = dist.all_reduce(_tensor(), async_op=True)
     work.get_future().wait()
     while observer.has_open:
         pass
-    assert rows.collectives[0]["exit_kind"] == ExitKind.COMPLETION
-    (row,) = rows.collectives
+    (row,) = _collectives(observer, rows)
+    assert row["exit_kind"] == ExitKind.COMPLETION
     assert 0 < row["blocked_ns"] <= row["exit_ns"] - row["enter_ns"]
 
 
-def test_a_functional_collective_is_blocked_by_its_wait(observer: CollectiveObserver, rows: Any) -> None:
+def test_a_functional_collective_is_blocked_by_its_wait(observer: Observer, rows: Any) -> None:
     result = functional.all_reduce(_tensor(), "sum", dist.group.WORLD)
     assert result.sum().item() == 4
-    assert [row["op"] for row in rows.collectives] == [Op.ALL_REDUCE]
+    assert [row["op"] for row in _collectives(observer, rows)] == [Op.ALL_REDUCE]
     assert not observer.has_open
 
 
-def test_names_the_members_of_a_group_made_before_or_after(observer: CollectiveObserver, rows: Any) -> None:
+def test_names_the_members_of_a_group_made_before_or_after(observer: Observer, rows: Any) -> None:
     dist.all_reduce(_tensor())
     dist.all_reduce(_tensor(), group=dist.new_group([0]))
     assert [(row["id"], row["rank"], row["backend"]) for row in rows.groups] == [(0, 0, b"gloo"), (1, 0, b"gloo")]
-    assert [(row["group"], row["seq"]) for row in rows.collectives] == [(0, 0), (1, 0)]
+    assert [(row["group"], row["seq"]) for row in _collectives(observer, rows)] == [(0, 0), (1, 0)]
 
 
-def test_records_the_root_and_the_step(observer: CollectiveObserver, rows: Any) -> None:
+def test_records_the_root_and_the_step(observer: Observer, rows: Any) -> None:
+    observer.end_step(11)
     rows.step = 12
     dist.broadcast(_tensor(), 0)
-    assert (rows.collectives[0]["peer"], rows.collectives[0]["step"]) == (0, 12)
+    (row,) = _collectives(observer, rows)
+    assert (row["peer"], row["step"]) == (0, 12)
 
 
 def test_where_there_is_a_device_operations_of_the_host_have_the_time_of_their_issue(rows: Any) -> None:
@@ -123,26 +134,27 @@ def test_where_there_is_a_device_operations_of_the_host_have_the_time_of_their_i
     assert enqueue_ns == enter_ns
 
 
-def test_observes_nothing_while_paused(observer: CollectiveObserver, rows: Any) -> None:
+def test_observes_nothing_while_paused(observer: Observer, rows: Any) -> None:
     observer.paused = True
     dist.all_reduce(_tensor())
-    assert rows.collectives == []
+    assert _collectives(observer, rows) == []
 
 
-def test_after_uninstalling_torch_is_as_before(rows: Any) -> None:
+def test_after_uninstalling_torch_is_as_before(new_observer: Callable[..., Observer], rows: Any) -> None:
     wait = dist.Work.wait
-    observer = CollectiveObserver(rows, warn=lambda message: None, device_times=None)
+    observer = new_observer(lambda message: None)
     observer.install()
     observer.uninstall()
     dist.all_reduce(_tensor())
-    assert rows.collectives == []
+    assert _collectives(observer, rows) == []
     assert dist.Work.wait is wait
 
 
-def test_a_recorder_that_fails_costs_one_warning_and_no_collective(rows: Any) -> None:
-    warnings_given: list[str] = []
+def test_a_recorder_that_fails_costs_one_warning_and_no_collective(
+    new_observer: Callable[..., Observer], rows: Any, warnings_given: list[str]
+) -> None:
     rows.add_group = None
-    observer = CollectiveObserver(rows, warn=warnings_given.append, device_times=None)
+    observer = new_observer(warnings_given.append)
     observer.install()
     values = [_tensor(), _tensor()]
     for value in values:

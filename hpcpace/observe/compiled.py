@@ -1,0 +1,126 @@
+"""Observation of collectives by the compiled layer, layer.cpp, where it was built: the same rows for less.
+
+Most of what the layer of collectives.py costs is torch's conversion of every argument to Python and back, which no
+layer in Python can avoid. The compiled one is optional, because it must be built against the torch that it runs with.
+On devices and in paced jobs the layer in Python observes.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hpcpace.observe.open_operations import FORGET_AFTER_STEPS, MESSAGES, record_group
+from hpcpace.observe.operators import Operator, operators
+from hpcpace.trace.recorder import Recorder
+from hpcpace.trace.schema import TABLES, Op
+
+_SOURCE = Path(__file__).with_name("layer.cpp")
+_ROW = TABLES["collectives"].dtype
+_WAIT = "wait"
+
+
+def find_layer() -> Any | None:
+    """Return the compiled layer; None if there is none of this source for this release of torch."""
+    # An extension of another release of torch must not even be loaded, so the release is in its name.
+    try:
+        layer = import_module(f"hpcpace.observe._layer_{re.sub(r'[^0-9A-Za-z]', '_', torch.__version__)}")
+        is_current = layer.source_check == zlib.crc32(_SOURCE.read_bytes())
+    except (ImportError, OSError):
+        return None
+    return layer if is_current else None
+
+
+class CompiledObserver:
+    """Records every communication operation of this process while installed; see CollectiveObserver.
+
+    Args:
+        layer: what `find_layer` returned.
+    """
+
+    def __init__(self, layer: Any, recorder: Recorder, *, warn: Callable[[str], None]) -> None:
+        self.num_failures = 0
+        self._recorder = recorder
+        self._warn = warn
+        self._num_groups = 0
+        described = [layer.Operator(*_description(operator)) for operator in operators()]
+        self._layer = layer.Layer(described, self._new_group, self._degrade, recorder.max_rows)
+        self._original_wait: Any = None
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is observed, because hpcpace itself communicates."""
+        paused: bool = self._layer.paused
+        return paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._layer.paused = paused
+
+    def install(self) -> None:
+        """Install the observing layer over the operators."""
+        self._layer.step = self._recorder.step
+        self._layer.install()
+        self._original_wait = dist.Work.wait
+        setattr(dist.Work, _WAIT, self._layer.observed_wait(self._original_wait))
+
+    def uninstall(self) -> None:
+        """Remove the layer; record operations that are still open as never completed."""
+        if self._original_wait is not None:
+            setattr(dist.Work, _WAIT, self._original_wait)
+            self._original_wait = None
+        self._layer.uninstall()
+        self._pass_on()
+
+    @property
+    def has_open(self) -> bool:
+        """Whether an operation is in flight."""
+        has_open: bool = self._layer.has_open
+        return has_open
+
+    def open_collectives(self) -> list[tuple[int, ...]]:
+        """Return rows of the operations that have not completed; called by the recorder at each flush."""
+        self._pass_on()
+        rows: list[tuple[int, ...]] = np.frombuffer(self._layer.open_rows(), dtype=_ROW).tolist()
+        return rows
+
+    def end_step(self, step: int) -> None:
+        """Record operations that nobody waits for, and pass the rows of the step on to the recorder."""
+        self._layer.end_step(step, FORGET_AFTER_STEPS)
+        self._pass_on()
+
+    def take_last_ranks(self) -> tuple[int, ...]:
+        """Return nothing: only pacing asks for the ranks of the last collective, and it uses the layer in Python."""
+        return ()
+
+    def _pass_on(self) -> None:
+        rows, num_dropped = self._layer.take_rows()
+        if rows or num_dropped:
+            self._recorder.add_packed_collectives(rows, num_dropped)
+
+    def _new_group(self, process_group: Any) -> tuple[int, list[int]]:
+        group_id = self._num_groups
+        ranks = record_group(self._recorder, group_id, process_group)
+        self._num_groups += 1
+        return group_id, ranks
+
+    def _degrade(self, operator_name: str, reason: str) -> None:
+        self.num_failures += 1
+        if self.num_failures == 1:
+            first_line = reason.partition("\n")[0]
+            self._warn(f"cannot record {operator_name}: {first_line}; training continues without it")
+
+
+def _description(operator: Operator) -> tuple[Any, ...]:
+    return (
+        operator.name, int(operator.op), operator.group, operator.payload, operator.result, operator.peer,
+        operator.async_op, operator.per_member, operator.has_work, operator.op in MESSAGES, operator.op == Op.RECV,
+    )  # fmt: skip

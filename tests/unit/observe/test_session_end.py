@@ -1,0 +1,85 @@
+"""A session takes any kind of path, and takes every part of itself out of the job at its end, whatever one raises."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hpcpace
+from hpcpace.observe import recording
+from hpcpace.observe.collectives import CollectiveObserver
+from hpcpace.observe.compiled import CompiledObserver
+from hpcpace.observe.phases import PhaseObserver
+from hpcpace.observe.sampling import CounterThread
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.recorder import Recorder
+
+
+class _Bytes:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+
+@pytest.mark.parametrize("kind", [Path, str, _Bytes])
+def test_any_kind_of_path_names_the_run_and_the_settings(
+    tmp_path: Path, kind: Callable[[Path], str | os.PathLike[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[trace]\ncounters = false\n")
+    with hpcpace.session(run_dir=kind(tmp_path / "run"), config_file=kind(settings)) as session:
+        assert session.is_recording
+        session.step()
+    assert session.run is not None and session.run.path == tmp_path / "run"
+    assert len(read_attempt(session.run.attempt(0)).traces) == 1
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_what_is_no_path_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    with hpcpace.session(run_dir=5) as session:  # type: ignore[arg-type]
+        session.step()
+    assert "nothing is recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (PhaseObserver, "uninstall"),
+        (CollectiveObserver, "uninstall"),
+        (CompiledObserver, "uninstall"),
+        (CounterThread, "stop"),
+        (Recorder, "close"),
+        (recording.Recording, "_synchronise"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_every_part_ends_whatever_another_one_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], owner: type, name: str
+) -> None:
+    end = getattr(owner, name)
+    called = []
+
+    def ends_badly(*args: object, **options: object) -> None:
+        end(*args, **options)
+        called.append(name)
+        raise ZeroDivisionError("a bug")
+
+    before = dist.Work.wait, torch.autograd.backward, signal.getsignal(signal.SIGTERM)
+    with hpcpace.session(run_dir=tmp_path / "run") as session:
+        assert dist.Work.wait is not before[0]
+        session.step()
+        monkeypatch.setattr(owner, name, ends_badly)
+    assert (dist.Work.wait, torch.autograd.backward, signal.getsignal(signal.SIGTERM)) == before
+    if called:  # of the two layers, one observes
+        assert "the trace may lack its end: a bug" in capsys.readouterr().err
+    assert session.run is not None
+    (trace,) = read_attempt(session.run.attempt(0)).traces
+    assert trace.closed_cleanly and len(trace.tables["steps"]) == 1
