@@ -1,32 +1,80 @@
-"""Runs all benchmarks one after the other: `make bench`. Each is a module with its own main and prints its figures."""
+"""Runs all benchmarks one after the other: `make bench`; each in a small size: `make bench-quick`.
+
+Each is a module with its own main and prints its figures. Those of `--quick` mean nothing: it shows that the benchmarks
+still run.
+"""
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+import time
 
-BENCHES = (
+FULL = (
     ("startup",),
     ("recorder",),
     ("simulation",),
     ("trace_size",),
     ("collective",),
+    ("session_step",),
     ("overhead",),
-    ("overhead", "--preset", "small", "--seq-len", "64", "--batch-size", "2", "--block-steps", "2", "--pairs", "20"),
+    (
+        "overhead",
+        "--preset",
+        "small",
+        "--seq-len",
+        "64",
+        "--batch-size",
+        "2",
+        "--block-steps",
+        "2",
+        "--settle-steps",
+        "1",
+        "--pairs",
+        "20",
+    ),
     ("tokens",),
     ("compiled",),
     ("images",),
-    ("report_speed", "--all", "--repeats", "1"),
+    ("floor",),
+    ("report_speed", "--all", "--numpy", "--repeats", "1"),
+    ("pack",),
+    ("scaling_model",),
+    ("other_tools", "--records", "40000"),
     ("audit",),
+)
+QUICK = (
+    ("startup", "--pairs", "2"),
+    ("recorder", "--pairs", "2", "--events", "5000"),
+    ("simulation", "--ranks", "512", "--steps", "100", "--repeats", "1"),
+    ("trace_size", "--steps", "2000", "--rates", "200"),
+    ("collective", "--rounds", "4", "--calls", "200"),
+    ("session_step", "--rounds", "2", "--steps", "30"),
+    ("overhead", "--pairs", "2", "--block-steps", "2", "--batch-size", "2", "--seq-len", "32"),
+    ("tokens", "--pairs", "2", "--preset", "tiny", "--seq-len", "64"),
+    ("compiled", "--pairs", "2", "--preset", "tiny", "--seq-len", "64"),
+    ("images", "--pairs", "2", "--batch-size", "2"),
+    ("floor", "--steps", "100", "--repeats", "1"),
+    ("report_speed", "--ranks", "8", "--records", "20000", "--numpy", "--repeats", "1"),
+    ("pack", "--ranks", "8", "--steps", "50", "--repeats", "1"),
+    ("scaling_model", "--quick"),
+    ("other_tools", "--records", "2000", "--repeats", "1"),
+    ("audit", "--hosts", "16", "--repeats", "1"),
 )
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="run each benchmark once in a small size")
+    args = parser.parse_args()
     failed = []
-    for name, *options in BENCHES:
+    for name, *options in QUICK if args.quick else FULL:
         print(f"== python -m experiments.bench.{' '.join((name, *options))}", flush=True)
+        begin_s = time.perf_counter()
         if subprocess.run([sys.executable, "-m", f"experiments.bench.{name}", *options], check=False).returncode:
             failed.append(name)
+        print(f"   {time.perf_counter() - begin_s:.0f} s", flush=True)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

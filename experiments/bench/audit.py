@@ -29,9 +29,11 @@ from hpcpace.config import LabConfig
 from hpcpace.lab.lab import Lab
 from hpcpace.observe.coordination import SingleCoordinator
 from hpcpace.observe.host_snapshot import save_host_snapshots
+from hpcpace.world.deadline import Deadline
 from hpcpace.world.environment import host_identity, locate, process_environ, rank_info
 
-NUM_HOSTS, NUM_RANKS, NUM_LAB_HOSTS = 2048, 8, 64
+NUM_RANKS, NUM_LAB_HOSTS = 8, 64
+_TIMEOUT_S = 60.0
 
 
 def process_times(*arguments: str) -> tuple[float, float]:
@@ -57,20 +59,20 @@ def in_a_session(repeats: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeats):
             begin_s, begin_wall_s = time.process_time(), time.perf_counter()
-            save_host_snapshots(SingleCoordinator(), world, [key], environ, Path(folder), warn=print)
+            save_host_snapshots(SingleCoordinator(), world, [key], environ, Path(folder), print, Deadline(_TIMEOUT_S))
             times.append((time.perf_counter() - begin_wall_s, time.process_time() - begin_s))
     wall_s, cpu_s = (statistics.median(column) for column in zip(*times, strict=True))
     print(f"snapshot in a session: wall {1000 * wall_s:.1f} ms, processor {1000 * cpu_s:.1f} ms (medians of {repeats})")
 
 
-def cluster(machine: Callable[[], Any]) -> list[str]:
+def cluster(machine: Callable[[], Any], num_hosts: int) -> list[str]:
     """Return the snapshots of many nodes as texts, each with its own ranks and boot."""
     with tempfile.TemporaryDirectory() as folder:
         whole = take_tree(machine().write(Path(folder) / "tree"))
     texts = []
-    for number in range(NUM_HOSTS):
+    for number in range(num_hosts):
         ranks = tuple(
-            dataclasses.replace(rank, rank=number * NUM_RANKS + rank.local_rank, world_size=NUM_HOSTS * NUM_RANKS)
+            dataclasses.replace(rank, rank=number * NUM_RANKS + rank.local_rank, world_size=num_hosts * NUM_RANKS)
             for rank in whole.ranks
         )
         made = dataclasses.replace(whole, host=f"n{number}", boot_id=f"boot-{number}", ranks=ranks)
@@ -78,9 +80,9 @@ def cluster(machine: Callable[[], Any]) -> list[str]:
     return texts
 
 
-def rules(repeats: int) -> None:
+def rules(num_hosts: int, repeats: int) -> None:
     for name, machine in (("sound", cases.dgx_h100), ("bad", cases.dgx_badly_bound)):
-        texts = cluster(machine)
+        texts = cluster(machine, num_hosts)
         for _ in range(repeats):
             begin_s = time.process_time()
             snapshots: list[Snapshot] = [snapshot_from(text) for text in texts]
@@ -90,7 +92,7 @@ def rules(repeats: int) -> None:
             verdict_lines(result)
             end_s = time.process_time()
             print(
-                f"{NUM_HOSTS} {name} nodes x {NUM_RANKS} ranks: reading {read_s - begin_s:.2f} s, rules "
+                f"{num_hosts} {name} nodes x {NUM_RANKS} ranks: reading {read_s - begin_s:.2f} s, rules "
                 f"{ruled_s - read_s:.2f} s, verdict {end_s - ruled_s:.2f} s of processor time, "
                 f"{len(result.findings)} findings"
             )
@@ -110,11 +112,12 @@ def in_a_lab() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--hosts", type=int, default=2048, help="audit this many nodes at once")
     parser.add_argument("--lab", action="store_true", help="also run in a lab, which needs root")
     options = parser.parse_args()
     one_node(options.repeats)
     in_a_session(options.repeats)
-    rules(max(1, options.repeats // 5))
+    rules(options.hosts, max(1, options.repeats // 5))
     if options.lab:
         in_a_lab()
 

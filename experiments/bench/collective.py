@@ -1,63 +1,151 @@
-"""Measures the host time that observation adds to a collective: a blocking all-reduce over gloo in a world of one.
+"""Measures what observation adds to a collective: an all-reduce over gloo in a world of one, observed by each layer.
 
-The recorder is real and flushes to disk. Run it with `python -m experiments.bench.collective`.
+Blocks of plain calls, of observed calls and of torch's `record_function` (without a profiler) take turns in one process
+on one core. The figures are processor time of all threads, since wall time has the scheduler's noise in it; the end of
+the step, in which the compiled layer passes its rows on, is in them. The recorder is real and flushes to disk.
+`python -m experiments.bench.collective`
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
-from experiments.bench.pairs import alternate
+from experiments.bench.pairs import median_interval, take_turns
 from hpcpace.observe.collectives import CollectiveObserver
+from hpcpace.observe.compiled import CompiledObserver, find_layer
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TraceHeader
 
 _HEADER = TraceHeader(run_id="bench", attempt=0, rank=0, world_size=1, local_rank=0, local_size=1, node=0, host="bench")
+# Added time in microseconds, and its ratio to record_function.
+TARGETS = {"blocking": (5.0, 1.2), "asynchronous, waited for": (6.0, 1.4)}
+
+
+class EmptyLayer:
+    """A layer in Python over all_reduce that only goes on to torch's kernel: the least that one can cost."""
+
+    def install(self) -> None:
+        """Install the layer."""
+        key = torch._C.DispatchKey.BackendSelect
+        redispatch = torch.ops.c10d.allreduce_.default.redispatch
+        self._library = torch.library.Library("c10d", "IMPL")
+        self._library.impl(
+            "allreduce_", lambda keys, *args: redispatch(keys.remove(key), *args), key.name, with_keyset=True
+        )
+
+    def uninstall(self) -> None:
+        """Remove the layer."""
+        self._library._destroy()
+
+    def end_step(self, step: int) -> None:
+        """Do nothing."""
+
+
+Observer = CollectiveObserver | CompiledObserver | EmptyLayer
+
+
+class Bench:
+    """The measurements, each in microseconds of processor time a call, of `num_calls` calls."""
+
+    def __init__(self, recorder: Recorder, *, num_calls: int, is_async: bool) -> None:
+        self._recorder = recorder
+        self._num_calls = num_calls
+        self._is_async = is_async
+        self._value = torch.ones(1024)
+
+    def plain_us(self) -> float:
+        """The call without observation."""
+        return self._per_call_us(self._call)
+
+    def record_function_us(self) -> float:
+        """torch.profiler's region, with no profiler running."""
+        return self._per_call_us(_region)
+
+    def observed_us(self, new_observer: Callable[[], Observer]) -> float:
+        """The call with observation, and the end of a step."""
+        observer = new_observer()
+        observer.install()
+        duration_us = self._per_call_us(self._call, then=lambda: observer.end_step(0))
+        observer.uninstall()
+        return duration_us
+
+    def _call(self) -> None:
+        work = dist.all_reduce(self._value, async_op=self._is_async)
+        if work is not None:
+            work.wait()
+
+    def _per_call_us(self, call: Callable[[], None], then: Callable[[], None] = lambda: None) -> float:
+        begin_ns = time.process_time_ns()
+        for _ in range(self._num_calls):
+            call()
+        then()
+        return (time.process_time_ns() - begin_ns) / self._num_calls / 1e3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--calls", type=int, default=1000)
     args = parser.parse_args()
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    value = torch.ones(1024)
     for name, is_async in (("blocking", False), ("asynchronous, waited for", True)):
         with tempfile.TemporaryDirectory() as folder:
             recorder = Recorder(Path(folder) / "rank-00000.h5", _HEADER, warn=print)
             recorder.start()
-
-            def call_us(is_async: bool = is_async) -> float:
-                begin_ns = time.perf_counter_ns()
-                for _ in range(args.calls):
-                    work = dist.all_reduce(value, async_op=is_async)
-                    if work is not None:
-                        work.wait()
-                return (time.perf_counter_ns() - begin_ns) / args.calls / 1e3
-
-            def observed_us(recorder: Recorder = recorder) -> float:
-                observer = CollectiveObserver(recorder, warn=print, device_times=None)
-                observer.install()
-                duration_us = call_us()
-                observer.uninstall()
-                return duration_us
-
-            pairs = alternate(observed_us, call_us, num_pairs=args.pairs, num_warmups=2)
+            bench = Bench(recorder, num_calls=args.calls, is_async=is_async)
+            layers = _layers(recorder)
+            measures = {"plain": bench.plain_us, "record_function": bench.record_function_us}
+            measures |= {layer: partial(bench.observed_us, new) for layer, new in layers.items()}
+            times = take_turns(measures, num_rounds=args.rounds, num_warmups=2)
             recorder.close()
-        median, low, high = pairs.difference()
-        ratio, *_ = pairs.ratio()
-        print(
-            f"observation of one all_reduce of 4 KiB, {name}: +{median:.1f} us [{low:.1f}, {high:.1f}], "
-            f"{ratio:.2f} times the call without ({args.pairs} pairs of {args.calls} calls)"
-        )
+        print(f"all_reduce of 4 KiB, {name}, {args.rounds} rounds of {args.calls} calls, processor time:")
+        for layer in layers:
+            print(_line(layer, times[layer] - times["plain"], times, TARGETS[name]))
     dist.destroy_process_group()
+
+
+def _layers(recorder: Recorder) -> dict[str, Callable[[], Observer]]:
+    layers: dict[str, Callable[[], Observer]] = {}
+    layer = find_layer()
+    if layer is None:
+        print("the compiled layer is not built here: python setup.py build_ext --inplace")
+    else:
+        layers["compiled layer"] = lambda: CompiledObserver(layer, recorder, warn=print)
+    layers["layer in Python"] = lambda: CollectiveObserver(recorder, warn=print, device_times=None)
+    layers["layer in Python that does nothing"] = EmptyLayer
+    return layers
+
+
+def _line(layer: str, added: np.ndarray, times: dict[str, np.ndarray], targets: tuple[float, float]) -> str:
+    plain, region = (float(np.median(times[name])) for name in ("plain", "record_function"))
+    added_us, ratio = _interval(added, ".1f"), _interval(added / times["record_function"], ".2f")
+    return (
+        f"  {layer}: +{added_us} us on {plain:.1f} us (target {targets[0]:g} us), "
+        f"{ratio} times record_function's {region:.1f} us (target {targets[1]:g})"
+    )
+
+
+def _interval(values: np.ndarray, form: str) -> str:
+    median, low, high = median_interval(values)
+    return f"{median:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def _region() -> None:
+    with record_function("all_reduce"):
+        pass
 
 
 if __name__ == "__main__":

@@ -7,47 +7,27 @@ are checked first. `python -m experiments.bench.images`
 from __future__ import annotations
 
 import argparse
-import re
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.bench.turns import check_same_gradients, compare, training_step
+from experiments.bench.vision import load_torchvision
 from hpcpace.train.images import open_images
 from hpcpace.train.optimizer import build_optimizer
 from hpcpace.train.presets import RESNET18
 from hpcpace.train.resnet18 import ResNet, build_resnet
 
-_MISSING = re.compile(r"operator (torchvision::\w+) does not exist")
 _PARTS = {"conv_1": "conv1", "bn_1": "bn1", "conv_2": "conv2", "bn_2": "bn2", "shortcut": "downsample"}
 
 
 def peer_model() -> nn.Module:
     """Return torchvision's model with the stem that is usual for CIFAR-10, as ours has it: 3 x 3, and no pooling."""
-    model: nn.Module = _import_torchvision().resnet18(num_classes=RESNET18.num_classes)
+    model: nn.Module = load_torchvision().models.resnet18(num_classes=RESNET18.num_classes)
     model.conv1 = nn.Conv2d(3, RESNET18.widths[0], 3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model.train()
-
-
-def _import_torchvision() -> ModuleType:
-    """Return torchvision.models, also from PyPI's wheel with a torch without CUDA.
-
-    The operators of that wheel do not load there, and its import fails where it registers their shapes. ResNet uses
-    none of them.
-    """
-    while True:
-        try:
-            from torchvision import models
-
-            return models
-        except RuntimeError as error:
-            missing = _MISSING.search(str(error))
-            if missing is None:
-                raise
-            torch.library.define(missing[1], "(Tensor boxes) -> Tensor")
 
 
 def peer_name(name: str) -> str:

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from hpcpace.diagnosis.evidence import Evidence, reference_times
+from experiments.bench.timeline import Timeline
 from hpcpace.units import NS_PER_US
 
 # The prefix that HolisticTraceAnalysis 0.5.0 looks for when it seeks stragglers; NCCL since 2.19 says ncclDevKernel.
@@ -20,27 +18,18 @@ _KERNEL = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, n
 _COMPUTE = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3"
 _COMPUTE_STREAM, _FIRST_GROUP_STREAM = 7, 20
 _LAUNCH_US = 4.0
-_HELD_NS = 20 * NS_PER_US
 
 
-def write_kineto(folder: Path, evidence: Evidence) -> int:
-    """Write the traces of all ranks, and return the number of events in them.
-
-    Args:
-        folder: where to; made if need be.
-        evidence: a run whose operations are all-reduces.
-    """
+def write_kineto(folder: Path, timeline: Timeline) -> int:
+    """Write the trace of one rank, and return the number of events in it."""
     folder.mkdir(parents=True, exist_ok=True)
-    num_events = 0
-    for index, rank in enumerate(evidence.ranks):
-        lines = [*_steps(evidence, index), *_operations(evidence, index)]
-        num_events += len(lines)
-        world = f'"backend": "nccl", "rank": {rank}, "world_size": {len(evidence.ranks)}'
-        with (folder / f"rank{rank}_trace.json").open("w") as file:
-            file.write(f'{{\n"schemaVersion": 1,\n"distributedInfo": {{{world}}},\n"traceEvents": [\n')
-            file.write(",\n".join(lines))
-            file.write(f'\n],\n"traceName": "rank{rank}"\n}}\n')
-    return num_events
+    lines = [*_steps(timeline), *_operations(timeline)]
+    world = f'"backend": "nccl", "rank": {timeline.rank}, "world_size": {timeline.num_ranks}'
+    with (folder / f"rank{timeline.rank}_trace.json").open("w") as file:
+        file.write(f'{{\n"schemaVersion": 1,\n"distributedInfo": {{{world}}},\n"traceEvents": [\n')
+        file.write(",\n".join(lines))
+        file.write(f'\n],\n"traceName": "rank{timeline.rank}"\n}}\n')
+    return len(lines)
 
 
 def _event(category: str, name: str, tid: int, begin_us: float, taken_us: float, args: str) -> str:
@@ -50,27 +39,18 @@ def _event(category: str, name: str, tid: int, begin_us: float, taken_us: float,
     )
 
 
-def _steps(evidence: Evidence, index: int) -> Iterator[str]:
-    steps, clock = evidence.traces[index].tables["steps"], evidence.clocks[index]
-    begins_us = reference_times(clock, steps["begin_ns"]) / NS_PER_US
-    taken_us = reference_times(clock, steps["end_ns"]) / NS_PER_US - begins_us
-    for step, begin_us, step_us in zip(steps["step"].tolist(), begins_us.tolist(), taken_us.tolist(), strict=True):
+def _steps(timeline: Timeline) -> Iterator[str]:
+    begins_us = timeline.step_begins_ns / NS_PER_US
+    taken_us = timeline.step_ends_ns / NS_PER_US - begins_us
+    for step, (begin_us, step_us) in enumerate(zip(begins_us.tolist(), taken_us.tolist(), strict=True)):
         # HolisticTraceAnalysis leaves out step 0.
         yield _event("user_annotation", f"ProfilerStep#{step + 1}", 1000, begin_us, step_us, f'"External id": {step}')
 
 
-def _operations(evidence: Evidence, index: int) -> Iterator[str]:
-    done, members = evidence.operations, [list(group.ranks) for group in evidence.operations.groups]
-    rows = np.flatnonzero(done.rank == evidence.ranks[index])
-    rows = rows[np.argsort(done.enter_ns[rows], kind="stable")]
-    steps, clock = evidence.traces[index].tables["steps"], evidence.clocks[index]
-    step_begins_ns = reference_times(clock, steps["begin_ns"])[np.searchsorted(steps["step"], done.step[rows])]
-    enter_ns, exit_ns = done.enter_ns[rows], done.exit_ns[rows]
-    is_blocking = done.blocked_ns[rows] > 0
-    free_ns = np.maximum.accumulate(np.where(is_blocking, exit_ns, enter_ns + _HELD_NS))
-    compute_ns = np.maximum(np.concatenate([[0], free_ns[:-1]]), step_begins_ns)
+def _operations(timeline: Timeline) -> Iterator[str]:
     columns = (
-        compute_ns / NS_PER_US, enter_ns / NS_PER_US, exit_ns / NS_PER_US, done.group[rows], done.size_bytes[rows] // 4,
+        timeline.compute_ns / NS_PER_US, timeline.enter_ns / NS_PER_US, timeline.exit_ns / NS_PER_US, timeline.group,
+        timeline.size_bytes // 4,
     )  # fmt: skip
     for number, (compute_us, enter_us, exit_us, group, num_elements) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
@@ -79,7 +59,7 @@ def _operations(evidence: Evidence, index: int) -> Iterator[str]:
         if compute_us < enter_us:
             launched = partial(_launched, compute_us, enter_us, correlation, _COMPUTE_STREAM)
             yield from launched("aten::mm", _COMPUTE, "")
-        ranks = members[group]
+        ranks = timeline.members[group]
         yield from _launched(
             enter_us, exit_us, correlation + 1, _FIRST_GROUP_STREAM + group, "record_param_comms", _KERNEL,
             f', "Collective name": "allreduce", "In msg nelems": {num_elements}, "Out msg nelems": {num_elements}, '

@@ -1,31 +1,33 @@
 """Compares a report with other tools that split waiting from transfer: `python -m experiments.bench.other_tools`.
 
-HolisticTraceAnalysis reads PyTorch profiler traces, hpcpace its own: the same records, written both ways, are read in
-turn by processes of their own. Then four runs of known truth show whom each tool blames. The other tool comes from
-PyPI into a temporary environment, so that its versions of pandas and plotly stay apart; without PyPI it is left out.
+The same records, written as each tool reads them, are read in turn by processes of their own: by the floor, which is
+the least that a report has to do (experiments/bench/floor.py), by `hpcpace report`, and by the others. Then four runs
+of known truth show whom each tool names.
+
+HolisticTraceAnalysis comes from PyPI into a temporary environment; without PyPI it is left out. TraceLens and the
+what-if analyzer are not on PyPI: give the interpreter of an environment in which each can be imported.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import os
+import math
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 
-from experiments.bench.kineto import write_kineto
-from experiments.bench.pairs import alternate
+from experiments.bench import peers
+from experiments.bench.apart import Limits, NotFinished, Sample, run_apart
+from experiments.bench.peers import Peer
 from experiments.bench.report_speed import write_run
-from hpcpace.diagnosis.evidence import gather_evidence
+from experiments.bench.timeline import timelines
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes
@@ -35,223 +37,201 @@ from hpcpace.trace.writer import TraceWriter
 from hpcpace.units import NS_PER_MS
 
 _NUM_RANKS = 8
-_WORLD, _SLOT = 0, 1
-_LAYER = (Op.ALL_REDUCE, _SLOT, 3_145_728, True, 0.3, 0.5)
-_BUCKET = (Op.ALL_REDUCE, _WORLD, 26_214_400, False, 1.0, 0.05)
-_LAST = (Op.ALL_REDUCE, _WORLD, 13_107_200, True, 1.5, 0.4)
-_OPERATIONS = (*(_LAYER,) * 8, *(_LAYER, _LAYER, _BUCKET) * 6, _LAST)
-_BLAME_OPERATIONS = (*(_LAYER,) * 16, _LAST)
+_WORLD = 0
+# A step in data parallelism, which all of the tools can read: buckets of gradients are reduced while the backward pass
+# goes on, and the optimizer waits for the last one.
+_BUCKET = (Op.ALL_REDUCE, _WORLD, 26_214_400, False, 0.3, 0.5)
+_LAST = (Op.ALL_REDUCE, _WORLD, 13_107_200, True, 1.5, 0.5)
+_OPERATIONS = (*(_BUCKET,) * 26, _LAST)
 _BLAME_STEPS = 100
-_FOUND = "last-to-start.txt"
 _LATE_RANK, _INNOCENT_RANK = 5, 2
 _DELAY_NS = 3 * NS_PER_MS
-# What HolisticTraceAnalysis imports; its JupyterLab is for its notebooks.
-_HTA = (
-    ("HolisticTraceAnalysis==0.5.0", "--no-deps"),
-    ("numpy", "pandas", "plotly", "networkx", "pydot", "psutil", "pyyaml", "ijson"),
-)
-
-# A process reports its own peak: the one that the kernel gives its parent starts at the parent's.
-_WITH_PEAK = """
-import atexit, pathlib, resource, sys
-def keep_peak(path=sys.argv.pop(1)):
-    own = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
-    pathlib.Path(path).write_text(str(max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024))
-atexit.register(keep_peak)
-"""
+# Of what is free when it begins: others may need the rest.
+_MEMORY_SHARE = 0.5
 _REPORT = """
 import runpy
 runpy.run_module("hpcpace", run_name="__main__", alter_sys=True)
 """
-_ANALYSE_HTA = """
-import json
-from hta.analyzers.straggler import find_stragglers_with_late_start_comm_kernels as late_starts
-from hta.trace_analysis import TraceAnalysis
-counts = {}
-def count(*args):
-    found = late_starts(*args)
-    counts.update({int(rank): int(number) for rank, number in found.items()})
-    return found
-analysis = TraceAnalysis(trace_dir=sys.argv[1])
-overlap = analysis.get_comm_comp_overlap(visualize=False)
-parts = analysis.get_temporal_breakdown(visualize=False)
-analysis.get_potential_stragglers(num_candidates=1, visualize=False, straggler_identification_impl=count)
-assert len(overlap) == len(parts) == int(sys.argv[3])
-pathlib.Path(sys.argv[2]).write_text(json.dumps(counts))
-"""
-_ANALYSE_TRACELENS = """
-import json
-from TraceLens import NcclAnalyser
-num_ranks = int(sys.argv[3])
-analyser = NcclAnalyser([f"{sys.argv[1]}/rank{rank}_trace.json" for rank in range(num_ranks)], num_ranks)
-found = analyser.build_df_nccl_implicit_sync_cat(detailed=True)
-analyser.build_df_summary_nccl_implicit_sync_cat(agg_metrics=["mean"])
-# It names only who came first; who came last, its waits say: of the largest operation, before which a rank is late.
-found = found[found["Full msg size (MB)"] == found["Full msg size (MB)"].max()]
-waits = found[[f"rank_{rank}_wait_time" for rank in range(num_ranks)]].to_numpy()
-last = waits.argmin(axis=1).tolist()
-pathlib.Path(sys.argv[2]).write_text(json.dumps({rank: last.count(rank) for rank in range(num_ranks)}))
+_FLOOR = """
+from experiments.bench.floor import split
+found = split(pathlib.Path(sys.argv[1]))
+pathlib.Path(sys.argv[2]).write_text(f"{found.num_records} {found.wait_ns.tolist()} {found.transfer_ns.tolist()}")
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """What one process took; its peak of memory is that of its largest process."""
+@dataclass(kw_only=True)
+class Contestant:
+    """Who takes part at one size.
 
-    wall_s: float
-    cpu_s: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tool:
-    """Another tool: the interpreter that has it, and what it runs on a folder of traces."""
+    Attributes:
+        name: of the tool.
+        measure: runs it once.
+        size_bytes: of what it reads.
+        samples: what it took so far.
+        reason: why it takes part no longer; empty while it does.
+        has_failed: whether it was run and did not finish.
+    """
 
     name: str
-    python: Path
-    code: str
+    measure: Callable[[], Sample]
+    size_bytes: int
+    samples: list[Sample] = field(default_factory=list)
+    reason: str = ""
+    has_failed: bool = False
 
-    def measure(self, folder: Path) -> Sample:
-        """Run all its analyses."""
-        return _run_apart(self.python, self.code, folder, folder / _FOUND, _NUM_RANKS, result=folder / _FOUND)
+    def run(self, limit_s: float) -> None:
+        """Measure it once more, unless it has failed or taken its time."""
+        if self.reason or sum(sample.wall_s for sample in self.samples) > limit_s:
+            return
+        try:
+            self.samples.append(self.measure())
+        except NotFinished as error:
+            self.reason, self.has_failed = str(error), True
 
-    def blame(self, folder: Path) -> str:
-        """Return whom it names, after `measure`, with how often."""
-        counts = {int(rank): count for rank, count in json.loads((folder / _FOUND).read_text()).items()}
-        if not sum(counts.values()):
-            return "nobody"
-        worst = max(counts, key=counts.__getitem__)
-        return f"rank {worst}, last to start in {100 * counts[worst] / sum(counts.values()):.0f} % of the steps"
+    def median(self, attribute: str) -> float:
+        """Return the median of its samples."""
+        return statistics.median(getattr(sample, attribute) for sample in self.samples)
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """All sizes, from the smallest on.
+
+    Attributes:
+        tools: that take part beside the floor and hpcpace.
+        num_repeats: how often each is measured at each size.
+        limits: of each process.
+        taken_s: what each tool took for a record at the size before; infinite if it failed.
+    """
+
+    tools: Sequence[Peer]
+    num_repeats: int
+    limits: Limits
+    taken_s: dict[str, float] = field(default_factory=dict)
+
+    def run(self, folder: Path, num_records: int) -> None:
+        """Let all take turns on a run of about this size, and print what each took."""
+        num_steps = -(-num_records // (_NUM_RANKS * len(_OPERATIONS)))
+        num_records = _NUM_RANKS * num_steps * len(_OPERATIONS)
+        print(f"{num_records:,} records: {_NUM_RANKS} ranks x {num_steps} steps x {len(_OPERATIONS)} all-reduces")
+        run = RunDirectory(folder / "run")
+        attempt = run.new_attempt()
+        for trace in _traces(folder / "drawn", num_steps):
+            _write_changed(attempt, trace)
+        size_bytes = sum(path.stat().st_size for path in attempt.trace_dir.glob("*.h5"))
+        ours = [
+            Contestant(name="floor", measure=lambda: _floor(attempt, folder, self.limits), size_bytes=size_bytes),
+            Contestant(name="hpcpace", measure=lambda: _report(run, self.limits), size_bytes=size_bytes),
+        ]
+        everyone = [*ours, *(self._contestant(tool, folder, attempt, num_records) for tool in self.tools)]
+        for number in range(self.num_repeats):
+            for one in everyone[:: -1 if number % 2 else 1]:
+                one.run(self.limits.wall_s)
+        for one in everyone:
+            if one in ours and one.has_failed:
+                sys.exit(f"{one.name}: {one.reason}")
+            _print_row(one, num_records, *ours)
+            if one.samples:
+                self.taken_s[one.name] = one.median("wall_s") / num_records
+            elif one.has_failed:
+                self.taken_s[one.name] = math.inf
+
+    def _contestant(self, tool: Peer, folder: Path, attempt: Attempt, num_records: int) -> Contestant:
+        own = folder / tool.write.__name__
+        one = Contestant(name=tool.name, measure=lambda: tool.measure(own, _NUM_RANKS, self.limits), size_bytes=0)
+        expected_s = self.taken_s.get(tool.name, 0.0) * num_records
+        if expected_s > self.limits.wall_s:
+            would = (
+                f"at the speed of fewer it would take {expected_s:,.0f} s"
+                if expected_s < math.inf
+                else "it failed with fewer"
+            )
+            one.reason = f"not run with so many records: {would}"
+            return one
+        try:
+            if not own.exists():
+                tool.input(own, list(timelines(attempt)), self.limits)
+            one.size_bytes = tool.size_bytes(own)
+        except NotFinished as error:
+            one.reason, one.has_failed = f"its input is not written: {error}", True
+        return one
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--collectives", type=int, default=5_000, help="trace this many collectives per rank, on 8 ranks"
+        "--records", type=int, nargs="+", default=[40_000, 1_000_000, 10_000_000], help="compare with so many records"
     )
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--hta", type=Path, help="use this interpreter with HolisticTraceAnalysis; default: make one")
-    parser.add_argument(
-        "--tracelens", type=Path, help="use this interpreter with AMD's TraceLens, which is not on PyPI"
-    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--limit-s", type=float, default=600, help="end a tool that takes longer for a size")
+    parser.add_argument("--hta", type=Path, metavar="PYTHON", help="HolisticTraceAnalysis; default: install it")
+    parser.add_argument("--no-hta", action="store_true", help="leave HolisticTraceAnalysis out")
+    parser.add_argument("--tracelens", type=Path, metavar="PYTHON", help="AMD's TraceLens")
+    parser.add_argument("--what-if", type=Path, metavar="PYTHON", help="ByteDance's what-if analyzer")
     args = parser.parse_args()
+    limits = Limits(wall_s=args.limit_s, memory_bytes=int(_MEMORY_SHARE * psutil.virtual_memory().available))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        tools = []
-        hta, reason = (args.hta, "") if args.hta else _environment(folder / "venv")
-        if hta:
-            tools.append((Tool(name="HolisticTraceAnalysis", python=hta, code=_ANALYSE_HTA), args.collectives))
-        else:
-            print(f"HolisticTraceAnalysis is skipped: {reason}")
-        if args.tracelens:
-            # It searches all rows for each collective: its time grows with their square.
-            tool = Tool(name="TraceLens", python=args.tracelens, code=_ANALYSE_TRACELENS)
-            tools.append((tool, args.collectives // 4))
-        for tool, num_collectives in tools:
-            _compare(tool, folder / tool.name, num_collectives, args.pairs)
-        _print_blame(folder / "blame", [tool for tool, _ in tools])
+        tools = _tools(args, Path(temporary))
+        comparison = Comparison(tools=tools, num_repeats=args.repeats, limits=limits)
+        for num_records in sorted(args.records):
+            with tempfile.TemporaryDirectory(dir=temporary) as folder:
+                comparison.run(Path(folder), num_records)
+        _print_blame(Path(temporary) / "blame", tools, limits)
 
 
-def _environment(path: Path) -> tuple[Path | None, str]:
-    """Return the interpreter of a new environment with HolisticTraceAnalysis, or None and why there is none."""
-    python = path / "bin" / "python"
-    commands = [[sys.executable, "-m", "venv", str(path)]]
-    commands += [[str(python), "-m", "pip", "install", "--quiet", *what] for what in _HTA]
-    for command in commands:
+def _tools(args: argparse.Namespace, folder: Path) -> list[Peer]:
+    tools = []
+    if not args.no_hta:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-        except subprocess.TimeoutExpired:
-            return None, f"{' '.join(command[1:])} took longer than 10 minutes"
-        if done.returncode:
-            return None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return python, ""
+            tools.append(peers.hta(args.hta or peers.hta_environment(folder / "venv")))
+        except NotFinished as error:
+            print(f"HolisticTraceAnalysis is left out: {error}")
+    if args.tracelens:
+        tools.append(peers.tracelens(args.tracelens))
+    if args.what_if:
+        tools.append(peers.what_if(args.what_if))
+    return tools
 
 
-def _compare(tool: Tool, folder: Path, num_collectives: int, num_pairs: int) -> None:
-    num_steps = -(-num_collectives // len(_OPERATIONS))
-    run, kineto = RunDirectory(folder / "run"), folder / "kineto"
-    attempt = run.new_attempt()
-    for trace in _traces(folder / "drawn", num_steps, _OPERATIONS):
-        _write_changed(attempt, trace)
-    num_events = write_kineto(kineto, gather_evidence(read_attempt(attempt).traces))
-    own: list[Sample] = []
-    others: list[Sample] = []
+def _floor(attempt: Attempt, folder: Path, limits: Limits) -> Sample:
+    found = folder / "floor.txt"
+    return run_apart(Path(sys.executable), _FLOOR, attempt.trace_dir, found, result=found, limits=limits)
 
-    def kept(samples: list[Sample], sample: Sample) -> float:
-        samples.append(sample)
-        return sample.wall_s
 
-    pairs = alternate(lambda: kept(own, _report(run)), lambda: kept(others, tool.measure(kineto)), num_pairs=num_pairs)
-    own, others = own[-num_pairs:], others[-num_pairs:]
-    num_records = _NUM_RANKS * num_steps * len(_OPERATIONS)
-    own_bytes, other_bytes = _size_bytes(attempt.trace_dir, "*.h5"), _size_bytes(kineto, "*.json")
+def _report(run: RunDirectory, limits: Limits) -> Sample:
+    return run_apart(Path(sys.executable), _REPORT, "report", run.path, result=run.summary_json, limits=limits)
+
+
+def _print_row(one: Contestant, num_records: int, floor: Contestant, own: Contestant) -> None:
+    if not one.samples:
+        print(f"  {one.name:22} {one.reason}", flush=True)
+        return
+    wall_s = one.median("wall_s")
+    compared = ""
+    if one is own:
+        compared = f"; time {_ratio(own, floor)} times floor, target 5"
+    elif one is not floor:
+        compared = f"; time {_ratio(one, floor)} times floor, {_ratio(one, own)} times hpcpace"
     print(
-        f"{_NUM_RANKS} ranks x {num_steps} steps x {len(_OPERATIONS)} all-reduces, {num_records:,} records, "
-        f"{num_events:,} events for {tool.name}; {num_pairs} pairs, medians"
-    )
-    _print_row("hpcpace", num_records, own, own_bytes)
-    _print_row(tool.name, num_records, others, other_bytes)
-    rates = (pairs.b / pairs.a).tolist()
-    cpus = [other.cpu_s / mine.cpu_s for other, mine in zip(others, own, strict=True)]
-    peaks = [other.peak_bytes / mine.peak_bytes for other, mine in zip(others, own, strict=True)]
-    print(
-        f"  {tool.name} / hpcpace: time {_spread(rates)}, CPU {_spread(cpus)}, peak of memory {_spread(peaks)}, bytes "
-        f"on disk {other_bytes / own_bytes:.0f}, with gzip {_zipped_bytes(kineto) / own_bytes:.1f}; time for an event "
-        f"of its files beside that of a record {statistics.median(rates) * num_records / num_events:.2f}",
+        f"  {one.name:22} {wall_s:7.2f} s, {num_records / wall_s:11,.0f} records/s, {one.median('cpu_s'):7.2f} s of "
+        f"CPU, peak {one.median('peak_bytes') / 2**20:6.0f} MiB, {one.size_bytes / num_records:6.1f} bytes a record"
+        f"{compared} ({len(one.samples)} runs)",
         flush=True,
     )
 
 
-def _traces(folder: Path, num_steps: int, operations: tuple[tuple[object, ...], ...]) -> Sequence[RankTrace]:
-    write_run(RunDirectory(folder), _NUM_RANKS, num_steps, operations)
-    return read_attempt(RunDirectory(folder).attempt(0)).traces
-
-
-def _print_row(name: str, num_records: int, samples: list[Sample], size_bytes: int) -> None:
-    wall_s, cpu_s = (statistics.median(getattr(sample, name) for sample in samples) for name in ("wall_s", "cpu_s"))
-    peak_bytes = statistics.median(sample.peak_bytes for sample in samples)
-    print(
-        f"  {name}: {num_records / wall_s:,.0f} records/s, {wall_s:.2f} s, {cpu_s:.2f} s of CPU, "
-        f"peak {peak_bytes / 2**20:.0f} MiB, {size_bytes / num_records:.1f} bytes a record on disk"
-    )
-
-
-def _spread(ratios: list[float]) -> str:
+def _ratio(one: Contestant, other: Contestant) -> str:
+    ratios = [mine.wall_s / theirs.wall_s for mine, theirs in zip(one.samples, other.samples, strict=False)]
     return f"{statistics.median(ratios):.1f} [{min(ratios):.1f} to {max(ratios):.1f}]"
 
 
-def _size_bytes(folder: Path, pattern: str) -> int:
-    return sum(path.stat().st_size for path in folder.glob(pattern))
+def _traces(folder: Path, num_steps: int) -> Sequence[RankTrace]:
+    write_run(RunDirectory(folder), _NUM_RANKS, num_steps, _OPERATIONS)
+    return read_attempt(RunDirectory(folder).attempt(0)).traces
 
 
-def _zipped_bytes(folder: Path) -> int:
-    return sum(len(gzip.compress(path.read_bytes(), 6)) for path in folder.glob("*.json"))
-
-
-def _report(run: RunDirectory) -> Sample:
-    return _run_apart(Path(sys.executable), _REPORT, "report", run.path, result=run.summary_json)
-
-
-def _run_apart(python: Path, code: str, *args: object, result: Path) -> Sample:
-    """Run a program and measure it; it must write `result`, whatever its exit code says of what it found."""
-    result.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        peak, log = Path(folder) / "peak", Path(folder) / "log"
-        command = [str(python), "-c", _WITH_PEAK + code, str(peak), *map(str, args)]
-        with log.open("w") as output:
-            begin_s = time.perf_counter()
-            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-            _, status, usage = os.wait4(child.pid, 0)
-            wall_s = time.perf_counter() - begin_s
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if not result.exists():
-            sys.exit(f"{python} ended with {child.returncode} and no {result.name}:\n{log.read_text()[-2000:]}")
-        cpu_s = usage.ru_utime + usage.ru_stime
-        return Sample(wall_s=wall_s, cpu_s=cpu_s, peak_bytes=int(peak.read_text()))
-
-
-def _print_blame(folder: Path, tools: list[Tool]) -> None:
-    traces = _traces(folder / "sound", _BLAME_STEPS, _BLAME_OPERATIONS)
+def _print_blame(folder: Path, tools: Sequence[Peer], limits: Limits) -> None:
+    traces = _traces(folder / "sound", _BLAME_STEPS)
     late, wrong = f"rank {_LATE_RANK} 3 ms late in each step", f"clock of rank {_INNOCENT_RANK} wrong by +3 ms"
     cases = (
         ("nothing wrong", False, False),
@@ -259,19 +239,25 @@ def _print_blame(folder: Path, tools: list[Tool]) -> None:
         (wrong, False, True),
         (f"{late}, and {wrong}", True, True),
     )
-    print(f"whom they blame, {_NUM_RANKS} ranks x {_BLAME_STEPS} steps")
+    print(f"whom they name, {_NUM_RANKS} ranks x {_BLAME_STEPS} steps")
     for number, (case, is_late, is_clock_wrong) in enumerate(cases):
-        run, kineto = RunDirectory(folder / f"run-{number}"), folder / f"kineto-{number}"
+        run = RunDirectory(folder / f"run-{number}")
         attempt = run.new_attempt()
         for trace in traces:
             is_innocent = trace.header.rank == _INNOCENT_RANK
             _write_changed(attempt, trace, is_late=is_late, is_clock_wrong=is_clock_wrong and is_innocent)
-        write_kineto(kineto, gather_evidence(read_attempt(attempt).traces))
-        _report(run)
+        _report(run, limits)
         print(f"  {case}\n    hpcpace: {_verdict(run)}")
         for tool in tools:
-            tool.measure(kineto)
-            print(f"    {tool.name}: {tool.blame(kineto)}", flush=True)
+            own = folder / f"{tool.write.__name__}-{number}"
+            try:
+                if not own.exists():
+                    tool.input(own, list(timelines(attempt)), limits)
+                tool.measure(own, _NUM_RANKS, limits)
+            except NotFinished as error:
+                print(f"    {tool.name}: {error}")
+                continue
+            print(f"    {tool.name}: {tool.named(own)}", flush=True)
 
 
 def _verdict(run: RunDirectory) -> str:

@@ -5,7 +5,7 @@ Absolute times drift with the machine; the ratio of two measurements taken one a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,17 @@ def alternate(a: Measure, b: Measure, *, num_pairs: int, num_warmups: int = 1) -
             times.append((a(), second))
     kept = np.array(times[num_warmups:])
     return Pairs(kept[:, 0], kept[:, 1])
+
+
+def take_turns(measures: Mapping[str, Measure], *, num_rounds: int, num_warmups: int = 1) -> dict[str, np.ndarray]:
+    """Measure several things in turn, in changing order; return the values of each by name, (num_rounds,)."""
+    names = list(measures)
+    values: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(num_rounds + num_warmups):
+        first = index % len(names)
+        for name in (*names[first:], *names[:first]):
+            values[name].append(measures[name]())
+    return {name: np.array(values[name][num_warmups:]) for name in names}
 
 
 def median_interval(values: np.ndarray, *, seed: int = 0) -> tuple[float, float, float]:

@@ -1,15 +1,17 @@
-"""Measures how fast a report reads and measures traces: `python -m experiments.bench.report_speed`.
+"""Measures how fast a whole report is, page and summary written: `python -m experiments.bench.report_speed`.
 
 Traces of three sizes are written through the real format, as a rank leaves them that closed its recording, and read
 with a warm page cache: 64 ranks, of each step 32 operations in three groups and to its neighbours, with log-normal
-jitter, five phases, clocks that drift. Each measurement is a process of its own, of which and whose children the memory
-is looked at twenty times a second.
+jitter, five phases, clocks that drift. Each measurement is a process of its own, whose imports are not counted, and of
+which and whose children the memory is looked at twenty times a second. The floor, h5py and numpy alone, takes turns,
+and with `--numpy` so does the report without kernels. `--run` measures a run that is there, packed or not, once.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -23,17 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.diagnosis import analyze as analysis
+from hpcpace.config import Config
+from hpcpace.diagnosis import analyze as analyses
 from hpcpace.diagnosis import credible_run as credible
 from hpcpace.diagnosis import measure as examination
-from hpcpace.diagnosis.analyze import analyze_traces
-from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.rundir import RunDirectory
-from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.diagnosis.verdict import main_verdict
+from hpcpace.memory import keep_freed_memory
+from hpcpace.metrics import kernels
+from hpcpace.report.html.page import page
+from hpcpace.rundir import RunDirectory, json_text
 from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.schema import Op, Phase, TraceHeader
-from hpcpace.trace.stream import MOST_ROWS
 from hpcpace.trace.writer import TraceWriter
 from hpcpace.units import NS_PER_MS, NS_PER_S
 
@@ -42,17 +45,14 @@ _NUM_RANKS = 64
 _SLOT_SIZE = 8
 _MANY_RANKS = 4096
 _SAMPLE_S = 0.05
+_TARGET_PER_S = 2.5  # million records
 _BEGIN_CPU_S = time.process_time()
 _STAGES = (
-    (credible, "measure"),
+    (analyses, "read_attempt"),
+    (examination, "measure_operations"),
+    (examination, "take_close_up"),
     (credible, "find_incomplete"),
-    (examination, "clock_figures"),
-    (examination, "group_transfers"),
-    (examination, "kinds"),
-    (examination, "rank_totals"),
-    (analysis, "panels_of"),
-    (analysis, "jitter_figures"),
-    (analysis, "cause_figures"),
+    (analyses, "cause_figures"),
 )
 _WORLD, _SLOT, _PEERS = range(3)
 # One step of a rank: operation, group, size in bytes, whether the caller blocks on it, milliseconds that it takes and
@@ -64,16 +64,16 @@ _BACKWARD = (
     (Op.REDUCE_SCATTER, _PEERS, 26_214_400, False, 2.5, 0.05),
 ) * 6
 _OPERATIONS = (
-    (Op.RECV, _WORLD, 3_145_728, True, 0.2, 0.4),
+    (Op.SEND, _WORLD, 3_145_728, False, 0.4, 0.4),
     *_FORWARD,
-    (Op.SEND, _WORLD, 3_145_728, False, 0.4, 0.2),
+    (Op.RECV, _WORLD, 3_145_728, True, 0.2, 0.2),
     *_BACKWARD,
     (Op.ALL_GATHER, _PEERS, 13_107_200, True, 1.5, 0.4),
     (Op.BROADCAST, _WORLD, 64, True, 0.05, 0.1),
     (Op.ALL_REDUCE, _WORLD, 8, True, 0.05, 0.05),
     (Op.BARRIER, _WORLD, 0, True, 0.05, 0.05),
 )
-_FEW = (*_FORWARD[:1], *_BACKWARD[2:3], *_OPERATIONS[-2:])
+FEW = (*_FORWARD[:1], *_BACKWARD[2:3], *_OPERATIONS[-2:])
 # Each phase lasts from the begin of one of a step's operations to that of another, as shares of a step.
 _PHASES = (
     (Phase.DATA, 0.0, 0.02),
@@ -91,50 +91,75 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, default=_NUM_RANKS)
     parser.add_argument("--few", action="store_true", help="use 4 operations per step instead of 32")
-    parser.add_argument(
-        "--stream", action="store_true", help="read ranges of steps one after the other, in bounded memory"
-    )
-    parser.add_argument("--all", action="store_true", help="also measure 4,096 ranks, and the largest size from disk")
+    parser.add_argument("--all", action="store_true", help="also measure 4,096 ranks")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="keep the traces in this folder and reuse those in it")
+    parser.add_argument("--plot", type=Path, help="draw time against records into this picture")
+    parser.add_argument("--numpy", action="store_true", help="also measure without the compiled kernels")
+    parser.add_argument("--run", type=Path, help="measure this run only")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(RunDirectory(args.measure), 0 if args.stream else MOST_ROWS)))
+        if args.numpy:
+            kernels._FOLDER = Path(os.devnull)  # where none are
+        print(json.dumps(measure(RunDirectory(args.measure))))
         return
-    cases = [(args.ranks, args.few, num_records, args.stream, args.repeats) for num_records in args.records]
+    if args.run:
+        sample = _measured_apart(args.run)
+        print(", ".join(f"{name} {sample[name]:.2f} s" for name in (*_stages(sample), "cpu")), end="")
+        print(f", together {_total_s(sample):.2f} s, peak {sample['peak'] / 2**30:.2f} GiB")
+        return
+    cases = [(args.ranks, args.few, num_records, args.repeats) for num_records in args.records]
     if args.all:
-        cases += [(_MANY_RANKS, True, 4 * _MANY_RANKS * 1000, False, 1), (_NUM_RANKS, False, max(_SIZES), True, 1)]
+        cases += [(_MANY_RANKS, True, 4 * _MANY_RANKS * 1000, 1)]
+    measured: list[tuple[int, list[float], list[float]]] = []
     with tempfile.TemporaryDirectory() as temporary:
-        for num_ranks, is_few, num_records, is_streamed, repeats in cases:
-            operations = _FEW if is_few else _OPERATIONS
+        for num_ranks, is_few, num_records, repeats in cases:
+            operations = FEW if is_few else _OPERATIONS
             num_steps = -(-num_records // (num_ranks * len(operations)))
             run = (args.folder or Path(temporary)) / f"{num_ranks}x{num_steps}x{len(operations)}"
             if not run.exists():
                 write_run(RunDirectory(run), num_ranks, num_steps, operations)
             # The first one warms the page cache.
-            samples = [_measured_apart(run, is_streamed) for _ in range(repeats + 1)][1:]
-            _print(num_ranks, num_steps, samples, "from disk" if is_streamed else "in memory")
+            turns = [_turn(run, is_numpy_measured=args.numpy) for _ in range(repeats + 1)][1:]
+            samples = [sample for sample, _ in turns]
+            _print(num_ranks, num_steps, len(operations), samples)
+            if args.numpy:
+                _print_without_kernels(turns)
+            totals = [_total_s(sample) for sample in samples]
+            measured.append((num_ranks * num_steps * len(operations), totals, [sample["floor"] for sample in samples]))
+    if args.plot:
+        _plot(args.plot, measured)
 
 
-def measure(run: RunDirectory, most_rows: int = MOST_ROWS) -> dict[str, float]:
-    """Return the number of records, the seconds of each stage, and those of all cores together.
+def _turn(run: Path, *, is_numpy_measured: bool) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what the report takes, and what it takes without kernels; empty if that is not measured."""
+    sample = _measured_apart(run) | {"floor": _floor_s(run)}
+    return sample, _measured_apart(run, "--numpy") if is_numpy_measured else {}
+
+
+def measure(run: RunDirectory) -> dict[str, float]:
+    """Return the seconds of each stage, and those of all cores together.
 
     Stages are timed by wrapping the functions that the report calls; what is not in one of them is the rest.
     """
     seconds: dict[str, float] = {}
-    attempt = run.attempt(0)
     for module, name in _STAGES:
         setattr(module, name, _timed(getattr(module, name), name, seconds))
+    keep_freed_memory()
     begin_s = time.perf_counter()
-    found = read_attempt(attempt, most_rows=most_rows, tables=TABLES_USED)
-    seconds["load"] = time.perf_counter() - begin_s
-    num_records = sum(len(trace.tables["collectives"]) for trace in found.traces)
-    analyze_traces(run, attempt, found, Selection())
+    analysis = analyses.analyze(
+        run, run.attempt(0), Selection(), Config(), begin_stage=lambda _: lambda _done, _all: None
+    )
+    assert analysis is not None
+    written_s = time.perf_counter()
+    summary = analysis.summary
+    run.write(run.summary_json.name, json_text(summary.to_json()))
+    run.write(run.report_html.name, page(summary, main_verdict(summary.verdict), analysis.plots))
     all_s = time.perf_counter() - begin_s
+    seconds["page"] = time.perf_counter() - written_s
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
-        "records": num_records,
         **seconds,
         "rest": all_s - sum(seconds.values()),
         "cpu": sum(own.ru_utime + own.ru_stime for own in usage) - _BEGIN_CPU_S,
@@ -152,10 +177,19 @@ def _timed(function: Callable[..., Any], name: str, seconds: dict[str, float]) -
     return timed
 
 
-def _measured_apart(run: Path, is_streamed: bool) -> dict[str, float]:
+def _floor_s(run: Path) -> float:
+    """Return the seconds that h5py and numpy take to read and match the same traces, in a process of their own."""
+    program = "import sys, time, json; from experiments.bench.floor import split; begin_s = time.perf_counter(); "
+    program += "split(__import__('pathlib').Path(sys.argv[1])); print(time.perf_counter() - begin_s)"
+    trace_dir = RunDirectory(run).attempt(0).trace_dir
+    done = subprocess.run([sys.executable, "-c", program, str(trace_dir)], check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def _measured_apart(run: Path, *options: str) -> dict[str, float]:
     """Return what a separate process measures, and the peak memory of it and its children together."""
     program = [sys.executable, "-m", "experiments.bench.report_speed"]
-    command = [*program, "--measure", str(run), *["--stream"] * is_streamed]
+    command = [*program, "--measure", str(run), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         peak_bytes = 0
         while process.poll() is None:
@@ -181,20 +215,60 @@ def _memory_bytes(pid: int) -> int:
     return own * 1024 + sum(_memory_bytes(int(child)) for child in children)
 
 
-def _print(num_ranks: int, num_steps: int, samples: list[dict[str, float]], how: str) -> None:
-    num_records, peak_bytes = int(samples[0]["records"]), max(sample["peak"] for sample in samples)
-    stages = [name for name in samples[0] if name not in ("records", "peak", "cpu")]
-    totals = sorted(sum(sample[name] for name in stages) for sample in samples)
+def _print(num_ranks: int, num_steps: int, num_operations: int, samples: list[dict[str, float]]) -> None:
+    num_records, peak_bytes = num_ranks * num_steps * num_operations, max(sample["peak"] for sample in samples)
+    stages = _stages(samples[0])
+    totals = sorted(map(_total_s, samples))
     median_s = totals[len(totals) // 2]
-    medians = {name: sorted(sample[name] for sample in samples)[len(samples) // 2] for name in (*stages, "cpu")}
+    medians = {
+        name: sorted(sample[name] for sample in samples)[len(samples) // 2] for name in (*stages, "cpu", "floor")
+    }
     # Beside other work the seconds of all cores together say more than those of the clock.
     print(
-        f"{num_ranks} ranks x {num_steps} steps, {num_records / 1e6:.2f} million records {how}: "
+        f"{num_ranks} ranks x {num_steps} steps, {num_records / 1e6:.2f} million records: "
         f"{num_records / median_s / 1e6:.2f} million records/s, {median_s:.2f} s "
         f"({totals[0]:.2f} to {totals[-1]:.2f} in {len(samples)} runs), {medians.pop('cpu'):.2f} s of CPU, "
-        f"peak {peak_bytes / 2**30:.2f} GiB"
+        f"peak {peak_bytes / 2**30:.2f} GiB, {median_s / medians.pop('floor'):.1f} times the floor"
     )
     print("  " + ", ".join(f"{name} {value:.2f} s" for name, value in medians.items()), flush=True)
+
+
+def _print_without_kernels(turns: list[tuple[dict[str, float], dict[str, float]]]) -> None:
+    times = sorted(_total_s(own) / _total_s(other) for own, other in turns)
+    processor = sorted(own["cpu"] / other["cpu"] for own, other in turns)
+    print(
+        f"  of the time without kernels {times[len(times) // 2]:.2f} ({times[0]:.2f} to {times[-1]:.2f}), "
+        f"of the processor time {processor[len(times) // 2]:.2f}",
+        flush=True,
+    )
+
+
+def _total_s(sample: dict[str, float]) -> float:
+    return sum(sample[name] for name in _stages(sample))
+
+
+def _stages(sample: dict[str, float]) -> list[str]:
+    return [name for name in sample if name not in ("peak", "cpu", "floor")]
+
+
+def _plot(picture: Path, measured: list[tuple[int, list[float], list[float]]]) -> None:
+    """Draw the median times of the report and the floor, the range of the report's, and the target."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    records = np.array([num_records for num_records, _, _ in measured]) / 1e6
+    times, floors = (np.array([np.median(row[side]) for row in measured]) for side in (1, 2))
+    spread = [times - [min(row[1]) for row in measured], [max(row[1]) for row in measured] - times]
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    axes.errorbar(records, times, yerr=np.abs(spread), marker="o", capsize=3, label="hpcpace report")
+    axes.plot(records, floors, marker="s", color="gray", label="h5py and numpy alone")
+    axes.plot(records, records / _TARGET_PER_S, linestyle=":", color="black", label="2.5 million records/s")
+    axes.set(xscale="log", yscale="log", xlabel="million records", ylabel="s", title="Time of a whole report")
+    axes.legend()
+    axes.grid(which="both", alpha=0.3)
+    figure.savefig(picture, dpi=120)
 
 
 def write_run(run: RunDirectory, num_ranks: int, num_steps: int, operations: tuple[tuple, ...] = _OPERATIONS) -> None:

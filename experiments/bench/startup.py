@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -16,11 +17,14 @@ def _run_s(*arguments: str) -> float:
 
 
 def main() -> None:
-    pairs = alternate(lambda: _run_s("-m", "hpcpace", "--help"), lambda: _run_s("-c", "pass"), num_pairs=20)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=20)
+    args = parser.parse_args()
+    pairs = alternate(lambda: _run_s("-m", "hpcpace", "--help"), lambda: _run_s("-c", "pass"), num_pairs=args.pairs)
     ratio, low, high = pairs.ratio()
     print(
         f"hpcpace --help: median {sorted(pairs.a)[len(pairs.a) // 2]:.3f} s, {ratio:.1f} times [{low:.1f}, {high:.1f}] "
-        "the start of Python alone (20 pairs)"
+        f"the start of Python alone ({args.pairs} pairs)"
     )
 
 

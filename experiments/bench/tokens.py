@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from experiments.bench.pairs import median_interval
+from experiments.bench.vision import load_torchvision
 from hpcpace.train.data import open_text
 from hpcpace.train.gpt2 import GPT2, build_gpt2
 from hpcpace.train.optimizer import build_optimizer
@@ -26,9 +27,10 @@ Step = Callable[[Tensor, Tensor], Tensor]
 Pair = tuple[nn.Parameter, nn.Parameter, Callable[[Tensor], Tensor]]
 
 
-def peer_model(shape: GPT2Shape, dtype: torch.dtype) -> GPT2LMHeadModel:
+def peer_model(shape: GPT2Shape, dtype: torch.dtype) -> transformers.GPT2LMHeadModel:
     """Return transformers' model of the same shape."""
-    config = GPT2Config(
+    load_torchvision()
+    config = transformers.GPT2Config(
         vocab_size=shape.vocabulary,
         n_positions=shape.context,
         n_embd=shape.width,
@@ -40,12 +42,12 @@ def peer_model(shape: GPT2Shape, dtype: torch.dtype) -> GPT2LMHeadModel:
         use_cache=False,
         attn_implementation="sdpa",
     )
-    model = GPT2LMHeadModel(config).to(dtype).train()
+    model = transformers.GPT2LMHeadModel(config).to(dtype).train()
     assert model.config._attn_implementation == "sdpa"
     return model
 
 
-def copy_weights(ours: GPT2, peer: GPT2LMHeadModel) -> list[Pair]:
+def copy_weights(ours: GPT2, peer: transformers.GPT2LMHeadModel) -> list[Pair]:
     """Copy our weights into the peer; return pairs of parameters and how one of ours is laid out in the peer."""
     width, head = ours.blocks["0"].attn.proj.in_features, ours.blocks["0"].attn.head_width
 
@@ -92,7 +94,7 @@ def ours_step(model: GPT2, optimizer: torch.optim.Optimizer) -> Step:
     return step
 
 
-def peer_step(model: GPT2LMHeadModel, optimizer: torch.optim.Optimizer) -> Step:
+def peer_step(model: transformers.GPT2LMHeadModel, optimizer: torch.optim.Optimizer) -> Step:
     """Return a training step of the peer, with its own loss, over the same positions."""
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -106,7 +108,9 @@ def peer_step(model: GPT2LMHeadModel, optimizer: torch.optim.Optimizer) -> Step:
     return step
 
 
-def check_same_work(ours: GPT2, peer: GPT2LMHeadModel, inputs: Tensor, targets: Tensor, tolerance: float) -> float:
+def check_same_work(
+    ours: GPT2, peer: transformers.GPT2LMHeadModel, inputs: Tensor, targets: Tensor, tolerance: float
+) -> float:
     """Refuse to compare models that compute different things; return the loss of both."""
     pairs = copy_weights(ours, peer)
     mine = ours(inputs, targets)

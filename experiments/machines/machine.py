@@ -42,7 +42,7 @@ class Machine:
         """Remove files and links whose path begins so."""
         for kind in (self.files, self.links):
             for path in [path for path in kind if path.startswith(prefixes)]:
-                del kind[path]  # type: ignore[attr-defined]
+                del kind[path]
         self.folders = {folder for folder in self.folders if not folder.startswith(prefixes)}
         return self
 

@@ -258,7 +258,7 @@ def power_cells() -> tuple[Cell, ...]:
         Cell(
             name=f"power-{size:g}-{level:g}",
             title=f"a rank {size:.0%} slower, noise of {level:.0%}",
-            draw=lambda _, size=size, level=level: {  # type: ignore[misc]
+            draw=lambda _, size=size, level=level: {
                 "fault": "slow_rank",
                 "size": size,
                 "level": level,

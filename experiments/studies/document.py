@@ -167,7 +167,7 @@ def _value(
     rows: Sequence[SetupFigures], published: Mapping[object, PublishedRow], layout: str, parallelism: str, name: str
 ) -> tuple[float | None, float | None]:
     for row in rows:
-        beside = published_of(row, published)  # type: ignore[arg-type]
+        beside = published_of(row, published)
         if beside is not None and (str(row.setup.layout), row.setup.parallelism) == (layout, parallelism):
             return row.median(name), getattr(beside, name)
     return None, None

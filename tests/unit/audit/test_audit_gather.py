@@ -44,7 +44,7 @@ def test_the_facts_of_all_ranks_come_to_rank_0_through_a_folder(tmp_path: Path) 
         info = rank_info(environ, host="n1")
         results[rank] = gather_by_files(info, environ, tmp_path, _part(rank), timeout_s=5)
     assert results[1] is None
-    (snapshot,) = results[0].snapshots  # type: ignore[union-attr]
+    (snapshot,) = results[0].snapshots
     assert [rank.rank for rank in snapshot.ranks] == [0, 1]
     assert list(tmp_path.iterdir()) == []
 

@@ -75,7 +75,7 @@ def test_a_library_that_fails_is_a_reason(library: ModuleType) -> None:
     def fail() -> None:
         raise NVMLError("Driver Not Loaded")
 
-    library.nvmlInit = fail  # type: ignore[attr-defined]
+    library.nvmlInit = fail
     with pytest.raises(Unreadable, match="NVML does not start: Driver Not Loaded"):
         read_nvml(with_facts=False)
 

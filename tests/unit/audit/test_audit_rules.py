@@ -60,8 +60,8 @@ def test_rule_looks_at_some_machine_and_is_silent(rule: str, runs: dict[str, Rul
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_severities_of_a_rule_are_those_that_its_explanation_names(rule: object, runs: dict[str, RuleRun]) -> None:
-    seen = {f.severity for run in runs.values() for f in run.findings if f.rule == rule.id}  # type: ignore[attr-defined]
-    assert seen <= {*rule.severities, "U"}  # type: ignore[attr-defined]
+    seen = {f.severity for run in runs.values() for f in run.findings if f.rule == rule.id}
+    assert seen <= {*rule.severities, "U"}
 
 
 def _damaged(make: Callable[[], Machine], *removed: str, **files: str | bytes) -> Callable[[], list[Machine]]:
@@ -169,7 +169,7 @@ def test_rule_says_u_where_its_fact_cannot_be_read(rule: str, tree_path: Path) -
 
 
 def _found(machine: Machine, rule: str, folder: Path, **case: object) -> list[AuditFinding]:
-    one = Case(hosts=lambda: [machine], **{"default_nvml": HEALTHY, **case})  # type: ignore[arg-type]
+    one = Case(hosts=lambda: [machine], **{"default_nvml": HEALTHY, **case})
     return list(run_rules(AuditedJob(one.snapshots(folder), one.settings, one.log), [rule]).findings)
 
 

@@ -54,7 +54,7 @@ def test_192_ranks_of_256_cpus_and_the_devices_of_a_dgx_fit(tree_path: Path) -> 
 
 def test_a_host_with_too_much_says_what_it_left_out(snapshot: Snapshot) -> None:
     pci = tuple(
-        dataclasses.replace(snapshot.hardware.pci[0], address=f"0000:{bus:02x}:00.{function}")  # type: ignore[index]
+        dataclasses.replace(snapshot.hardware.pci[0], address=f"0000:{bus:02x}:00.{function}")
         for bus in range(64)
         for function in range(4)
     )
@@ -97,7 +97,7 @@ def test_a_file_that_is_no_snapshot_is_refused_in_one_sentence(
     change: object, message: str, snapshot: Snapshot, tmp_path: Path
 ) -> None:
     path = tmp_path / "n1.json"
-    path.write_text(change(snapshot_text(snapshot)))  # type: ignore[operator]
+    path.write_text(change(snapshot_text(snapshot)))
     with pytest.raises(UsageError, match=message):
         load_snapshots(tmp_path)
 

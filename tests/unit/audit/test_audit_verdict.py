@@ -19,7 +19,7 @@ def _finding(
     rule: str = "P01", host: str = "n1", place: str = "GPU 0", seen: str = "x", **other: object
 ) -> AuditFinding:
     values = {"severity": Severity.FAIL, "cost": "c", "fix": "f", "certainty": Certainty.READ, **other}
-    return AuditFinding(rule=rule, host=host, place=place, seen=seen, **values)  # type: ignore[arg-type]
+    return AuditFinding(rule=rule, host=host, place=place, seen=seen, **values)
 
 
 def _result(
@@ -48,7 +48,7 @@ def _result(
 )
 def test_hosts_are_named_by_the_shorter_list(affected: object, text: str) -> None:
     everybody = [f"n{number}" for number in range(1, 17)]
-    assert hosts_text([f"n{number}" for number in affected], everybody) == text  # type: ignore[attr-defined]
+    assert hosts_text([f"n{number}" for number in affected], everybody) == text
 
 
 def test_hosts_that_say_the_same_are_one_finding() -> None:

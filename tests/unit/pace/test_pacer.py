@@ -196,7 +196,7 @@ def test_coschedule_collects_on_the_same_steps_of_all_ranks() -> None:
     pending_ns = dict.fromkeys(range(4), 0)
 
     def customise(pacer: Pacer, rank: int) -> None:
-        pacer._watch.start = lambda: None  # type: ignore[method-assign]
+        pacer._watch.start = lambda: None
         schedules[rank] = pacer
 
         def collect() -> None:
@@ -270,9 +270,9 @@ def test_another_size_of_the_message_begins_anew_on_all_ranks() -> None:
         def spied(*args: Any) -> None:
             activate(*args)
             assert pacer._active is not None
-            pacer._active.policy.reset = lambda: resets.append(rank)  # type: ignore[method-assign]
+            pacer._active.policy.reset = lambda: resets.append(rank)
 
-        pacer._activate = spied  # type: ignore[method-assign]
+        pacer._activate = spied
 
     run_job(SETTINGS, _slow_rank, num_steps=100, customise=customise, size_bytes=lambda rank, step: 1 + (step > 45))
     assert sorted(set(resets)) == [0, 1, 2, 3]

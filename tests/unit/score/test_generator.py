@@ -26,7 +26,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def _scenario(layout: str, **values: object) -> Scenario:
-    return Scenario(**{"seed": 4, **SMALL, **LAYOUTS[layout], **values})  # type: ignore[arg-type]
+    return Scenario(**{"seed": 4, **SMALL, **LAYOUTS[layout], **values})
 
 
 def _evidence(traces: Sequence[RankTrace]) -> Evidence:
@@ -157,7 +157,7 @@ def test_noise_has_the_level_it_is_asked_for(noise: str) -> None:
 )
 def test_refuses_scenarios_that_cannot_be(values: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Scenario(**{"seed": 0, **SMALL, **values})  # type: ignore[arg-type]
+        Scenario(**{"seed": 0, **SMALL, **values})
 
 
 def test_clocks_without_drift_agree_with_the_reference() -> None:
@@ -174,6 +174,6 @@ def _instances(seq: np.ndarray) -> list[np.ndarray]:
 
 
 def _assert_same_columns(one: object, other: object) -> None:
-    assert list(one) == list(other)  # type: ignore[call-overload]
-    for column in other:  # type: ignore[attr-defined]
-        np.testing.assert_array_equal(one[column], other[column])  # type: ignore[index]
+    assert list(one) == list(other)
+    for column in other:
+        np.testing.assert_array_equal(one[column], other[column])

@@ -11,12 +11,12 @@ from experiments.score.scenario import Scenario
 from experiments.score.truth import truth_of
 
 SMALL = {"seed": 1, "num_ranks": 16, "num_steps": 20, "ranks_per_node": 4, "nodes_per_leaf": 2, "level": 0.01}
-SLOW_RANK = Scenario(**SMALL, fault="slow_rank", size=0.5, target=5)  # type: ignore[arg-type]
-SLOW_NODE = Scenario(**SMALL, fault="slow_node", size=0.5, target=1)  # type: ignore[arg-type]
-ONE_GROUP = Scenario(**SMALL, fault="slow_link", size=0.5, target=1)  # type: ignore[arg-type]
-HEALTHY = Scenario(**SMALL)  # type: ignore[arg-type]
-TRANSIENT = Scenario(**SMALL, fault="transient", size=1.0, target=5)  # type: ignore[arg-type]
-INPUT = Scenario(**SMALL, fault="input_bound", size=0.5)  # type: ignore[arg-type]
+SLOW_RANK = Scenario(**SMALL, fault="slow_rank", size=0.5, target=5)
+SLOW_NODE = Scenario(**SMALL, fault="slow_node", size=0.5, target=1)
+ONE_GROUP = Scenario(**SMALL, fault="slow_link", size=0.5, target=1)
+HEALTHY = Scenario(**SMALL)
+TRANSIENT = Scenario(**SMALL, fault="transient", size=1.0, target=5)
+INPUT = Scenario(**SMALL, fault="input_bound", size=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ SMALL = {"num_ranks": 16, "num_steps": 20, "ranks_per_node": 4, "nodes_per_leaf"
 
 
 def _truth(**values: object) -> Truth:
-    return truth_of(Scenario(**{"seed": 1, **SMALL, **values}))  # type: ignore[arg-type]
+    return truth_of(Scenario(**{"seed": 1, **SMALL, **values}))
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_a_sleep_ends_late_and_no_delay_does_not():
         ),
         lambda: SimulatedJob(num_ranks=2, num_steps=1, work_ns=np.ones(3)),
         lambda: SimulatedJob(num_ranks=0, num_steps=1, work_ns=1.0),
-        lambda: ParametricNoise(kind="gaussian", size_ns=1.0),  # type: ignore[arg-type]
+        lambda: ParametricNoise(kind="gaussian", size_ns=1.0),
         lambda: ParametricNoise(kind="rare", size_ns=1.0, probability=2.0),
         lambda: ResampledNoise(residual_ns=np.zeros((2, 3)), length=4),
         lambda: TracedNoise(begin_ns=np.array([0.0, 1.0]), duration_ns=np.array([2.0, 1.0]), period_ns=9.0),

@@ -1,0 +1,133 @@
+"""Measures what packing the traces of many ranks costs and gives: `python -m experiments.bench.pack`.
+
+A run of 4,096 ranks is written as `report_speed` does, a copy of it is packed, and both are read in turns with a warm
+page cache, each time in a process of its own: all tables that a report reads but the collectives; then the collectives
+of all ranks, by ranges of steps, rank by rank and, from packs, all ranks at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from experiments.bench.report_speed import FEW, write_run
+from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.files import Folder
+from hpcpace.parallel import map_processes
+from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.pack_index import collectives_of
+from hpcpace.trace.pack_reader import open_pack
+from hpcpace.trace.packed_rows import ChunkCache
+from hpcpace.trace.packing import PackPlan, pack_attempt
+from hpcpace.trace.stream import StoredTable, TraceStream
+
+_BLOCKS_AT_ONCE = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="keep the runs in this folder and reuse those in it")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(RunDirectory(args.measure).attempt(0))))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        own, packed = (folder / f"{args.ranks}x{args.steps}{end}" for end in ("", "-packed"))
+        if not own.exists():
+            write_run(RunDirectory(own), args.ranks, args.steps, FEW)
+        shutil.rmtree(packed, ignore_errors=True)
+        shutil.copytree(own, packed)
+        _print_packing(RunDirectory(packed).attempt(0))
+        samples: dict[Path, list[dict[str, float]]] = {own: [], packed: []}
+        for _ in range(args.repeats + 1):  # the first turn warms the page cache
+            for run, found in samples.items():
+                found.append(_measured_apart(run))
+        for run, found in samples.items():
+            medians = {name: statistics.median(one[name] for one in found[1:]) for name in found[0]}
+            print(f"{run.name}: " + ", ".join(f"{name} {value:.2f}" for name, value in medians.items()))
+
+
+def _print_packing(attempt: Attempt) -> None:
+    before_s, begin_s = _cpu_s(), time.perf_counter()
+    result = pack_attempt(attempt, PackPlan(), begin_stage=lambda name: lambda done, total: None)
+    taken_s = time.perf_counter() - begin_s
+    peak_kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print(
+        f"packed {result.num_ranks} ranks: {result.files_before} to {result.files_after} files, "
+        f"{result.bytes_before / 1e6:.1f} to {result.bytes_after / 1e6:.1f} MB in {taken_s:.1f} s "
+        f"({_cpu_s() - before_s:.1f} s of CPU, at most {peak_kib / 2**20:.2f} GiB in a process)"
+    )
+
+
+def _measured_apart(run: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "experiments.bench.pack", "--measure", str(run)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def measure(attempt: Attempt) -> dict[str, float]:
+    """Return seconds to read all but the collectives, and millions of collectives a second, each also of CPU time."""
+    measured: dict[str, float] = {}
+    before_s, begin_s = _cpu_s(), time.perf_counter()
+    found = read_attempt(attempt, most_rows=0, tables=TABLES_USED)
+    measured |= {"read_s": time.perf_counter() - begin_s, "read_cpu_s": _cpu_s() - before_s}
+    streams = [table.stream for trace in found.traces if isinstance(table := trace.tables["collectives"], StoredTable)]
+    num_blocks = max((stream.num_blocks for stream in streams), default=0)
+    ranges = [(first, first + _BLOCKS_AT_ONCE) for first in range(0, num_blocks, _BLOCKS_AT_ONCE)]
+    measured |= _speed("rank_by_rank", partial(_rows_by_rank, streams), ranges)
+    if attempt.packs():
+        measured |= _speed("all_ranks", partial(_rows_of_pack, attempt), [path.name for path in attempt.packs()])
+    return measured
+
+
+def _speed(name: str, count: Callable[..., int], tasks: list) -> dict[str, float]:
+    before_s, begin_s = _cpu_s(), time.perf_counter()
+    num_rows = sum(map_processes(count, tasks))
+    taken_s, cpu_s = time.perf_counter() - begin_s, _cpu_s() - before_s
+    return {f"{name}_million_per_s": num_rows / taken_s / 1e6, f"{name}_million_per_cpu_s": num_rows / cpu_s / 1e6}
+
+
+def _rows_by_rank(streams: list[TraceStream], blocks: tuple[int, int]) -> int:
+    first, stop = blocks
+    return sum(
+        len(stream.blocks(first, min(stop, stream.num_blocks))) for stream in streams if first < stream.num_blocks
+    )
+
+
+def _rows_of_pack(attempt: Attempt, name: str) -> int:
+    with Folder.open(attempt.trace_dir) as folder:
+        descriptor, pack = open_pack(name, folder)
+    collectives = collectives_of(pack, descriptor, partial(os.dup, descriptor), ChunkCache())
+    num_rows = 0
+    for first in range(0, collectives.num_blocks, _BLOCKS_AT_ONCE):
+        rows, _ = collectives.read_blocks(first, min(first + _BLOCKS_AT_ONCE, collectives.num_blocks))
+        num_rows += len(rows)
+    os.close(descriptor)
+    return num_rows
+
+
+def _cpu_s() -> float:
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(own.ru_utime + own.ru_stime for own in usage)
+
+
+if __name__ == "__main__":
+    main()
