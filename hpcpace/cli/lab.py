@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hpcpace.cli.groups import InOrder
 from hpcpace.cli.lab_fault import fault
 from hpcpace.cli.lab_inside import attach_inside, name_option
 from hpcpace.config import LabConfig, load_config
@@ -26,14 +27,6 @@ from hpcpace.units import format_rate, parse_rate
 from hpcpace.world.environment import process_environ
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-class _InOrder(click.Group):
-    """A group that lists its commands in the order in which they are used."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names as they were added."""
-        return list(self.commands)
 
 
 def _setting(name: str, *, default: str = "", **attributes: Any) -> Callable[[Decorated], Decorated]:
@@ -52,7 +45,7 @@ def _setting(name: str, *, default: str = "", **attributes: Any) -> Callable[[De
     )
 
 
-@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Boot a cluster on this machine: real Slurm, shaped links, faults at known times."""
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import click
 
+from hpcpace.cli.groups import InOrder
+from hpcpace.config import PRESETS
+from hpcpace.errors import UsageError
 from hpcpace.studies.folder import OPEN, StudyFolder
 from hpcpace.studies.pacing_runs import DEFAULT_POLICIES, pacing_jobs
 from hpcpace.studies.scaling import FAULTS, OF_LAB, PLACEMENTS, ScalingFolder, results, scaling_runs
@@ -24,29 +27,10 @@ from hpcpace.studies.setups import (
 )
 from hpcpace.units import format_count
 
-_STUDY = click.argument("study", type=click.Path(path_type=Path))
-_DEFAULT = NanoCluster()
 
-
-class _InOrder(click.Group):
-    """A group that lists its commands in the order in which they are used."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names as they were added."""
-        return list(self.commands)
-
-
-@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
-    """Plan and run a study of how training scales.
-
-    sbatch/nano_cluster.sh, scaling_study.sh and pacing_trial.sh call these commands and submit the jobs.
-    """
-
-
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
     try:
-        numbers = tuple(int(word) for word in text.split(",") if word)
+        numbers = tuple(map(int, text.split(",")))
     except ValueError:
         raise click.BadParameter(f"{text!r}: give whole numbers separated by commas") from None
     if any(number < 1 for number in numbers):
@@ -54,16 +38,71 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
+def _numbers_or_none(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
+    return _numbers(ctx, param, text) if text else ()
+
+
 def _joined(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers))
 
 
+_STUDY = click.argument("study", type=click.Path(path_type=Path))
+_DEFAULT = NanoCluster()
+_REPETITIONS = click.option(
+    "--repetitions",
+    type=click.IntRange(1),
+    default=_DEFAULT.repetitions,
+    show_default=True,
+    help="Run each set-up this often.",
+)
+_STEPS = click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=_DEFAULT.steps,
+    show_default=True,
+    help="Measure this many steps per run.",
+)
+_WARMUP_STEPS = click.option(
+    "--warmup-steps",
+    type=click.IntRange(0),
+    default=_DEFAULT.warmup_steps,
+    show_default=True,
+    help="Run this many steps before the measured ones.",
+)
+_SHRINK = click.option(
+    "--shrink", type=click.IntRange(1), default=1, show_default=True, help="Divide the widths of gpt2 by this."
+)
+_NODES = click.option(
+    "--nodes",
+    metavar="LIST",
+    callback=_numbers,
+    default="1,2,4",
+    show_default=True,
+    help="Run on these numbers of nodes.",
+)
+
+
+@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Plan and run a study of how training scales.
+
+    sbatch/nano_cluster.sh, scaling_study.sh and pacing_trial.sh call these commands and submit the jobs.
+    """
+
+
 @command.command()
 @_STUDY
-@click.option("--preset", metavar="SIZE", default=_DEFAULT.preset, show_default=True, help="Train gpt2 of this size.")
+@click.option(
+    "--preset",
+    type=click.Choice(PRESETS),
+    default=_DEFAULT.preset,
+    show_default=True,
+    help="Train gpt2 of this size.",
+)
 @click.option(
     "--batches",
     metavar="LIST",
+    callback=_numbers,
     default=_joined(_DEFAULT.batches),
     show_default=True,
     help="Use these numbers of sequences per replica and step.",
@@ -71,6 +110,7 @@ def _joined(numbers: tuple[int, ...]) -> str:
 @click.option(
     "--image-batches",
     metavar="LIST",
+    callback=_numbers_or_none,
     default=_joined(_DEFAULT.image_batches),
     show_default=True,
     help="Use these numbers of images per replica and step for resnet18; empty: no resnet18.",
@@ -82,30 +122,10 @@ def _joined(numbers: tuple[int, ...]) -> str:
     show_default=True,
     help="Use these layouts, SERVERSxRANKS with the ranks of each server.",
 )
-@click.option(
-    "--repetitions",
-    type=click.IntRange(1),
-    default=_DEFAULT.repetitions,
-    show_default=True,
-    help="Run each set-up this often.",
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    default=_DEFAULT.steps,
-    show_default=True,
-    help="Measure this many steps per run.",
-)
-@click.option(
-    "--warmup-steps",
-    type=click.IntRange(0),
-    default=_DEFAULT.warmup_steps,
-    show_default=True,
-    help="Run this many steps before the measured ones.",
-)
-@click.option(
-    "--shrink", type=click.IntRange(1), default=1, show_default=True, help="Divide the widths of gpt2 by this."
-)
+@_REPETITIONS
+@_STEPS
+@_WARMUP_STEPS
+@_SHRINK
 @click.option(
     "--image-shrink",
     type=click.IntRange(1),
@@ -120,14 +140,12 @@ def _joined(numbers: tuple[int, ...]) -> str:
     show_default=True,
     help="Divide the image batches by this.",
 )
-def nano_cluster(study: Path, batches: str, image_batches: str, layouts: str, **values: Any) -> None:
+def nano_cluster(study: Path, layouts: str, **values: Any) -> None:
     """Plan the nano-cluster study in STUDY.
 
     A study that has a plan keeps it.
     """
     sweep = NanoCluster(
-        batches=_numbers(batches),
-        image_batches=_numbers(image_batches),
         layouts=tuple(map(parse_layout, layouts.split(","))),
         image_steps=values["steps"],
         **values,
@@ -140,28 +158,10 @@ def nano_cluster(study: Path, batches: str, image_batches: str, layouts: str, **
 @click.option(
     "--batch", type=click.IntRange(1), default=16, show_default=True, help="Train on this many sequences per step."
 )
-@click.option(
-    "--repetitions",
-    type=click.IntRange(1),
-    default=_DEFAULT.repetitions,
-    show_default=True,
-    help="Run each set-up this often.",
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    default=_DEFAULT.steps,
-    show_default=True,
-    help="Measure this many steps per run.",
-)
-@click.option(
-    "--warmup-steps",
-    type=click.IntRange(0),
-    default=_DEFAULT.warmup_steps,
-    show_default=True,
-    help="Run this many steps before the measured ones.",
-)
-@click.option("--shrink", type=click.IntRange(1), default=1, show_default=True, help="Divide all widths by this.")
+@_REPETITIONS
+@_STEPS
+@_WARMUP_STEPS
+@_SHRINK
 def model_size(study: Path, repetitions: int, **values: Any) -> None:
     """Plan the model-size study in STUDY.
 
@@ -226,13 +226,14 @@ def series(study: Path, layout: str) -> None:
 
 @command.command()
 @_STUDY
-@click.option("--nodes", metavar="LIST", default="1,2,4", show_default=True, help="Run on these numbers of nodes.")
+@_NODES
 @click.option(
     "--ranks-per-node", type=click.IntRange(1), default=2, show_default=True, help="Start this many ranks on each node."
 )
 @click.option(
     "--oversubscriptions",
     metavar="LIST",
+    callback=_numbers,
     default="1",
     show_default=True,
     help="Oversubscribe the uplinks by these factors; several values need a lab.",
@@ -254,11 +255,9 @@ def series(study: Path, layout: str) -> None:
 )
 @click.option("--emulate", "is_emulated", is_flag=True, help="Make every rank sleep --step-ms in each step.")
 @click.option("--faults", "has_faults", is_flag=True, help="Add a run for each failure mode.")
-def scaling(study: Path, nodes: str, oversubscriptions: str, placements: str, has_faults: bool, **values: Any) -> None:
+def scaling(study: Path, placements: str, has_faults: bool, **values: Any) -> None:
     """Plan the scaling study in STUDY, or add to its plan."""
     runs = scaling_runs(
-        nodes=_numbers(nodes),
-        oversubscriptions=_numbers(oversubscriptions),
         placements=placements.split(","),
         faults=tuple(FAULTS) if has_faults else (),
         **values,
@@ -292,7 +291,14 @@ def scaling_network(study: Path, name: str) -> None:
 
     NAME is the run. Reads the output of `hpcpace lab status --json` from stdin.
     """
-    for words in ScalingFolder(study).run_named(name).lab_faults(json.load(sys.stdin)):
+    run = ScalingFolder(study).run_named(name)
+    try:
+        faults = run.lab_faults(json.load(sys.stdin))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"stdin is not the output of `hpcpace lab status --json` ({error}): boot a lab and pipe its status here"
+        ) from error
+    for words in faults:
         click.echo(" ".join(words))
 
 
@@ -307,24 +313,29 @@ def verdicts(study: Path) -> None:
     from hpcpace.quoting import printable
     from hpcpace.report.terminal.layout import table
 
+    folder = ScalingFolder(study)
+    found = results(folder)
+    if not found:
+        click.echo(f"{folder.plan_json}: none of the {len(folder.runs())} runs is done yet")
+        return
     console = console_for_tables()
     shown = table("run", ["tokens/s", "per node,\nrelative", "step", "CV", "report says", "right"])
-    for found in results(ScalingFolder(study)):
+    for result in found:
         shown.add_row(
-            found.run.name,
-            "" if found.samples_per_s is None else format_count(found.samples_per_s),
-            "" if found.efficiency is None else f"{found.efficiency:.2f}",
-            "" if found.step_ms is None else f"{found.step_ms:.4g} ms",
-            "" if found.cv is None else f"{found.cv:.2f}",
-            printable(found.mode),
-            {None: "", True: "yes", False: "NO"}[found.is_found],
+            result.run.name,
+            "" if result.samples_per_s is None else format_count(result.samples_per_s),
+            "" if result.efficiency is None else f"{result.efficiency:.2f}",
+            "" if result.step_ms is None else f"{result.step_ms:.4g} ms",
+            "" if result.cv is None else f"{result.cv:.2f}",
+            printable(result.mode),
+            {None: "", True: "yes", False: "NO"}[result.is_found],
         )
     console.print(shown)
 
 
 @command.command()
 @_STUDY
-@click.option("--nodes", metavar="LIST", default="1,2,4", show_default=True, help="Run on these numbers of nodes.")
+@_NODES
 @click.option(
     "--ranks-per-node", type=click.IntRange(1), default=4, show_default=True, help="Start this many ranks on each node."
 )
@@ -348,12 +359,12 @@ def verdicts(study: Path) -> None:
     is_flag=True,
     help="Try each policy inside its job and drop it unless it pays; otherwise only auto and coschedule are tried.",
 )
-def pacing(study: Path, nodes: str, policies: str, **values: Any) -> None:
+def pacing(study: Path, policies: str, **values: Any) -> None:
     """List the runs of a pacing study.
 
     Each line has the state, the name, the nodes, the ranks per node, the policy, the trial and the training options.
     """
-    for job in pacing_jobs(nodes=_numbers(nodes), policies=policies.split(","), **values):
+    for job in pacing_jobs(policies=policies.split(","), **values):
         state = "done" if job.is_done(study) else "open"
         trial = str(job.has_trial).lower()
         click.echo(f"{state} {job.name} {job.nodes} {job.ranks_per_node} {job.policy} {trial} --steps {job.steps}")

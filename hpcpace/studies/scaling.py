@@ -214,15 +214,11 @@ class ScalingFolder:
         Raises:
             UsageError: there is no plan, or it cannot be read.
         """
+        content = self._plan()
         try:
-            content = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
-            if content["schema"] != SCHEMA:
-                raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA}: name the folder of a scaling study")
             return [ScalingRun(**{k: v for k, v in row.items() if k != "name"}) for row in content["runs"]]
-        except FileNotFoundError:
-            raise UsageError(f"no study at {self.path}: plan one with sbatch/scaling_study.sh") from None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UsageError(f"cannot read {self.plan_json}: {error}") from error
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA} ({error}): plan the study again") from error
 
     def run_named(self, name: str) -> ScalingRun:
         """Return a run of the plan.
@@ -247,6 +243,17 @@ class ScalingFolder:
     def open_runs(self) -> list[ScalingRun]:
         """Return the runs without a report."""
         return [run for run in self.runs() if self.summary(run) is None]
+
+    def _plan(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
+        except FileNotFoundError:
+            raise UsageError(f"no study at {self.path}: plan one with sbatch/scaling_study.sh") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"cannot read {self.plan_json}: {error}") from error
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA}: name the folder of a scaling study")
+        return content
 
 
 @dataclass(frozen=True, kw_only=True)
