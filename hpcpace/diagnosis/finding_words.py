@@ -82,8 +82,9 @@ def _hang(evidence: HangEvidence, finding: DiagnosisFinding, hosts: Mapping[int,
         reason += f"; {who} showed no sign of life in it" if finding.culprits else ""
     whose = "the named ranks'" if finding.culprits else "all ranks'"
     inside = plural(evidence.inside, "rank")
+    where = f" on {evidence.inside} of its ranks" if evidence.completed else ""
     return FindingWords(
-        headline=f"hang: {evidence.op} in step {evidence.step} never completed{reason}",
+        headline=f"hang: {evidence.op} in step {evidence.step} never completed{where}{reason}",
         why=f"{inside} waited inside for {format_duration(evidence.age_ns)} until the recording ended",
         next=f"check {whose} logs and stacks (py-spy dump), and their hosts",
     )

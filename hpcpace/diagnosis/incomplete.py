@@ -68,7 +68,7 @@ def find_incomplete(
         problems=tuple(problems),
         not_closed=tuple(rank for rank, is_closed in closed.items() if not is_closed),
         num_open=len(opened),
-        open=tuple(open_operations(opened, done.records.rows, end_ns=end_ns, limit=_MOST_OPEN_SHOWN)),
+        open=tuple(open_operations(opened, done.records.rows, end_ns=end_ns, ends_ns=ends_ns, limit=_MOST_OPEN_SHOWN)),
         ranks=tuple(cut[:_MOST_RANKS]),
     )
 

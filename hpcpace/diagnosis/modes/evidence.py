@@ -44,6 +44,7 @@ class HangEvidence:
         step: in which it was entered.
         inside: how many ranks wait inside.
         absent: how many ranks never entered.
+        completed: how many ranks completed it.
     """
 
     mode: ClassVar = Mode.HANG
@@ -52,6 +53,7 @@ class HangEvidence:
     step: int
     inside: int
     absent: int
+    completed: int
 
     @property
     def variety(self) -> str:

@@ -1,4 +1,4 @@
-"""A hang: an operation that some ranks entered and others never did, or that all entered and none left."""
+"""A hang: an operation that some ranks entered and others never did, or that all entered and not all left."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def hang_finding(
 ) -> tuple[DiagnosisFinding, ...]:
     """Return the hang, where an operation lasted longer than `hang_s` and twenty usual steps.
 
-    The culprits are the ranks that never entered it. If all members are inside, they are the ranks that showed no sign
-    of life for half of that time, unless those are most of the members: a stopped process does not flush either.
+    The culprits are the ranks that never entered it. If all members did, they are the ranks that showed no sign of life
+    for half of that time, unless those are most of the members: a stopped process does not flush either. Some members
+    may have completed it, such as one that was stopped and goes on when the job is ended. Then those inside must have
+    recorded for as long: of a rank that was killed soon after its enter, it is not known that it stayed.
 
     Args:
         hangs: operations that never completed.
@@ -47,7 +49,9 @@ def hang_finding(
     missed = [operation for operation in found if known_absent[operation]]
     unknown = [operation for operation in found if operation.absent and not known_absent[operation]]
     entered = [
-        operation for operation in found if operation.members and set(operation.inside) == set(operation.members)
+        operation
+        for operation in found
+        if operation.members and not operation.absent and (not operation.completed or operation.inside_ns >= least_ns)
     ]
     # A rank inside another operation is itself held up, possibly by a rank of which nothing is known.
     has_culprit = any(known_absent[operation] - inside for operation in missed)
@@ -57,14 +61,19 @@ def hang_finding(
     elif unknown:
         first, guilty = max(unknown, key=lambda operation: operation.age_ns), []
     elif entered:
-        first = max(entered, key=lambda operation: operation.age_ns)
-        guilty = [rank for rank in first.inside if silences_ns.get(rank, 0) >= _ALIKE * first.age_ns]
-        guilty = guilty if 2 * len(guilty) <= len(first.inside) else []
+        first = max(entered, key=lambda operation: (not operation.completed, operation.age_ns))
+        guilty = [rank for rank in first.members if silences_ns.get(rank, 0) >= _ALIKE * first.age_ns]
+        guilty = guilty if 2 * len(guilty) <= len(first.members) else []
     else:
         return ()
     hosts = dict(zip(panels.rank.tolist(), panels.host, strict=True))
     evidence = HangEvidence(
-        op=first.op, age_ns=first.age_ns, step=first.step, inside=len(first.inside), absent=len(first.absent)
+        op=first.op,
+        age_ns=first.age_ns,
+        step=first.step,
+        inside=len(first.inside),
+        absent=len(first.absent),
+        completed=len(first.completed),
     )
     return (
         DiagnosisFinding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ class OpenOperation:
         completed: members that completed it.
         absent: members with no record of it.
         age_ns: from the first enter to the end of the recording.
+        inside_ns: the longest that one of `inside` is known to have been there, up to the end of its own recording.
     """
 
     op: str
@@ -33,15 +35,19 @@ class OpenOperation:
     completed: tuple[int, ...]
     absent: tuple[int, ...]
     age_ns: int
+    inside_ns: int
 
 
-def open_operations(opened: Operations, done: Operations, *, end_ns: int, limit: int) -> list[OpenOperation]:
+def open_operations(
+    opened: Operations, done: Operations, *, end_ns: int, ends_ns: Mapping[int, int], limit: int
+) -> list[OpenOperation]:
     """Return the operations that were entered and not completed, the oldest first, at most `limit`.
 
     Args:
         opened: rows without an end.
         done: rows with an end, with the same groups.
         end_ns: when the recording ended, on the common clock.
+        ends_ns: when that of each rank ended, by rank; of one that is not known, nothing counts behind its enter.
         limit: how many to return at most.
     """
     if not len(opened):
@@ -49,13 +55,17 @@ def open_operations(opened: Operations, done: Operations, *, end_ns: int, limit:
     matching = match(opened)
     first_enter = np.minimum.reduceat(opened.enter_ns[matching.order], matching.starts)
     oldest = np.argsort(first_enter, kind="stable")[:limit]
+    entered = zip(opened.rank.tolist(), opened.enter_ns.tolist(), strict=True)
+    inside_ns = np.array([max(ends_ns.get(rank, enter_ns) - enter_ns, 0) for rank, enter_ns in entered])
     return [
-        _describe(opened, done, np.flatnonzero(matching.instance == instance), end_ns - int(first_enter[instance]))
-        for instance in oldest.tolist()
+        _describe(opened, done, rows, end_ns - int(first_enter[instance]), int(inside_ns[rows].max()))
+        for instance, rows in ((each, np.flatnonzero(matching.instance == each)) for each in oldest.tolist())
     ]
 
 
-def _describe(opened: Operations, done: Operations, rows: NDArray[np.int64], age_ns: int) -> OpenOperation:
+def _describe(
+    opened: Operations, done: Operations, rows: NDArray[np.int64], age_ns: int, inside_ns: int
+) -> OpenOperation:
     row = int(rows[0])
     op, rank, peer = int(opened.op[row]), int(opened.rank[row]), int(opened.peer[row])
     group_index = int(opened.group[row])
@@ -80,4 +90,5 @@ def _describe(opened: Operations, done: Operations, rows: NDArray[np.int64], age
         completed=tuple(sorted(completed)),
         absent=tuple(sorted(set(members) - inside - completed)),
         age_ns=max(age_ns, 0),
+        inside_ns=inside_ns,
     )

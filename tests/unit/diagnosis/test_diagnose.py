@@ -130,8 +130,8 @@ def test_garbage_collection_is_the_runtime():
     assert [(f.mode, f.culprits[0].id) for f in diagnose(panels(gc_ns=collected)).findings] == [(Mode.RUNTIME, "gc")]
 
 
-def hang(age_s, absent=(2,)):
-    inside = tuple(rank for rank in range(16) if rank not in absent)
+def hang(age_s, absent=(2,), completed=(), inside_s=None):
+    inside = tuple(rank for rank in range(16) if rank not in (*absent, *completed))
     return OpenOperation(
         op="all_reduce",
         group="0",
@@ -139,9 +139,10 @@ def hang(age_s, absent=(2,)):
         step=200,
         members=tuple(range(16)),
         inside=inside,
-        completed=(),
+        completed=completed,
         absent=absent,
         age_ns=int(age_s * 1e9),
+        inside_ns=int((age_s if inside_s is None else inside_s) * 1e9),
     )
 
 
@@ -162,6 +163,21 @@ def test_of_a_hang_that_all_are_inside_the_silent_rank_is_named(silences_s, name
     silences_ns = {rank: int(age_s * 1e9) for rank, age_s in silences_s.items()}
     first = diagnose(panels(), hangs=[hang(60, absent=())], silences_ns=silences_ns).findings[0]
     assert (first.mode, [culprit.id for culprit in first.culprits]) == (Mode.HANG, named)
+
+
+@pytest.mark.parametrize(("silences_s", "named"), [({}, []), ({3: 55}, ["3"]), ({4: 55}, ["4"])])
+def test_of_a_hang_that_some_ranks_completed_the_silent_rank_is_named(silences_s, named):
+    # Stopped, and woken up by the signal that ended the job, rank 3 may complete what the others waited in.
+    silences_ns = {rank: int(age_s * 1e9) for rank, age_s in silences_s.items()}
+    hangs = [hang(60, absent=(), completed=(1, 3))]
+    first = diagnose(panels(), hangs=hangs, silences_ns=silences_ns).findings[0]
+    assert (first.mode, [culprit.id for culprit in first.culprits]) == (Mode.HANG, named)
+    assert (first.evidence.inside, first.evidence.completed) == (14, 2)
+
+
+def test_an_operation_that_all_completed_but_a_rank_killed_in_it_is_no_hang():
+    hangs = [hang(60, absent=(), completed=tuple(range(1, 16)), inside_s=0.9)]
+    assert diagnose(panels(), hangs=hangs).findings == ()
 
 
 def test_few_steps_cannot_tell():

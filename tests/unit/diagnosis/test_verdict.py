@@ -48,7 +48,7 @@ def told(*findings, obstacle=None, smallest=0.03, remarks=()):
     return verdict_of(diagnosis, hosts=HOSTS, remarks=remarks)
 
 
-HANG = {"op": "all_reduce", "age_ns": 9_000_000_000, "step": 7, "inside": 3}
+HANG = {"op": "all_reduce", "age_ns": 9_000_000_000, "step": 7, "inside": 3, "completed": 0}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,10 @@ HANG = {"op": "all_reduce", "age_ns": 9_000_000_000, "step": 7, "inside": 3}
         (
             finding(HangEvidence(**HANG, absent=0), culprit("rank", "2")),
             "never completed, although all of its ranks entered it; rank 2 on n2 showed no sign of life in it",
+        ),
+        (
+            finding(HangEvidence(**HANG | {"completed": 1}, absent=0), culprit("rank", "2")),
+            "never completed on 3 of its ranks, although all of its ranks entered it; rank 2 on n2 showed no sign of",
         ),
         (
             finding(SlowLinkEvidence(effect=0.2, share=0.3), culprit("link", "n1", "link n2")),

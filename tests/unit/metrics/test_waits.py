@@ -170,18 +170,20 @@ def test_a_hang_names_who_is_inside_and_who_never_came():
     never = {"kind": ExitKind.NEVER, "seq": 7, "step": 3}
     opened = gathered([[], [row(Op.BARRIER, 100, 0, **never)], [row(Op.BARRIER, 120, 0, **never)], []])
     done = gathered([[], [], [], [row(Op.BARRIER, 90, 95, seq=7)]])
-    (found,) = open_operations(opened, done, end_ns=1100, limit=5)
+    (found,) = open_operations(opened, done, end_ns=1100, ends_ns={1: 300, 2: 1080, 3: 90}, limit=5)
     assert (found.op, found.seq, found.step, found.age_ns) == ("barrier", 7, 3, 1000)
     assert (found.inside, found.completed, found.absent) == ((1, 2), (3,), (0,))
+    assert found.inside_ns == 960  # rank 2: after rank 1 was killed nothing is known of it
 
 
 def test_an_open_recv_names_the_sender_that_never_sent():
     opened = gathered([[row(Op.RECV, 5, 0, peer=1, kind=ExitKind.NEVER)], []])
-    (found,) = open_operations(opened, gathered([[], []]), end_ns=10, limit=5)
+    (found,) = open_operations(opened, gathered([[], []]), end_ns=10, ends_ns={}, limit=5)
     assert (found.members, found.inside, found.absent) == ((0, 1), (0,), (1,))
+    assert found.inside_ns == 0
 
 
 def test_the_oldest_open_operations_come_first_and_no_more_than_asked_for():
     rows = [row(Op.BARRIER, 100 - seq, 0, seq=seq, kind=ExitKind.NEVER) for seq in range(9)]
-    found = open_operations(gathered([rows]), gathered([[]]), end_ns=200, limit=2)
+    found = open_operations(gathered([rows]), gathered([[]]), end_ns=200, ends_ns={0: 200}, limit=2)
     assert [operation.seq for operation in found] == [8, 7]
