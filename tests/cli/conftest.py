@@ -1,4 +1,4 @@
-"""The scripts of analysis/, run in this process."""
+"""The command `hpcpace` and the scripts of analysis/, run in this process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from hpcpace.cli import main
+
+Call = Callable[..., tuple[int, str, str]]
 FOLDER = Path(__file__).parents[2] / "analysis"
 
 
@@ -20,7 +23,21 @@ def _command(name: str) -> Any:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def hpcpace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command and return its exit code, stdout and stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hpcpace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Run a script and return its exit code, stdout and stderr."""
     from hpcpace.plots.files import run_script
 

@@ -3,13 +3,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
+from functools import partial
 from pathlib import Path
 
 import h5py
 import pytest
 
-from hpcpace.cli import main
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TABLES, TraceHeader
 
@@ -18,20 +17,9 @@ _LARGEST = (1 << 63) - 1
 
 
 @pytest.fixture
-def dump(monkeypatch, capsys):
+def dump(hpcpace):
     """Run `hpcpace dump` and return its exit code, stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hpcpace", "dump", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return partial(hpcpace, "dump")
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ import dataclasses
 import fcntl
 import os
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import click
 import pytest
 
 from hpcpace.cli import lab as lab_command
-from hpcpace.cli import main
 from hpcpace.config import LabConfig
 from hpcpace.errors import UsageError
 from hpcpace.lab import files as files_module
@@ -66,20 +65,9 @@ def base(monkeypatch, tmp_path) -> Path:
 
 
 @pytest.fixture
-def lab(monkeypatch, capsys):
+def lab(hpcpace):
     """Run `hpcpace lab` and return its exit code, stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hpcpace", "lab", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return partial(hpcpace, "lab")
 
 
 @pytest.fixture

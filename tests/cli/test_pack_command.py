@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,27 +11,9 @@ import pytest
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
-from hpcpace.cli import main
 from hpcpace.rundir import RunDirectory
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def hpcpace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command and return its exit code, stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hpcpace", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def _run(folder: Path, fault: str = "none") -> RunDirectory:

@@ -2,27 +2,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+from functools import partial
 
 import h5py
 import pytest
 
 from experiments.synthetic_run import MS, SyntheticRun
-from hpcpace.cli import main
 
 
 @pytest.fixture
-def report(monkeypatch, capsys):
+def report(hpcpace):
     """Run `hpcpace report` and return its exit code, stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hpcpace", "report", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
-
-    return call
+    return partial(hpcpace, "report")
 
 
 @pytest.fixture

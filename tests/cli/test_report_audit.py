@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,24 +16,15 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots
-from hpcpace.cli import main
 
 Report = Callable[..., tuple[int, str, str]]
 TWO_HOSTS = SyntheticRun(num_ranks=4, hosts=("n1", "n2"), slow={3: 1.3}, noise=0.02)
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Report:
+def report(hpcpace: Report) -> Report:
     """Run `hpcpace report` and return its exit code, stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hpcpace", "report", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
-
-    return call
+    return partial(hpcpace, "report")
 
 
 def two_hosts(tmp_path: Path) -> list[Snapshot]:

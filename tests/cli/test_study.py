@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.cli import main
 from hpcpace.errors import EXIT_OK, EXIT_USAGE
 from hpcpace.studies.scaling import SCHEMA, ScalingFolder, ScalingRun
 
@@ -17,16 +16,12 @@ RUN = ScalingRun(nodes=2, ranks_per_node=2)
 
 
 @pytest.fixture
-def study(monkeypatch, capsys):
+def study(hpcpace, monkeypatch):
     """Run a command with this stdin, and return its exit code, stdout and stderr."""
 
     def call(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hpcpace", "study", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", StringIO(stdin))
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
+        return hpcpace("study", *arguments)
 
     return call
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from functools import partial
 
 import click
 import pytest
 
-from hpcpace.cli import main
 from hpcpace.cli import train as train_command
 from hpcpace.config import Config
 
@@ -15,21 +15,14 @@ _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "PMI", "SLURM", "OMPI", "MPI_", "HP
 
 
 @pytest.fixture
-def train(monkeypatch, capsys):
+def train(hpcpace, monkeypatch):
     """Run `hpcpace train gpt2` up to where torch would be loaded; return exit code, stdout and stderr."""
     import os
 
     for name in [name for name in os.environ if name.startswith(_LAUNCHER_VARIABLES)]:
         monkeypatch.delenv(name)
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hpcpace", "train", "gpt2", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
-
-    return call
+    return partial(hpcpace, "train", "gpt2")
 
 
 @pytest.mark.parametrize(

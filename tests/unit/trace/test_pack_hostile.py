@@ -208,13 +208,17 @@ def test_damage_of_any_kind_gives_traces_or_names_the_pack(attempt, original, se
     assert {4, 5} <= {trace.header.rank for trace in found.traces}
 
 
+def _zero_first_chunk(pack, column):
+    with h5py.File(pack) as file:
+        place = file[column].id.get_chunk_info(0)
+    content = bytearray(pack.read_bytes())
+    content[place.byte_offset : place.byte_offset + 40] = bytes(40)
+    pack.write_bytes(content)
+
+
 def test_a_damaged_chunk_costs_only_its_rows(attempt, original):
     first, *_ = attempt.packs()
-    with h5py.File(first) as file:
-        place = file["steps/begin_ns"].id.get_chunk_info(0)
-    content = bytearray(first.read_bytes())
-    content[place.byte_offset : place.byte_offset + 40] = bytes(40)
-    first.write_bytes(content)
+    _zero_first_chunk(first, "steps/begin_ns")
     found = read_attempt(attempt)
     (problem,) = found.problems
     assert first.name in problem and "table steps of ranks 0-2 is damaged and left out" in problem
@@ -225,11 +229,7 @@ def test_a_damaged_chunk_costs_only_its_rows(attempt, original):
 
 def test_a_damaged_block_costs_only_its_rows(attempt):
     first, *_ = attempt.packs()
-    with h5py.File(first) as file:
-        place = file["collectives/enter_ns"].id.get_chunk_info(0)
-    content = bytearray(first.read_bytes())
-    content[place.byte_offset : place.byte_offset + 40] = bytes(40)
-    first.write_bytes(content)
+    _zero_first_chunk(first, "collectives/enter_ns")
     found = read_attempt(attempt)
     assert [problem for problem in found.problems if "table collectives is damaged" in problem]
     assert len(found.traces) == NUM_RANKS
