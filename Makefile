@@ -23,7 +23,7 @@ demo: $(STAMP)
 	@rm -rf $(DEMO)
 	@$(BIN)/hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --steps 120 --run-dir $(DEMO)/clean --report
 	@$(BIN)/hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --steps 120 --run-dir $(DEMO)/slow-rank-2 --report \
-	  --inject rank=2,phase=compute,size=30%
+	  --inject rank=2,phase=compute,size=60%
 
 # Needs Python alone: no root, no network, no Slurm. Says at its end what it left out.
 test: $(STAMP)
