@@ -111,6 +111,15 @@ def index_table(
     return TableChunks(num_rows=min(lengths), columns=columns, longest=max(lengths))
 
 
+def no_rows(table: TableSchema) -> TableChunks:
+    """Return the place of a table that a file does not have."""
+    columns = {
+        name: ColumnChunks(dtype=table.dtype[name], stored=table.dtype[name], chunk_rows=0, places=(), filters=())
+        for name in table.dtype.names or ()
+    }
+    return TableChunks(num_rows=0, columns=columns, longest=0)
+
+
 def _index_column(
     group: h5py.h5g.GroupID, name: str, dtype: np.dtype, file_bytes: int, *, is_growing: bool
 ) -> tuple[int, ColumnChunks]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import TraceError
-from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table
+from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, no_rows
 from hpcpace.trace.header import MOST_RANKS, OtherVersion
 from hpcpace.trace.opening import (
     FOREIGN_ERRORS,
@@ -30,6 +30,8 @@ from hpcpace.trace.opening import (
 from hpcpace.trace.pack_groups import MOST_GROUP_ROWS, PackedGroups
 from hpcpace.trace.pack_schema import (
     COUNTED,
+    FIRST_LACKS,
+    FIRST_VERSION,
     INDEX,
     MOST_PACKED_RANKS,
     OF_RANKS,
@@ -39,6 +41,7 @@ from hpcpace.trace.pack_schema import (
     table_schema,
 )
 from hpcpace.trace.packed_rows import ChunkCache, PackedCollectives, Range, read_rows
+from hpcpace.trace.schema import TableSchema
 from hpcpace.trace.stream import identity_of
 from hpcpace.trace.tables import Table
 from hpcpace.wording import rank_list
@@ -107,7 +110,7 @@ def index_pack(descriptor: int, path: Path) -> PackIndex:
     problems: list[str] = []
     try:
         chunks = _chunks(descriptor, path, problems)
-        ranks = _read(descriptor, chunks, "ranks", MOST_PACKED_RANKS)
+        ranks = _with_counts(_read(descriptor, chunks, "ranks", MOST_PACKED_RANKS))
         headers = _headers(descriptor, chunks, ranks)
         _check_ranks(ranks)
     except DamagedColumn as error:
@@ -136,12 +139,16 @@ def _chunks(descriptor: int, path: Path, problems: list[str]) -> dict[str, Table
     with HDF5_LOCK, open_trace(descriptor) as file:
         root = h5py.h5g.open(file.id, b"/")
         check_object(root)
-        _check_format(attribute_values(root, ("format", "format_version")), path)
+        version = _checked_version(attribute_values(root, ("format", "format_version")), path)
+        lacking = FIRST_LACKS if version == FIRST_VERSION else ()
         if is_marked_open(descriptor):
             raise TraceError(f"{path} was never finished; leave it out")
         for name in (*INDEX, *OF_RANKS, "groups", "collectives", OPEN):
+            if name in lacking:
+                chunks[name] = no_rows(table_schema(name))
+                continue
             try:
-                found = _chunks_of(root, name, file_bytes)
+                found = _chunks_of(root, name, table_schema(name, lacking), file_bytes)
             except (DamagedColumn, *FOREIGN_ERRORS) as error:
                 problems.append(f"{path}: table {name} is damaged and left out ({error})")
                 continue
@@ -152,17 +159,23 @@ def _chunks(descriptor: int, path: Path, problems: list[str]) -> dict[str, Table
     return chunks
 
 
-def _chunks_of(root: h5py.h5g.GroupID, name: str, file_bytes: int) -> TableChunks | None:
+def _chunks_of(root: h5py.h5g.GroupID, name: str, schema: TableSchema, file_bytes: int) -> TableChunks | None:
     group = open_group(root, name)
     if group is None:
         return None
-    found = index_table(group, table_schema(name), file_bytes=file_bytes)
+    found = index_table(group, schema, file_bytes=file_bytes)
     if found.longest != found.num_rows or not found.is_even:
         raise ValueError(f"its columns have {found.num_rows} to {found.longest} rows or chunks of different sizes")
     return found
 
 
-def _check_format(values: dict[str, object], path: Path) -> None:
+def _with_counts(ranks: Table) -> Table:
+    """Return the rows of `ranks` with the counts of tables that came later."""
+    lacking = [name for name in FIRST_LACKS if f"num_{name}" not in ranks]
+    return Table({**ranks, **{f"num_{name}": np.zeros(len(ranks), np.int64) for name in lacking}})
+
+
+def _checked_version(values: dict[str, object], path: Path) -> str:
     names = {
         name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()
     }
@@ -174,6 +187,7 @@ def _check_format(values: dict[str, object], path: Path) -> None:
             f"{path} has pack format {version}; this hpcpace reads {PACK_VERSION} and later minor versions: "
             "read it with the hpcpace that wrote it"
         )
+    return version
 
 
 def _read(descriptor: int, chunks: dict[str, TableChunks], name: str, most_rows: int) -> Table:

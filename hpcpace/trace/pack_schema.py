@@ -7,7 +7,8 @@ rows of one rank after those of another; `ranks` says how many belong to each, s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -18,11 +19,15 @@ from hpcpace.trace.schema import TABLES, TableSchema
 from hpcpace.trace.tables import Table
 
 PACK_FORMAT = "hpcpace-pack"
-PACK_VERSION = "1.0"
+PACK_VERSION = "1.1"
 PACK_CHUNK_ROWS = 1 << 15
 BLOCK_ROWS = 1 << 17
 """Rows of a block of collectives, about: enough of each rank for one read, few enough for a short range of steps."""
 MOST_PACKED_RANKS = 1 << 14
+
+FIRST_VERSION = "1.0"
+FIRST_LACKS = ("events",)
+"""The tables that packs of the first version lack."""
 
 OPEN = "open_collectives"
 OF_RANKS = tuple(name for name in TABLES if name not in ("groups", "collectives"))
@@ -53,9 +58,14 @@ INDEX = {
 """The tables that a pack has and a trace does not."""
 
 
-def table_schema(name: str) -> TableSchema:
-    """Return the schema of a table of a pack."""
-    return INDEX[name] if name in INDEX else TABLES["collectives" if name == OPEN else name]
+def table_schema(name: str, lacking: Collection[str] = ()) -> TableSchema:
+    """Return the schema of a table of a pack, without the counts of tables that the pack lacks."""
+    schema = INDEX[name] if name in INDEX else TABLES["collectives" if name == OPEN else name]
+    if name != "ranks" or not lacking:
+        return schema
+    counts = {f"num_{table}" for table in lacking}
+    fields = [(column, schema.dtype[column]) for column in schema.dtype.names or () if column not in counts]
+    return replace(schema, dtype=np.dtype(fields))
 
 
 def pack_dtypes(*, has_enqueue: bool) -> dict[str, np.dtype]:

@@ -104,6 +104,7 @@ class Recorder:
         self.add_pacing = self._adder("pacing", self._buffers["pacing"])
         self.add_network = self._adder("network", self._buffers["network"])
         self.add_host = self._adder("host", self._buffers["host"])
+        self.add_event = self._adder("events", self._buffers["events"])
         self.phase: Callable[[str], AbstractContextManager[None]] = _Regions(
             {phase.name.lower(): self._region(phase) for phase in Phase}
         ).__getitem__

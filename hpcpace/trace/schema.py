@@ -1,6 +1,6 @@
 """The groups and columns of trace format 1, as data that recorder, writer, reader and documents follow.
 
-docs/trace-format.md describes the format; tests/golden/trace-1.0.h5 freezes it.
+docs/trace-format.md describes the format; tests/golden/trace-1.1.h5 freezes it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 FORMAT = "hpcpace-trace"
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 CLOCK = "CLOCK_MONOTONIC"
 CHUNK_ROWS = 8192
 # For tables that get about one row per second: a chunk of 8,192 rows would leave them in the journal for hours.
@@ -76,6 +76,17 @@ class PaceArm(IntEnum):
     OFF = 0
     ON = 1
     AA = 2
+
+
+class EventKind(IntEnum):
+    """The kinds of rare facts about a rank."""
+
+    STEP_SOURCE = 0
+    PHASE_SOURCE = 1
+    SAMPLES_SOURCE = 2
+    EXCEPTION = 3
+    EXIT = 4
+    SIGNAL = 5
 
 
 class StepFlag(IntFlag):
@@ -150,6 +161,7 @@ TABLES: dict[str, TableSchema] = {
             required=True,
             chunk_rows=SLOW_CHUNK_ROWS,
         ),
+        _table("events", "time_ns:i8 step:i4 kind:u1 code:i8 text:S240", chunk_rows=SLOW_CHUNK_ROWS, kind=EventKind),
     )
 }
 

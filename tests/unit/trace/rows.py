@@ -32,6 +32,7 @@ def add_one_of_each(recorder: Recorder) -> None:
     recorder.add_pacing(0, 3, 1, 3_000_000, 50_000, 80_000, -7)
     recorder.add_network(1_000_000, 1, 1 << 40, 1 << 41)
     recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0)
+    recorder.add_event(9_000_000, 0, 4, 3, b"sys.exit")
 
 
 ADDERS = {
@@ -43,6 +44,7 @@ ADDERS = {
     "pacing": "add_pacing",
     "network": "add_network",
     "host": "add_host",
+    "events": "add_event",
 }
 
 

@@ -1,4 +1,4 @@
-"""The golden file freezes trace format 1.0: what it means to the reader, and how it is laid out."""
+"""The golden file freezes trace format 1.1: what it means to the reader, and how it is laid out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TABLES
 
-_GOLDEN = Path(__file__).parents[2] / "golden" / "trace-1.0.h5"
+_GOLDEN = Path(__file__).parents[2] / "golden" / "trace-1.1.h5"
+_FIRST = _GOLDEN.with_name("trace-1.0.h5")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,14 @@ def test_the_golden_file_reads_as_the_rows_that_its_script_recorded(script, monk
     assert set(account["time_ns"].tolist()) == {5_000_000_000}
     assert account["events"].sum() == sum(map(len, noted[0].rows.values()))
     assert account["dropped"].sum() == 0
+
+
+def test_a_file_of_the_first_version_reads_as_one_without_events():
+    trace, today = read_trace(_FIRST), read_trace(_GOLDEN)
+    assert (trace.problems, trace.header.format_version, len(trace.tables["events"])) == ((), "1.0", 0)
+    for table in set(TABLES) - {"events", "account"}:
+        for name, values in today.tables[table].items():
+            assert np.array_equal(trace.tables[table][name], values), (table, name)
 
 
 def test_todays_writer_lays_out_the_golden_file(script, tmp_path):

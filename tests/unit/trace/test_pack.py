@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -44,6 +45,19 @@ def pack(attempt: Attempt, plan: PackPlan = ENDED) -> PackResult:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Attempt:
     return write_attempt(tmp_path_factory.mktemp("written"))
+
+
+def test_a_pack_of_the_first_version_reads_as_one_without_events(original, attempt):
+    assert not pack(attempt).kept
+    for path in attempt.trace_dir.glob("pack-*.h5"):
+        with h5py.File(path, "r+") as file:
+            file.attrs["format_version"] = "1.0"
+            del file["events"], file["ranks/num_events"]
+    expected, found = read_attempt(original).traces, read_attempt(attempt).traces
+    assert [trace.header.rank for trace in found] == [trace.header.rank for trace in expected]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert len(mine.tables["events"]) == 0 and list(mine.tables["events"]) == list(theirs.tables["events"])
+        assert_same_trace(replace(mine, tables={**mine.tables, "events": theirs.tables["events"]}), theirs)
 
 
 @pytest.fixture
@@ -211,7 +225,7 @@ def _change_resolution(file: h5py.File) -> None:
 
 
 def _raise_version(file: h5py.File) -> None:
-    file.attrs["format_version"] = "1.1"
+    file.attrs["format_version"] = "1.2"
 
 
 @pytest.mark.parametrize(
