@@ -75,10 +75,21 @@ def has_own_file(pack: PackIndex, place: int, folder: Folder) -> bool:
 
     A rank can have both if packing was interrupted, or keeps the files. While neither size differs, they are the same.
     """
+    return any(size not in (0, before) for size, before in _sizes_now_and_before(pack, place, folder))
+
+
+def _is_left_over(pack: PackIndex, place: int, folder: Folder) -> bool:
+    """Return whether an interrupted packing removed the journal of the rank at a place, and not its file."""
+    sizes = _sizes_now_and_before(pack, place, folder)
+    return any(before and not size for size, before in sizes) and not has_own_file(pack, place, folder)
+
+
+def _sizes_now_and_before(pack: PackIndex, place: int, folder: Folder) -> list[tuple[int, int]]:
+    """Return the sizes of a rank's file and journal, 0 where there is none: as they are, and when they were packed."""
     name = own_name(pack.numbers[place])
-    sizes = folder.size_bytes(name), folder.size_bytes(Path(name).with_suffix(".journal").name)
-    packed = pack.ranks["trace_bytes"][place], pack.ranks["journal_bytes"][place]
-    return any(size not in (0, int(before)) for size, before in zip(sizes, packed, strict=True))
+    now = folder.size_bytes(name), folder.size_bytes(Path(name).with_suffix(".journal").name)
+    before = pack.ranks["trace_bytes"][place], pack.ranks["journal_bytes"][place]
+    return list(zip(now, map(int, before), strict=True))
 
 
 def own_name(rank: int) -> str:
@@ -130,10 +141,18 @@ def read_pack(
     )
 
 
-def read_packed_rank(rank: int, folder: Folder, *, most_bytes: float) -> TraceStream | None:
+def read_packed_rank(
+    rank: int, folder: Folder, *, most_bytes: float, only_left_over: bool = False
+) -> TraceStream | None:
     """Return the trace of a rank from the first pack in a folder that has it whole; None if there is none.
 
     If no pack has it whole, it is from the first that has parts of it.
+
+    Args:
+        rank: its number.
+        folder: of the packs.
+        most_bytes: memory that its tables may take.
+        only_left_over: take it only if its own file is what an interrupted packing left.
 
     Raises:
         TraceError: it is damaged, or takes more memory; or it is in no pack, and some packs cannot be read.
@@ -142,7 +161,7 @@ def read_packed_rank(rank: int, folder: Folder, *, most_bytes: float) -> TraceSt
     damaged: TraceStream | None = None
     for name in filter(is_pack, folder.names()):
         try:
-            stream, is_damaged = _read_from(name, rank, folder, most_bytes)
+            stream, is_damaged = _read_from(name, rank, folder, most_bytes, only_left_over=only_left_over)
         except TraceError as error:  # another pack may have the rank
             errors.append(error)
             continue
@@ -154,7 +173,9 @@ def read_packed_rank(rank: int, folder: Folder, *, most_bytes: float) -> TraceSt
     return damaged
 
 
-def _read_from(name: str, rank: int, folder: Folder, most_bytes: float) -> tuple[TraceStream | None, bool]:
+def _read_from(
+    name: str, rank: int, folder: Folder, most_bytes: float, *, only_left_over: bool
+) -> tuple[TraceStream | None, bool]:
     """Return the trace of a rank from a pack, None if it is not in it; and whether parts of it are damaged.
 
     Raises:
@@ -165,6 +186,8 @@ def _read_from(name: str, rank: int, folder: Folder, most_bytes: float) -> tuple
         if rank not in pack.numbers:
             return None, False
         place = pack.numbers.index(rank)
+        if only_left_over and not _is_left_over(pack, place, folder):
+            return None, False
         found = read_pack(pack, descriptor, [place], most_bytes=most_bytes, cache=ChunkCache(), as_stored=True)
     finally:
         os.close(descriptor)

@@ -89,7 +89,7 @@ def _read_path(path: str | os.PathLike[str], *, most_rows: float, most_bytes: fl
     if is_pack(name):
         raise TraceError(f"{path} holds several ranks: name the file that one of them had, like rank-00000.h5")
     with folder:
-        packed = _read_packed(name, folder, most_bytes) if not _has(name, folder) else None
+        packed = _read_packed(name, folder, most_bytes)
         if packed is not None:
             return packed if most_rows < 0 else replace(packed, trace=_whole(packed), chunks=None)
         return read_rank(name, folder, most_rows=most_rows, most_bytes=most_bytes)
@@ -100,9 +100,17 @@ def _has(name: str, folder: Folder) -> bool:
 
 
 def _read_packed(name: str, folder: Folder, most_bytes: float) -> TraceStream | None:
-    """Return the trace of a rank whose own file is not there from a pack, None if it is in none."""
+    """Return the trace of a rank whose own file is not there, or not whole, from a pack; None if it is in none."""
     rank = rank_of(name)
-    return None if rank is None else read_packed_rank(rank, folder, most_bytes=most_bytes)
+    if rank is None:
+        return None
+    has_own = _has(name, folder)
+    try:
+        return read_packed_rank(rank, folder, most_bytes=most_bytes, only_left_over=has_own)
+    except TraceError:
+        if has_own:  # a damaged pack says nothing about it
+            return None
+        raise
 
 
 def _whole(stream: TraceStream) -> RankTrace:
