@@ -1,8 +1,6 @@
-"""The settings of a run: frozen dataclasses, checked when made, merged once.
+"""The settings of a run: frozen dataclasses, checked when made.
 
-Later sources win: the defaults below, /etc/hpcpace.toml, the file of `--config`, environment variables
-(`HPCPACE_TRACE_FLUSH_INTERVAL_S` sets `flush_interval_s` of `[trace]`), command-line options. The resolved settings
-are written into run.json.
+`hpcpace.config_sources` merges them from their sources. The resolved settings are written into run.json.
 """
 
 from __future__ import annotations
@@ -10,10 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import tomllib
-import types
-import typing
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +16,6 @@ from hpcpace.audit.settings import AuditConfig
 from hpcpace.errors import ConfigError
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.units import parse_rate, parse_size
-
-SITE_FILE = Path("/etc/hpcpace.toml")
 
 MODELS = ("gpt2", "resnet18")
 PRESETS = ("tiny", "small", "medium", "large", "xl")
@@ -350,106 +342,3 @@ class Config:
             for section, values in dataclasses.asdict(self).items()
             if section not in ("lab", "report", "diagnosis", "audit")
         }
-
-
-def load_config(
-    *,
-    file: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    site_file: Path = SITE_FILE,
-) -> Config:
-    """Merge all sources into one configuration.
-
-    Args:
-        file: a TOML file that the user named; it must exist.
-        environ: environment variables; those that name a setting are used.
-        options: values of command-line options by section and key; None means that the option was not given.
-        site_file: the TOML file of the site, if it exists.
-
-    Raises:
-        ConfigError: a file cannot be read, or a key or a value is wrong.
-    """
-    merged: dict[str, dict[str, Any]] = {section: {} for section in _sections()}
-    if site_file.exists():
-        _merge(merged, _read_toml(site_file), str(site_file))
-    if file is not None:
-        _merge(merged, _read_toml(file), str(file))
-    for section, key, variable in _variables():
-        if environ and environ.get(variable):
-            _merge(merged, {section: {key: environ[variable]}}, variable)
-    given = {
-        section: {key: value for key, value in values.items() if value is not None}
-        for section, values in (options or {}).items()
-    }
-    _merge(merged, given, "the command line")
-    return Config(**{section: kind(**merged[section]) for section, kind in _sections().items()})
-
-
-def setting_variables() -> frozenset[str]:
-    """Return the names of the environment variables that are settings."""
-    return frozenset(variable for _, _, variable in _variables())
-
-
-def _sections() -> dict[str, type]:
-    return {f.name: typing.cast(type, f.default_factory) for f in dataclasses.fields(Config)}
-
-
-def _variables() -> Iterator[tuple[str, str, str]]:
-    for section, kind in _sections().items():
-        for f in dataclasses.fields(kind):
-            yield section, f.name, f"HPCPACE_{section}_{f.name}".upper()
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-
-
-def _merge(merged: dict[str, dict[str, Any]], values: Mapping[str, Any], source: str) -> None:
-    for section, table in values.items():
-        if section not in merged:
-            raise ConfigError(f"{source}: unknown section [{section}]: the sections are {', '.join(merged)}")
-        if not isinstance(table, Mapping):
-            raise ConfigError(f"{source}: {section} must be a table like [{section}]")
-        hints = typing.get_type_hints(_sections()[section])
-        for key, value in table.items():
-            if key not in hints:
-                raise ConfigError(f"{source}: unknown key {key!r} in [{section}]: the keys are {', '.join(hints)}")
-            merged[section][key] = _coerce(value, hints[key], f"{source}: {section}.{key}")
-
-
-_KINDS = {int: "a whole number", float: "a number", str: "a string", Path: "a path"}
-
-
-def _coerce(value: Any, kind: Any, where: str) -> Any:
-    if isinstance(kind, types.UnionType):
-        kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, (str, list, tuple)):
-            raise ConfigError(f"{where} is {value!r}: expected a list of strings")
-        return tuple(value.split() if isinstance(value, str) else map(str, value))
-    if kind is bool:
-        return _coerce_bool(value, where)
-    if isinstance(value, bool):
-        raise ConfigError(f"{where} is {value}: expected {_KINDS.get(kind, kind.__name__)}")
-    try:
-        converted = kind(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{where} is {value!r}: expected {_KINDS.get(kind, kind.__name__)}") from error
-    if kind is int and isinstance(value, float) and converted != value:
-        raise ConfigError(f"{where} is {value!r}: expected a whole number")
-    return converted
-
-
-def _coerce_bool(value: Any, where: str) -> bool:
-    words = {"1": True, "on": True, "true": True, "yes": True, "0": False, "off": False, "false": False, "no": False}
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() in words:
-        return words[str(value).lower()]
-    raise ConfigError(f"{where} is {value!r}: expected on or off")

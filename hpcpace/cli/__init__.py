@@ -19,6 +19,7 @@ COMMANDS = {
     "dump": "Show what is in a trace file.",
     "pack": "Put the trace files of all ranks into a few.",
     "audit": "Check nodes and bindings, and print the fix for each fault.",
+    "config": "Show the settings that hold, and where each comes from.",
     "lab": "Boot a Slurm cluster on this machine to try things out.",
     "study": "Plan and run a study of how training scales.",
 }

@@ -33,7 +33,7 @@ from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import explanation, map_lines, matrix_lines, prolog_line, verdict_lines
-from hpcpace.config import load_config
+from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, SnapshotError, UsageError
 from hpcpace.quoting import printable
 from hpcpace.world.environment import RankInfo, process_environ, rank_info

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hpcpace.cli.groups import InOrder
 from hpcpace.cli.lab_fault import fault
 from hpcpace.cli.lab_inside import attach_inside, name_option
-from hpcpace.config import LabConfig, load_config
+from hpcpace.config import LabConfig
+from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import command_on

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.progress import Tell, shown_progress
-from hpcpace.config import Config, load_config
+from hpcpace.config import Config
+from hpcpace.config_sources import load_config
 from hpcpace.diagnosis.analyze import Analysis, analyze
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.measure import Selection

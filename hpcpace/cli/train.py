@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from hpcpace.config import BACKENDS, COMPRESSIONS, DEVICES, DTYPES, PRESETS, SCHEDULES, ZERO_STAGES, Config, load_config
+from hpcpace.config import BACKENDS, COMPRESSIONS, DEVICES, DTYPES, PRESETS, SCHEDULES, ZERO_STAGES, Config
+from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.errors import EXIT_WARNING, HpcpaceError, WorldError
 from hpcpace.pace.settings import POLICIES
 from hpcpace.train.data import check_data, open_data
@@ -298,7 +299,7 @@ def _run(
     environ = process_environ()
     info = rank_info(environ)
     with abort_guard(None, info, errors_alike=True):
-        config = load_config(file=config_file, environ=environ, options=_by_section(values))
+        config = load_config(file=config_file, environ=environ, options=_by_section(values), requested=REQUESTED)
         num_ranks = _num_ranks(info, ranks)
         plan = plan_training(config.train, num_ranks)
         if config.train.compile:

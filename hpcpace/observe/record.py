@@ -15,7 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.config import Config, setting_variables
+from hpcpace.config import Config
+from hpcpace.config_values import setting_variables
 from hpcpace.redaction import Redaction
 
 _PACKAGES = ("torch", "numpy", "h5py", "mpi4py", "mpich")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -170,6 +170,8 @@ class Session:
 
     def _start(self) -> None:
         coordinator, world = self._meet()
+        if self._is_refused:
+            return
         deadline = Deadline(self._config.trace.start_timeout_s)
         identity = host_identity()
         host_keys = coordinator.allgather(identity.host_key, deadline.left_s)
@@ -194,6 +196,11 @@ class Session:
         active.start()
         self.phase = active.recording.recorder.phase
 
+    @property
+    def _is_refused(self) -> bool:
+        """Whether user or site want no recording; of a program that brings its own settings, only the trace is off."""
+        return self._settings.config is None and not self._config.trace.enabled
+
     def _meet(self) -> tuple[Coordinator, RankInfo]:
         """Find settings and place, and meet the other ranks; they learn it where this rank cannot take part."""
         settings, self._config = self._settings, Config()
@@ -201,9 +208,11 @@ class Session:
         try:
             self._config = settings.load_config()
             world = settings.find_rank()
-        except Exception as problem:  # the boundary to somebody else's job, whose other ranks wait for our answer
-            with suppress(Exception):
-                self._take_roll(settings.world, problem=str(problem) or type(problem).__name__)
+        except Exception as error:  # the boundary to somebody else's job, whose other ranks wait for our answer
+            problem = str(error) or type(error).__name__
+            decision = self._tell(settings.world, problem)
+            if decision is not None and decision.is_told and problem.startswith(str(decision)):
+                raise decision from error  # another rank has the same problem, and warns of it
             raise
         self._warner.rank = world.rank
         self._coordinator = self._take_roll(world)
@@ -216,6 +225,16 @@ class Session:
             Attendance(problem=problem, settings=shared_settings(self._config)),
             timeout_s=self._config.trace.start_timeout_s,
         )
+
+    def _tell(self, world: RankInfo | None, problem: str) -> NotEveryRank | None:
+        """Tell the other ranks why this one cannot take part; return what they all decide, None where it is unknown."""
+        try:
+            self._take_roll(world, problem)
+        except NotEveryRank as decision:
+            return decision
+        except Exception:  # they are not connected; the problem is what the user learns
+            return None
+        return None
 
     def _explain(self, error: Exception) -> None:
         """Warn that nothing is recorded, unless another rank does."""

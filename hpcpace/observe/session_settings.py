@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcpace.config import Config, load_config
+from hpcpace.config import Config
+from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.world.environment import RankInfo, rank_info
 
 
@@ -44,7 +45,7 @@ class SessionSettings:
             ConfigError: a file or variable has a setting that is unknown or out of range.
         """
         file = None if self.config_file is None else Path(self.config_file)
-        config = self.config or load_config(file=file, environ=self.environ)
+        config = self.config or load_config(file=file, environ=self.environ, requested=REQUESTED)
         if self.pace is not None:
             config = replace(config, pace=replace(config.pace, policy=self.pace))
         return config

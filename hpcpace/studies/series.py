@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpcpace.config import Config, load_config
+from hpcpace.config import Config
+from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.errors import WorldError
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.planned import planned
@@ -45,7 +46,7 @@ def run_series(study: StudyFolder, layout: Layout) -> int:
     environ = process_environ()
     info = rank_info(environ)
     with abort_guard(None, info, errors_alike=True):
-        config = load_config(environ=environ)
+        config = load_config(environ=environ, requested=REQUESTED)
         comm = mpi_world(info, timeout_s=config.world.start_timeout_s)
     with abort_guard(comm, info):
         if comm is not None:

@@ -125,10 +125,23 @@ def test_a_handler_of_the_jobs_own_decides_what_sigterm_means(mpiexec: Run, tmp_
     assert result.returncode == 7, result.stderr
 
 
-def test_switched_off_a_session_leaves_its_record_only(mpiexec: Run, tmp_path: Path) -> None:
-    result = mpiexec(2, PROGRAM, tmp_path / "run", "in order", HPCPACE_TRACE_ENABLED="off")
+@pytest.mark.parametrize("variable", [{"HPCPACE_TRACE_ENABLED": "off"}, {"HPCPACE_OPT_OUT": "1"}], ids=" ".join)
+def test_switched_off_a_session_writes_and_says_nothing(mpiexec: Run, tmp_path: Path, variable: dict[str, str]) -> None:
+    result = mpiexec(2, PROGRAM, tmp_path / "run", "in order", **variable)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_rule_of_the_site_costs_one_warning_and_nothing_is_recorded(torchrun: Run, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text("[[rollout]]\npartitions = []\ntrace.enabled = true\n")
+    arguments = ("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", "--", OWN_SCRIPT, 5)
+    result = torchrun(2, *arguments, HPCPACE_SITE_FILE=str(site))
     assert result.returncode == 0, result.stderr
-    assert _traces(tmp_path / "run") == []
+    assert sorted(line for line in result.stdout.splitlines() if line.startswith("loss")) == _plain_losses(torchrun, 2)
+    warnings = [line for line in result.stderr.splitlines() if "hpcpace" in line]
+    assert len(warnings) == 1 and f"warning: nothing is recorded: rule 1 of {site}: partitions is []" in warnings[0]
+    assert not (tmp_path / "run").exists()
 
 
 def _plain_losses(run: Run, *launcher: object) -> list[str]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import Config, LabConfig, load_config
+from hpcpace.config import Config, LabConfig
+from hpcpace.config_sources import load_config
 from hpcpace.errors import ConfigError
 
 _NO_FILE = Path("/no/such/file")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.config import load_config
+from hpcpace.config_sources import load_config
 from hpcpace.rundir import RunDirectory
 
 REPOSITORY = Path(__file__).parents[3]

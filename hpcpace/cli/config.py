@@ -1,0 +1,134 @@
+"""`hpcpace config`: the settings that hold here, and the source of each."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcpace.config_sources import DEFAULT, Resolved, resolve
+from hpcpace.config_values import sections
+from hpcpace.errors import UsageError
+from hpcpace.quoting import printable
+from hpcpace.redaction import Redaction
+from hpcpace.world.environment import process_environ
+
+_WIDTH = 80
+_VALUE_COLUMN, _ORIGIN_COLUMN = 24, 44
+_NOT_SET = "-"
+_REQUESTED_NOTE = (
+    "trace.enabled is off for jobs that the site traces by itself. `hpcpace trace`, `hpcpace train` and sessions in "
+    "scripts record, because their users ask for it."
+)
+
+
+@click.command()
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), help="Read settings from this TOML file, too."
+)
+@click.option(
+    "--site-file",
+    type=click.Path(path_type=Path),
+    help="Try this file as that of the site.",
+    show_default="HPCPACE_SITE_FILE, else /etc/hpcpace.toml",
+)
+@click.option("--changed", is_flag=True, help="Leave out defaults.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("names", metavar="[SECTION]...", nargs=-1)
+def command(
+    config_file: Path | None, site_file: Path | None, changed: bool, as_json: bool, names: tuple[str, ...]
+) -> None:
+    """Show the settings that hold here, all or those of each SECTION, and where each comes from.
+
+    Inside a Slurm job the rules of the site's roll-out are those that hold for this job. Elsewhere, say which job is
+    meant by its variables: SLURM_JOB_PARTITION=gpu SLURM_JOB_ID=7 hpcpace config trace
+    """
+    chosen = names or tuple(sections())
+    for name in chosen:
+        if name not in sections():
+            raise UsageError(f"no section {name!r}: the sections are {', '.join(sections())}")
+    if site_file is not None and not site_file.is_file():
+        raise UsageError(f"no site file at {site_file}: name a TOML file")
+    resolved = resolve(file=config_file, environ=process_environ(), site_file=site_file)
+    content = Redaction.of(process_environ(), sys.argv).content(_content(resolved, chosen, changed))
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+    else:
+        for line in _lines(content):
+            click.echo(line)
+
+
+def _content(resolved: Resolved, chosen: tuple[str, ...], changed: bool) -> dict[str, Any]:
+    return {
+        "site_file": {"path": str(resolved.site_file), "exists": resolved.site_file.exists()},
+        "rollout": [
+            {"rule": rule.source, "holds": not objection, "reason": objection, "sets": _plain(rule.values)}
+            for rule, objection in resolved.rules
+        ],
+        "settings": {
+            section: {
+                key: {"value": _plain(value), "source": resolved.origin(section, key)}
+                for key, value in vars(getattr(resolved.config, section)).items()
+                if not changed or resolved.origin(section, key) != DEFAULT
+            }
+            for section in chosen
+        },
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [str(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _lines(content: dict[str, Any]) -> Iterator[str]:
+    if content["rollout"]:
+        yield from _wrapped(f"Roll-out of {content['site_file']['path']}", 0)
+    for rule in content["rollout"]:
+        number = rule["rule"].partition(" of ")[0]
+        verdict = "holds for this job" if rule["holds"] else f"does not hold: {rule['reason']}"
+        yield from _wrapped(f"  {number} {verdict}", 4)
+    if content["rollout"]:
+        yield ""
+    for section, table in content["settings"].items():
+        if table:
+            yield f"[{section}]"
+        for key, entry in table.items():
+            yield from _setting_lines(key, _shown(entry["value"]), entry["source"])
+    enabled = content["settings"].get("trace", {}).get("enabled", {"value": True})
+    if not enabled["value"] and enabled["source"].endswith(content["site_file"]["path"]):
+        yield ""
+        yield from _wrapped(_REQUESTED_NOTE, 0)
+
+
+def _setting_lines(key: str, value: str, source: str) -> Iterator[str]:
+    """Yield a setting in columns; a long value or source goes on in lines of its own."""
+    head = f"  {key}".ljust(_VALUE_COLUMN - 1) + " " + printable(value)
+    if len(head) < _ORIGIN_COLUMN and _ORIGIN_COLUMN + len(source) <= _WIDTH:
+        yield head.ljust(_ORIGIN_COLUMN) + printable(source)
+        return
+    yield from _wrapped(head, _VALUE_COLUMN)
+    yield from _wrapped(" " * _VALUE_COLUMN + source, _VALUE_COLUMN)
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        printable(text), _WIDTH, subsequent_indent=" " * indent, drop_whitespace=True, break_on_hyphens=False
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ("", []):
+        return _NOT_SET
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(value) if isinstance(value, list) else f"{value:g}" if isinstance(value, float) else str(value)
