@@ -19,11 +19,35 @@ START_NS = 5_000 * MS
 
 
 @dataclass(frozen=True, kw_only=True)
+class Extra:
+    """What a rank does on top, after it has its data and before its forward pass.
+
+    Attributes:
+        phase: which it is recorded as; None leaves it without a phase.
+        spread: standard deviation of its length, relative.
+        every: steps from one to the next.
+    """
+
+    rank: int
+    length_ns: int
+    phase: Phase | None = None
+    every: int = 1
+    spread: float = 0.0
+
+    def of_step(self, step: int, random: np.random.Generator) -> int:
+        """Return its nanoseconds in a step."""
+        if step % self.every:
+            return 0
+        return int(self.length_ns * max(random.normal(1.0, self.spread), 0.0)) if self.spread else self.length_ns
+
+
+@dataclass(frozen=True, kw_only=True)
 class SyntheticRun:
     """What to write.
 
     Attributes:
         slow: factor on forward and backward, by rank.
+        extras: what ranks do on top.
         offsets_ns: each rank's clock minus the reference.
         noise: standard deviation of forward and backward, relative.
         missing: ranks without a file.
@@ -48,6 +72,7 @@ class SyntheticRun:
     hangs: bool = False
     has_clock: bool = True
     samples_per_step: int = 64
+    extras: tuple[Extra, ...] = ()
 
     def write(self, path: Path) -> RunDirectory:
         """Write the traces of one more attempt and return the run."""
@@ -62,17 +87,27 @@ class SyntheticRun:
             forward = FORWARD_NS * factor * (work[:, step, 0] if work is not None else 1.0)
             backward = BACKWARD_NS * factor * (work[:, step, 1] if work is not None else 1.0)
             forward_ns, backward_ns = forward.astype(np.int64), backward.astype(np.int64)
-            enter_ns = begin_ns + DATA_NS + forward_ns + backward_ns
+            extras = [(extra, extra.of_step(step, random)) for extra in self.extras]
+            extra_ns = np.array(
+                [sum(ns for extra, ns in extras if extra.rank == rank) for rank in range(self.num_ranks)], np.int64
+            )
+            enter_ns = begin_ns + DATA_NS + extra_ns + forward_ns + backward_ns
             exit_ns = int(enter_ns.max()) + TRANSFER_NS if self.num_ranks > 1 else int(enter_ns[0])
             for rank, recorder in recorders.items():
                 if step >= self.num_steps - self.lost_steps.get(rank, 0):
                     continue
                 offset = self.offsets_ns.get(rank, 0)
                 begin, enter, leave = int(begin_ns[rank]) + offset, int(enter_ns[rank]) + offset, exit_ns + offset
-                forward_end = begin + DATA_NS + int(forward_ns[rank])
+                forward_begin = begin + DATA_NS
                 end = leave + OPTIMIZER_NS
-                recorder.add_phase(step, Phase.DATA, begin, begin + DATA_NS, -1)
-                recorder.add_phase(step, Phase.FORWARD, begin + DATA_NS, forward_end, -1)
+                recorder.add_phase(step, Phase.DATA, begin, forward_begin, -1)
+                for extra, length_ns in extras:
+                    if extra.rank == rank and length_ns:
+                        if extra.phase is not None:
+                            recorder.add_phase(step, extra.phase, forward_begin, forward_begin + length_ns, -1)
+                        forward_begin += length_ns
+                forward_end = forward_begin + int(forward_ns[rank])
+                recorder.add_phase(step, Phase.FORWARD, forward_begin, forward_end, -1)
                 recorder.add_phase(step, Phase.BACKWARD, forward_end, leave, -1)
                 recorder.add_phase(step, Phase.OPTIMIZER, leave, end, -1)
                 if self.num_ranks > 1:

@@ -14,9 +14,16 @@ from typing import assert_never
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.communication import communication_findings
 from hpcpace.diagnosis.modes.events import event_finding
-from hpcpace.diagnosis.modes.evidence import CollectionEvidence, InputEvidence, LatenessEvidence, LatePattern
+from hpcpace.diagnosis.modes.evidence import (
+    CollectionEvidence,
+    InputEvidence,
+    InterruptionEvidence,
+    LatenessEvidence,
+    LatePattern,
+)
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels
 from hpcpace.diagnosis.modes.hang import hang_finding
+from hpcpace.diagnosis.modes.interruption import interruption_findings
 from hpcpace.diagnosis.modes.jitter import jitter_finding
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.diagnosis.modes.obstacle import AbsentRanks, Obstacle, TooFewSteps, TooMuchNoise, WrongClock
@@ -88,7 +95,7 @@ def diagnose(
     # Messages of absent ranks would be missing from it, and most steps have to be alike.
     is_usable = rebuilt is not None and not absent and len(rebuilt.graph.step) >= rebuilt.graph.num_left_out
     steps = rebuilt if is_usable else None
-    straggler, without = straggler_findings(panels, search, steps, settings)
+    straggler, without, rest = straggler_findings(panels, search, steps, settings)
     communication: list[DiagnosisFinding] = []
     if not is_clock_wrong:
         communication = communication_findings(panels, links, crossing, settings)
@@ -96,11 +103,13 @@ def diagnose(
         *hang,
         *straggler,
         *imbalance_finding(panels, without, steps, settings),
-        *input_finding(panels, without, settings),
-        *collection_finding(panels, settings),
+        *input_finding(rest, without, settings),
+        *collection_finding(rest, settings),
+        *interruption_findings(panels, settings),
         *communication,
     ]
-    findings += event_finding(panels, without, settings)
+    is_collection_found = any(isinstance(finding.evidence, CollectionEvidence) for finding in findings)
+    findings += event_finding(panels, without, settings, is_collection_found=is_collection_found)
     passing = sum(finding.loss_share for finding in findings if _is_passing(finding))
     uneven_input = sum(
         each.loss_share - each.evidence.share for each in findings if isinstance(each.evidence, InputEvidence)
@@ -142,19 +151,29 @@ def _needs_no_others(finding: DiagnosisFinding) -> bool:
     Who waits for whom, and how long a transfer takes, is not known while members of a group are; nor is what an event
     or jitter costs, for the steps may be as long without it.
     """
-    return isinstance(finding.evidence, CollectionEvidence) or finding.mode in (Mode.HANG, Mode.STRAGGLER, Mode.INPUT)
+    is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence))
+    return is_own or finding.mode in (Mode.HANG, Mode.STRAGGLER, Mode.INPUT)
 
 
 def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:
-    """Return one finding a mode: the first one of it, with the loss and the culprits of all."""
-    joined: dict[Mode, DiagnosisFinding] = {}
+    """Return one finding a mode: the first one of it, with the loss and the culprits of all.
+
+    What a phase shows to be a cause of its own, such as an evaluation, keeps its own finding.
+    """
+    joined: dict[tuple[Mode, str], DiagnosisFinding] = {}
     for finding in findings:
-        first = joined.get(finding.mode)
+        key = (finding.mode, _own_cause(finding))
+        first = joined.get(key)
         if first is None:
-            joined[finding.mode] = finding
+            joined[key] = finding
             continue
         known = {culprit.aliases for culprit in first.culprits}
         more = tuple(culprit for culprit in finding.culprits if culprit.aliases not in known)
         share = first.loss_share + finding.loss_share
-        joined[finding.mode] = replace(first, loss_share=share, culprits=first.culprits + more)
+        joined[key] = replace(first, loss_share=share, culprits=first.culprits + more)
     return list(joined.values())
+
+
+def _own_cause(finding: DiagnosisFinding) -> str:
+    is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence))
+    return finding.variety if is_own else ""

@@ -13,6 +13,7 @@ from hpcpace.diagnosis.modes.evidence import (
     HangEvidence,
     ImbalanceEvidence,
     InputEvidence,
+    InterruptionEvidence,
     JitterEvidence,
     LatenessEvidence,
     LatePattern,
@@ -21,25 +22,32 @@ from hpcpace.diagnosis.modes.evidence import (
     TransferEvidence,
 )
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding
+from hpcpace.diagnosis.stage_words import (
+    advice_of_events,
+    advice_of_straggler,
+    by_stage,
+    interval_words,
+    stage_sentences,
+    subject_of_events,
+)
 from hpcpace.hostlist import exclusion, node_name
 from hpcpace.quoting import printable
 from hpcpace.units import format_duration
-from hpcpace.wording import alias_name, listed, named_ranks, percent, plural
+from hpcpace.wording import alias_name, listed, named_ranks, percent, place_name, plural, rank_list
 
 _MOST_NAMED = 4
 _MOST_RANKS = 8
-_FIND_PERIODIC = "find out what runs at that interval: cron, health checks, monitoring, checkpoints, logging"
-_FIND_RECURRING = "find out what else runs there: daemons, health checks, other jobs, throttling"
 _REDUCE_JITTER = "synchronise less often per step, keep cores free for the system, or align events to the same step"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindingWords:
-    """A finding in words: one line, the figures behind it, and what to do."""
+    """A finding in words: one line, the figures behind it, what to do, and further figures, one sentence each."""
 
     headline: str
     why: str
     next: str
+    more: tuple[str, ...] = ()
 
 
 def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bool = False) -> FindingWords:
@@ -62,7 +70,9 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
         case EventEvidence():
             return _events(evidence, finding, hosts, lost)
         case CollectionEvidence() | InputEvidence():
-            return _phase(evidence, finding, lost)
+            return _phase(evidence, finding, hosts, lost)
+        case InterruptionEvidence():
+            return _interruption(evidence, hosts, lost)
         case SlowLinkEvidence() | BurstEvidence() | LocalityEvidence() | TransferEvidence():
             return _transfers(evidence, finding, hosts, lost)
         case JitterEvidence():
@@ -99,9 +109,10 @@ def _lateness(
             return _straggler(evidence, finding, hosts, lost)
         case LatePattern.PERIODIC:
             return FindingWords(
-                headline=_periodic_headline(evidence.period_ns or 0.0, who, lost),
+                headline=_periodic_headline(evidence, who, lost),
                 why="late steps recur at more regular intervals than chance allows",
-                next=_FIND_PERIODIC,
+                next=advice_of_events(evidence),
+                more=stage_sentences(evidence.stages, [who]),
             )
         case LatePattern.ROTATING:
             return _jitter(evidence.share, lost)
@@ -117,12 +128,13 @@ def _straggler(
     if evidence.first is not None and evidence.stop is not None:
         when = f", in steps {evidence.first} to {evidence.stop - 1} of those used (counted from 0)"
     excess, interval = _first_effect(finding)
-    advice = "check clock speeds, throttling, pinning and other processes there"
-    line = _exclude(finding.culprits, hosts)
+    names = [place_name(culprit.kind, culprit.id) for culprit in finding.culprits]
+    costs = f"{'cost' if finding.culprits[1:] else 'costs'} {lost}{by_stage(evidence.stages)}"
     return FindingWords(
-        headline=f"{kind} straggler: {_named(finding, hosts)} {'cost' if finding.culprits[1:] else 'costs'} {lost}",
+        headline=f"{kind} straggler: {_named(finding, hosts)} {costs}",
         why=f"own work {percent(excess)} above that of its role {interval}{when}; the others wait for it",
-        next=f"{advice}, or leave it out: {line}" if line else advice,
+        next=advice_of_straggler(evidence.stages, _exclude(finding.culprits, hosts)),
+        more=stage_sentences(evidence.stages, names),
     )
 
 
@@ -139,23 +151,56 @@ def _events(evidence: EventEvidence, finding: DiagnosisFinding, hosts: Mapping[i
     who = _named(finding, hosts)
     if evidence.period_ns is None:
         return FindingWords(
-            headline=f"runtime and control plane: something that recurs on {who} costs {lost}",
+            headline=f"runtime and control plane: {subject_of_events(evidence)} that recurs on {who} costs {lost}",
             why=f"{evidence.events} steps stand out, more often on one node than chance allows",
-            next=_FIND_RECURRING,
+            next=advice_of_events(evidence),
+            more=stage_sentences(evidence.stages, [who]),
         )
     return FindingWords(
-        headline=_periodic_headline(evidence.period_ns, who, lost),
+        headline=_periodic_headline(evidence, who, lost),
         why=f"{evidence.events} steps stand out, at more regular intervals than chance allows",
-        next=_FIND_PERIODIC,
+        next=advice_of_events(evidence),
+        more=stage_sentences(evidence.stages, [who or "the latest rank"]),
     )
 
 
-def _periodic_headline(period_ns: float, who: str, lost: str) -> str:
-    where = f" on {who}" if who else ""
-    return f"runtime and control plane: something that recurs every {format_duration(period_ns)}{where} costs {lost}"
+def _periodic_headline(evidence: EventEvidence | LatenessEvidence, who: str, lost: str) -> str:
+    where, what = f" on {who}" if who else "", subject_of_events(evidence)
+    return f"runtime and control plane: {what} that recurs every {interval_words(evidence)}{where} costs {lost}"
 
 
-def _phase(evidence: CollectionEvidence | InputEvidence, finding: DiagnosisFinding, lost: str) -> FindingWords:
+def _interruption(evidence: InterruptionEvidence, hosts: Mapping[int, str], lost: str) -> FindingWords:
+    who = named_ranks(evidence.ranks[:_MOST_RANKS], hosts)
+    who += f" and {len(evidence.ranks) - _MOST_RANKS} more" if evidence.ranks[_MOST_RANKS:] else ""
+    is_eval = evidence.variety == "evaluation"
+    what = "evaluation" if is_eval else "checkpointing"
+    often = f", every {evidence.period_steps} steps," if evidence.period_steps else ""
+    return FindingWords(
+        headline=f"runtime and control plane: {what} on {who} alone{often} costs {lost}",
+        why=f"{plural(evidence.events, 'step')} with it, {format_duration(evidence.mean_ns)} each; the others wait",
+        next="evaluate on all ranks, each on its share of the data, or less often"
+        if is_eval
+        else "save less often, asynchronously, or on all ranks, each its share (torch.distributed.checkpoint)",
+    )
+
+
+def _who_waits(evidence: InputEvidence, hosts: Mapping[int, str]) -> str:
+    if not evidence.ranks:
+        return ", on all ranks" if len(hosts) > 1 else ""
+    more = f" and {len(evidence.ranks) - _MOST_RANKS} more" if evidence.ranks[_MOST_RANKS:] else ""
+    return f", on {named_ranks(evidence.ranks[:_MOST_RANKS], hosts)}{more}"
+
+
+def _waits(evidence: InputEvidence) -> str:
+    if evidence.waiting_ns is None or evidence.others_ns is None:
+        return ""
+    waiting, others = format_duration(evidence.waiting_ns), format_duration(evidence.others_ns)
+    return f"; {waiting} per step on {rank_list(evidence.ranks)}, {others} on the others"
+
+
+def _phase(
+    evidence: CollectionEvidence | InputEvidence, finding: DiagnosisFinding, hosts: Mapping[int, str], lost: str
+) -> FindingWords:
     _, interval = _first_effect(finding)
     why = f"the phase takes {percent(evidence.share)} of the step {interval}"
     match evidence:
@@ -167,8 +212,8 @@ def _phase(evidence: CollectionEvidence | InputEvidence, finding: DiagnosisFindi
             )
         case InputEvidence():
             return FindingWords(
-                headline=f"input-bound: waiting for data costs {lost}",
-                why=why,
+                headline=f"input-bound: waiting for data costs {lost}{_who_waits(evidence, hosts)}",
+                why=why + _waits(evidence),
                 next="use more loader workers, prefetching, or a faster or node-local file system",
             )
         case _:

@@ -27,14 +27,13 @@ from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.incomplete import OpenOperation
-from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
+from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
 from hpcpace.metrics.roles import others_median
 from hpcpace.metrics.steps import StepPanel, common_steps, step_times, used_steps
 from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.parallel import Team
+from hpcpace.trace.encoding import ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace
-
-OWN_WORK = (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.GC, Part.OTHER)
 
 # Of the step, by which senders that are held at most make a predicted gain wrong.
 _MOST_HELD_SHARE = 0.02
@@ -201,6 +200,8 @@ def panels_of(measured: Measured) -> Panels:
         transfer_ns=_transfer_ns(measured),
         is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
         transient_share=_transient_share(measured),
+        parts_ns=parts,
+        is_of_device=any(ENQUEUE_COLUMN in trace.tables["collectives"] for trace in measured.timed.traces),
     )
 
 

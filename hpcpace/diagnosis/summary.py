@@ -12,6 +12,7 @@ from hpcpace import __version__
 from hpcpace.diagnosis.modes.finding import Culprit
 from hpcpace.metrics.clocks.causality import PairViolations
 from hpcpace.metrics.lateness.hotspots import Hotspot
+from hpcpace.metrics.lateness.stages import StageComparison as StageComparison
 from hpcpace.metrics.operations.communication import Kind as Kind
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.phases import Part as Part
@@ -24,7 +25,13 @@ SCHEMA = "hpcpace-summary/2"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One mode above its threshold; `numbers` has the figures behind it by name, as docs/summary.md lists them."""
+    """One mode above its threshold.
+
+    Attributes:
+        mode, variety, loss_share, confidence, culprits: as of `Verdict`, of this mode alone.
+        numbers: the figures behind it by name, as docs/summary.md lists them.
+        stages: in which stage each culprit is late, in their order; None where its phases are not known.
+    """
 
     mode: str
     variety: str
@@ -32,6 +39,7 @@ class Finding:
     confidence: float
     culprits: tuple[Culprit, ...]
     numbers: dict[str, float]
+    stages: tuple[StageComparison | None, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from hpcpace.diagnosis.diagnose import Diagnosis, DiagnosisFinding, Mode, Panels
 from hpcpace.diagnosis.finding_words import words_of
-from hpcpace.diagnosis.modes.evidence import numbers_of
+from hpcpace.diagnosis.modes.evidence import numbers_of, stages_of
 from hpcpace.diagnosis.modes.obstacle import (
     AbsentRanks,
     NothingMeasured,
@@ -54,7 +54,7 @@ def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Seque
         confidence=first.confidence,
         loss_share=first.loss_share,
         headline="; ".join([words.headline, *_absent(diagnosis)]),
-        why=(words.why,),
+        why=(words.why, *words.more),
         next=(words.next, *_find_traces(diagnosis)),
         also=(*(other.headline for other in others), *remarks),
         findings=tuple(_summarized(finding) for finding in diagnosis.findings),
@@ -110,6 +110,7 @@ def _summarized(finding: DiagnosisFinding) -> Finding:
         confidence=finding.confidence,
         culprits=finding.culprits,
         numbers=numbers_of(finding.evidence),
+        stages=stages_of(finding.evidence),
     )
 
 

@@ -41,6 +41,8 @@ class Part(IntEnum):
 
 
 BUSY = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER)
+OWN_WORK = (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.GC, Part.OTHER)
+"""What a rank does by itself, whatever others do."""
 EXPOSED_WAIT = (Part.SYNC_WAIT, Part.WAIT)
 EXPOSED_TRANSFER = (Part.SYNC_TRANSFER, Part.TRANSFER)
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.close_up import CloseUp
 from hpcpace.diagnosis.diagnose import Panels
-from hpcpace.diagnosis.measure import OWN_WORK, Measured, own_excess_ns
+from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.modes.pipeline import stage_excess
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, PipelineBubble
 from hpcpace.metrics.causes.bubble import microbatches, pipeline_bubble
@@ -15,7 +15,7 @@ from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.what_if import Change, stage_change, what_if
 from hpcpace.metrics.lateness.own_delay import agreement
 from hpcpace.metrics.operations.communication import op_name
-from hpcpace.metrics.phases import Part
+from hpcpace.metrics.phases import OWN_WORK, Part
 from hpcpace.metrics.roles import others_median
 from hpcpace.parallel import run_both
 

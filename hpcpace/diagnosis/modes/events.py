@@ -12,7 +12,8 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import confidence_of
 from hpcpace.diagnosis.modes.evidence import EventEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Panels
-from hpcpace.metrics.lateness.periodicity import LEAST_EVENTS, Period, find_period
+from hpcpace.metrics.lateness.periodicity import LEAST_EVENTS, Period, find_period, run_begins, steps_between
+from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_events
 
 _REGULAR = 0.05
 _SURE = 1e-3
@@ -36,25 +37,48 @@ class Recurrence:
     is_event: Booleans
 
 
-def event_finding(panels: Panels, work_ns: Floats, settings: DiagnosisConfig) -> list[DiagnosisFinding]:
-    """Return events that come back, with what they add to the slowest own work in their steps as loss."""
+def event_finding(
+    panels: Panels, work_ns: Floats, settings: DiagnosisConfig, *, is_collection_found: bool = False
+) -> list[DiagnosisFinding]:
+    """Return events that come back, with what they add to the slowest own work in their steps as loss.
+
+    Events that are garbage collection are not found a second time if that `is_collection_found` already.
+    """
     found = recurrence(panels, work_ns)
     if found is None or found.p_value >= 2 * settings.level:
         return []
-    is_event = found.is_event.any(axis=0)
+    is_event: Booleans = np.any(found.is_event, axis=0)
     slowest = work_ns.max(axis=0) if not panels.is_role_known else _above_role(panels, work_ns)
     usual = float(np.median(slowest[~is_event])) if not is_event.all() else 0.0
     share = float(np.where(is_event, np.maximum(slowest - usual, 0.0), 0.0).mean()) / panels.mean_time_ns
     if share < settings.runtime_share:
         return []
+    stage = _stages(panels, work_ns, found, is_event)
+    if is_collection_found and stage is not None and stage.stages[:1] == (Stage.COLLECTION,):
+        return []
     return [
         DiagnosisFinding(
-            evidence=EventEvidence(events=int(is_event.sum()), share=share, period_ns=found.period_ns),
+            evidence=EventEvidence(
+                events=int(is_event.sum()),
+                share=share,
+                period_ns=found.period_ns,
+                period_steps=steps_between(run_begins(is_event)) if found.period_ns is not None else None,
+                stages=(stage,),
+            ),
             loss_share=share,
             confidence=confidence_of(found.p_value),
             culprits=tuple(_node_culprit(panels, work_ns, found.is_event, unit) for unit in found.nodes),
         )
     ]
+
+
+def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Booleans) -> StageComparison | None:
+    """Return in which stage the steps of events are longer, of the ranks that they strike; None without phases."""
+    if panels.parts_ns is None:
+        return None
+    units = np.unique(panels.node)
+    struck = np.flatnonzero(np.isin(panels.node, units[list(found.nodes)] if found.nodes else units))
+    return panels.qualified(compare_events(panels.parts_ns, work_ns, struck, is_event))
 
 
 def _above_role(panels: Panels, work_ns: Floats) -> Floats:

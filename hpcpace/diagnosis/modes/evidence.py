@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import ClassVar, assert_never
 
 from hpcpace.diagnosis.modes.mode import Mode
+from hpcpace.metrics.lateness.stages import StageComparison
 
 
 class LatePattern(StrEnum):
@@ -73,6 +74,8 @@ class LatenessEvidence:
         share: loss as a share of the step time.
         period_ns: the period of a periodic or rotating lateness; else None.
         first, stop: range of the steps of a transient lateness, indices into the used steps; else None.
+        period_steps: the period in steps, where the late steps come at equal numbers of steps; else None.
+        stages: for each culprit, in which stage it is late; empty where phases are not known.
     """
 
     pattern: LatePattern
@@ -83,6 +86,8 @@ class LatenessEvidence:
     period_ns: float | None = None
     first: int | None = None
     stop: int | None = None
+    period_steps: int | None = None
+    stages: tuple[StageComparison | None, ...] = ()
 
     @property
     def mode(self) -> Mode:
@@ -112,12 +117,16 @@ class EventEvidence:
         events: number of steps.
         share: loss as a share of the step time.
         period_ns: distance of the events; None if they strike one node at irregular distances.
+        period_steps: the same in steps, where they come at equal numbers of steps; else None.
+        stages: in which stage these steps are longer; empty where phases are not known.
     """
 
     mode: ClassVar = Mode.RUNTIME
     events: int
     share: float
     period_ns: float | None = None
+    period_steps: int | None = None
+    stages: tuple[StageComparison | None, ...] = ()
 
     @property
     def variety(self) -> str:
@@ -135,12 +144,48 @@ class CollectionEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InterruptionEvidence:
+    """Checkpoints or evaluations of some ranks, for which the others wait.
+
+    Attributes:
+        phase: `checkpoint` or `eval`.
+        ranks: who makes them.
+        events: steps with one.
+        mean_ns: mean of the longest of these ranks in such a step.
+        share: loss as a share of the step time.
+        period_steps: after how many steps they come back; None where that varies.
+    """
+
+    mode: ClassVar = Mode.RUNTIME
+    phase: str
+    ranks: tuple[int, ...]
+    events: int
+    mean_ns: float
+    share: float
+    period_steps: int | None = None
+
+    @property
+    def variety(self) -> str:
+        """What the ranks do."""
+        return "evaluation" if self.phase == "eval" else "checkpoint"
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputEvidence:
-    """Waiting for data; `share` is its mean share of the step time."""
+    """Waiting for data.
+
+    Attributes:
+        share: its mean share of the step time.
+        ranks: the ranks that wait; empty where that is all of them.
+        waiting_ns, others_ns: mean time per step of those that wait and of the others; None where all wait.
+    """
 
     mode: ClassVar = Mode.INPUT
     variety: ClassVar = ""
     share: float
+    ranks: tuple[int, ...] = ()
+    waiting_ns: float | None = None
+    others_ns: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +269,7 @@ Evidence = (
     | ImbalanceEvidence
     | EventEvidence
     | CollectionEvidence
+    | InterruptionEvidence
     | InputEvidence
     | SlowLinkEvidence
     | BurstEvidence
@@ -241,3 +287,8 @@ def numbers_of(evidence: Evidence) -> dict[str, float]:
         for name, value in values.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
+
+
+def stages_of(evidence: Evidence) -> tuple[StageComparison | None, ...]:
+    """Return in which stage each culprit is late; empty for evidence that compares no stages."""
+    return evidence.stages if isinstance(evidence, (LatenessEvidence, EventEvidence)) else ()

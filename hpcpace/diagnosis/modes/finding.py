@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.modes.evidence import Evidence
 from hpcpace.diagnosis.modes.mode import Mode
+from hpcpace.metrics.lateness.stages import StageComparison
+from hpcpace.metrics.phases import Part
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -80,6 +82,9 @@ class Panels:
         is_role_known: whether roles are told; else no two ranks are compared.
         transient_share: what the rebuilt steps of a pipeline lose to changing work, as a share of the step time; None
             where they are not rebuilt.
+        parts_ns: the parts of each step, float64, (num_ranks, num_steps, num_parts); None where they are not known.
+        is_of_device: whether operations ran on GPUs: phases, which are times of the host, then do not show what takes
+            time there.
     """
 
     rank: Int64s
@@ -97,11 +102,21 @@ class Panels:
     transfer_ns: Floats
     is_role_known: bool = True
     transient_share: float | None = None
+    parts_ns: Floats | None = None
+    is_of_device: bool = False
 
     @property
     def mean_time_ns(self) -> float:
         """Mean step time, at least 1 ns."""
         return max(float(self.times_ns.mean()), 1.0) if len(self.times_ns) else 1.0
+
+    def qualified(self, found: StageComparison | None) -> StageComparison | None:
+        """Return a comparison of stages without its conclusion where the phases of these traces do not carry it."""
+        if found is None or self.parts_ns is None:
+            return None
+        has_forward = bool(self.parts_ns[:, :, Part.FORWARD].any())
+        stages = () if self.is_of_device else found.stages
+        return replace(found, stages=stages, is_of_device=self.is_of_device, has_forward=has_forward)
 
 
 def rank_culprit(

@@ -11,14 +11,17 @@ from scipy.special import ndtri, stdtrit
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import block_means, confidence_of, half_width
-from hpcpace.diagnosis.modes.evidence import LatenessEvidence, LatePattern, mode_of_pattern
+from hpcpace.diagnosis.modes.evidence import Evidence, LatenessEvidence, LatePattern, mode_of_pattern
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Int64s, Panels, rank_culprit, slowest_ns
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.metrics.causes.what_if import Change, Rebuilt
+from hpcpace.metrics.lateness.periodicity import run_begins, steps_between
+from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_events, compare_with_others
 from hpcpace.metrics.lateness.stragglers import Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.resampling import trimmed_mean
 
 _LEAST_COMPARED, _LEAST_TOLD = 3, 8
+_MOST_EXPLAINED = 4
 _SLOW = (LatePattern.FIXED, LatePattern.TRANSIENT)
 
 
@@ -83,8 +86,12 @@ def _usual_excess(panels: Panels, slow: NDArray[np.bool_], level: float) -> floa
 
 def straggler_findings(
     panels: Panels, search: StragglerSearch, steps: Rebuilt | None, settings: DiagnosisConfig
-) -> tuple[list[DiagnosisFinding], Floats]:
+) -> tuple[list[DiagnosisFinding], Floats, Panels]:
     """Return what stragglers cost, and the own work of all ranks with theirs put back to that of their role's others.
+
+    The panels come back with the data loading and the garbage collection of stragglers put back likewise, if it is
+    that which makes them late, so that it is not found a second time. Each culprit is compared phase by phase with
+    the others of its role, a periodic one with its own other steps.
 
     The loss is what the slowest rank of a role costs with them, less without: mean_i(max_r x) of both panels. That of
     fixed and transient stragglers is what rebuilt steps gain with their work as usual, where steps are rebuilt: a delay
@@ -97,7 +104,7 @@ def straggler_findings(
         steps: the steps rebuilt; None where they are not.
         settings: the thresholds.
     """
-    work = panels.work_ns
+    work, rest = panels.work_ns, panels
     findings = []
     for mode in (Mode.STRAGGLER, Mode.RUNTIME, Mode.AMPLIFICATION):
         found = [straggler for straggler in search.found if mode_of_pattern(LatePattern(straggler.klass)) is mode]
@@ -112,7 +119,7 @@ def straggler_findings(
         first = found[0]
         loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
         finding = DiagnosisFinding(
-            evidence=_evidence(first, loss_share, panels),
+            evidence=_evidence(found, loss_share, panels),
             loss_share=loss_share,
             confidence=confidence_of(first.p_value),
             culprits=() if _is_everywhere(found, panels) else tuple(_straggler_culprit(each, panels) for each in found),
@@ -120,12 +127,26 @@ def straggler_findings(
         # What nobody waits for is no loss, but a slow rank will hold others up at a larger scale.
         if finding.loss_share >= settings.runtime_share or mode is Mode.STRAGGLER:
             findings.append(finding)
-            work = replaced
-    return findings, work
+            work, rest = replaced, _without_stages(rest, found, finding.evidence)
+    return findings, work, rest
 
 
-def _evidence(straggler: Straggler, loss_share: float, panels: Panels) -> LatenessEvidence:
+def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: Evidence) -> Panels:
+    """Return panels with the data loading and garbage collection of those put back whom these make late."""
+    stages = evidence.stages if isinstance(evidence, LatenessEvidence) else ()
+    for straggler, stage in zip(found, stages, strict=False):
+        named = stage.stages if stage is not None else ()
+        if Stage.DATA in named:
+            panels = replace(panels, data_ns=_put_back(panels.data_ns, panels.role, [straggler]))
+        if Stage.COLLECTION in named:
+            panels = replace(panels, gc_ns=_put_back(panels.gc_ns, panels.role, [straggler]))
+    return panels
+
+
+def _evidence(found: Sequence[Straggler], loss_share: float, panels: Panels) -> LatenessEvidence:
+    straggler = found[0]
     period, (first, stop) = straggler.period_steps, straggler.step_range or (None, None)
+    is_periodic = straggler.klass == LatePattern.PERIODIC
     return LatenessEvidence(
         pattern=LatePattern(straggler.klass),
         effect=straggler.effect_share,
@@ -135,7 +156,38 @@ def _evidence(straggler: Straggler, loss_share: float, panels: Panels) -> Latene
         period_ns=None if period is None else period * panels.mean_time_ns,
         first=first,
         stop=stop,
+        period_steps=steps_between(run_begins(_late_steps(straggler, panels))) if is_periodic else None,
+        stages=tuple(_stages(each, found, panels) for each in found[:_MOST_EXPLAINED]),
     )
+
+
+def _stages(straggler: Straggler, found: Sequence[Straggler], panels: Panels) -> StageComparison | None:
+    """Return in which stage a straggler is late; None where its phases are not known or it has nobody to compare with.
+
+    All ranks of the other stragglers are left out of those that it is compared with.
+    """
+    late = np.array(straggler.ranks)
+    if panels.parts_ns is None or straggler.klass == LatePattern.ROTATING:
+        return None
+    if straggler.klass == LatePattern.PERIODIC:
+        is_late = _late_steps(straggler, panels)
+        return panels.qualified(compare_events(panels.parts_ns, panels.work_ns, late, is_late))
+    is_other = np.isin(panels.role, panels.role[late])
+    is_other[[rank for each in found for rank in each.ranks]] = False
+    steps = slice(*(straggler.step_range or (0, panels.work_ns.shape[1])))
+    return panels.qualified(compare_with_others(panels.parts_ns, late, np.flatnonzero(is_other), steps))
+
+
+def _late_steps(straggler: Straggler, panels: Panels) -> NDArray[np.bool_]:
+    """Return in which steps a periodic straggler is late by at least half of its effect, bool, (num_steps,)."""
+    late = np.array(straggler.ranks)
+    excess_ns = np.zeros(panels.work_ns.shape[1])
+    for rank in late.tolist():
+        others = np.flatnonzero((panels.role == panels.role[rank]) & (np.arange(len(panels.role)) != rank))
+        excess_ns += (panels.work_ns[rank] - np.median(panels.work_ns[others], axis=0)) / len(late)
+    usual_ns = float(np.median(panels.work_ns[late]))
+    is_late: NDArray[np.bool_] = excess_ns > straggler.effect_share * usual_ns / 2
+    return is_late
 
 
 def _measured(straggler: Straggler, slow: NDArray[np.bool_], panels: Panels) -> Straggler:

@@ -11,6 +11,7 @@ from scipy.special import gammaincc
 
 LEAST_EVENTS = 3
 _LEAST_CYCLES = 3
+_EQUAL_SHARE = 0.9
 _MOST_TRIED = 4096
 _NUM_DRAWS = 999
 _MOST_EVENLY = 64  # this many events are judged by their phases alone
@@ -29,6 +30,28 @@ class Period:
 
     length: float
     p_value: float
+
+
+def run_begins(is_late: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the first steps of runs of late ones, ascending: a run is one event; `is_late` is (num_steps,)."""
+    return np.flatnonzero(is_late & ~np.append(False, is_late[:-1]))
+
+
+def steps_between(events: NDArray[np.int64]) -> int | None:
+    """Return after how many steps events recur, if that is always the same number or a multiple of it; else None.
+
+    What recurs in time, such as a cron job, slips through the steps: now one step more lies between two of its events,
+    now one less.
+
+    Args:
+        events: indices of the steps in which events begin, ascending.
+    """
+    if len(events) < LEAST_EVENTS:
+        return None
+    distances = np.diff(events)
+    shortest = int(np.median(distances))
+    is_multiple = (distances % max(shortest, 1) == 0).mean() >= _EQUAL_SHARE
+    return shortest if shortest >= 2 and is_multiple else None
 
 
 def find_period(events: Sequence[Times], *, span: float, least: float) -> Period | None:
