@@ -44,7 +44,8 @@ class TraceConfig:
     enabled: bool = True
     """Whether anything is recorded."""
     trace_dir: Path | None = None
-    """Folder for traces while the job runs, such as a node-local disk; they move into the run at the end."""
+    """Folder for traces while the job runs, such as a node-local disk; auto: the first usable disk of the node; they
+    move into the run at the end."""
     flush_interval_s: float = 1.0
     """Seconds between two flushes; a killed rank loses at most the rows since its last one."""
     max_rows: int = 1_000_000

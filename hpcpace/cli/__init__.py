@@ -17,6 +17,7 @@ COMMANDS = {
     "trace": "Run your own training script and trace it.",
     "report": "Say why a run is slow and where its steps went.",
     "dump": "Show what is in a trace file.",
+    "collect": "Bring traces of killed ranks home from node-local disk.",
     "pack": "Put the trace files of all ranks into a few.",
     "audit": "Check nodes and bindings, and print the fix for each fault.",
     "config": "Show the settings that hold, and where each comes from.",

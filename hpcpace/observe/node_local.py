@@ -1,12 +1,16 @@
 """What a rank saves before it ends: its trace from node-local disk, and the rows in memory at SIGTERM.
 
-Slurm sends SIGTERM to every rank at scancel and at the time limit, and SIGKILL after KillWait seconds.
+Slurm sends SIGTERM to every rank at scancel and at the time limit, and SIGKILL after KillWait seconds. The trace of a
+rank that was killed is left on the disk, from where another process of its user can bring it home.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
+import json
 import os
 import re
 import signal
@@ -20,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from hpcpace.files import Folder, copy_file
+from hpcpace.files import Folder, copy_file, read_most, write_all
 from hpcpace.world.deadline import Deadline, in_time
 
 _ENDS_WITHIN_S = 5.0
@@ -28,11 +32,16 @@ _ENDS_WITHIN_S = 5.0
 _TIDYING_SHARE = 0.1
 
 
+_CLAIM = "home.json"
+_MOST_CLAIM_BYTES = 1 << 16
+
+
 class NodeLocalTrace:
     """A trace that is on node-local disk while the job runs, and is copied into the run, whole or not at all.
 
     Everybody may be able to write to the disk, as to /tmp: the trace gets a new folder, which is held open, and no
-    planted link is followed.
+    planted link is followed. `home.json` in it says where the trace belongs. The process that writes the trace holds a
+    lock on that file, which the kernel releases when the process ends, however that happens.
 
     Args:
         trace_dir: the folder on that disk; made if it does not exist.
@@ -49,17 +58,68 @@ class NodeLocalTrace:
         self._trace_dir = trace_dir
         self.destination = destination
         self._folder: Folder | None = None
+        self._claim: int | None = None
+        self._is_removed = False
 
-    def open_folder(self) -> Folder:
-        """Make the trace's own folder and open it.
+    @classmethod
+    def left_behind(cls, trace_dir: Folder, name: str) -> NodeLocalTrace | None:
+        """Take a trace over that a process has left on the disk; None if that process still writes it.
+
+        Args:
+            trace_dir: the folder on that disk.
+            name: of the trace's own folder in it.
 
         Raises:
-            OSError: it cannot be made, or something has its name.
+            OSError: it is no such folder, or belongs to somebody else.
         """
+        with trace_dir.folder(name) as folder:
+            _check_owner(os.fstat(folder.descriptor))
+            _check_owner(folder.status(_CLAIM))
+            os.close(folder.open_file(_CLAIM))  # it is a regular file
+            claim = os.open(_CLAIM, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.descriptor)
+            try:
+                fcntl.lockf(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                destination = _read_claim(claim)
+            except BlockingIOError:
+                os.close(claim)
+                return None
+            except BaseException:
+                os.close(claim)
+                raise
+            trace = cls(trace_dir.path, name, destination)
+            trace._folder, trace._claim = Folder(os.dup(folder.descriptor), folder.path), claim
+            return trace
+
+    def open_folder(self) -> Folder:
+        """Open the trace's own folder; make it first, unless it is there.
+
+        Raises:
+            OSError: it cannot be made, something has its name, or the trace was brought home and removed.
+        """
+        if self._is_removed:
+            raise OSError(errno.ESTALE, "the trace was brought home", str(self.path))
+        if self._folder is None or not os.fstat(self._folder.descriptor).st_nlink:
+            self._make_folder()
+        assert self._folder is not None
+        return Folder(os.dup(self._folder.descriptor), self._folder.path)
+
+    def _make_folder(self) -> None:
         with Folder.open(self._trace_dir, make=True) as parent:
             folder = parent.new_folder(self.path.parent.name)
-        self._folder = Folder(os.dup(folder.descriptor), folder.path)
-        return folder
+            try:
+                claim = folder.create_file(_CLAIM)
+                try:
+                    write_all(claim, json.dumps({"destination": str(self.destination)}).encode(), 0)
+                    fcntl.lockf(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BaseException:
+                    os.close(claim)
+                    raise
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    parent.remove_tree(self.path.parent.name)
+                raise
+        self._release()
+        self._folder, self._claim = folder, claim
 
     def bring_home(self, timeout_s: float) -> None:
         """Copy HDF5 file and journal, as far as they exist, into the run; they get their names once both are there.
@@ -75,13 +135,26 @@ class NodeLocalTrace:
 
     def remove(self) -> None:
         """Remove a trace that was copied into the run, and its folder."""
+        self._is_removed = True
         if self._folder is None:
             return
         with contextlib.suppress(OSError), self._folder:  # what stays costs space, and nothing else
-            for name in self._names(self._folder):
+            for name in (*self._names(self._folder), _CLAIM):
                 self._folder.remove(name)
             with Folder.open(self._trace_dir) as parent:
                 os.rmdir(self.path.parent.name, dir_fd=parent.descriptor)
+        self._release()
+
+    def release(self) -> None:
+        """Leave the trace where it is, to other processes."""
+        self._release()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _release(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            os.close(claim)
 
     def _copy(self, source: Folder, deadline: Deadline) -> None:
         names = self._names(source)
@@ -98,6 +171,7 @@ class NodeLocalTrace:
     def _copy_file(self, source: Folder, name: str, copy: int, deadline: Deadline) -> None:
         origin = source.open_file(name)
         try:
+            _check_owner(os.fstat(origin))
             copy_file(origin, copy, before_block=deadline.check)
         finally:
             os.close(origin)
@@ -110,6 +184,18 @@ class NodeLocalTrace:
 
     def _names(self, folder: Folder) -> list[str]:
         return [name for name in (self.path.name, self._journal_name) if folder.has(name)]
+
+
+def _check_owner(status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, "it belongs to somebody else")
+
+
+def _read_claim(descriptor: int) -> Path:
+    try:
+        return Path(json.loads(read_most(descriptor, _MOST_CLAIM_BYTES))["destination"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError(errno.EINVAL, f"{_CLAIM} does not say where the trace belongs") from error
 
 
 class TerminationTrap:
@@ -139,6 +225,12 @@ class TerminationTrap:
         _hook_forks(weakref.ref(self))
         return True
 
+    @property
+    def is_decisive(self) -> bool:
+        """Whether SIGTERM ends this process: no handler of the job's decides what it means."""
+        # The default: the trap was removed since the signal came.
+        return signal.getsignal(signal.SIGTERM) in (self._tell, signal.SIG_DFL)
+
     def remove(self) -> None:
         """Remove the trap; it stays if a thread other than the main one asks, as Python forbids that."""
         if self._sockets is None or threading.current_thread() is not threading.main_thread():
@@ -165,12 +257,11 @@ class TerminationTrap:
                     self._answer()
 
     def _answer(self) -> None:
-        # The default: the trap was removed since the signal came.
-        is_ours = signal.getsignal(signal.SIGTERM) in (self._tell, signal.SIG_DFL)
+        is_decisive = self.is_decisive
         try:
             self._rescue()
         finally:
-            if is_ours:
+            if is_decisive:
                 _end_by_default(signal.SIGTERM)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver, find_layer
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.host import HostCounters
+from hpcpace.observe.left_traces import PREFIX, bring_left_traces_home
 from hpcpace.observe.network import NetworkCounters
 from hpcpace.observe.node_local import NodeLocalTrace, TerminationTrap
+from hpcpace.observe.node_local_disk import AUTO, find_node_local_disk
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.sampling import CounterThread
 from hpcpace.pace.pacer import Pacer
@@ -25,11 +28,16 @@ from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import Phase, TraceHeader
 from hpcpace.world.clock import ClockSync
+from hpcpace.world.deadline import Deadline, in_time
+from hpcpace.world.environment import process_environ
 
 _FIRST_FLUSH_TIMEOUT_S = 5.0
 # A disk that hangs must not cost the seconds that Slurm leaves between SIGTERM and SIGKILL (KillWait, 30 by default).
 _RESCUE_TIMEOUT_S = 3.0
 _RESCUE_COPY_TIMEOUT_S = 20.0
+_PLACE_TIMEOUT_S = 5.0
+# File systems take names of 255 bytes.
+_MOST_OF_RUN_ID = 40
 
 
 class Recording:
@@ -56,10 +64,10 @@ class Recording:
         warn: Callable[[str], None],
         warn_once_for_all: Callable[[str], None],
     ) -> None:
-        trace_dir = config.trace.trace_dir
-        self._local = None if trace_dir is None else NodeLocalTrace(trace_dir, _local_name(header), path)
         self._copy_timeout_s = config.trace.copy_timeout_s
         self._warn, self._warn_once_for_all = warn, warn_once_for_all
+        self._local = self._place_on_node(config, header, path)
+        self._trap = TerminationTrap(self._rescue)
         self._clock_sync = clock_sync
         self._cleanup = ExitStack()
         self._device_times = _device_times()
@@ -92,9 +100,8 @@ class Recording:
         self.recorder.start()
         # The file exists from the first step on, even if the rank dies within its first second.
         self.recorder.flush(_FIRST_FLUSH_TIMEOUT_S)
-        trap = TerminationTrap(self._rescue)
-        if trap.install():
-            self._cleanup.callback(trap.remove)
+        if self._trap.install():
+            self._cleanup.callback(self._trap.remove)
         if self._counters is not None:
             self._counters.start()
         if self._clock_sync is not None and self._clock_sync.due(first_step):
@@ -143,8 +150,8 @@ class Recording:
         with self._cleanup:
             is_written = self.recorder.close()
         # Of a disk that hangs, the recorder has said so.
-        if self._local is not None and is_written and self._bring_home(self._local, self._copy_timeout_s):
-            self._local.remove()
+        if self._local is not None and is_written:
+            self._bring_home(self._local, self._copy_timeout_s, is_last=True)
 
     def _end_clock(self, in_order: bool) -> None:
         clock_sync, self._clock_sync = self._clock_sync, None
@@ -181,10 +188,38 @@ class Recording:
         with self.recorder.held(_RESCUE_TIMEOUT_S) as is_held:
             self.recorder.tell_losses()
             if self._local is not None and is_held:
-                self._bring_home(self._local, min(self._copy_timeout_s, _RESCUE_COPY_TIMEOUT_S))
+                timeout_s = min(self._copy_timeout_s, _RESCUE_COPY_TIMEOUT_S)
+                self._bring_home(self._local, timeout_s, is_last=self._trap.is_decisive)
 
-    def _bring_home(self, trace: NodeLocalTrace, timeout_s: float) -> bool:
-        """Copy the trace from a node-local disk into the run; return whether that worked."""
+    def _place_on_node(self, config: Config, header: TraceHeader, path: Path) -> NodeLocalTrace | None:
+        """Return where the trace is on node-local disk while the job runs; None if that is the run itself."""
+        trace_dir = config.trace.trace_dir
+        if trace_dir is None:
+            return None
+        try:
+            return in_time(partial(_make_place, trace_dir, header, path), _PLACE_TIMEOUT_S, "the node-local disk")
+        except OSError as error:
+            # The ranks of a node have one disk. That a name is taken is a matter of one rank.
+            if header.local_rank <= 0 or isinstance(error, FileExistsError):
+                reason = error.strerror or str(error)
+                self._warn(f"trace.trace_dir is {trace_dir}, but the trace is written into the run at once: {reason}")
+            return None
+
+    def _bring_home(self, trace: NodeLocalTrace, timeout_s: float, *, is_last: bool) -> None:
+        """Copy the trace from a node-local disk into the run, and with it those of ranks of this node that were killed.
+
+        Args:
+            is_last: whether nothing is recorded after this, so that the trace is removed from the disk.
+        """
+        deadline = Deadline(timeout_s)
+        if self._is_home(trace, timeout_s) and is_last:
+            trace.remove()
+        with suppress(OSError):  # `hpcpace collect` finds what is left
+            place = trace.path.parent
+            homes = [trace.destination.parent]
+            bring_left_traces_home(place.parent, homes, timeout_s=deadline.left_s, own_name=place.name)
+
+    def _is_home(self, trace: NodeLocalTrace, timeout_s: float) -> bool:
         try:
             trace.bring_home(timeout_s)
         except OSError as error:
@@ -197,9 +232,17 @@ class Recording:
         return True
 
 
-def _local_name(header: TraceHeader) -> str:
-    """Return a name for a rank's folder on node-local disk that no earlier job has used."""
-    return f"{header.run_id}-attempt-{header.attempt}-{header.created_unix_ns}"
+def _make_place(trace_dir: Path, header: TraceHeader, path: Path) -> NodeLocalTrace:
+    """Make a folder for a rank's trace on node-local disk, by a name that no other rank and no earlier job has used."""
+    if trace_dir == AUTO:
+        trace_dir = find_node_local_disk(process_environ(), max(header.local_size, 1))
+    if trace_dir.exists() and not trace_dir.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(trace_dir))
+    run_id = header.run_id[:_MOST_OF_RUN_ID]
+    name = f"{PREFIX}{run_id}-attempt-{header.attempt}-rank-{header.rank}-{header.created_unix_ns}"
+    trace = NodeLocalTrace(trace_dir.absolute(), name, path)
+    trace.open_folder().close()
+    return trace
 
 
 def _device_times() -> DeviceTimes | None:

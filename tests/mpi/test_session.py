@@ -97,6 +97,7 @@ def test_a_terminated_rank_brings_its_trace_home_from_inside_a_collective(mpiexe
     result = mpiexec(2, PROGRAM, tmp_path / "run", "terminate", HPCPACE_TRACE_TRACE_DIR=str(tmp_path / "local"))
     assert result.returncode != 0
     trace = next(trace for trace in _traces(tmp_path / "run") if trace.header.rank == 0)
+    assert list((tmp_path / "local").glob("*-rank-0-*")) == []
     assert len(trace.tables["steps"]) == 6
     assert trace.open_collectives["op"].tolist() == [Op.ALL_REDUCE]
 

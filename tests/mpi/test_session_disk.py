@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import pytest
+
 from hpcpace.trace.reader import read_trace
 
 Run = Callable[..., CompletedProcess[str]]
@@ -96,10 +98,93 @@ print("trained")
 """
     (tmp_path / "local").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "local" / "run-attempt-0-17").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "local" / "hpcpace-run-attempt-0-rank-0-17").symlink_to(tmp_path / "elsewhere")
     result = python("-c", code, tmp_path / "run", HPCPACE_TRACE_TRACE_DIR=str(tmp_path / "local"))
     assert (result.returncode, result.stdout) == (0, "trained\n"), result.stderr
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    first, last = result.stderr.splitlines()
-    assert "File exists" in first and "training goes on" in first
-    assert "are lost" in last
+    _assert_it_is_written_into_the_run(result, tmp_path / "run", tmp_path / "local", "File exists")
+
+
+def _assert_it_is_written_into_the_run(
+    result: CompletedProcess[str], run: Path, trace_dir: Path | str, reason: str
+) -> None:
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"hpcpace: rank 0: warning: trace.trace_dir is {trace_dir}, but the trace is written into ")
+    assert reason in line
+    assert read_trace(run / "attempt-0" / "trace" / "rank-00000.h5").closed_cleanly
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.write_text("a file"), "it is no folder"),
+        (lambda path: path.symlink_to("/dev/full"), "it is no folder"),
+        (lambda path: path.symlink_to("/sys/kernel"), ""),
+        (lambda path: path.symlink_to("nowhere/at/all"), ""),
+    ],
+    ids=["a file", "a device", "nothing can be made", "a dangling link"],
+)
+def test_where_the_local_disk_cannot_be_used_the_trace_is_written_into_the_run(
+    python: Run, tmp_path: Path, make: Callable[[Path], object], reason: str
+) -> None:
+    local = tmp_path / "local"
+    make(local)
+    result = _job(python, tmp_path / "run", "pass", HPCPACE_TRACE_TRACE_DIR=str(local))
+    _assert_it_is_written_into_the_run(result, tmp_path / "run", local, reason)
+
+
+def test_a_local_disk_with_blanks_in_its_name_is_one_like_others(python: Run, tmp_path: Path) -> None:
+    local = tmp_path / "a disk\twith 'blanks'"
+    result = _job(
+        python,
+        tmp_path / "the run",
+        "assert list(Path(os.environ['LOCAL']).glob('hpcpace-*/rank-00000.h5'))",
+        LOCAL=str(local),
+        HPCPACE_TRACE_TRACE_DIR=str(local),
+    )
+    assert result.stderr == "" and list(local.iterdir()) == []
+    assert len(read_trace(tmp_path / "the run/attempt-0/trace/rank-00000.h5").tables["steps"]) == 300
+
+
+def test_a_local_disk_that_loses_the_trace_gets_it_again(python: Run, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    happens = "shutil.rmtree(os.environ['LOCAL'])"
+    result = _job(python, tmp_path / "run", happens, LOCAL=str(local), HPCPACE_TRACE_TRACE_DIR=str(local))
+    assert result.stderr == ""
+    assert len(read_trace(tmp_path / "run/attempt-0/trace/rank-00000.h5").tables["steps"]) == 300
+    assert list(local.iterdir()) == []
+
+
+def test_auto_takes_the_disk_of_the_node(python: Run, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.mkdir()
+    happens = "assert list(Path(os.environ['TMPDIR']).glob('hpcpace-*/rank-00000.h5'))"
+    result = _job(python, tmp_path / "run", happens, TMPDIR=str(local), HPCPACE_TRACE_TRACE_DIR="auto")
+    assert result.stderr == "" and list(local.iterdir()) == []
+    assert len(read_trace(tmp_path / "run/attempt-0/trace/rank-00000.h5").tables["steps"]) == 300
+
+
+_KILLED = """
+import os, signal, sys
+import torch, torch.distributed as dist
+import hpcpace
+
+dist.init_process_group("gloo")
+with hpcpace.session(run_dir=sys.argv[1], name="job") as session:
+    for step in range(20):
+        dist.all_reduce(torch.ones(3))
+        session.step()
+        if step == 10 and dist.get_rank() == 1:
+            session._active.recording.recorder.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_trace_of_a_killed_rank_is_brought_home_by_another_rank_of_the_node(torchrun: Run, tmp_path: Path) -> None:
+    program, local = tmp_path / "program.py", tmp_path / "local"
+    program.write_text(_KILLED)
+    result = torchrun(2, program, tmp_path / "run", HPCPACE_TRACE_TRACE_DIR=str(local))
+    assert result.returncode != 0
+    traces = [read_trace(tmp_path / f"run/attempt-0/trace/rank-0000{rank}.h5") for rank in (0, 1)]
+    assert [len(trace.tables["steps"]) for trace in traces] == [11, 11]
+    assert list(local.iterdir()) == []

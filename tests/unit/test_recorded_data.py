@@ -15,6 +15,7 @@ from hpcpace.config import Config
 from hpcpace.diagnosis import summary
 from hpcpace.files import Folder
 from hpcpace.observe import record
+from hpcpace.observe.node_local import NodeLocalTrace
 from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.redaction import MARK, is_secret
 from hpcpace.studies.folder import StudyFolder
@@ -74,6 +75,13 @@ def test_every_field_of_run_json_is_documented() -> None:
 def test_every_section_of_the_settings_in_run_json_is_documented() -> None:
     row = next(row for row in _rows("RUN/attempt-N/run.json") if row[0] == "`config`")
     assert set(re.findall(r"`\[(\w+)\]`", row[1])) == set(Config().to_json())
+
+
+def test_every_field_of_a_claim_on_node_local_disk_is_documented(tmp_path: Path) -> None:
+    trace = NodeLocalTrace(tmp_path, "mine", Path("/home/rank-00000.h5"))
+    with trace.open_folder() as folder:
+        claim = json.loads(folder.read("home.json", most_bytes=1000))
+    assert _fields("TRACE_DIR/hpcpace-RUN-attempt-N-rank-R-TIME") == set(claim)
 
 
 def test_every_field_of_trial_json_is_documented() -> None:

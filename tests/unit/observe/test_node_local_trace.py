@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,11 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {item.name: item.read_bytes() for item in folder.iterdir()}
 
 
+def _traces(folder: Path) -> dict[str, bytes]:
+    """Return the files without the one that says where they belong."""
+    return {name: content for name, content in _files(folder).items() if name != "home.json"}
+
+
 def _join_copies() -> None:
     for thread in threading.enumerate():
         if thread.name == "hpcpace-in-time":
@@ -74,7 +80,7 @@ def test_neither_file_comes_where_both_do_not_fit(written, home, monkeypatch, fr
     with pytest.raises(OSError, match="No space left"):
         written.bring_home(60.0)
     assert _files(home) == {}
-    assert _files(written.path.parent) == _CONTENT
+    assert _traces(written.path.parent) == _CONTENT
 
 
 @pytest.mark.parametrize("call", ["fsync", "close"])
@@ -91,7 +97,7 @@ def test_neither_file_comes_where_the_disk_is_found_full_only_at_the_end(written
         patch.setattr(os, call, fail_late)
         written.bring_home(60.0)
     assert _files(home) == {}
-    assert _files(written.path.parent) == _CONTENT
+    assert _traces(written.path.parent) == _CONTENT
 
 
 def test_a_copy_that_hangs_is_given_up_and_comes_to_nothing_when_it_goes_on(written, home, monkeypatch):
@@ -99,7 +105,7 @@ def test_a_copy_that_hangs_is_given_up_and_comes_to_nothing_when_it_goes_on(writ
     monkeypatch.setattr(os, "fsync", lambda descriptor: goes_on.wait() and sync(descriptor))
     with pytest.raises(TimeoutError, match=r"longer than 0\.2 s"):
         written.bring_home(0.2)
-    assert _files(written.path.parent) == _CONTENT
+    assert _traces(written.path.parent) == _CONTENT
     goes_on.set()
     _join_copies()
     assert _files(home) == {}
@@ -177,3 +183,27 @@ def test_the_journal_of_an_earlier_copy_goes_when_the_trace_is_closed(written, h
     written.path.with_suffix(".journal").unlink()
     written.bring_home(60.0)
     assert list(_files(home)) == ["rank-00003.h5"]
+
+
+def test_a_folder_that_was_removed_is_made_again(written, tmp_path):
+    shutil.rmtree(tmp_path / "local")
+    written.open_folder().close()
+    assert set(_files(written.path.parent)) == {"home.json"}
+
+
+def test_a_trace_that_was_brought_home_is_not_made_again(written, tmp_path):
+    written.bring_home(60.0)
+    written.remove()
+    with pytest.raises(OSError, match="was brought home"):
+        written.open_folder()
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_a_disk_without_room_for_the_first_file_is_left_as_it_was(trace, tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        trace.open_folder()
+    assert list((tmp_path / "local").iterdir()) == []

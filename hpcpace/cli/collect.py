@@ -1,0 +1,81 @@
+"""`hpcpace collect`: bring the traces of killed ranks home from the node-local disk of this node."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcpace.config_sources import load_config
+from hpcpace.errors import EXIT_WARNING, UsageError
+from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
+from hpcpace.observe.node_local_disk import AUTO, candidates
+from hpcpace.quoting import printable
+from hpcpace.rundir import Attempt, open_run
+from hpcpace.wording import plural
+from hpcpace.world.environment import process_environ
+
+_MOST_RECORD_BYTES = 64 << 20
+
+
+@click.command()
+@click.option(
+    "--trace-dir",
+    type=click.Path(path_type=Path),
+    help="Look in this folder.",
+    show_default="that of the run's settings, SLURM_TMPDIR, TMPDIR, /tmp and /var/tmp",
+)
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Read settings from this TOML file.")
+@click.argument("run", type=click.Path(path_type=Path))
+def command(trace_dir: Path | None, config_file: Path | None, run: Path) -> None:
+    """Bring traces of RUN home from the disk of this node, whose ranks were killed.
+
+    A rank that ends in any other way does that itself. Call it once per node, after the ranks:
+    srun --ntasks-per-node=1 hpcpace collect RUN
+    """
+    config = load_config(file=config_file, environ=process_environ())
+    attempts = open_run(run).attempts()
+    folders = [trace_dir] if trace_dir is not None else _folders(attempts)
+    homes = [attempt.trace_dir for attempt in attempts]
+    found = [
+        trace
+        for folder in folders
+        if trace_dir is not None or folder.is_dir()
+        for trace in _collected(folder, homes, config.trace.copy_timeout_s)
+    ]
+    for trace in found:
+        outcome = f"stays: {trace.problem}" if trace.problem else f"-> {trace.destination}"
+        click.echo(printable(f"{trace.path} {outcome}"), err=bool(trace.problem))
+    if not found:
+        click.echo(printable(f"no trace of {run} is left on {socket.gethostname()}"))
+    num_left = sum(bool(trace.problem) for trace in found)
+    if num_left:
+        click.echo(f"hpcpace: {plural(num_left, 'trace')} could not be copied", err=True)
+        raise click.exceptions.Exit(EXIT_WARNING)
+
+
+def _folders(attempts: list[Attempt]) -> list[Path]:
+    """Return the folders in which ranks of a run may have left traces on this node."""
+    named = [Path(folder) for attempt in attempts if (folder := _trace_dir(attempt))]
+    found = [*named, *(folder for _, folder in candidates(process_environ()))]
+    return list(dict.fromkeys(folder for folder in found if folder != AUTO))
+
+
+def _trace_dir(attempt: Attempt) -> str:
+    """Return trace.trace_dir of an attempt; empty where it is not set, or run.json cannot be read."""
+    try:
+        with attempt.open() as folder:
+            record: Any = json.loads(folder.read(attempt.run_json.name, most_bytes=_MOST_RECORD_BYTES))
+        return str(record["config"]["trace"]["trace_dir"] or "")
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _collected(folder: Path, homes: list[Path], timeout_s: float) -> list[LeftTrace]:
+    try:
+        return bring_left_traces_home(folder, homes, timeout_s=timeout_s)
+    except OSError as error:
+        raise UsageError(f"cannot look for traces in {folder}: {error.strerror}; name another --trace-dir") from error
