@@ -214,8 +214,8 @@ _WORKLOAD_OPTIONS = (
         "trace_dir",
         type=_PATH,
         default="the run",
-        help="Keep traces in this node-local folder (auto: a disk of the node) while the job runs, and move them into the "
-        "run at the end.",
+        help="Keep traces in this node-local folder (auto: a disk of the node) while the job runs, and move them into "
+        "the run at the end.",
     ),
     click.option(
         "--run-dir",
