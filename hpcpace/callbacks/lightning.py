@@ -1,0 +1,64 @@
+"""Traces Lightning: `Trainer(callbacks=[hpcpace.callbacks.lightning.TraceCallback()])`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from hpcpace.callbacks.loop import TracedLoop, count_samples, needs
+
+# Lightning has two packages with the same classes; a Trainer of the one takes no callbacks of the other.
+if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    with needs("Lightning", "lightning"):
+        from lightning.pytorch import Callback
+
+
+class TraceCallback(Callback):
+    """Traces `Trainer.fit`: a step per update of the parameters, its samples, validation and checkpoints.
+
+    A step ends at the end of the batch in which `trainer.global_step` grew, so that accumulated gradients, and several
+    optimizers in one batch, are one step. Samples are the first dimension of each batch.
+
+    Args:
+        settings: the arguments of `hpcpace.session`.
+
+    Raises:
+        TypeError: `hpcpace.session` has no such argument.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self._loop = TracedLoop(settings)
+        self._num_updates = 0
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Open the session."""
+        self._loop.begin(pl_module)
+        self._num_updates = trainer.global_step
+        self._loop.replace(trainer, "save_checkpoint", self._loop.timed("checkpoint"))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count the batch, and end a step if it updated the parameters."""
+        with self._loop.guarded():
+            self._loop.add_samples(count_samples(batch))
+        if trainer.global_step != self._num_updates:
+            self._num_updates = trainer.global_step
+            self._loop.step()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin an evaluation."""
+        self._loop.begin_phase("eval")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """End an evaluation."""
+        self._loop.end_phase("eval")
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the session."""
+        self._loop.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Close the session on this rank alone."""
+        self._loop.abandon()
