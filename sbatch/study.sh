@@ -1,18 +1,41 @@
 # shellcheck shell=bash
 # Shared by the study scripts in this folder, which source it.
 #
-# Environment variables, all optional, in addition to those of traced_training.sh:
+# Environment variables, all optional, in addition to those of docs/slurm.md:
 #   HPCPACE_SBATCH_ARGS  options of sbatch for each job: `-p gpu -A me --exclusive --gpus-per-node 2 -t 240`
 #   HPCPACE_STUDY        what nano_cluster.sh plans: nano-cluster or model-size
 #   HPCPACE_STUDY_WAIT   1: wait for the jobs and show progress, instead of leaving them to Slurm
 #   HPCPACE_STUDY_SUBMIT 1: submit jobs even from inside a job
 
-# shellcheck source=traced_training.sh
-source "${BASH_SOURCE[0]%/*}/traced_training.sh"
+repository=$(realpath -- "${BASH_SOURCE[0]}")
+repository=${repository%/*/*}
 
+refuse() {
+    echo "hpcpace: $1" >&2
+    exit 2
+}
+
+if [[ -n ${HPCPACE_PRELUDE:-} ]]; then
+    # Environment modules and site files seldom work under `set -eu`; `source` searches PATH for a name without a slash.
+    set +eu
+    [[ $HPCPACE_PRELUDE == */* || ! -f $HPCPACE_PRELUDE ]] || HPCPACE_PRELUDE=./$HPCPACE_PRELUDE
+    # shellcheck disable=SC1090 # the user's own file
+    if [[ -f $HPCPACE_PRELUDE ]]; then source -- "$HPCPACE_PRELUDE"; else eval "$HPCPACE_PRELUDE"; fi ||
+        refuse "HPCPACE_PRELUDE ended with status $?: see what it printed above"
+    set -eu
+fi
+
+if [[ -n ${HPCPACE_PYTHON:-} ]]; then
+    # -P: do not search the working folder for modules.
+    read -ra hpcpace <<<"$HPCPACE_PYTHON -P -m hpcpace"
+elif command -v hpcpace >/dev/null; then
+    hpcpace=(hpcpace)
+elif [[ -x $repository/.venv/bin/hpcpace ]]; then
+    hpcpace=("$repository/.venv/bin/hpcpace")
+else
+    refuse "no hpcpace on PATH or in $repository/.venv: run 'make install' there, or set HPCPACE_PYTHON or HPCPACE_PRELUDE"
+fi
 studies=("${hpcpace[@]}" study)
-
-_most_failures=2
 
 # submit NAME OPTION... SCRIPT ARGUMENT...: submit a job and print its number. Jobs of one name run one after the other:
 # side by side they would disturb each other's measurements.
@@ -34,29 +57,6 @@ follow() {
         [[ $line == "$shown" ]] || echo "$line"
         shown=$line
         sleep 10
-    done
-    "${studies[@]}" status "$study"
-}
-
-# study_job STUDY LAYOUT: do all open runs of a layout in this job. A run that ends the ranks, for example out of memory,
-# costs one start; the study then continues with the next run.
-study_job() {
-    local study=$1 layout=$2 failures=0 before after status
-    local cpus_per_task=${SLURM_CPUS_PER_TASK:-1} srun_args=()
-    read -ra srun_args <<<"${HPCPACE_SRUN_ARGS:-}"
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus_per_task} PYTHONUNBUFFERED=1
-    before=$("${studies[@]}" left "$study" --layout "$layout")
-    ((!before)) || audit_first "$layout" "$study/audit/$layout"
-    while ((before)); do
-        status=0
-        srun --ntasks "$num_tasks" -c "$cpus_per_task" --kill-on-bad-exit=1 ${HPCPACE_MPI:+"--mpi=$HPCPACE_MPI"} \
-            "${srun_args[@]}" "${studies[@]}" series "$study" --layout "$layout" || status=$?
-        # Another start does not help after a wrong launch or a signal that ends the job.
-        ((status != 1 && status != 2)) || exit "$status"
-        after=$("${studies[@]}" left "$study" --layout "$layout")
-        if ((after < before)); then failures=0; else failures=$((failures + 1)); fi
-        ((failures <= _most_failures)) || refuse "layout $layout: $after runs are left, but new starts make no progress (status $status)"
-        before=$after
     done
     "${studies[@]}" status "$study"
 }

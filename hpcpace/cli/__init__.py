@@ -21,6 +21,8 @@ COMMANDS = {
     "pack": "Put the trace files of all ranks into a few.",
     "audit": "Check nodes and bindings, and print the fix for each fault.",
     "config": "Show the settings that hold, and where each comes from.",
+    "batch": "Run a training or an audit as a batch job.",
+    "sbatch": "Write a job script.",
     "lab": "Boot a Slurm cluster on this machine to try things out.",
     "study": "Plan and run a study of how training scales.",
 }

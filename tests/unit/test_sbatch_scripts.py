@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -23,10 +24,12 @@ SCRIPTS = sorted([*(REPOSITORY / "sbatch").glob("gpt2_*.sh"), REPOSITORY / "sbat
 AUDIT = REPOSITORY / "sbatch" / "audit.sh"
 FAKES = REPOSITORY / "tests" / "data" / "fake_slurm"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NTASKS": "8"}
+# The job control that the stand-in for hpcpace runs is the one of this repository.
+CONTROL = {"FAKE_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
 SOON = {**JOB, "HPCPACE_REQUEUE_AFTER_S": "0"}
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-# Of what traced_training.sh does for all of them, two are enough.
+# Of what `hpcpace batch` does for all of them, two are enough.
 two_scripts = pytest.mark.parametrize(
     "script", [path for path in SCRIPTS if path.stem in ("gpt2_pp", "resnet18_dp")], ids=lambda path: path.stem
 )
@@ -52,7 +55,8 @@ class Outcome:
 
     @staticmethod
     def _place(call: dict) -> int:
-        return call["argv"].index("hpcpace") + 1 if call["program"] == "srun" else 0
+        names = [Path(word).name for word in call["argv"]]
+        return names.index("hpcpace") + 1 if call["program"] == "srun" else 0
 
     @property
     def train_options(self) -> dict:
@@ -69,7 +73,7 @@ def run_script(tmp_path: Path) -> RunScript:
     def run(script: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> Outcome:
         calls = tmp_path / "calls.jsonl"
         calls.unlink(missing_ok=True)
-        clean = {"HOME": str(tmp_path), "PATH": f"{FAKES}:/usr/bin:/bin", "FAKE_CALLS": str(calls)}
+        clean = {**CONTROL, "HOME": str(tmp_path), "PATH": f"{FAKES}:/usr/bin:/bin", "FAKE_CALLS": str(calls)}
         done = subprocess.run(
             ["bash", str(script), *arguments],
             cwd=tmp_path,
@@ -82,6 +86,26 @@ def run_script(tmp_path: Path) -> RunScript:
         return Outcome(done, [json.loads(line) for line in noted])
 
     return run
+
+
+@pytest.fixture
+def without_hpcpace(tmp_path: Path) -> dict[str, str]:
+    """A search path with Slurm's commands, and without hpcpace."""
+    folder = tmp_path / "slurm-commands"
+    folder.mkdir()
+    for path in FAKES.iterdir():
+        if path.name != "hpcpace":
+            (folder / path.name).symlink_to(path)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def make_repository(folder: Path, program: Path | str = FAKES / "hpcpace") -> None:
+    """Make a checkout of the scripts, with a program in its environment."""
+    shutil.copytree(REPOSITORY / "sbatch", folder / "sbatch")
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    made = folder / ".venv" / "bin" / "hpcpace"
+    made.write_text(program.read_text() if isinstance(program, Path) else program)
+    made.chmod(0o755)
 
 
 def run_spool_copy(
@@ -111,7 +135,6 @@ def test_asks_slurm_only_for_what_every_site_has(script: Path) -> None:
         "output": "%x-%j.out",
         "nodes": "1",
         "ntasks-per-node": "4",
-        "cpus-per-task": "1",
         "signal": "B:USR1@120",
         "requeue": "",
         "open-mode": "append",
@@ -120,17 +143,17 @@ def test_asks_slurm_only_for_what_every_site_has(script: Path) -> None:
 
 @every_script
 def test_names_no_network_interface(script: Path) -> None:
-    text = script.read_text() + script.with_name("traced_training.sh").read_text()
-    assert not re.search(r"_IFNAME|--interface|--partition|--account", text)
+    assert not re.search(r"_IFNAME|--interface|--partition|--account", script.read_text())
 
 
-def test_lists_every_environment_variable_that_it_reads() -> None:
-    text = (REPOSITORY / "sbatch" / "traced_training.sh").read_text()
+def test_the_guide_lists_every_environment_variable_that_is_read() -> None:
+    sources = [*(REPOSITORY / "sbatch").glob("*.sh"), *(REPOSITORY / "hpcpace" / "batch").glob("*.py")]
+    of_studies = ("HPCPACE_STUDY", "HPCPACE_SBATCH_ARGS", "HPCPACE_TRAIN_", "HPCPACE_PACE", "HPCPACE_LAB_")
+    found = {name for path in sources for name in re.findall(r"\bHPCPACE_[A-Z_]+[A-Z]", path.read_text())}
+    read = {name for name in found if not name.startswith(of_studies)}
     guide = (REPOSITORY / "docs" / "slurm.md").read_text()
-    listed = set(re.findall(r"^#   (HPCPACE_[A-Z_]+[A-Z])", text, flags=re.MULTILINE))
-    read = {name for name in re.findall(r"\$\{?(HPCPACE_[A-Z_]+)", text) if not name.startswith("HPCPACE_TRAIN_")}
-    assert listed - {"HPCPACE_TRAIN"} == read
-    assert [name for name in sorted(listed) if name not in guide] == []
+    listed = set(re.findall(r"^\| `(HPCPACE_[A-Z_]+)` \|", guide, flags=re.MULTILINE))
+    assert listed == read
 
 
 @every_script
@@ -283,21 +306,20 @@ def test_refuses_to_run_without_hpcpace(tmp_path: Path, run_script: RunScript) -
 
 
 def test_takes_the_environment_of_the_repository(tmp_path: Path, run_script: RunScript) -> None:
-    shutil.copytree(REPOSITORY / "sbatch", tmp_path / "sbatch")
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    shutil.copy(FAKES / "hpcpace", tmp_path / ".venv" / "bin")
-    outcome = run_script(tmp_path / "sbatch" / SCRIPTS[0].name, environ={"PATH": "/usr/bin:/bin"})
+    make_repository(tmp_path / "home")
+    outcome = run_script(tmp_path / "home" / "sbatch" / SCRIPTS[0].name, environ={"PATH": "/usr/bin:/bin"})
     assert outcome.status == 0, outcome.stderr
 
 
 @every_script
 @pytest.mark.parametrize("arguments", [[], ["--steps", "20"]], ids=["bare", "with arguments"])
-def test_finds_its_folder_from_the_spool_copy(
-    script: Path, arguments: list[str], tmp_path: Path, run_script: RunScript
+def test_finds_its_repository_from_the_spool_copy(
+    script: Path, arguments: list[str], tmp_path: Path, run_script: RunScript, without_hpcpace: dict[str, str]
 ) -> None:
     home = tmp_path / "my repository"
-    shutil.copytree(REPOSITORY / "sbatch", home / "sbatch")
-    outcome = run_spool_copy(run_script, script, f"{home}/sbatch/{script.name}", *arguments)
+    make_repository(home)
+    submitted = f"{home}/sbatch/{script.name}"
+    outcome = run_spool_copy(run_script, script, submitted, *arguments, environ=without_hpcpace)
     assert outcome.status == 0, outcome.stderr
 
 
@@ -335,57 +357,65 @@ def test_finds_its_folder_from_the_spool_copy(
     ],
     ids=ascii,
 )
-def test_sources_nothing_but_what_lies_beside_the_original(
-    folder: str, argument: str | None, tmp_path: Path, run_script: RunScript
+def test_runs_nothing_but_what_lies_beside_the_original(
+    folder: str, argument: str | None, tmp_path: Path, run_script: RunScript, without_hpcpace: dict[str, str]
 ) -> None:
     script, home, evil = REPOSITORY / "sbatch" / "gpt2_pp.sh", tmp_path / folder, tmp_path / "evil"
-    shutil.copytree(REPOSITORY / "sbatch", home)
-    evil.mkdir()
-    (evil / "traced_training.sh").write_text(f"touch {tmp_path}/ran\n")
-    arguments = [] if argument is None else ["--name", argument.replace("EVIL", str(evil))]
-    outcome = run_spool_copy(run_script, script, f"{home}/gpt2_pp.sh", *arguments)
+    make_repository(home)
+    make_repository(evil, f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    arguments = [] if argument is None else ["--name", argument.replace("EVIL", f"{evil}/sbatch")]
+    submitted = f"{home}/sbatch/gpt2_pp.sh"
+    outcome = run_spool_copy(run_script, script, submitted, *arguments, environ=without_hpcpace)
     assert outcome.status == 0, outcome.stderr
     assert not (tmp_path / "ran").exists()
     assert outcome.argv("hpcpace", "train")[len(outcome.argv("hpcpace", "train")) - len(arguments) :] == arguments
 
 
-def test_all_find_their_folder_in_the_same_way() -> None:
+def test_all_find_hpcpace_in_the_same_way() -> None:
     scripts = [*SCRIPTS, AUDIT, AUDIT.with_name("nano_cluster.sh")]
-    found = {
-        re.search(r"^script=.*?^    .*cannot find its folder.*?$", path.read_text(), re.S | re.M)[0] for path in scripts
-    }
-    names = "|".join([*(path.stem for path in scripts), "traced_training", "study"])
-    assert len({re.sub(rf"\b({names})\.sh", "NAME.sh", text) for text in found}) == 1
+    found = [
+        re.search(r"^set -euo pipefail$.*?-P -m hpcpace\"\nfi$", path.read_text(), re.S | re.M) for path in scripts
+    ]
+    assert len({part[0] if part else "" for part in found} - {""}) == 1
 
 
-def test_takes_a_relative_path_from_where_the_job_was_submitted(tmp_path: Path, run_script: RunScript) -> None:
+def test_takes_a_relative_path_from_where_the_job_was_submitted(
+    tmp_path: Path, run_script: RunScript, without_hpcpace: dict[str, str]
+) -> None:
     """`sbatch --chdir ELSEWHERE ./gpt2_pp.sh`: the job runs elsewhere, and Slurm tells the path as it was given."""
-    shutil.copytree(REPOSITORY / "sbatch", tmp_path / "home" / "sbatch")
-    (tmp_path / "sbatch").mkdir()
-    (tmp_path / "sbatch" / "traced_training.sh").write_text("echo evil; exit 9\n")
-    environ = {"SLURM_SUBMIT_DIR": str(tmp_path / "home")}
+    make_repository(tmp_path / "home")
+    make_repository(tmp_path, "#!/bin/sh\necho evil; exit 9\n")
+    environ = {**without_hpcpace, "SLURM_SUBMIT_DIR": str(tmp_path / "home")}
     outcome = run_spool_copy(run_script, SCRIPTS[0], f"./sbatch/{SCRIPTS[0].name}", environ=environ)
     assert outcome.status == 0, outcome.stderr
 
 
 def test_asks_for_its_own_element_of_a_job_array_whatever_the_user_lets_squeue_show(
-    tmp_path: Path, run_script: RunScript
+    tmp_path: Path, run_script: RunScript, without_hpcpace: dict[str, str]
 ) -> None:
+    make_repository(tmp_path / "home")
     environ = {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "3", "FAKE_JOB": "15_3", "SQUEUE_STATES": "PENDING"}
-    outcome = run_spool_copy(run_script, SCRIPTS[0], str(SCRIPTS[0]), environ=environ)
+    submitted = str(tmp_path / "home" / "sbatch" / SCRIPTS[0].name)
+    outcome = run_spool_copy(run_script, SCRIPTS[0], submitted, environ={**without_hpcpace, **environ})
     assert outcome.status == 0, outcome.stderr
 
 
 @two_scripts
 @pytest.mark.parametrize("command", ["(null)", "", "/elsewhere/gpt2_pp.sh", "{folder}/gpt2_pp.sh --more"])
 def test_says_when_slurm_does_not_know_its_folder(
-    script: Path, command: str, tmp_path: Path, run_script: RunScript
+    script: Path, command: str, tmp_path: Path, run_script: RunScript, without_hpcpace: dict[str, str]
 ) -> None:
-    (tmp_path / "traced_training.sh").write_text("echo evil; exit 9\n")
-    environ = {"SLURM_SUBMIT_DIR": str(tmp_path)}
-    outcome = run_spool_copy(run_script, script, command.format(folder=script.parent), environ=environ)
+    make_repository(tmp_path / "home", "#!/bin/sh\necho evil; exit 9\n")
+    environ = {**without_hpcpace, "SLURM_SUBMIT_DIR": str(tmp_path / "home")}
+    submitted = command.format(folder=tmp_path / "home" / "sbatch")
+    outcome = run_spool_copy(run_script, script, submitted, environ=environ)
     assert outcome.status == 2
-    assert f"{script.name}: cannot find its folder" in outcome.stderr
+    assert "no hpcpace on PATH" in outcome.stderr
+
+
+def test_a_script_from_a_pipe_runs_where_hpcpace_is_on_path(tmp_path: Path, run_script: RunScript) -> None:
+    outcome = run_spool_copy(run_script, SCRIPTS[0], "(null)")
+    assert outcome.status == 0, outcome.stderr
 
 
 @pytest.mark.parametrize(
@@ -630,10 +660,14 @@ def test_the_audit_alone_takes_options_and_ends_with_its_status(
     assert re.fullmatch(rf"{folder}/attempt-0/snapshot", argv[2])
 
 
-def test_the_audit_alone_finds_its_folder_from_the_spool_copy(run_script: RunScript) -> None:
-    outcome = run_spool_copy(run_script, AUDIT, str(AUDIT), "--matrix")
+def test_the_audit_alone_finds_its_repository_from_the_spool_copy(
+    tmp_path: Path, run_script: RunScript, without_hpcpace: dict[str, str]
+) -> None:
+    make_repository(tmp_path / "home")
+    submitted = str(tmp_path / "home" / "sbatch" / "audit.sh")
+    outcome = run_spool_copy(run_script, AUDIT, submitted, "--matrix", environ=without_hpcpace)
     assert (outcome.status, outcome.stderr) == (0, "")
-    assert run_spool_copy(run_script, AUDIT, "(null)").status == 2
+    assert run_spool_copy(run_script, AUDIT, "(null)", environ=without_hpcpace).status == 2
 
 
 def test_an_audit_that_a_signal_ends_is_not_followed_by_a_training(tmp_path: Path) -> None:
@@ -650,7 +684,7 @@ def test_an_audit_that_a_signal_ends_is_not_followed_by_a_training(tmp_path: Pat
 def start(script: Path, folder: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
     """Start a script with signals as in a terminal: bash cannot trap what tests in the background of a shell ignore."""
     usual = ["env", "--default-signal=INT", "bash", str(script)]
-    return subprocess.Popen(usual, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(usual, cwd=folder, env={**CONTROL, **environ}, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_file(path: Path) -> None:

@@ -34,6 +34,8 @@ def run(tmp_path: Path) -> Run:
         calls.unlink(missing_ok=True)
         path = f"{FAKES}:{Path(sys.executable).parent}:/usr/bin:/bin"
         clean = {"HOME": str(tmp_path), "PATH": path, "FAKE_CALLS": str(calls), "HPCPACE_PYTHON": sys.executable}
+        # The `hpcpace` of PATH is the one of this repository as well.
+        clean["PYTHONPATH"] = str(REPOSITORY)
         command = ["bash", str(script), *words]
         done = subprocess.run(
             command, cwd=tmp_path, env={**clean, **environ}, capture_output=True, text=True, timeout=60
@@ -165,8 +167,8 @@ def test_lists_every_environment_variable_that_it_reads() -> None:
     text = "".join(
         (REPOSITORY / "sbatch" / f"{name}.sh").read_text() for name in ("study", "nano_cluster", "scaling_study")
     )
-    shared = (REPOSITORY / "sbatch" / "traced_training.sh").read_text()
-    listed = set(re.findall(r"^#   (HPCPACE_[A-Z_]+[A-Z])", text + shared, flags=re.MULTILINE))
+    shared = (REPOSITORY / "docs" / "slurm.md").read_text()
+    listed = set(re.findall(r"^(?:#   |\| `)(HPCPACE_[A-Z_]+[A-Z])", text + shared, flags=re.MULTILINE))
     read = set(re.findall(r"\$\{?(HPCPACE_[A-Z_]+)", text)) - {"HPCPACE_LAB_NAME"}
     guide = (REPOSITORY / "docs" / "studies.md").read_text()
     assert read <= listed

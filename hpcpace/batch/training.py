@@ -1,0 +1,132 @@
+"""A traced training as a batch job: audit, train, start once more after a failed start, report, requeue."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcpace.batch.control import ignore_termination, succeeds
+from hpcpace.batch.job import BatchJob, audit_first, snapshot_folder
+from hpcpace.batch.layout import training_options
+from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
+from hpcpace.rundir import RunDirectory
+
+_TERMINATED = 143
+_FIRST_OF_SHELL, _LAST_OF_SHELL = 126, 128
+
+
+def train(job: BatchJob, layout: str, words: Sequence[str]) -> int:
+    """Train, report, and return the exit status of the job.
+
+    That is the status of the training, or 128 plus the number of the signal that ended the job.
+
+    Args:
+        job: the job.
+        layout: how ranks are laid out if the user gives no mesh; one of `hpcpace.batch.layout.LAYOUTS`.
+        words: the workload, and options of `hpcpace train WORKLOAD`.
+
+    Raises:
+        UsageError: the folder of the run belongs to another one.
+    """
+    run_dir = Path(option_of(words, "--run-dir") or job.run_dir())
+    # A requeued job continues in its folder with another attempt; other jobs must not use it.
+    if run_dir.exists() and not job.num_restarts:
+        raise UsageError(f"{run_dir} exists already: name another folder with HPCPACE_RUN_DIR")
+    audits = Path(f"{_no_option(run_dir)}-audit")
+    ended = audit_first(job, audits)
+    if ended is not None:
+        return ended
+    job = job.rebound(snapshot_folder(job, audits))
+    started_s = time.monotonic()
+    status = _train_ranks(job, run_dir, _train_words(job, layout, run_dir, words))
+    _report(job, run_dir)
+    if job.control.is_early and not job.control.ended_by and status == EXIT_WARNING and job.allocation is not None:
+        _requeue(job, job.allocation.job, time.monotonic() - started_s)
+    return job.control.ended_by or status
+
+
+def option_of(words: Sequence[str], name: str) -> str | None:
+    """Return the value of an option in a command line, the last one if it is given several times."""
+    value = None
+    for word, following in zip(words, (*words[1:], None), strict=True):
+        if word == name:
+            value = following
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+    return value
+
+
+def _train_words(job: BatchJob, layout: str, run_dir: Path, words: Sequence[str]) -> list[str]:
+    num_ranks = job.num_tasks
+    given = option_of(words, "--ranks")
+    if job.allocation is None and given is not None and given.isdecimal():
+        num_ranks = int(given)
+    line = ["train", words[0], "--run-dir", _no_option(run_dir)]
+    if job.allocation is None:
+        line += ["--ranks", str(num_ranks)]
+    return [*line, *training_options(layout, words[0], num_ranks, job.environ), *words[1:]]
+
+
+def _no_option(run_dir: Path) -> str:
+    """Return a folder as an argument; its name may begin with a dash and must not be taken for an option."""
+    return f"./{run_dir}" if str(run_dir).startswith("-") else str(run_dir)
+
+
+def _train_ranks(job: BatchJob, run_dir: Path, words: Sequence[str]) -> int:
+    """Run the training, once more if its ranks did not start, and return its status."""
+    control, run = job.control, RunDirectory(run_dir)
+    command = job.launch.command(words, "--label", "--kill-on-bad-exit=1")
+    timeout_s = job.settings.start_timeout_s
+    environ = {**job.launch.environ(job.environ), "HPCPACE_WORLD_START_TIMEOUT_S": f"{timeout_s:g}"}
+    num_before = len(run.attempts())
+    started_s = time.monotonic()
+    status = control.run_ranks(command, environ)
+    # Ranks that fail in MPI startup have lost nothing. Slurm's pmi2 takes the first 1,024 bytes that it reads for a
+    # whole line, but MPICH may send a longer line: then ranks hang or abort.
+    is_failed_start = _may_have_failed_to_start(status, time.monotonic() - started_s, timeout_s)
+    if is_failed_start and not control.ended_by and not control.is_early and len(run.attempts()) == num_before:
+        control.say("the ranks did not get through the start of MPI; starting them again")
+        status = control.run_ranks(command, environ)
+    # Status 1 is a training that stopped with a checkpoint. When its first rank exited, srun may have ended others
+    # that were about to exit.
+    if status == _TERMINATED and len(run.attempts()) > num_before and _has_stopped(run):
+        return EXIT_WARNING
+    return status
+
+
+def _may_have_failed_to_start(status: int, seconds: float, timeout_s: float) -> bool:
+    """Return whether ranks that ended so after some seconds, and created no folder, may have failed in MPI startup.
+
+    hpcpace exits with 0 to 4, or with 143 if srun ended ranks before they had refused as well; 126 and 127 mean that
+    the command cannot run; MPI aborts with others. Ranks that a signal ended after the startup timeout have hung.
+    """
+    return EXIT_FAILED < status < _FIRST_OF_SHELL or (status > _LAST_OF_SHELL and seconds >= int(timeout_s))
+
+
+def _has_stopped(run: RunDirectory) -> bool:
+    """Return whether the last attempt of a run stopped early, with a checkpoint: ranks record that before they exit."""
+    try:
+        return bool(json.loads(run.last_attempt().result_json.read_text())["outcome"] == "stopped")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _report(job: BatchJob, run_dir: Path) -> None:
+    status = job.control.run_untold([*job.launch.program, "report", _no_option(run_dir)], job.environ)
+    # Status 1 is a report that found something, 3 one that is not sure.
+    if status not in (EXIT_OK, EXIT_WARNING, EXIT_CANNOT_TELL):
+        job.control.say(f"no report, 'hpcpace report' ended with status {status}")
+
+
+def _requeue(job: BatchJob, name: str, trained_s: float) -> None:
+    """Requeue the job, which then resumes from its checkpoint."""
+    if trained_s < job.settings.requeue_after_s:
+        job.control.say(f"not requeued: trained for only {int(trained_s)} s; request a longer time limit (-t)")
+        return
+    ignore_termination()
+    if succeeds(["scontrol", "requeue", name]):
+        job.control.say("requeued, resumes from its checkpoint")
+    else:
+        job.control.say("not requeued: submit a job with --resume and the folder of this run")

@@ -1,0 +1,64 @@
+"""`hpcpace batch`: run the ranks of a job, with all that a batch job needs around them."""
+
+from __future__ import annotations
+
+import click
+
+from hpcpace.batch.job import BatchJob, audit_only, prepare_job
+from hpcpace.batch.layout import LAYOUTS
+from hpcpace.errors import UsageError
+from hpcpace.world.environment import process_environ
+
+_COMMANDS = "train gpt2, train resnet18, audit, study series"
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
+)
+@click.option("--name", help="Call the run runs/JOB-NAME.", show_default="the last word of the command's name")
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default="data",
+    show_default=True,
+    help="Lay the ranks of a training out like this, unless it has a --mesh.",
+)
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
+def command(name: str | None, layout: str, words: tuple[str, ...]) -> None:
+    """Run COMMAND, such as `train gpt2 --steps 200`, as all ranks of a batch job.
+
+    In a Slurm job it audits the nodes, starts the ranks with srun, passes on the signals of a job that is cancelled or
+    near its time limit, requeues the job and prints the report; elsewhere it starts ranks on this machine.
+    docs/slurm.md lists the environment variables that it reads.
+
+    The exit code is that of COMMAND, or 128 plus the number of the signal that ended the job.
+    """
+    environ = process_environ()
+    kind, rest = _kind(words)
+    if name is not None and (not name or "/" in name):
+        raise UsageError(f"--name is {name!r}: it is part of a folder's name and must have no slash")
+    job = prepare_job(name or kind.split()[-1], environ)
+    with job.control:
+        raise SystemExit(_run(job, kind, rest, layout))
+
+
+def _kind(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return the command, and its arguments."""
+    for kind in _COMMANDS.split(", "):
+        length = len(kind.split())
+        if " ".join(words[:length]) == kind:
+            return kind, words[length:]
+    raise UsageError(f"hpcpace batch cannot run {' '.join(words[:2])!r}: it runs {_COMMANDS}")
+
+
+def _run(job: BatchJob, kind: str, rest: tuple[str, ...], layout: str) -> int:
+    # The report of a study and of a run needs more of the package than an audit.
+    if kind == "audit":
+        return audit_only(job, rest)
+    if kind == "study series":
+        from hpcpace.batch.series import run_series
+
+        return run_series(job, rest)
+    from hpcpace.batch.training import train
+
+    return train(job, layout, [kind.split()[1], *rest])
