@@ -10,7 +10,7 @@ from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import BINDING_RULES, audit
 from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.batch.launch import Launch
-from hpcpace.config import load_config
+from hpcpace.config_sources import load_config
 from hpcpace.errors import HpcpaceError
 from hpcpace.hostlist import compress
 

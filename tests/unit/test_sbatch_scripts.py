@@ -26,6 +26,7 @@ FAKES = REPOSITORY / "tests" / "data" / "fake_slurm"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NTASKS": "8"}
 # The job control that the stand-in for hpcpace runs is the one of this repository.
 CONTROL = {"FAKE_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
+ELEMENT = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
 SOON = {**JOB, "HPCPACE_REQUEUE_AFTER_S": "0"}
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -265,6 +266,53 @@ def test_gives_mpi_and_further_options_to_srun(script: Path, run_script: RunScri
     wishes = {"HPCPACE_MPI": "pmix", "HPCPACE_SRUN_ARGS": "--cpu-bind=cores --container-image=a.sqsh"}
     srun = run_script(script, environ={**JOB, **wishes}).argv("srun", "train")
     assert srun[6 : srun.index("hpcpace")] == ["--mpi=pmix", "--cpu-bind=cores", "--container-image=a.sqsh"]
+
+
+def test_options_of_srun_may_have_quoted_blanks(run_script: RunScript) -> None:
+    wishes = {"HPCPACE_SRUN_ARGS": "--cpu-bind=cores --container-image='my images/a.sqsh'"}
+    srun = run_script(SCRIPTS[0], environ={**JOB, **wishes}).argv("srun", "train")
+    assert srun[6 : srun.index("hpcpace")] == ["--cpu-bind=cores", "--container-image=my images/a.sqsh"]
+
+
+def test_says_which_mpi_of_srun_it_chose(tmp_path: Path, run_script: RunScript) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\n[ "$2" != -c ] && exec hpcpace "${@:4}" || echo \'Open MPI v5.0.7, package: x\'\n')
+    python.chmod(0o755)
+    wishes = {"HPCPACE_PYTHON": str(python), "FAKE_MPI_TYPES": "none pmi2 pmix"}
+    outcome = run_script(SCRIPTS[0], environ={**JOB, **wishes})
+    assert outcome.stderr == f"{SCRIPTS[0].stem}: srun --mpi=pmix: it matches the MPI of the ranks, Open MPI v5.0.7\n"
+    assert "--mpi=pmix" in outcome.argv("srun", "train") and "--mpi=pmix" in outcome.argv("srun", "audit")
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "said"),
+    [
+        ({**JOB, "PATH": "{here}"}, [], "this is Slurm job 17, but there is no srun on PATH"),
+        ({**JOB, "SLURM_STEP_NUM_TASKS": "8"}, [], "srun has started it as 8 tasks: leave srun out"),
+        ({"HPCPACE_BIND": "on"}, [], "HPCPACE_BIND is on: it must be off or auto"),
+        ({"HPCPACE_BIND": "auto", "HPCPACE_AUDIT": "off"}, [], "HPCPACE_AUDIT is off: set it to warn"),
+        ({"HPCPACE_SRUN_ARGS": "--comment='a"}, [], "HPCPACE_SRUN_ARGS has a quote that is not closed"),
+    ],
+)
+def test_what_cannot_run_ends_with_one_line(
+    environ: dict[str, str], arguments: list[str], said: str, tmp_path: Path, run_script: RunScript
+) -> None:
+    # Only hpcpace, and what its script calls.
+    for name in ("hpcpace", "bash", "env", "python3", "realpath"):
+        found = FAKES / name if name == "hpcpace" else Path(shutil.which(name, path="/usr/bin:/bin") or "")
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).symlink_to(found)
+    wanted = {name: value.format(here=tmp_path / "bin") for name, value in environ.items()}
+    outcome = run_script(SCRIPTS[0], *arguments, environ=wanted)
+    assert (outcome.status, outcome.calls) == (2, [])
+    assert said in outcome.stderr and outcome.stderr.count("\n") == 1
+
+
+def test_binding_is_one_line_and_no_reason_not_to_train(run_script: RunScript) -> None:
+    outcome = run_script(SCRIPTS[0], environ={**JOB, "HPCPACE_BIND": "auto"})
+    assert outcome.status == 0
+    assert outcome.stderr.startswith(f"{SCRIPTS[0].stem}: HPCPACE_BIND=auto: ranks are not bound: cannot read ")
+    assert outcome.argv("hpcpace", "train")
 
 
 @pytest.mark.parametrize("is_file", [False, True], ids=["command line", "file"])
@@ -522,6 +570,18 @@ def test_goes_on_in_its_folder_after_a_requeue(script: Path, tmp_path: Path, run
     assert run_script(script, environ={**JOB, "SLURM_RESTART_COUNT": "1"}).status == 0
 
 
+def test_each_element_of_an_array_has_its_own_run(run_script: RunScript) -> None:
+    default = run_script(SCRIPTS[0], environ={**JOB, **ELEMENT}).train_options["run_dir"]
+    chosen = run_script(SCRIPTS[0], environ={**JOB, **ELEMENT, "HPCPACE_RUN_DIR": "scratch/a"}).train_options["run_dir"]
+    assert (default, chosen) == (Path(f"runs/17_3-{SCRIPTS[0].stem}"), Path("scratch/a-3"))
+
+
+def test_a_folder_among_the_options_is_the_one_that_is_reported(run_script: RunScript) -> None:
+    outcome = run_script(SCRIPTS[0], "--run-dir", "mine", environ=JOB)
+    assert outcome.train_options["run_dir"] == Path("mine")
+    assert outcome.argv("hpcpace", "report") == ["report", "mine"]
+
+
 @two_scripts
 def test_takes_the_folder_of_the_run_from_the_user(script: Path, run_script: RunScript) -> None:
     assert run_script(script, environ={**JOB, "HPCPACE_RUN_DIR": "scratch/a"}).train_options["run_dir"] == Path(
@@ -530,7 +590,7 @@ def test_takes_the_folder_of_the_run_from_the_user(script: Path, run_script: Run
 
 
 @two_scripts
-@pytest.mark.parametrize("job", [{}, JOB], ids=["here", "slurm"])
+@pytest.mark.parametrize("job", [{}, JOB, {**JOB, **ELEMENT}], ids=["here", "slurm", "element of an array"])
 @pytest.mark.parametrize(
     ("number", "line"),
     [
@@ -558,6 +618,7 @@ def test_ends_the_training_and_reports_when_a_signal_ends_the_job(
     ("environ", "status", "line", "is_requeued"),
     [
         (SOON, 1, "requeued, resumes from its checkpoint", True),
+        ({**SOON, **ELEMENT}, 1, "requeued, resumes from its checkpoint", True),
         ({**SOON, "FAKE_STOP_STATUS": "143"}, 1, "requeued, resumes from its checkpoint", True),
         ({**SOON, "FAKE_STOP_STATUS": "143", "FAKE_OUTCOME": "out of memory"}, 143, None, False),
         ({**SOON, "FAKE_STOP_STATUS": "4", "FAKE_OUTCOME": "out of memory"}, 4, None, False),
@@ -572,6 +633,7 @@ def test_ends_the_training_and_reports_when_a_signal_ends_the_job(
     ],
     ids=[
         "requeued",
+        "element of an array",
         "last ranks ended by srun",
         "failed, others ended by srun",
         "failed",
