@@ -6,9 +6,10 @@ package loads neither torch nor MPI.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own would load typing in every process of a traced job
 if TYPE_CHECKING:
+    from typing import Any
+
     from hpcpace.observe.session import Session, session
 
 __all__ = ["Session", "__version__", "session"]

@@ -240,11 +240,13 @@ def is_pack(name: str) -> bool:
     return _PACK.fullmatch(name) is not None
 
 
-def default_run_path(name: str, environ: Mapping[str, str], *, base: Path = Path("runs")) -> Path:
+def default_run_path(
+    name: str, environ: Mapping[str, str], *, base: Path = Path("runs"), launched_s: float | None = None
+) -> Path:
     """Return `runs/JOB[.STEP]-NAME` in a Slurm job and `runs/TIMESTAMP-NAME` elsewhere.
 
     A requeued job keeps its path and so gets another attempt. A second run without Slurm within the same second gets a
-    number after its name.
+    number after its name, unless the time is given: that of a launcher, whose restarts share a path.
     """
     job_id = environ.get("SLURM_JOB_ID", "")
     if job_id:
@@ -252,9 +254,9 @@ def default_run_path(name: str, environ: Mapping[str, str], *, base: Path = Path
         # In a batch script outside srun, SLURM_STEP_ID is unset; step 0 of each job is the usual one.
         step = f".{step_id}" if step_id.isdigit() else ""
         return base / f"{job_id}{step}-{name}"
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(launched_s))
     path, number = base / f"{stamp}-{name}", 1
-    while path.exists():
+    while launched_s is None and path.exists():
         number += 1
         path = base / f"{stamp}-{name}-{number}"
     return path

@@ -14,7 +14,7 @@ from hpcpace.world.environment import process_environ
 
 COMMANDS = {
     "train": "Train a reference workload and trace it.",
-    "trace": "Run your own training script and trace it.",
+    "trace": "Run your own program and trace its training.",
     "report": "Say why a run is slow and where its steps went.",
     "dump": "Show what is in a trace file.",
     "collect": "Bring traces of killed ranks home from node-local disk.",

@@ -1,4 +1,4 @@
-"""`hpcpace trace`: run a user's training script inside a session, without changing its code."""
+"""`hpcpace trace`: run a user's program and trace the training in it, without changing its code."""
 
 from __future__ import annotations
 
@@ -29,29 +29,27 @@ from hpcpace.pace.settings import POLICIES
     type=click.Choice(POLICIES),
     help="Hold early ranks back by this policy, if a trial in the job shows a gain; see docs/pacing.md.",
 )
-@click.argument("script", type=click.Path(path_type=Path))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="PROGRAM [ARGUMENTS]...")
 def command(
     run_dir: Path | None,
     config_file: Path | None,
     warmup_steps: int,
     samples_unit: str,
     pace: str | None,
-    script: Path,
-    arguments: tuple[str, ...],
+    program: tuple[str, ...],
 ) -> None:
-    """Run the Python SCRIPT with its ARGUMENTS and trace it.
+    """Run a program and trace the training in it.
 
-    Works inside any launcher: `srun hpcpace trace -- train.py ARGS` or `torchrun --nproc-per-node 8 -m hpcpace trace
-    -- train.py ARGS`. Tracing starts when the script calls torch.distributed.init_process_group (at once if there is
-    one rank), and each optimizer.step() ends a step. If a setting is wrong, the script runs untraced.
+    PROGRAM is a Python script, `-m` and a module, or any command, such as a launcher: `srun hpcpace trace -- train.py
+    ARGS`, `hpcpace trace -- torchrun --nproc-per-node 8 train.py ARGS`, `hpcpace trace -- bash run.sh`. Tracing starts
+    where a process makes torch's process group, or trains without one; the last line says what was recorded. If a
+    setting is wrong, the program runs untraced.
     """
-    from hpcpace.observe.script import run_script
+    from hpcpace.observe.traced_program import become_traced
 
     # Settings are read where they can be wrong on one rank alone and the script still runs.
-    run_script(
-        script,
-        arguments,
+    become_traced(
+        program,
         config_file=config_file,
         pace=pace,
         run_dir=run_dir,

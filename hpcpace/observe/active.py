@@ -18,7 +18,7 @@ from hpcpace.observe.warner import Warner
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import Attempt
-from hpcpace.trace.schema import StepFlag
+from hpcpace.trace.schema import Phase, StepFlag
 from hpcpace.world.environment import RankInfo, process_environ
 
 
@@ -79,6 +79,14 @@ class ActiveSession:
         self.step += 1
         self._begin_ns = time.monotonic_ns()
         self._step_flags = StepFlag.NONE if self._pacer is None else self._pacer.begin_step()
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what was recorded, see `Session.recorded`; complete once the session is closed."""
+        return {
+            "steps": self.step - self._settings.first_step,
+            "steps_from": "one per optimizer step" if self._settings.step_per_optimizer else "named by the script",
+            "phases": [phase.name.lower() for phase in Phase if phase in self.recording.recorder.phases_seen],
+        }
 
     def paced_block(self, name: str) -> AbstractContextManager[None] | None:
         """Return the block of `Session.pacing_point`; None where the job is not paced."""

@@ -62,6 +62,8 @@ class Session:
             at a time would mix up their begin times.
         run: the run directory; None if it could not be made.
         attempt: the folder of this attempt in it.
+        recorded: once the session is over, what it has recorded: `steps`, their number, `steps_from`, how they were
+            found, and the names of `phases`; None if it recorded nothing.
 
     A session never ends the job: if settings and environment contradict each other, it warns once and records nothing.
     If the job leaves SIGTERM its default action, the session writes what it has in memory before that action.
@@ -111,6 +113,12 @@ class Session:
         self._config = Config()
         self._coordinator: Coordinator | None = None
         self._active: ActiveSession | None = None
+        self.recorded: dict[str, Any] | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """Number of this rank; None while it is unknown."""
+        return self._warner.rank
 
     @property
     def is_recording(self) -> bool:
@@ -252,6 +260,7 @@ class Session:
         self.phase = NullRecorder().phase
         if active is not None:
             active.close(in_order=in_order)
+            self.recorded = active.recorded()
 
     def _leave_together(self, coordinator: Coordinator) -> None:
         """Wait for the other ranks, up to a timeout, so that rank 0 may read every trace from here on."""

@@ -47,6 +47,7 @@ class Recorder:
         open_collectives: returns rows of the operations that are entered but not completed; called at each flush.
         max_rows: rows kept in memory while the disk takes none.
         num_events: rows taken from the buffers so far.
+        phases_seen: codes of the phases among them.
         num_dropped: rows dropped because memory was full or a value did not fit its column; once closed, also rows that
             the disk never took.
         cost_ns: the recorder's own time so far: processor time of the flush thread, and each row at its measured cost.
@@ -69,6 +70,7 @@ class Recorder:
         self.step = NO_STEP
         self.open_collectives: Callable[[], list[tuple[Any, ...]]] | None = None
         self.num_events = 0
+        self.phases_seen: set[int] = set()
         self.num_dropped = 0
         self.cost_ns = 0
         self._clock = clock
@@ -321,6 +323,8 @@ class Recorder:
                     self.num_dropped += num_rows - room
                 rows = rows[:room]
             round_times(name, rows)
+            if name == "phases":
+                self.phases_seen.update(np.unique(rows["phase"]).tolist())
             self._writer.add(name, rows)
             room -= len(rows)
             self.num_events += len(rows)

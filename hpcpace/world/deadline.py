@@ -60,7 +60,10 @@ def in_time(action: Callable[[], _Result], timeout_s: float, what: str) -> _Resu
             failed.append(error)
 
     thread = threading.Thread(target=run, name="hpcpace-in-time", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # Python is ending, and takes no thread any more
+        return action()
     thread.join(timeout_s)
     if failed:
         raise failed[0]

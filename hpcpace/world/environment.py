@@ -14,6 +14,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpcpace.errors import WorldError
 
@@ -40,7 +41,7 @@ class RankInfo:
         local_size: number of ranks on the host, or -1.
         node: index of the host, from 0, or -1.
         num_nodes: number of hosts, or -1.
-        launcher: `torchrun`, `slurm`, `pmi` or `single`.
+        launcher: `torchrun`, `slurm`, `pmi`, `single`, or `torch` if only torch's process group knows the ranks.
         rank_variable: environment variable that gave the rank; empty for a single process.
         size_variable: environment variable that gave the world size; empty for a single process.
         topology_addr: Slurm's address of the node in the network, like `spine.leaf1.n1`; empty if unknown.
@@ -78,6 +79,15 @@ def process_environ() -> Mapping[str, str]:
 def set_environ_default(name: str, value: str) -> None:
     """Set a variable for this process and the libraries in it, unless the user has set it."""
     os.environ.setdefault(name, value)
+
+
+def change_environ(changes: Mapping[str, str | None]) -> None:
+    """Set variables for this process and those that it starts; remove those that are None."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def mark_rank() -> None:
@@ -144,6 +154,23 @@ def rank_info(environ: Mapping[str, str], *, host: str | None = None) -> RankInf
         step_id=environ.get("SLURM_STEP_ID", ""),
         topology_addr=environ.get("SLURM_TOPOLOGY_ADDR", ""),
     )
+
+
+def rank_info_of_group(rank: int, world_size: int, environ: Mapping[str, str]) -> RankInfo:
+    """Return the place of this process in torch's default group, whatever its environment says.
+
+    Where the launcher's variables name the same place, all else that they say is kept. Ranks that a script has started
+    by itself have none, or those of the one process that started them.
+    """
+    try:
+        info = rank_info(environ)
+    except WorldError:
+        info = replace(_single(), host=socket.gethostname(), job_id=_job_id(environ))
+    if (info.rank, info.world_size) == (rank, world_size):
+        return info
+    unknown = {"local_rank": UNKNOWN, "local_size": UNKNOWN, "node": UNKNOWN, "num_nodes": UNKNOWN}
+    group: dict[str, Any] = {"rank": rank, "world_size": world_size, "launcher": "torch", **unknown}
+    return replace(info, **group, rank_variable="", size_variable="")
 
 
 def locate(info: RankInfo, host_keys: Sequence[str]) -> RankInfo:

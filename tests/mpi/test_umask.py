@@ -54,7 +54,10 @@ def test_a_trace_on_a_local_disk_leaves_nothing_open(hpcpace: Run, umask: str, t
 
 def test_a_trace_that_still_grows_is_not_open(hpcpace: Run, umask: str, tmp_path: Path) -> None:
     look = tmp_path / "killed.py"
-    look.write_text("import os, signal, time\ntime.sleep(0.5)\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    look.write_text(
+        "import os, signal, time, torch\ntorch.ones(1, requires_grad=True).sum().backward()\n"
+        "time.sleep(0.5)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     hpcpace("trace", "--run-dir", tmp_path / "run", "--", look, HPCPACE_TRACE_FLUSH_INTERVAL_S="0.05")
     assert (tmp_path / "run" / "attempt-0" / "trace" / "rank-00000.journal").exists()
     assert _open_to_others(tmp_path / "run", umask) == []

@@ -13,6 +13,7 @@ from hpcpace.world.environment import (
     mark_rank,
     process_environ,
     rank_info,
+    rank_info_of_group,
 )
 
 TORCHRUN = {
@@ -190,3 +191,19 @@ def test_a_channel_to_the_launcher_that_is_closed_was_the_parents():
     assert is_started_by_rank({"PMI_FD": str(reader)})
     assert is_started_by_rank({"PMI_FD": "9" * 30})
     assert not is_started_by_rank({"PMI_FD": "none"})
+
+
+def test_ranks_that_a_script_started_have_the_place_that_their_group_gives_them() -> None:
+    info = rank_info_of_group(3, 4, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"})
+    assert (info.rank, info.world_size, info.launcher, info.job_id) == (3, 4, "torch", "7")
+    assert (info.local_rank, info.local_size, info.node, info.num_nodes) == (-1, -1, -1, -1)
+
+
+def test_a_group_that_agrees_with_the_launcher_keeps_what_it_says() -> None:
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert rank_info_of_group(1, 2, environ) == rank_info(environ)
+
+
+def test_a_group_decides_where_the_environment_contradicts_itself() -> None:
+    info = rank_info_of_group(0, 2, {"SLURM_PROCID": "3"})
+    assert (info.rank, info.world_size, info.launcher) == (0, 2, "torch")

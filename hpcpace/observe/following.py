@@ -1,0 +1,209 @@
+"""Follows one process of a traced job, and records it as soon as it turns out to train.
+
+It becomes a rank when torch's default group is made, by whatever name that is called, and stops being one when the
+group is destroyed or the process ends. A process that trains without any group is a world of one. All others, such as
+those that only launch ranks, are left alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from hpcpace.errors import WorldError
+from hpcpace.observe.last_line import send, tell_now
+from hpcpace.observe.launch import Launch, find_launch
+from hpcpace.observe.own_frames import leave_out_own_frame
+from hpcpace.observe.process_end import ProcessEnd
+from hpcpace.observe.run_place import run_place
+from hpcpace.observe.warner import Warner
+from hpcpace.redaction import Redaction
+from hpcpace.world.deadline import in_time
+from hpcpace.world.environment import RankInfo, change_environ, process_environ, rank_info, rank_info_of_group
+
+if TYPE_CHECKING:
+    from hpcpace.observe.session import Session
+
+_SEE_WARNING = "see the warning above"
+_PLACE_TIMEOUT_S = 5.0
+
+
+def find_follower() -> Follower | None:
+    """Return a follower of this process; None if it belongs to no traced job, or is a command of hpcpace."""
+    launch = find_launch(process_environ())
+    return None if launch is None or "hpcpace.cli" in sys.modules else Follower(launch)
+
+
+class Follower:
+    """Follows this process, and those that are forked from it.
+
+    Args:
+        launch: how the job was started.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._session: Session | None = None
+        self._pid = 0
+        self._end = ProcessEnd(self._process_ends)
+        self._stop_waiting: list[Callable[[], None]] = []
+        if self._is_last:
+            atexit.register(self._tell)
+
+    def follow(self, module: Any) -> None:
+        """Follow what a module does that has just been imported: torch's groups, or torch as a whole."""
+        if module.__name__ == "torch":
+            self._wait_for_training(module)
+        else:
+            self._follow_groups(module)
+
+    def _follow_groups(self, module: Any) -> None:
+        """Wrap the functions that make and destroy groups, before any other module has taken them by name."""
+        initialise, destroy = module.init_process_group, module.destroy_process_group
+
+        @wraps(initialise)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = initialise(*args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
+            self._safely(self._join, module)
+            return result
+
+        @wraps(destroy)
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            group = next(iter((*args, *kwargs.values())), None)
+            if group is None or group == module.GroupMember.WORLD:
+                self._safely(self._leave)
+            try:
+                return destroy(*args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
+
+        module.init_process_group = init_process_group
+        module.destroy_process_group = destroy_process_group
+
+    def _join(self, groups: Any) -> None:
+        """Record this process as a rank of torch's default group. Collective: every rank gets here."""
+        self._leave()  # a world of one, if it has trained before
+        if groups.get_backend() == "fake":
+            return
+        environ = process_environ()
+        self._begin(rank_info_of_group(groups.get_rank(), groups.get_world_size(), environ))
+
+    def _wait_for_training(self, torch: Any) -> None:
+        """Have the first backward pass or step of an optimizer noted, of a process without a group."""
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        backward = torch.autograd.backward
+
+        def first_step(*_: Any) -> None:
+            self._safely(self._train_alone)
+
+        @wraps(backward)
+        def first_backward(*args: Any, **kwargs: Any) -> Any:
+            self._safely(self._train_alone)
+            try:
+                return torch.autograd.backward(*args, **kwargs)  # which may be an observer's from now on
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
+
+        def restore() -> None:
+            if torch.autograd.backward is first_backward:
+                torch.autograd.backward = backward
+
+        torch.autograd.backward = first_backward
+        self._stop_waiting = [restore, register_optimizer_step_pre_hook(first_step).remove]
+
+    def _train_alone(self) -> None:
+        self._wait_no_more()
+        try:
+            world = rank_info(process_environ())
+        except WorldError as error:
+            self._note("failed", why=str(error))
+            return
+        if world.world_size > 1:
+            self._note("failed", why=f"{world.world_size} ranks train, and torch connects none of them to another")
+        else:
+            self._begin(world)
+
+    def _wait_no_more(self) -> None:
+        stop_waiting, self._stop_waiting = self._stop_waiting, []
+        for stop in stop_waiting:
+            stop()
+
+    def _begin(self, world: RankInfo) -> None:
+        from hpcpace.observe.session import session
+
+        launch, self._pid = self._launch, os.getpid()
+        self._wait_no_more()
+        # What this rank starts does not train.
+        change_environ(launch.changes_back(process_environ()))
+        self._session = session(
+            name=launch.name,
+            run_dir=self._run_dir() if world.rank == 0 else launch.run_dir,
+            config_file=launch.config_file,
+            pace=launch.pace,
+            samples_unit=launch.samples_unit,
+            warmup_steps=launch.warmup_steps,
+            world=world,
+            record={"script": sys.argv[0], "arguments": sys.argv[1:], "launch": launch.identity},
+            step_per_optimizer=True,
+        ).__enter__()
+        self._end.watch()
+        attempt = self._session.attempt
+        if self._session.is_recording and attempt is not None:
+            run, size = str(attempt.path.parent), world.world_size
+            self._note("began", run=run, attempt=attempt.number, rank=world.rank, world_size=size)
+        else:
+            self._note("failed", why=_SEE_WARNING)
+
+    def _run_dir(self) -> str:
+        command = Redaction.of(process_environ(), sys.argv).command(sys.argv)
+        # A file system that hangs must not keep the job from training.
+        return in_time(lambda: run_place(self._launch, command), _PLACE_TIMEOUT_S, "its file system")
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        """End the recording of this process. Collective if there is no error."""
+        session, self._session = self._session, None
+        if session is None or self._pid != os.getpid():
+            return
+        rank, attempt = session.rank, session.attempt
+        session.__exit__(None if error is None else type(error), error, None)
+        recorded = session.recorded
+        if recorded is not None and attempt is not None:
+            self._note("ended", attempt=attempt.number, rank=rank, **recorded)
+        self._end.forget()
+        change_environ(self._launch.changes(process_environ()))
+
+    def _process_ends(self, error: BaseException | None) -> None:
+        self._safely(self._leave, error)
+        if self._is_last and error is not None and not isinstance(error, SystemExit):
+            self._tell()  # its traceback comes last
+
+    def _safely(self, action: Callable[..., None], *args: Any) -> None:
+        """Do something of ours inside a call of the job's: what fails is a warning."""
+        try:
+            action(*args)
+        except Exception as error:  # the boundary to somebody else's job, which goes on without us
+            Warner(process_environ()).warn(f"this process is not recorded: {error or type(error).__name__}")
+            self._note("failed", why=_SEE_WARNING)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._launch.pid == os.getpid()
+
+    def _tell(self) -> None:
+        if self._is_last and self._launch.teller:
+            tell_now(self._launch.teller)
+
+    def _note(self, kind: str, **facts: Any) -> None:
+        if self._launch.teller:
+            send(self._launch.teller, {"kind": kind, **facts})

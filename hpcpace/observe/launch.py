@@ -1,0 +1,80 @@
+"""How a process of a traced job knows that it is one: a variable of the environment, and a folder on PYTHONPATH.
+
+`hpcpace trace` sets both and then becomes the program that it traces. Whatever that starts inherits them, over any
+launcher, until a process records: what that one starts from then on does not train.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_VARIABLE = "HPCPACE_LAUNCH"
+_PYTHONPATH = "PYTHONPATH"
+_STARTUP = str(Path(__file__).parent / "startup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What `hpcpace trace` was asked for.
+
+    Attributes:
+        run_dir: the run directory of all ranks, absolute.
+        is_new_run: whether it is named after the time, so that what another launch left there is another run.
+        identity: of the launch; restarts by the same launcher have the same.
+        name: names the run.
+        config_file: a TOML file with settings, absolute; None without one.
+        pace: the policy of pacing; None for that of the settings.
+        warmup_steps: number of first steps that the report leaves out.
+        samples_unit: what a step's samples are.
+        pid: the process that `hpcpace trace` became; it is the last of the job that ends.
+        teller: where the last line is written; see `hpcpace.observe.last_line`. Empty if this process writes none.
+        had_python_path: whether PYTHONPATH was set before.
+    """
+
+    run_dir: str
+    is_new_run: bool
+    identity: str
+    name: str
+    config_file: str | None
+    pace: str | None
+    warmup_steps: int
+    samples_unit: str
+    pid: int
+    teller: str
+    had_python_path: bool
+
+    def changes(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """Return the variables that make the processes started in an environment follow this launch."""
+        others = [entry for entry in _entries(environ) if entry != _STARTUP]
+        return {
+            _VARIABLE: json.dumps(asdict(self)),
+            _PYTHONPATH: os.pathsep.join([_STARTUP, *others]),
+        }
+
+    def changes_back(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """Return the variables as they are without this launch; None for one that is not set."""
+        others = [entry for entry in _entries(environ) if entry != _STARTUP]
+        path = os.pathsep.join(others) if others or self.had_python_path else None
+        return {_VARIABLE: None, _PYTHONPATH: path}
+
+
+def find_launch(environ: Mapping[str, str]) -> Launch | None:
+    """Return the launch that an environment belongs to; None outside of one."""
+    try:
+        return Launch(**json.loads(environ.get(_VARIABLE, "")))
+    except (ValueError, TypeError):  # also of another version of hpcpace
+        return None
+
+
+def has_python_path(environ: Mapping[str, str]) -> bool:
+    """Return whether PYTHONPATH is set."""
+    return _PYTHONPATH in environ
+
+
+def _entries(environ: Mapping[str, str]) -> list[str]:
+    path = environ.get(_PYTHONPATH, "")
+    return path.split(os.pathsep) if path else []

@@ -1,0 +1,84 @@
+"""Notices every way in which a Python process ends by itself, before it does."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any, NoReturn
+
+
+class ProcessEnd:
+    """Calls back once as the process ends: at its last line, by an exception, sys.exit, os._exit or os.execv.
+
+    Args:
+        ended: called with the exception that ends the process, if any; a SystemExit where the exit code is not 0, and
+            where the process ends without waiting for anything.
+    """
+
+    def __init__(self, ended: Callable[[BaseException | None], None]) -> None:
+        self._ended = ended
+        self._pid = 0
+        self._exit: BaseException | None = None
+        self._cleanup = ExitStack()
+
+    def watch(self) -> None:
+        """Start to notice the end of this process; forked children have to call this again."""
+        self._pid = os.getpid()
+        atexit.register(self._at_exit)
+        self._cleanup.callback(atexit.unregister, self._at_exit)
+        self._replace(sys, "excepthook", self._around_excepthook)
+        self._replace(sys, "exit", self._around_exit)
+        for name in ("_exit", "execv", "execve"):
+            self._replace(os, name, self._before)
+
+    def forget(self) -> None:
+        """Leave the process as it was."""
+        self._cleanup.close()
+
+    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        wrapper = wrap(original)
+        setattr(owner, name, wrapper)
+
+        def restore() -> None:
+            if getattr(owner, name) is wrapper:  # else somebody has wrapped ours, which from now on only passes on
+                setattr(owner, name, original)
+
+        self._cleanup.callback(restore)
+
+    def _end(self, error: BaseException | None) -> None:
+        # A forked child has these hooks as well, and nothing to end.
+        if self._pid == os.getpid():
+            self._pid = 0
+            self._ended(error)
+
+    def _at_exit(self) -> None:
+        self._end(self._exit)
+
+    def _around_excepthook(self, hook: Any) -> Any:
+        def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            self._end(error)
+            hook(kind, error, trace)
+
+        return excepthook
+
+    def _around_exit(self, exit_: Any) -> Any:
+        @wraps(exit_)
+        def noted(code: Any = None, /) -> NoReturn:
+            # Not the end yet: who calls this may be caught. The exception that is being handled says more.
+            self._exit = (sys.exception() or SystemExit(code)) if code else None
+            raise SystemExit(code)
+
+        return noted
+
+    def _before(self, call: Any) -> Any:
+        @wraps(call)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self._end(SystemExit(args[0] if call.__name__ == "_exit" and args else 0))
+            return call(*args, **kwargs)
+
+        return called

@@ -1,0 +1,109 @@
+"""A training script that makes its ranks and its process group in one of several ways: see WAYS at its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+warnings.simplefilter("ignore")
+
+
+def train(num_steps: int = 4) -> None:
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Linear(8, 8)
+    if dist.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(num_steps):
+        loss = model(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sys.stdout.write(f"loss {loss.item()}\n")
+    sys.stdout.flush()
+
+
+def leave() -> None:
+    dist.destroy_process_group()
+    time.sleep(0.2)  # see own_script.py
+
+
+def rank_of_spawn(rank: int, world_size: int) -> None:
+    store = dist.TCPStore("127.0.0.1", 29000 + os.getppid() % 30000, world_size, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    train()
+    leave()
+
+
+def spawn() -> None:
+    mp.spawn(rank_of_spawn, args=(2,), nprocs=2)
+
+
+def relaunch() -> None:
+    """As Lightning does: the first rank starts the script once more for each other one."""
+    child = None
+    if "RANK" not in os.environ:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29000 + os.getpid() % 30000), "WORLD_SIZE": "2"}
+        os.environ.update(place)
+        child = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1"})
+        os.environ["RANK"] = "0"
+    mesh_only()
+    if child is not None and child.wait():
+        sys.exit(1)
+
+
+def mesh_only() -> None:
+    dist.device_mesh.init_device_mesh("cpu", (2,))
+    train()
+    leave()
+
+
+def twice() -> None:
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    for num_steps in (2, 3):
+        # Groups made twice over one store without a prefix read what the first has left there.
+        place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        dist.init_process_group("gloo", store=dist.PrefixStore(f"group {num_steps}", store), **place)
+        train(num_steps)
+        dist.barrier()
+        leave()
+
+
+def fail_once() -> None:
+    dist.init_process_group("gloo")
+    train()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+        raise RuntimeError("the first start fails")
+    dist.barrier()
+    leave()
+
+
+def fork() -> None:
+    mp.start_processes(rank_of_spawn, args=(2,), nprocs=2, start_method="fork")
+
+
+def only_launch() -> None:
+    subprocess.run([sys.executable, "-c", "import torch; print('no rank')"], check=True)
+
+
+def exits() -> None:
+    train()
+    sys.exit(3)
+
+
+def leaves_at_once() -> None:
+    train()
+    os._exit(5)
+
+
+WAYS = (spawn, relaunch, mesh_only, twice, fail_once, fork, only_launch, exits, leaves_at_once, train)
+
+if __name__ == "__main__":
+    {way.__name__: way for way in WAYS}[sys.argv[1]]()
