@@ -7,10 +7,12 @@ script alone.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -52,7 +54,9 @@ class JobControl:
 
     def say(self, text: str) -> None:
         """Print one line about the job to stderr."""
-        print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+        # A signal may interrupt any write, and its handler must not write to the same buffer.
+        with suppress(OSError):
+            os.write(2, f"{self.name}: {text}\n".encode(errors="backslashreplace"))
 
     def run_ranks(self, command: Sequence[str], environ: Mapping[str, str], *, timeout_s: float | None = None) -> int:
         """Run a command that gets the signals of the job, and return its exit status, as a shell would give it.

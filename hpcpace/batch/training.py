@@ -12,6 +12,7 @@ from hpcpace.batch.job import BatchJob, audit_first, snapshot_folder
 from hpcpace.batch.layout import training_options
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
 from hpcpace.rundir import RunDirectory
+from hpcpace.train.mesh import parse_mesh
 
 _TERMINATED = 143
 _FIRST_OF_SHELL, _LAST_OF_SHELL = 126, 128
@@ -29,8 +30,13 @@ def train(job: BatchJob, layout: str, words: Sequence[str]) -> int:
 
     Raises:
         UsageError: the folder of the run belongs to another one.
+        MeshError: the mesh of the user does not fit the tasks of the job.
     """
     run_dir = Path(option_of(words, "--run-dir") or job.run_dir())
+    # Before the audit, which takes longer, and in one line instead of one of each rank.
+    mesh = option_of(words, "--mesh") or job.environ.get("HPCPACE_TRAIN_MESH")
+    if mesh:
+        parse_mesh(mesh, _num_ranks(job, words))
     # A requeued job continues in its folder with another attempt; other jobs must not use it.
     if run_dir.exists() and not job.num_restarts:
         raise UsageError(f"{run_dir} exists already: name another folder with HPCPACE_RUN_DIR")
@@ -59,14 +65,17 @@ def option_of(words: Sequence[str], name: str) -> str | None:
 
 
 def _train_words(job: BatchJob, layout: str, run_dir: Path, words: Sequence[str]) -> list[str]:
-    num_ranks = job.num_tasks
-    given = option_of(words, "--ranks")
-    if job.allocation is None and given is not None and given.isdecimal():
-        num_ranks = int(given)
+    num_ranks = _num_ranks(job, words)
     line = ["train", words[0], "--run-dir", _no_option(run_dir)]
     if job.allocation is None:
         line += ["--ranks", str(num_ranks)]
     return [*line, *training_options(layout, words[0], num_ranks, job.environ), *words[1:]]
+
+
+def _num_ranks(job: BatchJob, words: Sequence[str]) -> int:
+    """Return the number of ranks: the tasks of a Slurm job, elsewhere also from `--ranks`."""
+    given = option_of(words, "--ranks")
+    return int(given) if job.allocation is None and given and given.isdecimal() else job.num_tasks
 
 
 def _no_option(run_dir: Path) -> str:

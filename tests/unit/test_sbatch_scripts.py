@@ -289,6 +289,7 @@ def test_says_which_mpi_of_srun_it_chose(tmp_path: Path, run_script: RunScript) 
     [
         ({**JOB, "PATH": "{here}"}, [], "this is Slurm job 17, but there is no srun on PATH"),
         ({**JOB, "SLURM_STEP_NUM_TASKS": "8"}, [], "srun has started it as 8 tasks: leave srun out"),
+        (JOB, ["--mesh", "dp=4,pp=4"], "mesh dp=4,pp=4,tp=1 needs 16 ranks, but the job has 8"),
         ({"HPCPACE_BIND": "on"}, [], "HPCPACE_BIND is on: it must be off or auto"),
         ({"HPCPACE_BIND": "auto", "HPCPACE_AUDIT": "off"}, [], "HPCPACE_AUDIT is off: set it to warn"),
         ({"HPCPACE_SRUN_ARGS": "--comment='a"}, [], "HPCPACE_SRUN_ARGS has a quote that is not closed"),
