@@ -87,15 +87,18 @@ def _hang(evidence: HangEvidence, finding: DiagnosisFinding, hosts: Mapping[int,
         reason = f", because {who} never entered it"
     elif evidence.absent:
         reason = ", although every rank with a trace entered it"
+    elif evidence.late and finding.culprits:
+        reason = f", because {who} entered it only when it had failed on the others"
     else:
         reason = ", although all of its ranks entered it"
         reason += f"; {who} showed no sign of life in it" if finding.culprits else ""
     whose = "the named ranks'" if finding.culprits else "all ranks'"
     inside = plural(evidence.inside, "rank")
     where = f" on {evidence.inside} of its ranks" if evidence.completed else ""
+    until = "it failed" if evidence.failed == evidence.inside else "the recording ended"
     return FindingWords(
         headline=f"hang: {evidence.op} in step {evidence.step} never completed{where}{reason}",
-        why=f"{inside} waited inside for {format_duration(evidence.age_ns)} until the recording ended",
+        why=f"{inside} waited inside for {format_duration(evidence.age_ns)} until {until}",
         next=f"check {whose} logs and stacks (py-spy dump), and their hosts",
     )
 

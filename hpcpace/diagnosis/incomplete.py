@@ -82,11 +82,11 @@ def completed_of(evidence: Evidence) -> Completed:
 
 
 def never_completed(evidence: Evidence) -> list[RankOperations]:
-    """Return the rows of operations that never completed, of each rank that has some."""
+    """Return the rows of operations that never completed or that failed, of each rank that has some."""
     parts = []
     for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
         table = trace.tables["collectives"]
-        never = table["exit_kind"] == ExitKind.NEVER
+        never = np.isin(table["exit_kind"], (ExitKind.NEVER, ExitKind.FAILED))
         if never.any():
             parts.append(rank_operations(trace, clock, table.select(never)))
     return parts

@@ -29,6 +29,7 @@ from hpcpace.metrics.operations.lost_records import join_records
 from hpcpace.metrics.operations.totals_by_kind import KindTotals, add_kinds, join_kinds, totals_by_kind
 from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.parallel import Team, map_threads, num_threads, shared_zeros, watch_processes
+from hpcpace.trace.schema import ExitKind
 from hpcpace.trace.tables import Table
 
 MAX_ROWS = 2_000_000
@@ -266,6 +267,7 @@ class _ShareSums:
         mask = columns_of(steps, done.step) >= 0
         self._has_messages = self._has_messages or bool(is_one_of(done.op, MESSAGES).any())
         self._transfers.append(transfer_sums(evidence, steps))
+        mask &= done.exit_kind != ExitKind.FAILED  # which says nothing about how long operations take
         self._totals.append(rank_totals(done, evidence.waits, mask, evidence.ranks))
         add_kinds(self._kinds, totals_by_kind(done, evidence.matching, evidence.waits, mask))
         self._causality = [join_causality([*self._causality, causality_of(evidence)])]

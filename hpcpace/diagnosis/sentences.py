@@ -14,12 +14,17 @@ _MOST_AGAINST = 4
 
 
 def open_line(operation: OpenOperation, hosts: Mapping[int, str]) -> str:
-    """Return one sentence on an operation that never completed."""
+    """Return one sentence on an operation that never completed or that failed."""
     where = f"{operation.op} {operation.seq} of group '{printable(operation.group)}' in step {operation.step}"
     parts = [f"{named_ranks(operation.inside, hosts)} inside for {format_duration(operation.age_ns)}"]
     parts += [f"{named_ranks(operation.completed, hosts)} completed it"] if operation.completed else []
     parts += [f"no record of it from {named_ranks(operation.absent, hosts)}"] if operation.absent else []
-    return f"{where} never completed: {', '.join(parts)}"
+    if operation.late:
+        parts.append(f"{named_ranks(operation.late, hosts)} entered it when it had failed")
+    if not operation.failed:
+        return f"{where} never completed: {', '.join(parts)}"
+    on = "" if operation.failed == operation.inside else f" on {named_ranks(operation.failed, hosts)}"
+    return f"{where} failed{on}: {', '.join(parts)}"
 
 
 def incomplete_rank_line(rank: IncompleteRank, hosts: Mapping[int, str]) -> str:

@@ -670,18 +670,21 @@ void wait_begins(
     }
 }
 
-// Wait, transfer and contradiction of each row, as `waits`. `roles` are those of `operation_roles`; `send` is that of a message's sender, `observed` the kind of an exit that was seen.
+// Wait, transfer and contradiction of each row, as `waits`. `roles` are those of `operation_roles`; `send` is that of a message's sender, `observed` the kind of an exit that was seen, `failed` that of an error.
 int waits(
     Int num_slices, const Int* bounds, Int num_groups, Int num_instances, const Byte* op, const Int* rank,
     const Int* peer, const Int* group, const Int* instance, const Int* enter, const Int* exit, const Byte* exit_kind,
-    const Byte* is_matched, const Byte* roles, Int send, Int observed, Int* wait_ns, Int* transfer_ns, Int* negative_ns,
-    Byte* may_contradict
+    const Byte* is_matched, const Byte* roles, Int send, Int observed, Int failed, Int* wait_ns, Int* transfer_ns,
+    Int* negative_ns, Byte* may_contradict
 ) {
     return guarded([&] {
         std::vector<Int> last_ns(num_instances, NEVER_NS), order, previous(num_groups + 1), since(num_groups + 1, -1);
         const auto role_of = [&](Int row) { return roles[2 * op[row] + (rank[row] == peer[row])]; };
-        for (Int row = 0; row < bounds[num_slices]; ++row)
+        std::vector<Byte> has_failed(num_instances, 0);
+        for (Int row = 0; row < bounds[num_slices]; ++row) {
             if (role_of(row) & 1) last_ns[instance[row]] = std::max(last_ns[instance[row]], enter[row]);
+            if (exit_kind[row] == failed) has_failed[instance[row]] = 1;
+        }
         for (Int slice = 0; slice < num_slices; ++slice) {
             order.resize(bounds[slice + 1] - bounds[slice]);
             bool is_ascending = true;
@@ -700,11 +703,11 @@ int waits(
                 const bool depends = is_matched[row] && (role & 16);
                 Int release = depends ? last : NEVER_NS;
                 if (op[row] == send && !(exit[row] >= release && exit_kind[row] == observed)) release = NEVER_NS;
-                const Int released = std::max(release, enter[row]);
+                const Int released = has_failed[number] ? exit[row] : std::max(release, enter[row]);
                 wait_ns[row] = std::min(released, exit[row]) - enter[row];
                 transfer_ns[row] = is_matched[row] ? std::max(exit[row] - std::max(released, before), Int{0}) : 0;
                 negative_ns[row] = 0;
-                if (exit[row] < last) {
+                if (exit[row] < last && exit_kind[row] != failed) {
                     if (op[row] != send) may_contradict[number] = 1;
                     if ((role & 8) && is_matched[row]) negative_ns[row] = last - exit[row];
                 }

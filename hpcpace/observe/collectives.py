@@ -3,7 +3,8 @@
 The process group stays what it was. DDP's reducer, DTensor, pipelining and plain calls all pass through the
 dispatcher, also for groups made before. A record opens when an operator is called and closes when its completion is
 seen: by the caller's own wait where it blocks at once, by the work's future otherwise, on GPUs by CUDA events.
-Operations that have not completed stay in `open_collectives` and so reach the journal: a hang shows.
+Operations that have not completed stay in `open_collectives` and so reach the journal: a hang shows. One that fails is
+recorded as failed, be it told by its future, by the wait for it or by the call itself.
 
 The layer sits at the dispatch key BackendSelect. Every call passes it, for every device and in inference mode, and
 torch has no kernel there for these operators, so none is replaced. `redispatch` then calls the real kernel without the
@@ -19,7 +20,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from operator import contains
 from typing import Any
@@ -128,7 +129,7 @@ class CollectiveObserver:
             if work is None:  # the flush thread has just recorded it
                 continue
             if work.is_completed():
-                opened.kind = ExitKind.WAIT
+                opened.kind = ExitKind.FAILED if opened.has_failed else ExitKind.WAIT
                 self._close(opened, opened.exit_ns or time.monotonic_ns())
             elif opened.op in MESSAGES and step - opened.step >= FORGET_AFTER_STEPS:
                 opened.kind = ExitKind.NEVER
@@ -145,7 +146,11 @@ class CollectiveObserver:
             arrival = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
             begin = device_times.mark() if device_times is not None and keyset.has(_CUDA) else None
             enter_ns = clock()
-            result = redispatch(keyset.remove(_KEY), *args)
+            try:
+                result = redispatch(keyset.remove(_KEY), *args)
+            except Exception:
+                self._record_failed(operator, args, enter_ns)
+                raise
             try:
                 opened = self._new(operator, args, enter_ns)
                 opened.arrival = arrival
@@ -177,6 +182,18 @@ class CollectiveObserver:
             self._last_ranks = group.members
         return OpenOperation(operator.op, group, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
 
+    def _record_failed(self, operator: Operator, args: tuple[Any, ...], enter_ns: int) -> None:
+        """Record an operation whose call raised."""
+        try:
+            opened = self._new(operator, args, enter_ns)
+            if operator.has_work:  # it was never issued: the next one of the group has its number
+                channel = (opened.op, operator.group_peer(args)) if opened.op in MESSAGES else None
+                self._group_of(opened).sequences[channel] -= 1
+            opened.kind, opened.blocked_ns = ExitKind.FAILED, time.monotonic_ns() - enter_ns
+            self._record(opened, enter_ns + opened.blocked_ns)
+        except Exception as error:  # the boundary between hpcpace and the training job, which gets its own error
+            self._degrade(operator, error)
+
     def _new_group(self, process_group: Any) -> ObservedGroup:
         group_id = len(self._groups)
         group = ObservedGroup(group_id, record_group(self._recorder, group_id, process_group))
@@ -195,7 +212,8 @@ class CollectiveObserver:
         # `contains` walks through the one element of the map, and so appends (opened, time); what it is called with,
         # the future, is what it looks for, and of no interest.
         append: Any = map(self._completions.append, zip((opened,), self._now, strict=False))
-        work.get_future().add_done_callback(partial(contains, append))
+        opened.future = work.get_future()
+        opened.future.add_done_callback(partial(contains, append))
 
     def _close_completed(self) -> None:
         """Record the operations whose completion was noted; one that is being waited for closes after that."""
@@ -205,6 +223,8 @@ class CollectiveObserver:
             except IndexError:  # another thread took the last one
                 return
             opened.exit_ns = exit_ns
+            if opened.has_failed:
+                opened.kind = ExitKind.FAILED
             if not opened.waiting:
                 self._close(opened, exit_ns)
 
@@ -233,7 +253,7 @@ class CollectiveObserver:
         return observed
 
     def _blocked(self, opened: OpenOperation, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `wait` and add its time to the operation; if it raises or times out, the operation stays open."""
+        """Call `wait` and add its time to the operation; where only the wait times out, the operation stays open."""
         opened.waiting = True
         pacer = self.pacer
         if pacer is not None and opened.arrival is None and opened.op not in MESSAGES:
@@ -242,7 +262,7 @@ class CollectiveObserver:
         try:
             result = wait(*args, **kwargs)
         except BaseException:
-            opened.waiting = False
+            self._give_up(opened, time.monotonic_ns() - begin_ns)
             raise
         end_ns = time.monotonic_ns()
         if pacer is not None and opened.arrival is not None:
@@ -255,6 +275,16 @@ class CollectiveObserver:
                 self._name_source(opened)
         self._close(opened, opened.exit_ns or end_ns)
         return result
+
+    def _give_up(self, opened: OpenOperation, blocked_ns: int) -> None:
+        """Record an operation whose wait raised because it failed."""
+        opened.waiting = False
+        opened.blocked_ns += blocked_ns
+        with suppress(Exception):  # the job gets its own error
+            self._close_completed()
+            if opened.work is not None and opened.work.is_completed():
+                opened.kind = ExitKind.FAILED
+                self._close(opened, opened.exit_ns or time.monotonic_ns())
 
     def _group_of(self, opened: OpenOperation) -> ObservedGroup:
         return next(group for group in self._groups.values() if group.group_id == opened.group)
@@ -272,7 +302,7 @@ class CollectiveObserver:
             return
         if self._by_address.get(opened.address) is opened:
             del self._by_address[opened.address]
-        opened.work = None
+        opened.work = opened.future = None
         self._record(opened, exit_ns)
 
     def _record(self, opened: OpenOperation, exit_ns: int) -> None:

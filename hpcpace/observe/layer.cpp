@@ -27,7 +27,7 @@ namespace py = pybind11;
 namespace {
 
 constexpr auto KEY = c10::DispatchKey::BackendSelect;
-enum ExitKind : uint8_t { COMPLETION = 0, WAIT = 1, NEVER = 2 };
+enum ExitKind : uint8_t { COMPLETION = 0, WAIT = 1, NEVER = 2, FAILED = 3 };
 
 int64_t now_ns() {
   timespec time;
@@ -176,7 +176,9 @@ class Layer : public std::enable_shared_from_this<Layer> {
         continue;
       }
       if (is_completed) {
-        opened->row.exit_kind = WAIT;
+        if (opened->row.exit_kind != FAILED) {
+          opened->row.exit_kind = WAIT;
+        }
         close(*opened, opened->row.exit_ns ? opened->row.exit_ns : now_ns(), works);
       } else if (opened->is_message && ended - opened->row.step >= forget_after_steps) {
         opened->row.exit_kind = NEVER;
@@ -223,7 +225,15 @@ class Layer : public std::enable_shared_from_this<Layer> {
     Call call;
     bool is_described = guarded(op, [&] { describe(op, handle, *stack, call); });
     const int64_t enter_ns = now_ns();
-    handle.redispatchBoxed(rest, stack);
+    try {
+      handle.redispatchBoxed(rest, stack);
+    } catch (...) {
+      const int64_t failed_ns = now_ns();
+      if (is_described) {
+        guarded(op, [&] { keep_failed(op, call, enter_ns, failed_ns); });
+      }
+      throw;
+    }
     const int64_t left_ns = now_ns();
     if (is_described) {
       guarded(op, [&] { follow(op, call, enter_ns, left_ns, *stack); });
@@ -253,7 +263,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
     try {
       handle.redispatchBoxed(rest, stack);
     } catch (...) {
-      gave_up_waiting(work.get(), number);
+      gave_up_waiting(work.get(), number, begin_ns);
       throw;
     }
     waited(work.get(), number, begin_ns, now_ns());
@@ -281,7 +291,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
     const int64_t begin_ns = now_ns();
     PyObject* result = PyObject_Vectorcall(original, arguments, num_arguments, names);
     if (result == nullptr) {
-      gave_up_waiting(work.get(), number);
+      gave_up_waiting(work.get(), number, begin_ns);
     } else {
       waited(work.get(), number, begin_ns, now_ns());
     }
@@ -350,12 +360,8 @@ class Layer : public std::enable_shared_from_this<Layer> {
     return groups_.try_emplace(name, Group{id, std::move(ranks), {}}).first->second;  // never removed: stays valid
   }
 
-  void follow(const Operator& op, const Call& call, int64_t enter_ns, int64_t left_ns, const torch::jit::Stack& stack) {
-    Group& group = group_of(call.group);
-    WorkPtr work;
-    if (op.has_work) {
-      work = stack.back().toCustomClass<c10d::Work>();
-    }
+  // The row of a call that has returned, without its number and its end.
+  Row new_row(const Operator& op, const Call& call, const Group& group, int64_t enter_ns, int64_t left_ns) {
     Row row{};
     row.step = step;
     row.group = group.id;
@@ -364,11 +370,38 @@ class Layer : public std::enable_shared_from_this<Layer> {
     row.peer = call.peer >= 0 ? group.ranks.at(call.peer) : -1;
     row.enter_ns = enter_ns;
     row.blocked_ns = left_ns - enter_ns;  // gloo may do part of the work before it returns
+    return row;
+  }
+
+  static std::pair<int, int64_t> channel_of(const Operator& op, const Call& call) {
+    return op.is_message ? std::pair<int, int64_t>(op.op, call.peer) : std::pair<int, int64_t>(-1, 0);
+  }
+
+  // Records an operation whose call raised.
+  void keep_failed(const Operator& op, const Call& call, int64_t enter_ns, int64_t failed_ns) {
+    Group& group = group_of(call.group);
+    Row row = new_row(op, call, group, enter_ns, failed_ns);
+    row.exit_ns = failed_ns;
+    row.exit_kind = FAILED;
+    std::lock_guard<std::mutex> lock(mutex_);
+    int64_t& next = group.sequences[channel_of(op, call)];
+    // One with a work was never issued: the next one of the group has its number.
+    row.seq = op.has_work ? next : next++;
+    keep(row);
+  }
+
+  void follow(const Operator& op, const Call& call, int64_t enter_ns, int64_t left_ns, const torch::jit::Stack& stack) {
+    Group& group = group_of(call.group);
+    WorkPtr work;
+    if (op.has_work) {
+      work = stack.back().toCustomClass<c10d::Work>();
+    }
+    Row row = new_row(op, call, group, enter_ns, left_ns);
     row.exit_kind = op.has_work ? COMPLETION : WAIT;
     uint64_t number;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      row.seq = group.sequences[op.is_message ? std::pair<int, int64_t>(op.op, call.peer) : std::pair<int, int64_t>(-1, 0)]++;
+      row.seq = group.sequences[channel_of(op, call)]++;
       if (!work) {
         row.exit_ns = left_ns;
         keep(row);
@@ -386,24 +419,37 @@ class Layer : public std::enable_shared_from_this<Layer> {
       return;
     }
     work->getFuture()->addCallback(
-        [layer = shared_from_this(), key = work.get(), number](c10::ivalue::Future&) { layer->completed(key, number); });
+        [layer = shared_from_this(), key = work.get(), number](c10::ivalue::Future& future) {
+          layer->completed(key, number, future.hasError());
+        });
   }
 
   // Called on a thread of the backend: only the time is taken there.
-  void completed(c10d::Work* key, uint64_t number) {
+  void completed(c10d::Work* key, uint64_t number, bool has_failed) {
     const int64_t exit_ns = now_ns();
     std::lock_guard<std::mutex> lock(mutex_);
     if (Open* opened = find(key, number)) {
       opened->row.exit_ns = exit_ns;
+      opened->row.exit_kind = has_failed ? FAILED : COMPLETION;
       completed_.emplace_back(key, number);
     }
   }
 
-  void gave_up_waiting(c10d::Work* key, uint64_t number) {  // it raised or timed out: the operation stays open
+  // Records an operation whose wait raised; where only the wait timed out, it stays open.
+  void gave_up_waiting(c10d::Work* key, uint64_t number, int64_t begin_ns) {
+    const int64_t end_ns = now_ns();
+    const bool has_failed = key->isCompleted();
+    std::vector<WorkPtr> works;
     std::lock_guard<std::mutex> lock(mutex_);
     if (Open* opened = find(key, number)) {
       opened->waiting = false;
+      opened->row.blocked_ns += end_ns - begin_ns;
+      if (has_failed && !opened->row.exit_ns) {
+        opened->row.exit_kind = FAILED;
+        close(*opened, end_ns, works);
+      }
     }
+    close_completed(works);
   }
 
   void waited(c10d::Work* key, uint64_t number, int64_t begin_ns, int64_t end_ns) {

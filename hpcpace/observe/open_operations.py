@@ -51,6 +51,7 @@ class OpenOperation:
         "blocked_ns",
         "enter_ns",
         "exit_ns",
+        "future",
         "group",
         "key",
         "kind",
@@ -79,9 +80,21 @@ class OpenOperation:
         self.kind = ExitKind.COMPLETION
         self.waiting = False
         self.work: Any = None
+        self.future: Any = None
         self.key = 0
         self.address = 0
         self.arrival: Arrival | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the work's future ended with an error; False without one."""
+        if self.future is None or not self.future.done():
+            return False
+        try:
+            self.future.value()  # raises it; the work itself only tells with a warning that this is deprecated
+        except Exception:
+            return True
+        return False
 
     def row(self) -> tuple[int, ...]:
         """Return the columns of the trace's `collectives` table, without `enqueue_ns`."""

@@ -51,11 +51,12 @@ class Op(IntEnum):
 
 
 class ExitKind(IntEnum):
-    """How the end of an operation became known."""
+    """How the end of an operation became known; a failed one ended with an error or ran out of time."""
 
     COMPLETION = 0
     WAIT = 1
     NEVER = 2
+    FAILED = 3
 
 
 class PacePolicy(IntEnum):

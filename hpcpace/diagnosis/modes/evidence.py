@@ -46,6 +46,8 @@ class HangEvidence:
         inside: how many ranks wait inside.
         absent: how many ranks never entered.
         completed: how many ranks completed it.
+        failed: how many of those inside it failed on, such as by a timeout.
+        late: how many of those inside entered it when it had failed on others.
     """
 
     mode: ClassVar = Mode.HANG
@@ -55,6 +57,8 @@ class HangEvidence:
     inside: int
     absent: int
     completed: int
+    failed: int = 0
+    late: int = 0
 
     @property
     def variety(self) -> str:

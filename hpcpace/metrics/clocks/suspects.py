@@ -16,7 +16,7 @@ from hpcpace.metrics.clocks.causality import shows_all_members, shows_peer
 from hpcpace.metrics.operations.dependence import releases_others
 from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Matching, Operations, select_rows
 from hpcpace.metrics.operations.waits import Waits
-from hpcpace.trace.schema import Op
+from hpcpace.trace.schema import ExitKind, Op
 
 MOST_WRONG = 3
 """If more clocks than this are wrong, the search stops: everybody in a contradiction is a suspect."""
@@ -110,7 +110,7 @@ def _numbered(instance: NDArray[np.int64], num_instances: int) -> tuple[NDArray[
 def _roles(own: Operations, usable: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which rows' enters others depend on, and which rows' exits depend on others, each bool, (num_rows,)."""
     is_root = own.rank == own.peer
-    effects = usable & (shows_all_members(own) | shows_peer(own))
+    effects = usable & (own.exit_kind != ExitKind.FAILED) & (shows_all_members(own) | shows_peer(own))
     causes = releases_others(own.op, is_root) & (own.op != Op.RECV) & usable
     return causes, effects
 

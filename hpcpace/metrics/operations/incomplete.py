@@ -1,4 +1,4 @@
-"""Operations that were entered but never completed: the traces of a hang or of a killed rank."""
+"""Operations that were entered but never completed, or that failed: the traces of a hang or of a killed rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Operations, match
-from hpcpace.trace.schema import Op
+from hpcpace.trace.schema import ExitKind, Op
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,10 @@ class OpenOperation:
         inside: members that entered and did not complete it.
         completed: members that completed it.
         absent: members with no record of it.
-        age_ns: from the first enter to the end of the recording.
+        age_ns: from the first enter to the end of the recording, or to the last failure if it failed on all of `inside`.
         inside_ns: the longest that one of `inside` is known to have been there, up to the end of its own recording.
+        failed: those of `inside` for which it ended with an error, such as a timeout.
+        late: those of `inside` that entered it when it had failed on another member.
     """
 
     op: str
@@ -36,6 +38,8 @@ class OpenOperation:
     absent: tuple[int, ...]
     age_ns: int
     inside_ns: int
+    failed: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
 
 
 def open_operations(
@@ -44,7 +48,7 @@ def open_operations(
     """Return the operations that were entered and not completed, the oldest first, at most `limit`.
 
     Args:
-        opened: rows without an end.
+        opened: rows without an end, and rows that failed.
         done: rows with an end, with the same groups.
         end_ns: when the recording ended, on the common clock.
         ends_ns: when that of each rank ended, by rank; of one that is not known, nothing counts behind its enter.
@@ -55,10 +59,15 @@ def open_operations(
     matching = match(opened)
     first_enter = np.minimum.reduceat(opened.enter_ns[matching.order], matching.starts)
     oldest = np.argsort(first_enter, kind="stable")[:limit]
+    has_failed = opened.exit_kind == ExitKind.FAILED
     entered = zip(opened.rank.tolist(), opened.enter_ns.tolist(), strict=True)
-    inside_ns = np.array([max(ends_ns.get(rank, enter_ns) - enter_ns, 0) for rank, enter_ns in entered])
+    until_ns = np.array([ends_ns.get(rank, enter_ns) for rank, enter_ns in entered], np.int64)
+    inside_ns = np.maximum(np.where(has_failed, opened.exit_ns, until_ns) - opened.enter_ns, 0)
+    over_ns = np.where(has_failed, opened.exit_ns, end_ns)
     return [
-        _describe(opened, done, rows, end_ns - int(first_enter[instance]), int(inside_ns[rows].max()))
+        _describe(
+            opened, done, rows, int(over_ns[rows].max()) - int(first_enter[instance]), int(inside_ns[rows].max())
+        )
         for instance, rows in ((each, np.flatnonzero(matching.instance == each)) for each in oldest.tolist())
     ]
 
@@ -80,6 +89,9 @@ def _describe(
         same &= done.op == op
     inside = {int(value) for value in opened.rank[rows]}
     completed = {int(value) for value in done.rank[same]} - inside
+    failed = rows[opened.exit_kind[rows] == ExitKind.FAILED]
+    first_failure_ns = opened.exit_ns[failed].min(initial=np.iinfo(np.int64).max)
+    late = rows[opened.enter_ns[rows] > first_failure_ns]
     return OpenOperation(
         op=op_name(op),
         group=group.name if group else "",
@@ -91,4 +103,6 @@ def _describe(
         absent=tuple(sorted(set(members) - inside - completed)),
         age_ns=max(age_ns, 0),
         inside_ns=inside_ns,
+        failed=tuple(sorted({int(value) for value in opened.rank[failed]})),
+        late=tuple(sorted({int(value) for value in opened.rank[late]})),
     )

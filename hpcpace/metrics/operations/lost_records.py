@@ -20,10 +20,11 @@ from hpcpace.metrics.operations.matching import (
     Matching,
     Operations,
     ProcessGroup,
+    failed_operations,
     join_rows,
     select_rows,
 )
-from hpcpace.trace.schema import Op
+from hpcpace.trace.schema import ExitKind, Op
 
 _NONE = -1
 _Key = TypeVar("_Key")
@@ -74,10 +75,13 @@ def records_of(done: Operations, matching: Matching) -> Records:
         matching: which of them belong together.
     """
     is_message = is_one_of(done.op, MESSAGES)
-    # For most operations, one row shows all that any of its rows does. Messages show nothing about members.
+    # For most operations, one row shows all that any of its rows does. Messages show nothing about members, and nor does
+    # a row that ended with an error.
     op = done.op[matching.first]
     is_plain = meets_all(op, done.size_bytes[matching.first])
-    rows = np.flatnonzero(~(is_plain | is_one_of(op, MESSAGES))[matching.instance])
+    is_plain &= ~failed_operations(done, matching.instance, len(matching.num_rows))
+    is_plain_or_message = (is_plain | is_one_of(op, MESSAGES))[matching.instance]
+    rows = np.flatnonzero(~is_plain_or_message & (done.exit_kind != ExitKind.FAILED))
     others = select_rows(done, rows)
     reached, shows_all = np.full(len(done.groups) + 1, _NONE), rows[shows_all_members(others)]
     for shown in (matching.first[is_plain], shows_all):

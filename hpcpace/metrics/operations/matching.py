@@ -18,6 +18,7 @@ from hpcpace.metrics.operations.table import (
     ProcessGroup,
     RankOperations,
     completed,
+    failed_operations,
     gather_operations,
     groups_of,
     join_rows,
@@ -26,7 +27,7 @@ from hpcpace.metrics.operations.table import (
     shares,
 )
 from hpcpace.parallel import map_threads, run_threads
-from hpcpace.trace.schema import Op
+from hpcpace.trace.schema import ExitKind, Op
 
 _NO_MEMBERS = -1
 _MOST_SLOTS_PER_ROW = 4
@@ -43,7 +44,8 @@ class Matching:
     Attributes:
         instance: the operation of each row, int64, (num_operations,).
         num_rows: rows of each operation, int64, (num_instances,).
-        is_matched: whether every member recorded the row's operation once, with a known clock, bool, (num_operations,).
+        is_matched: whether every member recorded the row's operation once, with a known clock and without an error, bool,
+            (num_operations,).
         slices: the rows of each rank, if none has an operation twice; else empty.
     """
 
@@ -142,6 +144,7 @@ def _match_sorted(operations: Operations, rows: NDArray[np.int64], unknown_clock
     is_again = np.zeros(len(order), np.bool_)
     is_again[1:] = (np.diff(rank[order]) == 0) & ~differs[1:]
     unusable = is_again | np.isin(rank[order], np.asarray(unknown_clocks, np.int64))
+    unusable |= operations.exit_kind[rows][order] == ExitKind.FAILED
     instance = np.empty(len(order), np.int64)
     instance[order] = np.cumsum(differs) - 1
     starts = np.flatnonzero(differs)
@@ -256,6 +259,7 @@ def _count(operations: Operations, slots: _Slots, unknown_clocks: frozenset[int]
             is_unusable[own[is_again]] = has_repeated = True
         if int(operations.rank[rows.start]) in unknown_clocks:
             is_unusable[own] = True
+        is_unusable[own[operations.exit_kind[rows] == ExitKind.FAILED]] = True
     return _Count(num_rows=num_rows, op=op, is_unusable=is_unusable, has_repeated=has_repeated)
 
 
@@ -282,6 +286,7 @@ __all__ = [
     "ProcessGroup",
     "RankOperations",
     "completed",
+    "failed_operations",
     "gather_operations",
     "groups_of",
     "join_rows",

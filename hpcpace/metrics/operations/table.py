@@ -142,6 +142,21 @@ def completed(collectives: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
     return ends
 
 
+def failed_operations(
+    operations: Operations, instance: NDArray[np.int64], num_instances: int
+) -> NDArray[np.bool_]:
+    """Return which operations ended with an error on some member, bool, (num_instances,).
+
+    Args:
+        operations: rows of all ranks.
+        instance: the operation of each row, (num_operations,).
+        num_instances: number of the operations.
+    """
+    has_failed = np.zeros(num_instances, np.bool_)
+    has_failed[instance[operations.exit_kind == ExitKind.FAILED]] = True
+    return has_failed
+
+
 def groups_of(table: Mapping[str, NDArray[Any]]) -> dict[int, ProcessGroup]:
     """Return the process groups that a rank's table `groups` names, by their number in its file."""
     numbers = np.asarray(table["id"], np.int64)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.kernels import bytes_of, checked, library
 from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, operation_roles, synchronises
-from hpcpace.metrics.operations.matching import Matching, Operations, shares
+from hpcpace.metrics.operations.matching import Matching, Operations, failed_operations, shares
 from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import ExitKind, Op
 
@@ -27,7 +27,7 @@ _MOST_COMPARED = 1 << 8
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Wait and transfer of each row of `Operations`; both 0 if the row has no match.
+    """Wait and transfer of each row of `Operations`; both 0 if the row has no match and the operation did not fail.
 
     Attributes:
         wait_ns: time until the last partner that the rank depends on arrived, int64, (num_operations,).
@@ -52,6 +52,7 @@ def waits(operations: Operations, matching: Matching) -> Waits:
     a message. A sender waits only if its completion was observed and shows a rendezvous: no earlier than the receiver's
     enter. If only a wait showed its end (gloo), nothing is known about when the message left.
     transfer = exit - max(enter, release, exit of the rank's previous operation in the group).
+    Of an operation that ended with an error on some member, all the time is wait.
     """
     kernels = library()
     if kernels is not None and operations.slices:
@@ -62,12 +63,15 @@ def waits(operations: Operations, matching: Matching) -> Waits:
     wait_ns, transfer_ns = (np.empty(len(operations), np.int64) for _ in range(2))
     negative_ns = np.zeros(len(operations), np.int64)
     may_contradict = np.zeros(len(matching.num_rows), np.bool_)
+    has_failed = failed_operations(operations, matching.instance, len(matching.num_rows))
 
     def fill(share: Sequence[slice]) -> None:
         for rows in share:
             last_of_rows_ns, is_matched = last_ns[matching.instance[rows]], matching.is_matched[rows]
-            wait_ns[rows], transfer_ns[rows] = _waits_of(operations, rows, is_matched, last_of_rows_ns)
-            early = np.flatnonzero(operations.exit_ns[rows] < last_of_rows_ns)
+            is_over_ns = np.where(has_failed[matching.instance[rows]], operations.exit_ns[rows], _NEVER_NS)
+            wait_ns[rows], transfer_ns[rows] = _waits_of(operations, rows, is_matched, last_of_rows_ns, is_over_ns)
+            is_early = operations.exit_ns[rows] < last_of_rows_ns
+            early = np.flatnonzero(is_early & (operations.exit_kind[rows] != ExitKind.FAILED))
             op = operations.op[rows][early]
             may_contradict[matching.instance[rows][early[op != Op.SEND]]] = True
             early = early[synchronises(op) & is_matched[early]]
@@ -86,7 +90,7 @@ def _waits_compiled(kernels: Any, operations: Operations, matching: Matching) ->
             *(len(bounds) - 1, bounds, len(operations.groups), len(may_contradict), operations.op, operations.rank),
             *(operations.peer, operations.group, matching.instance, operations.enter_ns, operations.exit_ns),
             *(operations.exit_kind, bytes_of(matching.is_matched), operation_roles(), Op.SEND, ExitKind.COMPLETION),
-            *(wait_ns, transfer_ns, negative_ns, may_contradict),
+            *(ExitKind.FAILED, wait_ns, transfer_ns, negative_ns, may_contradict),
         )
     )
     return Waits(
@@ -112,9 +116,9 @@ def _last_enters(operations: Operations, matching: Matching, share: Sequence[sli
 
 
 def _waits_of(
-    operations: Operations, rows: slice, is_matched: NDArray[np.bool_], last_ns: Times
+    operations: Operations, rows: slice, is_matched: NDArray[np.bool_], last_ns: Times, failed_ns: Times
 ) -> tuple[Times, Times]:
-    """Return wait and transfer of some rows, as in `waits`."""
+    """Return wait and transfer of some rows, as in `waits`; `failed_ns` are the exits of those that only waited."""
     op, enter, exit_ = operations.op[rows], operations.enter_ns[rows], operations.exit_ns[rows]
     to_root, is_send = is_one_of(op, TO_ROOT), op == Op.SEND
     depends = is_matched
@@ -124,7 +128,7 @@ def _waits_of(
     if is_send.any():
         is_rendezvous = (exit_ >= release) & (operations.exit_kind[rows] == ExitKind.COMPLETION)
         release = np.where(is_send & ~is_rendezvous, _NEVER_NS, release)
-    released = np.maximum(release, enter)
+    released = np.maximum(np.maximum(release, enter), failed_ns)
     wait_ns = np.minimum(released, exit_) - enter
     transfer_ns = np.maximum(exit_ - np.maximum(released, _previous_exit(operations, rows)), 0)
     if not is_matched.all():
