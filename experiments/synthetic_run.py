@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag, TraceHeader
+from hpcpace.trace.schema import EventKind, ExitKind, Op, Phase, StepFlag, TraceHeader
 
 MS = 1_000_000
 DATA_NS, FORWARD_NS, BACKWARD_NS, TRANSFER_NS, OPTIMIZER_NS = 1 * MS, 10 * MS, 20 * MS, 2 * MS, 3 * MS
@@ -42,6 +42,30 @@ class Extra:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a rank ends behind the last step of a run without noise, slow ranks or extras.
+
+    Attributes:
+        after_ns: when, after that step; without a kind, its last sign of life.
+        kind: of its event; None for a rank that is killed without a word.
+        code, text: of its event.
+        failed_ns: how long it had been in a last all_reduce that failed just then; None where it never entered it.
+    """
+
+    rank: int
+    after_ns: int
+    kind: EventKind | None = None
+    code: int = 0
+    text: bytes = b""
+    failed_ns: int | None = None
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether its trace is not closed."""
+        return self.kind in (None, EventKind.SIGNAL)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SyntheticRun:
     """What to write.
 
@@ -55,6 +79,7 @@ class SyntheticRun:
         halfwidth_ns: of the recorded offsets of all ranks but the reference.
         lost_steps: how many last steps a rank's trace lacks, because the rank was killed before it flushed them.
         hangs: whether all but rank 0 stay in a last all_reduce that rank 0 never enters, and no file is closed.
+        endings: how ranks end before their time; the others close their traces in order.
     """
 
     num_ranks: int = 4
@@ -73,6 +98,7 @@ class SyntheticRun:
     has_clock: bool = True
     samples_per_step: int = 64
     extras: tuple[Extra, ...] = ()
+    endings: tuple[Ending, ...] = ()
 
     def write(self, path: Path) -> RunDirectory:
         """Write the traces of one more attempt and return the run."""
@@ -141,6 +167,10 @@ class SyntheticRun:
         )
         num_kept = self.num_steps - self.lost_steps.get(rank, 0)
         end_ns = START_NS + num_kept * 100 * MS + self.offsets_ns.get(rank, 0)
+        for ending in self.endings:
+            if ending.rank == rank:
+                step_ns = DATA_NS + FORWARD_NS + BACKWARD_NS + TRANSFER_NS + OPTIMIZER_NS
+                end_ns = START_NS + num_kept * step_ns + self.offsets_ns.get(rank, 0) + ending.after_ns
         recorder = Recorder(attempt.trace_file(rank), header, warn=_fail, clock=lambda: end_ns)
         for member in range(self.num_ranks):
             recorder.add_group(0, member, b"default", b"gloo")
@@ -154,7 +184,10 @@ class SyntheticRun:
                 found = offset + self.clock_error_ns.get(rank, 0)
                 for local_ns in (START_NS + offset, end_ns + offset):
                     recorder.add_clock(0, local_ns, found, 2 * halfwidth, halfwidth, 20)
-            if rank in self.lost_steps:
+            endings = [ending for ending in self.endings if ending.rank == rank]
+            for ending in endings:
+                self._end(recorder, ending, end_ns + offset)
+            if rank in self.lost_steps or any(ending.is_killed for ending in endings):
                 _kill(recorder, attempt.trace_file(rank))
             elif self.hangs:
                 enter = end_ns + offset
@@ -163,6 +196,14 @@ class SyntheticRun:
                 _kill(recorder, attempt.trace_file(rank))
             else:
                 recorder.close()
+
+    def _end(self, recorder: Recorder, ending: Ending, end_ns: int) -> None:
+        time_ns = end_ns + ending.after_ns
+        if ending.failed_ns is not None:
+            row = (time_ns - ending.failed_ns, time_ns, ending.failed_ns, ExitKind.FAILED)
+            recorder.add_collective(self.num_steps, 0, self.num_steps, Op.ALL_REDUCE, 4096, -1, *row)
+        if ending.kind is not None:
+            recorder.add_event(time_ns, self.num_steps, ending.kind, ending.code, ending.text)
 
 
 def _kill(recorder: Recorder, path: Path) -> None:

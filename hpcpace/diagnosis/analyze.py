@@ -25,7 +25,7 @@ from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
 from hpcpace.diagnosis.summary import Causes, Jitter, RankRow, RoleRow, SensitivityRow, Summary, Verdict, World
-from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
+from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of, with_end
 from hpcpace.errors import CannotTell
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
@@ -121,7 +121,9 @@ def analyze_traces(
         run_id=credible.traces[0].header.run_id,
         attempt=attempt.number,
         attempts=tuple(other.number for other in run.attempts()),
-        verdict=verdict_of(figures.diagnosis, hosts=credible.hosts, remarks=remarks),
+        verdict=with_end(
+            verdict_of(figures.diagnosis, hosts=credible.hosts, remarks=remarks), credible.end, credible.hosts
+        ),
         world=_world(credible, records),
         steps=step_figures(measured, selection),
         throughput=throughput(measured.times_ns, measured.chosen.samples),
@@ -142,6 +144,7 @@ def analyze_traces(
         memory=records.result.memory,
         audit=audit,
         pacing=records.pacing,
+        end=credible.end,
     )
     plots = plot_data(
         measured,
@@ -189,7 +192,7 @@ def examine(
             Diagnosis(findings=(), obstacle=NothingMeasured(error=str(error)), smallest_effect=None), hosts={}
         )
     diagnosis = _diagnosis(credible, panels_of(credible.measured), settings or DiagnosisConfig())
-    return verdict_of(diagnosis, hosts=credible.hosts)
+    return with_end(verdict_of(diagnosis, hosts=credible.hosts), credible.end, credible.hosts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +246,9 @@ def _jitter_and_sensitivity(
 
 def _diagnosis(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -> Diagnosis:
     hangs = credible.incomplete.open
-    return diagnose_run(credible.measured, panels, hangs=hangs, absent=credible.absent, settings=settings)
+    return diagnose_run(
+        credible.measured, panels, hangs=hangs, absent=credible.absent, end=credible.end, settings=settings
+    )
 
 
 def _world(credible: CredibleRun, records: AttemptRecords) -> World:

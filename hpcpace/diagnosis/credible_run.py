@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from hpcpace.diagnosis.common_steps import ranks_with_common_steps
 from hpcpace.diagnosis.credible import absent_ranks, credible_traces, incredible_ranks, sentences_on_operations
+from hpcpace.diagnosis.ends import find_end
 from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.incomplete import find_incomplete
 from hpcpace.diagnosis.measure import Measured, Selection, measure
+from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.records.attempt import AttemptRecords
-from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, run_end_line
 from hpcpace.diagnosis.sound_stream import problems_of
 from hpcpace.diagnosis.summary import Incomplete
 from hpcpace.errors import CannotTell
@@ -44,6 +46,7 @@ class CredibleRun:
         hosts: host names by rank, as far as they are known.
         measured: what was measured on the credible ranks that share a step.
         incomplete: what is missing from the run.
+        end: what ended the run before its time; None where nothing did.
     """
 
     world_size: int
@@ -52,6 +55,7 @@ class CredibleRun:
     hosts: Mapping[int, str]
     measured: Measured
     incomplete: Incomplete
+    end: RunEnd | None
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -114,14 +118,17 @@ def _measure_traces(
         incomplete = find_incomplete(
             timed_traces(traces), problems, missing=missing, hosts=hosts, done=figures.completed
         )
+        end = find_end(timed_traces(traces), incomplete, figures.completed.opened)
         if not left_out:
-            raise CannotTell("\n- ".join([str(error), *_losses(incomplete, hosts)])) from None
+            ended = [] if end is None else [run_end_line(end, hosts)]
+            raise CannotTell("\n- ".join([*ended, str(error), *_losses(incomplete, hosts)])) from None
         measured = measure(common, selection, progress=how.progress, team=how.team)
     else:
         problems = [*problems, *sentences_on_operations(measured), *_problems_of(measured.operations)]
         incomplete = find_incomplete(
             measured.timed, problems, missing=missing, hosts=hosts, done=measured.operations.completed
         )
+        end = find_end(measured.timed, incomplete, measured.operations.completed.opened)
     return CredibleRun(
         world_size=world_size,
         traces=traces,
@@ -129,6 +136,7 @@ def _measure_traces(
         hosts=hosts,
         measured=measured,
         incomplete=incomplete,
+        end=end,
     )
 
 

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.communication import communication_findings
+from hpcpace.diagnosis.modes.ended import end_finding
 from hpcpace.diagnosis.modes.events import event_finding
 from hpcpace.diagnosis.modes.evidence import (
     CollectionEvidence,
@@ -29,6 +30,7 @@ from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.diagnosis.modes.obstacle import AbsentRanks, Obstacle, TooFewSteps, TooMuchNoise, WrongClock
 from hpcpace.diagnosis.modes.phase import collection_finding, input_finding
 from hpcpace.diagnosis.modes.pipeline import imbalance_finding
+from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.modes.straggler import search_stragglers, straggler_findings
 from hpcpace.metrics.causes.what_if import Rebuilt
 from hpcpace.metrics.lateness.stragglers import LEAST_STEPS, SearchObstacle, StragglerSearch
@@ -36,6 +38,9 @@ from hpcpace.metrics.network.links import LinkFindings, Locality
 from hpcpace.metrics.operations.incomplete import OpenOperation
 
 __all__ = ["Culprit", "Diagnosis", "DiagnosisFinding", "Mode", "Panels", "diagnose"]
+
+# Told before all others, whatever those cost.
+_LEADING = (Mode.ENDED, Mode.HANG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,7 @@ def diagnose(
     is_clock_wrong: bool = False,
     rebuilt: Rebuilt | None = None,
     absent: Sequence[int] = (),
+    end: RunEnd | None = None,
     settings: DiagnosisConfig | None = None,
 ) -> Diagnosis:
     """Return what is wrong with a run.
@@ -82,15 +88,17 @@ def diagnose(
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
         rebuilt: steps of them, which show what stragglers and slow stages cost; None if they were not rebuilt.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
+        end: what ended the run before its time; None where nothing did.
         settings: the thresholds.
     """
     settings = settings or DiagnosisConfig()
     num_steps = len(panels.times_ns)
     hang = hang_finding(hangs, panels, silences_ns or {}, settings, unrecorded=absent)
+    stopped = (*end_finding(end, hang, panels), *hang)
     known = partial(Diagnosis, absent=tuple(absent), num_present=len(panels.rank))
     if num_steps < settings.least_steps:
         few = TooFewSteps(num_steps=num_steps, least=settings.least_steps)
-        return known(findings=hang, obstacle=None if hang else few, smallest_effect=None)
+        return known(findings=stopped, obstacle=None if stopped else few, smallest_effect=None)
     search = search_stragglers(panels, settings)
     # Messages of absent ranks would be missing from it, and most steps have to be alike.
     is_usable = rebuilt is not None and not absent and len(rebuilt.graph.step) >= rebuilt.graph.num_left_out
@@ -100,7 +108,7 @@ def diagnose(
     if not is_clock_wrong:
         communication = communication_findings(panels, links, crossing, settings)
     findings = [
-        *hang,
+        *stopped,
         *straggler,
         *imbalance_finding(panels, without, steps, settings),
         *input_finding(rest, without, settings),
@@ -116,7 +124,7 @@ def diagnose(
     )
     findings += jitter_finding(panels, without, passing + uneven_input, settings)
     findings = _joined(findings)
-    findings.sort(key=lambda finding: (finding.mode is not Mode.HANG, -finding.loss_share))
+    findings.sort(key=lambda finding: (*(finding.mode is not mode for mode in _LEADING), -finding.loss_share))
     obstacle: Obstacle | None = None
     if absent:
         findings = [finding for finding in findings if _needs_no_others(finding)]
@@ -152,7 +160,7 @@ def _needs_no_others(finding: DiagnosisFinding) -> bool:
     or jitter costs, for the steps may be as long without it.
     """
     is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence))
-    return is_own or finding.mode in (Mode.HANG, Mode.STRAGGLER, Mode.INPUT)
+    return is_own or finding.mode in (*_LEADING, Mode.STRAGGLER, Mode.INPUT)
 
 
 def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:

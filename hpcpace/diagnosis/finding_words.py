@@ -9,6 +9,7 @@ from typing import assert_never
 from hpcpace.diagnosis.modes.evidence import (
     BurstEvidence,
     CollectionEvidence,
+    EndEvidence,
     EventEvidence,
     HangEvidence,
     ImbalanceEvidence,
@@ -22,6 +23,8 @@ from hpcpace.diagnosis.modes.evidence import (
     TransferEvidence,
 )
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding
+from hpcpace.diagnosis.modes.run_end import EndKind, RunEnd
+from hpcpace.diagnosis.sentences import rank_end_line, run_end_line
 from hpcpace.diagnosis.stage_words import (
     advice_of_events,
     advice_of_straggler,
@@ -61,6 +64,8 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
     evidence = finding.evidence
     lost = f"{'at most ' if is_most else ''}{percent(finding.loss_share)} of the step time"
     match evidence:
+        case EndEvidence():
+            return _end(evidence.end, hosts)
         case HangEvidence():
             return _hang(evidence, finding, hosts)
         case LatenessEvidence():
@@ -79,6 +84,26 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
             return _jitter(evidence.share, lost)
         case _:
             assert_never(evidence)
+
+
+def _end(end: RunEnd, hosts: Mapping[int, str]) -> FindingWords:
+    who = named_ranks(end.ranks[:_MOST_RANKS], hosts)
+    advice = {
+        EndKind.EXCEPTION: f"read the traceback of {who} in its log; errors of other ranks may follow from it",
+        EndKind.EXIT: f"find what made {who} exit, in its log; errors of other ranks may follow from it",
+        EndKind.SIGNAL: f"find who sent the signal to {who}: a launcher, a memory limit, or a user",
+        EndKind.SILENT: f"look for a crash in the log of {who}, and for the out-of-memory killer on its host (dmesg)",
+        EndKind.FAILURE: f"find what kept {who} from it, or give the process group a longer timeout",
+    }
+    if not end.ranks:
+        advice[EndKind.FAILURE] = "read the logs of all ranks: the traces do not show who left the operation"
+    told = [rank_end_line(one, hosts) for one in end.ends[:_MOST_NAMED]]
+    more = len(end.ends) - _MOST_NAMED
+    return FindingWords(
+        headline=run_end_line(end, hosts),
+        why="; ".join([*told, *([f"{plural(more, 'more rank')} after that"] if more > 0 else [])]),
+        next=advice[end.kind],
+    )
 
 
 def _hang(evidence: HangEvidence, finding: DiagnosisFinding, hosts: Mapping[int, str]) -> FindingWords:

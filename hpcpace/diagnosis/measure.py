@@ -18,6 +18,7 @@ from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
 from hpcpace.diagnosis.evidence import TimedTraces, reference_times, timed_traces
 from hpcpace.diagnosis.figures.clocks import clock_figures
 from hpcpace.diagnosis.modes.hang import silence_ns
+from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.diagnosis.summary import Clocks
@@ -281,6 +282,7 @@ def diagnose_run(
     *,
     hangs: Sequence[OpenOperation],
     absent: Sequence[int],
+    end: RunEnd | None = None,
     settings: DiagnosisConfig,
 ) -> Diagnosis:
     """Return what is wrong with a run, from what was measured; arguments as those of `diagnose`."""
@@ -302,5 +304,6 @@ def diagnose_run(
         is_clock_wrong=clocks.num_wrong > 0,
         rebuilt=measured.rebuilt,
         absent=absent,
+        end=end,
         settings=settings,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcpace import __version__
 from hpcpace.diagnosis.modes.finding import Culprit
+from hpcpace.diagnosis.modes.run_end import RunEnd as RunEnd
 from hpcpace.metrics.clocks.causality import PairViolations
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.lateness.stages import StageComparison as StageComparison
@@ -551,7 +552,7 @@ class Summary:
 
     `history` has all attempts where there are several, `sensitivity` the collectives that take most time. `outcome` and
     `memory` are what `hpcpace train` recorded at its end; empty elsewhere. `audit` is None without snapshots,
-    `pacing` where the run was not paced.
+    `pacing` where the run was not paced, `end` where nothing ended it before its time.
     """
 
     run: str
@@ -579,6 +580,7 @@ class Summary:
     memory: tuple[RankMemory, ...] = ()
     audit: AuditFigures | None = None
     pacing: PacingFigures | None = None
+    end: RunEnd | None = None
 
     @property
     def is_whole(self) -> bool:

@@ -20,6 +20,8 @@ from hpcpace.diagnosis.modes.obstacle import (
     TooMuchNoise,
     WrongClock,
 )
+from hpcpace.diagnosis.modes.run_end import EndKind, RunEnd
+from hpcpace.diagnosis.sentences import run_end_line
 from hpcpace.diagnosis.summary import AuditFigures, Causes, Finding, Verdict
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.wording import named_ranks, percent, place_name, rank_list
@@ -59,6 +61,19 @@ def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Seque
         also=(*(other.headline for other in others), *remarks),
         findings=tuple(_summarized(finding) for finding in diagnosis.findings),
     )
+
+
+def with_end(verdict: Verdict, end: RunEnd | None, hosts: Mapping[int, str]) -> Verdict:
+    """Return a verdict that says what ended the run before its time, where none of its findings does.
+
+    Args:
+        verdict: on the steps until then.
+        end: what ended the run; None where nothing did.
+        hosts: host names by rank.
+    """
+    if end is None or end.kind is EndKind.FAILURE or any(each.mode == Mode.ENDED for each in verdict.findings):
+        return verdict
+    return replace(verdict, headline=f"{verdict.headline}; {run_end_line(end, hosts)}")
 
 
 def main_verdict(verdict: Verdict) -> Verdict:

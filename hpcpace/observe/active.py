@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.exchange import open_exchange
 from hpcpace.observe.host_snapshot import save_host_snapshots
 from hpcpace.observe.joined import JoinedRank
@@ -92,8 +93,15 @@ class ActiveSession:
         """Return the block of `Session.pacing_point`; None where the job is not paced."""
         return None if self._pacer is None else PacedBlock(self._pacer, name, self._world.world_size)
 
-    def close(self, *, in_order: bool) -> None:
-        """End pacing and recording; what fails is a warning. Collective if `in_order`."""
+    def close(self, *, in_order: bool, end: EndEvent | None = None) -> None:
+        """End pacing and recording; what fails is a warning. Collective if `in_order`.
+
+        Args:
+            in_order: whether all ranks end here, none by an error.
+            end: how the program of this rank ends, if that is to be recorded.
+        """
+        if end is not None:
+            self.recording.add_end(end)
         if self._pacer is not None:
             try:
                 close_pacer(self._pacer, self._attempt, self._world.rank, in_order=in_order, warn=self._warn)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -15,6 +17,7 @@ from hpcpace.files import Folder
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver, find_layer
 from hpcpace.observe.device_times import DeviceTimes
+from hpcpace.observe.ends import EndEvent, end_by_signal
 from hpcpace.observe.host import HostCounters
 from hpcpace.observe.left_traces import PREFIX, bring_left_traces_home
 from hpcpace.observe.network import NetworkCounters
@@ -131,6 +134,10 @@ class Recording:
         if self._clock_sync is not None and self._clock_sync.due(step + 1):
             self._synchronise(step + 1)
 
+    def add_end(self, end: EndEvent) -> None:
+        """Record how the program of this rank ends."""
+        self.recorder.add_event(time.monotonic_ns(), self.recorder.step, *end)
+
     def close(self, *, in_order: bool) -> None:
         """End the recording. Collective if `in_order`: the clocks are compared for the last time.
 
@@ -184,6 +191,7 @@ class Recording:
             self._collectives.paused = False
 
     def _rescue(self) -> None:
+        self.add_end(end_by_signal(signal.SIGTERM))
         self.recorder.flush(_RESCUE_TIMEOUT_S)
         with self.recorder.held(_RESCUE_TIMEOUT_S) as is_held:
             self.recorder.tell_losses()

@@ -22,6 +22,7 @@ from hpcpace.config import Config
 from hpcpace.errors import ClockSyncError, WorldError
 from hpcpace.observe.active import ActiveSession, open_session
 from hpcpace.observe.coordination import Coordinator, coordinate
+from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
 from hpcpace.observe.joined import JoinedRank
 from hpcpace.observe.roll_call import Attendance, NotEveryRank
 from hpcpace.observe.session_settings import SessionSettings, shared_settings
@@ -114,6 +115,7 @@ class Session:
         self._coordinator: Coordinator | None = None
         self._active: ActiveSession | None = None
         self.recorded: dict[str, Any] | None = None
+        self._known_error: BaseException | None = None
 
     @property
     def rank(self) -> int | None:
@@ -160,6 +162,7 @@ class Session:
         return block or nullcontext()
 
     def __enter__(self) -> Session:
+        self._known_error = error_in_flight(None)
         try:
             self._start()
         except Exception as error:  # the boundary to somebody else's job, which goes on without us
@@ -172,8 +175,10 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop(in_order=kind is None)
-        if self._coordinator is not None and kind is None:
+        # A script that ends torch's group in a `finally` block leaves the session there, without handing an error down.
+        error = error or error_in_flight(self._known_error)
+        self._stop(in_order=error is None, end=None if error is None else end_by(error))
+        if self._coordinator is not None and error is None:
             self._leave_together(self._coordinator)
 
     def _start(self) -> None:
@@ -255,11 +260,11 @@ class Session:
         else:
             self._warner.warn(message)
 
-    def _stop(self, *, in_order: bool) -> None:
+    def _stop(self, *, in_order: bool, end: EndEvent | None = None) -> None:
         active, self._active = self._active, None
         self.phase = NullRecorder().phase
         if active is not None:
-            active.close(in_order=in_order)
+            active.close(in_order=in_order, end=end)
             self.recorded = active.recorded()
 
     def _leave_together(self, coordinator: Coordinator) -> None:

@@ -90,6 +90,14 @@ class EventKind(IntEnum):
     SIGNAL = 5
 
 
+class ErrorCode(IntEnum):
+    """What an exception says of communication, the code of its event."""
+
+    OTHER = 0
+    TIMEOUT = 1
+    DISCONNECTED = 2
+
+
 class StepFlag(IntFlag):
     """Marks of special steps."""
 

@@ -122,7 +122,7 @@ def _gpu(rank: RankFacts) -> str:
 def _match(
     finding: AuditFinding, who: str, ranks: frozenset[int], gpus: Collection[str], mode: Mode, *, is_common: bool
 ) -> AuditMatch:
-    state = "hangs" if mode is Mode.HANG else "is slow"
+    state = {Mode.HANG: "hangs", Mode.ENDED: "ended early"}.get(mode, "is slow")
     so_do = ", as all others do" if is_common else ""
     subject, verb = _subject(finding, ranks, gpus)
     seen = printable(finding.seen)

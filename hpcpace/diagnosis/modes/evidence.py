@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import ClassVar, assert_never
 
 from hpcpace.diagnosis.modes.mode import Mode
+from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.metrics.lateness.stages import StageComparison
 
 
@@ -33,6 +34,27 @@ def mode_of_pattern(pattern: LatePattern) -> Mode:
             return Mode.AMPLIFICATION
         case _:
             assert_never(pattern)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndEvidence:
+    """A run that ended before its time.
+
+    Attributes:
+        end: what ended it.
+        step: the step that was running.
+        waiting: how many other ranks stood in an operation then.
+    """
+
+    mode: ClassVar = Mode.ENDED
+    end: RunEnd
+    step: int
+    waiting: int
+
+    @property
+    def variety(self) -> str:
+        """How it ended."""
+        return str(self.end.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +290,8 @@ class JitterEvidence:
 
 
 Evidence = (
-    HangEvidence
+    EndEvidence
+    | HangEvidence
     | LatenessEvidence
     | ImbalanceEvidence
     | EventEvidence

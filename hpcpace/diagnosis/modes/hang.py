@@ -32,8 +32,8 @@ def hang_finding(
     The culprits are the ranks that never entered it. If all members did, they are the ranks that showed no sign of life
     for half of that time, unless those are most of the members: a stopped process does not flush either. Some members
     may have completed it, such as one that was stopped and goes on when the job is ended. Then those inside must have
-    recorded for as long: of a rank that was killed soon after its enter, it is not known that it stayed. Ranks that came
-    when the operation had failed on others are the culprits: it ended there because it ran out of time.
+    recorded for as long: of a rank that was killed soon after its enter, it is not known that it stayed. Ranks that
+    came when the operation had failed on others are the culprits: it ended there because it ran out of time.
 
     Args:
         hangs: operations that never completed.

@@ -1,4 +1,4 @@
-"""The modes: the reasons why a job does not scale."""
+"""The modes: the reasons why a job does not scale, or does not reach its end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enum import StrEnum
 class Mode(StrEnum):
     """Why a job does not scale."""
 
+    ENDED = "ended early"
     HANG = "hang"
     STRAGGLER = "persistent straggler"
     IMBALANCE = "pipeline imbalance"

@@ -22,7 +22,8 @@ class OpenOperation:
         inside: members that entered and did not complete it.
         completed: members that completed it.
         absent: members with no record of it.
-        age_ns: from the first enter to the end of the recording, or to the last failure if it failed on all of `inside`.
+        age_ns: from the first enter to the end of the recording, or to the last failure where it failed on all of
+            `inside`.
         inside_ns: the longest that one of `inside` is known to have been there, up to the end of its own recording.
         failed: those of `inside` for which it ended with an error, such as a timeout.
         late: those of `inside` that entered it when it had failed on another member.
@@ -65,9 +66,7 @@ def open_operations(
     inside_ns = np.maximum(np.where(has_failed, opened.exit_ns, until_ns) - opened.enter_ns, 0)
     over_ns = np.where(has_failed, opened.exit_ns, end_ns)
     return [
-        _describe(
-            opened, done, rows, int(over_ns[rows].max()) - int(first_enter[instance]), int(inside_ns[rows].max())
-        )
+        _describe(opened, done, rows, int(over_ns[rows].max()) - int(first_enter[instance]), int(inside_ns[rows].max()))
         for instance, rows in ((each, np.flatnonzero(matching.instance == each)) for each in oldest.tolist())
     ]
 

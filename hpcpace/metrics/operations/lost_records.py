@@ -75,8 +75,8 @@ def records_of(done: Operations, matching: Matching) -> Records:
         matching: which of them belong together.
     """
     is_message = is_one_of(done.op, MESSAGES)
-    # For most operations, one row shows all that any of its rows does. Messages show nothing about members, and nor does
-    # a row that ended with an error.
+    # For most operations, one row shows all that any of its rows does. Messages show nothing about members, and nor
+    # does a row that ended with an error.
     op = done.op[matching.first]
     is_plain = meets_all(op, done.size_bytes[matching.first])
     is_plain &= ~failed_operations(done, matching.instance, len(matching.num_rows))

@@ -44,8 +44,8 @@ class Matching:
     Attributes:
         instance: the operation of each row, int64, (num_operations,).
         num_rows: rows of each operation, int64, (num_instances,).
-        is_matched: whether every member recorded the row's operation once, with a known clock and without an error, bool,
-            (num_operations,).
+        is_matched: whether every member recorded the row's operation once, with a known clock and without an error,
+            bool, (num_operations,).
         slices: the rows of each rank, if none has an operation twice; else empty.
     """
 

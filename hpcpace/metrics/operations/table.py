@@ -142,9 +142,7 @@ def completed(collectives: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
     return ends
 
 
-def failed_operations(
-    operations: Operations, instance: NDArray[np.int64], num_instances: int
-) -> NDArray[np.bool_]:
+def failed_operations(operations: Operations, instance: NDArray[np.int64], num_instances: int) -> NDArray[np.bool_]:
     """Return which operations ended with an error on some member, bool, (num_instances,).
 
     Args:

@@ -1,0 +1,263 @@
+"""What ended a run before its time, from the events, operations and flushes of its ranks.
+
+When one rank ends, operations of the others fail, and a launcher ends the rest: what came first on the common clock is
+the cause, and the rest follows from it. A rank that was killed leaves no event, only its last sign of life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcpace.diagnosis.evidence import TimedTraces, reference_times
+from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd, signal_name
+from hpcpace.diagnosis.summary import Incomplete
+from hpcpace.metrics.operations.communication import op_name
+from hpcpace.metrics.operations.incomplete import OpenOperation
+from hpcpace.metrics.operations.matching import RankOperations
+from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
+
+_KINDS = {EventKind.EXCEPTION: EndKind.EXCEPTION, EventKind.EXIT: EndKind.EXIT, EventKind.SIGNAL: EndKind.SIGNAL}
+# A rank that is killed lives up to a flush longer than its trace shows.
+_FLUSH_NS = 1_500_000_000
+# Within this time, a signal to a whole job reaches all of its ranks.
+_TOGETHER_NS = 2_000_000_000
+# What a rank does wrong itself, such as a tensor of the wrong size, fails sooner.
+_LEAST_WAIT_NS = 50_000_000
+# Times of operations are rounded, those of events are not.
+_ROUNDING_NS = 1000
+_FOREVER_NS = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """The end of one rank; `time_ns` is on the common clock, `code` that of its event."""
+
+    rank: int
+    kind: EndKind
+    what: str
+    code: int
+    step: int
+    time_ns: int
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it is the exit code of success, with which every rank of a training may end."""
+        return self.kind is EndKind.EXIT and self.code == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failure:
+    """An operation that failed on a rank, which then completed no further step; times on the common clock."""
+
+    rank: int
+    op: str
+    seq: int
+    step: int
+    enter_ns: int
+    exit_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What is known of the end of a run.
+
+    Attributes:
+        ends: of the ranks that did not end in silence and order, by rank.
+        failures: by rank.
+        num_ranks: ranks with a trace.
+        open: operations that did not complete.
+    """
+
+    ends: Mapping[int, _End]
+    failures: Mapping[int, _Failure]
+    num_ranks: int
+    open: Sequence[OpenOperation]
+
+    def is_consequence(self, end: _End) -> bool:
+        """Return whether an operation failed on the rank before, in words of communication or in silence."""
+        failure = self.failures.get(end.rank)
+        if failure is None or failure.exit_ns > end.time_ns + _ROUNDING_NS:
+            return False
+        if end.kind is not EndKind.EXCEPTION or end.code != ErrorCode.OTHER or failure != self.first_failure:
+            return True
+        return failure.exit_ns - failure.enter_ns >= _LEAST_WAIT_NS
+
+    @property
+    def first_failure(self) -> _Failure | None:
+        """The failure that came first, if any."""
+        return min(self.failures.values(), key=lambda failure: failure.exit_ns, default=None)
+
+
+def find_end(timed: TimedTraces, incomplete: Incomplete, opened: Sequence[RankOperations]) -> RunEnd | None:
+    """Return what ended a run before its time; None where it ended in order, still runs, or was killed as a whole.
+
+    Ranks that ended without a word count only if another one said more, or an operation failed.
+
+    Args:
+        timed: the traces and their clocks.
+        incomplete: what is missing from the run.
+        opened: the rows of operations that never completed, or that failed.
+    """
+    failures = {failure.rank: failure for failure in _failures(timed, opened)}
+    ends = {end.rank: end for end in _ends(timed, incomplete)}
+    found = _Found(ends=ends, failures=failures, num_ranks=len(timed.traces), open=incomplete.open)
+    if not failures and all(end.kind is EndKind.SILENT for end in ends.values()):
+        return None
+    causes = [end for end in ends.values() if not end.is_in_order and not found.is_consequence(end)]
+    first, failure = _first(causes, found), found.first_failure
+    is_own = first is not None and failure is not None and first.rank == failure.rank
+    if failure is not None and not is_own and (first is None or _is_earlier(failure, first, ends.get(failure.rank))):
+        return _failed(failure, found)
+    return None if first is None else _ended(first, causes, found)
+
+
+def _failures(timed: TimedTraces, opened: Sequence[RankOperations]) -> Iterator[_Failure]:
+    last_steps = {trace.header.rank: int(trace.tables["steps"]["step"].max(initial=-1)) for trace in timed.traces}
+    for part in opened:
+        rows = part.collectives
+        is_fatal = (rows["exit_kind"] == ExitKind.FAILED) & (rows["step"] > last_steps.get(part.rank, -1))
+        if part.rank in timed.unknown_clocks or not is_fatal.any():
+            continue
+        row = int(np.flatnonzero(is_fatal)[part.exit_ns[is_fatal].argmin()])
+        yield _Failure(
+            rank=part.rank,
+            op=op_name(int(rows["op"][row])),
+            seq=int(rows["seq"][row]),
+            step=int(rows["step"][row]),
+            enter_ns=int(part.enter_ns[row]),
+            exit_ns=int(part.exit_ns[row]),
+        )
+
+
+def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
+    lost = {rank.rank: rank.num_lost_steps for rank in incomplete.ranks}
+    for trace, clock in zip(timed.traces, timed.clocks, strict=True):
+        rank, account, events = trace.header.rank, trace.tables["account"], trace.tables["events"]
+        last_step = int(trace.tables["steps"]["step"].max(initial=-1))
+        row = _last_word(trace)
+        if row is None and (trace.closed_cleanly or not len(account)):
+            continue
+        own_ns = account["time_ns"].max() if row is None else events["time_ns"][row]
+        time_ns = int(reference_times(clock, np.array([own_ns], np.int64))[0])
+        time_ns = _FOREVER_NS if rank in timed.unknown_clocks else time_ns
+        if row is None:
+            stood_in = [operation.step for operation in incomplete.open if rank in operation.absent]
+            step = max(last_step + 1 + lost.get(rank, 0), *stood_in, 0)
+            yield _End(rank=rank, kind=EndKind.SILENT, what="", code=0, step=step, time_ns=time_ns)
+        else:
+            kind, code = EventKind(events["kind"][row]), int(events["code"][row])
+            what = _what(kind, code, bytes(events["text"][row]))
+            step = int(events["step"][row])
+            yield _End(rank=rank, kind=_KINDS[kind], what=what, code=code, step=step, time_ns=time_ns)
+
+
+def _last_word(trace: RankTrace) -> int | None:
+    """Return the row of the event with which a rank ended; None without one, and of a signal that it survived."""
+    events = trace.tables["events"]
+    last_ns = trace.tables["steps"]["end_ns"].max(initial=-_FOREVER_NS)
+    is_end = np.isin(events["kind"], list(_KINDS)) & (events["time_ns"] >= last_ns)
+    if trace.closed_cleanly:
+        is_end &= events["kind"] != EventKind.SIGNAL
+    rows = np.flatnonzero(is_end)
+    return int(rows[events["time_ns"][rows].argmin()]) if len(rows) else None
+
+
+def _what(kind: EventKind, code: int, text: bytes) -> str:
+    if kind is EventKind.EXCEPTION:
+        return text.rstrip(b"\0").decode(errors="replace") or "an exception"
+    return signal_name(code) if kind is EventKind.SIGNAL else str(code)
+
+
+def _first(causes: Sequence[_End], found: _Found) -> _End | None:
+    """Return the end that came first of those that follow from none of the others."""
+    told = [end for end in causes if end.kind in (EndKind.EXCEPTION, EndKind.EXIT)]
+    until_ns = min((end.time_ns for end in told), default=_FOREVER_NS)
+    # Where a rank says why it ended, a launcher may have killed the silent ones for that.
+    others = [end for end in causes if end not in told]
+    others = [end for end in others if end.kind is not EndKind.SILENT or not told or end.time_ns + _FLUSH_NS < until_ns]
+    return min([*told, *others], key=lambda end: end.time_ns, default=None)
+
+
+def _is_earlier(failure: _Failure, first: _End, own: _End | None) -> bool:
+    """Return whether an operation failed before the first rank ended; `own` is the end of the rank on which it did."""
+    if first.kind is not EndKind.SILENT:
+        return failure.exit_ns < first.time_ns
+    # One that was killed lived a little longer than its trace shows, and the operation failed at its death. What ran
+    # out of time while it lived did not wait for the dead.
+    is_timeout = own is not None and own.kind is EndKind.EXCEPTION and own.code == ErrorCode.TIMEOUT
+    return failure.exit_ns < first.time_ns or (is_timeout and first.time_ns >= failure.enter_ns)
+
+
+def _failed(failure: _Failure, found: _Found) -> RunEnd:
+    """Return an operation that failed as the end of a run, or the rank that left the others in it."""
+    operation = next(
+        (one for one in found.open if one.op == failure.op and one.seq == failure.seq and failure.rank in one.failed),
+        None,
+    )
+    blamed = () if operation is None else operation.absent or operation.late
+    left = [found.ends[rank] for rank in blamed if rank in found.ends and found.ends[rank].is_in_order]
+    if left:
+        return _ended(min(left, key=lambda end: end.time_ns), left, found)
+    return RunEnd(
+        kind=EndKind.FAILURE,
+        what=failure.op,
+        ranks=blamed,
+        step=failure.step,
+        waiting=() if operation is None else tuple(sorted(set(operation.inside) - set(blamed))),
+        waited_in=failure.op,
+        waited_ns=failure.exit_ns - failure.enter_ns,
+        is_everywhere=False,
+        ends=_rank_ends(found),
+    )
+
+
+def _ended(first: _End, causes: Sequence[_End], found: _Found) -> RunEnd:
+    alike = [end for end in causes if _is_alike(end, first)]
+    signalled = {end.rank for end in found.ends.values() if end.kind is EndKind.SIGNAL and end.code == first.code}
+    is_everywhere = len(alike) == found.num_ranks
+    if first.kind is EndKind.SIGNAL:
+        is_everywhere = len(signalled) == found.num_ranks
+        failure = found.first_failure
+        before_ns = failure.exit_ns if failure is not None and not is_everywhere else _FOREVER_NS
+        alike = [end for end in alike if end.time_ns <= max(before_ns, first.time_ns)]
+    ranks = tuple(sorted(end.rank for end in alike))
+    waits = [one for one in found.open if one.step >= first.step - 1 and set(one.inside) - set(ranks)]
+    held = max(waits, key=lambda one: len(set(one.inside) - set(ranks)), default=None)
+    return RunEnd(
+        kind=first.kind,
+        what=first.what,
+        ranks=ranks,
+        step=first.step,
+        waiting=() if held is None else tuple(sorted(set(held.inside) - set(ranks))),
+        waited_in="" if held is None else held.op,
+        waited_ns=0 if held is None else held.age_ns,
+        is_everywhere=is_everywhere,
+        ends=_rank_ends(found),
+    )
+
+
+def _is_alike(end: _End, first: _End) -> bool:
+    if (end.kind, end.what) != (first.kind, first.what):
+        return False
+    if first.kind in (EndKind.EXCEPTION, EndKind.EXIT):
+        return end.step == first.step
+    return end.time_ns - first.time_ns <= (_TOGETHER_NS if first.kind is EndKind.SIGNAL else _FLUSH_NS)
+
+
+def _rank_ends(found: _Found) -> tuple[RankEnd, ...]:
+    ends = sorted(found.ends.values(), key=lambda end: (end.time_ns, end.rank))
+    first_ns = ends[0].time_ns if ends else 0
+    return tuple(
+        RankEnd(
+            rank=end.rank,
+            kind=end.kind,
+            what=end.what,
+            step=end.step,
+            after_ns=None if end.time_ns == _FOREVER_NS else end.time_ns - first_ns,
+        )
+        for end in ends
+    )

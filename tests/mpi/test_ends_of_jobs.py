@@ -1,0 +1,54 @@
+"""How ranks end is in their traces and heads the report: exceptions, exit codes, kills, operations that time out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from hpcpace.diagnosis.analyze import examine
+from hpcpace.observe.compiled import find_layer
+from hpcpace.rundir import open_run
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.reader import read_trace
+from hpcpace.trace.schema import ExitKind, Op
+
+FOLDER = Path(__file__).parent
+Run = Callable[..., CompletedProcess[str]]
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ("raise", "rank 1 raised ValueError in step 6"),
+        ("exit", "rank 1 exited with code 3 in step 6"),
+        ("kill", "rank 1 ended without a word in step 6"),
+        ("stay", "all_reduce failed in step 6 on "),
+    ],
+)
+def test_the_rank_that_ended_a_job_is_named_with_its_step(torchrun: Run, tmp_path: Path, way: str, told: str) -> None:
+    result = torchrun(3, FOLDER / "ends_program.py", way, tmp_path / "run")
+    assert result.returncode == 1
+    (attempt,) = open_run(tmp_path / "run").attempts()
+    verdict = examine(read_attempt(attempt).traces)
+    assert told in verdict.headline
+    assert "rank 1 had not entered it" in verdict.headline or way != "stay"
+    for path in attempt.trace_files().values():
+        assert b"secret" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("is_compiled", [False] if find_layer() is None else [False, True])
+def test_an_operation_that_fails_is_recorded_as_failed(mpiexec: Run, tmp_path: Path, is_compiled: bool) -> None:
+    result = mpiexec(2, FOLDER / "failed_program.py", tmp_path / "run", HPCPACE_TRACE_COMPILED=str(is_compiled).lower())
+    assert result.returncode == 0, result.stderr
+    assert "warning" not in result.stderr.lower()
+    (attempt,) = open_run(tmp_path / "run").attempts()
+    first, second = (read_trace(path).tables["collectives"] for path in attempt.trace_files().values())
+    failed = first.select(first["exit_kind"] == ExitKind.FAILED)
+    assert failed["op"].tolist() == [Op.ALL_REDUCE] * 4 + [Op.RECV, Op.ALL_GATHER]
+    waited_ns = (failed["exit_ns"] - failed["enter_ns"]).tolist()
+    assert min(waited_ns[:5]) > 900_000_000 > waited_ns[5] > 0
+    completed = first.select(first["exit_kind"] != ExitKind.FAILED)
+    assert completed["seq"].tolist() == second["seq"].tolist() == [0]

@@ -1,0 +1,155 @@
+"""What ended a run is told first: who came first on the common clock, how, in which step, and who waited then."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.synthetic_run import MS, Ending, SyntheticRun
+from hpcpace.diagnosis.analyze import Selection, analyze_traces, examine
+from hpcpace.diagnosis.modes.run_end import EndKind
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.schema import ErrorCode, EventKind
+
+CLOCKS = {"offsets_ns": {1: 3_600_000 * MS, 2: -4_000 * MS}, "hosts": ("n0", "n1", "n2", "n3")}
+
+
+def raised(rank, after_ns, *, code=ErrorCode.OTHER, text=b"RuntimeError", failed_ns=None):
+    return Ending(rank=rank, after_ns=after_ns, kind=EventKind.EXCEPTION, code=code, text=text, failed_ns=failed_ns)
+
+
+def lost(rank, after_ns, failed_ns):
+    return raised(rank, after_ns, code=ErrorCode.DISCONNECTED, failed_ns=failed_ns)
+
+
+def timed_out(rank, after_ns, failed_ns):
+    return raised(rank, after_ns, code=ErrorCode.TIMEOUT, failed_ns=failed_ns)
+
+
+def signalled(rank, after_ns):
+    return Ending(rank=rank, after_ns=after_ns, kind=EventKind.SIGNAL, code=15)
+
+
+def exited(rank, after_ns, code, failed_ns=None):
+    return Ending(rank=rank, after_ns=after_ns, kind=EventKind.EXIT, code=code, failed_ns=failed_ns)
+
+
+def killed(rank, after_ns):
+    return Ending(rank=rank, after_ns=after_ns)
+
+
+VICTIMS = (lost(0, 700 * MS, 690 * MS), lost(2, 710 * MS, 700 * MS), signalled(3, 900 * MS))
+WAITED = "; ranks 0, 2 then waited in all_reduce"
+
+
+def summary_of(tmp_path, *endings, **options):
+    run = SyntheticRun(endings=endings, **options).write(tmp_path / "run")
+    attempt = run.attempts()[-1]
+    return analyze_traces(run, attempt, read_attempt(attempt), Selection()).summary
+
+
+@pytest.mark.parametrize(
+    ("first", "headline"),
+    [
+        (raised(1, 5 * MS, text=b"ValueError"), "rank 1 raised ValueError in step 40"),
+        (exited(1, 5 * MS, 3), "rank 1 exited with code 3 in step 40"),
+        (exited(1, 5 * MS, 0), "rank 1 exited with code 0 in step 40"),
+        (signalled(1, 5 * MS), "rank 1 was ended by SIGTERM in step 40"),
+        (killed(1, 5 * MS), "rank 1 ended without a word in step 40: killed, crashed, or os._exit"),
+    ],
+)
+def test_the_rank_that_ended_first_heads_the_report(tmp_path, first, headline):
+    summary = summary_of(tmp_path, first, *VICTIMS)
+    assert summary.verdict.headline == headline + WAITED
+    assert (summary.verdict.mode, [culprit.id for culprit in summary.verdict.culprits[:1]]) == ("ended early", ["1"])
+    assert (summary.end.ranks, summary.end.step, summary.end.waiting) == ((1,), 40, (0, 2))
+    assert [end.rank for end in summary.end.ends] == [1, 0, 2, 3]
+
+
+def test_who_was_first_is_judged_on_the_common_clock(tmp_path):
+    summary = summary_of(tmp_path, raised(1, 5 * MS), *VICTIMS, **CLOCKS)
+    assert summary.end.ranks == (1,)
+    assert summary.verdict.headline.startswith(
+        "rank 1 on n1 raised RuntimeError in step 40; rank 0 on n0, rank 2 on n2"
+    )
+
+
+def test_an_operation_that_ran_out_of_time_is_told_with_who_had_not_entered_it(tmp_path):
+    late = [timed_out(rank, 4_000 * MS + rank * MS, 3_000 * MS) for rank in (0, 2, 3)]
+    summary = summary_of(tmp_path, *late, signalled(1, 6_000 * MS))
+    assert summary.verdict.headline == (
+        "all_reduce failed in step 40 on ranks 0, 2-3 after 3.00 s; rank 1 had not entered it"
+    )
+    assert (summary.end.kind, summary.end.what, summary.end.ranks) == (EndKind.FAILURE, "all_reduce", (1,))
+
+
+def test_a_timeout_longer_than_a_hang_is_a_hang(tmp_path):
+    late = [timed_out(rank, 61_000 * MS, 60_000 * MS) for rank in (0, 2, 3)]
+    summary = summary_of(tmp_path, *late, signalled(1, 62_000 * MS))
+    assert (summary.verdict.mode, [culprit.id for culprit in summary.verdict.culprits]) == ("hang", ["1"])
+    assert summary.verdict.findings[0].numbers["failed"] == 3
+
+
+def test_a_rank_that_came_after_the_timeout_of_the_others_is_to_blame(tmp_path):
+    late = [timed_out(rank, 61_000 * MS, 60_000 * MS) for rank in (0, 2, 3)]
+    summary = summary_of(tmp_path, *late, lost(1, 62_000 * MS, 500 * MS))
+    assert (summary.verdict.mode, [culprit.id for culprit in summary.verdict.culprits]) == ("hang", ["1"])
+    assert summary.verdict.headline.endswith("rank 1 entered it only when it had failed on the others")
+
+
+def test_a_rank_whose_own_call_fails_at_once_has_raised(tmp_path):
+    summary = summary_of(tmp_path, raised(1, 5 * MS, text=b"ValueError", failed_ns=MS), *VICTIMS)
+    assert summary.verdict.headline == "rank 1 raised ValueError in step 40" + WAITED
+
+
+def test_ranks_that_a_launcher_kills_for_another_one_are_not_first(tmp_path):
+    # Their last flush was before the exception, as it is up to a second before their end.
+    summary = summary_of(tmp_path, raised(1, 800 * MS), *(killed(rank, 100 * MS) for rank in (0, 2, 3)))
+    assert summary.verdict.headline == "rank 1 raised RuntimeError in step 40"
+
+
+def test_a_rank_killed_after_the_others_ran_out_of_time_had_not_entered(tmp_path):
+    late = [timed_out(rank, 4_000 * MS, 3_000 * MS) for rank in (0, 2, 3)]
+    summary = summary_of(tmp_path, *late, killed(1, 3_500 * MS))
+    assert summary.end.kind is EndKind.FAILURE
+    assert summary.end.ranks == (1,)
+
+
+def test_all_ranks_that_raise_in_one_step_are_told_together(tmp_path):
+    summary = summary_of(tmp_path, *(raised(rank, rank * MS, text=b"KeyError") for rank in range(4)))
+    assert summary.verdict.headline == "all 4 ranks raised KeyError in step 40"
+
+
+def test_a_signal_to_all_ranks_is_no_fault_but_told(tmp_path):
+    summary = summary_of(tmp_path, *(signalled(rank, rank * MS) for rank in range(4)))
+    assert summary.verdict.mode == "healthy"
+    assert summary.verdict.headline.endswith("all 4 ranks were ended by SIGTERM in step 40")
+    assert summary.end.is_everywhere
+
+
+@pytest.mark.parametrize(
+    "endings",
+    [
+        (),
+        tuple(exited(rank, rank * MS, 0) for rank in range(4)),
+        tuple(killed(rank, rank * MS) for rank in range(4)),
+        (killed(3, MS),),
+    ],
+)
+def test_a_run_that_ended_in_order_or_as_a_whole_has_no_first_end(tmp_path, endings):
+    summary = summary_of(tmp_path, *endings)
+    assert summary.end is None
+    assert summary.verdict.mode == "healthy"
+
+
+def test_what_the_others_waited_in_the_end_is_in_no_figure(tmp_path):
+    (tmp_path / "clean").mkdir()
+    clean, ended = summary_of(tmp_path / "clean"), summary_of(tmp_path, raised(1, 5 * MS), *VICTIMS)
+    assert ended.shares == clean.shares
+    assert [kind.num_rows for kind in ended.kinds] == [kind.num_rows for kind in clean.kinds]
+    assert [finding.mode for finding in ended.verdict.findings] == ["ended early"]
+
+
+def test_a_run_that_ends_in_its_first_step_says_why(tmp_path):
+    run = SyntheticRun(num_steps=0, endings=(raised(1, 5 * MS), *VICTIMS)).write(tmp_path / "run")
+    verdict = examine(read_attempt(run.attempts()[-1]).traces)
+    assert verdict.headline.startswith("cannot tell: rank 1 raised RuntimeError in step 0")
