@@ -22,6 +22,7 @@ PRESETS = ("tiny", "small", "medium", "large", "xl")
 DTYPES = ("float32", "bfloat16", "float64")
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl")
+COORDINATIONS = ("auto", "mpi", "torch")
 ZERO_STAGES = (0, 1, 3)
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "powersgd")
@@ -99,13 +100,20 @@ class WorldConfig:
     interface: str | None = None
     """Network interface of the collectives; by default hpcpace chooses it from the hosts' addresses."""
     start_timeout_s: float = 120.0
-    """Seconds after which ranks that hang in the start of MPI end by SIGALRM."""
+    """Seconds that ranks have to find and reach each other; those that hang in the start of MPI end by SIGALRM."""
+    coordination: str = "auto"
+    """auto, mpi or torch: what connects the ranks at first and compares clocks; auto takes MPI where its library
+    understands the launcher, and torch elsewhere."""
+    rendezvous: str | None = None
+    """HOST:PORT, HOST or :PORT where ranks without MPI meet; by default the first host of the Slurm step, and a port
+    that follows from the ids of job and step."""
     timeout_s: float = 600.0
     """Seconds after which a collective that has not completed ends the job."""
 
     def __post_init__(self) -> None:
         _check_choice("world", "device", self.device, DEVICES)
         _check_choice("world", "backend", self.backend, BACKENDS)
+        _check_choice("world", "coordination", self.coordination, COORDINATIONS)
         _check_least("world", "start_timeout_s", self.start_timeout_s, 1)
         _check_least("world", "timeout_s", self.timeout_s, 1)
 

@@ -4,6 +4,7 @@
     +-- UsageError          2  an option, a setting or an input file is wrong
     |   +-- ConfigError     2  a configuration file or key
     |   +-- WorldError      2  ranks, launcher and environment contradict each other
+    |   |   +-- ImpossibleWorld 2  the ranks of a job cannot find each other, or cannot work together
     |   +-- MeshError       2  mesh, model, batch and world do not fit together
     |   +-- DataError       2  training data
     |   +-- TraceError      2  a trace file or run directory cannot be read
@@ -44,6 +45,18 @@ class ConfigError(UsageError):
 
 class WorldError(UsageError):
     """Ranks, launcher and environment contradict each other."""
+
+
+class ImpossibleWorld(WorldError):
+    """The ranks of a job cannot find each other, or cannot work together.
+
+    Attributes:
+        is_told: whether another rank tells the user.
+    """
+
+    def __init__(self, message: str, *, is_told: bool) -> None:
+        super().__init__(message)
+        self.is_told = is_told
 
 
 class MeshError(UsageError):

@@ -19,8 +19,9 @@ from hpcpace.train.launch import become_mpiexec, check_compiler, threads_of_rank
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.progress import STYLES
 from hpcpace.units import format_bytes, format_count
+from hpcpace.world.connection import Connection, connect
 from hpcpace.world.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
-from hpcpace.world.mpi import abort_guard, let_rank_zero_speak, locate_ranks, mpi_world
+from hpcpace.world.mpi import abort_guard, let_rank_zero_speak, locate_ranks
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -308,10 +309,22 @@ def _run(
         if num_ranks > info.world_size:
             check_data(plan)
             become_mpiexec(num_ranks, _arguments(progress), environ)
-        comm = mpi_world(info, timeout_s=config.world.start_timeout_s)
-    with abort_guard(comm, info):
+        connection = connect(
+            info,
+            environ,
+            coordination=config.world.coordination,
+            rendezvous=config.world.rendezvous,
+            timeout_s=config.world.start_timeout_s,
+        )
+    with abort_guard(connection.comm, info):
         is_stopped = _train(
-            plan, config=config, info=info, comm=comm, run_dir=run_dir, progress=progress, is_reported=is_reported
+            plan,
+            config=config,
+            info=info,
+            connection=connection,
+            run_dir=run_dir,
+            progress=progress,
+            is_reported=is_reported,
         )
     # Outside of the guard, and of rank 0 alone: under srun --kill-on-bad-exit any rank would end the others.
     if is_stopped and info.rank == 0:
@@ -345,15 +358,17 @@ def _train(
     *,
     config: Config,
     info: RankInfo,
-    comm: Any,
+    connection: Connection,
     run_dir: Path | None,
     progress: str,
     is_reported: bool,
 ) -> bool:
     """Train, and return whether a signal stopped the training early."""
     data = open_data(plan)
-    if comm is not None:
-        info, _ = locate_ranks(info, comm, host_identity())
+    if info.rank == 0 and connection.line:
+        click.echo(connection.line)
+    if connection.comm is not None:
+        info, _ = locate_ranks(info, connection.comm, host_identity())
     set_environ_default("OMP_NUM_THREADS", str(threads_of_rank(info.local_size)))
     if info.rank == 0 and data.facts()["synthetic"]:
         click.echo(f"data: {data.facts()['source']}; use --data for real data")
@@ -361,7 +376,16 @@ def _train(
     from hpcpace.train.loop import TrainJob, train
 
     result = train(
-        TrainJob(plan=plan, config=config, info=info, comm=comm, data=data, run_dir=run_dir, progress=progress)
+        TrainJob(
+            plan=plan,
+            config=config,
+            info=info,
+            comm=connection.comm,
+            rendezvous=connection.rendezvous,
+            data=data,
+            run_dir=run_dir,
+            progress=progress,
+        )
     )
     if info.rank != 0:
         return bool(result.stopped_by)

@@ -33,7 +33,8 @@ from hpcpace.train.resume import StartPoint, agree_on_start
 from hpcpace.train.stopping import EarlySignal, StopVote, side_group
 from hpcpace.units import NS_PER_S
 from hpcpace.world.environment import RankInfo
-from hpcpace.world.process_group import choose_device, init_process_group
+from hpcpace.world.process_group import init_process_group
+from hpcpace.world.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class TrainJob:
         data: what to train on.
         run_dir: the run directory; chosen from job or time when None.
         progress: one of `hpcpace.train.progress.STYLES`; only rank 0 shows any.
+        rendezvous: where several ranks without MPI or torchrun meet.
     """
 
     plan: TrainPlan
@@ -57,6 +59,7 @@ class TrainJob:
     data: TrainingData
     run_dir: Path | None
     progress: str
+    rendezvous: Rendezvous | None = None
 
 
 def train(job: TrainJob) -> TrainResult:
@@ -74,9 +77,6 @@ def train(job: TrainJob) -> TrainResult:
         TrainingFailed: out of memory, or the checkpoint at a stop cannot be written.
     """
     settings = job.config.world
-    device = choose_device(settings.device, job.info.local_rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     early = EarlySignal()
     with (
         early.listening(signal.SIGUSR1),
@@ -84,10 +84,12 @@ def train(job: TrainJob) -> TrainResult:
             job.info,
             job.comm,
             backend=settings.backend,
-            device=device,
+            device=settings.device,
             interface=settings.interface,
+            rendezvous=job.rendezvous,
             timeout_s=settings.timeout_s,
-        ),
+            start_timeout_s=settings.start_timeout_s,
+        ) as device,
     ):
         start = agree_on_start(
             job.plan, info=job.info, name=_name(job.plan), run_dir=job.run_dir, data_digest=job.data.digest()

@@ -5,26 +5,23 @@ mpi4py is imported only where MPI started the ranks: MPI_Init under torchrun may
 
 from __future__ import annotations
 
-import faulthandler
 import hashlib
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
-from hpcpace.errors import EXIT_FAILED, HpcpaceError, TrainingFailed, UsageError, WorldError
+from hpcpace.errors import EXIT_FAILED, HpcpaceError, ImpossibleWorld, TrainingFailed, UsageError, WorldError
 from hpcpace.redaction import Redaction
 from hpcpace.world.environment import HostIdentity, RankInfo, locate, mark_rank, process_environ
+from hpcpace.world.mpi_start import ended_after, load_mpi, start_mpi
 
 _AGREE_TIMEOUT_S = 1.0
 _DIGEST_BYTES = 16
-_LONGEST_TIMEOUT_S = 1e6  # faulthandler takes no end of seconds
-_DUMP_S = 0.3
 # How much later than another rank rank 0 may start on a busy host.
 _SPEAK_TIMEOUT_S = 5.0
 
@@ -45,51 +42,19 @@ def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
     if info.launcher == "torchrun" or info.world_size == 1:
         return None
     try:
-        with _ended_after(timeout_s):
-            MPI = _in_a_heap_of_its_own(_start_mpi) if info.launcher == "slurm" else _start_mpi()
+        with ended_after(timeout_s):
+            MPI = load_mpi()
+            comm = start_mpi(MPI, process_environ())
             # The first messages make the connections; an address that was misread shows here.
-            MPI.COMM_WORLD.Barrier()
-    except (ImportError, RuntimeError) as error:
+            comm.Barrier()
+    except (WorldError, RuntimeError) as error:
         raise WorldError(
             f"{info.world_size} ranks started by {info.launcher} need mpi4py and an MPI library, which cannot be "
             f"loaded ({error}): pip install mpi4py mpich, load the site's MPI module, or start the ranks with torchrun"
         ) from error
     mark_rank()
-    comm = MPI.COMM_WORLD
     check_world(info, comm.Get_rank(), comm.Get_size())
     return comm
-
-
-def _start_mpi() -> Any:
-    from mpi4py import MPI
-
-    return MPI
-
-
-def _in_a_heap_of_its_own(start: Callable[[], Any]) -> Any:
-    """Return what a call returns that finds its memory empty, as a thread does, whose heap is another one.
-
-    MPICH over UCX tells Slurm's pmi2 4,096 bytes from the place of its address on, in lines that are longer than pmi2
-    reads unless zeros lie there (docs/slurm.md). In the heap of a program that has run for a while may be anything.
-    """
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(start).result()
-
-
-@contextmanager
-def _ended_after(timeout_s: float) -> Iterator[None]:
-    # MPI_Init holds Python's threads and handlers up, so both are C's: a thread that dumps, and a signal that ends. By
-    # the signal the batch scripts know that no training was lost, and that the ranks may be started once more.
-    timeout_s = min(timeout_s, _LONGEST_TIMEOUT_S)
-    handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    faulthandler.dump_traceback_later(timeout_s, file=sys.__stderr__ or sys.stderr)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s + _DUMP_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGALRM, handler)
 
 
 def check_world(info: RankInfo, mpi_rank: int, mpi_size: int) -> None:
@@ -151,7 +116,8 @@ def abort_guard(
             raise
         ending.leave(message, code)
     except UsageError as error:
-        ending.leave(f"error: {error}", error.exit_code)
+        is_told = error.is_told if isinstance(error, ImpossibleWorld) else None
+        ending.leave(f"error: {error}", error.exit_code, is_told=is_told)
     except TrainingFailed as error:
         ending.abort(f"error: {error}", error.exit_code)
     except KeyboardInterrupt:
@@ -185,10 +151,10 @@ class _Ending:
         if self._comm is not None:
             self._comm.Free()
 
-    def leave(self, message: str, code: int) -> NoReturn:
-        """End with a message that the other ranks probably have as well."""
+    def leave(self, message: str, code: int, *, is_told: bool | None = None) -> NoReturn:
+        """End with a message that the other ranks probably have as well; `is_told`: whether another one prints it."""
         if self._comm is None:
-            self._leave_alone(message)
+            self._leave_alone(message, is_told)
             raise SystemExit(code)
         first = self._first_alike(f"{code} {message}")
         if first is None:
@@ -220,15 +186,19 @@ class _Ending:
             time.sleep(0.001)
         return digests.index(digest) // _DIGEST_BYTES
 
-    def _leave_alone(self, message: str) -> None:
-        if self._info.rank == 0:
-            self._print(message)
+    def _leave_alone(self, message: str, is_told: bool | None) -> None:
+        label = f"[rank {self._info.rank}] " if self._info.rank else ""
+        if is_told:
+            # A launcher that sees this rank exit would end the one that speaks.
+            time.sleep(_SPEAK_TIMEOUT_S if self._info.launcher == "slurm" else 1.0)
+        elif self._info.rank == 0 or is_told is False:
+            self._print(message, label=label)
         elif self._errors_alike:
             let_rank_zero_speak(self._info)
         else:
             # Where rank 0 fails alike, the launcher ends this process within the second.
             time.sleep(1.0)
-            self._print(message, label=f"[rank {self._info.rank}] ")
+            self._print(message, label=label)
 
     def _print(self, message: str, label: str = "") -> None:
         if message:

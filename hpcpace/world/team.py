@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from hpcpace.errors import HpcpaceError, NotEnoughMemory, ReportError, WorldError
 from hpcpace.world.environment import RankInfo, is_started_by_rank, process_environ, rank_info
 from hpcpace.world.mpi import abort_guard, mpi_world
+from hpcpace.world.mpi_start import end_mpi
 
 _Part = TypeVar("_Part")
 _Whole = TypeVar("_Whole")
@@ -195,19 +196,13 @@ def team() -> Iterator[Team | None]:
             if isinstance(error, NotEnoughMemory) and not members.has_failed:
                 raise  # the others may not meet it, and wait for this process
             failed = error
-    _end_mpi()
+    end_mpi(comm)
     if info.rank:
         raise SystemExit(0)
     # A launcher that sees this process exit with another code than 0 kills those that are still ending.
     atexit.register(time.sleep, _OTHERS_END_S)
     if failed is not None:
         raise failed
-
-
-def _end_mpi() -> None:
-    from mpi4py import MPI
-
-    MPI.Finalize()
 
 
 def _is_launched() -> bool:

@@ -1,0 +1,45 @@
+"""The program that test_worlds_without_mpi.py starts, one process for each rank: connect, reduce, and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from hpcpace.config import load_config
+from hpcpace.world.connection import connect
+from hpcpace.world.environment import process_environ, rank_info
+from hpcpace.world.mpi import abort_guard
+from hpcpace.world.process_group import init_process_group
+
+
+def main(device: str) -> None:
+    environ = process_environ()
+    info, settings = rank_info(environ), load_config(environ=environ).world
+    with abort_guard(None, info, errors_alike=True):
+        connection = connect(
+            info,
+            environ,
+            coordination=settings.coordination,
+            rendezvous=settings.rendezvous,
+            timeout_s=settings.start_timeout_s,
+        )
+    with abort_guard(connection.comm, info):
+        import torch
+        import torch.distributed as dist
+
+        with init_process_group(
+            info,
+            connection.comm,
+            device=device,
+            rendezvous=connection.rendezvous,
+            start_timeout_s=settings.start_timeout_s,
+        ):
+            value = torch.ones(1)
+            dist.all_reduce(value)
+        said = {"rank": info.rank, "sum": value.item(), "line": connection.line}
+        os.write(1, (json.dumps(said) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from hpcpace.world.mpi_start import is_misread_by_pmi2, start_in_a_thread
+
+UCX = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n"
+PMI2 = {"PMI_FD": "10", "SLURM_STEP_ID": "0", "SLURM_MPI_TYPE": "pmi2"}
+
+
+@pytest.mark.parametrize(
+    ("library", "environ", "is_misread"),
+    [
+        (UCX, PMI2, True),
+        (UCX, {"PMI_FD": "10", "SLURM_STEP_ID": "0"}, True),
+        (UCX, {"PMI_FD": "10"}, False),
+        (UCX, PMI2 | {"SLURM_MPI_TYPE": "pmix"}, False),
+        (UCX.replace("ucx ", ""), PMI2, False),
+        ("Open MPI v4.1.4", PMI2, False),
+    ],
+)
+def test_a_thread_is_needed_only_where_pmi2_may_misread_the_start(
+    library: str, environ: dict[str, str], is_misread: bool
+) -> None:
+    assert is_misread_by_pmi2(library, environ) is is_misread
+
+
+class FakeRequest:
+    def __init__(self, mpi: FakeMpi) -> None:
+        self.mpi = mpi
+
+    def Test(self) -> bool:
+        self.mpi.note()
+        return True
+
+
+class FakeComm:
+    def __init__(self, mpi: FakeMpi) -> None:
+        self.mpi = mpi
+
+    @property
+    def rank(self) -> int:
+        self.mpi.note()
+        return 3
+
+    def Idup(self) -> tuple[FakeComm, FakeRequest]:
+        self.mpi.note()
+        return FakeComm(self.mpi), FakeRequest(self.mpi)
+
+    def allgather(self, value: Any) -> list[Any]:
+        self.mpi.note()
+        if value is None:
+            raise ValueError("nothing to gather")
+        return [value]
+
+
+class FakeMpi:
+    """An MPI that grants a level, and notes which threads call it."""
+
+    THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
+    Comm, Request = FakeComm, FakeRequest
+
+    def __init__(self, granted: int) -> None:
+        self.granted, self.callers = granted, set[int]()
+        self.COMM_WORLD = FakeComm(self)
+
+    def note(self) -> None:
+        self.callers.add(threading.get_ident())
+
+    def Init_thread(self, level: int) -> int:
+        self.note()
+        return self.granted
+
+
+@pytest.fixture(autouse=True)
+def no_end_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcpace.world.mpi_start.atexit.register", lambda *_: None)
+
+
+@pytest.mark.parametrize("granted", [FakeMpi.THREAD_FUNNELED, FakeMpi.THREAD_SERIALIZED])
+def test_below_thread_multiple_all_calls_stay_in_the_thread_that_started(granted: int) -> None:
+    mpi = FakeMpi(granted)
+    comm = start_in_a_thread(mpi, mpi.THREAD_MULTIPLE)
+    duplicate, request = comm.Idup()
+    assert (comm.rank, duplicate.allgather(7), request.Test()) == (3, [7], True)
+    with pytest.raises(ValueError, match="nothing to gather"):
+        duplicate.allgather(None)
+    assert len(mpi.callers) == 1
+    assert threading.get_ident() not in mpi.callers
+
+
+def test_with_thread_multiple_calls_are_made_where_they_are() -> None:
+    mpi = FakeMpi(FakeMpi.THREAD_MULTIPLE)
+    comm = start_in_a_thread(mpi, mpi.THREAD_MULTIPLE)
+    assert comm is mpi.COMM_WORLD
+    assert comm.allgather(1) == [1]
+    assert len(mpi.callers) == 2
