@@ -98,7 +98,8 @@ class WorldConfig:
     backend: str = "auto"
     """auto, gloo or nccl; auto takes nccl on GPUs and gloo on CPUs."""
     interface: str | None = None
-    """Network interface of the collectives; by default hpcpace chooses it from the hosts' addresses."""
+    """Network interfaces of the collectives, separated by commas; by default those that all hosts share and that are
+    fastest."""
     start_timeout_s: float = 120.0
     """Seconds that ranks have to find and reach each other; those that hang in the start of MPI end by SIGALRM."""
     coordination: str = "auto"

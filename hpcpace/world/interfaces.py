@@ -1,14 +1,20 @@
-"""Which network interface the ranks of several hosts can reach each other on, found from the hosts' addresses."""
+"""Which network interfaces the ranks of several hosts can reach each other on, found from the hosts' addresses.
+
+All equal interfaces are used: three cables carry three times what one does. A bridge or another virtual interface
+counts only where the hosts share nothing better.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hpcpace.errors import WorldError
+from hpcpace.world.links import SYS, Link, has_active_rdma, read_link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,15 +23,25 @@ class HostAddresses:
 
     Attributes:
         host: name of the host.
-        addresses: by interface, its first IPv4 address with prefix length, like `10.0.0.1/24`.
+        addresses: by interface, its first IPv4 address with prefix length, like `10.0.0.1/24`; an IPv6 address for an
+            interface that has no IPv4 one, its link-local one only if it has no other.
         speed_mbps: by interface, its speed, 0 where unknown.
-        wanted: the interface that the user named for this host; empty if none.
+        wanted: the interfaces that the user named for this host, separated by commas; empty if none.
+        links: by interface, what sysfs says of it.
+        has_rdma: whether NCCL sends over InfiniBand or RoCE by itself.
     """
 
     host: str
     addresses: dict[str, str]
     speed_mbps: dict[str, int]
     wanted: str = ""
+    links: dict[str, Link] = field(default_factory=dict)
+    has_rdma: bool = False
+
+    def link(self, interface: str) -> Link:
+        """Return what is known of an interface."""
+        known = self.links.get(interface)
+        return known or Link(speed_mbps=max(self.speed_mbps.get(interface, 0), 0), cables=(interface,))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -34,15 +50,60 @@ class HostAddresses:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> HostAddresses:
         """Return what to_json made plain."""
-        return cls(**content)
+        links = {
+            name: Link(**{**values, "cables": tuple(values["cables"])})
+            for name, values in content.get("links", {}).items()
+        }
+        return cls(**{**content, "links": links})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """The interface of one host and its address there."""
+    """The interfaces of one host that carry the collectives, and its address on the first.
 
-    interface: str
+    Attributes:
+        interfaces: names, the n-th of each host in one network.
+        address: where other hosts reach this one; without the scope of a link-local address, which is each host's own.
+        is_left_to_nccl: whether NCCL finds its own interfaces, because all hosts have RDMA.
+    """
+
+    interfaces: tuple[str, ...]
     address: str
+    is_left_to_nccl: bool = False
+
+    @property
+    def interface(self) -> str:
+        """The first interface."""
+        return self.interfaces[0]
+
+    def reach(self, address: str) -> str:
+        """Return another host's address as this one has to write it."""
+        return f"{address}%{self.interface}" if _is_link_local6(address) else address
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Route:
+        """Return what to_json made plain."""
+        return cls(**{**content, "interfaces": tuple(content["interfaces"])})
+
+
+class _Rating(NamedTuple):
+    """How well a network suits, the smallest best; equal ratings are used together."""
+
+    disfavour: int
+    level: int
+    slowness_mbps: int
+    is_guess: bool
+
+
+class _Network(NamedTuple):
+    """Interfaces of all hosts that reach each other: by host, interfaces with their addresses."""
+
+    rating: _Rating
+    members: dict[str, list[tuple[str, str]]]
 
 
 def interface_of_user(environ: Mapping[str, str], interface: str | None) -> str:
@@ -54,45 +115,68 @@ def interface_of_user(environ: Mapping[str, str], interface: str | None) -> str:
         WorldError: option and variable name different ones.
     """
     gloo, nccl = environ.get("GLOO_SOCKET_IFNAME", ""), environ.get("NCCL_SOCKET_IFNAME", "")
-    named = {"GLOO_SOCKET_IFNAME": gloo.split(",")[0], "NCCL_SOCKET_IFNAME": nccl[1:] if nccl.startswith("=") else ""}
+    named = {"GLOO_SOCKET_IFNAME": gloo.split(",")[0], "NCCL_SOCKET_IFNAME": _first_exact(nccl)}
     for variable, name in named.items():
-        if interface and name and name != interface:
+        if interface and name and name not in interface.split(","):
             raise WorldError(
                 f"interface is {interface!r}, but {variable}={environ[variable]}: unset the variable or drop the option"
             )
     return interface or named["GLOO_SOCKET_IFNAME"] or named["NCCL_SOCKET_IFNAME"]
 
 
-def host_addresses(wanted: str = "") -> HostAddresses:
-    """Return the interfaces of this host that are up and have an IPv4 address.
+def _first_exact(nccl: str) -> str:
+    return nccl[1:].split(",")[0] if nccl.startswith("=") else ""
+
+
+def host_addresses(wanted: str = "", environ: Mapping[str, str] | None = None, sys: Path = SYS) -> HostAddresses:
+    """Return the interfaces of this host that are up and have an address.
 
     Args:
-        wanted: the interface that the user named for this host; empty if none.
+        wanted: the interfaces that the user named for this host; empty if none.
+        environ: environment, in which NCCL_IB_DISABLE=1 keeps NCCL from RDMA.
+        sys: where sysfs is.
     """
     import psutil
 
     stats = psutil.net_if_stats()
     addresses = {
-        name: f"{entry.address}/{entry.netmask or '255.255.255.255'}"
+        name: _first_address(entries)
         for name, entries in psutil.net_if_addrs().items()
-        for entry in entries[::-1]
-        if entry.family == socket.AF_INET and name in stats and stats[name].isup
+        if name in stats and stats[name].isup and _first_address(entries)
     }
     return HostAddresses(
         host=socket.gethostname(),
         addresses=addresses,
         speed_mbps={name: stats[name].speed for name in addresses},
         wanted=wanted,
+        links={name: read_link(name, stats[name].speed, sys) for name in addresses},
+        has_rdma=has_active_rdma(sys) and (environ or {}).get("NCCL_IB_DISABLE", "0") != "1",
     )
 
 
-def choose_route(hosts: Mapping[str, HostAddresses]) -> dict[str, Route]:
-    """Return for each host the interface to use and its address there.
+def _first_address(entries: Sequence[Any]) -> str:
+    """Return the address that gloo takes of an interface, with its prefix length: IPv4, then a global IPv6 one."""
+    found = []
+    for entry in entries:
+        if entry.family == socket.AF_INET:
+            found.append((0, f"{entry.address}/{entry.netmask or '255.255.255.255'}"))
+        elif entry.family == socket.AF_INET6:
+            address = entry.address.partition("%")[0]
+            found.append((2 if _is_link_local6(address) else 1, f"{address}/{_prefix_length(entry.netmask)}"))
+    return min(found, key=lambda each: each[0])[1] if found else ""
 
-    What the user named for each host counts. Otherwise one host uses its loopback, and several use the subnet, or
-    else the interface name (clouds give addresses without a subnet), that all have with an address of their own;
-    bridges of containers have the same address everywhere and so drop out. Of several the fastest counts, then the
-    first by name.
+
+def _prefix_length(netmask: str | None) -> int:
+    return bin(int(ipaddress.IPv6Address(netmask))).count("1") if netmask else 128
+
+
+def choose_route(hosts: Mapping[str, HostAddresses]) -> dict[str, Route]:
+    """Return for each host the interfaces to use and its address there.
+
+    What the user named for each host counts. Otherwise one host uses its loopback, and several use the subnets, or
+    else the interface names (clouds give addresses without a subnet), that all have with addresses of their own;
+    bridges of containers have the same address everywhere and so drop out. Cables come before what is virtual, then
+    the fastest count, and all that are equal.
 
     Args:
         hosts: the interfaces of each host, by its name.
@@ -101,52 +185,100 @@ def choose_route(hosts: Mapping[str, HostAddresses]) -> dict[str, Route]:
         WorldError: no interface fits, or one that the user named is not up.
     """
     for host in hosts.values():
-        if host.wanted and host.wanted not in host.addresses:
-            raise WorldError(
-                f"interface {host.wanted!r} is not up with an IPv4 address on {host.host}, which has {_listed(host)}"
-            )
+        for name in filter(None, host.wanted.split(",")):
+            if name not in host.addresses:
+                raise WorldError(
+                    f"interface {name!r} is not up with an address on {host.host}, which has {_listed(host)}"
+                )
     if all(host.wanted for host in hosts.values()):
-        return {name: _route(host, host.wanted) for name, host in hosts.items()}
+        return {name: _route(host, host.wanted.split(","), hosts) for name, host in hosts.items()}
     if len(hosts) == 1:
-        return {name: _route(host, _loopback(host)) for name, host in hosts.items()}
-    candidates = _shared(hosts, by_subnet=True) or _shared(hosts, by_subnet=False)
-    if not candidates:
+        return {name: _route(host, [_loopback(host)], {}) for name, host in hosts.items()}
+    networks = sorted(_networks(hosts), key=lambda each: (each.rating, str(sorted(each.members.items()))))
+    if not networks:
         seen = "; ".join(f"{name}: {_listed(host)}" for name, host in hosts.items())
-        raise WorldError(f"the hosts share no network interface or IPv4 subnet ({seen}): name one with --interface")
-    return min(candidates, key=lambda routes: _preference(hosts, routes))
+        raise WorldError(f"the hosts share no network interface or subnet ({seen}): name one with --interface")
+    chosen = _without_shared_cables(hosts, [each for each in networks if each.rating == networks[0].rating])
+    return {
+        name: _route(host, [interface for each in chosen for interface, _ in each.members[name]], hosts)
+        for name, host in hosts.items()
+    }
 
 
-def _shared(hosts: Mapping[str, HostAddresses], *, by_subnet: bool) -> list[dict[str, Route]]:
-    """Return the routes of each subnet, or interface name, in which every host has an address of its own."""
-    found: dict[str, dict[str, Route]] = {}
-    for name, host in hosts.items():
+def _networks(hosts: Mapping[str, HostAddresses]) -> Iterator[_Network]:
+    """Yield the networks in which every host has addresses of its own: by subnet, then by name."""
+    found: dict[tuple[int, str], dict[str, list[tuple[str, str]]]] = {}
+    for host_name, host in hosts.items():
         for interface, text in host.addresses.items():
-            address = ipaddress.IPv4Interface(text)
-            if not (address.is_loopback or address.is_link_local):
-                found.setdefault(str(address.network) if by_subnet else interface, {})[name] = _route(host, interface)
-    return [
-        routes
-        for routes in found.values()
-        if len(routes) == len(hosts) == len({route.address for route in routes.values()})
-    ]
+            address = ipaddress.ip_interface(text)
+            if address.is_loopback or (address.version == 4 and address.is_link_local):
+                continue
+            member = (interface, str(address.ip))
+            by_family = 2 * (address.version == 6)
+            # All links have the same link-local subnet, which therefore tells nothing.
+            places = (
+                [(by_family + 1, interface)]
+                if address.is_link_local
+                else [
+                    (by_family, str(address.network)),
+                    (by_family + 1, interface),
+                ]
+            )
+            for place in places:
+                found.setdefault(place, {}).setdefault(host_name, []).append(member)
+    for (level, _), members in found.items():
+        addresses = [address for each in members.values() for _, address in each]
+        if len(members) == len(hosts) and len(addresses) == len(set(addresses)):
+            yield _rated(hosts, level, members)
 
 
-def _preference(hosts: Mapping[str, HostAddresses], routes: Mapping[str, Route]) -> tuple[int, list[str]]:
-    slowest_mbps = min(hosts[name].speed_mbps.get(route.interface, 0) for name, route in routes.items())
-    return -slowest_mbps, sorted(route.interface for route in routes.values())
+def _rated(hosts: Mapping[str, HostAddresses], level: int, members: dict[str, list[tuple[str, str]]]) -> _Network:
+    """Return a network with the best interfaces of each host, equally many."""
+
+    def rating(host: str, member: tuple[str, str]) -> _Rating:
+        link = hosts[host].link(member[0])
+        return _Rating(-link.preference, level, -link.expected_mbps, link.speed_mbps <= 0)
+
+    best = {host: min(rating(host, each) for each in own) for host, own in members.items()}
+    equal = {host: sorted(each for each in own if rating(host, each) == best[host]) for host, own in members.items()}
+    number = min(len(own) for own in equal.values())
+    return _Network(max(best.values()), {host: own[:number] for host, own in equal.items()})
+
+
+def _without_shared_cables(hosts: Mapping[str, HostAddresses], networks: Sequence[_Network]) -> list[_Network]:
+    """Return the networks that have cables of their own: a VLAN adds nothing to the interface that it is on."""
+    chosen, taken = [], set[tuple[str, str]]()
+    for network in networks:
+        cables = {
+            (host, cable)
+            for host, members in network.members.items()
+            for interface, _ in members
+            for cable in hosts[host].link(interface).cables
+        }
+        if not cables & taken:
+            chosen.append(network)
+            taken |= cables
+    return chosen
 
 
 def _loopback(host: HostAddresses) -> str:
     for interface, text in host.addresses.items():
-        if ipaddress.IPv4Interface(text).is_loopback:
+        if ipaddress.ip_interface(text).is_loopback:
             return interface
     if not host.addresses:
         raise WorldError(f"{host.host} has no network interface that is up, not even lo: run `ip link set lo up`")
     return min(host.addresses)
 
 
-def _route(host: HostAddresses, interface: str) -> Route:
-    return Route(interface=interface, address=host.addresses[interface].split("/")[0])
+def _route(host: HostAddresses, interfaces: Sequence[str], hosts: Mapping[str, HostAddresses]) -> Route:
+    has_rdma = bool(hosts) and all(each.has_rdma for each in hosts.values())
+    address = host.addresses[interfaces[0]].split("/")[0]
+    return Route(interfaces=tuple(interfaces), address=address, is_left_to_nccl=has_rdma and not host.wanted)
+
+
+def _is_link_local6(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    return parsed.version == 6 and parsed.is_link_local
 
 
 def _listed(host: HostAddresses) -> str:

@@ -141,7 +141,7 @@ def _met(store: Any, own: Attendee, hosts: Sequence[str], deadline: Deadline) ->
         if own.rank == 0:
             _let_others_read(meeting)
         raise ImpossibleWorld(refusal, is_told=own.rank > 0)
-    return Route(**json.loads(meeting.get(f"route/{own.host}")))
+    return Route.from_json(json.loads(meeting.get(f"route/{own.host}")))
 
 
 def _decide(meeting: Any, world_size: int, hosts: Sequence[str], deadline: Deadline) -> None:
@@ -163,7 +163,7 @@ def _decide(meeting: Any, world_size: int, hosts: Sequence[str], deadline: Deadl
     if refusal:
         meeting.set("refused", refusal)
     for host in {each.host for each in attendees}:
-        meeting.set(f"route/{host}", json.dumps(asdict(routes[host])) if host in routes else "")
+        meeting.set(f"route/{host}", json.dumps(routes[host].to_json()) if host in routes else "")
 
 
 def _let_others_read(meeting: Any) -> None:

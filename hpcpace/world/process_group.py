@@ -70,8 +70,9 @@ def init_process_group(
 ) -> Iterator[torch.device]:
     """Make torch's default process group, yield the device of this rank, and end the group on leaving.
 
-    The chosen interface stays in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, which is the only way in which torch
-    takes it, also for groups made later. Values set by the user stay, and win.
+    The chosen interfaces stay in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, which is the only way in which torch
+    takes them, also for groups made later; over InfiniBand and RoCE NCCL finds its own. Values set by the user stay,
+    and win.
 
     Collective: every rank of the job enters and leaves this.
 
@@ -138,7 +139,7 @@ def _introduction(
         backend = "nccl" if chosen.type == "cuda" else "gloo"
     if backend == "nccl" and chosen.type != "cuda" and not problem:
         problem = "backend is nccl, but there is no GPU: use gloo, or request GPUs"
-    addresses = host_addresses(interface_of_user(process_environ(), interface))
+    addresses = host_addresses(interface_of_user(process_environ(), interface), process_environ())
     return introduce(info, device=chosen.type, backend=backend, problem=problem, addresses=addresses), chosen
 
 
@@ -194,7 +195,9 @@ def _store_over_mpi(comm: Any, own: Attendee, deadline: Deadline) -> Any:
         store = dist.TCPStore(route.address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
     address, port = comm.bcast((route.address, store.port) if store is not None else None, root=0)
     if store is None:
-        place = Rendezvous(host=address, port=port, is_here=False, named_by="--interface, which chooses the network,")
+        place = Rendezvous(
+            host=route.reach(address), port=port, is_here=False, named_by="--interface, which chooses the network,"
+        )
         store = open_store(place, deadline)
     return store
 
@@ -233,6 +236,9 @@ def _hosts_of_step() -> list[str]:
 
 
 def _set_interface(route: Route) -> None:
-    set_environ_default("GLOO_SOCKET_IFNAME", route.interface)
-    # NCCL takes a plain name for a prefix: eth1 would also match eth10.
-    set_environ_default("NCCL_SOCKET_IFNAME", f"={route.interface}")
+    # torch makes a device of gloo for each, and spreads operations over them; NCCL spreads each operation.
+    interfaces = ",".join(route.interfaces)
+    set_environ_default("GLOO_SOCKET_IFNAME", interfaces)
+    if not route.is_left_to_nccl:
+        # NCCL takes a plain name for a prefix: eth1 would also match eth10.
+        set_environ_default("NCCL_SOCKET_IFNAME", f"={interfaces}")

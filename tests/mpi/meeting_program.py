@@ -13,7 +13,7 @@ from hpcpace.world.mpi import abort_guard
 from hpcpace.world.process_group import init_process_group
 
 
-def main(device: str) -> None:
+def main(device: str, num_bytes: str = "4") -> None:
     environ = process_environ()
     info, settings = rank_info(environ), load_config(environ=environ).world
     with abort_guard(None, info, errors_alike=True):
@@ -35,9 +35,11 @@ def main(device: str) -> None:
             rendezvous=connection.rendezvous,
             start_timeout_s=settings.start_timeout_s,
         ):
-            value = torch.ones(1)
-            dist.all_reduce(value)
-        said = {"rank": info.rank, "sum": value.item(), "line": connection.line}
+            for _ in range(8):
+                value = torch.ones(max(1, int(num_bytes) // 32))
+                dist.all_reduce(value)
+        interfaces = process_environ().get("GLOO_SOCKET_IFNAME")
+        said = {"rank": info.rank, "sum": value[0].item(), "line": connection.line, "interfaces": interfaces}
         os.write(1, (json.dumps(said) + "\n").encode())
 
 
