@@ -34,7 +34,9 @@ def first_line(queue: JobQueue, run: Path, *options: str, environ: Mapping[str, 
     """Train over two hosts; return what the log says of the world, with the port of the rendezvous as PORT."""
     command = (sys.executable, "-m", "hpcpace", *TRAIN, "--run-dir", str(run))
     done = queue.run(
-        "timeout", "150", "srun", *TWO_HOSTS, *options, *command, environ={"OMP_NUM_THREADS": "1", **environ}
+        *("timeout", "150", "srun", *TWO_HOSTS, *options, *command),
+        environ={"OMP_NUM_THREADS": "1", **environ},
+        timeout_s=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(open_run(run).attempts()[0].trace_files()) == [0, 1, 2, 3]
@@ -80,7 +82,7 @@ def test_gloo_finds_the_true_offset_of_every_host(lab: Lab, queue: JobQueue, tmp
     run = tmp_path / "run"
     environ = {"HPCPACE_WORLD_COORDINATION": "torch", "HPCPACE_CLOCK_INTERVAL_S": "0.1", "OMP_NUM_THREADS": "1"}
     command = (sys.executable, "-m", "hpcpace", *TRAIN, "--steps", "150", "--run-dir", str(run))
-    done = queue.run("timeout", "200", "srun", "-N4", "-n4", *command, environ=environ)
+    done = queue.run("timeout", "200", "srun", "-N4", "-n4", *command, environ=environ, timeout_s=240)
     assert "clocks over gloo" in done.stdout, done.stderr
     offset_s = {host.name: host.clock_offset_s for host in lab.plan.hosts}
     errors_ns, halfwidths_ns = [], []
@@ -107,6 +109,7 @@ def test_torchrun_within_srun_gives_the_right_world(queue: JobQueue) -> None:
     done = queue.run(
         *("timeout", "150", "srun", "--mpi=none", "-N2", "--ntasks-per-node=1", *torchrun, *rendezvous, job),
         environ={"OMP_NUM_THREADS": "1"},
+        timeout_s=200,
     )
     places = sorted(done.stdout.splitlines())
     hosts = [place.split(", ")[3] for place in places]
@@ -126,7 +129,7 @@ def test_a_host_that_cannot_resolve_the_first_one_is_named(queue: JobQueue, tmp_
     )
     environ = {"HPCPACE_WORLD_START_TIMEOUT_S": "30", "OMP_NUM_THREADS": "1"}
     command = ("srun", "--mpi=none", *TWO_HOSTS, "bash", str(script))
-    done = queue.run("timeout", "150", *command, environ=environ)
+    done = queue.run("timeout", "150", *command, environ=environ, timeout_s=200)
     errors = [line for line in done.stderr.splitlines() if "error: " in line and not line.startswith("srun")]
     assert len(errors) == 1, done.stderr
     assert "[rank 2] error: n2 cannot resolve nowhere.invalid, where the ranks meet" in errors[0]

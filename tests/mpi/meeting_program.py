@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from hpcpace.config import load_config
+from hpcpace.config_sources import load_config
 from hpcpace.world.connection import connect
 from hpcpace.world.environment import process_environ, rank_info
 from hpcpace.world.mpi import abort_guard

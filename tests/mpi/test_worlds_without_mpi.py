@@ -66,6 +66,13 @@ def ended(*children: subprocess.Popen[str]) -> list[Ended]:
         return [Ended(child) for child in children]
 
 
+def after_one_of(*children: subprocess.Popen[str]) -> tuple[subprocess.Popen[str], ...]:
+    """Return the processes once one of them has ended."""
+    while all(child.poll() is None for child in children):
+        time.sleep(0.05)
+    return children
+
+
 @pytest.fixture
 def place() -> Iterator[Mapping[str, str]]:
     """The setting of a rendezvous that no other test uses."""
@@ -107,7 +114,7 @@ def test_ranks_of_mpiexec_without_mpi_meet_where_the_setting_says(
 
 
 def test_a_second_rank_0_is_told_that_its_port_is_taken(place: Mapping[str, str]) -> None:
-    results = ended(*(start(rank, **place) for rank in (0, 0)), start(1, **place))
+    results = ended(*after_one_of(start(0, **place), start(0, **place)), start(1, **place))
     (refused,) = (each for each in results if each.code)
     port = place["HPCPACE_WORLD_RENDEZVOUS"][1:]
     assert (refused.code, refused.stderr.count("\n")) == (2, 1)
@@ -116,9 +123,8 @@ def test_a_second_rank_0_is_told_that_its_port_is_taken(place: Mapping[str, str]
 
 
 def test_a_rank_that_is_there_twice_is_named_with_both_processes(place: Mapping[str, str]) -> None:
-    first, *twins = [start(rank, size=3, **place) for rank in (0, 1, 1)]
-    while all(twin.poll() is None for twin in twins):
-        time.sleep(0.05)
+    first = start(0, size=3, **place)
+    twins = after_one_of(*(start(1, size=3, **place) for _ in range(2)))
     results = ended(first, start(2, size=3, **place), *twins)
     (refused,) = (each for each in results if each.code)
     assert refused.code == 2
