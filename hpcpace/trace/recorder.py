@@ -21,6 +21,7 @@ import numpy as np
 from hpcpace.errors import UsageError
 from hpcpace.files import Folder
 from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
+from hpcpace.trace.flush_schedule import FlushSchedule
 from hpcpace.trace.losses import Losses
 from hpcpace.trace.schema import NO_STEP, TABLES, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
@@ -79,9 +80,7 @@ class Recorder:
         self.max_rows = max_rows
         # A buffer this long wakes the flush thread early; from there on its rows are counted one by one.
         self._wake_rows = max_rows // 4
-        self._flush_interval_s = flush_interval_s
-        # Ranks share a file system: their flushes are spread over the interval by the golden ratio.
-        self._first_flush_s = flush_interval_s * (header.rank * 0.6180339887 % 1)
+        self._rank, self._flush_interval_s = header.rank, flush_interval_s
         self._dtypes = row_dtypes(has_enqueue=has_enqueue)
         self._buffers: dict[str, list[bytes]] = {name: [] for name in self._dtypes}
         self._writer = TraceWriter(Path(path), header, has_enqueue=has_enqueue, open_folder=open_folder)
@@ -276,12 +275,11 @@ class Recorder:
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
-        wait_s = self._first_flush_s
-        is_last = False
+        schedule = FlushSchedule(self._rank, self._flush_interval_s, time.monotonic())
+        wait_s, is_last = schedule.first_wait_s, False
         while not is_last:
             self._wake.wait(wait_s)
             self._wake.clear()
-            wait_s = self._flush_interval_s
             asked, is_last = self._num_asked, self._is_closing
             begin_ns = time.thread_time_ns()
             with self._flush_lock:
@@ -290,6 +288,7 @@ class Recorder:
             with self._progress:
                 self._num_flushed = asked
                 self._progress.notify_all()
+            wait_s = schedule.wait_s(time.monotonic())
 
     def _flush(self, is_last: bool) -> None:
         """Flush once. The boundary between tracing and training: every failure becomes one warning and a retry."""
