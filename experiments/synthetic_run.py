@@ -72,6 +72,8 @@ class SyntheticRun:
     Attributes:
         slow: factor on forward and backward, by rank.
         extras: what ranks do on top.
+        pattern: factors on forward and backward of all ranks, which repeat step by step.
+        step_source: what traces say of how steps were found; nothing if empty.
         offsets_ns: each rank's clock minus the reference.
         noise: standard deviation of forward and backward, relative.
         missing: ranks without a file.
@@ -99,6 +101,8 @@ class SyntheticRun:
     samples_per_step: int = 64
     extras: tuple[Extra, ...] = ()
     endings: tuple[Ending, ...] = ()
+    pattern: tuple[float, ...] = (1.0,)
+    step_source: str = ""
 
     def write(self, path: Path) -> RunDirectory:
         """Write the traces of one more attempt and return the run."""
@@ -110,6 +114,7 @@ class SyntheticRun:
         begin_ns = np.full(self.num_ranks, START_NS)
         for step in range(self.num_steps):
             factor = np.array([self.slow.get(rank, 1.0) for rank in range(self.num_ranks)])
+            factor *= self.pattern[step % len(self.pattern)]
             forward = FORWARD_NS * factor * (work[:, step, 0] if work is not None else 1.0)
             backward = BACKWARD_NS * factor * (work[:, step, 1] if work is not None else 1.0)
             forward_ns, backward_ns = forward.astype(np.int64), backward.astype(np.int64)
@@ -184,6 +189,8 @@ class SyntheticRun:
                 found = offset + self.clock_error_ns.get(rank, 0)
                 for local_ns in (START_NS + offset, end_ns + offset):
                     recorder.add_clock(0, local_ns, found, 2 * halfwidth, halfwidth, 20)
+            if self.step_source:
+                recorder.add_event(end_ns, self.num_steps, EventKind.STEP_SOURCE, 0, self.step_source.encode())
             endings = [ending for ending in self.endings if ending.rank == rank]
             for ending in endings:
                 self._end(recorder, ending, end_ns + offset)

@@ -125,7 +125,7 @@ def analyze_traces(
             verdict_of(figures.diagnosis, hosts=credible.hosts, remarks=remarks), credible.end, credible.hosts
         ),
         world=_world(credible, records),
-        steps=step_figures(measured, selection),
+        steps=step_figures(measured, selection, found.traces),
         throughput=throughput(measured.times_ns, measured.chosen.samples),
         shares=share_figures(measured),
         jitter=figures.jitter,
@@ -224,6 +224,7 @@ def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -
             measured.parts,
             measured.operations.totals,
             has_messages=measured.operations.has_messages,
+            late=diagnosis.late_ranks,
         )
         (jitter, growth), sensitivity = finish()
     return _Figures(

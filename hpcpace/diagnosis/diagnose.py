@@ -63,6 +63,13 @@ class Diagnosis:
     absent: tuple[int, ...] = ()
     num_present: int = 0
 
+    @property
+    def late_ranks(self) -> frozenset[int]:
+        """The ranks that findings name as late by their own work, those of named nodes and slots included."""
+        named = (finding for finding in self.findings if finding.culprits)
+        late = (finding.evidence for finding in named if isinstance(finding.evidence, LatenessEvidence))
+        return frozenset(rank for evidence in late for rank in evidence.ranks)
+
 
 def diagnose(
     panels: Panels,

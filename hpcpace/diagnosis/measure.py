@@ -30,6 +30,7 @@ from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
 from hpcpace.metrics.roles import others_median
+from hpcpace.metrics.step_pattern import Alternation, alternation
 from hpcpace.metrics.steps import StepPanel, common_steps, step_times, used_steps
 from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.parallel import Team
@@ -78,6 +79,16 @@ class Measured:
     def parts(self) -> NDArray[np.float64]:
         """Nanoseconds of each part of each used step, float64, (num_ranks, num_steps, num_parts)."""
         return self.operations.panels.parts_ns
+
+    @property
+    def lengths_ns(self) -> NDArray[np.float64]:
+        """Length of each used step on each rank, float64, (num_ranks, num_steps)."""
+        return (self.chosen.end_ns - self.chosen.begin_ns).astype(np.float64)
+
+    @cached_property
+    def alternation(self) -> Alternation | None:
+        """How steps alternate on all ranks, as parts of steps counted as steps do; None if they do not."""
+        return alternation(self.parts, self.lengths_ns)
 
     @cached_property
     def role(self) -> NDArray[np.int64]:
@@ -202,6 +213,7 @@ def panels_of(measured: Measured) -> Panels:
         is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
         transient_share=_transient_share(measured),
         parts_ns=parts,
+        alternation=measured.alternation,
         is_of_device=any(ENQUEUE_COLUMN in trace.tables["collectives"] for trace in measured.timed.traces),
     )
 

@@ -100,6 +100,8 @@ class Steps:
         num_warmup: common steps left out as warm-up.
         num_checkpoint, num_eval: used steps with a checkpoint or an evaluation.
         num_apart: used steps that were taken apart operation by operation: all, or stretches spread over a long run.
+        sources: how the traces say that steps were found; with the ranks, where these differ.
+        warnings: what is implausible about how they were counted, one sentence each.
     """
 
     num_used: int
@@ -111,6 +113,8 @@ class Steps:
     num_checkpoint: int
     num_eval: int
     num_apart: int
+    sources: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcpace.diagnosis.figures.ranks import relative
+from hpcpace.diagnosis.figures.step_counting import step_sources, step_warnings
 from hpcpace.diagnosis.measure import Measured, Selection
 from hpcpace.diagnosis.summary import Shares, Steps, Tracing
 from hpcpace.metrics.operations.overlap import overlap_share
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT
+from hpcpace.metrics.step_pattern import num_far_shorter
 from hpcpace.rundir import Attempt
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import StepFlag
 
 
-def step_figures(measured: Measured, selection: Selection) -> Steps:
-    """Return which steps the figures use."""
+def step_figures(measured: Measured, selection: Selection, traces: Sequence[RankTrace]) -> Steps:
+    """Return which steps the figures use; `traces` are all readable ones of the attempt."""
     panel, used = measured.panel, measured.used
     flags = panel.flags[used]
     return Steps(
@@ -28,6 +30,8 @@ def step_figures(measured: Measured, selection: Selection) -> Steps:
         num_checkpoint=int(((flags & StepFlag.CHECKPOINT) != 0).sum()),
         num_eval=int(((flags & StepFlag.EVAL) != 0).sum()),
         num_apart=len(measured.close_up.steps) if measured.close_up is not None else 0,
+        sources=step_sources(traces),
+        warnings=step_warnings(traces, measured.alternation, num_far_shorter(measured.lengths_ns), int(used.sum())),
     )
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.summary import RankRow, RoleRow
 from hpcpace.metrics.operations.communication import RankTotals
-from hpcpace.metrics.phases import BUSY, Part
+from hpcpace.metrics.phases import BUSY, OWN_WORK, Part
 from hpcpace.metrics.roles import Excess, excess_over_role
 from hpcpace.trace.reader import RankTrace
 
 
 def rank_figures(
-    traces: Sequence[RankTrace], parts: NDArray[np.float64], totals: RankTotals, *, has_messages: bool
+    traces: Sequence[RankTrace],
+    parts: NDArray[np.float64],
+    totals: RankTotals,
+    *,
+    has_messages: bool,
+    late: Collection[int] = (),
 ) -> tuple[tuple[RankRow, ...], tuple[RoleRow, ...]]:
     """Return a row per rank and per role.
 
@@ -24,19 +30,20 @@ def rank_figures(
         parts: nanoseconds, (num_ranks, num_steps, num_parts).
         totals: of the operations of these steps.
         has_messages: whether ranks send to each other.
+        late: the ranks that the verdict names as late: their excess is marked, and no other.
     """
     num_steps = parts.shape[1]
     mean = parts.mean(axis=1)
     members: dict[str, list[int]] = {}
     for index, trace in enumerate(traces):
         members.setdefault(_role(trace), []).append(index)
-    busy = parts[:, :, list(BUSY)].sum(axis=2)
+    work = parts[:, :, list(OWN_WORK)].sum(axis=2)
     num_compared = sum(len(indices) for indices in members.values() if len(indices) > 1)
     excess: dict[int, Excess | None] = {}
     # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
     are_roles_known = not (has_messages and traces[0].header.pp < 0)
     for indices in members.values():
-        found = excess_over_role(busy[indices], num_compared=num_compared) if are_roles_known else [None] * len(indices)
+        found = excess_over_role(work[indices], num_compared=num_compared) if are_roles_known else [None] * len(indices)
         excess.update(zip(indices, found, strict=True))
     rows = tuple(
         RankRow(
@@ -47,7 +54,7 @@ def rank_figures(
             parts_ns=_named(mean[index]),
             shares=_named(relative(mean[index])),
             busy_share=float(relative(mean[index])[list(BUSY)].sum()),
-            excess=excess[index],
+            excess=_marked(excess[index], is_late=trace.header.rank in late),
             num_operations=float(totals.num_operations[index] / num_steps),
             size_bytes=float(totals.size_bytes[index] / num_steps),
             wait_ns=float(totals.wait_ns[index] / num_steps),
@@ -69,6 +76,10 @@ def rank_figures(
             )
         )
     return rows, tuple(roles)
+
+
+def _marked(excess: Excess | None, *, is_late: bool) -> Excess | None:
+    return None if excess is None else replace(excess, is_marked=is_late)
 
 
 def _role(trace: RankTrace) -> str:

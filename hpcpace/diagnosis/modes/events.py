@@ -17,6 +17,7 @@ from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_even
 
 _REGULAR = 0.05
 _SURE = 1e-3
+_EVEN = 0.1
 Booleans = NDArray[np.bool_]
 
 
@@ -42,10 +43,11 @@ def event_finding(
 ) -> list[DiagnosisFinding]:
     """Return events that come back, with what they add to the slowest own work in their steps as loss.
 
-    Events that are garbage collection are not found a second time if that `is_collection_found` already.
+    Events that are garbage collection are not found a second time if that `is_collection_found` already. Steps that
+    alternate are no events: the report warns that they may be parts of steps.
     """
     found = recurrence(panels, work_ns)
-    if found is None or found.p_value >= 2 * settings.level:
+    if found is None or found.p_value >= 2 * settings.level or _is_alternation(panels, found):
         return []
     is_event: Booleans = np.any(found.is_event, axis=0)
     slowest = work_ns.max(axis=0) if not panels.is_role_known else _above_role(panels, work_ns)
@@ -70,6 +72,14 @@ def event_finding(
             culprits=tuple(_node_culprit(panels, work_ns, found.is_event, unit) for unit in found.nodes),
         )
     ]
+
+
+def _is_alternation(panels: Panels, found: Recurrence) -> bool:
+    """Return whether events come as often as steps alternate, or after a multiple of that many steps."""
+    if panels.alternation is None or found.period_ns is None:
+        return False
+    num_cycles = found.period_ns / panels.mean_time_ns / panels.alternation.period
+    return abs(num_cycles - round(num_cycles)) < _EVEN or num_cycles < 1
 
 
 def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Booleans) -> StageComparison | None:

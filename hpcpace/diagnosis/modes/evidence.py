@@ -102,6 +102,7 @@ class LatenessEvidence:
         first, stop: range of the steps of a transient lateness, indices into the used steps; else None.
         period_steps: the period in steps, where the late steps come at equal numbers of steps; else None.
         stages: for each culprit, in which stage it is late; empty where phases are not known.
+        ranks: numbers of all late ranks, those of named nodes and slots included.
     """
 
     pattern: LatePattern
@@ -114,6 +115,7 @@ class LatenessEvidence:
     stop: int | None = None
     period_steps: int | None = None
     stages: tuple[StageComparison | None, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     @property
     def mode(self) -> Mode:

@@ -11,6 +11,7 @@ from hpcpace.diagnosis.modes.evidence import Evidence
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.metrics.lateness.stages import StageComparison
 from hpcpace.metrics.phases import Part
+from hpcpace.metrics.step_pattern import Alternation
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -85,6 +86,7 @@ class Panels:
         parts_ns: the parts of each step, float64, (num_ranks, num_steps, num_parts); None where they are not known.
         is_of_device: whether operations ran on GPUs: phases, which are times of the host, then do not show what takes
             time there.
+        alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
     """
 
     rank: Int64s
@@ -104,6 +106,7 @@ class Panels:
     transient_share: float | None = None
     parts_ns: Floats | None = None
     is_of_device: bool = False
+    alternation: Alternation | None = None
 
     @property
     def mean_time_ns(self) -> float:

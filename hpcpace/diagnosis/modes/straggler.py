@@ -158,6 +158,7 @@ def _evidence(found: Sequence[Straggler], loss_share: float, panels: Panels) -> 
         stop=stop,
         period_steps=steps_between(run_begins(_late_steps(straggler, panels))) if is_periodic else None,
         stages=tuple(_stages(each, found, panels) for each in found[:_MOST_EXPLAINED]),
+        ranks=tuple(sorted({int(panels.rank[row]) for each in found for row in each.ranks})),
     )
 
 

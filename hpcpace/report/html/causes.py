@@ -10,7 +10,13 @@ from hpcpace.diagnosis.summary import Causes, GainRow, Summary
 from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, names_axis, plot_text, unique
 from hpcpace.report.html.text import figure, notes, stacked_bar, table
 from hpcpace.report.html.thinning import rounded
-from hpcpace.report.words.causes import gains_remark, significant_gains, significant_origins, significant_path
+from hpcpace.report.words.causes import (
+    gains_remark,
+    origins_remark,
+    significant_gains,
+    significant_origins,
+    significant_path,
+)
 from hpcpace.wording import percent
 
 _MOST_ROWS = 12
@@ -37,6 +43,7 @@ def cause_content(summary: Summary, drawn: Mapping[str, Plot]) -> tuple[str, ...
         return ()
     return (
         figure(drawn["origins"], "Where waiting began") if "origins" in drawn else "",
+        notes([remark] if (remark := origins_remark(summary)) else []),
         _path(causes),
         figure(drawn["gains"], "What if") if "gains" in drawn else "",
         _gains_table(significant_gains(summary)),

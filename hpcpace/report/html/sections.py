@@ -240,6 +240,7 @@ def run_facts(summary: Summary, plots: PlotData) -> str:
             ("Mesh", world.mesh),
             ("Lab", world.emulation),
             ("Steps", "; ".join([f"{steps.num_used} used ({span}) of {steps.num_seen}", *extra])),
+            ("Steps found", "; ".join(steps.sources)),
             ("Training", outcome_line(summary)),
             ("Tracing cost", f"{share} of the time, {format_bytes(tracing.size_bytes)} on disk"),
             ("Events", f"{format_count(tracing.num_events)} recorded, {tracing.num_dropped} dropped"),

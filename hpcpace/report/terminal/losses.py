@@ -10,6 +10,7 @@ from hpcpace.report.terminal.layout import line, note, table, title
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
 from hpcpace.report.words.causes import (
     gains_remark,
+    origins_remark,
     significant_gains,
     significant_origins,
     significant_path,
@@ -130,6 +131,8 @@ def print_causes(console: Console, summary: Summary) -> None:
             for row in origins
         ]
         line(console, "began at", f"share of all waiting{passed}: {', '.join(shares)}")
+    if remark := origins_remark(summary):
+        line(console, "", remark)
     if path := significant_path(causes, _MOST_NAMED):
         line(console, "path", "critical path: " + ", ".join(f"{row.name} {percent(row.share)}" for row in path))
     gains = significant_gains(summary)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, suspect_line
-from hpcpace.diagnosis.summary import HostPair, IncompleteRank, Shares, Summary
+from hpcpace.diagnosis.summary import EXCESS_FLOOR, HostPair, IncompleteRank, Shares, Summary
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note, title
 from hpcpace.report.terminal.losses import (
@@ -79,6 +79,10 @@ def _print_head(console: Console, summary: Summary) -> None:
     if summary.world.emulation:
         line(console, "lab", summary.world.emulation)
     line(console, "steps", _steps(summary))
+    for source in summary.steps.sources:
+        line(console, "", f"found: {source}")
+    for sentence in summary.steps.warnings:
+        line(console, "warning", sentence)
     line(console, "speed", _speed(summary))
     if outcome := outcome_line(summary):
         line(console, "training", outcome)
@@ -141,14 +145,18 @@ def _excess(summary: Summary) -> str:
     compared = [(row.rank, row.excess) for row in summary.ranks if row.excess is not None]
     if not compared:
         return "not compared: no two ranks are known to do the same work for enough steps"
-    marked = [
-        f"rank {rank} busy {percent(excess.share)} longer than its role (noise {percent(excess.noise)})"
-        for rank, excess in sorted(compared, key=lambda pair: -pair[1].share)
-        if excess.is_marked
+    compared.sort(key=lambda pair: -pair[1].share)
+    named = [pair for pair in compared if pair[1].is_marked]
+    found = named or [pair for pair in compared if pair[1].share > max(pair[1].noise, EXCESS_FLOOR)]
+    if not found:
+        return "no rank has more own work than the others of its role beyond noise"
+    words = [
+        f"rank {rank} {100 * excess.share:+.1f} % own work against its role (noise {percent(excess.noise)})"
+        for rank, excess in found[:_MOST_EXCESS]
     ]
-    if not marked:
-        return "no rank is busier than the others of its role beyond noise"
-    return "; ".join(marked[:_MOST_EXCESS]) + (f"; {len(marked) - _MOST_EXCESS} more" if marked[_MOST_EXCESS:] else "")
+    more = [f"{len(found) - _MOST_EXCESS} more"] if found[_MOST_EXCESS:] else []
+    no_culprit = "" if named else "; not named as late: in few steps only, or within what ranks differ by here"
+    return "; ".join([*words, *more]) + no_culprit
 
 
 def _tracing(summary: Summary) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hpcpace.diagnosis.summary import EXCESS_FLOOR, Excess, Part, RankRow, RoleRow, Summary
+from hpcpace.diagnosis.summary import Excess, Part, RankRow, RoleRow, Summary
 from hpcpace.quoting import printable
 from hpcpace.report.terminal import layout
 from hpcpace.units import format_bytes, format_duration
@@ -31,8 +31,8 @@ _COLUMNS = {
 }
 _ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.WAIT, Part.TRANSFER, Part.OTHER)
 _EXCESS_NOTE = (
-    "excess: busy time (forward, backward, optimizer) above the median of the other ranks of the same role, with its "
-    f"noise below; < marks an excess beyond both noise and {100 * EXCESS_FLOOR:.0f} %. A measurement, not a verdict."
+    "excess: own work (without waits, transfers, checkpoints, evaluations) above the median of the other ranks of the "
+    "same role, with its noise below; < marks the ranks that the verdict names as late"
 )
 
 

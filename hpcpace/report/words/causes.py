@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, SensitivityRow, Summary
-from hpcpace.wording import percent
+from hpcpace.wording import percent, rank_list
 
 # If all transfers are slow, that is their usual time: to reset one of them to it shows no gain.
 _NOT_PUT_BACK = (Mode.COMMUNICATION, Mode.CONTENTION, Mode.LOCALITY)
 _LEAST_SHOWN = 0.0005
+_NOTABLE_SHARE = 0.1
+_MOSTLY = 0.5
 _LEAST_SLOPE = 0.05  # below it, even a skew as long as the transfer changes that by less than noise does
 
 
@@ -41,6 +43,51 @@ def gains_remark(summary: Summary) -> str:
 def significant_origins(causes: Causes, most: int) -> tuple[OriginRow, ...]:
     """Return the ranks at which most waiting began, without those at which hardly any did."""
     return tuple(row for row in causes.origins[:most] if row.share_of_waits >= _LEAST_SHOWN)
+
+
+def origins_remark(summary: Summary) -> str:
+    """Return why most waiting began at a rank that the verdict does not name; empty where both agree."""
+    origins = significant_origins(summary.causes, 1) if summary.causes is not None else ()
+    named = named_ranks_of(summary)
+    if not origins or not named or origins[0].rank in named or origins[0].share_of_waits < _NOTABLE_SHARE:
+        return ""
+    first = origins[0]
+    return (
+        f"most waiting began at rank {first.rank}, although the verdict names {rank_list(sorted(named))}: "
+        f"{_reason(summary, first, named)}"
+    )
+
+
+def named_ranks_of(summary: Summary) -> set[int]:
+    """Return the ranks that the verdict names in any finding, those of named nodes, stages and slots included."""
+    culprits = summary.verdict.culprits
+    nodes = {culprit.id for culprit in culprits if culprit.kind == "node"}
+    stages = {culprit.id for culprit in culprits if culprit.kind == "slot"}
+    late = {
+        row.rank
+        for row in summary.ranks
+        if row.host in nodes or row.role.partition(" ")[0] in stages or (row.excess and row.excess.is_marked)
+    }
+    return late | {int(culprit.id) for culprit in culprits if culprit.kind == "rank"}
+
+
+def _reason(summary: Summary, first: OriginRow, named: set[int]) -> str:
+    rows = {row.rank: row for row in summary.ranks}
+    own, others = rows[first.rank], [rows[rank] for rank in sorted(named) if rank in rows]
+    if summary.clocks.num_wrong or (summary.causes is not None and first.rank in summary.causes.suspected_ranks):
+        return "its clock may be wrong, and the verdict on own work needs no common clock"
+    if others and all(row.role != own.role for row in others):
+        return (
+            f"it has another role ({own.role}); ranks are compared with others of their own role, and roles with each "
+            "other under pipeline imbalance"
+        )
+    away_ns = own.parts_ns["checkpoint"] + own.parts_ns["eval"]
+    if away_ns > own.step_ns * _LEAST_SHOWN:
+        return f"the others wait for its checkpoints and evaluations ({percent(away_ns / own.step_ns)} of its steps)"
+    if first.propagated_share >= _MOSTLY:
+        return f"{percent(first.propagated_share)} of that reached the others through ranks that had waited for it"
+    excess = f", on average {100 * own.excess.share:+.1f} % own work against its role" if own.excess else ""
+    return f"it is last in some steps but not longer again and again{excess}"
 
 
 def significant_path(causes: Causes, most: int) -> tuple[PathRow, ...]:

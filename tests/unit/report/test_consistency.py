@@ -1,0 +1,130 @@
+"""No table of a report contradicts its headline: checked over runs of known truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from experiments.synthetic_run import MS, Extra, SyntheticRun
+from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.summary import OriginRow, Summary
+from hpcpace.report.terminal.page import print_report
+from hpcpace.report.words.causes import named_ranks_of, origins_remark, significant_gains
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.schema import Phase
+
+STAGES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC, None)
+ALONE = (Phase.CHECKPOINT, Phase.EVAL)
+
+
+def late(phase, rank, length_ns=15 * MS, **more):
+    return Extra(rank=rank, length_ns=length_ns, phase=phase, spread=0.3, **more)
+
+
+RUNS = {
+    "no fault": {},
+    "noise": {"noise": 0.15},
+    **{
+        f"{phase} of rank {rank}": {"extras": (late(phase, rank),)} for rank, phase in enumerate(STAGES * 2) if rank < 8
+    },
+    **{f"{phase} alone": {"extras": (late(phase, 0, 100 * MS, every=15),)} for phase in ALONE},
+    "evaluation and a straggler": {"extras": (late(Phase.EVAL, 0, 400 * MS, every=15), late(Phase.DATA, 3))},
+    "slow forward and backward": {"slow": {4: 1.3}},
+    "slow node": {"slow": dict.fromkeys((2, 3), 1.3), "hosts": ("n0", "n1", "n2", "n3")},
+    "stragglers of two stages": {"extras": (late(Phase.DATA, 1),), "slow": {6: 1.4}},
+    "data of all": {"extras": tuple(late(Phase.DATA, rank, 25 * MS) for rank in range(8))},
+    "data of half": {"extras": tuple(late(Phase.DATA, rank, 40 * MS) for rank in (0, 2, 4, 6))},
+    "events": {"extras": (late(None, 5, 80 * MS, every=9),)},
+    "alternating": {"pattern": (1.0, 0.3)},
+    "alternating, with a straggler": {"pattern": (1.0, 0.3), "slow": {2: 1.5}},
+    "wrong clock": {"slow": {1: 1.3}, "hosts": ("n0", "n1"), "clock_error_ns": dict.fromkeys((4, 5, 6, 7), 9 * MS)},
+    "stages": {"pipeline": 2, "slow": {3: 1.3}},
+    "heavy stage": {"pipeline": 2, "slow": dict.fromkeys((1, 3, 5, 7), 1.4)},
+    "heavy stage, with a straggler": {"pipeline": 2, "slow": {1: 1.6, 3: 1.6, 5: 1.6, 7: 1.6, 2: 1.3}},
+}
+
+
+def report_of(folder, **truth) -> tuple[Summary, str]:
+    run = SyntheticRun(**{"num_ranks": 8, "num_steps": 72, "noise": 0.02, **truth}).write(folder / "run")
+    attempt = run.attempts()[0]
+    summary = analyze_traces(run, attempt, read_attempt(attempt), Selection()).summary
+    stream = io.StringIO()
+    print_report(Console(file=stream, width=100, color_system=None), summary)
+    return summary, " ".join(stream.getvalue().split())
+
+
+@pytest.mark.parametrize("truth", RUNS.values(), ids=RUNS)
+def test_no_table_contradicts_the_headline(truth, tmp_path):
+    summary, text = report_of(tmp_path, **truth)
+    verdict, named = summary.verdict, named_ranks_of(summary)
+    late_findings = [finding for finding in verdict.findings if finding.mode == "persistent straggler"]
+    marked = {row.rank for row in summary.ranks if row.excess and row.excess.is_marked}
+
+    # Excess: exactly those are marked whom the verdict names as late, and the line says nothing else.
+    assert marked <= named
+    blamed = {int(culprit.id) for finding in late_findings for culprit in finding.culprits if culprit.kind == "rank"}
+    assert blamed <= marked
+    assert ("no rank has more own work" in text) <= (not marked)
+    assert all(f"{row.excess.share:.0%}" for row in summary.ranks if row.rank in marked)
+
+    # Who is named in one finding is not named for the same in another.
+    headlines = [verdict.headline, *verdict.also]
+    assert len(headlines) == len(set(headlines))
+
+    # Where waiting began: at a named rank, or the report says why not.
+    causes = summary.causes
+    if causes is not None and causes.origins and named and causes.origins[0].share_of_waits >= 0.1:
+        assert causes.origins[0].rank in named or origins_remark(summary) in text
+
+    # A place with more own work is one of those who are named.
+    if late_findings and summary.hotspots and summary.hotspots[0].kind == "rank":
+        assert int(summary.hotspots[0].id) in named
+
+    # What would gain most is the work of a named rank, if it is that of a rank.
+    gains = [gain.name for gain in significant_gains(summary) if gain.name.startswith("work of rank ")]
+    if late_findings and gains:
+        assert int(gains[0].removeprefix("work of rank ")) in named
+
+    # The stage that is named is where the table of phases shows the largest difference.
+    for finding in late_findings:
+        for culprit, found in zip(finding.culprits, finding.stages, strict=False):
+            if culprit.kind != "rank" or found is None or not found.stages:
+                continue
+            rows = {row.rank: row for row in summary.ranks}
+            own = rows[int(culprit.id)]
+            role = [row for row in summary.ranks if row.role == own.role and row.rank not in named]
+            parts = [phase.phase for phase in found.phases]
+            beyond = {p: own.parts_ns[p] - sum(row.parts_ns[p] for row in role) / len(role) for p in parts}
+            assert found.phases[0].phase == max(beyond, key=beyond.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("truth", "changed", "reason"),
+    [
+        ({}, {}, "it is last in some steps but not longer again and again, on average "),
+        ({"pipeline": 2}, {}, "it has another role (pp1 tp0)"),
+        ({}, {"propagated_share": 0.8}, "80.0 % of that reached the others through ranks that had waited for it"),
+        (
+            {"extras": (late(Phase.EVAL, 3, 100 * MS, every=20),)},
+            {},
+            "the others wait for its checkpoints and evaluations",
+        ),
+    ],
+)
+def test_a_rank_that_heads_the_list_of_waiting_and_is_not_named_is_explained(tmp_path, truth, changed, reason):
+    found, _ = report_of(tmp_path, slow={2: 1.5}, **truth)
+    verdict = dataclasses.replace(found.verdict, culprits=found.verdict.findings[0].culprits)
+    origins = (OriginRow(**{"rank": 3, "share_of_waits": 0.6, "propagated_share": 0.0, "step_share": 0.1} | changed),)
+    causes = dataclasses.replace(found.causes, origins=origins)
+    remark = origins_remark(dataclasses.replace(found, verdict=verdict, causes=causes))
+    assert remark.startswith("most waiting began at rank 3, although the verdict names rank 2: ") and reason in remark
+
+
+@pytest.mark.parametrize("name", ["no fault", "alternating"])
+def test_without_a_fault_nobody_is_named(name, tmp_path):
+    summary, text = report_of(tmp_path, **RUNS[name])
+    assert (summary.verdict.mode, named_ranks_of(summary)) == ("healthy", set())
+    assert "no rank has more own work than the others of its role beyond noise" in text
