@@ -15,7 +15,7 @@ from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.errors import EXIT_WARNING, HpcpaceError, WorldError
 from hpcpace.pace.settings import POLICIES
 from hpcpace.train.data import check_data, open_data
-from hpcpace.train.launch import become_mpiexec, check_compiler, threads_of_rank
+from hpcpace.train.launch import become_mpiexec, become_torchrun, check_compiler, lacks_mpi, threads_of_rank
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.progress import STYLES
 from hpcpace.units import format_bytes, format_count
@@ -87,7 +87,7 @@ _WORKLOAD_OPTIONS = (
         "--ranks",
         type=click.IntRange(1),
         show_default="1",
-        help="Start this many ranks with mpiexec; not inside a launcher.",
+        help="Start this many ranks with mpiexec, or with torchrun if MPI is missing; not inside a launcher.",
     ),
     _setting(
         "train",
@@ -308,7 +308,8 @@ def _run(
             check_compiler(environ)
         if num_ranks > info.world_size:
             check_data(plan)
-            become_mpiexec(num_ranks, _arguments(progress), environ)
+            become = become_torchrun if lacks_mpi(config.world.coordination) else become_mpiexec
+            become(num_ranks, _arguments(progress), environ)
         connection = connect(
             info,
             environ,

@@ -17,6 +17,7 @@ from hpcpace.observe.roll_call import Attendance, call_over_mpi, call_over_store
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.environment import RankInfo
 from hpcpace.world.gloo import gloo_group
+from hpcpace.world.mpi_start import may_call_mpi
 from hpcpace.world.transport import GlooTransport, MpiTransport, Transport
 
 _POLL_INTERVAL_S = 0.001
@@ -213,6 +214,9 @@ def coordinate(world: RankInfo | None, comm: Any, attendance: Attendance, *, tim
         WorldError: there are several ranks and neither MPI nor torch connects them yet.
     """
     if comm is not None and comm.Get_size() > 1:
+        if not may_call_mpi(comm):
+            told = "MPI was started below THREAD_MULTIPLE, and in another thread than this one"
+            raise WorldError(f"{told}: enter the session in that thread, or leave comm out")
         call_over_mpi(comm, attendance, timeout_s)
         return MpiCoordinator(comm, timeout_s)
     if world is not None and world.world_size == 1:

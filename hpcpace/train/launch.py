@@ -1,4 +1,4 @@
-"""Several ranks on this machine without any launcher: the process becomes `mpiexec` of the MPICH wheel."""
+"""Several ranks on this machine without a launcher: the process becomes `mpiexec`, or torchrun where MPI is missing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcpace.errors import ConfigError, WorldError
+from hpcpace.world.mpi_start import load_mpi
 
 
 def mpiexec_command(num_ranks: int, arguments: Sequence[str]) -> list[str]:
@@ -36,7 +37,36 @@ def become_mpiexec(num_ranks: int, arguments: Sequence[str], environ: Mapping[st
     Raises:
         WorldError: there is no mpiexec.
     """
-    command = mpiexec_command(num_ranks, arguments)
+    _become(mpiexec_command(num_ranks, arguments), environ)
+
+
+def become_torchrun(num_ranks: int, arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by torchrun, which needs no MPI. It ends with 1 whatever code a rank ended with."""
+    # torchrun would print a warning for what it sets itself.
+    threads = {"OMP_NUM_THREADS": str(threads_of_rank(num_ranks))}
+    _become(torchrun_command(num_ranks, arguments), {**threads, **environ})
+
+
+def torchrun_command(num_ranks: int, arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs `hpcpace ARGUMENTS` on several ranks of this host without MPI."""
+    options = ["--standalone", "--nproc-per-node", str(num_ranks), "--no-python"]
+    python = [sys.executable, "-P"]
+    return [*python, "-m", "torch.distributed.run", *options, *python, "-m", "hpcpace", *arguments]
+
+
+def lacks_mpi(coordination: str) -> bool:
+    """Return whether ranks started here do without MPI: by the setting, or because it or its mpiexec is missing."""
+    if coordination != "auto":
+        return coordination == "torch"
+    try:
+        load_mpi()
+        mpiexec_command(1, [])
+    except WorldError:
+        return True
+    return False
+
+
+def _become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, dict(environ))

@@ -86,6 +86,15 @@ def start_in_a_thread(MPI: Any, level: int) -> Any:
     return comm
 
 
+def may_call_mpi(comm: Any) -> bool:
+    """Return whether this thread may use a communicator, of which somebody else may have started MPI."""
+    if isinstance(comm, _Handed):
+        return True
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE or MPI.Is_thread_main())
+
+
 def end_mpi(comm: Any) -> None:
     """End MPI, in the thread that started it if the communicator hands its calls to one."""
     from mpi4py import MPI

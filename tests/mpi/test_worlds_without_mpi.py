@@ -154,6 +154,21 @@ def test_a_first_host_that_does_not_answer_is_named(place: Mapping[str, str]) ->
     assert result.stderr.startswith(f"[rank 1] error: {HOST}: nothing answers at {HOST}{port} within 2 s (")
 
 
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("no-such-host.invalid", f"{HOST} cannot resolve no-such-host.invalid, where the ranks meet"),
+        ("127.0.0.1", f"{HOST}: nothing answers at 127.0.0.1"),
+    ],
+)
+def test_a_master_that_cannot_be_reached_is_named(place: Mapping[str, str], address: str, message: str) -> None:
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": address, "MASTER_PORT": "29999"}
+    (result,) = ended(start(1, **torchrun, HPCPACE_WORLD_START_TIMEOUT_S="3"))
+    assert (result.code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"[rank 1] error: {message}")
+    assert "MASTER_ADDR with MASTER_PORT" in result.stderr
+
+
 def test_something_else_at_the_port_ends_every_rank_in_time(place: Mapping[str, str]) -> None:
     port = int(place["HPCPACE_WORLD_RENDEZVOUS"][1:])
     with socket.create_server(("", port)):

@@ -27,6 +27,20 @@ def test_without_mpiexec_the_remedy_is_named(monkeypatch):
         launch.mpiexec_command(4, [])
 
 
+def test_ranks_without_mpi_run_under_torchrun(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/venv/bin/python")
+    assert launch.torchrun_command(2, ["train", "gpt2"]) == [
+        *("/venv/bin/python", "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("--no-python", "/venv/bin/python", "-P", "-m", "hpcpace", "train", "gpt2"),
+    ]
+
+
+@pytest.mark.parametrize(("coordination", "lacks"), [("torch", True), ("mpi", False), ("auto", True)])
+def test_mpi_is_lacking_by_the_setting_or_without_mpi4py(monkeypatch, coordination, lacks):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    assert launch.lacks_mpi(coordination) is lacks
+
+
 @pytest.mark.parametrize(
     ("num_cores", "num_allowed", "local_size", "num_threads"),
     [

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import sys
 import threading
+import types
 from typing import Any
 
 import pytest
 
-from hpcpace.world.mpi_start import is_misread_by_pmi2, start_in_a_thread
+from hpcpace.world.mpi_start import is_misread_by_pmi2, may_call_mpi, start_in_a_thread
 
 UCX = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n"
 PMI2 = {"PMI_FD": "10", "SLURM_STEP_ID": "0", "SLURM_MPI_TYPE": "pmi2"}
@@ -90,6 +92,25 @@ def test_below_thread_multiple_all_calls_stay_in_the_thread_that_started(granted
         duplicate.allgather(None)
     assert len(mpi.callers) == 1
     assert threading.get_ident() not in mpi.callers
+
+
+@pytest.mark.parametrize(
+    ("granted", "is_its_thread", "may"),
+    [
+        (FakeMpi.THREAD_MULTIPLE, False, True),
+        (FakeMpi.THREAD_SERIALIZED, True, True),
+        (FakeMpi.THREAD_SERIALIZED, False, False),
+    ],
+)
+def test_a_thread_that_did_not_start_mpi_may_call_it_with_thread_multiple_only(
+    monkeypatch: pytest.MonkeyPatch, granted: int, is_its_thread: bool, may: bool
+) -> None:
+    mpi = types.SimpleNamespace(
+        Query_thread=lambda: granted, Is_thread_main=lambda: is_its_thread, THREAD_MULTIPLE=FakeMpi.THREAD_MULTIPLE
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
+    assert may_call_mpi(object()) is may
+    assert may_call_mpi(start_in_a_thread(FakeMpi(FakeMpi.THREAD_SERIALIZED), FakeMpi.THREAD_MULTIPLE)) is True
 
 
 def test_with_thread_multiple_calls_are_made_where_they_are() -> None:
