@@ -179,7 +179,7 @@ def choose_route(hosts: Mapping[str, HostAddresses]) -> dict[str, Route]:
     the fastest count, and all that are equal.
 
     Args:
-        hosts: the interfaces of each host, by its name.
+        hosts: the interfaces of each host, by what distinguishes it.
 
     Raises:
         WorldError: no interface fits, or one that the user named is not up.
@@ -196,7 +196,7 @@ def choose_route(hosts: Mapping[str, HostAddresses]) -> dict[str, Route]:
         return {name: _route(host, [_loopback(host)], {}) for name, host in hosts.items()}
     networks = sorted(_networks(hosts), key=lambda each: (each.rating, str(sorted(each.members.items()))))
     if not networks:
-        seen = "; ".join(f"{name}: {_listed(host)}" for name, host in hosts.items())
+        seen = "; ".join(f"{host.host}: {_listed(host)}" for host in hosts.values())
         raise WorldError(f"the hosts share no network interface or subnet ({seen}): name one with --interface")
     chosen = _without_shared_cables(hosts, [each for each in networks if each.rating == networks[0].rating])
     return {

@@ -18,7 +18,7 @@ from typing import Any
 from hpcpace.errors import ImpossibleWorld, WorldError
 from hpcpace.hostlist import exclude_option, short_list
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import RankInfo
+from hpcpace.world.environment import RankInfo, host_identity
 from hpcpace.world.interfaces import HostAddresses, Route, choose_route
 
 # How much longer the other ranks wait for the decision than rank 0, which decides, waits for them.
@@ -35,6 +35,7 @@ class Attendee:
         rank: its number.
         world_size: how many ranks it counts.
         pid: its process.
+        host_key: distinguishes hosts, which may have the same name.
         device: `cpu` or `cuda`; empty if it found none.
         backend: the backend of its process group.
         problem: why it cannot take part; empty if it can.
@@ -44,6 +45,7 @@ class Attendee:
     rank: int
     world_size: int
     pid: int
+    host_key: str
     device: str
     backend: str
     problem: str
@@ -76,6 +78,7 @@ def introduce(info: RankInfo, *, device: str, backend: str, problem: str, addres
         rank=info.rank,
         world_size=info.world_size,
         pid=os.getpid(),
+        host_key=host_identity().host_key,
         device=device,
         backend=backend,
         problem=problem,
@@ -91,7 +94,7 @@ def meet_over_mpi(comm: Any, own: Attendee) -> Route:
     """
     # Each rank decides the same from the same list, so a refusal is the same on all of them.
     attendees = [Attendee.from_json(text) for text in comm.allgather(own.to_json())]
-    return _decided(attendees, is_told=own.rank > 0)[own.host]
+    return _decided(attendees, is_told=own.rank > 0)[own.host_key]
 
 
 def meet_over_store(store: Any, own: Attendee, info: RankInfo, hosts: Sequence[str], deadline: Deadline) -> Route:
@@ -134,14 +137,14 @@ def _met(store: Any, own: Attendee, hosts: Sequence[str], deadline: Deadline) ->
     if own.rank == 0:
         _decide(meeting, own.world_size, hosts, deadline)
     if not meeting.check(["refused"]):
-        meeting.wait([f"route/{own.host}"], timedelta(seconds=deadline.left_s + _GRACE_S))
+        meeting.wait([f"route/{own.host_key}"], timedelta(seconds=deadline.left_s + _GRACE_S))
     refusal = meeting.get("refused").decode() if meeting.check(["refused"]) else ""
     meeting.add("num-told", 1)
     if refusal:
         if own.rank == 0:
             _let_others_read(meeting)
         raise ImpossibleWorld(refusal, is_told=own.rank > 0)
-    return Route.from_json(json.loads(meeting.get(f"route/{own.host}")))
+    return Route.from_json(json.loads(meeting.get(f"route/{own.host_key}")))
 
 
 def _decide(meeting: Any, world_size: int, hosts: Sequence[str], deadline: Deadline) -> None:
@@ -162,7 +165,7 @@ def _decide(meeting: Any, world_size: int, hosts: Sequence[str], deadline: Deadl
         refusal = str(error)
     if refusal:
         meeting.set("refused", refusal)
-    for host in {each.host for each in attendees}:
+    for host in {each.host_key for each in attendees}:
         meeting.set(f"route/{host}", json.dumps(routes[host].to_json()) if host in routes else "")
 
 
@@ -194,7 +197,7 @@ def _decided(attendees: Sequence[Attendee], *, is_told: bool) -> dict[str, Route
     if problem:
         raise ImpossibleWorld(problem, is_told=is_told)
     try:
-        return choose_route({each.host: each.addresses for each in attendees})
+        return choose_route({each.host_key: each.addresses for each in attendees})
     except WorldError as error:
         raise ImpossibleWorld(str(error), is_told=is_told) from error
 
