@@ -99,28 +99,32 @@ class Follower:
 
     def _wait_for_training(self, torch: Any) -> None:
         """Have the first backward pass or step of an optimizer noted, of a process without a group."""
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
+        # torch calls the second one within each step, while it goes through no hooks: recording adds some.
+        for owner, name in ((torch.autograd, "backward"), (torch.optim.Optimizer, "_optimizer_step_code")):
+            if hasattr(owner, name):
+                self._wait_for_call(owner, name, torch.compiler.is_compiling)
 
-        backward = torch.autograd.backward
+    def _wait_for_call(self, owner: Any, name: str, is_compiling: Callable[[], bool]) -> None:
+        original = getattr(owner, name)
 
-        def first_step(*_: Any) -> None:
-            self._safely(self._train_alone)
-
-        @wraps(backward)
-        def first_backward(*args: Any, **kwargs: Any) -> Any:
-            self._safely(self._train_alone)
+        @wraps(original)
+        def first(*args: Any, **kwargs: Any) -> Any:
+            if not is_compiling():
+                self._safely(self._train_alone)
+            # After the first call, this is another function.
+            call = getattr(owner, name)
             try:
-                return torch.autograd.backward(*args, **kwargs)  # which may be an observer's from now on
+                return (original if call is first else call)(*args, **kwargs)
             except BaseException as error:
                 leave_out_own_frame(error)
                 raise
 
         def restore() -> None:
-            if torch.autograd.backward is first_backward:
-                torch.autograd.backward = backward
+            if getattr(owner, name) is first:
+                setattr(owner, name, original)
 
-        torch.autograd.backward = first_backward
-        self._stop_waiting = [restore, register_optimizer_step_pre_hook(first_step).remove]
+        setattr(owner, name, first)
+        self._stop_waiting.append(restore)
 
     def _train_alone(self) -> None:
         self._wait_no_more()

@@ -167,3 +167,33 @@ def test_a_python_without_hpcpace_goes_on_as_ever(trace: Run, tmp_path: Path) ->
     result = trace("-c", code)
     assert (result.returncode, result.stdout) == (0, "ran\n")
     assert re.fullmatch(r"hpcpace: nothing was recorded: .*\n", result.stderr)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
+def test_a_signal_ends_the_script_as_it_does_without_hpcpace(
+    trace: Run, python: Run, tmp_path: Path, name: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, torch\ntorch.ones(1, requires_grad=True).sum().backward()\n"
+        f"os.kill(os.getpid(), signal.{name})\nsignal.pause()\n"
+    )
+    traced, plain = trace(script), python(script)
+    assert traced.returncode == plain.returncode < 0
+    assert sum(line.startswith("hpcpace: recorded 1 rank, ") for line in traced.stderr.splitlines()) == 1
+
+
+def test_two_commands_of_a_shell_script_are_two_runs(trace: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"{sys.executable} {SCRIPT} train\n{sys.executable} {OWN_SCRIPT} 3\n")
+    result = trace("bash", tmp_path / "run.sh")
+    assert result.returncode == 0, result.stderr
+    assert _ranks_and_steps(tmp_path / "run") == [(0, 1, 4)]
+    assert _ranks_and_steps(tmp_path / "run-2") == [(0, 1, 3)]
+
+
+def test_ranks_of_mpi_that_torch_does_not_connect_are_not_worlds_of_one(mpiexec: Run, tmp_path: Path) -> None:
+    result = mpiexec(2, *TRACE, "--run-dir", tmp_path / "run", "--", SCRIPT, "train")
+    assert result.returncode == 0
+    assert result.stderr == (
+        "hpcpace: nothing was recorded: 2 ranks train, and torch connects none of them to another\n"
+    )
