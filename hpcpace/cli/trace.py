@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from hpcpace.observe.step_source import StepFrom
 from hpcpace.pace.settings import POLICIES
 
 
@@ -25,6 +26,15 @@ from hpcpace.pace.settings import POLICIES
     "--samples-unit", default="samples", show_default=True, help="Name what session.step(samples=...) counts."
 )
 @click.option(
+    "--step-from",
+    default="auto",
+    show_default=True,
+    callback=lambda _context, _option, text: StepFrom.parse(text) and text,
+    metavar="WHAT",
+    help="End a step after every 'optimizer' step or 'backward' pass, or every second one: 'optimizer:2'; 'auto' "
+    "finds out what repeats.",
+)
+@click.option(
     "--pace",
     type=click.Choice(POLICIES),
     help="Hold early ranks back by this policy, if a trial in the job shows a gain; see docs/pacing.md.",
@@ -35,6 +45,7 @@ def command(
     config_file: Path | None,
     warmup_steps: int,
     samples_unit: str,
+    step_from: str,
     pace: str | None,
     program: tuple[str, ...],
 ) -> None:
@@ -55,4 +66,5 @@ def command(
         run_dir=run_dir,
         warmup_steps=warmup_steps,
         samples_unit=samples_unit,
+        step_from=step_from,
     )

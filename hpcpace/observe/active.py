@@ -15,6 +15,7 @@ from hpcpace.observe.network import find_network_counters
 from hpcpace.observe.pacing import PacedBlock, close_pacer, open_pacer
 from hpcpace.observe.recording import Recording
 from hpcpace.observe.session_settings import SessionSettings
+from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.warner import Warner
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
@@ -75,17 +76,18 @@ class ActiveSession:
         if self._pacer is not None:
             self._pacer.end_step(self.step, end_ns - self._begin_ns, flags)
 
-    def begin_step(self) -> None:
-        """Start the next step."""
+    def begin_step(self, begin_ns: int = 0) -> None:
+        """Start the next step, now or at another time."""
         self.step += 1
-        self._begin_ns = time.monotonic_ns()
+        self._begin_ns = begin_ns or time.monotonic_ns()
         self._step_flags = StepFlag.NONE if self._pacer is None else self._pacer.begin_step()
 
     def recorded(self) -> dict[str, Any]:
         """Return what was recorded, see `Session.recorded`; complete once the session is closed."""
+        steps = self.recording.steps
         return {
             "steps": self.step - self._settings.first_step,
-            "steps_from": "one per optimizer step" if self._settings.step_per_optimizer else "named by the script",
+            "steps_from": "named by the script" if steps is None else steps.source.evidence,
             "phases": [phase.name.lower() for phase in Phase if phase in self.recording.recorder.phases_seen],
         }
 
@@ -108,21 +110,23 @@ class ActiveSession:
             except Exception as error:  # the boundary to somebody else's job
                 self._warn(f"the result of pacing is lost: {error or type(error).__name__}")
         try:
+            self.recording.finish_steps(in_order=in_order)
+        except Exception as error:  # the boundary to somebody else's job
+            self._warn(f"the last steps may be missing: {error or type(error).__name__}")
+        try:
             self.recording.close(in_order=in_order)
         except Exception as error:  # the boundary to somebody else's job
             self._warn(f"the trace may lack its end: {error or type(error).__name__}")
 
 
-def open_session(
-    joined: JoinedRank, attempt: Attempt, warner: Warner, *, on_optimizer_step: Callable[[], Any] | None
-) -> ActiveSession:
+def open_session(joined: JoinedRank, attempt: Attempt, warner: Warner, *, steps: StepFinder | None) -> ActiveSession:
     """Return a session that is ready to start. Collective: every rank calls this.
 
     Args:
         joined: this rank, with a trace enabled.
         attempt: the folder of this attempt.
         warner: warns the user.
-        on_optimizer_step: called after each step of an optimizer.
+        steps: finds steps; None if the job says itself where they end.
     """
     config, world = joined.config, joined.world
     is_paced = config.pace.policy != NO_POLICY
@@ -146,7 +150,7 @@ def open_session(
         config=config,
         clock_sync=clock_sync,
         network=find_network_counters() if world.local_rank == 0 else None,
-        on_optimizer_step=on_optimizer_step,
+        steps=steps,
         warn=warner.warn,
         warn_once_for_all=warner.warn_once_for_all,
     )

@@ -37,6 +37,8 @@ from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
 _KEY, _CUDA = torch._C.DispatchKey.BackendSelect, torch._C.DispatchKey.CUDA
+# Of a meta tensor, which only torch.compile passes here while it traces, nothing is sent, and it has no address.
+_META = torch._C.DispatchKey.Meta
 _WAIT = "wait"
 _EXIT_KIND = 9
 
@@ -141,7 +143,7 @@ class CollectiveObserver:
         device_times = self._device_times
 
         def observed(keyset: Any, *args: Any) -> Any:
-            if self.paused:
+            if self.paused or keyset.has(_META):
                 return redispatch(keyset.remove(_KEY), *args)
             arrival = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
             begin = device_times.mark() if device_times is not None and keyset.has(_CUDA) else None
@@ -230,10 +232,10 @@ class CollectiveObserver:
 
     def _observed_wait(self) -> Callable[..., Any]:
         original = self._original_wait
-        opened_works = self._open
+        opened_works, is_compiling = self._open, torch.compiler.is_compiling
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            opened = opened_works.get(id(work))
+            opened = None if is_compiling() else opened_works.get(id(work))
             if opened is None:
                 return original(work, *args, **kwargs)
             return self._blocked(opened, original, work, *args, **kwargs)
@@ -245,7 +247,8 @@ class CollectiveObserver:
         by_address = self._by_address
 
         def observed(keyset: Any, tensor: torch.Tensor) -> Any:
-            opened = by_address.get(tensor.data_ptr()) if by_address else None
+            is_known = bool(by_address) and not keyset.has(_META)
+            opened = by_address.get(tensor.data_ptr()) if is_known else None
             if opened is None:
                 return redispatch(keyset.remove(_KEY), tensor)
             return self._blocked(opened, redispatch, keyset.remove(_KEY), tensor)

@@ -159,7 +159,7 @@ class Follower:
             warmup_steps=launch.warmup_steps,
             world=world,
             record={"script": sys.argv[0], "arguments": sys.argv[1:], "launch": launch.identity},
-            step_per_optimizer=True,
+            step_from=launch.step_from,
         ).__enter__()
         self._end.watch()
         attempt = self._session.attempt

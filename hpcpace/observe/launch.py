@@ -30,6 +30,7 @@ class Launch:
         pace: the policy of pacing; None for that of the settings.
         warmup_steps: number of first steps that the report leaves out.
         samples_unit: what a step's samples are.
+        step_from: what ends a step.
         pid: the process that `hpcpace trace` became; it is the last of the job that ends.
         teller: where the last line is written; see `hpcpace.observe.last_line`. Empty if this process writes none.
         had_python_path: whether PYTHONPATH was set before.
@@ -43,6 +44,7 @@ class Launch:
     pace: str | None
     warmup_steps: int
     samples_unit: str
+    step_from: str
     pid: int
     teller: str
     had_python_path: bool

@@ -1,26 +1,34 @@
-"""Observation of phases without code changes: data, forward, backward, grad_sync, optimizer, gc.
+"""Observation of phases without code changes: data, forward, eval, backward, grad_sync, optimizer, checkpoint, gc.
 
 Rows nest: grad_sync and gc are inside the phase in which they happen, and the reader gives the time to the innermost.
+What is seen here of backward passes and optimizers also tells where steps end, see steps.py.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import ExitStack
-from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hpcpace.pace.arrivals import Arrival
+from hpcpace.observe.backward_passes import BackwardPasses
+from hpcpace.observe.module_calls import ModuleCalls
+from hpcpace.observe.own_frames import leave_out_own_frame
+from hpcpace.observe.replaced import replace
+from hpcpace.observe.samples import BatchSizes
+from hpcpace.observe.saving import LoadedLibraries
+from hpcpace.observe.steps import StepFinder
+from hpcpace.observe.updates import ParameterProbe
 from hpcpace.pace.pacer import Pacer
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import Phase
+from hpcpace.trace.schema import Phase, StepFlag
 
 _SHORTEST_GC_NS = 50_000
+_FORWARD, _EVAL, _EVAL_LOOP = range(3)
 
 
 class PhaseObserver:
@@ -30,11 +38,12 @@ class PhaseObserver:
         recorder: takes the rows.
         has_open_collectives: whether communication is in flight; the end of backward counts as gradient
             synchronisation only then.
-        on_optimizer_step: called after each step of an optimizer.
+        steps: is told what may end a step; None if the job says itself where steps end.
         take_last_ranks: returns the global ranks of the group of the last collective since the last call.
+        warn: takes a warning.
 
     Attributes:
-        pacer: is called where the caller waits for gradients, and may delay it; None if the job is not paced.
+        samples: the samples of the step that is running, as far as they can be guessed.
     """
 
     def __init__(
@@ -42,24 +51,57 @@ class PhaseObserver:
         recorder: Recorder,
         *,
         has_open_collectives: Callable[[], bool],
-        on_optimizer_step: Callable[[], None] | None = None,
+        steps: StepFinder | None = None,
         take_last_ranks: Callable[[], tuple[int, ...]] = tuple,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
-        self.pacer: Pacer | None = None
-        self._take_last_ranks = take_last_ranks
+        self.samples = BatchSizes()
         self._recorder = recorder
-        self._has_open_collectives = has_open_collectives
-        self._on_optimizer_step = on_optimizer_step
+        self._steps = steps
+        self._warn = warn
         self._cleanup = ExitStack()
+        self._calls = ModuleCalls(self._call_begins, self._call_ends)
+        self._backward = BackwardPasses(
+            self._calls,
+            self._add,
+            has_open_collectives=has_open_collectives,
+            take_last_ranks=take_last_ranks,
+            begins=self._work_begins,
+            ended=self._backward_ended,
+        )
+        self._libraries = LoadedLibraries(self._timed, self._cleanup)
+        self._probe = ParameterProbe()
         self._microbatch = -1
-        self._optimizer_begins_ns: list[int] = []  # a stack: ZeroRedundancyOptimizer steps an optimizer inside its own
-        self._gc_begin_ns = 0
+        self._optimizers: list[tuple[int, int]] = []  # a stack: ZeroRedundancyOptimizer steps one inside its own step
+        self._stepped_inside: dict[int, str] = {}
+        self._stepped: set[int] = set()
+        self._existing: set[int] | None = None
+        self._eval_loop: tuple[int, int] | None = None
+        self._begin_ns = self._gc_begin_ns = 0
+        self._is_degraded = False
+        self._num_rows = [0] * len(Phase)
+        self._flags = self._last_flags = StepFlag.NONE
+
+    @property
+    def pacer(self) -> Pacer | None:
+        """What is called where the caller waits for gradients, and may delay it; None if the job is not paced."""
+        return self._backward.pacer
+
+    @pacer.setter
+    def pacer(self, pacer: Pacer) -> None:
+        self._backward.pacer = pacer
 
     def install(self) -> None:
-        """Start to record data, backward, grad_sync, optimizer and gc."""
-        loader = torch.utils.data.dataloader._BaseDataLoaderIter
-        self._replace(loader, "__next__", partial(self._timed, Phase.DATA))
-        self._replace(torch.autograd, "backward", self._timed_backward)
+        """Start to record."""
+        self._replace(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", self._timed_fetch)
+        self._backward.install(self._cleanup)
+        self._replace(torch.amp.GradScaler, "step", self._scaled_step)
+        self._begin_ns = time.monotonic_ns()
+        self._calls.install()
+        self._cleanup.callback(self._calls.uninstall)
+        self._libraries.look()
+        if self._steps is not None:
+            self._steps.count_idle = self._count_idle
         for handle in (
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ends),
@@ -70,105 +112,143 @@ class PhaseObserver:
 
     def uninstall(self) -> None:
         """Remove every hook and wrapper."""
+        self._end_eval_loop()
         self._cleanup.close()
 
     def watch(self, model: Any) -> None:
-        """Record the forward phases of a module, or those of a pipeline stage with their microbatches."""
+        """Record the microbatches of a pipeline stage; modules are seen without this."""
         if hasattr(model, "forward_one_chunk"):
             self._replace(model, "forward_one_chunk", self._timed_chunk)
             self._replace(model, "backward_one_chunk", self._numbered_chunk)
+
+    def end_step(self) -> StepFlag:
+        """End what belongs to the step that is running, and return its marks.
+
+        A step with evaluation or a checkpoint is a special one, unless the step before had the same.
+        """
+        self._end_eval_loop()
+        self._libraries.look()
+        flags, self._flags = self._flags, StepFlag.NONE
+        special, self._last_flags = flags & ~self._last_flags, flags
+        return special
+
+    @property
+    def source(self) -> str:
+        """How phases were seen, in words."""
+        counts = ", ".join(f"{phase.name.lower()} {self._num_rows[phase]}" for phase in self.seen)
+        return f"forward and eval are outermost module calls with and without gradients; intervals: {counts or 'none'}"
+
+    @property
+    def seen(self) -> tuple[Phase, ...]:
+        """The phases of which there is a row."""
+        return tuple(phase for phase in Phase if self._num_rows[phase])
+
+    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        replace(self._cleanup, owner, name, wrap)
+
+    def _call_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        if not torch.is_grad_enabled():
+            return _EVAL if module.training else _EVAL_LOOP
+        self._end_eval_loop()
+        if self._steps is not None:
+            self._work_begins()
+            try:
+                if self._steps.follows_updates:
+                    self._probe.forward_begins(module)
+                self.samples.forwarded(module, args, kwargs)
+            except Exception as error:  # the boundary to somebody else's module
+                self._degrade(error)
+        return _FORWARD
+
+    def _call_ends(self, kind: int, begin_ns: int) -> None:
+        if kind == _FORWARD:
+            self._add(Phase.FORWARD, begin_ns)
             return
-        begin_ns: list[int] = []  # a stack, because a module may call itself
+        self.samples.evaluated()
+        self._flags |= StepFlag.EVAL
+        if kind == _EVAL:
+            self._end_eval_loop()
+            self._add(Phase.EVAL, begin_ns)
+        else:  # an evaluation goes on between its calls: with loading, losses and averages
+            self._eval_loop = (begin_ns if self._eval_loop is None else self._eval_loop[0], time.monotonic_ns())
 
-        def begins(*_: Any) -> None:
-            begin_ns.append(time.monotonic_ns())
+    def _end_eval_loop(self) -> None:
+        if self._eval_loop is not None:
+            (begin_ns, end_ns), self._eval_loop = self._eval_loop, None
+            self._add(Phase.EVAL, begin_ns, end_ns)
 
-        def ends(*_: Any) -> None:
-            self._add(Phase.FORWARD, begin_ns.pop())
+    def _work_begins(self) -> None:
+        if self._steps is not None and self._steps.follows_updates and not self._optimizers:
+            self._steps.work_begins(time.monotonic_ns(), has_changed=self._probe.has_changed)
 
-        for handle in (
-            model.register_forward_pre_hook(begins, prepend=True),
-            model.register_forward_hook(ends, always_call=True),
-        ):
-            self._cleanup.callback(handle.remove)
+    def _degrade(self, error: Exception) -> None:
+        self.samples = BatchSizes()
+        if not self._is_degraded and self._warn is not None:
+            self._warn(f"samples cannot be guessed: {error or type(error).__name__}; training continues")
+        self._is_degraded = True
 
     def _add(self, phase: Phase, begin_ns: int, end_ns: int = 0) -> None:
         recorder = self._recorder
+        self._num_rows[phase] += 1
         recorder.add_phase(recorder.step, phase, begin_ns, end_ns or time.monotonic_ns(), self._microbatch)
-
-    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        is_own = name in vars(owner)
-        setattr(owner, name, wraps(original)(wrap(original)))
-        # A wrapper on an object hides its class's method: it is deleted, so that the object holds no trace of us.
-        if is_own:
-            self._cleanup.callback(setattr, owner, name, original)
-        else:
-            self._cleanup.callback(delattr, owner, name)
 
     def _timed(self, phase: Phase, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
+            self._end_eval_loop()
+            if phase == Phase.CHECKPOINT:
+                self._flags |= StepFlag.CHECKPOINT
             begin_ns = time.monotonic_ns()
             try:
                 return call(*args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
             finally:
                 self._add(phase, begin_ns)
 
         return timed
 
-    def _timed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            local_end_ns: list[int] = []
-            arrivals: list[Arrival | None] = []
-            if self.pacer is not None:
-                self._take_last_ranks()
-            handle = self._at_local_end(tensors, local_end_ns, arrivals)
+    def _timed_fetch(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return fetch(*args, **kwargs)
+            self._work_begins()
             begin_ns = time.monotonic_ns()
             try:
-                return backward(tensors, *args, **kwargs)
+                batch = fetch(*args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
             finally:
-                end_ns = time.monotonic_ns()
-                if arrivals and self.pacer is not None:
-                    self.pacer.leave(arrivals[0], self._take_last_ranks())
-                self._add(Phase.BACKWARD, begin_ns, end_ns)
-                if local_end_ns:
-                    self._add(Phase.GRAD_SYNC, local_end_ns[0], end_ns)
-                if handle is not None:
-                    handle.remove()
+                self._add(Phase.DATA, begin_ns)
+            if self._steps is not None:
+                self.samples.fetched(batch)
+            return batch
 
         return timed
 
-    def _at_local_end(self, tensors: Any, local_end_ns: list[int], arrivals: list[Arrival | None]) -> Any:
-        """Note when this rank's own part of backward is over, if gradients are still in flight then.
-
-        The autograd engine calls its final callbacks in the order in which they were queued. DDP queues the wait for
-        its buckets when the last of them is ready; ours is queued at the start and so runs before that wait.
-        """
-        roots = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-        root = next((t for t in roots if isinstance(t, torch.Tensor) and t.requires_grad), None)
-        if root is None:
-            return None
-
-        def local_end() -> None:
-            if self._has_open_collectives():
-                local_end_ns.append(time.monotonic_ns())
-            # Also where all gradients have come already: the rank that need not wait is the critical one.
-            if self.pacer is not None:
-                arrivals.append(self.pacer.arrive("backward"))
-
-        def starts(_: torch.Tensor) -> None:
-            torch.autograd.Variable._execution_engine.queue_callback(local_end)
-
-        return root.register_hook(starts)
+    def _backward_ended(self, end_ns: int) -> None:
+        if self._steps is None:
+            return
+        self.samples.backward_ended()
+        if self._steps.follows_updates:
+            self._probe.backward_ended()
+        self._steps.backward_ended(end_ns)
+        if self._stepped_inside and not self._optimizers:
+            key, names = frozenset(self._stepped_inside), set(self._stepped_inside.values())
+            self._stepped_inside.clear()
+            self._tell_steps(key, f"{len(key)} of {' and '.join(sorted(names))} inside backward", end_ns)
 
     def _timed_chunk(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def timed(chunk: int, *args: Any, **kwargs: Any) -> Any:
             begin_ns = time.monotonic_ns()
             self._microbatch = chunk
+            self._calls.is_inside = True  # the stage's own module is this very phase
             try:
                 return forward(chunk, *args, **kwargs)
             finally:
-                self._add(Phase.FORWARD, begin_ns)
+                self._calls.is_inside = False
+                self._add(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL, begin_ns)
                 self._microbatch = -1
 
         return timed
@@ -183,13 +263,63 @@ class PhaseObserver:
 
         return numbered
 
-    def _optimizer_begins(self, *_: Any) -> None:
-        self._optimizer_begins_ns.append(time.monotonic_ns())
+    def _scaled_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `GradScaler.step`, which leaves the optimizer's step out where gradients have overflowed."""
 
-    def _optimizer_ends(self, *_: Any) -> None:
-        self._add(Phase.OPTIMIZER, self._optimizer_begins_ns.pop())
-        if self._on_optimizer_step is not None and not self._optimizer_begins_ns:
-            self._on_optimizer_step()
+        def scaled(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._optimizer_begins(optimizer)
+            try:
+                return step(scaler, optimizer, *args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
+            finally:
+                self._optimizer_ends(optimizer)
+
+        return scaled
+
+    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._end_eval_loop()
+        self._optimizers.append((id(optimizer), time.monotonic_ns()))
+
+    def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
+        key = id(optimizer)
+        if torch.compiler.is_compiling():
+            return
+        if all(key != begun for begun, _ in self._optimizers):
+            if self._optimizers or self._stepped:
+                return
+            self._optimizers.append((key, self._begin_ns))  # recording began inside this step
+        # A step that raised has not ended, and so is still above this one.
+        while (begun := self._optimizers.pop())[0] != key:
+            pass
+        end_ns = time.monotonic_ns()
+        self._add(Phase.OPTIMIZER, begun[1], end_ns)
+        self._stepped.add(key)
+        if self._steps is None or self._optimizers:
+            return
+        if self._backward.depth:
+            self._stepped_inside[key] = type(optimizer).__name__
+        else:
+            self._tell_steps(key, type(optimizer).__name__, end_ns)
+
+    def _tell_steps(self, key: Hashable, name: str, end_ns: int) -> None:
+        if self._steps is not None:
+            self.samples.optimizer_ended()
+            self._steps.optimizer_ended(key, name, end_ns)
+
+    def _count_idle(self) -> int:
+        """Return how many optimizers exist that have not stepped so far."""
+        if self._existing is None:
+            # By their class alone: asking objects for theirs runs code of the job.
+            self._existing = {
+                id(found)
+                for found in gc.get_objects()
+                if Optimizer in type(found).__mro__ and getattr(type(found).step, "hooked", False)
+            }
+        return len(self._existing - self._stepped)
 
     def _collected(self, moment: str, _: dict[str, int]) -> None:
         # Python collects its youngest generation many times a step, in microseconds: only what can be felt is kept.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,14 @@ from hpcpace.observe.node_local import NodeLocalTrace, TerminationTrap
 from hpcpace.observe.node_local_disk import AUTO, find_node_local_disk
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.sampling import CounterThread
+from hpcpace.observe.step_source import StepSource
+from hpcpace.observe.steps import StepFinder
+from hpcpace.observe.uncompiled import keep_uncompiled
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import Phase, TraceHeader
+from hpcpace.trace.schema import TABLES, EventKind, Phase, TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.environment import process_environ
@@ -41,6 +44,7 @@ _RESCUE_COPY_TIMEOUT_S = 20.0
 _PLACE_TIMEOUT_S = 5.0
 # File systems take names of 255 bytes.
 _MOST_OF_RUN_ID = 40
+_EVENT_BYTES = TABLES["events"].dtype["text"].itemsize
 
 
 class Recording:
@@ -50,7 +54,7 @@ class Recording:
         path: where the trace belongs in the run.
         network: the host's interfaces; None on ranks that do not record them.
         clock_sync: compares clocks with the other ranks; None if that is switched off.
-        on_optimizer_step: called after each step of an optimizer.
+        steps: finds steps; None if the job says itself where they end.
         warn: takes a warning.
         warn_once_for_all: takes a warning that concerns all ranks alike.
     """
@@ -63,7 +67,7 @@ class Recording:
         config: Config,
         clock_sync: ClockSync | None,
         network: NetworkCounters | None,
-        on_optimizer_step: Callable[[], None] | None,
+        steps: StepFinder | None,
         warn: Callable[[str], None],
         warn_once_for_all: Callable[[str], None],
     ) -> None:
@@ -89,9 +93,11 @@ class Recording:
         self.phases = PhaseObserver(
             self.recorder,
             has_open_collectives=lambda: self._collectives.has_open,
-            on_optimizer_step=on_optimizer_step,
+            steps=steps,
+            warn=warn,
             take_last_ranks=self._collectives.take_last_ranks,
         )
+        self.steps = steps
         self._counters = (
             CounterThread(self.recorder, HostCounters(gpu_uuid=_gpu_uuid(), warn=warn), network, warn=warn)
             if config.trace.counters
@@ -110,6 +116,7 @@ class Recording:
         if self._clock_sync is not None and self._clock_sync.due(first_step):
             self._synchronise(first_step)
         self.recorder.step = first_step
+        keep_uncompiled()
         self._collectives.install()
         self.phases.install()
 
@@ -137,6 +144,37 @@ class Recording:
     def add_end(self, end: EndEvent) -> None:
         """Record how the program of this rank ends."""
         self.recorder.add_event(time.monotonic_ns(), self.recorder.step, *end)
+
+    def hold_steps_after(self, step: int) -> None:
+        """Keep the rows of later steps in memory until `settle_steps`."""
+        self.recorder.hold_steps_after(step)
+
+    def number_rows(self, step: int) -> None:
+        """Give a step number to all rows from here on."""
+        self._collectives.end_step(step - 1)
+        self.recorder.step = step
+
+    def settle_steps(self, numbers: Mapping[int, int], step: int) -> None:
+        """Change the step numbers of rows that are kept in memory, and go on with `step`."""
+        self.number_rows(step)
+        self.recorder.settle_steps(numbers)
+
+    def add_step_source(self, source: StepSource) -> None:
+        """Record how steps are found."""
+        self._add_event(EventKind.STEP_SOURCE, source.num_irregular, str(source))
+
+    def finish_steps(self, *, in_order: bool) -> None:
+        """Decide on the last steps and record how steps, phases and samples were found. Collective if `in_order`."""
+        if not in_order:
+            self._clock_sync = None  # the other ranks may not come to another comparison
+        if self.steps is not None:
+            self.steps.finish()
+            if self.phases.samples.source:
+                self._add_event(EventKind.SAMPLES_SOURCE, 1, self.phases.samples.source)
+        self._add_event(EventKind.PHASE_SOURCE, len(self.phases.seen), self.phases.source)
+
+    def _add_event(self, kind: EventKind, code: int, text: str) -> None:
+        self.recorder.add_event(time.monotonic_ns(), self.recorder.step, kind, code, text.encode()[:_EVENT_BYTES])
 
     def close(self, *, in_order: bool) -> None:
         """End the recording. Collective if `in_order`: the clocks are compared for the last time.
@@ -192,6 +230,7 @@ class Recording:
 
     def _rescue(self) -> None:
         self.add_end(end_by_signal(signal.SIGTERM))
+        self.recorder.settle_steps()
         self.recorder.flush(_RESCUE_TIMEOUT_S)
         with self.recorder.held(_RESCUE_TIMEOUT_S) as is_held:
             self.recorder.tell_losses()

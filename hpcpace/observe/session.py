@@ -1,8 +1,7 @@
 """The public interface: a session observes the training job that runs inside it.
 
     with hpcpace.session(name="mine") as session:
-        session.watch(model)                  # forward phases
-        for batch in loader:                  # data, backward, grad_sync, optimizer and gc are found by themselves
+        for batch in loader:                  # data, forward, backward, optimizer and others are found by themselves
             ...
             session.step(samples=len(batch))  # ends a step
 
@@ -23,9 +22,12 @@ from hpcpace.errors import ClockSyncError, WorldError
 from hpcpace.observe.active import ActiveSession, open_session
 from hpcpace.observe.coordination import Coordinator, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
+from hpcpace.observe.inferred_steps import InferredSteps
 from hpcpace.observe.joined import JoinedRank
 from hpcpace.observe.roll_call import Attendance, NotEveryRank
 from hpcpace.observe.session_settings import SessionSettings, shared_settings
+from hpcpace.observe.step_source import StepFrom
+from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.warner import Warner
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import Attempt, RunDirectory
@@ -54,7 +56,8 @@ class Session:
         record: further facts for run.json.
         world: this rank's place; by default read from the environment.
         comm: an mpi4py communicator of all ranks; by default torch's default group is used.
-        step_per_optimizer: end a step after each step of an optimizer, for scripts that never call `step`.
+        step_from: what ends a step in a script that never calls `step`: `auto` (found out), `optimizer`, `backward`, or
+            `optimizer:2` for every second one; None if the script calls `step`.
         pace: the policy that delays early ranks, see docs/pacing.md; by default that of the settings.
 
     Attributes:
@@ -87,7 +90,7 @@ class Session:
         record: Mapping[str, Any] | None = None,
         world: RankInfo | None = None,
         comm: Any = None,
-        step_per_optimizer: bool = False,
+        step_from: str | None = None,
         pace: str | None = None,
     ) -> None:
         self.run: RunDirectory | None = None
@@ -107,7 +110,7 @@ class Session:
             record=record or {},
             world=world,
             comm=comm,
-            step_per_optimizer=step_per_optimizer,
+            step_from=step_from,
             pace=pace,
         )
         self._warner = Warner(self._settings.environ)
@@ -128,7 +131,7 @@ class Session:
         return self._active is not None
 
     def watch(self, model: Any) -> None:
-        """Record the forward phases of a module, or of a stage of `torch.distributed.pipelining`."""
+        """Record the microbatches of a stage of `torch.distributed.pipelining`; modules are seen without this."""
         if self._active is not None:
             self._active.recording.phases.watch(model)
 
@@ -146,10 +149,9 @@ class Session:
             return
         end_ns = time.monotonic_ns()
         try:
-            active.end_step(end_ns, samples, flags)
+            active.end_step(end_ns, samples, flags | active.recording.phases.end_step())
         except Exception as error:  # the boundary to somebody else's job
-            self._warner.warn(f"recording ends at step {active.step}: {error or type(error).__name__}")
-            self._stop(in_order=False)
+            self._end_early(error)
         else:
             active.begin_step()
 
@@ -204,8 +206,11 @@ class Session:
             if self._config.pace.policy != NO_POLICY and world.rank == 0:
                 self._warner.warn("the job is not paced: pacing needs a trace")
             return
-        on_optimizer_step = self.step if self._settings.step_per_optimizer else None
-        active = self._active = open_session(joined, attempt, self._warner, on_optimizer_step=on_optimizer_step)
+        step_from = self._settings.step_from
+        steps = None if step_from is None else StepFinder(StepFrom.parse(step_from))
+        active = self._active = open_session(joined, attempt, self._warner, steps=steps)
+        if steps is not None:
+            steps.sink = InferredSteps(active, failed=self._end_early)
         active.start()
         self.phase = active.recording.recorder.phase
 
@@ -259,6 +264,11 @@ class Session:
             self._warner.warn_once_for_all(message)
         else:
             self._warner.warn(message)
+
+    def _end_early(self, error: Exception) -> None:
+        if self._active is not None:
+            self._warner.warn(f"recording ends at step {self._active.step}: {error or type(error).__name__}")
+            self._stop(in_order=False)
 
     def _stop(self, *, in_order: bool, end: EndEvent | None = None) -> None:
         active, self._active = self._active, None

@@ -30,7 +30,7 @@ class SessionSettings:
     record: Mapping[str, Any]
     world: RankInfo | None
     comm: Any
-    step_per_optimizer: bool
+    step_from: str | None
     pace: str | None
 
     @property

@@ -35,6 +35,7 @@ def become_traced(
     run_dir: Path | None,
     warmup_steps: int,
     samples_unit: str,
+    step_from: str,
 ) -> None:
     """Replace this process by a program whose training is traced; return never.
 
@@ -59,6 +60,7 @@ def become_traced(
         pace=pace,
         warmup_steps=warmup_steps,
         samples_unit=samples_unit,
+        step_from=step_from,
         pid=os.getpid(),
         teller=_teller(environ),
         had_python_path=has_python_path(environ),

@@ -11,7 +11,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from hpcpace.trace.schema import NO_STEP, TABLES, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
 
 AddRow = Callable[..., None]
+_STEP = struct.Struct("<i")
+# Tables whose rows begin with the number of a step that may be provisional.
+_STEPPED = ("steps", "phases", "collectives")
 _REMEDY = "make room there, or name another disk in trace.trace_dir"
 # Rows that do not fill a chunk always stay in memory; a bound below that would drop rows for ever.
 _LEAST_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
@@ -90,6 +93,9 @@ class Recorder:
         # Why the last flush failed; empty if it succeeded.
         self._write_problem = ""
         self._flush_lock = threading.Lock()
+        # Rows of later steps are kept in memory, until their step numbers are settled.
+        self._settled_step: int | None = None
+        self._rows_lock = threading.RLock()  # a signal may find this thread with it
         self._wake = threading.Event()
         self._progress = threading.Condition()
         self._num_asked = self._num_flushed = 0
@@ -129,6 +135,20 @@ class Recorder:
         if num_dropped:
             self._drop("collectives", num_dropped)
 
+    def hold_steps_after(self, step: int) -> None:
+        """Keep rows of later steps in memory: their step numbers are provisional."""
+        self._settled_step = step
+
+    def settle_steps(self, numbers: Mapping[int, int] | None = None) -> None:
+        """Give rows in memory the step numbers that `numbers` has for theirs, and write them from now on."""
+        with self._rows_lock:
+            for name in _STEPPED if numbers else ():
+                rows = self._buffers[name]
+                for index in range(len(rows)):
+                    step = _STEP.unpack_from(rows[index])[0]
+                    rows[index] = _STEP.pack((numbers or {}).get(step, step)) + rows[index][_STEP.size :]
+            self._settled_step = None
+
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Flush now; return whether the flush ended in time, successful or not."""
         if self._thread is None or self._process != os.getpid():
@@ -154,6 +174,7 @@ class Recorder:
         self.start()
         assert self._thread is not None
         self._is_closing = True
+        self.settle_steps()
         self._wake.set()
         self._thread.join(timeout_s)
         is_over = not self._thread.is_alive()
@@ -310,11 +331,12 @@ class Recorder:
     def _take_rows(self) -> None:
         room = max(self.max_rows - self._writer.num_kept, 0)
         for name, buffer in self._buffers.items():
-            num_rows = len(buffer)
+            with self._rows_lock:
+                num_rows = self._num_settled(name, buffer)
+                packed = b"".join(buffer[:num_rows])
+                del buffer[:num_rows]
             if not num_rows:
                 continue
-            packed = b"".join(buffer[:num_rows])
-            del buffer[:num_rows]
             rows = np.frombuffer(bytearray(packed), dtype=self._dtypes[name])
             if num_rows > room:
                 with self._drop_lock:
@@ -334,6 +356,14 @@ class Recorder:
         row = np.array([(self._clock(), *since)], dtype=self._dtypes["account"])
         self._writer.add("account", row)
         self._reported = totals
+
+    def _num_settled(self, name: str, rows: list[bytes]) -> int:
+        """Return how many of the oldest rows have a step number that is settled."""
+        settled = self._settled_step
+        if settled is None or name not in _STEPPED:
+            return len(rows)
+        num_rows = len(rows)
+        return next((i for i in range(num_rows) if _STEP.unpack_from(rows[i])[0] > settled), num_rows)
 
     def _open_rows(self) -> np.ndarray:
         """Return the rows of open operations. Also a boundary: an observer that fails must not cost the other rows."""

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.utils.data import DataLoader
 
 from hpcpace.observe.phases import PhaseObserver
+from hpcpace.observe.step_source import StepFrom
+from hpcpace.observe.steps import StepFinder
 from hpcpace.trace.schema import Phase
 
 
@@ -106,7 +109,10 @@ def test_numbers_the_microbatches_of_a_pipeline_stage(observer: PhaseObserver, r
 @pytest.mark.parametrize(
     "place",
     [
-        lambda: torch.autograd.backward,
+        lambda: vars(torch.autograd)["_engine_run_backward"],
+        lambda: torch.nn.Module.__call__,
+        lambda: torch.amp.GradScaler.step,
+        lambda: torch.save,
         lambda: torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
         lambda: list(gc.callbacks),
         lambda: dict(sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks),
@@ -144,24 +150,64 @@ class OptimizerInside(torch.optim.SGD):
 
 
 def test_an_optimizer_inside_an_optimizer_is_one_step(rows: Any) -> None:
-    steps: list[int] = []
-    observer = PhaseObserver(rows, has_open_collectives=lambda: False, on_optimizer_step=lambda: steps.append(1))
+    steps = StepFinder(StepFrom("optimizer"))
+    observer = PhaseObserver(rows, has_open_collectives=lambda: False, steps=steps)
     observer.install()
     model = torch.nn.Linear(3, 1)
     _step(model, OptimizerInside(model), torch.ones(2, 3))
     observer.uninstall()
-    assert steps == [1]
+    assert steps.source.num_steps == 1
     inner, outer = (row for row in rows.phases if row["phase"] == Phase.OPTIMIZER)
     assert outer["begin_ns"] <= inner["begin_ns"] <= inner["end_ns"] <= outer["end_ns"]
 
 
-def test_calls_back_after_each_step_of_an_optimizer(rows: Any) -> None:
-    steps: list[int] = []
-    observer = PhaseObserver(rows, has_open_collectives=lambda: False, on_optimizer_step=lambda: steps.append(1))
+def test_each_step_of_an_optimizer_ends_a_step_as_asked_for(rows: Any) -> None:
+    steps = StepFinder(StepFrom("optimizer"))
+    observer = PhaseObserver(rows, has_open_collectives=lambda: False, steps=steps)
     observer.install()
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         _step(model, optimizer, torch.ones(2, 3))
     observer.uninstall()
-    assert len(steps) == 3
+    assert steps.source.num_steps == 3
+
+
+class NestedFailure(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(3, 3))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(batch)
+        return result
+
+
+def test_the_traceback_of_a_model_that_fails_has_no_frame_of_ours(observer: PhaseObserver) -> None:
+    with pytest.raises(RuntimeError) as failure:
+        NestedFailure()(torch.ones(2, 5))
+    files = [str(entry.path) for entry in failure.traceback]
+    assert len(files) > 4 and not any("hpcpace/observe" in file for file in files)
+    with pytest.raises(RuntimeError) as failure:
+        torch.ones(2).sum().backward()
+    assert not any("hpcpace/observe" in str(entry.path) for entry in failure.traceback)
+
+
+def test_evaluation_is_one_interval_from_its_first_call_to_its_last(observer: PhaseObserver, rows: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.ones(2, 3))
+    model.train()
+    with torch.inference_mode():
+        model(torch.ones(2, 3))
+    _step(model, optimizer, torch.ones(2, 3))
+    assert _phases(rows) == [Phase.EVAL, Phase.EVAL, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+
+
+def test_modules_that_run_again_inside_backward_belong_to_it(observer: PhaseObserver, rows: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    torch.utils.checkpoint.checkpoint(model, torch.ones(2, 3), use_reentrant=False).sum().backward()
+    assert _phases(rows) == [Phase.FORWARD, Phase.BACKWARD]

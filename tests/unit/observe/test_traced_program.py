@@ -27,6 +27,7 @@ LAUNCH = Launch(
     pace=None,
     warmup_steps=2,
     samples_unit="samples",
+    step_from="auto",
     pid=7,
     teller="",
     had_python_path=False,

@@ -1,0 +1,106 @@
+"""A guess of how many samples a step had, for jobs that never say so: the first dimension of their batches.
+
+Batches of a DataLoader count where they are fetched, unless an evaluation follows. In jobs without one, the first input
+of the module counts, once for each backward pass. Where several ranks share a batch, as in tensor and pipeline
+parallelism, nothing is guessed: credited on each of them, it would count several times.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_DEPTH = 3
+
+
+class BatchSizes:
+    """Counts the samples of the step that is running.
+
+    Attributes:
+        source: what is counted, in words; empty as long as nothing is.
+    """
+
+    def __init__(self) -> None:
+        self.source = ""
+        self._has_loader = False
+        self._num_fetched = self._num_unused = 0
+        self._num_forwarded = self._pending = self._most = 0
+        self._counts_once: dict[int, bool] = {}
+        self._is_shared = False
+
+    def fetched(self, batch: Any) -> None:
+        """Count a batch that a loader has returned."""
+        size = first_dimension(batch)
+        if size:
+            self._has_loader = True
+            self._num_unused += size
+
+    def forwarded(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Count the input of a module that is about to be trained."""
+        self._num_fetched += self._num_unused
+        self._num_unused = 0
+        counts_once = self._counts_once.get(id(module))
+        if counts_once is None:
+            counts_once = self._counts_once[id(module)] = _has_batch_alone(module)
+        self._is_shared = self._is_shared or not counts_once
+        if not self._pending and not self._has_loader:
+            self._pending = first_dimension(args) or first_dimension(kwargs)
+
+    def evaluated(self) -> None:
+        """Forget the batches that were fetched for an evaluation."""
+        self._num_unused = 0
+
+    def backward_ended(self) -> None:
+        """Count the input that gradients were computed for."""
+        self._num_forwarded += self._pending
+        self._pending = 0
+
+    def optimizer_ended(self) -> None:
+        """Begin another model's update, which may see the same samples again."""
+        self._most = max(self._most, self._num_forwarded)
+        self._num_forwarded = 0
+
+    def take(self) -> int:
+        """Return the samples since the last call; 0 where ranks share them."""
+        self.optimizer_ended()
+        num_samples = self._num_fetched if self._has_loader else self._most
+        self._num_fetched = self._most = 0
+        if self._is_shared:
+            self.source = "not guessed: ranks share batches"
+            return 0
+        if num_samples:
+            what = "the batches of DataLoaders" if self._has_loader else "the first input of the outermost module"
+            self.source = f"a guess: the first dimension of {what}"
+        return num_samples
+
+
+def first_dimension(value: Any, depth: int = _DEPTH) -> int:
+    """Return the length of the first tensor in a batch along its first dimension, 0 without one."""
+    if isinstance(value, torch.Tensor):
+        return value.shape[0] if value.ndim else 0
+    if depth and isinstance(value, (Mapping, list, tuple)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            size = first_dimension(part, depth - 1)
+            if size:
+                return size
+    return 0
+
+
+def _has_batch_alone(module: Any) -> bool:
+    """Return whether each rank gives a module batches of its own, as far as its class shows."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return True
+    if "torch.distributed.pipelining.schedules" in sys.modules:
+        return False
+    group = getattr(module, "process_group", None)
+    if isinstance(group, dist.ProcessGroup):  # DDP and FSDP
+        return group.size() == dist.get_world_size()
+    mesh = next((p.device_mesh for p in module.parameters() if hasattr(p, "device_mesh")), None)
+    if mesh is None:
+        return True
+    is_fully_sharded = any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+    return is_fully_sharded and mesh.ndim == 1 and mesh.size() == dist.get_world_size()

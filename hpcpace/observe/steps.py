@@ -1,0 +1,238 @@
+"""Where the steps of a job end that never says so: found in the order of backward passes and optimizers.
+
+An *update* is what optimizers do between two backward passes. The updates of a job repeat: one of Adam, or one of the
+discriminator's optimizer and then one of the generator's. One period of that sequence is a step. Until it is known,
+each optimizer leaves a mark; the marks are then assigned to steps, and the rows between them get their numbers. After
+that a step ends in the moment in which the last optimizer of a period returns, in the same place on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpcpace.observe.step_source import Pattern, StepFrom, StepSource
+
+# A period that has not shown itself after so many updates is not awaited any longer.
+_MOST_UPDATES = 64
+# Optimizers that exist and have not stepped are awaited this long: a generator may step in every fifth iteration only.
+_UPDATES_FOR_IDLE = 8
+# So many updates without any backward pass are no preparation: the gradients come from elsewhere.
+_UPDATES_WITHOUT_BACKWARD = 4
+
+
+class StepSink(Protocol):
+    """What is told of steps."""
+
+    def mark(self) -> None:
+        """Number rows provisionally: a step may have ended here."""
+
+    def settle(self, steps: Sequence[int], ends_ns: Sequence[int]) -> None:
+        """Number the rows between marks.
+
+        Args:
+            steps: step of the rows before each mark, and last of those after all of them, counted from the step in
+                which marking began.
+            ends_ns: when each step that is over ended.
+        """
+
+    def end_step(self, end_ns: int) -> None:
+        """End the step that is running."""
+
+    def tell_source(self, source: StepSource) -> None:
+        """Take how steps are found from here on."""
+
+
+@dataclass(frozen=True)
+class _Mark:
+    key: Hashable
+    name: str
+    end_ns: int
+    begins_update: bool
+
+
+class StepFinder:
+    """Finds where steps end, from what optimizers and backward passes do.
+
+    Args:
+        step_from: what ends a step; by default the job shows it.
+
+    Attributes:
+        count_idle: returns how many optimizers exist that have not stepped.
+        sink: is told of steps.
+        follows_updates: whether no optimizer steps, so that `work_begins` wants to know of changed parameters.
+        source: how steps are found, as far as known.
+    """
+
+    def __init__(self, step_from: StepFrom) -> None:
+        self.count_idle: Callable[[], int] = int
+        self.sink: StepSink | None = None
+        self.follows_updates = step_from.is_auto
+        self.source = StepSource(kind="unknown", evidence="no optimizer has stepped and no backward pass was seen")
+        self._step_from = step_from
+        self._marks: list[_Mark] = []
+        self._pattern: Pattern | None = None
+        self._position = 0
+        self._has_backward = self._ever_backward = False
+        self._num_backward = self._num_counted = self._num_irregular = 0
+        self._last_backward_ns = 0
+
+    def backward_ended(self, end_ns: int) -> None:
+        """Note the end of a backward pass that is not part of another."""
+        self._has_backward = self._ever_backward = True
+        self._num_backward += 1
+        self._last_backward_ns = end_ns
+        if self._step_from.kind == "backward":
+            self._count(end_ns)
+
+    def optimizer_ended(self, key: Hashable, name: str, end_ns: int) -> None:
+        """Note the end of an optimizer's step that is not part of another's.
+
+        Args:
+            key: which optimizer, or which ones at once, inside a backward pass.
+            name: its class.
+        """
+        if self._step_from.kind == "optimizer":
+            self._count(end_ns)
+        if not self._step_from.is_auto:
+            return
+        if self._has_backward:
+            self.follows_updates = False
+        mark = _Mark(key, name, end_ns, self._has_backward)
+        self._has_backward = False
+        if self._pattern is None or self._pattern.is_by_backward:
+            self._learn(mark)
+        else:
+            self._follow(mark, self._pattern)
+
+    def work_begins(self, now_ns: int, *, has_changed: Callable[[], bool | None]) -> None:
+        """Note that the next batch, forward or backward pass begins, in a job without optimizers.
+
+        Args:
+            has_changed: returns whether parameters or their gradients have changed since the last backward pass;
+                otherwise the next one adds to its gradients; or None if it cannot know.
+        """
+        if not self._has_backward or (changed := has_changed()) is False:
+            return
+        self._begin_to_follow_updates(sees_changes=changed is not None)
+        self._has_backward = False
+        self._end_step(now_ns)
+
+    def finish(self) -> None:
+        """Decide what is still open, at the end of the job."""
+        if self.follows_updates and self._has_backward:
+            self._begin_to_follow_updates(sees_changes=False)
+            self._end_step(self._last_backward_ns)
+        elif self._marks:
+            self._settle(self._likely_pattern())
+        self._tell()
+
+    def _begin_to_follow_updates(self, *, sees_changes: bool) -> None:
+        if self._pattern is None:
+            self._settle(Pattern(updates=(), is_regular=sees_changes))
+
+    def _count(self, end_ns: int) -> None:
+        self._num_counted += 1
+        if self._num_counted % self._step_from.count == 0:
+            self._end_step(end_ns)
+
+    def _learn(self, mark: _Mark) -> None:
+        self._marks.append(mark)
+        if self.sink is not None:
+            self.sink.mark()
+        pattern = self._found_pattern()
+        if pattern is not None:
+            self._settle(pattern)
+
+    def _updates(self) -> list[tuple[Hashable, ...]]:
+        """Return the optimizers of each update so far; steps before the first backward pass belong to none."""
+        updates: list[tuple[Hashable, ...]] = []
+        counts_all = not self._ever_backward
+        for mark in self._marks:
+            if mark.begins_update or counts_all:
+                updates.append((mark.key,))
+            elif updates:
+                updates[-1] += (mark.key,)
+        return updates
+
+    def _found_pattern(self) -> Pattern | None:
+        updates = self._updates()
+        if not self._ever_backward and len(updates) < _UPDATES_WITHOUT_BACKWARD:
+            return None
+        for length in range(1, len(updates) // 2 + 1):
+            if all(updates[i] == updates[i + length] for i in range(len(updates) - length)):
+                if len(updates) < _UPDATES_FOR_IDLE and self.count_idle():
+                    return None
+                return self._pattern_of(updates[:length])
+        return self._likely_pattern() if self._ever_backward and len(updates) >= _MOST_UPDATES else None
+
+    def _likely_pattern(self) -> Pattern:
+        """Return the best guess where no period shows: all until the first optimizer returns, or the commonest."""
+        updates = self._updates()
+        if not updates:
+            return self._pattern_of([(self._marks[0].key,)])
+        if len(updates) < _MOST_UPDATES:
+            length = next((i for i in range(1, len(updates)) if updates[i] == updates[0]), len(updates))
+            return self._pattern_of(updates[:length])
+        return self._pattern_of([max(updates, key=updates.count)], is_regular=False)
+
+    def _pattern_of(self, updates: Sequence[tuple[Hashable, ...]], *, is_regular: bool = True) -> Pattern:
+        names = {mark.key: mark.name for mark in self._marks}
+        num_updates = len(self._updates())
+        return Pattern(
+            updates=tuple(updates),
+            names=tuple(tuple(names[key] for key in update) for update in updates),
+            is_regular=is_regular,
+            num_backward=round(self._num_backward / num_updates) if num_updates else 0,
+        )
+
+    def _settle(self, pattern: Pattern) -> None:
+        """Assign all marks to steps, as if the pattern had been known from the first of them on."""
+        marks, self._marks = self._marks, []
+        self._pattern, self._position = pattern, 0
+        begins_all = not self._ever_backward
+        steps, ends_ns, is_begun = [0], [], False
+        for mark in marks:
+            is_begun = is_begun or mark.begins_update or begins_all
+            if is_begun and self._advance(mark, pattern):
+                ends_ns.append(mark.end_ns)
+            steps.append(len(ends_ns))
+        if self.sink is not None and marks:
+            self.sink.settle(steps, ends_ns)
+        self.source = self.source.after(len(ends_ns))
+        self._tell()
+
+    def _follow(self, mark: _Mark, pattern: Pattern) -> None:
+        if mark.begins_update and not pattern.knows(mark.key) and pattern.is_regular:
+            self._learn(mark)  # another optimizer has come in: the sequence is found anew from here on
+        elif self._marks:
+            self._learn(mark)
+        elif self._advance(mark, pattern):
+            self._end_step(mark.end_ns)
+
+    def _advance(self, mark: _Mark, pattern: Pattern) -> bool:
+        """Go on in the pattern; return whether that ends a step."""
+        keys = pattern.keys
+        if keys[self._position] != mark.key:
+            if not mark.begins_update or mark.key not in keys:
+                return False
+            self._num_irregular += pattern.is_regular
+            ahead = (*range(self._position, len(keys)), *range(self._position))
+            self._position = next(i for i in ahead if keys[i] == mark.key)
+        self._position = (self._position + 1) % len(keys)
+        return self._position == 0
+
+    def _end_step(self, end_ns: int) -> None:
+        self.source = self.source.after(1)
+        if self.sink is not None:
+            self.sink.end_step(end_ns)
+
+    def _tell(self) -> None:
+        kind, evidence = self._step_from.kind, self._step_from.evidence
+        if self._pattern is not None:
+            kind, evidence = self._pattern.kind, self._pattern.evidence
+        if kind != "auto":
+            self.source = self.source.found(kind, evidence, self._num_irregular)
+        if self.sink is not None:
+            self.sink.tell_source(self.source)

@@ -1,0 +1,48 @@
+"""Whether a training job without torch's optimizers has changed its parameters or gradients since its last backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_SAMPLED = 64
+
+
+class ParameterProbe:
+    """Looks at the last parameter of the module that ran last; without one, it knows nothing."""
+
+    def __init__(self) -> None:
+        self._parameter: Any = None
+        self._seen: Any = None
+
+    def forward_begins(self, module: torch.nn.Module) -> None:
+        """Note the module that will be trained."""
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._parameter = parameters[-1] if parameters else None
+
+    def backward_ended(self) -> None:
+        """Note parameters and gradients."""
+        self._seen = self._state()
+
+    def has_changed(self) -> bool | None:
+        """Return whether they are others now; None if that cannot be known."""
+        state = self._state()
+        return None if state is None else bool(state != self._seen)
+
+    def _state(self) -> Any:
+        parameter = self._parameter
+        if parameter is None:
+            return None
+        gradient = parameter.grad
+        try:
+            state = [parameter._version, id(gradient)]
+            if gradient is not None:
+                state.append(gradient._version)
+            # Through `.data` parameters change without a new version; on a device, reading them would wait for it.
+            values = [tensor for tensor in (parameter, gradient) if tensor is not None and tensor.device.type == "cpu"]
+            with torch.no_grad():
+                state += [tensor.detach().flatten()[-_SAMPLED:].sum().item() for tensor in values]
+        except RuntimeError:  # tensors of inference mode have no version, and fake or sharded ones no values
+            return None
+        return state

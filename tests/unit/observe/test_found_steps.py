@@ -1,0 +1,329 @@
+"""Scripts that never say where a step ends: as many steps as iterations, and each with the rows of its iteration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import _init_optim_state
+from torch.utils.data import DataLoader
+
+import hpcpace
+from hpcpace.config import Config, TraceConfig
+from hpcpace.observe.session import Session
+from hpcpace.trace.reader import read_trace
+from hpcpace.trace.schema import EventKind, Phase
+from hpcpace.world.environment import rank_info
+
+NUM_ITERATIONS = 60
+_BATCH = 4
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+def _batches() -> Iterator[torch.Tensor]:
+    return iter(DataLoader(torch.rand(NUM_ITERATIONS * _BATCH, 3), batch_size=_BATCH))
+
+
+def _loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return (model(batch) - batch.sum().sin()).square().mean()
+
+
+def one_optimizer() -> None:
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch in _batches():
+        _loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def gan() -> None:
+    generator, discriminator = nn.Linear(3, 3), _model()
+    first, second = (torch.optim.Adam(model.parameters()) for model in (discriminator, generator))
+    for batch in _batches():
+        first.zero_grad()
+        (_loss(discriminator, batch) - _loss(discriminator, generator(batch).detach())).backward()
+        first.step()
+        second.zero_grad()
+        _loss(discriminator, generator(batch)).backward()
+        second.step()
+
+
+def gan_whose_generator_steps_less_often() -> None:
+    generator, discriminator = nn.Linear(3, 3), _model()
+    first, second = (torch.optim.RMSprop(model.parameters()) for model in (discriminator, generator))
+    for _ in range(NUM_ITERATIONS):
+        for _ in range(5):
+            first.zero_grad()
+            _loss(discriminator, generator(torch.ones(_BATCH, 3)).detach()).backward()
+            first.step()
+        second.zero_grad()
+        _loss(discriminator, generator(torch.ones(_BATCH, 3))).backward()
+        second.step()
+
+
+def two_optimizers_of_one_backward() -> None:
+    model = _model()
+    optimizers = [torch.optim.Adam(model[0].parameters()), torch.optim.SGD(model[2].parameters(), lr=0.1)]
+    for batch in _batches():
+        _loss(model, batch).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def one_optimizer_that_steps_for_each_group() -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in _batches():
+        _loss(model, batch).backward()
+        for _ in range(2):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def one_optimizer_a_parameter_inside_backward() -> None:
+    model = _model()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    for batch in _batches():
+        _loss(model, batch).backward()
+
+
+def accumulated_gradients() -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in _batches():
+        for part in batch.chunk(4):
+            _loss(model, part).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def manual_update() -> None:
+    model = _model()
+    for batch in _batches():
+        _loss(model, batch).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+
+
+def manual_update_of_data_with_accumulated_gradients() -> None:
+    model = _model()
+    for batch in _batches():
+        for part in batch.chunk(2):
+            _loss(model, part).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.data.sub_(0.1 * parameter.grad.data)
+            parameter.grad.data.zero_()
+
+
+def manual_update_by_gradients() -> None:
+    model = _model()
+    parameters = list(model.parameters())
+    for batch in _batches():
+        gradients = torch.autograd.grad(_loss(model, batch), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter -= 0.1 * gradient
+
+
+def no_module() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    for batch in _batches():
+        (batch @ weight).square().mean().backward()
+        with torch.no_grad():
+            assert weight.grad is not None
+            weight -= 0.1 * weight.grad
+            weight.grad.zero_()
+
+
+@dataclass
+class PlainOptimizer:
+    """An optimizer that is none of torch's."""
+
+    parameters: list[torch.Tensor]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            parameter.add_(parameter.grad, alpha=-0.1)
+            parameter.grad = None
+
+
+def optimizer_that_is_none_of_torch() -> None:
+    model = _model()
+    optimizer = PlainOptimizer(list(model.parameters()))
+    for batch in _batches():
+        _loss(model, batch).backward()
+        optimizer.step()
+
+
+def lbfgs() -> None:
+    model = _model()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    for batch in _batches():
+
+        def closure(batch: torch.Tensor = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = _loss(model, batch)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+
+def closure() -> None:
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch in _batches():
+
+        def closure(batch: torch.Tensor = batch) -> float:
+            optimizer.zero_grad()
+            loss = _loss(model, batch)
+            loss.backward()
+            return loss.item()
+
+        optimizer.step(closure)
+
+
+def resumed() -> None:
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters())
+    _init_optim_state(optimizer)
+    for batch in _batches():
+        _loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def gradients_that_overflow() -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    for batch in _batches():
+        scaler.scale(_loss(model, batch) * 1e3).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def evaluated_and_saved(folder: Path) -> None:
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for number, batch in enumerate(_batches()):
+        _loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % 20 == 19:
+            model.eval()
+            with torch.no_grad():
+                for held_out in DataLoader(torch.ones(8, 3), batch_size=2):
+                    model(held_out)
+            model.train()
+            torch.save(model.state_dict(), folder / "model.pt")
+
+
+def _traced(program: Callable[[], None], folder: Path, step_from: str = "auto") -> tuple[Session, Any]:
+    torch.manual_seed(0)
+    config = replace(Config(), trace=TraceConfig(counters=False, snapshot=False))
+    session = hpcpace.session(run_dir=folder / "run", config=config, world=rank_info({}), step_from=step_from)
+    with session:
+        program()
+    assert session.attempt is not None
+    return session, read_trace(session.attempt.trace_file(0))
+
+
+PROGRAMS: dict[Callable[[], None], str] = {
+    one_optimizer: "Adam, after each backward pass",
+    gan: "Adam then Adam, in turn, each after its own backward pass",
+    gan_whose_generator_steps_less_often: "in turn",
+    two_optimizers_of_one_backward: "Adam and SGD, after each backward pass",
+    one_optimizer_that_steps_for_each_group: "2 x SGD, after each backward pass",
+    one_optimizer_a_parameter_inside_backward: "4 of SGD inside backward",
+    accumulated_gradients: "SGD, after 4 backward passes",
+    manual_update: "no torch optimizer steps",
+    manual_update_of_data_with_accumulated_gradients: "no torch optimizer steps",
+    manual_update_by_gradients: "no torch optimizer steps",
+    no_module: "each backward pass ends a step",
+    optimizer_that_is_none_of_torch: "no torch optimizer steps",
+    lbfgs: "LBFGS",
+    closure: "Adam, after each backward pass",
+    resumed: "Adam, after each backward pass",
+    gradients_that_overflow: "SGD, after each backward pass",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_has_as_many_steps_as_iterations(program: Callable[[], None], tmp_path: Path) -> None:
+    session, trace = _traced(program, tmp_path)
+    assert trace.tables["steps"]["step"].tolist() == list(range(NUM_ITERATIONS))
+    assert session.recorded is not None and session.recorded["steps"] == NUM_ITERATIONS
+    events = trace.tables["events"]
+    last = (events["kind"] == EventKind.STEP_SOURCE).nonzero()[0][-1]
+    text = events["text"][last].decode()
+    assert session.recorded["steps_from"] in text
+    assert text.startswith(f"{NUM_ITERATIONS} steps by ") and PROGRAMS[program] in text
+    assert events["code"][last] == 0  # updates out of order
+
+
+@pytest.mark.parametrize(
+    "program", [one_optimizer, gan, accumulated_gradients, resumed, closure], ids=lambda program: program.__name__
+)
+def test_each_step_has_the_rows_of_its_iteration(program: Callable[[], None], tmp_path: Path) -> None:
+    _, trace = _traced(program, tmp_path)
+    phases = trace.tables["phases"]
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        counts = Counter(phases["step"][phases["phase"] == phase].tolist())
+        assert set(counts) == set(range(NUM_ITERATIONS))
+        assert len(set(counts.values())) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [one_optimizer, gan, accumulated_gradients, resumed, closure, gradients_that_overflow],
+    ids=lambda program: program.__name__,
+)
+def test_guesses_the_samples_of_each_step(program: Callable[[], None], tmp_path: Path) -> None:
+    _, trace = _traced(program, tmp_path)
+    assert trace.tables["steps"]["samples"].tolist() == [_BATCH] * NUM_ITERATIONS
+    events = trace.tables["events"]
+    (text,) = events["text"][events["kind"] == EventKind.SAMPLES_SOURCE]
+    assert text.startswith(b"a guess: ")
+
+
+def test_steps_with_evaluation_and_checkpoint_are_marked(tmp_path: Path) -> None:
+    _, trace = _traced(partial(evaluated_and_saved, tmp_path), tmp_path)
+    phases, steps = trace.tables["phases"], trace.tables["steps"]
+    assert steps["step"].tolist() == list(range(NUM_ITERATIONS))
+    assert steps["step"][steps["flags"] & 4 != 0].tolist() == [20, 40]
+    for phase in (Phase.EVAL, Phase.CHECKPOINT):
+        assert phases["step"][phases["phase"] == phase].tolist() == [20, 40, 60]
+    assert steps["samples"].tolist() == [_BATCH] * NUM_ITERATIONS
+
+
+@pytest.mark.parametrize(("step_from", "num_steps"), [("optimizer", 120), ("backward:2", 60), ("optimizer:3", 40)])
+def test_counts_what_it_is_asked_to(step_from: str, num_steps: int, tmp_path: Path) -> None:
+    session, _ = _traced(gan, tmp_path, step_from)
+    assert session.recorded is not None and session.recorded["steps"] == num_steps
