@@ -78,15 +78,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000, help="steps of each job")
     args = parser.parse_args()
-    if shutil.which("strace") is None:
-        sys.exit("strace is not installed: apt install strace")
+    has_strace = shutil.which("strace") is not None
+    if not has_strace:
+        print("calls are not counted: strace is not installed (apt install strace)")
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         for name, variables in (
             ("untraced", {"HPCPACE_OPT_OUT": "1"}),
             ("into the run", {}),
             ("with trace_dir", {"HPCPACE_TRACE_TRACE_DIR": str(base / "local")}),
-        ):
+        )[: None if has_strace else 0]:
             log = _observe(base, name.replace(" ", "-"), variables, args.steps)
             for place in ("shared", "local"):
                 calls, training_s = read_calls(log.read_text(errors="replace"), str(base / place))

@@ -23,6 +23,7 @@ COMMANDS = {
     "config": "Show the settings that hold, and where each comes from.",
     "batch": "Run a training or an audit as a batch job.",
     "sbatch": "Write a job script.",
+    "task-prolog": "Trace the jobs of a site's roll-out, from Slurm's TaskProlog.",
     "lab": "Boot a Slurm cluster on this machine to try things out.",
     "study": "Plan and run a study of how training scales.",
 }
@@ -39,7 +40,7 @@ class LazyGroup(click.Group):
         """Load and return one command."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"hpcpace.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"hpcpace.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.errors import WorldError
+from hpcpace.errors import ConfigError, WorldError
 from hpcpace.observe.last_line import send, tell_now
 from hpcpace.observe.launch import Launch, find_launch
 from hpcpace.observe.own_frames import leave_out_own_frame
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hpcpace.observe.session import Session
 
 _SEE_WARNING = "see the warning above"
+_SWITCHED_OFF = "trace.enabled is off; `hpcpace config trace` says by whom"
 _PLACE_TIMEOUT_S = 5.0
 
 
@@ -148,6 +149,8 @@ class Follower:
 
         launch, self._pid = self._launch, os.getpid()
         self._wait_no_more()
+        if not launch.is_requested and not self._is_wanted():
+            return
         # What this rank starts does not train.
         change_environ(launch.changes_back(process_environ()))
         self._session = session(
@@ -167,7 +170,16 @@ class Follower:
             run, size = str(attempt.path.parent), world.world_size
             self._note("began", run=run, attempt=attempt.number, rank=world.rank, world_size=size)
         else:
-            self._note("failed", why=_SEE_WARNING)
+            self._note("failed", why=_SWITCHED_OFF if self._session.is_switched_off else _SEE_WARNING)
+
+    def _is_wanted(self) -> bool:
+        """Return whether site and user have this job traced, of which nobody has asked for a trace."""
+        from hpcpace.config_sources import load_config
+
+        try:
+            return load_config(environ=process_environ()).trace.enabled
+        except ConfigError:
+            return True  # the session says what is wrong, once for all ranks
 
     def _run_dir(self) -> str:
         command = Redaction.of(process_environ(), sys.argv).command(sys.argv)

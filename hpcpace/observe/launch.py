@@ -14,6 +14,7 @@ from pathlib import Path
 
 _VARIABLE = "HPCPACE_LAUNCH"
 _PYTHONPATH = "PYTHONPATH"
+_SITE_WARMUP_STEPS = 2
 _STARTUP = str(Path(__file__).parent / "startup")
 
 
@@ -34,6 +35,7 @@ class Launch:
         pid: the process that `hpcpace trace` became; it is the last of the job that ends.
         teller: where the last line is written; see `hpcpace.observe.last_line`. Empty if this process writes none.
         had_python_path: whether PYTHONPATH was set before.
+        is_requested: whether a user has started it, and not the site.
     """
 
     run_dir: str
@@ -48,6 +50,7 @@ class Launch:
     pid: int
     teller: str
     had_python_path: bool
+    is_requested: bool = True
 
     def changes(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return the variables that make the processes started in an environment follow this launch."""
@@ -62,6 +65,24 @@ class Launch:
         others = [entry for entry in _entries(environ) if entry != _STARTUP]
         path = os.pathsep.join(others) if others or self.had_python_path else None
         return {_VARIABLE: None, _PYTHONPATH: path}
+
+
+def site_launch(run_dir: Path, name: str, environ: Mapping[str, str]) -> Launch:
+    """Return a launch for a task of which the site, and not its user, wants a trace; it says nothing."""
+    return Launch(
+        run_dir=str(run_dir),
+        is_new_run=False,
+        identity="",
+        name=name,
+        config_file=None,
+        pace=None,
+        warmup_steps=_SITE_WARMUP_STEPS,
+        samples_unit="samples",
+        pid=0,
+        teller="",
+        had_python_path=has_python_path(environ),
+        is_requested=False,
+    )
 
 
 def find_launch(environ: Mapping[str, str]) -> Launch | None:

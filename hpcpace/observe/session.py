@@ -185,7 +185,7 @@ class Session:
 
     def _start(self) -> None:
         coordinator, world = self._meet()
-        if self._is_refused:
+        if self.is_switched_off:
             return
         deadline = Deadline(self._config.trace.start_timeout_s)
         identity = host_identity()
@@ -215,7 +215,7 @@ class Session:
         self.phase = active.recording.recorder.phase
 
     @property
-    def _is_refused(self) -> bool:
+    def is_switched_off(self) -> bool:
         """Whether user or site want no recording; of a program that brings its own settings, only the trace is off."""
         return self._settings.config is None and not self._config.trace.enabled
 

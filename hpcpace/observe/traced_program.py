@@ -143,7 +143,7 @@ def _launcher(environ: Mapping[str, str]) -> tuple[str, float | None]:
 def _teller(environ: Mapping[str, str]) -> str:
     """Return where the ranks tell what they record: one process of a job listens, on the host of rank 0."""
     outer = find_launch(environ)
-    if outer is not None:
+    if outer is not None and outer.is_requested:
         return outer.teller
     try:
         is_first, problem = rank_info(environ).rank == 0, ""

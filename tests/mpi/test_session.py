@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 
+from hpcpace.observe.launch import site_launch
 from hpcpace.rundir import open_run
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag
@@ -140,7 +142,7 @@ def test_a_wrong_rule_of_the_site_costs_one_warning_and_nothing_is_recorded(torc
     result = torchrun(2, *arguments, HPCPACE_SITE_FILE=str(site))
     assert result.returncode == 0, result.stderr
     assert sorted(line for line in result.stdout.splitlines() if line.startswith("loss")) == _plain_losses(torchrun, 2)
-    warnings = [line for line in result.stderr.splitlines() if "hpcpace" in line]
+    warnings = [line for line in result.stderr.splitlines() if "hpcpace: " in line and "warning: " in line]
     assert len(warnings) == 1 and f"warning: nothing is recorded: rule 1 of {site}: partitions is []" in warnings[0]
     assert not (tmp_path / "run").exists()
 
@@ -217,3 +219,19 @@ def test_a_missing_script_is_one_line_and_exit_2(python: Run, tmp_path: Path) ->
     result = python("-m", "hpcpace", "trace", tmp_path / "nothing.py")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1 and "nothing.py" in result.stderr
+
+
+@pytest.mark.parametrize(("partition", "num_traces"), [("gpu", 2), ("cpu", 0)])
+def test_a_site_traces_the_jobs_of_its_roll_out_without_a_word(
+    torchrun: Run, tmp_path: Path, partition: str, num_traces: int
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text("[trace]\nenabled = false\n[[rollout]]\npartitions = ['gpu']\ntrace.enabled = true\n")
+    launch = site_launch(tmp_path / "run", "job", {}).changes({})
+    variables = {name: value for name, value in launch.items() if value is not None}
+    job = {"SLURM_JOB_PARTITION": partition, "HPCPACE_SITE_FILE": str(site)}
+    variables["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
+    result = torchrun(2, OWN_SCRIPT, 5, **variables, **job)
+    assert result.returncode == 0 and "hpcpace" not in result.stderr, result.stderr
+    assert sorted(line for line in result.stdout.splitlines() if line.startswith("loss")) == _plain_losses(torchrun, 2)
+    assert len(list((tmp_path / "run").glob("attempt-0/trace/*.h5"))) == num_traces

@@ -1,0 +1,45 @@
+"""`hpcpace task-prolog`: have Slurm trace the jobs of a site's roll-out, without a line in any of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from hpcpace.config_sources import load_config
+from hpcpace.errors import HpcpaceError
+from hpcpace.observe.launch import find_launch, site_launch
+from hpcpace.quoting import printable
+from hpcpace.redaction import Redaction
+from hpcpace.rundir import default_run_path
+from hpcpace.world.environment import process_environ
+
+
+@click.command()
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Write runs into this folder, as JOB.STEP-NAME.",
+    show_default="runs in the job's folder",
+)
+def command(run_dir: Path | None) -> None:
+    """Print the environment that traces a task, if the site's settings say that its job is traced.
+
+    For Slurm's TaskProlog, which reads lines like "export NAME=VALUE". It prints nothing where trace.enabled does not
+    hold for the job, or the user says no, and never fails: that would end the task.
+    """
+    environ = process_environ()
+    try:
+        if not load_config(environ=environ).trace.enabled or find_launch(environ) is not None:
+            return
+        base = Path("runs") if run_dir is None else run_dir
+        name = environ.get("SLURM_JOB_NAME", "").replace("/", "-").strip(".") or "job"
+        launch = site_launch(default_run_path(name, environ, base=base).absolute(), name, environ)
+        for variable, value in launch.changes(environ).items():
+            if value is not None and "\n" not in value:
+                click.echo(f"export {variable}={value}")
+    except (HpcpaceError, OSError) as error:
+        if environ.get("SLURM_PROCID", "0") == "0":
+            message = Redaction.of(environ, sys.argv).text(" ".join(str(error).split()))
+            click.echo(f"print hpcpace: warning: nothing is recorded: {printable(message)}")
