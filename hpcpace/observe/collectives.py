@@ -96,8 +96,12 @@ class CollectiveObserver:
         self._open.clear()
         self._by_address.clear()
         for opened in remaining:
-            opened.kind = ExitKind.NEVER
-            self._add(*self._row(opened))
+            if opened.future is not None and opened.future.done():  # its callback has not run yet
+                opened.kind = ExitKind.FAILED if opened.has_failed else ExitKind.COMPLETION
+                self._record(opened, time.monotonic_ns())
+            else:
+                opened.kind = ExitKind.NEVER
+                self._record(opened, 0)
 
     @property
     def has_open(self) -> bool:

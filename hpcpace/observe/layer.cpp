@@ -74,7 +74,7 @@ struct Open {
   uint64_t number;
   Group* group;
   const void* address = nullptr;
-  bool is_message, is_recv;
+  bool is_message, is_recv, has_future;
   bool waiting = false;
 };
 
@@ -139,6 +139,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
     }
     // A callback on another thread may own the layer last, where no Python object can be freed.
     new_group_ = on_failure_ = py::none();
+    note_completed();
     std::vector<WorkPtr> works;  // destroyed when the mutex is free again
     std::lock_guard<std::mutex> lock(mutex_);
     close_completed(works);
@@ -408,7 +409,8 @@ class Layer : public std::enable_shared_from_this<Layer> {
         return;
       }
       number = ++last_number_;
-      open_[work.get()] = Open{row, work, number, &group, call.address, op.is_message, op.is_recv};
+      open_[work.get()] = Open{row, work, number, &group, call.address, op.is_message, op.is_recv,
+                              !(op.is_message || call.is_blocking)};
       if (call.address != nullptr) {
         by_address_[call.address] = work.get();
       }
@@ -422,6 +424,25 @@ class Layer : public std::enable_shared_from_this<Layer> {
         [layer = shared_from_this(), key = work.get(), number](c10::ivalue::Future& future) {
           layer->completed(key, number, future.hasError());
         });
+  }
+
+  // Takes the ends whose callbacks have not run yet: whoever waits for a future goes on before them.
+  void note_completed() {
+    std::vector<std::pair<WorkPtr, uint64_t>> waiting;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (auto& [work, opened] : open_) {
+        if (opened.has_future && !opened.row.exit_ns) {
+          waiting.emplace_back(opened.work, opened.number);
+        }
+      }
+    }
+    for (auto& [work, number] : waiting) {
+      auto future = work->getFuture();
+      if (future->completed()) {
+        completed(work.get(), number, future->hasError());
+      }
+    }
   }
 
   // Called on a thread of the backend: only the time is taken there.

@@ -78,7 +78,9 @@ class ProcessEnd:
     def _before(self, call: Any) -> Any:
         @wraps(call)
         def called(*args: Any, **kwargs: Any) -> Any:
-            self._end(SystemExit(args[0] if call.__name__ == "_exit" and args else 0))
+            code = args[0] if call.__name__ == "_exit" and args else 0
+            # A child of multiprocessing ends so, after the sys.exit that says why.
+            self._end(self._exit if code and self._exit is not None else SystemExit(code))
             return call(*args, **kwargs)
 
         return called

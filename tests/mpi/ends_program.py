@@ -32,7 +32,8 @@ def end(way: str) -> None:
         sys.exit(3)
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()
+    while True:
+        signal.pause()
 
 
 if __name__ == "__main__":

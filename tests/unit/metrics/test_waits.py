@@ -5,7 +5,7 @@ import pytest
 
 from hpcpace.metrics.operations.communication import rank_totals
 from hpcpace.metrics.operations.incomplete import open_operations
-from hpcpace.metrics.operations.matching import RankOperations, completed, gather_operations, match
+from hpcpace.metrics.operations.matching import RankOperations, completed, gather_operations, match, select_rows
 from hpcpace.metrics.operations.totals_by_kind import join_kinds, totals_by_kind
 from hpcpace.metrics.operations.waits import waits
 from hpcpace.trace.schema import TABLES, ExitKind, Op
@@ -187,3 +187,26 @@ def test_the_oldest_open_operations_come_first_and_no_more_than_asked_for():
     rows = [row(Op.BARRIER, 100 - seq, 0, seq=seq, kind=ExitKind.NEVER) for seq in range(9)]
     found = open_operations(gathered([rows]), gathered([[]]), end_ns=200, ends_ns={0: 200}, limit=2)
     assert [operation.seq for operation in found] == [8, 7]
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_an_operation_that_failed_is_waited_in_and_moves_nothing(is_complete):
+    # Rank 0 ran out of time before rank 1 came, which proves nothing against a clock.
+    rows = [[row(Op.ALL_REDUCE, 10, 50, kind=ExitKind.FAILED)], [row(Op.ALL_REDUCE, 60, 70)] * is_complete]
+    for order in (slice(None), slice(None, None, -1)):  # backwards, the rows of ranks are not ascending
+        operations = select_rows(gathered(rows), np.arange(1 + is_complete)[order])
+        matching = match(operations)
+        found = waits(operations, matching)
+        assert not matching.is_matched.any()
+        assert found.wait_ns[order].tolist() == [40, 10][: 1 + is_complete]
+        assert found.transfer_ns.tolist() == found.negative_ns.tolist() == [0] * (1 + is_complete)
+        assert not found.may_contradict.any()
+
+
+def test_a_failed_operation_tells_who_was_inside_came_late_or_never():
+    failed = {"seq": 7, "step": 3, "kind": ExitKind.FAILED}
+    rows = [[row(Op.BARRIER, 100, 400, **failed)], [row(Op.BARRIER, 500, 520, **failed)], []]
+    opened = gathered(rows)
+    (found,) = open_operations(opened, gathered([[], [], []]), end_ns=1000, ends_ns={0: 900, 1: 900}, limit=5)
+    assert (found.inside, found.failed, found.late, found.absent) == ((0, 1), (0, 1), (1,), (2,))
+    assert (found.age_ns, found.inside_ns) == (420, 300)
