@@ -105,8 +105,9 @@ def test_job_that_is_told_to_end_reports_first(
     assert max(last_steps) - min(last_steps) <= 2, last_steps
 
 
-def test_refuses_ranks_that_do_not_find_each_other(queue: JobQueue, tmp_path: Path) -> None:
-    job_id = submit(queue, "gpt2_dp", cwd=tmp_path, HPCPACE_MPI="none")
+def test_refuses_ranks_that_do_not_find_each_other_over_the_mpi_asked_for(queue: JobQueue, tmp_path: Path) -> None:
+    wishes = {"HPCPACE_MPI": "none", "HPCPACE_WORLD_COORDINATION": "mpi"}
+    job_id = submit(queue, "gpt2_dp", cwd=tmp_path, **wishes)
     job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
     # Which status depends on whether a task is ended, by --kill-on-bad-exit, before it has refused by itself.
     assert job.state == "FAILED", log_of(job)
