@@ -59,7 +59,7 @@ def lacks_mpi(coordination: str) -> bool:
     if coordination != "auto":
         return coordination == "torch"
     try:
-        load_mpi()
+        load_mpi({})
         mpiexec_command(1, [])
     except WorldError:
         return True

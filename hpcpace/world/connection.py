@@ -13,7 +13,7 @@ from typing import Any
 from hpcpace.errors import WorldError
 from hpcpace.world.environment import RankInfo, mark_rank
 from hpcpace.world.mpi import mpi_world
-from hpcpace.world.mpi_start import load_mpi
+from hpcpace.world.mpi_start import LoadedMpi, load_mpi
 from hpcpace.world.rendezvous import Rendezvous, rendezvous_of
 
 _STARTED_BY = {"slurm": "Slurm", "pmi": "mpiexec", "torchrun": "torchrun"}
@@ -65,54 +65,60 @@ def connect(
     """
     if info.world_size == 1:
         return Connection(comm=None, rendezvous=None, line="")
-    reason = "" if coordination == "mpi" else "world.coordination is torch"
-    if coordination == "auto":
-        reason = why_not_mpi(info, environ)
     if info.launcher == "torchrun":
         if coordination == "mpi":
             raise WorldError("world.coordination is mpi, but torchrun started the ranks: use srun or mpiexec, or auto")
         return Connection(comm=None, rendezvous=None, line=f"{_ranks_from(info, environ)}, clocks over gloo")
-    if not reason:
+    mpi, reason = None, "world.coordination is torch"
+    if coordination != "torch":
+        mpi, reason = usable_mpi(info, environ, is_forced=coordination == "mpi")
+    if mpi is not None:
+        library = _name(mpi)
         try:
-            comm = mpi_world(info, timeout_s=timeout_s)
+            comm = mpi_world(info, timeout_s=timeout_s, loaded=mpi)
         except WorldError:
-            if coordination == "mpi" or not _is_world_of_one():
+            if coordination == "mpi" or not _is_world_of_one(mpi):
                 raise
-            reason = f"{_library()} sees a world of one rank"
+            reason = f"{library} sees a world of one rank"
         else:
-            return Connection(
-                comm=comm, rendezvous=None, line=f"{_ranks_from(info, environ)}, clocks over MPI ({_library()})"
-            )
+            line = f"{_ranks_from(info, environ)}, clocks over MPI ({library})"
+            return Connection(comm=comm, rendezvous=None, line=line)
     mark_rank()
     place = rendezvous_of(info, environ, rendezvous, reason)
     line = f"{_ranks_from(info, environ)}, rendezvous {place}, clocks over gloo; MPI not used: {reason}"
     return Connection(comm=None, rendezvous=place, line=line)
 
 
-def why_not_mpi(info: RankInfo, environ: Mapping[str, str]) -> str:
-    """Return why MPI cannot connect the ranks of this launcher; empty if it can, as far as the environment tells."""
-    if info.launcher == "torchrun":
-        return "torchrun started the ranks"
+def usable_mpi(info: RankInfo, environ: Mapping[str, str], *, is_forced: bool) -> tuple[LoadedMpi | None, str]:
+    """Return MPI if it can connect the ranks of this launcher, as far as the environment tells, or else why it cannot.
+
+    Args:
+        info: this rank's place.
+        environ: its environment.
+        is_forced: whether MPI is used whatever the environment tells.
+
+    Raises:
+        WorldError: MPI is forced, and cannot be loaded.
+    """
     try:
-        library = _library()
+        mpi = load_mpi(environ)
     except WorldError as error:
-        return str(error)
+        if is_forced:
+            raise
+        return None, str(error)
     for name, needed in _NEEDS:
-        if library.startswith(name):
-            if any(variable in environ for variable in needed):
-                return ""
-            return f"{library} does not understand {_launcher(info, environ)}"
-    return ""
+        if _name(mpi).startswith(name) and not is_forced and not any(variable in environ for variable in needed):
+            return None, f"{_name(mpi)} does not understand {_launcher(info, environ)}"
+    return mpi, ""
 
 
-def _is_world_of_one() -> bool:
-    MPI = load_mpi()
-    return bool(MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() == 1)
+def _is_world_of_one(mpi: LoadedMpi) -> bool:
+    return bool(mpi.module.Is_initialized() and mpi.module.COMM_WORLD.Get_size() == 1)
 
 
-def _library() -> str:
+def _name(mpi: LoadedMpi) -> str:
     """Return the name and version of the MPI library, like `MPICH 5.0.2` or `Open MPI v4.1.4`."""
-    line = load_mpi().Get_library_version().partition("\n")[0].partition(",")[0].strip("\0 ")
+    line = mpi.library.partition("\n")[0].partition(",")[0].strip("\0 ")
     # Cray's begins with `MPI VERSION    : CRAY MPICH`.
     words = line.replace("MPI VERSION", " ").replace("Version:", " ").replace(" : ", " ").split()
     return " ".join(words[:4])

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TextIO
 from hpcpace.errors import EXIT_FAILED, HpcpaceError, ImpossibleWorld, TrainingFailed, UsageError, WorldError
 from hpcpace.redaction import Redaction
 from hpcpace.world.environment import HostIdentity, RankInfo, locate, mark_rank, process_environ
-from hpcpace.world.mpi_start import ended_after, load_mpi, start_mpi
+from hpcpace.world.mpi_start import LoadedMpi, ended_after, load_mpi, start_mpi
 
 _AGREE_TIMEOUT_S = 1.0
 _DIGEST_BYTES = 16
@@ -26,7 +26,7 @@ _DIGEST_BYTES = 16
 _SPEAK_TIMEOUT_S = 5.0
 
 
-def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
+def mpi_world(info: RankInfo, *, timeout_s: float = 120.0, loaded: LoadedMpi | None = None) -> Any | None:
     """Return MPI's world communicator; None if there is one rank or torchrun started the ranks.
 
     Collective: every rank of the job calls this.
@@ -35,6 +35,7 @@ def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
         info: this rank's place.
         timeout_s: seconds after which a start of MPI that does not end, as where a message of its process management
             was lost, ends this process by SIGALRM, after a traceback.
+        loaded: MPI's library, if it has been loaded already.
 
     Raises:
         WorldError: mpi4py is missing, or MPI sees different ranks than the launcher started.
@@ -43,8 +44,7 @@ def mpi_world(info: RankInfo, *, timeout_s: float = 120.0) -> Any | None:
         return None
     try:
         with ended_after(timeout_s):
-            MPI = load_mpi()
-            comm = start_mpi(MPI, process_environ())
+            comm = start_mpi(loaded or load_mpi(process_environ()))
             # The first messages make the connections; an address that was misread shows here.
             comm.Barrier()
     except (WorldError, RuntimeError) as error:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from hpcpace.errors import WorldError
@@ -23,12 +24,39 @@ _LONGEST_TIMEOUT_S = 1e6  # faulthandler takes no end of seconds
 _DUMP_S = 0.3
 
 
-def load_mpi() -> Any:
+@dataclass(frozen=True)
+class LoadedMpi:
+    """MPI's library, loaded.
+
+    Attributes:
+        module: mpi4py's `MPI`.
+        thread: what loaded it, where Slurm's pmi2 may misread its start; None for this thread.
+    """
+
+    module: Any
+    thread: _OneThread | None
+
+    @property
+    def library(self) -> str:
+        """The name and version of the MPI library, and more, on several lines."""
+        return str(self.module.Get_library_version())
+
+
+def load_mpi(environ: Mapping[str, str]) -> LoadedMpi:
     """Return mpi4py's module with its MPI library loaded; MPI starts with `start_mpi`.
+
+    Args:
+        environ: environment, which tells who started this process.
 
     Raises:
         WorldError: mpi4py is missing, or finds no MPI library.
     """
+    # Once loaded in the main thread, the library has memory from there, whatever thread starts it later.
+    thread = _OneThread() if _is_under_pmi2(environ) and "mpi4py.MPI" not in sys.modules else None
+    return LoadedMpi(module=_import() if thread is None else thread.run(_import), thread=thread)
+
+
+def _import() -> Any:
     try:
         import mpi4py
     except ImportError as error:
@@ -42,44 +70,41 @@ def load_mpi() -> Any:
     return MPI
 
 
-def start_mpi(MPI: Any, environ: Mapping[str, str]) -> Any:
-    """Start MPI unless it runs already; return its world communicator.
-
-    Args:
-        MPI: as `load_mpi` returns it.
-        environ: environment, which tells who started this process.
-    """
+def start_mpi(mpi: LoadedMpi) -> Any:
+    """Start MPI unless it runs already; return its world communicator."""
+    MPI = mpi.module
     if MPI.Is_initialized():
         return MPI.COMM_WORLD
     from mpi4py import rc
 
     level = getattr(MPI, f"THREAD_{rc.thread_level.upper()}", MPI.THREAD_MULTIPLE) if rc.threads else MPI.THREAD_SINGLE
-    if not is_misread_by_pmi2(MPI.Get_library_version(), environ):
-        MPI.Init_thread(level)
-        return MPI.COMM_WORLD
-    return start_in_a_thread(MPI, level)
+    if mpi.thread is not None and is_misread_by_pmi2(mpi.library):
+        return start_in_a_thread(MPI, level, mpi.thread)
+    MPI.Init_thread(level)
+    return MPI.COMM_WORLD
 
 
-def is_misread_by_pmi2(library: str, environ: Mapping[str, str]) -> bool:
+def _is_under_pmi2(environ: Mapping[str, str]) -> bool:
+    return "PMI_FD" in environ and "SLURM_STEP_ID" in environ and environ.get("SLURM_MPI_TYPE") != "pmix"
+
+
+def is_misread_by_pmi2(library: str) -> bool:
     """Return whether Slurm's pmi2 may misread what this library tells it in its start.
 
     MPICH over UCX tells it 4,096 bytes from the place of its address on, in lines that are longer than pmi2 reads
-    unless zeros lie there (docs/slurm.md).
+    unless zeros lie there (docs/slurm.md). In the heap of a program that has run for a while may be anything.
     """
-    under_pmi2 = "PMI_FD" in environ and "SLURM_STEP_ID" in environ and environ.get("SLURM_MPI_TYPE") != "pmix"
-    return under_pmi2 and library.startswith("MPICH") and "ucx" in library
+    return library.startswith("MPICH") and "ucx" in library
 
 
-def start_in_a_thread(MPI: Any, level: int) -> Any:
+def start_in_a_thread(MPI: Any, level: int, thread: _OneThread) -> Any:
     """Start MPI in a thread, whose memory is empty; return the world communicator.
 
     Only with THREAD_MULTIPLE may other threads call MPI. Below it, the communicator and all that it returns hand each
     call to the thread that started MPI.
     """
-    thread = _OneThread()
     provided = thread.run(MPI.Init_thread, level)
     if provided >= MPI.THREAD_MULTIPLE:
-        thread.end()
         return MPI.COMM_WORLD
     comm = _Handed(MPI.COMM_WORLD, thread, (MPI.Comm, MPI.Request))
     atexit.register(end_mpi, comm)
@@ -107,7 +132,7 @@ class _OneThread:
     """A thread that makes calls for others, one after the other."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="hpcpace-mpi", daemon=True).start()
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -116,13 +141,9 @@ class _OneThread:
         self._calls.put((result, lambda: function(*args, **options)))
         return result.result()
 
-    def end(self) -> None:
-        """Let the thread end."""
-        self._calls.put(None)
-
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            result, function = call
+        while True:
+            result, function = self._calls.get()
             try:
                 result.set_result(function())
             except BaseException as error:  # it is raised again in the thread that waits for it

@@ -30,8 +30,7 @@ MPIRUN = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK":
 
 
 def have(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
-    fake = types.SimpleNamespace(Get_library_version=lambda: library)
-    monkeypatch.setattr(connection, "load_mpi", lambda: fake)
+    monkeypatch.setattr(connection, "load_mpi", lambda _: types.SimpleNamespace(library=library))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,10 @@ def test_mpi_is_used_where_its_library_understands_the_launcher(
     monkeypatch: pytest.MonkeyPatch, library: str, environ: dict[str, str], reason: str
 ) -> None:
     have(monkeypatch, library)
-    assert connection.why_not_mpi(rank_info(environ, host="n1"), environ) == reason
+    info = rank_info(environ, host="n1")
+    mpi, why_not = connection.usable_mpi(info, environ, is_forced=False)
+    assert (mpi is None, why_not) == (bool(reason), reason)
+    assert connection.usable_mpi(info, environ, is_forced=True)[1] == ""
 
 
 def connect(environ: dict[str, str], coordination: str = "auto") -> connection.Connection:
@@ -77,10 +79,9 @@ def test_what_was_chosen_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_world_of_one_that_mpi_sees_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     comm = types.SimpleNamespace(Get_size=lambda: 1)
-    fake = types.SimpleNamespace(
-        Get_library_version=lambda: "Some MPI 1.0", Is_initialized=lambda: True, COMM_WORLD=comm
-    )
-    monkeypatch.setattr(connection, "load_mpi", lambda: fake)
+    module = types.SimpleNamespace(Is_initialized=lambda: True, COMM_WORLD=comm)
+    fake = types.SimpleNamespace(library="Some MPI 1.0", module=module)
+    monkeypatch.setattr(connection, "load_mpi", lambda _: fake)
 
     def alone(*_: Any, **__: Any) -> None:
         raise WorldError("2 ranks each see an MPI world of 1")

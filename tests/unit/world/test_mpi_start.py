@@ -7,27 +7,49 @@ from typing import Any
 
 import pytest
 
-from hpcpace.world.mpi_start import is_misread_by_pmi2, may_call_mpi, start_in_a_thread
+from hpcpace.world import mpi_start
+from hpcpace.world.mpi_start import (
+    _OneThread,
+    is_misread_by_pmi2,
+    load_mpi,
+    may_call_mpi,
+    start_in_a_thread,
+    start_mpi,
+)
 
 UCX = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n"
 PMI2 = {"PMI_FD": "10", "SLURM_STEP_ID": "0", "SLURM_MPI_TYPE": "pmi2"}
 
 
 @pytest.mark.parametrize(
-    ("library", "environ", "is_misread"),
+    ("library", "is_misread"),
+    [(UCX, True), (UCX.replace("ucx ", ""), False), ("Open MPI v4.1.4", False)],
+)
+def test_pmi2_misreads_mpich_over_ucx_alone(library: str, is_misread: bool) -> None:
+    assert is_misread_by_pmi2(library) is is_misread
+
+
+@pytest.mark.parametrize(
+    ("environ", "library", "in_thread"),
     [
-        (UCX, PMI2, True),
-        (UCX, {"PMI_FD": "10", "SLURM_STEP_ID": "0"}, True),
-        (UCX, {"PMI_FD": "10"}, False),
-        (UCX, PMI2 | {"SLURM_MPI_TYPE": "pmix"}, False),
-        (UCX.replace("ucx ", ""), PMI2, False),
-        ("Open MPI v4.1.4", PMI2, False),
+        (PMI2, UCX, True),
+        ({"PMI_FD": "10", "SLURM_STEP_ID": "0"}, UCX, True),
+        ({"PMI_FD": "10"}, UCX, False),
+        (PMI2 | {"SLURM_MPI_TYPE": "pmix"}, UCX, False),
+        (PMI2, "Open MPI v4.1.4", False),
     ],
 )
-def test_a_thread_is_needed_only_where_pmi2_may_misread_the_start(
-    library: str, environ: dict[str, str], is_misread: bool
+def test_mpi_is_loaded_and_started_in_one_thread_only_where_pmi2_may_misread_it(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], library: str, in_thread: bool
 ) -> None:
-    assert is_misread_by_pmi2(library, environ) is is_misread
+    mpi = FakeMpi(FakeMpi.THREAD_MULTIPLE, library)
+    monkeypatch.setattr(mpi_start, "_import", lambda: mpi.note() or mpi)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    rc = types.SimpleNamespace(threads=True, thread_level="multiple")
+    monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(rc=rc))
+    start_mpi(load_mpi(environ))
+    assert (threading.get_ident() not in mpi.callers) is in_thread
+    assert len(mpi.callers) == 1 + (environ is PMI2 and library != UCX)
 
 
 class FakeRequest:
@@ -65,12 +87,18 @@ class FakeMpi:
     THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
     Comm, Request = FakeComm, FakeRequest
 
-    def __init__(self, granted: int) -> None:
-        self.granted, self.callers = granted, set[int]()
+    def __init__(self, granted: int, library: str = UCX) -> None:
+        self.granted, self.library, self.callers = granted, library, set[int]()
         self.COMM_WORLD = FakeComm(self)
 
     def note(self) -> None:
         self.callers.add(threading.get_ident())
+
+    def Is_initialized(self) -> bool:
+        return False
+
+    def Get_library_version(self) -> str:
+        return self.library
 
     def Init_thread(self, level: int) -> int:
         self.note()
@@ -85,7 +113,7 @@ def no_end_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("granted", [FakeMpi.THREAD_FUNNELED, FakeMpi.THREAD_SERIALIZED])
 def test_below_thread_multiple_all_calls_stay_in_the_thread_that_started(granted: int) -> None:
     mpi = FakeMpi(granted)
-    comm = start_in_a_thread(mpi, mpi.THREAD_MULTIPLE)
+    comm = start_in_a_thread(mpi, mpi.THREAD_MULTIPLE, _OneThread())
     duplicate, request = comm.Idup()
     assert (comm.rank, duplicate.allgather(7), request.Test()) == (3, [7], True)
     with pytest.raises(ValueError, match="nothing to gather"):
@@ -110,12 +138,15 @@ def test_a_thread_that_did_not_start_mpi_may_call_it_with_thread_multiple_only(
     )
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
     assert may_call_mpi(object()) is may
-    assert may_call_mpi(start_in_a_thread(FakeMpi(FakeMpi.THREAD_SERIALIZED), FakeMpi.THREAD_MULTIPLE)) is True
+    assert (
+        may_call_mpi(start_in_a_thread(FakeMpi(FakeMpi.THREAD_SERIALIZED), FakeMpi.THREAD_MULTIPLE, _OneThread()))
+        is True
+    )
 
 
 def test_with_thread_multiple_calls_are_made_where_they_are() -> None:
     mpi = FakeMpi(FakeMpi.THREAD_MULTIPLE)
-    comm = start_in_a_thread(mpi, mpi.THREAD_MULTIPLE)
+    comm = start_in_a_thread(mpi, mpi.THREAD_MULTIPLE, _OneThread())
     assert comm is mpi.COMM_WORLD
     assert comm.allgather(1) == [1]
     assert len(mpi.callers) == 2
