@@ -78,6 +78,7 @@ def site_launch(run_dir: Path, name: str, environ: Mapping[str, str]) -> Launch:
         pace=None,
         warmup_steps=_SITE_WARMUP_STEPS,
         samples_unit="samples",
+        step_from="auto",
         pid=0,
         teller="",
         had_python_path=has_python_path(environ),
