@@ -197,3 +197,15 @@ def test_ranks_of_mpi_that_torch_does_not_connect_are_not_worlds_of_one(mpiexec:
     assert result.stderr == (
         "hpcpace: nothing was recorded: 2 ranks train, and torch connects none of them to another\n"
     )
+
+
+def test_steps_without_a_backward_pass_are_recorded(trace: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nweight = torch.nn.Parameter(torch.ones(1))\nweight.grad = torch.ones(1)\n"
+        "optimizer = torch.optim.SGD([weight], lr=0.25)\nfor _ in range(4):\n    optimizer.step()\n"
+        "print(weight.item())\n"
+    )
+    result = trace(script)
+    assert (result.returncode, result.stdout) == (0, "0.0\n"), result.stderr
+    assert _ranks_and_steps(tmp_path / "run") == [(0, 1, 4)]
