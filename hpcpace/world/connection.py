@@ -13,7 +13,7 @@ from typing import Any
 from hpcpace.errors import WorldError
 from hpcpace.world.environment import RankInfo, mark_rank
 from hpcpace.world.mpi import mpi_world
-from hpcpace.world.mpi_start import LoadedMpi, load_mpi
+from hpcpace.world.mpi_start import LoadedMpi, ended_after, load_mpi
 from hpcpace.world.rendezvous import Rendezvous, rendezvous_of
 
 _STARTED_BY = {"slurm": "Slurm", "pmi": "mpiexec", "torchrun": "torchrun"}
@@ -71,7 +71,9 @@ def connect(
         return Connection(comm=None, rendezvous=None, line=f"{_ranks_from(info, environ)}, clocks over gloo")
     mpi, reason = None, "world.coordination is torch"
     if coordination != "torch":
-        mpi, reason = usable_mpi(info, environ, is_forced=coordination == "mpi")
+        # Loading the library may hang as well as starting it.
+        with ended_after(timeout_s):
+            mpi, reason = usable_mpi(info, environ, is_forced=coordination == "mpi")
     if mpi is not None:
         library = _name(mpi)
         try:
