@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
@@ -34,7 +34,14 @@ from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import RankInfo, host_identity, locate, process_environ
+from hpcpace.world.environment import (
+    RankInfo,
+    host_identity,
+    is_recorded,
+    locate,
+    mark_recorded,
+    process_environ,
+)
 
 
 class Session:
@@ -165,6 +172,11 @@ class Session:
 
     def __enter__(self) -> Session:
         self._known_error = error_in_flight(None)
+        if is_recorded(self._settings.environ):
+            with suppress(WorldError):
+                self._warner.rank = self._settings.find_rank().rank
+            self._warner.warn_once_for_all("this session records nothing: `hpcpace trace`, or a session, does already")
+            return self
         try:
             self._start()
         except Exception as error:  # the boundary to somebody else's job, which goes on without us
@@ -212,6 +224,7 @@ class Session:
         if steps is not None:
             steps.sink = InferredSteps(active, failed=self._end_early)
         active.start()
+        mark_recorded(True)
         self.phase = active.recording.recorder.phase
 
     @property
@@ -274,6 +287,7 @@ class Session:
         active, self._active = self._active, None
         self.phase = NullRecorder().phase
         if active is not None:
+            mark_recorded(False)
             active.close(in_order=in_order, end=end)
             self.recorded = active.recorded()
 

@@ -93,6 +93,17 @@ def only_launch() -> None:
     subprocess.run([sys.executable, "-c", "import torch; print('no rank')"], check=True)
 
 
+def own_session() -> None:
+    import hpcpace
+
+    dist.device_mesh.init_device_mesh("cpu", (2,))
+    with hpcpace.session(run_dir="own") as session:
+        for _ in range(2):
+            train(2)
+            session.step()
+    leave()
+
+
 def exits() -> None:
     train()
     sys.exit(3)
@@ -103,7 +114,7 @@ def leaves_at_once() -> None:
     os._exit(5)
 
 
-WAYS = (spawn, relaunch, mesh_only, twice, fail_once, fork, only_launch, exits, leaves_at_once, train)
+WAYS = (spawn, relaunch, mesh_only, twice, fail_once, fork, only_launch, own_session, exits, leaves_at_once, train)
 
 if __name__ == "__main__":
     {way.__name__: way for way in WAYS}[sys.argv[1]]()

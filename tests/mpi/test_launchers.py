@@ -61,6 +61,17 @@ def test_a_process_group_that_a_mesh_makes_is_recorded(torchrun: Run, tmp_path: 
     assert len(_last_lines(result)) == 1
 
 
+def test_a_session_of_the_script_leaves_the_recording_to_the_command(
+    torchrun: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = torchrun(2, *TRACE, "--run-dir", tmp_path / "run", "--", SCRIPT, "own_session")
+    assert result.returncode == 0, result.stderr
+    assert _ranks_and_steps(tmp_path / "run") == [(0, 2, 4), (1, 2, 4)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    assert result.stderr.count("this session records nothing") == 2 and "Overriding" not in result.stderr
+
+
 def test_torchrun_below_the_command_leaves_what_it_leaves_above_it(trace: Run, torchrun: Run, tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     result = trace(*launcher, SCRIPT, "mesh_only")
