@@ -59,24 +59,25 @@ class ModuleCalls:
     def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         thread, this_thread = threading.get_ident(), threading.get_ident
         is_compiling, clock = torch.compiler.is_compiling, time.monotonic_ns
-        begins, ends = self._begins, self._ends
+        begins, ends, calls = self._begins, self._ends, self
 
+        # torch.profiler knows the frames of this function by its code, and takes their `self` for the module.
         @wraps(original)
-        def observed(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
             is_outermost = False
             kind = begin_ns = 0
             try:
-                if not (self.is_inside or is_compiling() or this_thread() != thread):
-                    self.is_inside = is_outermost = True
-                    kind = begins(module, args, kwargs)
+                if not (calls.is_inside or is_compiling() or this_thread() != thread):
+                    calls.is_inside = is_outermost = True
+                    kind = begins(self, args, kwargs)
                     begin_ns = clock()
-                return original(module, *args, **kwargs)
+                return original(self, *args, **kwargs)
             except BaseException as error:
                 leave_out_own_frame(error)
                 raise
             finally:
                 if is_outermost:
-                    self.is_inside = False
+                    calls.is_inside = False
                     ends(kind, begin_ns)
 
         return observed

@@ -211,3 +211,11 @@ def test_modules_that_run_again_inside_backward_belong_to_it(observer: PhaseObse
     model = torch.nn.Linear(3, 1)
     torch.utils.checkpoint.checkpoint(model, torch.ones(2, 3), use_reentrant=False).sum().backward()
     assert _phases(rows) == [Phase.FORWARD, Phase.BACKWARD]
+
+
+def test_a_profiler_with_stacks_sees_the_modules_of_the_job(observer: PhaseObserver) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 1))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profiler:
+        model(torch.ones(2, 3))
+    names = {event.name for event in profiler.events()}
+    assert {"nn.Module: Sequential_0", "nn.Module: Linear_0"} <= names
