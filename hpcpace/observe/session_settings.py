@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.config_sources import REQUESTED, load_config
-from hpcpace.world.environment import RankInfo, rank_info
+from hpcpace.world.environment import RankInfo, rank_info, rank_info_of_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +54,20 @@ class SessionSettings:
     def find_rank(self) -> RankInfo:
         """Return this rank's place in the job.
 
+        Ranks that a script or framework has started by itself have no variables of a launcher: torch's group knows.
+
         Raises:
             WorldError: the environment contradicts itself.
         """
-        return self.world or rank_info(self.environ)
+        if self.world is not None:
+            return self.world
+        info = rank_info(self.environ)
+        groups = sys.modules.get("torch.distributed")
+        if self.comm is not None or info.world_size > 1 or groups is None:
+            return info
+        if not (groups.is_available() and groups.is_initialized()):
+            return info
+        return rank_info_of_group(groups.get_rank(), groups.get_world_size(), self.environ)
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
