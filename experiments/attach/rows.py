@@ -1,0 +1,231 @@
+"""The rows of the matrix: what each runs, from where, and with which options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from experiments.attach import edits
+from experiments.attach.edits import Edit
+
+Fault = Literal["compute", "loader", "host"]
+FAULTS: tuple[Fault, ...] = ("compute", "loader", "host")
+_WITHOUT_LOADER: tuple[Fault, ...] = ("compute", "host")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A public repository at a commit: its clone is `folder` of the option --sources."""
+
+    repository: str
+    commit: str
+
+    @property
+    def folder(self) -> str:
+        """The name of its clone."""
+        return self.repository.partition("/")[2]
+
+
+EXAMPLES = Source(repository="pytorch/examples", commit="77f55b912142e11fcfdf5b530231fb9c52f181e8")
+NANOGPT = Source(repository="karpathy/nanoGPT", commit="3adf61e154c3fe3fca428ad6bc3818b27a3b8291")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row.
+
+    Attributes:
+        name: for --only.
+        title: in the document.
+        program: file in programs/, or in the source's folder.
+        arguments: of the program.
+        launches_itself: whether it starts its ranks; torchrun does otherwise.
+        shares_batches: whether ranks compute on the same samples, of which hpcpace then makes no guess.
+        source, folder, edits: the public script; None for a program of this experiment.
+        packages: distributions whose version counts.
+        faults: those that the script has a place for.
+        note: what a reader must know.
+    """
+
+    name: str
+    title: str
+    program: str
+    arguments: tuple[str, ...] = ()
+    launches_itself: bool = False
+    shares_batches: bool = False
+    source: Source | None = None
+    folder: str = ""
+    edits: tuple[Edit, ...] = ()
+    packages: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = FAULTS
+    note: str = ""
+
+    @property
+    def has_callback(self) -> bool:
+        """Whether the program opens the session by a callback of ours."""
+        return "--callback" in self.arguments
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def _loop(name: str, title: str, kind: str) -> Row:
+    return Row(name=name, title=title, program="plain_loop.py", arguments=("--kind", kind))
+
+
+def _zero(stage: int) -> Row:
+    title = f"DeepSpeed ZeRO-{stage}, two parameter groups"
+    return Row(
+        name=f"zero{stage}", title=title, program="zero.py", arguments=("--stage", str(stage)), packages=("deepspeed",)
+    )
+
+
+def _callback(name: str, title: str, program: str, package: str, *arguments: str, launches_itself: bool = False) -> Row:
+    return Row(
+        name=name,
+        title=f"{title}, accumulating over 2 microbatches",
+        program=program,
+        arguments=(*arguments, "--callback", "--accumulate", "2"),
+        launches_itself=launches_itself,
+        packages=(package,),
+        faults=(),
+    )
+
+
+_TORCH = (
+    _loop("ddp", "DDP", "ddp"),
+    Row(
+        name="ddp-accumulate",
+        title="DDP, accumulating over 2 microbatches",
+        program="plain_loop.py",
+        arguments=("--kind", "ddp", "--accumulate", "2"),
+        faults=(),
+    ),
+    _loop("fsdp1", "FSDP1 (`FullyShardedDataParallel`)", "fsdp1"),
+    _loop("fsdp2", "FSDP2 (`fully_shard`)", "fsdp2"),
+    Row(
+        name="tensor-parallel",
+        title="DTensor, tensor parallel, `init_device_mesh` alone",
+        program="tensor_parallel.py",
+        shares_batches=True,
+    ),
+    Row(
+        name="pipelining",
+        title="torch.distributed.pipelining, 1F1B",
+        program="pipelining.py",
+        shares_batches=True,
+    ),
+    _loop("compile", "torch.compile inside DDP", "compile"),
+)
+_FRAMEWORKS = (
+    *map(_zero, (1, 2, 3)),
+    _callback("zero-two-lines", "DeepSpeed with our two lines", "zero.py", "deepspeed", "--stage", "2"),
+    Row(name="lightning", title="Lightning under torchrun", program="lightning_fit.py", packages=("lightning",)),
+    Row(
+        name="lightning-launcher",
+        title="Lightning with its own launcher",
+        program="lightning_fit.py",
+        packages=("lightning",),
+        launches_itself=True,
+    ),
+    _callback("lightning-callback", "Lightning with our callback", "lightning_fit.py", "lightning"),
+    _callback(
+        "lightning-launcher-callback",
+        "Lightning with its own launcher and our callback",
+        "lightning_fit.py",
+        "lightning",
+        launches_itself=True,
+    ),
+    Row(name="accelerate", title="Accelerate", program="accelerate_loop.py", packages=("accelerate",)),
+    _callback("accelerate-two-lines", "Accelerate with our two lines", "accelerate_loop.py", "accelerate"),
+    Row(name="trainer", title="Hugging Face Trainer", program="trainer_fit.py", packages=("transformers",)),
+    _callback("trainer-callback", "Hugging Face Trainer with our callback", "trainer_fit.py", "transformers"),
+)
+_NANOGPT = Row(
+    name="nanogpt",
+    title="nanoGPT `train.py`",
+    source=NANOGPT,
+    program="train.py",
+    edits=edits.NANOGPT,
+    arguments=_words(
+        "--device=cpu --backend=gloo --compile=False --dtype=float32 --dataset=tiny --n_layer=2 "
+        "--n_head=2 --n_embd=64 --block_size=64 --batch_size=8 --gradient_accumulation_steps=8 "
+        "--max_iters=39 --lr_decay_iters=39 --warmup_iters=2 --eval_interval=20 --eval_iters=4"
+    ),
+    faults=_WITHOUT_LOADER,
+    note="`get_batch` is a function of the script, so loading counts as other.",
+)
+_MINGPT = Row(
+    name="mingpt-ddp",
+    title="pytorch/examples: minGPT-ddp `main.py`",
+    source=EXAMPLES,
+    folder="distributed/minGPT-ddp/mingpt",
+    program="main.py",
+    edits=edits.MINGPT_DDP,
+    arguments=_words(
+        "data_config.path=data/input.txt data_config.truncate=0.0013 data_config.block_size=32 "
+        "gpt_config.n_layer=2 gpt_config.n_head=2 gpt_config.n_embd=64 trainer_config.max_epochs=1 "
+        "trainer_config.batch_size=8 trainer_config.data_loader_workers=0 trainer_config.save_every=1 "
+        "trainer_config.use_amp=False"
+    ),
+    packages=("hydra-core",),
+)
+
+
+def _ddp_series(name: str, program: str, changed: tuple[Edit, ...], *, launches_itself: bool = False) -> Row:
+    return Row(
+        name=name,
+        title=f"pytorch/examples: ddp-tutorial-series `{program}`{' (mp.spawn)' if launches_itself else ''}",
+        source=EXAMPLES,
+        folder="distributed/ddp-tutorial-series",
+        program=program,
+        edits=changed,
+        arguments=("3", "2"),
+        launches_itself=launches_itself,
+    )
+
+
+def _made_in_loop(name: str, folder: str, program: str, changed: tuple[Edit, ...], *, shares_batches: bool) -> Row:
+    return Row(
+        name=name,
+        title=f"pytorch/examples: {folder} `{program}`",
+        source=EXAMPLES,
+        folder=f"distributed/{folder}",
+        program=program,
+        edits=changed,
+        shares_batches=shares_batches,
+        faults=_WITHOUT_LOADER,
+        note="The script makes its data in the loop, where no loader can be seen.",
+    )
+
+
+_IMAGENET = Row(
+    name="imagenet",
+    title="pytorch/examples: imagenet `main.py`",
+    source=EXAMPLES,
+    folder="imagenet",
+    program="main.py",
+    edits=edits.IMAGENET,
+    arguments=_words(
+        "--dummy --dist-backend=gloo --dist-url=env:// --seed=0 --epochs=1 --batch-size=8 --workers=0 "
+        "--no-accel --arch=mobilenet_v3_small"
+    ),
+    packages=("torchvision",),
+)
+ROWS: tuple[Row, ...] = (
+    *_TORCH,
+    *_FRAMEWORKS,
+    _NANOGPT,
+    _MINGPT,
+    _ddp_series("ddp-torchrun", edits.TORCHRUN, edits.DDP_TORCHRUN),
+    _ddp_series("ddp-spawn", edits.SPAWN, edits.DDP_SPAWN, launches_itself=True),
+    _made_in_loop("examples-fsdp2", "FSDP2", "example.py", edits.FSDP2, shares_batches=False),
+    _made_in_loop("examples-tp", "tensor_parallelism", edits.TENSOR_PARALLEL, edits.EXAMPLES_TP, shares_batches=True),
+    _IMAGENET,
+)
+UNTESTED: dict[str, str] = {
+    "pytorch/examples: tensor_parallelism `fsdp_tp_example.py`": "its attention does not run on CPUs with DTensor",
+    "torchtitan": "its training loop needs an accelerator",
+}
+"""What was asked for and never ran, with the reason."""

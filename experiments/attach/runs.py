@@ -1,0 +1,160 @@
+"""Runs a row's script as its user would, with and without tracing, and collects what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.attach.checkout import lay_out
+from experiments.attach.rows import Fault, Row
+
+_PROGRAMS = Path(__file__).with_name("programs")
+_REPOSITORY = Path(__file__).parents[2]
+_PLAIN, _CODE = "plain", "exit-code"
+_HOLD_S = 0.08
+_LIMIT_S = 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """One run of a script.
+
+    Attributes:
+        folder: it ran with this folder for output.
+        code: its exit code; of the launcher where there is one.
+        stdout, stderr: what it printed.
+        witnesses: what its witnesses wrote, by rank.
+    """
+
+    folder: Path
+    code: int
+    stdout: str
+    stderr: str
+    witnesses: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where a traced script has its traces."""
+        return self.folder / "run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where and with what all rows run.
+
+    Attributes:
+        python: an interpreter that has the frameworks.
+        sources: folder with clones of public repositories.
+        torchvision: folder with torchvision, where it is apart from the other packages.
+        folder: for everything that the runs write.
+        reuse: whether runs without tracing that are there count.
+    """
+
+    python: Path
+    sources: Path | None
+    torchvision: Path | None
+    folder: Path
+    reuse: bool = False
+
+    def run_plainly(self, row: Row) -> Ran:
+        """Run a row's script once without tracing, or return its last such run if that may be reused.
+
+        Raises:
+            CheckoutError: the public script is not there as expected.
+        """
+        folder = self.folder / row.name / _PLAIN
+        if self.reuse and (folder / _CODE).exists():
+            return read_run(folder)
+        return self.run(row, traced=False)
+
+    def run(self, row: Row, *, traced: bool, fault: Fault | None = None) -> Ran:
+        """Run a row's script once.
+
+        Raises:
+            CheckoutError: the public script is not there as expected.
+        """
+        folder = self.folder / row.name / (("traced" if traced else _PLAIN) + (f"-{fault}" if fault else ""))
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        place, script = folder, _PROGRAMS / row.program
+        if row.source is not None:
+            place = lay_out(row, self.sources, folder / "source")
+            script = place / row.program
+        command = self._command(row, script, folder / "run" if traced else None)
+        with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
+            code = _run(command, place, self._environ(row, folder, fault), out, err)
+        (folder / _CODE).write_text(str(code))
+        return read_run(folder)
+
+    def _command(self, row: Row, script: Path, run_dir: Path | None) -> list[str]:
+        launcher = [str(self.python)]
+        if not row.launches_itself:
+            launcher += ["-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={_free_port()}"]
+        # The script itself opens the session where it has our callback.
+        by_trace = run_dir is not None and not row.has_callback
+        trace = ["-m", "hpcpace", "trace", "--run-dir", str(run_dir), "--"] if by_trace else []
+        return [*launcher, *trace, str(script), *row.arguments]
+
+    def _environ(self, row: Row, folder: Path, fault: Fault | None) -> dict[str, str]:
+        paths = [_REPOSITORY, *([self.torchvision] if self.torchvision and "torchvision" in row.packages else [])]
+        return {
+            **os.environ,
+            "PATH": f"{self.python.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "ATTACH_FOLDER": str(folder),
+            "ATTACH_PORT": str(_free_port()),
+            "ATTACH_FAULT": fault or "",
+            "ATTACH_HOLD_S": str(_HOLD_S),
+            "ATTACH_PROFILE": "" if fault else "1",
+            # Scripts with a callback open the session by themselves, in the run that is traced.
+            "ATTACH_RUN": str(folder / "run"),
+            "HPCPACE_TRACE_ENABLED": "0" if folder.name == _PLAIN else "1",
+        }
+
+
+def read_run(folder: Path) -> Ran:
+    """Return what a run that has ended left in its folder."""
+    witnesses = [json.loads(path.read_text()) for path in sorted(folder.glob("witness-*.json"))]
+    return Ran(
+        folder=folder,
+        code=int((folder / _CODE).read_text()),
+        stdout=(folder / "stdout").read_text(errors="replace"),
+        stderr=(folder / "stderr").read_text(errors="replace"),
+        witnesses={witness["rank"]: witness for witness in witnesses},
+    )
+
+
+def report(python: Path, run_dir: Path) -> dict[str, Any] | None:
+    """Return the summary of a run; None if there is no report."""
+    environ = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
+    subprocess.run([python, "-m", "hpcpace", "report", run_dir], env=environ, capture_output=True)
+    path = run_dir / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _run(command: list[str], place: Path, environ: dict[str, str], out: Any, err: Any) -> int:
+    """Run a command in a session of its own, and end all of it when its time is up."""
+    with subprocess.Popen(command, cwd=place, env=environ, stdout=out, stderr=err, start_new_session=True) as process:
+        try:
+            return process.wait(_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+            return 124
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
