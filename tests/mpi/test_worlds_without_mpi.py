@@ -183,8 +183,10 @@ def test_something_else_at_the_port_ends_every_rank_in_time(place: Mapping[str, 
 def test_a_missing_gpu_ends_all_ranks_with_one_message(place: Mapping[str, str]) -> None:
     results = ended(start(0, **place), start(1, **place, device="cuda"))
     assert [each.code for each in results] == [2, 2]
-    assert results[0].stderr.startswith(f"error: {HOST} (rank 1): device is cuda, but torch sees no GPU here: ")
-    assert (results[0].stderr.count("\n"), results[1].stderr) == (1, "")
+    # torch may warn that nothing gives this host's name.
+    told = [line for each in results for line in each.stderr.splitlines() if "[c10d]" not in line]
+    assert len(told) == 1
+    assert told[0].startswith(f"error: {HOST} (rank 1): device is cuda, but torch sees no GPU here: ")
 
 
 def test_ranks_of_different_worlds_are_told_apart(place: Mapping[str, str]) -> None:

@@ -62,7 +62,7 @@ def test_a_recording_follows_no_link_in_its_run(tmp_path, elsewhere, name):
         config=Config(),
         clock_sync=None,
         network=None,
-        on_optimizer_step=None,
+        steps=None,
         warn=warnings.append,
         warn_once_for_all=warnings.append,
     )

@@ -93,6 +93,9 @@ PROMISES = {
         "mpi/test_world.py::test_the_interface_of_the_user_is_kept",
     ),
     "A session opens no ports itself": (f"{_HERE}::test_no_module_but_the_labs_opens_a_port",),
+    "The last line of `hpcpace trace` comes over a Unix socket": (
+        f"{_HERE}::test_the_last_line_of_a_job_uses_unix_sockets_alone",
+    ),
     "`report`, `dump` and `audit --from` open no connection": (
         f"{_HERE}::test_opening_a_run_does_nothing_else",
         "unit/report/test_html.py::test_nothing_in_the_page_can_be_loaded",
@@ -273,8 +276,22 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
         for name in _calls(ast.parse(path.read_text()))
         if name in ("bind", "listen", "create_server", "create_connection", "urlopen", "connect", "Open_port")
     ]
-    # The kernel's own socket for traffic shaping, on this host.
-    assert [line for line in found if not line.startswith("hpcpace/audit/shaping.py")] == []
+    known = {
+        "hpcpace/audit/shaping.py": {"bind", "connect"},  # the kernel's own socket for traffic shaping, on this host
+        "hpcpace/observe/last_line.py": {"bind", "listen", "connect"},  # a Unix socket, see below
+        "hpcpace/world/rendezvous.py": {"connect"},  # asks whether torch's store answers
+        "hpcpace/callbacks/loop.py": {"bind"},  # arguments of a signature
+        "hpcpace/cli/train.py": {"connect"},  # the ranks of a training: hpcpace.world.connection
+    }
+    unknown = [line for line in found if line.split(": ")[1] not in known.get(line.split(": ")[0], ())]
+    assert unknown == []
+
+
+def test_the_last_line_of_a_job_uses_unix_sockets_alone() -> None:
+    tree = ast.parse((ROOT / "hpcpace" / "observe" / "last_line.py").read_text())
+    made = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    sockets = [call for call in made if call.startswith("socket.socket(")]
+    assert sockets and set(sockets) == {"socket.socket(socket.AF_UNIX)"}
 
 
 def _calls(tree: ast.AST) -> Iterator[str]:

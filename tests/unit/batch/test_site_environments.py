@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,11 @@ def _program(path: Path, text: str) -> Path:
 def _run(folder: Path, path: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {"HOME": str(folder), "PATH": f"{path}:/usr/bin:/bin", "FAKE_CALLS": str(folder / "calls.jsonl")}
     clean |= {"FAKE_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY), **JOB}
-    command = ["bash", str(SCRIPT), "--data", "my data"]
+    # A copy, because the checkout of a developer has hpcpace in .venv.
+    script = folder / "bin" / SCRIPT.name
+    script.parent.mkdir(exist_ok=True)
+    shutil.copy(SCRIPT, script)
+    command = ["bash", str(script), "--data", "my data"]
     return subprocess.run(command, cwd=folder, env={**clean, **environ}, capture_output=True, text=True, timeout=60)
 
 
