@@ -57,6 +57,9 @@ def step_graph(
 ) -> StepGraph | None:
     """Return the graph of the steps that have the operations of most steps; None if no steps or no order of them do.
 
+    There is none either if steps have several blocks, as those with several backward passes of DDP have: the graph has
+    one wait for all that is under way, so waiting in the others would count as work.
+
     Args:
         operations: rows of all ranks.
         matching, waits: which of them belong together, and their waits and transfers.
@@ -66,6 +69,8 @@ def step_graph(
         role: role of each of `ranks`, int64, (num_ranks,).
         blocks: further stretches in which ranks were blocked; the last one of a step waits for all transfers under way.
     """
+    if _has_several_blocks(blocks, steps, ranks):
+        return None
     slots = recurring_slots(operations, matching, work, steps, ranks)
     if slots is None or not len(slots.column):
         return None
@@ -280,6 +285,16 @@ class _Builder:
 
     def _connect(self, source: Int64Array, target: Int64Array) -> None:
         self._edges.append((source, target))
+
+
+def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int]) -> bool:
+    """Return whether more than a tenth of the steps of all ranks have several blocks, besides its pauses."""
+    num_several = 0
+    for index, (begin, _) in enumerate(blocks_of(blocks.select(pauses=False), ranks)):
+        at = np.searchsorted(steps.begin_ns[index], begin, side="right") - 1
+        inside = (at >= 0) & (begin < steps.end_ns[index][np.maximum(at, 0)])
+        num_several += int((np.bincount(at[inside], minlength=1) > 1).sum())
+    return num_several > steps.begin_ns.size / 10
 
 
 def _block_begins(blocks: Blocks, steps: StepPanel, ranks: Sequence[int], column: Int64Array) -> Int64Array | None:

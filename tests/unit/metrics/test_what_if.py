@@ -138,6 +138,24 @@ def test_buckets_that_overlap_backward_are_waited_for_at_its_end(unblocked):
     assert gains[0].gain_share > 0.3
 
 
+def test_steps_with_several_waits_inside_torch_are_not_rebuilt():
+    """As those of a GAN, whose two models each wait for their gradients: see step_graph."""
+    begin = np.tile(np.arange(4) * 50 * MS, (2, 1))
+    rows = [
+        [(step, 0, step, Op.ALL_REDUCE, 8, -1, at + MS, at + 9 * MS, 0, ExitKind.COMPLETION) for step, at in steps]
+        for steps in (list(enumerate(own.tolist())) for own in begin)
+    ]
+    run = known_run(rows, begin, begin + 50 * MS)
+
+    def blocks(*after_ms):
+        first_ns = np.concatenate([begin.ravel() + after * MS for after in after_ms])
+        rank = np.tile(np.repeat(np.arange(2), 4), len(after_ms))
+        return Blocks(rank=rank, begin_ns=first_ns, end_ns=first_ns + 5 * MS)
+
+    assert graph_of(run, blocks=blocks(20)) is not None
+    assert graph_of(run, blocks=blocks(4, 20)) is None
+
+
 def test_steps_with_other_operations_are_left_out():
     run = data_parallel(works())
     run.operations.step[(run.operations.step == 3) & (run.operations.rank == 0)] = 99
