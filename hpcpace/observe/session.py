@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcpace.config import Config
 from hpcpace.errors import ClockSyncError, WorldError
@@ -34,14 +34,7 @@ from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import (
-    RankInfo,
-    host_identity,
-    is_recorded,
-    locate,
-    mark_recorded,
-    process_environ,
-)
+from hpcpace.world.environment import RankInfo, host_identity, locate, process_environ
 
 
 class Session:
@@ -81,6 +74,8 @@ class Session:
     """
 
     phase: Callable[[str], AbstractContextManager[Any]]
+    # Torch's operators and hooks are there once in a process, and so is what observes them; a fork is another process.
+    _recorded_pid: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -172,7 +167,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self._known_error = error_in_flight(None)
-        if is_recorded(self._settings.environ):
+        if Session._recorded_pid == os.getpid():
             with suppress(WorldError):
                 self._warner.rank = self._settings.find_rank().rank
             self._warner.warn_once_for_all("this session records nothing: `hpcpace trace`, or a session, does already")
@@ -224,7 +219,7 @@ class Session:
         if steps is not None:
             steps.sink = InferredSteps(active, failed=self._end_early)
         active.start()
-        mark_recorded(True)
+        Session._recorded_pid = os.getpid()
         self.phase = active.recording.recorder.phase
 
     @property
@@ -287,7 +282,7 @@ class Session:
         active, self._active = self._active, None
         self.phase = NullRecorder().phase
         if active is not None:
-            mark_recorded(False)
+            Session._recorded_pid = 0
             active.close(in_order=in_order, end=end)
             self.recorded = active.recorded()
 

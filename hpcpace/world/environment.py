@@ -28,7 +28,6 @@ _PMI_VARIABLES = (
 _MPI_LAUNCHER_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_SIZE")
 # What a rank starts inherits the variables that made it a rank; by this one it can tell that it is none.
 _RANK_PID = "HPCPACE_RANK_PID"
-_RECORDED_PID = "HPCPACE_RECORDED_PID"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +93,6 @@ def change_environ(changes: Mapping[str, str | None]) -> None:
 def mark_rank() -> None:
     """Let the processes that this rank starts know that they are no ranks, whatever launcher's variables they see."""
     os.environ[_RANK_PID] = str(os.getpid())
-
-
-def mark_recorded(is_recorded: bool) -> None:
-    """Note whether a session records this process, for others in it."""
-    change_environ({_RECORDED_PID: str(os.getpid()) if is_recorded else None})
-
-
-def is_recorded(environ: Mapping[str, str]) -> bool:
-    """Return whether a session records this process already; one that it starts, or forks, is another."""
-    return environ.get(_RECORDED_PID) == str(os.getpid())
 
 
 def is_started_by_rank(environ: Mapping[str, str]) -> bool:

@@ -63,7 +63,7 @@ def main(run_dir: Path) -> None:
             session.step()
             model(torch.ones(2, 4)).sum().backward()
             session.step()
-            # A call that torch refuses must fail as ever, and leave no row.
+            # A call that torch refuses must fail as ever; its row says that it failed.
             try:
                 dist.all_gather_into_tensor(torch.zeros(3), torch.ones(4))
             except (RuntimeError, ValueError) as error:

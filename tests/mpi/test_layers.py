@@ -31,6 +31,8 @@ COLLECTIVES = [
     (0, 0, 10, Op.ALL_REDUCE, 12, -1),
     (2, 0, 11, Op.ALL_REDUCE, 64, -1),
 ]
+# It takes no number: the next operation would be 12 as well.
+REFUSED = (3, 0, 12, Op.ALL_GATHER, 12, -1)
 MESSAGES = [
     [*((1, 0, seq, Op.SEND, 32, 1) for seq in range(4)), (1, 0, 0, Op.RECV, 32, 1)],
     # The second one came from anybody: rank 0 turned out to be the sender when it was over.
@@ -52,11 +54,13 @@ def test_every_call_leaves_its_row(
         found = list(
             zip(*(rows[name].tolist() for name in ("step", "group", "seq", "op", "bytes", "peer")), strict=True)
         )
-        assert sorted(found) == sorted([*COLLECTIVES, *MESSAGES[rank]])
+        assert sorted(found) == sorted([*COLLECTIVES, *MESSAGES[rank], REFUSED])
+        failed = rows["exit_kind"] == ExitKind.FAILED
+        assert [row for row, is_failed in zip(found, failed.tolist(), strict=True) if is_failed] == [REFUSED]
         # Gloo completes a send in its wait, and nobody waited for the third one.
         is_never = rows["exit_kind"] == ExitKind.NEVER
         assert list(zip(rows["op"][is_never], rows["seq"][is_never], strict=True)) == [(Op.SEND, 2)] * (rank == 0)
-        rows = rows.select(~is_never)
+        rows = rows.select(~is_never & ~failed)
         assert (rows["exit_ns"] > rows["enter_ns"]).all()
         assert (rows["blocked_ns"] <= rows["exit_ns"] - rows["enter_ns"] + 1024).all()
         blocking = np.isin(rows["op"], [Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.BARRIER])
