@@ -187,6 +187,8 @@ def test_a_signal_ends_the_script_as_it_does_without_hpcpace(
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal, torch\ntorch.ones(1, requires_grad=True).sum().backward()\n"
+        # A shell that runs the tests in its background has them ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"os.kill(os.getpid(), signal.{name})\nsignal.pause()\n"
     )
     traced, plain = trace(script), python(script)
