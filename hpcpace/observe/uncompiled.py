@@ -16,15 +16,20 @@ from typing import Any
 import torch
 
 _PACKAGE = "hpcpace."
+# The models of `hpcpace train` are a job like any other.
+_JOBS = "hpcpace.train."
 
 
 def keep_uncompiled() -> None:
-    """Mark all code of hpcpace that is loaded; code that is loaded later is not reached by the frames of a job."""
+    """Mark all code of hpcpace that is loaded but its own workloads.
+
+    Code that is loaded later is not reached by the frames of a job.
+    """
     skip = _skip_of_torch()
     if skip is None:
         return
     for name, module in list(sys.modules.items()):
-        if name.startswith(_PACKAGE):
+        if name.startswith(_PACKAGE) and not name.startswith(_JOBS):
             for owned in list(vars(module).values()):
                 for code in _codes(owned, name):
                     skip(code)

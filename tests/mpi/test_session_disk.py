@@ -50,7 +50,7 @@ def test_a_disk_that_stays_full_costs_rows_that_stderr_file_and_report_count(pyt
     (line,) = result.stderr.splitlines()
     assert re.fullmatch(
         rf"hpcpace: rank 0: warning: {num_lost} rows of \S+/rank-00000\.h5 are lost \(.*of phases.*; "
-        r"steps \d+ to 299\): File too large; make room there, or name another disk in trace\.trace_dir",
+        r"steps \d+ to 300\): File too large; make room there, or name another disk in trace\.trace_dir",
         line,
     ), line
     assert len(trace.tables["steps"]) >= 200 and 0 < num_lost < 300

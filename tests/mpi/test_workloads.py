@@ -125,7 +125,8 @@ def test_evaluations_and_checkpoints_are_marked_in_the_trace(python, tmp_path):
         (StepFlag.CHECKPOINT, Phase.CHECKPOINT, [2, 5]),
     ):
         assert np.asarray(steps["step"])[(np.asarray(steps["flags"]) & flag) != 0].tolist() == expected
-        assert np.asarray(phases["step"])[np.asarray(phases["phase"]) == phase].tolist() == expected
+        # Within a phase of the program, calls of modules and torch.save are rows as well.
+        assert np.unique(np.asarray(phases["step"])[np.asarray(phases["phase"]) == phase]).tolist() == expected
 
 
 def test_steps_of_a_trace_go_on_counting_after_a_stop(python, tmp_path):
