@@ -119,7 +119,9 @@ def lost_operations(traces: Sequence[RankTrace]) -> dict[int, int]:
 def _shown(trace: RankTrace, rank: int) -> Iterator[Key]:
     """Yield the operations of a rank that another one's completions prove."""
     table = trace.tables["collectives"]
-    for key, op in _keys(trace, table.select(table["exit_kind"] != ExitKind.NEVER)):
+    # One that failed proves nothing: its others need not have entered.
+    is_proof = ~np.isin(table["exit_kind"], (ExitKind.NEVER, ExitKind.FAILED))
+    for key, op in _keys(trace, table.select(is_proof)):
         members, _, source, target, _ = key
         if (op in _COLLECTIVES and rank in members) or (op == Op.RECV and source == rank != target):
             yield key
