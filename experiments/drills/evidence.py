@@ -107,6 +107,12 @@ def lost_operations(traces: Sequence[RankTrace]) -> dict[int, int]:
         rank = trace.header.rank
         own = {key for table in (trace.tables["collectives"], trace.open_collectives) for key, _ in _keys(trace, table)}
         shown = {key for other in traces if other is not trace for key in _shown(other, rank)}
+        reached: dict[Key, int] = {}
+        for key in shown:
+            reached[key[:-1]] = max(reached.get(key[:-1], -1), key[-1])
+        # A rank that entered one collective has entered those before it, also one that failed on the others.
+        failed = {key for other in traces if other is not trace for key in _failed(other, rank)}
+        shown |= {key for key in failed if key[-1] <= reached.get(key[:-1], -1)}
         last: dict[Key, int] = {}
         for key in own:
             last[key[:-1]] = max(last.get(key[:-1], -1), key[-1])
@@ -124,6 +130,14 @@ def _shown(trace: RankTrace, rank: int) -> Iterator[Key]:
     for key, op in _keys(trace, table.select(is_proof)):
         members, _, source, target, _ = key
         if (op in _COLLECTIVES and rank in members) or (op == Op.RECV and source == rank != target):
+            yield key
+
+
+def _failed(trace: RankTrace, rank: int) -> Iterator[Key]:
+    """Yield the collectives of a rank that failed on another one."""
+    table = trace.tables["collectives"]
+    for key, op in _keys(trace, table.select(table["exit_kind"] == ExitKind.FAILED)):
+        if op in _COLLECTIVES and rank in key[0]:
             yield key
 
 

@@ -268,7 +268,8 @@ def _known_collectives(records: Records) -> _Collectives:
 
 def _known_messages(records: Records) -> _Messages:
     done = records.rows
-    rows = np.flatnonzero((done.op == Op.RECV) & (done.peer >= 0) & (done.group != UNKNOWN_GROUP))
+    is_received = (done.op == Op.RECV) & (done.exit_kind != ExitKind.FAILED)
+    rows = np.flatnonzero(is_received & (done.peer >= 0) & (done.group != UNKNOWN_GROUP))
     rows = rows[np.argsort(done.peer[rows], kind="stable")]
     return _Messages(
         records=records,

@@ -114,6 +114,11 @@ def test_a_received_message_proves_its_sender_and_not_the_other_way_round():
     assert lost({0: sends, 1: receives[:2]}, ranks={0: False, 1: False}, groups=((0, 1),)) == {}
 
 
+def test_a_receive_that_failed_proves_nothing_about_its_sender():
+    receives = [row(Op.RECV, 0, peer=0), row(Op.RECV, 1, peer=0, kind=ExitKind.FAILED)]
+    assert lost({0: [row(Op.SEND, 0, peer=1)], 1: receives}, ranks={0: False, 1: False}, groups=((0, 1),)) == {}
+
+
 def test_messages_to_different_ranks_are_numbered_apart():
     rows = {0: [row(Op.SEND, 0, peer=1)], 1: [row(Op.RECV, 0, peer=0)], 2: [row(Op.RECV, 0, peer=0)]}
     assert lost(rows) == {0: LostOperations(num_operations=1, step=0)}
