@@ -8,7 +8,8 @@ import sys
 import click
 
 from hpcpace import __version__
-from hpcpace.errors import EXIT_USAGE, HpcpaceError
+from hpcpace.cli import memory_limit
+from hpcpace.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory
 from hpcpace.redaction import Redaction
 from hpcpace.world.environment import process_environ
 
@@ -27,6 +28,8 @@ COMMANDS = {
     "lab": "Boot a Slurm cluster on this machine to try things out.",
     "study": "Plan and run a study of how training scales.",
 }
+
+_READERS = ("report", "dump", "pack")  # they read traces by libraries that crash for want of memory
 
 
 class LazyGroup(click.Group):
@@ -65,13 +68,20 @@ def _shown(message: str) -> str:
 
 def main() -> None:
     """Run the command line; an error of hpcpace becomes one line on stderr and its exit code."""
+    is_limited = any(name in _READERS for name in sys.argv[1:2]) and memory_limit.limit_bytes() is not None
     try:
+        if is_limited:
+            memory_limit.go_on_in_child()
         cli.main(prog_name="hpcpace")
     except HpcpaceError as error:
         message = Redaction.of(process_environ(), sys.argv).text(str(error))
         print(f"hpcpace: {_shown(message)}", file=sys.stderr)
+        if is_limited and isinstance(error, NotEnoughMemory):
+            memory_limit.leave()
         sys.exit(error.exit_code)
     except MemoryError as error:
         reason = f" ({error})" if str(error) else ""
         print(f"hpcpace: not enough memory{_shown(reason)}: allow more (ulimit -v, --mem of the job)", file=sys.stderr)
+        if is_limited:
+            memory_limit.leave()
         sys.exit(EXIT_USAGE)

@@ -107,3 +107,50 @@ def test_a_limit_on_addresses_ends_in_a_report_or_in_one_line(run: RunDirectory,
     assert result.returncode in (1, 2)
     if result.returncode == 2:
         assert "memory" in result.stderr and result.stderr.count("hpcpace: ") == 1
+
+
+@pytest.mark.parametrize(("limit_mib", "code"), [(300, 2), (1_000, 2), (1_200, 1), (4_000, 1)])
+def test_a_limit_of_the_login_node_leaves_room_or_is_named(run: RunDirectory, limit_mib: int, code: int) -> None:
+    result = _limited("", run, limit_mib)
+    assert result.returncode == code, result.stderr
+    if code == 2:
+        assert result.stderr.startswith("hpcpace: not enough memory: the limit of") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])
+def test_a_crash_of_a_library_under_a_limit_is_lack_of_memory(run: RunDirectory, number: signal.Signals) -> None:
+    result = _limited(f"cli.main = lambda **_: os.kill(os.getpid(), {int(number)})", run, 4_000)
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"hpcpace: not enough memory ({number.name} in a library with a limit of 4000 MiB on addresses): "
+        "allow more (ulimit -v, --mem of the job)\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_that_ends_the_command_under_a_limit_is_not_taken_for_memory(
+    run: RunDirectory, number: signal.Signals
+) -> None:
+    result = _limited(f"cli.main = lambda **_: os.kill(os.getpid(), {int(number)})", run, 4_000)
+    assert result.returncode == -number and not result.stderr
+
+
+def test_what_a_library_leaves_damaged_is_not_freed(run: RunDirectory) -> None:
+    """After the line on memory the process ends at once: glibc aborts on what HDF5 frees twice."""
+    fault = (
+        "import atexit\natexit.register(os.kill, os.getpid(), 6)\n"
+        "def fault(**_): raise MemoryError('none left')\ncli.main = fault"
+    )
+    result = _limited(fault, run, 4_000)
+    assert result.returncode == 2
+    assert result.stderr == "hpcpace: not enough memory (none left): allow more (ulimit -v, --mem of the job)\n"
+
+
+def _limited(change: str, run: RunDirectory, limit_mib: int) -> subprocess.CompletedProcess[str]:
+    """Report a run as a process does that starts under a limit on addresses; `change` is Python run before."""
+    program = (
+        "import os, resource, sys\nfrom hpcpace.cli import cli, main\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({limit_mib << 20}, {limit_mib << 20}))\n"
+        f"{change}\nsys.argv = ['hpcpace', 'report', {str(run.path)!r}]\nmain()\n"
+    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)

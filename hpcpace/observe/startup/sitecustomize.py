@@ -9,17 +9,15 @@ import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [_entry for _entry in sys.path if os.path.abspath(_entry) != _here]
-if sys.version_info >= (3, 11):  # noqa: UP036 - that of another Python
+if sys.version_info >= (3, 11):  # noqa: UP036 - any Python of the job may run this
     # The hpcpace that has started the job, also where this Python has another one or none.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(_here))))
     try:
-        import hpcpace  # noqa: F401
-    except Exception:  # somebody else's process, which never asked for us
-        del sys.path[0]
-    else:
-        del sys.path[0]
         from hpcpace.observe.import_hook import arm
-
+    except Exception:  # somebody else's process, which never asked for us
+        arm = None
+    del sys.path[0]
+    if arm is not None:
         arm()
 
 # Importing the next one puts it in our place in sys.modules; if there is none, this is the error that Python expects.

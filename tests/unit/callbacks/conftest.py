@@ -24,7 +24,7 @@ def framework(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         parts = name.split(".")
         for length in range(1, len(parts) + 1):
             module = ModuleType(".".join(parts[:length]))
-            module.__path__ = []  # type: ignore[attr-defined]
+            module.__path__ = []
             monkeypatch.setitem(sys.modules, module.__name__, module)
         vars(module).update(attributes)
 

@@ -191,7 +191,7 @@ def lbfgs() -> None:
             loss.backward()
             return loss
 
-        optimizer.step(closure)  # type: ignore[arg-type]
+        optimizer.step(closure)
 
 
 def closure() -> None:

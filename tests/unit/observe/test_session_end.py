@@ -44,7 +44,7 @@ def test_any_kind_of_path_names_the_run_and_the_settings(
 
 
 def test_what_is_no_path_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    with hpcpace.session(run_dir=5) as session:  # type: ignore[arg-type]
+    with hpcpace.session(run_dir=5) as session:
         session.step()
     assert "nothing is recorded" in capsys.readouterr().err
 
