@@ -24,10 +24,12 @@ def significant_gains(summary: Summary) -> tuple[GainRow, ...]:
 
 
 def gains_remark(summary: Summary) -> str:
-    """Return how far the what-if gains can be trusted, or why there are none; empty if steps were not rebuilt."""
+    """Return how far the what-if gains can be trusted, or why there are none; empty if nothing was found at all."""
     causes = summary.causes
-    if causes is None or causes.rebuild_error is None:
+    if causes is None:
         return ""
+    if causes.rebuild_error is None:
+        return "no what-if: steps differ in their operations, or hold several waits inside torch"
     if summary.verdict.mode in _NOT_PUT_BACK:
         mode = summary.verdict.mode
         return f"no what-if: it resets one thing to its usual time, and here the usual time is slow ({mode})"
