@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 
 _SAMPLED = 64
+_MOST_MODULES = 64
 
 
 class ParameterProbe:
@@ -15,11 +17,26 @@ class ParameterProbe:
     def __init__(self) -> None:
         self._parameter: Any = None
         self._seen: Any = None
+        self._last_of: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
 
     def forward_begins(self, module: torch.nn.Module) -> None:
         """Note the module that will be trained."""
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._parameter = parameters[-1] if parameters else None
+        self._parameter = self._known(id(module))
+        if self._parameter is not None:
+            return
+        for owner in module.modules():
+            for name, parameter in owner.named_parameters(recurse=False):
+                if parameter.requires_grad:
+                    self._parameter = parameter
+                    self._last_of[id(module)] = (weakref.ref(owner), name)
+        if len(self._last_of) > _MOST_MODULES:
+            self._last_of.clear()
+
+    def _known(self, key: int) -> Any:
+        """Return what was found before: to walk through a large model takes milliseconds."""
+        found = self._last_of.get(key)
+        parameter = None if found is None else getattr(found[0](), found[1], None)
+        return parameter if isinstance(parameter, torch.nn.Parameter) and parameter.requires_grad else None
 
     def backward_ended(self) -> None:
         """Note parameters and gradients."""
