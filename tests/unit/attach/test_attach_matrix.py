@@ -11,7 +11,7 @@ import pytest
 
 from experiments.attach.checkout import CheckoutError, lay_out
 from experiments.attach.document import status
-from experiments.attach.judge import Judgement, covered_ns, judge_fault, judge_runs, profiled_phases
+from experiments.attach.judge import Judgement, covered_ns, judge_fault, judge_runs, profiled_phases, typical_difference
 from experiments.attach.rows import FAULTS, ROWS
 from experiments.attach.runs import Ran
 from hpcpace.trace.schema import Phase
@@ -38,10 +38,10 @@ def test_phases_of_the_profiler_are_their_outermost_events(tmp_path: Path) -> No
     ]
     path.write_text(json.dumps({"traceEvents": events}))
     assert profiled_phases(path) == {
-        Phase.FORWARD: 10_000,
-        Phase.BACKWARD: 30_000,
-        Phase.OPTIMIZER: 7_000,
-        Phase.DATA: 4_000,
+        Phase.FORWARD: [(0, 10_000)],
+        Phase.BACKWARD: [(20_000, 50_000)],
+        Phase.OPTIMIZER: [(60_000, 67_000)],
+        Phase.DATA: [(90_000, 94_000)],
     }
 
 
@@ -50,6 +50,21 @@ def test_phases_of_the_profiler_are_their_outermost_events(tmp_path: Path) -> No
 )
 def test_time_that_spans_cover(spans: list[tuple[int, int]], covered: int) -> None:
     assert covered_ns(spans) == covered
+
+
+@pytest.mark.parametrize(
+    ("ours", "share"),
+    [
+        ([(0, 10), (20, 30), (40, 50)], 0.0),
+        ([(0, 11), (20, 31), (40, 51)], 0.1),
+        ([(0, 10), (20, 30), (40, 90)], 0.0),  # lost its core once
+        ([(0, 10), (20, 30)], -1 / 3),  # missed one
+        ([(0, 10), (20, 30), (40, 50), (60, 75)], 0.5),  # saw one too many
+        ([], -1.0),
+    ],
+)
+def test_intervals_are_compared_in_pairs(ours: list[tuple[int, int]], share: float) -> None:
+    assert typical_difference(ours, [(0, 10), (20, 30), (40, 50)]) == pytest.approx(share)
 
 
 def _ran(loss: str = "0x1p0", code: int = 0, stderr: str = "") -> Ran:
