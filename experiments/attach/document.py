@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.attach.judge import IN_PLACE
 from experiments.attach.rows import FAULTS, ROWS, UNTESTED, Row
 
 _PROSE = Path(__file__).with_name("prose")
@@ -74,7 +75,8 @@ def _faults(row: Row, result: dict[str, Any]) -> str:
     def cell(name: str) -> str:
         if name not in result["faults"]:
             return "no place" if row.faults and name not in row.faults else "not run"
-        return "yes" if result["faults"][name][0] else "no"
+        is_right, said = result["faults"][name]
+        return "yes" if is_right else "not first" if IN_PLACE in said else "no"
 
     return ", ".join(map(cell, FAULTS))
 
@@ -98,6 +100,7 @@ def _remarks(row: Row, result: dict[str, Any] | None) -> Iterator[str]:
         yield result["untested"]
     else:
         yield from result["problems"]
+        yield from result["notes"]
         for fault, (is_right, said) in result["faults"].items():
             if not is_right:
                 yield f"with the fault {fault} the report says “{said}”"

@@ -17,6 +17,8 @@ from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Phase
 from hpcpace.units import NS_PER_US
 
+IN_PLACE = "in place"
+"""Before the rank of a finding that is right and not the first."""
 _MEMORY_BYTES = 2**30
 _LARGEST_DIFFERENCE = 0.05
 _COMPARED = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA)
@@ -211,7 +213,7 @@ def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def judge_fault(fault: Fault, summary: dict[str, Any] | None) -> tuple[bool, str]:
-    """Return whether a report names what is slow and the stage, and what it says first."""
+    """Return whether a report names what is slow and the stage first, and what it says; otherwise both."""
     if summary is None:
         return False, "no report"
     verdict = summary["verdict"]
@@ -227,5 +229,11 @@ def judge_fault(fault: Fault, summary: dict[str, Any] | None) -> tuple[bool, str
     named = wanted in culprits or any(SLOW_HOST in alias for alias in aliases if fault == "host")
     named = named or (fault == "host" and any(SLOW_HOST in name for _, name in culprits))
     staged = any(stage in text for stage in stages[fault])
+    if named and staged:
+        return True, verdict["headline"]
+    target = SLOW_HOST if fault == "host" else " ".join(wanted)
+    for place, other in enumerate(verdict.get("also", ()), start=2):
+        if re.search(rf"\b{target}\b", other) and any(stage in other for stage in stages[fault]):
+            return False, f"{verdict['headline']}; {IN_PLACE} {place}: {other}"
     missing = ", ".join(what for what, there in (("culprit", named), ("stage", staged)) if not there)
-    return named and staged, f"{verdict['headline']}{f' (wrong: {missing})' if missing else ''}"
+    return False, f"{verdict['headline']} (wrong: {missing})"

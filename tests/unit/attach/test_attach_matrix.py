@@ -109,6 +109,13 @@ def test_a_fault_is_found_if_rank_and_stage_are_named(summary: dict[str, Any] | 
     assert judge_fault("loader", summary)[0] is is_right
 
 
+def test_a_fault_that_is_named_behind_another_finding_is_not_first() -> None:
+    also = ["persistent straggler: rank 12 costs 9 % by data loading", "straggler: rank 2 costs 8 % by data loading"]
+    verdict = {"headline": "communication-bound", "why": [], "culprits": [], "also": also}
+    is_right, said = judge_fault("loader", {"verdict": verdict})
+    assert not is_right and said == f"communication-bound; in place 3: {also[1]}"
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
