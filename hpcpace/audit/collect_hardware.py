@@ -1,23 +1,18 @@
-"""Processors, NUMA nodes and PCI devices, read from sysfs."""
+"""NUMA nodes and PCI devices, read from sysfs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-from hpcpace.audit import cpusets
-from hpcpace.audit.facts import Cache, Cpus, Hardware, NumaNode, PciDevice
+from hpcpace.audit.collect_cpus import collect_cpus, read_cpus
+from hpcpace.audit.facts import Hardware, NumaNode, PciDevice
 from hpcpace.audit.tree import Tree, Unreadable
-from hpcpace.quoting import printable
 
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
-_CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
 _PCI = "sys/bus/pci/devices"
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_MOST_CPUS = 8_192
-_SMALL_SHARE = 0.8
 _MOST_DEVICES = 256
 _NIC_CLASSES = ("0x02", "0x0c06")
 # Some InfiniBand adapters, like the QLE7340, have the class of serial buses (0x0c06).
@@ -29,141 +24,11 @@ def collect_hardware(tree: Tree) -> Hardware:
     """Return the hardware of the host; facts that cannot be read are None, with the reason in `tree.unreadable`."""
     classes = tree.fact("pci", _pci_classes, tree)
     return Hardware(
-        cpus=_processors(tree),
+        cpus=collect_cpus(tree),
         numa=tree.fact("numa", _numa_nodes, tree),
         pci=None if classes is None else _pci_devices(tree, classes),
         num_nvswitches=_num_nvswitches(tree, classes or {}),
     )
-
-
-def _processors(tree: Tree) -> Cpus:
-    """Return the processors."""
-    online = tree.fact("cpus/online", _cpu_list, tree, f"{_CPU}/online", may_be_empty=False)
-    cpus = [cpu for cpu in cpusets.members(cpusets.parse_list(online or "")) if cpu < _MOST_CPUS]
-    siblings = tree.fact("cpus/cores", _siblings, tree, cpus) if cpus else None
-    driver = f"{_CPU}/cpu{cpus[0]}/cpufreq/scaling_driver" if cpus else ""
-    return Cpus(
-        online=online,
-        offline=_offline(tree),
-        model=tree.fact("cpus/model", _cpu_model, tree),
-        packages=tree.fact("cpus/packages", _packages, tree, siblings or {}) if siblings else None,
-        cores=None if siblings is None else tuple(dict.fromkeys(siblings.values())),
-        caches=tree.fact("cpus/caches", _caches, tree, cpus) if cpus else None,
-        governors=tree.fact("cpus/governors", _governors, tree, cpus) if cpus else None,
-        driver=tree.fact("cpus/driver", tree.word, driver) or "" if driver and tree.exists(driver) else "",
-        fast=_fast_cpus(tree, cpus),
-    )
-
-
-def _cpu_list(tree: Tree, path: str, *, may_be_empty: bool) -> str:
-    text = tree.text(path)
-    if not text and not may_be_empty:
-        raise Unreadable("empty")
-    return cpusets.format_list(cpusets.parse_list(text))
-
-
-def _offline(tree: Tree) -> str | None:
-    """Return the CPUs that could be switched on; empty if the kernel has no CPU hot-plugging."""
-    if not tree.exists(f"{_CPU}/offline"):
-        return ""
-    text = tree.fact("cpus/offline", _cpu_list, tree, f"{_CPU}/offline", may_be_empty=True)
-    if not text:
-        return text
-    # `offline` also lists CPUs that could be plugged in one day; only those in `present` exist.
-    present = tree.fact("cpus/present", _cpu_list, tree, f"{_CPU}/present", may_be_empty=False)
-    if present is None:
-        return None
-    return cpusets.format_list(cpusets.parse_list(text) & cpusets.parse_list(present))
-
-
-def _siblings(tree: Tree, cpus: Iterable[int]) -> dict[int, str]:
-    """Return all CPUs of each core, by the core's first CPU."""
-    found: dict[int, str] = {}
-    seen = 0
-    for cpu in cpus:
-        if seen >> cpu & 1:
-            continue
-        text = _cpu_list(tree, f"{_CPU}/cpu{cpu}/topology/thread_siblings_list", may_be_empty=False)
-        core = cpusets.parse_list(text)
-        if not core >> cpu & 1 or core & seen:
-            raise Unreadable(f"thread_siblings_list of cpu{cpu} contradicts those of other CPUs")
-        seen |= core
-        found[cpu] = text
-    return found
-
-
-def _packages(tree: Tree, siblings: dict[int, str]) -> dict[str, str]:
-    packages: dict[str, int] = {}
-    for cpu, core in siblings.items():
-        package = str(tree.number(f"{_CPU}/cpu{cpu}/topology/physical_package_id"))
-        packages[package] = packages.get(package, 0) | cpusets.parse_list(core)
-    return {package: cpusets.format_list(cpus) for package, cpus in packages.items()}
-
-
-def _caches(tree: Tree, cpus: list[int]) -> tuple[Cache, ...]:
-    found: dict[tuple[int, str, str], Cache] = {}
-    covered: dict[tuple[int, str], int] = {}
-    index_names = [name for name in tree.names(f"{_CPU}/cpu{cpus[0]}/cache") if re.fullmatch(r"index\d{1,2}", name)]
-    kinds: dict[str, tuple[int, str]] = {}
-    for cpu in cpus:
-        for index in index_names:
-            # All CPUs number their caches alike, except on hybrid processors, where the kinds are the same.
-            place = f"{_CPU}/cpu{cpu}/cache/{index}"
-            kind = kinds.get(index)
-            if kind is None:
-                kind = kinds[index] = (tree.number(f"{place}/level"), tree.word(f"{place}/type"))
-            if covered.get(kind, 0) >> cpu & 1 or not tree.exists(place):
-                continue
-            shared = _cpu_list(tree, f"{place}/shared_cpu_list", may_be_empty=False)
-            covered[kind] = covered.get(kind, 0) | cpusets.parse_list(shared)
-            size = tree.word(f"{place}/size") if tree.exists(f"{place}/size") else ""
-            found[(*kind, shared)] = Cache(level=kind[0], kind=kind[1], size=size, cpus=shared)
-    return tuple(found.values())
-
-
-def _governors(tree: Tree, cpus: list[int]) -> dict[str, str]:
-    """Return the CPUs of each governor; empty if the kernel sets no frequencies, as in most virtual machines."""
-    found: dict[str, int] = {}
-    if not tree.exists(f"{_CPU}/cpu{cpus[0]}/cpufreq"):
-        return {}
-    for cpu in cpus:
-        governor = tree.word(f"{_CPU}/cpu{cpu}/cpufreq/scaling_governor")
-        found[governor] = found.get(governor, 0) | 1 << cpu
-    return {governor: cpusets.format_list(of) for governor, of in found.items()}
-
-
-def _fast_cpus(tree: Tree, cpus: list[int]) -> str:
-    # Only Intel's hybrid processors have both folders.
-    if tree.exists("sys/devices/cpu_atom/cpus") and tree.exists("sys/devices/cpu_core/cpus"):
-        return tree.fact("cpus/fast", _cpu_list, tree, "sys/devices/cpu_core/cpus", may_be_empty=False) or ""
-    if not cpus or not tree.exists(f"{_CPU}/cpu{cpus[0]}/cpu_capacity"):
-        return ""
-    return tree.fact("cpus/fast", _of_much_capacity, tree, cpus) or ""
-
-
-def _of_much_capacity(tree: Tree, cpus: list[int]) -> str:
-    """Return the CPUs of the fast cores, by the kernel's capacity of each CPU; empty if all cores are alike.
-
-    Cores of one kind differ by a few percent in their highest frequency; small cores have at most three quarters.
-    """
-    capacities = {cpu: tree.number(f"{_CPU}/cpu{cpu}/cpu_capacity") for cpu in cpus}
-    least = _SMALL_SHARE * max(capacities.values())
-    fast = [cpu for cpu, capacity in capacities.items() if capacity >= least]
-    return "" if len(fast) == len(cpus) else cpusets.format_list(cpusets.of(fast))
-
-
-def _cpu_model(tree: Tree) -> str:
-    fields: dict[str, str] = {}
-    for line in tree.beginning("proc/cpuinfo").split("\n"):
-        name, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(name.strip(), value.strip())
-    for name in ("model name", "cpu"):
-        if fields.get(name):
-            return printable(fields[name])[:100]
-    if "CPU part" in fields:
-        return printable(f"Arm implementer {fields.get('CPU implementer', '?')} part {fields['CPU part']}")[:100]
-    raise Unreadable("no model in /proc/cpuinfo")
 
 
 def _numa_nodes(tree: Tree) -> tuple[NumaNode, ...]:
@@ -178,7 +43,7 @@ def _numa_node(tree: Tree, number: int) -> NumaNode:
     fact = f"numa/{number}"
     return NumaNode(
         number=number,
-        cpus=tree.fact(f"{fact}/cpus", _cpu_list, tree, f"{place}/cpulist", may_be_empty=True),
+        cpus=tree.fact(f"{fact}/cpus", read_cpus, tree, f"{place}/cpulist", f"{place}/cpumap"),
         distances=tree.fact(f"{fact}/distances", lambda: _distances(tree.text(f"{place}/distance"))),
         memory_kb=tree.fact(f"{fact}/memory_kb", lambda: _memory_kb(tree.beginning(f"{place}/meminfo"))),
     )
@@ -252,7 +117,8 @@ def _pci_device(tree: Tree, address: str, code: str) -> PciDevice:
 
 
 def _local_cpus(tree: Tree, address: str) -> str | None:
-    return tree.fact(f"pci/{address}/local_cpus", _cpu_list, tree, f"{_PCI}/{address}/local_cpulist", may_be_empty=True)
+    place = f"{_PCI}/{address}"
+    return tree.fact(f"pci/{address}/local_cpus", read_cpus, tree, f"{place}/local_cpulist", f"{place}/local_cpus")
 
 
 def _kind(code: str, vendor: str | None) -> str:

@@ -38,6 +38,20 @@ def parse_list(text: str) -> int:
     return cpus
 
 
+def parse_mask(text: str) -> int:
+    """Return the set that the kernel writes as `1,0000ffff`: hexadecimal digits, 32 CPUs in each part, the last first.
+
+    Raises:
+        ValueError: the text has another form, or is too long.
+    """
+    if len(text) > _MOST_CPUS // 2 or not re.fullmatch(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", text):
+        raise ValueError(f"{text[:80]!r} is not a mask of CPUs like 1,0000ffff")
+    cpus = 0
+    for part in text.split(","):
+        cpus = cpus << 32 | int(part, 16)
+    return cpus
+
+
 @lru_cache(maxsize=65_536)
 def format_list(cpus: int) -> str:
     """Return a set as the kernel writes it: `0-3,8`; an empty text for the empty set."""

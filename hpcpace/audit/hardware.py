@@ -88,6 +88,8 @@ class HardwareView:
     def node_of(self, address: str) -> int:
         """Return the NUMA node with CPUs that a PCI device belongs to; -1 counts only if there is a single node.
 
+        Without a numa_node it is the node that has all CPUs in the device's local_cpus.
+
         Raises:
             Unreadable: the firmware does not say, or names a node without CPUs whose nearest node is not known.
         """
@@ -95,14 +97,21 @@ class HardwareView:
         nodes = self.numa_cpus
         if len(nodes) == 1:
             return next(iter(nodes))
+        if device.numa_node is not None and device.numa_node in nodes:
+            return device.numa_node
+        if device.numa_node is not None and device.numa_node >= 0:
+            # A node with memory only, such as a GPU's: take the nearest node with CPUs.
+            return self._nearest_with_cpus(device.numa_node)
+        near = self.nodes_near(device)
+        if len(near) == 1:
+            return near[0]
         if device.numa_node is None:
             raise Unreadable(f"the NUMA node of {address}", f"pci/{address}/numa_node")
-        if device.numa_node in nodes:
-            return device.numa_node
-        if device.numa_node < 0:
-            raise Unreadable(f"the NUMA node of {address}: the firmware reports {device.numa_node}")
-        # A node with memory only, such as a GPU's: take the nearest node with CPUs.
-        return self._nearest_with_cpus(device.numa_node)
+        raise Unreadable(f"the NUMA node of {address}: the firmware reports {device.numa_node}")
+
+    def nodes_near(self, device: PciDevice) -> list[int]:
+        """Return the NUMA nodes of a device's local CPUs; none if these are not known."""
+        return self.nodes_of(parsed(device.local_cpus or "", f"the CPUs near {device.address}"))
 
     def device(self, address: str) -> PciDevice:
         """Return a PCI device.

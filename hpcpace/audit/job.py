@@ -42,8 +42,8 @@ class AuditedHost:
         self.snapshot = snapshot
         self.name = snapshot.host
         self.hardware: HardwareView = hardware_view(snapshot.hardware)
-        self.masks: dict[int | None, tuple[int, ...]] = {}
-        """The results of `bind_masks`, by number of tasks."""
+        self.masks: dict[tuple[int | None, bool], tuple[int, ...]] = {}
+        """The results of `bind_masks`, by its arguments."""
 
     @property
     def ranks(self) -> tuple[RankFacts, ...]:

@@ -13,7 +13,7 @@ from hpcpace.audit.job import AuditedHost
 from hpcpace.audit.tree import Unreadable
 
 
-def bind_masks(host: AuditedHost, num_tasks: int | None = None) -> tuple[int, ...]:
+def bind_masks(host: AuditedHost, num_tasks: int | None = None, *, near_gpus: bool = True) -> tuple[int, ...]:
     """Return the masks proposed for the ranks of a node, in order of local rank.
 
     A rank gets cores of the NUMA node of its GPU. All ranks of a NUMA node get equally many, and neighbouring cores, so
@@ -23,25 +23,40 @@ def bind_masks(host: AuditedHost, num_tasks: int | None = None) -> tuple[int, ..
     Args:
         host: the node.
         num_tasks: ranks to plan for, local rank i on the i-th GPU; by default the ranks of the snapshot.
+        near_gpus: whether ranks follow their GPUs; without, they are distributed as ranks without a GPU.
 
     Raises:
         Unreadable: a fact that this needs is missing, or there are fewer cores than ranks.
     """
-    if num_tasks not in host.masks:
-        host.masks[num_tasks] = _bind_masks(host, num_tasks)
-    return host.masks[num_tasks]
+    key = (num_tasks, near_gpus)
+    if key not in host.masks:
+        host.masks[key] = _bind_masks(host, num_tasks, near_gpus)
+    return host.masks[key]
 
 
-def _bind_masks(host: AuditedHost, num_tasks: int | None) -> tuple[int, ...]:
-    ranks = sorted(host.ranks, key=lambda rank: rank.local_rank)
+def gpu_nodes(host: AuditedHost, num_tasks: int | None = None) -> tuple[int | None, ...]:
+    """Return the NUMA node of the GPU of each rank that `bind_masks` plans for; None for a rank without a GPU.
+
+    Raises:
+        Unreadable: it is not known which GPU a rank uses, or where a GPU is.
+    """
     view = host.hardware
-    allowed = sum_of(_cgroup(host, rank) for rank in ranks) or view.online
     if num_tasks is None:
-        homes = tuple(_home(host, rank) for rank in ranks)
-    else:
-        gpus = view.of_kind("gpu") if host.has_gpus else []
-        homes = tuple(view.node_of(gpus[index % len(gpus)].address) if gpus else None for index in range(num_tasks))
-    return _planned(view, allowed & view.online, homes)
+        return tuple(_home(host, rank) for rank in _by_local_rank(host))
+    gpus = view.of_kind("gpu") if host.has_gpus else []
+    return tuple(view.node_of(gpus[index % len(gpus)].address) if gpus else None for index in range(num_tasks))
+
+
+def _bind_masks(host: AuditedHost, num_tasks: int | None, near_gpus: bool) -> tuple[int, ...]:
+    ranks = _by_local_rank(host)
+    allowed = sum_of(_cgroup(host, rank) for rank in ranks) or host.hardware.online
+    count = len(ranks) if num_tasks is None else num_tasks
+    homes = gpu_nodes(host, num_tasks) if near_gpus else (None,) * count
+    return _planned(host.hardware, allowed & host.hardware.online, homes)
+
+
+def _by_local_rank(host: AuditedHost) -> list[RankFacts]:
+    return sorted(host.ranks, key=lambda rank: rank.local_rank)
 
 
 def bind_option(masks: Sequence[int]) -> str:

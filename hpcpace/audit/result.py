@@ -12,7 +12,7 @@ from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.grouping import grouped
 from hpcpace.audit.hardware import class_of_nccl
 from hpcpace.audit.job import AuditedHost, AuditedJob
-from hpcpace.audit.masks import bind_masks, bind_option, with_masks
+from hpcpace.audit.masks import bind_masks, bind_option, gpu_nodes, with_masks
 from hpcpace.audit.rulebook import RuleRun, run_rules
 from hpcpace.audit.schema import plain
 from hpcpace.audit.tree import Unreadable
@@ -32,7 +32,7 @@ class Binding:
         num_tasks: ranks of each of these hosts.
         option: srun option to paste; empty if there are no masks.
         left: rules that still report ranks bound that way; empty if the masks clear them all.
-        reason: why there are no masks.
+        reason: why there are no masks, or why they do not follow the GPUs.
     """
 
     hosts: tuple[str, ...]
@@ -150,21 +150,34 @@ def _bindings(job: AuditedJob, num_tasks: int | None) -> tuple[Binding, ...]:
         count, planned = _num_tasks(host, num_tasks)
         if count < 2:
             continue
-        try:
-            key = (count, bind_option(bind_masks(host, planned)), "")
-        except Unreadable as error:
-            key = (count, "", host.explain(error))
+        key = (count, *_proposed(host, planned, is_requested=num_tasks is not None))
         by_binding.setdefault(key, (host, []))[1].append(host.name)
     return tuple(
         Binding(
             hosts=tuple(names),
             num_tasks=count,
             option=option,
-            left=_left(job, host) if option and count == len(host.ranks) else (),
+            left=_left(job, host) if option and not reason and count == len(host.ranks) else (),
             reason=reason,
         )
         for (count, option, reason), (host, names) in sorted(by_binding.items(), key=lambda item: -len(item[1][1]))
     )
+
+
+def _proposed(host: AuditedHost, planned: int | None, *, is_requested: bool) -> tuple[str, str]:
+    """Return the option for a host, or an empty text, and the reason for what it lacks.
+
+    Masks that do not follow the GPUs are proposed only if somebody has requested masks for a number of ranks.
+    """
+    try:
+        follows_gpus, reason = True, ""
+        try:
+            gpu_nodes(host, planned)
+        except Unreadable as error:
+            follows_gpus, reason = not is_requested, host.explain(error)
+        return bind_option(bind_masks(host, planned, near_gpus=follows_gpus)), reason
+    except Unreadable as error:
+        return "", host.explain(error)
 
 
 def _num_tasks(host: AuditedHost, num_tasks: int | None) -> tuple[int, int | None]:

@@ -229,6 +229,8 @@ def _binding_lines(bindings: Sequence[Binding]) -> list[str]:
             continue
         left = f"  # still reports {' '.join(binding.left)}" if binding.left else ""
         lines += [f"{label}:", f"  srun {binding.option} ...{left}"]
+        if binding.reason:
+            lines.append(_cut(f"  which does not follow the GPUs: {CANNOT_DETERMINE}{binding.reason}"))
     return lines
 
 

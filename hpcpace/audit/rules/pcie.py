@@ -156,7 +156,8 @@ def p05_acs(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
 
 def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
     """Find a GPU or adapter whose NUMA node the firmware hides."""
-    if len(host.hardware.numa_cpus) < 2:
+    view = host.hardware
+    if len(view.numa_cpus) < 2 or len(view.nodes_near(device)) == 1:
         return
     if device.numa_node is None:
         raise host.unreadable("its NUMA node", f"pci/{device.address}/numa_node")
@@ -166,7 +167,7 @@ def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> It
             severity=Severity.WARNING,
             host=host.name,
             place=_name(device),
-            seen=f"its numa_node is {device.numa_node} on a machine with {len(host.hardware.numa_cpus)} NUMA nodes",
+            seen=f"its numa_node is {device.numa_node} on a machine with {len(view.numa_cpus)} NUMA nodes",
             cost="ranks cannot be bound near it, and NCCL guesses its paths",
             fix="export NCCL_TOPO_FILE=/path/to/topo.xml  # for this type of machine; or a firmware fix, admin",
             certainty=Certainty.READ,

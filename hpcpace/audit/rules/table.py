@@ -62,7 +62,7 @@ RULES: tuple[Rule, ...] = (
         scope="rank",
         title="rank far from its GPU",
         severities="F",
-        reads="the rank's CPU mask; numa_node of its GPU",
+        reads="the rank's CPU mask; numa_node of its GPU, or its local_cpus",
         why="No CPU of the rank is on the NUMA node of its GPU, so every copy and every kernel launch crosses the "
         "NUMA interconnect.",
         fix="srun --cpu-bind=mask_cpu:... as printed by the audit, --gpu-bind=closest or --distribution=block:block",
@@ -302,9 +302,9 @@ RULES: tuple[Rule, ...] = (
         scope="link",
         title="hidden NUMA node",
         severities="W",
-        reads="numa_node; the number of NUMA nodes",
+        reads="numa_node, local_cpus; the number of NUMA nodes",
         why="The firmware or the virtual machine does not report where a device is attached; -1 means unknown and is "
-        "never taken for node 0.",
+        "never taken for node 0. Where local_cpus has the CPUs of one NUMA node, the device is there.",
         fix="NCCL_TOPO_FILE for this type of machine",
         check=pcie.p06_hidden_numa,
     ),

@@ -140,9 +140,7 @@ UNREADABLE: dict[str, Case] = {
     "P03": Case(hosts=_damaged(_small, f"{_GPU_PLACE}/max_link_width")),
     "P04": Case(hosts=_damaged(_small, f"{_GPU_PLACE}/aer_dev_correctable")),
     "P05": Case(hosts=_no_iommu_groups),
-    "P06": Case(
-        hosts=_damaged(dgx_h100, "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1b:00.0/numa")
-    ),
+    "P06": Case(hosts=_damaged(dgx_h100, f"{_DGX_GPU}/numa", f"{_DGX_GPU}/local_cpu")),
     "P07": Case(hosts=lambda: [_small()]),
     "P08": Case(hosts=lambda: [_small()]),
     "S01": Case(hosts=_damaged(_small, "sys/devices/system/cpu/cpu3/cpufreq/scaling_governor")),
