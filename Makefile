@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 BENCH_STAMP := .venv/.installed-bench
 DEMO := runs/demo
 
-.PHONY: install demo test test-full test-lab sanitize gpu lint bench bench-quick drills score nano-cluster pacing golden clean
+.PHONY: install demo test test-compute test-full test-lab sanitize gpu lint bench bench-quick drills score nano-cluster pacing golden clean
 
 install: $(STAMP)
 
@@ -27,7 +27,11 @@ demo: $(STAMP)
 
 # Needs Python alone: no root, no network, no Slurm. Says at its end what it left out.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow and not tool and not root and not slurm and not gpu'
+	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow and not compute and not tool and not root and not slurm and not gpu'
+
+# Tests that compute for minutes, on all cores.
+test-compute: $(STAMP)
+	@$(BIN)/python -m pytest -n auto -m compute tests/unit
 
 # The slow tests, and those that need hwloc, Chromium or Slurm's commands.
 test-full: $(STAMP)

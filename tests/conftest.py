@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-COMMANDS = {"root": "make test-lab", "slurm": "make test-lab", "gpu": "make gpu", "tool": "make test-full"}
+COMMANDS = {
+    "root": "make test-lab",
+    "slurm": "make test-lab",
+    "gpu": "make gpu",
+    "tool": "make test-full",
+    "compute": "make test-compute",
+}
 NEEDS = {
     "make test-full": "slow tests and tests of tools: minutes, with hwloc, Chromium and Slurm's commands installed",
+    "make test-compute": "tests that compute: minutes, on all cores",
     "make test-lab": "tests of a real cluster: root, and Slurm installed",
     "make gpu": "tests of NCCL: a GPU",
 }
@@ -50,4 +57,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("not run here")
     for command, need in NEEDS.items():
         if not_run[command]:
-            terminalreporter.line(f"{not_run[command]:5d}  {command:<15}  {need}")
+            terminalreporter.line(f"{not_run[command]:5d}  {command:<17}  {need}")

@@ -50,7 +50,7 @@ def numpy_alone(monkeypatch):
     kernels.library.cache_clear()
 
 
-@pytest.mark.slow
+@pytest.mark.compute
 @pytest.mark.parametrize(("cell", "seed"), _CASES, ids=lambda value: getattr(value, "name", value))
 def test_summaries_are_equal_however_they_are_measured(tmp_path, monkeypatch, numpy_alone, cell, seed):
     run = write_run(cell.scenario(seed), tmp_path / "run")
