@@ -209,20 +209,20 @@ class PhaseObserver:
         return timed
 
     def _timed_fetch(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def timed(loader: Any) -> Any:
             if torch.compiler.is_compiling():
-                return fetch(*args, **kwargs)
+                return fetch(loader)
             self._work_begins()
             begin_ns = time.monotonic_ns()
             try:
-                batch = fetch(*args, **kwargs)
+                batch = fetch(loader)
             except BaseException as error:
                 leave_out_own_frame(error)
                 raise
             finally:
                 self._add(Phase.DATA, begin_ns)
             if self._steps is not None:
-                self.samples.fetched(batch)
+                self.samples.fetched(batch, loader)
             return batch
 
         return timed

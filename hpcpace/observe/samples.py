@@ -1,14 +1,17 @@
 """A guess of how many samples a step had, for jobs that never say so: the first dimension of their batches.
 
-Batches of a DataLoader count where they are fetched, unless an evaluation follows. In jobs without one, the first input
-of the module counts, once for each backward pass. Where several ranks share a batch, as in tensor and pipeline
-parallelism, nothing is guessed: credited on each of them, it would count several times.
+Batches of a DataLoader count where they are used, in the step in which a module gets as many: loaders may fetch ahead.
+Those of an evaluation do not count. In jobs without a DataLoader, the first input of the module counts, once for each
+backward pass. Where several ranks share a batch, as in tensor and pipeline parallelism, nothing is guessed: credited on
+each of them, it would count several times.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,32 +30,35 @@ class BatchSizes:
     def __init__(self) -> None:
         self.source = ""
         self._has_loader = False
-        self._num_fetched = self._num_unused = 0
+        self._fetched: list[_Fetched] = []
+        self._evaluated: list[_Fetched] = []
+        self._num_used = 0
         self._num_forwarded = self._pending = self._most = 0
         self._counts_once: dict[int, bool] = {}
         self._is_shared = False
 
-    def fetched(self, batch: Any) -> None:
-        """Count a batch that a loader has returned."""
+    def fetched(self, batch: Any, loader: Any) -> None:
+        """Note a batch that a loader's iterator has returned."""
         size = first_dimension(batch)
         if size:
             self._has_loader = True
-            self._num_unused += size
+            self._fetched.append(_Fetched(size, weakref.ref(loader)))
 
     def forwarded(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Count the input of a module that is about to be trained."""
-        self._num_fetched += self._num_unused
-        self._num_unused = 0
+        size = first_dimension(args) or first_dimension(kwargs)
+        self._use_fetched(size)
         counts_once = self._counts_once.get(id(module))
         if counts_once is None:
             counts_once = self._counts_once[id(module)] = _has_batch_alone(module)
         self._is_shared = self._is_shared or not counts_once
         if not self._pending and not self._has_loader:
-            self._pending = first_dimension(args) or first_dimension(kwargs)
+            self._pending = size
 
     def evaluated(self) -> None:
-        """Forget the batches that were fetched for an evaluation."""
-        self._num_unused = 0
+        """Set the batches aside that were fetched for an evaluation; a teacher may see those that a student gets."""
+        self._evaluated = self._fetched[-1:] or self._evaluated
+        self._fetched = []
 
     def backward_ended(self) -> None:
         """Count the input that gradients were computed for."""
@@ -67,8 +73,9 @@ class BatchSizes:
     def take(self) -> int:
         """Return the samples since the last call; 0 where ranks share them."""
         self.optimizer_ended()
-        num_samples = self._num_fetched if self._has_loader else self._most
-        self._num_fetched = self._most = 0
+        self._use_older()
+        num_samples = self._num_used if self._has_loader else self._most
+        self._num_used = self._most = 0
         if self._is_shared:
             self.source = "not guessed: ranks share batches"
             return 0
@@ -76,6 +83,32 @@ class BatchSizes:
             what = "the batches of DataLoaders" if self._has_loader else "the first input of the outermost module"
             self.source = f"a guess: the first dimension of {what}"
         return num_samples
+
+    def _use_fetched(self, size: int) -> None:
+        """Count the batch that a module gets; all that were fetched, if it gets another number of samples."""
+        if not self._fetched:
+            self._fetched = [batch for batch in self._evaluated if batch.loader() is not None]
+            self._evaluated = []
+        fitting = [batch for batch in self._fetched if batch.size == size]
+        # One that was fetched by itself, as for a look at its shape, comes second to the loop's own.
+        used = next((batch for batch in fitting if batch.loader() is not None), fitting[0] if fitting else None)
+        self._num_used += sum(batch.size for batch in self._fetched) if used is None else used.size
+        if used is None:
+            self._fetched.clear()
+        else:
+            self._fetched.remove(used)
+
+    def _use_older(self) -> None:
+        """Count what no module has got, as in a step with several loaders, but not the batch fetched ahead."""
+        alive = [batch for batch in self._fetched if batch.loader() is not None]
+        self._num_used += sum(batch.size for batch in alive[:-1])
+        self._fetched, self._evaluated = alive[-1:], []
+
+
+@dataclass(frozen=True, eq=False)
+class _Fetched:
+    size: int
+    loader: weakref.ref[Any]
 
 
 def first_dimension(value: Any, depth: int = _DEPTH) -> int:

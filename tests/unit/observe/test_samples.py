@@ -1,0 +1,76 @@
+"""The samples of each step are those of the batches that its modules got, whatever its loaders fetch ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+from hpcpace.observe.samples import BatchSizes
+
+_MODULE = torch.nn.ReLU()
+
+
+class _Loader:
+    """What a DataLoader's iterator is to the count: something that is alive or not."""
+
+
+def _steps(work: Iterable[Iterable[tuple[str, int]]], loaders: dict[str, _Loader]) -> list[int]:
+    """Return the samples of each step: of a forward pass, a teacher's, the end of an iterator ("drop"), or a fetch."""
+    sizes, counts = BatchSizes(), []
+    for step in work:
+        for what, size in step:
+            if what == "forward":
+                sizes.forwarded(_MODULE, (torch.zeros(size, 2),), {})
+            elif what == "teacher":
+                sizes.evaluated()
+            elif what.startswith("drop "):
+                del loaders[what.removeprefix("drop ")]
+            else:
+                sizes.fetched(torch.zeros(size, 2), loaders.setdefault(what, _Loader()))
+        sizes.backward_ended()
+        counts.append(sizes.take())
+    return counts
+
+
+_FETCH, _FORWARD = ("train", 8), ("forward", 8)
+
+
+@pytest.mark.parametrize(
+    ("work", "counts"),
+    [
+        pytest.param([[_FETCH, _FORWARD]] * 3, [8, 8, 8], id="one batch a step"),
+        pytest.param(
+            [[_FETCH, _FETCH, _FORWARD], [_FETCH, _FORWARD], [("train", 3), _FORWARD], [("forward", 3)]],
+            [8, 8, 8, 3],
+            id="fetched one ahead, the last smaller",
+        ),
+        pytest.param([[_FETCH] * 3 + [_FORWARD] * 2] + [[_FETCH, _FORWARD] * 2] * 2, [16, 16, 16], id="microbatches"),
+        pytest.param([[_FETCH, *[("forward", 2)] * 4]] * 2, [8, 8], id="a batch split into microbatches"),
+        pytest.param([[_FETCH, ("other", 8), ("forward", 16)]] * 2, [16, 16], id="two loaders joined"),
+        pytest.param([[_FETCH, ("teacher", 0), _FORWARD]] * 3, [8, 8, 8], id="a teacher sees the batch first"),
+        pytest.param(
+            [[("probe", 8), ("drop probe", 0), _FETCH, _FORWARD], [_FETCH, _FORWARD], [_FETCH, _FORWARD]],
+            [8, 8, 8],
+            id="a batch fetched for its shape alone",
+        ),
+        pytest.param([[("train", 8), ("drop train", 0), _FORWARD]] * 3, [8, 8, 8], id="an iterator for each batch"),
+        pytest.param(
+            [
+                [_FETCH, _FORWARD],
+                [("valid", 8), ("teacher", 0), ("valid", 8), ("teacher", 0), ("drop valid", 0), _FETCH, _FORWARD],
+                [_FETCH, _FORWARD],
+            ],
+            [8, 8, 8],
+            id="an evaluation between steps",
+        ),
+    ],
+)
+def test_samples_of_each_step(work: list[list[tuple[str, int]]], counts: list[int]) -> None:
+    assert _steps(work, {}) == counts
+
+
+def test_two_loaders_of_which_one_feeds_no_module_alone_count_both_in_the_long_run() -> None:
+    counts = _steps([[_FETCH, ("other", 8), _FORWARD]] * 4, {})
+    assert counts == [8, 16, 16, 16]
