@@ -32,6 +32,7 @@ class BatchSizes:
         self._has_loader = False
         self._fetched: list[_Fetched] = []
         self._evaluated: list[_Fetched] = []
+        self._trained_from: weakref.ref[Any] | None = None  # the iterator of the batch that was used last
         self._num_used = 0
         self._num_forwarded = self._pending = self._most = 0
         self._counts_once: dict[int, bool] = {}
@@ -57,8 +58,9 @@ class BatchSizes:
 
     def evaluated(self) -> None:
         """Set the batches aside that were fetched for an evaluation; a teacher may see those that a student gets."""
-        self._evaluated = self._fetched[-1:] or self._evaluated
-        self._fetched = []
+        others = [batch for batch in self._fetched if batch.loader != self._trained_from]
+        self._evaluated = others[-1:] or self._evaluated
+        self._fetched = [batch for batch in self._fetched if batch.loader == self._trained_from]
 
     def backward_ended(self) -> None:
         """Count the input that gradients were computed for."""
@@ -97,6 +99,7 @@ class BatchSizes:
             self._fetched.clear()
         else:
             self._fetched.remove(used)
+            self._trained_from = used.loader
 
     def _use_older(self) -> None:
         """Count what no module has got, as in a step with several loaders, but not the batch fetched ahead."""

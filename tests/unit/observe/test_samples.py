@@ -65,6 +65,15 @@ _FETCH, _FORWARD = ("train", 8), ("forward", 8)
             [8, 8, 8],
             id="an evaluation between steps",
         ),
+        pytest.param(
+            [
+                [_FETCH, _FETCH, _FORWARD],
+                [("valid", 8), ("teacher", 0), ("drop valid", 0), _FETCH, _FORWARD],
+                [_FORWARD],
+            ],
+            [8, 8, 8],
+            id="an evaluation while a batch is fetched ahead",
+        ),
     ],
 )
 def test_samples_of_each_step(work: list[list[tuple[str, int]]], counts: list[int]) -> None:
