@@ -204,11 +204,14 @@ def explain(rule_id: str) -> None:
 @command.command()
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
+@click.option(
+    "--counters", is_flag=True, help="Also compare counters, GPU load, link speed, boot id, and memory to the byte."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
-def diff(before: Path, after: Path, as_json: bool) -> None:
-    """Show what changed between two snapshots.
+def diff(before: Path, after: Path, counters: bool, as_json: bool) -> None:
+    """Show what changed in the configuration between two snapshots.
 
-    BEFORE and AFTER are files or folders.
+    BEFORE and AFTER are files or folders. Sizes of memory count as equal up to 1 %.
 
     Exit codes: 0 nothing changed, 1 something changed, 2 bad input, 3 no host is in both.
     """
@@ -224,7 +227,7 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
     if not pairs:
         click.echo(f"hpcpace: {printable(f'{before} and {after} have no host in common')}", err=True)
         raise SystemExit(EXIT_CANNOT_TELL)
-    found = [difference for one, other in pairs for difference in differences(one, other)]
+    found = [difference for one, other in pairs for difference in differences(one, other, with_counters=counters)]
     if as_json:
         rows = [{"host": d.host, "fact": d.fact, "before": d.before, "after": d.after} for d in found]
         click.echo(json.dumps(rows, indent=2))

@@ -149,7 +149,8 @@ def a06_quota(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[A
             place=rank_place(rank),
             seen=f"has a CPU quota of {rank.quota_cpus:g} cores but {mask.bit_count()} CPUs in its mask",
             cost="once the quota is used up, the kernel stops all its threads for the rest of the period",
-            fix=f"srun -c {mask.bit_count()} ...  # or ask the admin to raise cpu.max of the job's cgroup",
+            fix=f"docker update --cpus={mask.bit_count()} CONTAINER  # or resources.limits.cpu of the pod, or "
+            f"systemctl set-property SLICE CPUQuota={100 * mask.bit_count()}%: whatever set cpu.max; no option of srun",
             certainty=Certainty.READ,
             ranks=(rank.rank,),
         )

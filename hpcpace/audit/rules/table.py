@@ -110,7 +110,7 @@ RULES: tuple[Rule, ...] = (
         reads="cpu.max (or cfs_quota_us) and cpuset.cpus.effective, from the rank's cgroup up",
         why="When the quota is smaller than the mask, the kernel stops all threads for the rest of each period, and "
         "step times jump by up to 100 ms.",
-        fix="request as many CPUs as the mask has, or have the quota lifted",
+        fix="raise the limit of the container, pod or systemd slice that sets cpu.max; no option of srun does",
         check=affinity.a06_quota,
     ),
     Rule(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import CASES, Case, dgx_h100, small_node
+from experiments.machines.cases import CASES, HEALTHY, Case, dgx_h100, small_node
 from experiments.machines.machine import Machine, threaded
 from hpcpace.audit.differences import differences
 from hpcpace.audit.facts import Snapshot
@@ -283,3 +283,43 @@ def test_nothing_at_all_gives_a_snapshot_of_unknowns(tmp_path: Path) -> None:
 
 def test_snapshot_error_is_bad_input() -> None:
     assert SnapshotError("x").exit_code == 2
+
+
+def _changed_by_itself(snapshot: Snapshot) -> Snapshot:
+    numa = tuple(
+        dataclasses.replace(node, memory_kb=(node.memory_kb or 0) - 9) for node in snapshot.hardware.numa or ()
+    )
+    pci = tuple(
+        dataclasses.replace(device, speed_gts=2.5) if device.kind == "gpu" else device
+        for device in snapshot.hardware.pci or ()
+    )
+    return dataclasses.replace(
+        snapshot,
+        boot_id="another",
+        hardware=dataclasses.replace(snapshot.hardware, numa=numa, pci=pci),
+        gpus=tuple(
+            dataclasses.replace(gpu, nvml=dataclasses.replace(HEALTHY, utilization_percent=99, throttle_reasons=4))
+            for gpu in snapshot.gpus or ()
+        ),
+        counters=dataclasses.replace(snapshot.counters, values={"net/ens0/rx_packets": 17}),
+    )
+
+
+def test_a_machine_that_nobody_changed_does_not_differ(snapshot: Snapshot) -> None:
+    gpus = tuple(dataclasses.replace(gpu, nvml=HEALTHY) for gpu in snapshot.gpus or ())
+    assert differences(dataclasses.replace(snapshot, gpus=gpus), _changed_by_itself(snapshot)) == []
+
+
+def test_what_changes_by_itself_is_compared_on_request(snapshot: Snapshot) -> None:
+    gpus = tuple(dataclasses.replace(gpu, nvml=HEALTHY) for gpu in snapshot.gpus or ())
+    before = dataclasses.replace(snapshot, gpus=gpus)
+    found = {d.fact for d in differences(before, _changed_by_itself(snapshot), with_counters=True)}
+    assert {"boot_id", "counters/values/net/ens0/rx_packets", "hardware/numa/0/memory_kb"} <= found
+    assert {fact.split("/")[-1] for fact in found} >= {"speed_gts", "utilization_percent", "throttle_reasons"}
+
+
+def test_a_memory_module_that_is_gone_is_a_difference(snapshot: Snapshot) -> None:
+    (node,) = snapshot.hardware.numa or ()
+    less = dataclasses.replace(node, memory_kb=(node.memory_kb or 0) * 15 // 16)
+    after = dataclasses.replace(snapshot, hardware=dataclasses.replace(snapshot.hardware, numa=(less,)))
+    assert [d.fact for d in differences(snapshot, after)] == ["hardware/numa/0/memory_kb"]
