@@ -33,6 +33,7 @@ from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import explanation, map_lines, matrix_lines, prolog_line, verdict_lines
+from hpcpace.cli.audit_show import TERMINAL, check_show, shown_lines, write_picture
 from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, SnapshotError, UsageError
 from hpcpace.quoting import printable
@@ -81,6 +82,7 @@ class Views:
     as_prometheus: bool
     with_matrix: bool
     with_map: bool
+    show: str | None
 
 
 def _ids(_: click.Context, __: click.Parameter, value: Sequence[str]) -> tuple[str, ...]:
@@ -124,6 +126,13 @@ def _ids(_: click.Context, __: click.Parameter, value: Sequence[str]) -> tuple[s
     help="Print the binding for this many ranks per node.",
     show_default="the job's, or one per GPU",
 )
+@click.option(
+    "--show",
+    is_flag=False,
+    flag_value=TERMINAL,
+    metavar="[FILE]",
+    help="Draw the machine and the cores and GPU of each rank, here or in FILE.svg or FILE.html.",
+)
 @click.option("--matrix", "with_matrix", is_flag=True, help="Show the paths between GPUs and adapters.")
 @click.option("--map", "with_map", is_flag=True, help="Show which cores each rank may run on.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -151,6 +160,7 @@ def command(
     probe: float,
     nccl_log: Path | None,
     tasks_per_node: int | None,
+    show: str | None,
     with_matrix: bool,
     with_map: bool,
     as_json: bool,
@@ -169,6 +179,7 @@ def command(
     if ctx.invoked_subcommand is not None:
         return
     _check_options(source, sysfs_root, with_mpi, as_json, as_prometheus, prolog, fail_on)
+    check_show(show, has_one_object=as_json or as_prometheus or prolog)
     check_ids([*rules, *ignore, *fail_on])
     settings = _settings(config_file, ignore)
     log = read_nccl_log(nccl_log) if nccl_log is not None else None
@@ -179,10 +190,12 @@ def command(
         problems += _save(save, gathered)
     job = AuditedJob(gathered.snapshots, settings, log)
     result = audit(job, ids=rules or None, num_tasks=tasks_per_node, missing=gathered.missing, problems=problems)
+    if show not in (None, TERMINAL):
+        write_picture(Path(show or ""), job, result)
     if prolog:
         click.echo(prolog_line(result, fail_on))
         raise SystemExit(_prolog_exit(result, fail_on))
-    views = Views(as_json=as_json, as_prometheus=as_prometheus, with_matrix=with_matrix, with_map=with_map)
+    views = Views(as_json=as_json, as_prometheus=as_prometheus, with_matrix=with_matrix, with_map=with_map, show=show)
     _print(job, result, views)
     raise SystemExit(result.exit_code)
 
@@ -343,4 +356,8 @@ def _print(job: AuditedJob, result: AuditResult, views: Views) -> None:
     if views.with_map:
         click.echo()
         for line in map_lines(job):
+            click.echo(line)
+    if views.show == TERMINAL:
+        click.echo()
+        for line in shown_lines(job, result):
             click.echo(line)
