@@ -47,9 +47,9 @@ class Found:
 def rows_of(found: Found) -> list[Row]:
     """Return a row per hotspot: ranks, nodes and leaves first, then links, each by their effect."""
     figures, rows = found.figures, []
-    for spot in figures.spots:
+    for spot, (share, interval) in zip(figures.spots, figures.excess, strict=True):
         effects_ns = np.array([spot.effect_ns, *spot.interval_ns])
-        values = [*(effects_ns / NS_PER_MS).tolist(), *(effects_ns / figures.mean_work_ns).tolist()]
+        values = [*(effects_ns / NS_PER_MS).tolist(), share, *interval]
         rows.append((spot.kind, spot.id, *values, spot.loss_share, spot.p_value, None, "; ".join(spot.aliases)))
     for link in figures.links:
         values = [None, None, None, link.effect_share, *link.interval]
@@ -62,7 +62,7 @@ def rows_of(found: Found) -> list[Row]:
 def print_table(results: Sequence[Found], rows: Sequence[Row]) -> None:
     console = files.console_for_tables()
     title(console, "Topology hotspots", "own work of ranks, nodes and leaves; transfers that pass a link")
-    head = ["place", "adds\nms a step", "relative\n(95 %)", "of\nlateness", "could also be"]
+    head = ["place", "adds\nms a step", "excess\n(95 %)", "of\nlateness", "could also be"]
     shown = files.rows_from_the_top(table("run", head), left=(1, 5))
     for row in rows:
         named = {f"{row['kind']} {one}" for one in row["id"].split(" or ")}

@@ -14,6 +14,7 @@ from hpcpace.diagnosis.diagnose import Diagnosis
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures.audit import audit_figures
 from hpcpace.diagnosis.figures.causes import cause_figures
+from hpcpace.diagnosis.figures.hotspots import place_excess
 from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
 from hpcpace.diagnosis.figures.ranks import rank_figures
@@ -21,6 +22,7 @@ from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
 from hpcpace.diagnosis.measure import Measured, Selection, diagnose_run, hotspots_of, panels_of
 from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.diagnosis.modes.obstacle import NothingMeasured
+from hpcpace.diagnosis.modes.straggler import work_excess
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
@@ -112,7 +114,7 @@ def analyze_traces(
     figures = _figures(credible, panels, config.diagnosis)
     audit = audit_figures(attempt, figures.diagnosis.findings, credible.hosts, config.audit)
     remarks = (
-        *near_misses(figures.diagnosis, panels, figures.hotspots),
+        *near_misses(figures.diagnosis, panels, figures.hotspots, figures.first_excess),
         *remarks_of(figures.causes, credible.hosts),
         *audit_remarks(audit),
     )
@@ -203,6 +205,7 @@ class _Figures:
     jitter: Jitter | None
     growth: GrowthCurve | None
     hotspots: tuple[Hotspot, ...]
+    first_excess: float
     causes: Causes | None
     ranks: tuple[RankRow, ...]
     roles: tuple[RoleRow, ...]
@@ -216,6 +219,7 @@ def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -
     start = in_background if num_close > _LEAST_SHARED else nullcontext
     with start(partial(_jitter_and_sensitivity, measured, panels)) as finish:
         diagnosis = _diagnosis(credible, panels, settings)
+        excess = work_excess(panels, diagnosis.slow)
         hotspots = hotspots_of(measured, panels)
         # Nobody knows where waits for an absent rank began; they would be taken for transfers.
         causes = None if diagnosis.absent else cause_figures(measured, panels)
@@ -223,7 +227,7 @@ def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -
             measured.timed.traces,
             measured.parts,
             measured.operations.totals,
-            has_messages=measured.operations.has_messages,
+            excess=excess,
             late=diagnosis.late_ranks,
         )
         (jitter, growth), sensitivity = finish()
@@ -232,6 +236,7 @@ def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -
         jitter=jitter,
         growth=growth,
         hotspots=hotspots,
+        first_excess=place_excess(excess, measured.places, hotspots[0])[0] if hotspots else 0.0,
         causes=causes,
         ranks=ranks,
         roles=roles,

@@ -55,6 +55,7 @@ class Diagnosis:
         absent: ranks with which the judged ones communicate, and of which nothing is known. Then waits and transfers
             prove nothing, and the loss to a straggler is an upper bound.
         num_present: ranks that are judged.
+        slow: indices of the ranks that stand out: the usual work of a role is without theirs.
     """
 
     findings: tuple[DiagnosisFinding, ...]
@@ -62,6 +63,7 @@ class Diagnosis:
     smallest_effect: float | None
     absent: tuple[int, ...] = ()
     num_present: int = 0
+    slow: tuple[int, ...] = ()
 
     @property
     def late_ranks(self) -> frozenset[int]:
@@ -138,7 +140,7 @@ def diagnose(
         obstacle = None if findings else AbsentRanks()
     elif not findings:
         obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, num_steps)
-    return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share)
+    return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share, slow=search.slow)
 
 
 def _is_passing(finding: DiagnosisFinding) -> bool:

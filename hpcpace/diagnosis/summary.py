@@ -157,7 +157,7 @@ class RankRow:
     Attributes:
         parts_ns: by name of `Part` in lower case; they add up to step_ns.
         shares: the same relative to step_ns.
-        excess: of the busy time over the other ranks of its role; None without any, or with too few steps.
+        excess: of its own work over the other ranks of its role; None without any, or with too few steps.
         num_operations, size_bytes, wait_ns, transfer_ns: of all its communication, exposed or hidden.
     """
 

@@ -81,15 +81,24 @@ def main_verdict(verdict: Verdict) -> Verdict:
     return replace(verdict, culprits=verdict.findings[0].culprits if verdict.findings else ())
 
 
-def near_misses(diagnosis: Diagnosis, panels: Panels, hotspots: Sequence[Hotspot]) -> tuple[str, ...]:
-    """Return what stands out but stays below its threshold; nothing if something is above one."""
+def near_misses(
+    diagnosis: Diagnosis, panels: Panels, hotspots: Sequence[Hotspot], first_excess: float
+) -> tuple[str, ...]:
+    """Return what stands out but stays below its threshold; nothing if something is above one.
+
+    Args:
+        diagnosis: what was found.
+        panels: the steps.
+        hotspots: places that are slower than others.
+        first_excess: mean excess of the ranks of the first of them over their roles.
+    """
     if diagnosis.findings or diagnosis.obstacle is not None:
         return ()
     found = []
     if hotspots:
         first = hotspots[0]
-        share = first.effect_ns / max(float(panels.work_ns.mean()), 1.0)
-        found.append(f"{place_name(first.kind, first.id)} has {percent(share)} more own work than its peers")
+        name = place_name(first.kind, first.id)
+        found.append(f"{name} has {percent(first_excess)} more own work than others of its role")
     if (data := float(panels.data_ns.mean()) / panels.mean_time_ns) >= _NOTABLE_DATA:
         found.append(f"waiting for data takes {percent(data)}")
     return (f"below the thresholds: {'; '.join(found)}",) if found else ()

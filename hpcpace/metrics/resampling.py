@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtr, stdtrit
 
 _MOST_ELEMENTS = 4_000_000  # of block sums at once: bounds memory
+_MOST_BLOCKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,3 +178,16 @@ def trimmed_mean(values: NDArray[np.float64], share: float) -> NDArray[np.float6
     stop = len(values) - first
     ordered = np.partition(values, (first, stop - 1), axis=0)
     return np.asarray(ordered[first:stop].mean(axis=0))
+
+
+def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return means over at most 20 blocks of consecutive steps, (num_rows, num_blocks), of (num_rows, num_steps)."""
+    num_steps = values.shape[1]
+    num_blocks = min(_MOST_BLOCKS, max(num_steps // 2, 2))
+    length = max(num_steps // num_blocks, 1)
+    return np.asarray(values[:, : num_blocks * length].reshape(len(values), num_blocks, length).mean(axis=2))
+
+
+def half_width(error: float, num_blocks: int) -> float:
+    """Return half of the 95 % interval of a mean over blocks of steps, from its standard error (Student's t)."""
+    return float(stdtrit(num_blocks - 1, 0.975) * error)

@@ -86,6 +86,13 @@ class Topology:
         """Which of `links` are uplinks, bool, (num_links,)."""
         return np.arange(len(self.links)) >= self.num_nodes
 
+    def rows_of(self, kind: str, name: str) -> NDArray[np.int64]:
+        """Return the rows of the ranks of a unit by its name; none for what has no ranks, such as a link."""
+        if kind == "rank":
+            return np.flatnonzero(np.asarray(self.ranks, np.int64) == int(name))
+        units, names = (self.node, self.node_names) if kind == "node" else (self.leaf, self.leaf_names)
+        return np.flatnonzero(units == names.index(name)) if kind in ("node", "leaf") else np.zeros(0, np.int64)
+
     def touches(self, groups: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
         """Return which links the transfers of each group must pass, bool, (num_groups, num_links).
 

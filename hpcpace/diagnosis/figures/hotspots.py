@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.measure import Measured, hotspots_of, own_excess_ns
+from hpcpace.diagnosis.modes.straggler import search_stragglers, work_excess
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.hostlist import exclusion
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.network.links import LinkCulprit, locate_links
 from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix
+from hpcpace.metrics.roles import WorkExcess
 from hpcpace.metrics.topology import Topology
 
 _MOST_NODES = 512
@@ -25,7 +27,7 @@ class HotspotFigures:
     Attributes:
         spots: slow ranks, nodes and leaves, by what they add to their own work; the largest effect first.
         links: slow links, by what they add to the transfers that pass them; the largest effect first.
-        mean_work_ns: own work of a rank in a step, which effects of `spots` are relative to.
+        excess: mean excess of the own work of each of `spots` over the roles, with its 95 % interval.
         link_ends: both ends of each link, by its id.
         matrices: transfers between nodes (of at most 512) and between leaf switches, where there are two or more.
         is_compared: whether any two ranks are known to do the same work.
@@ -35,7 +37,7 @@ class HotspotFigures:
 
     spots: tuple[Hotspot, ...]
     links: tuple[LinkCulprit, ...]
-    mean_work_ns: float
+    excess: tuple[tuple[float, tuple[float, float]], ...]
     link_ends: Mapping[str, str]
     matrices: tuple[tuple[str, TransferMatrix], ...]
     is_compared: bool
@@ -57,6 +59,7 @@ def hotspot_figures(measured: Measured, panels: Panels, settings: DiagnosisConfi
     found = locate_links([] if wrong else groups, places, floor_share=settings.link_share, level=settings.level)
     spots, work_ns = hotspots_of(measured, panels), max(float(panels.work_ns.mean()), 1.0)
     is_compared = own_excess_ns(panels) is not None
+    excess = work_excess(panels, search_stragglers(panels, settings).slow)
     matrices = [("node", node_matrix(groups, places))] if 2 <= places.num_nodes <= _MOST_NODES else []
     matrices += [("leaf switch", leaf_matrix(groups, places))] if places.num_leaves > 1 else []
     reasons = []
@@ -71,13 +74,18 @@ def hotspot_figures(measured: Measured, panels: Panels, settings: DiagnosisConfi
     return HotspotFigures(
         spots=spots,
         links=found.culprits,
-        mean_work_ns=work_ns,
+        excess=tuple(place_excess(excess, places, spot) for spot in spots),
         link_ends=places.link_ends,
         matrices=tuple(matrices),
         is_compared=is_compared,
         exclude=_exclude(spots, found.culprits, places, settings.straggler_share * work_ns),
         reasons=tuple(reasons),
     )
+
+
+def place_excess(excess: WorkExcess, places: Topology, spot: Hotspot) -> tuple[float, tuple[float, float]]:
+    """Return the mean excess of a place's ranks over their roles, with its 95 % interval; `excess` by `work_excess`."""
+    return excess.of(places.rows_of(spot.kind, spot.id).tolist()) or (0.0, (0.0, 0.0))
 
 
 def _exclude(spots: Sequence[Hotspot], links: Sequence[LinkCulprit], places: Topology, floor_ns: float) -> str:

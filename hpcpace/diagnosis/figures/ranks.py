@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.summary import RankRow, RoleRow
 from hpcpace.metrics.operations.communication import RankTotals
-from hpcpace.metrics.phases import BUSY, OWN_WORK, Part
-from hpcpace.metrics.roles import Excess, excess_over_role
+from hpcpace.metrics.phases import BUSY, Part
+from hpcpace.metrics.roles import Excess, WorkExcess
 from hpcpace.trace.reader import RankTrace
 
 
@@ -20,7 +20,7 @@ def rank_figures(
     parts: NDArray[np.float64],
     totals: RankTotals,
     *,
-    has_messages: bool,
+    excess: WorkExcess,
     late: Collection[int] = (),
 ) -> tuple[tuple[RankRow, ...], tuple[RoleRow, ...]]:
     """Return a row per rank and per role.
@@ -29,7 +29,7 @@ def rank_figures(
         traces: ascending by rank.
         parts: nanoseconds, (num_ranks, num_steps, num_parts).
         totals: of the operations of these steps.
-        has_messages: whether ranks send to each other.
+        excess: of own work over the roles.
         late: the ranks that the verdict names as late: their excess is marked, and no other.
     """
     num_steps = parts.shape[1]
@@ -37,14 +37,6 @@ def rank_figures(
     members: dict[str, list[int]] = {}
     for index, trace in enumerate(traces):
         members.setdefault(_role(trace), []).append(index)
-    work = parts[:, :, list(OWN_WORK)].sum(axis=2)
-    num_compared = sum(len(indices) for indices in members.values() if len(indices) > 1)
-    excess: dict[int, Excess | None] = {}
-    # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
-    are_roles_known = not (has_messages and traces[0].header.pp < 0)
-    for indices in members.values():
-        found = excess_over_role(work[indices], num_compared=num_compared) if are_roles_known else [None] * len(indices)
-        excess.update(zip(indices, found, strict=True))
     rows = tuple(
         RankRow(
             rank=trace.header.rank,
@@ -54,7 +46,7 @@ def rank_figures(
             parts_ns=_named(mean[index]),
             shares=_named(relative(mean[index])),
             busy_share=float(relative(mean[index])[list(BUSY)].sum()),
-            excess=_marked(excess[index], is_late=trace.header.rank in late),
+            excess=_marked(excess.of_rank(index), is_late=trace.header.rank in late),
             num_operations=float(totals.num_operations[index] / num_steps),
             size_bytes=float(totals.size_bytes[index] / num_steps),
             wait_ns=float(totals.wait_ns[index] / num_steps),

@@ -6,15 +6,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from hpcpace.diagnosis.modes.finding import Floats, Panels
-
-
-def block_means(values: Floats) -> Floats:
-    """Return means over at most 20 blocks of consecutive steps, (num_rows, num_blocks), of (num_rows, num_steps)."""
-    num_steps = values.shape[1]
-    num_blocks = min(20, max(num_steps // 2, 2))
-    length = max(num_steps // num_blocks, 1)
-    means: Floats = values[:, : num_blocks * length].reshape(len(values), num_blocks, length).mean(axis=2)
-    return means
+from hpcpace.metrics.resampling import block_means, half_width
 
 
 def block_error(share: Floats, level: float) -> tuple[Floats, Floats, float]:
@@ -22,12 +14,6 @@ def block_error(share: Floats, level: float) -> tuple[Floats, Floats, float]:
     blocks = block_means(share)
     error = blocks.std(axis=1, ddof=1) / np.sqrt(blocks.shape[1])
     return share.mean(axis=1), error, float(stdtrit(blocks.shape[1] - 1, 1 - level))
-
-
-def half_width(error: float, num_steps: int) -> float:
-    """Return half of the 95 % interval of a mean over steps, from its standard error by `block_error`."""
-    num_blocks = min(20, max(num_steps // 2, 2))
-    return float(stdtrit(num_blocks - 1, 0.975) * error)
 
 
 def p_value_of(mean: float, error: float, num_steps: int) -> float:
@@ -40,7 +26,7 @@ def mean_share_interval(panels: Panels, part_ns: Floats) -> tuple[float, float]:
     """Return the 95 % interval of a part's share of the mean step time; `part_ns` is (num_ranks, num_steps)."""
     share = (part_ns.mean(axis=0) / panels.mean_time_ns)[None, :]
     mean, error, _ = block_error(share, 0.5)
-    half = half_width(float(error[0]), share.shape[1])
+    half = half_width(float(error[0]), block_means(share).shape[1])
     return float(mean[0]) - half, float(mean[0]) + half
 
 

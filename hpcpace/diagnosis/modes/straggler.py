@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.modes.chance import block_means, confidence_of, half_width
+from hpcpace.diagnosis.modes.chance import confidence_of
 from hpcpace.diagnosis.modes.evidence import Evidence, LatenessEvidence, LatePattern, mode_of_pattern
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Int64s, Panels, rank_culprit, slowest_ns
 from hpcpace.diagnosis.modes.mode import Mode
@@ -18,7 +18,7 @@ from hpcpace.metrics.causes.what_if import Change, Rebuilt
 from hpcpace.metrics.lateness.periodicity import run_begins, steps_between
 from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_events, compare_with_others
 from hpcpace.metrics.lateness.stragglers import Straggler, StragglerSearch, find_stragglers
-from hpcpace.metrics.resampling import trimmed_mean
+from hpcpace.metrics.roles import WorkExcess, excess_over_role
 
 _LEAST_COMPARED, _LEAST_TOLD = 3, 8
 _MOST_EXPLAINED = 4
@@ -34,9 +34,24 @@ def search_stragglers(panels: Panels, settings: DiagnosisConfig) -> StragglerSea
     )
     slow = np.zeros(len(panels.rank), np.bool_)
     slow[[rank for each in search.found if each.klass in _SLOW for rank in each.ranks]] = True
-    usual_excess = _usual_excess(panels, slow, settings.level)
-    found, num_steps = [_measured(each, slow, panels) for each in search.found], panels.work_ns.shape[1]
-    return replace(search, found=tuple(each for each in found if _matters(each, usual_excess, num_steps, settings)))
+    usual_excess, excess = _usual_excess(panels, slow, settings.level), work_excess(panels, np.flatnonzero(slow))
+    found, num_steps = [_measured(each, excess) for each in search.found], panels.work_ns.shape[1]
+    kept = tuple(each for each in found if _matters(each, usual_excess, num_steps, settings))
+    return replace(search, found=kept, slow=tuple(np.flatnonzero(slow).tolist()))
+
+
+def work_excess(panels: Panels, slow: Sequence[int] | NDArray[np.int64]) -> WorkExcess:
+    """Return the excess of own work of all ranks over their roles.
+
+    Args:
+        panels: the steps.
+        slow: indices of the ranks that stand out, by `search_stragglers`: the usual work of a role is without theirs.
+    """
+    is_slow = np.zeros(len(panels.rank), np.bool_)
+    is_slow[list(slow)] = True
+    # Ranks whose roles are not known are compared with nobody.
+    role = panels.role if panels.is_role_known else np.arange(len(panels.rank))
+    return excess_over_role(panels.work_ns, role, is_slow)
 
 
 def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings: DiagnosisConfig) -> bool:
@@ -191,26 +206,16 @@ def _late_steps(straggler: Straggler, panels: Panels) -> NDArray[np.bool_]:
     return is_late
 
 
-def _measured(straggler: Straggler, slow: NDArray[np.bool_], panels: Panels) -> Straggler:
-    """Return a lasting straggler with its effect against all ranks of its role that are none.
+def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
+    """Return a lasting straggler with the excess that all tables show.
 
-    Means over blocks of steps: the ranks' own, relative to the trimmed mean of the others'; 95 % by Student's t over
-    blocks. What finds a straggler is more robust, and a little too small where many of a role are slow.
+    What finds a straggler is more robust, and a little too small where many of a role are slow.
     """
-    if straggler.klass != LatePattern.FIXED:
+    found = excess.of(straggler.ranks) if straggler.klass == LatePattern.FIXED else None
+    if found is None:
         return straggler
-    blocks = block_means(panels.work_ns)
-    shares = []
-    for rank in straggler.ranks:
-        others = blocks[(panels.role == panels.role[rank]) & ~slow]
-        if not len(others):
-            return straggler
-        usual = trimmed_mean(others, 0.1)
-        shares.append(blocks[rank] / np.maximum(usual, 1.0) - 1)
-    share = np.mean(shares, axis=0)
-    effect = float(share.mean())
-    half = half_width(float(share.std(ddof=1)) / float(np.sqrt(len(share))), panels.work_ns.shape[1])
-    return replace(straggler, effect_share=effect, interval=(effect - half, effect + half))
+    share, interval = found
+    return replace(straggler, effect_share=share, interval=interval)
 
 
 def _is_everywhere(found: Sequence[Straggler], panels: Panels) -> bool:

@@ -70,12 +70,14 @@ class StragglerSearch:
         obstacle: why the search was not possible; None if it was.
         smallest_share: the smallest fixed excess that would be found on nine ranks of ten; a share.
         num_compared: ranks that have others of their role.
+        slow: indices of all ranks that are slow throughout or for a while, also where that is too little to matter.
     """
 
     found: tuple[Straggler, ...]
     obstacle: SearchObstacle | None
     smallest_share: float | None
     num_compared: int
+    slow: tuple[int, ...] = ()
 
 
 def find_stragglers(

@@ -31,8 +31,8 @@ _COLUMNS = {
 }
 _ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.WAIT, Part.TRANSFER, Part.OTHER)
 _EXCESS_NOTE = (
-    "excess: own work (without waits, transfers, checkpoints, evaluations) above the median of the other ranks of the "
-    "same role, with its noise below; < marks the ranks that the verdict names as late"
+    "excess: own work (without waits, transfers, checkpoints, evaluations) above what is usual for the other ranks of "
+    "the same role, with its noise below; < marks the ranks that the verdict names as late"
 )
 
 

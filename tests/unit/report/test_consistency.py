@@ -10,11 +10,15 @@ from rich.console import Console
 
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.figures.hotspots import hotspot_figures
+from hpcpace.diagnosis.measure import measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.report.terminal.page import print_report
 from hpcpace.report.words.causes import named_ranks_of, origins_remark, significant_gains
+from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
+from hpcpace.wording import percent
 
 STAGES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC, None)
 ALONE = (Phase.CHECKPOINT, Phase.EVAL)
@@ -99,6 +103,29 @@ def test_no_table_contradicts_the_headline(truth, tmp_path):
             parts = [phase.phase for phase in found.phases]
             beyond = {p: own.parts_ns[p] - sum(row.parts_ns[p] for row in role) / len(role) for p in parts}
             assert found.phases[0].phase == max(beyond, key=beyond.__getitem__)
+
+
+@pytest.mark.parametrize("name", ["alternating, with a straggler", "slow forward and backward", "slow node", "stages"])
+def test_the_excess_of_a_culprit_is_one_figure_everywhere(name, tmp_path):
+    summary, text = report_of(tmp_path, **RUNS[name])
+    run = RunDirectory(tmp_path / "run")
+    measured = measure(read_attempt(run.attempts()[0]).traces, Selection())
+    hotspots = hotspot_figures(measured, panels_of(measured))
+    places = {(spot.kind, spot.id): found for spot, found in zip(hotspots.spots, hotspots.excess, strict=True)}
+    rows = {row.rank: row for row in summary.ranks}
+    culprits = summary.verdict.findings[0].culprits
+    assert culprits
+    for culprit in culprits:
+        figure = percent(culprit.effect)
+        assert f"own work {figure} above that of its role" in text
+        if (culprit.kind, culprit.id) in places:
+            assert places[culprit.kind, culprit.id] == (culprit.effect, culprit.interval)
+        of_ranks = [rows[rank].excess.share for rank in sorted(named_ranks_of(summary))]
+        assert percent(sum(of_ranks) / len(of_ranks)) == figure
+        if culprit.kind == "rank":
+            excess = rows[int(culprit.id)].excess
+            assert (excess.share, excess.interval) == (culprit.effect, culprit.interval)
+            assert f"{100 * excess.share:+.1f}%<" in text
 
 
 @pytest.mark.parametrize(
