@@ -40,6 +40,7 @@ from hpcpace.wording import alias_name, listed, named_ranks, percent, place_name
 
 _MOST_NAMED = 4
 _MOST_RANKS = 8
+_LEAST_SHOWN = 0.0005
 _REDUCE_JITTER = "synchronise less often per step, keep cores free for the system, or align events to the same step"
 
 
@@ -275,13 +276,24 @@ def _transfers(
             )
         case TransferEvidence(are_links_compared=are_compared):
             links = "no link or burst explains it" if are_compared else "the job's groups cannot single out a slow link"
+            parts = _parts_of_transfer(evidence)
+            kind = "steady" if parts else "exposed"
+            least = f" (threshold {percent(evidence.least)})" if evidence.least else ""
             return FindingWords(
-                headline=f"communication-bound: exposed transfers take {lost}; {links}",
-                why=f"{percent(evidence.of_work)} of the time without waits is transfer after all ranks have arrived",
+                headline=f"communication-bound: {kind} transfers take {lost}; {links}",
+                why=f"of own work and {kind} transfer, {percent(evidence.of_work)} is transfer{least}{parts}",
                 next="use larger batches per rank, fewer or smaller messages, more overlap, or faster links",
             )
         case _:
             assert_never(evidence)
+
+
+def _parts_of_transfer(evidence: TransferEvidence) -> str:
+    """Return what all exposed transfer consists of; empty where all of it is steady."""
+    held = evidence.transfer - evidence.share - evidence.bursts
+    shares = ((evidence.share, "steady"), (evidence.bursts, "bursts"), (held, "senders held by their receivers"))
+    parts = [f"{percent(share)} {name}" for share, name in shares if share >= _LEAST_SHOWN]
+    return f"; transfer is {percent(evidence.transfer)} of the step: {listed(parts)}" if parts[1:] else ""
 
 
 def _jitter(share: float, lost: str) -> FindingWords:

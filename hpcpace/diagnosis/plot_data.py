@@ -100,7 +100,7 @@ class PlotData:
         step_ms: step times, (num_steps,).
         own_delay_ms: each rank's work beyond the median of its role, (num_ranks, num_steps), NaN where unknown.
         rank_labels: names of its rows, (num_ranks,), each unique, like `3 n1`.
-        communication_share: share of each step spent in communication, (num_steps,).
+        communication_share: exposed transfer of each step over own work and transfer, waits left out, (num_steps,).
         growth: how the loss grows with scale.
         leaf_matrix, node_matrix: transfer between leaf switches and between nodes.
         hotspots: places ranked by their effect.

@@ -34,7 +34,7 @@ def plot_data(
     headers = [trace.header for trace in measured.timed.traces]
     excess_ns = own_excess_ns(panels)
     places, groups = measured.places, measured.groups
-    communication = panels.transfer_ns.mean(axis=0) + panels.wait_ns.mean(axis=0)
+    transfer_ns = panels.transfer_ns.mean(axis=0)
     reasons = {}
     if excess_ns is None:
         reasons["own_delay_ms"] = "no two ranks are known to do the same work"
@@ -44,7 +44,7 @@ def plot_data(
         step_ms=panels.times_ns / NS_PER_MS,
         own_delay_ms=excess_ns / NS_PER_MS if excess_ns is not None else None,
         rank_labels=tuple(f"{header.rank} {header.host}" for header in headers) if excess_ns is not None else (),
-        communication_share=communication / np.maximum(panels.work_ns.mean(axis=0) + communication, 1.0),
+        communication_share=transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
         growth=_growth(curve, is_node_unit=is_node_unit),
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
         node_matrix=_matrix(node_matrix(groups, places)) if few else None,

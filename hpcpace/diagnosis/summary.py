@@ -380,7 +380,7 @@ class OriginRow:
     """The exposed waiting of all ranks that began at one rank.
 
     Attributes:
-        share_of_waits: of all waiting.
+        share_of_waits: of all exposed wait, what cannot be traced included.
         propagated_share: of that, what reached others through ranks that had waited themselves.
         step_share: of the step time, mean over all ranks.
     """
@@ -416,6 +416,7 @@ class Causes:
         gains: what one change at a time would bring, the largest first.
         rebuild_error: median relative error of the steps rebuilt from their operations; None where they were not.
         origins: the ranks at which most waiting began.
+        traced_share: what of the exposed wait could be traced to the rank where it began, as a share of the step.
         path: what the critical path consists of, the largest shares.
         suspected_ranks: ranks whose arrivals on the common clock contradict how long their operations last.
         bubble: of a pipeline; None if there is none.
@@ -424,6 +425,7 @@ class Causes:
     gains: tuple[GainRow, ...]
     rebuild_error: float | None
     origins: tuple[OriginRow, ...]
+    traced_share: float
     path: tuple[PathRow, ...]
     suspected_ranks: tuple[int, ...]
     bubble: PipelineBubble | None

@@ -24,7 +24,7 @@ from hpcpace.diagnosis.modes.run_end import EndKind, RunEnd
 from hpcpace.diagnosis.sentences import run_end_line
 from hpcpace.diagnosis.summary import AuditFigures, Causes, Finding, Verdict
 from hpcpace.metrics.lateness.hotspots import Hotspot
-from hpcpace.wording import named_ranks, percent, place_name, rank_list
+from hpcpace.wording import named_ranks, percent, place_name, plural, rank_list
 
 _MOST_NAMED = 4
 _LONGEST_LIST = 30
@@ -157,7 +157,8 @@ def _undecided(diagnosis: Diagnosis, obstacle: Obstacle, remarks: Sequence[str])
 def _obstacle_words(obstacle: Obstacle) -> str:
     match obstacle:
         case TooFewSteps():
-            return f"{obstacle.num_steps} steps are too few: at least {obstacle.least} are needed"
+            are = "is" if obstacle.num_steps == 1 else "are"
+            return f"{plural(obstacle.num_steps, 'step')} {are} too few: at least {obstacle.least} are needed"
         case WrongClock():
             return "a clock is wrong, so transfers cannot be judged; the ranks' own work shows no fault"
         case AbsentRanks():

@@ -15,11 +15,14 @@ from hpcpace.metrics.causes.critical_path import WORK, critical_path
 from hpcpace.metrics.causes.propagation import Origins, delay_origins, join_origins, last_partner
 from hpcpace.metrics.lateness.segments import Blocking, blocks_caller
 from hpcpace.metrics.operations.blocked_time import Blocks
+from hpcpace.metrics.operations.exposed_waits import HeldUp, Stretches, exposed_waits_ns
 from hpcpace.metrics.operations.matching import Matching, Operations, join_rows, rank_slices, select_rows
 from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.trace.schema import Phase
 
 Int64Array = NDArray[np.int64]
+_BLOCKS = (Phase.GRAD_SYNC, Phase.PACE)
+_AWAY = (Phase.CHECKPOINT, Phase.EVAL, Phase.PACE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +56,12 @@ class _Portion:
     """Operations of some steps that are complete in them, ordered by rank.
 
     Attributes:
-        exposed_ns: the part of each row's wait that blocked its caller, int64, (num_operations,).
+        wait_ns: how long each row waited, int64, (num_operations,).
     """
 
     operations: Operations
     matching: Matching
-    exposed_ns: Int64Array
+    wait_ns: Int64Array
 
     def select(self, mask: NDArray[np.bool_]) -> _Portion:
         """Return the rows under a mask, which has whole operations only."""
@@ -67,12 +70,12 @@ class _Portion:
             select_rows(self.operations, rows),
             self.matching.instance[rows],
             self.matching.is_matched[rows],
-            self.exposed_ns[rows],
+            self.wait_ns[rows],
         )
 
 
 def _portion(
-    operations: Operations, instance: Int64Array, is_matched: NDArray[np.bool_], exposed_ns: Int64Array
+    operations: Operations, instance: Int64Array, is_matched: NDArray[np.bool_], wait_ns: Int64Array
 ) -> _Portion:
     instance = np.unique(instance, return_inverse=True)[1].astype(np.int64)
     matching = Matching(
@@ -81,7 +84,7 @@ def _portion(
         is_matched=is_matched,
         slices=rank_slices(operations.rank) or (),
     )
-    return _Portion(operations=operations, matching=matching, exposed_ns=exposed_ns)
+    return _Portion(operations=operations, matching=matching, wait_ns=wait_ns)
 
 
 def _joined(first: _Portion, second: _Portion) -> _Portion:
@@ -93,7 +96,7 @@ def _joined(first: _Portion, second: _Portion) -> _Portion:
         select_rows(operations, order),
         instance[order],
         np.concatenate([first.matching.is_matched, second.matching.is_matched])[order],
-        np.concatenate([first.exposed_ns, second.exposed_ns])[order],
+        np.concatenate([first.wait_ns, second.wait_ns])[order],
     )
 
 
@@ -110,7 +113,8 @@ class WithinSteps:
 
     def __init__(self, timed: TimedTraces, steps: StepPanel) -> None:
         self._steps, self._ranks = steps, timed.ranks
-        self._blocks = _blocks_by_rank(timed)
+        self._blocks = _intervals_by_rank(timed, _BLOCKS)
+        self._held_up = _held_up_by_rank(timed)
         self._tail: _Portion | None = None
         self._stop: int | None = None
         num_ranks = len(self._ranks)
@@ -151,9 +155,9 @@ class WithinSteps:
         steps = self._steps.select(columns)
         is_known = columns_of(steps.step, done.step) >= 0
         partner = last_partner(done, portion.matching)
-        origins = delay_origins(
-            done, portion.matching, portion.exposed_ns, ranks=self._ranks, mask=is_known, partner=partner
-        )
+        held_up = [self._held_up[rank] for rank in np.unique(done.rank).tolist()]
+        exposed_ns = exposed_waits_ns(done, portion.wait_ns, held_up)
+        origins = delay_origins(done, portion.matching, exposed_ns, ranks=self._ranks, mask=is_known, partner=partner)
         self.origins = join_origins([self.origins, origins])
         path = critical_path(
             done,
@@ -196,18 +200,26 @@ def _portion_of(evidence: Evidence) -> _Portion:
         matching=Matching(
             instance=matching.instance, num_rows=matching.num_rows, is_matched=is_whole, slices=matching.slices
         ),
-        exposed_ns=np.minimum(evidence.waits.wait_ns, done.blocked_ns),
+        wait_ns=evidence.waits.wait_ns,
     )
 
 
-def _blocks_by_rank(timed: TimedTraces) -> list[tuple[Int64Array, Int64Array]]:
-    """Return begin and end of the stretches in which ranks waited inside torch, or were paced, on the common clock."""
+def _intervals_by_rank(timed: TimedTraces, of: tuple[Phase, ...]) -> list[tuple[Int64Array, Int64Array]]:
+    """Return begin and end of some phases of each rank, on the common clock."""
     found = []
     for trace, clock in zip(timed.traces, timed.clocks, strict=True):
         phases = trace.tables["phases"]
-        is_block = (phases["phase"] == Phase.GRAD_SYNC) | (phases["phase"] == Phase.PACE)
-        rows = np.flatnonzero(is_block & (phases["end_ns"] > phases["begin_ns"]))
+        rows = np.flatnonzero(np.isin(phases["phase"], of) & (phases["end_ns"] > phases["begin_ns"]))
         begin_ns, end_ns = (reference_times(clock, phases[name][rows]) for name in ("begin_ns", "end_ns"))
         order = np.argsort(begin_ns, kind="stable")
         found.append((begin_ns[order], end_ns[order]))
     return found
+
+
+def _held_up_by_rank(timed: TimedTraces) -> dict[int, HeldUp | None]:
+    """Return for each rank when it was away or waited inside torch; None for one that never was."""
+    away, inside = (_intervals_by_rank(timed, of) for of in (_AWAY, (*_AWAY, Phase.GRAD_SYNC)))
+    return {
+        rank: HeldUp(away=Stretches.of(*of_away), inside=Stretches.of(*of_both)) if len(of_both[0]) else None
+        for rank, of_away, of_both in zip(timed.ranks, away, inside, strict=True)
+    }

@@ -7,6 +7,7 @@ communication is taken out of the phase around it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -66,6 +67,11 @@ def _parts() -> NDArray[np.int64]:
 
 
 _PARTS = _parts()
+
+
+def share_of(parts_ns: NDArray[np.float64], of: Sequence[Part]) -> float:
+    """Return the share of all time that some parts take, mean over ranks and steps; `parts_ns` is (..., num_parts)."""
+    return float(parts_ns[..., list(of)].sum()) / max(float(parts_ns.sum()), 1.0)
 
 
 def innermost(begin_ns: Times, end_ns: Times, edges_ns: Times) -> NDArray[np.int64]:
@@ -219,7 +225,7 @@ def _states(
         enter, exit_, blocked, wait = (times[near] for times in operations)
         # Time in which something waits and nothing blocks: the union of both, less the blocks.
         block_begin = np.maximum(enter, exit_ - blocked)
-        begin, end = _union(np.concatenate([enter, block_begin]), np.concatenate([enter + wait, exit_]))
+        begin, end = union(np.concatenate([enter, block_begin]), np.concatenate([enter + wait, exit_]))
         until_low, until_high = (_measures_until(begin, end, end, times)[0] for times in (low, high))
         wait_ns[in_torch] = until_high - until_low - transfer_ns[in_torch]
     return np.diff(edges_ns) - wait_ns - transfer_ns, wait_ns, transfer_ns
@@ -263,7 +269,7 @@ def _may_touch(begin_ns: Times, end_ns: Times, low_ns: Times, high_ns: Times) ->
     return np.flatnonzero(np.cumsum(opened - closed)[:-1] > 0)
 
 
-def _union(begin_ns: Times, end_ns: Times) -> tuple[Times, Times]:
+def union(begin_ns: Times, end_ns: Times) -> tuple[Times, Times]:
     """Return begins and ends, ascending and disjoint, of the time that any interval covers."""
     order = np.argsort(begin_ns, kind="stable")
     begin, end = begin_ns[order], np.maximum.accumulate(np.maximum(begin_ns, end_ns)[order])

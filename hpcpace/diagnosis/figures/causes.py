@@ -15,7 +15,7 @@ from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.what_if import Change, stage_change, what_if
 from hpcpace.metrics.lateness.own_delay import agreement
 from hpcpace.metrics.operations.communication import op_name
-from hpcpace.metrics.phases import OWN_WORK, Part
+from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.roles import others_median
 from hpcpace.parallel import run_both
 
@@ -29,15 +29,16 @@ def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
     close_up = measured.close_up
     if close_up is None:
         return None
-    total_ns = float(panels.times_ns.sum())
     # Both take long, and neither needs the other.
     (gains, error), suspected = run_both(
         lambda: _gains(measured, panels, close_up), lambda: _suspected(measured, close_up, panels)
     )
+    exposed_share = share_of(measured.parts, EXPOSED_WAIT)
     return Causes(
         gains=gains,
         rebuild_error=error,
-        origins=_origins(measured, total_ns),
+        origins=_origins(measured),
+        traced_share=min(_traced_ns(measured) / max(float(measured.parts.sum()), 1.0), exposed_share),
         path=_path(measured),
         suspected_ranks=suspected,
         bubble=_bubble(measured, close_up, panels),
@@ -139,11 +140,16 @@ def _name(change: Change, panels: Panels, measured: Measured, close_up: CloseUp)
     return f"transfers of {op_name(change.id)}"
 
 
-def _origins(measured: Measured, total_ns: float) -> tuple[OriginRow, ...]:
+def _traced_ns(measured: Measured) -> float:
+    return float(measured.operations.origins.waited_ns.sum())
+
+
+def _origins(measured: Measured) -> tuple[OriginRow, ...]:
     found, ranks = measured.operations.origins, measured.timed.ranks
-    waited_ns = max(float(found.waited_ns.sum()), 1.0)
+    # The whole that shares are of is all exposed wait, also what cannot be traced to a rank.
+    waited_ns = max(float(measured.parts[:, :, list(EXPOSED_WAIT)].sum()), _traced_ns(measured), 1.0)
     rows = found.caused_ns.argsort()[::-1][: 2 * _MOST_ROWS]
-    scale = max(total_ns * len(ranks), 1.0)
+    scale = max(float(measured.parts.sum()), 1.0)
     return tuple(
         OriginRow(
             rank=int(ranks[row]),

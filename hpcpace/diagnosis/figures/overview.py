@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcpace.diagnosis.figures.ranks import relative
 from hpcpace.diagnosis.figures.step_counting import step_sources, step_warnings
 from hpcpace.diagnosis.measure import Measured, Selection
 from hpcpace.diagnosis.summary import Shares, Steps, Tracing
 from hpcpace.metrics.operations.overlap import overlap_share
-from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT
+from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, share_of
 from hpcpace.metrics.step_pattern import num_far_shorter
 from hpcpace.rundir import Attempt
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import StepFlag
+
+_LEAST_COMMUNICATION = 0.001
 
 
 def step_figures(measured: Measured, selection: Selection, traces: Sequence[RankTrace]) -> Steps:
@@ -37,8 +38,7 @@ def step_figures(measured: Measured, selection: Selection, traces: Sequence[Rank
 
 def share_figures(measured: Measured) -> Shares:
     """Return where the time of the steps went."""
-    share = relative(measured.parts.sum(axis=(0, 1)))
-    busy, wait, transfer = (float(share[list(of)].sum()) for of in (BUSY, EXPOSED_WAIT, EXPOSED_TRANSFER))
+    busy, wait, transfer = (share_of(measured.parts, of) for of in (BUSY, EXPOSED_WAIT, EXPOSED_TRANSFER))
     other = max(1.0 - busy - wait - transfer, 0.0)
     return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=_overlap(measured))
 
@@ -63,5 +63,8 @@ def tracing_figures(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
 def _overlap(measured: Measured) -> float | None:
     """Return the share of communication that is hidden behind computation."""
     under_way_ns = measured.operations.panels.under_way_ns.sum(axis=1)
+    # One rank communicates with nobody, and what takes hardly any time has no share worth telling.
+    if len(measured.timed.ranks) < 2 or under_way_ns.sum() < _LEAST_COMMUNICATION * measured.lengths_ns.sum():
+        return None
     exposed_ns = measured.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
     return overlap_share(under_way_ns, exposed_ns)

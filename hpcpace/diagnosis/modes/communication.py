@@ -20,7 +20,7 @@ def communication_findings(
     large share of transfer is the work that there is.
     """
     transfer = panels.transfer_ns.mean(axis=0)
-    share = float(transfer.mean()) / panels.mean_time_ns
+    share = float(transfer.mean()) / panels.mean_length_ns
     is_one_link = links is not None and any(len(culprit.ids) == 1 for culprit in links.culprits)
     if crossing is not None and not is_one_link and _is_far_slower(crossing, settings):
         evidence = LocalityEvidence(factor=crossing.factor, share=share)
@@ -40,7 +40,7 @@ def communication_findings(
     found: list[DiagnosisFinding] = []
     usual = float(np.quantile(transfer, 0.25))
     burst_ns = np.where(transfer > 1.5 * usual, transfer - usual, 0.0)
-    burst_share = float(burst_ns.mean()) / panels.mean_time_ns
+    burst_share = float(burst_ns.mean()) / panels.mean_length_ns
     num_bursts = int((burst_ns > 0).sum())
     # One node has no fabric: what varies there is its own load.
     if burst_share >= settings.contention_share and num_bursts >= 3 and len(np.unique(panels.node)) > 1:
@@ -53,6 +53,9 @@ def communication_findings(
             share=share - burst_share,
             of_work=of_work,
             are_links_compared=links is not None and links.is_identifiable,
+            transfer=panels.transfer_share,
+            bursts=burst_share,
+            least=settings.communication_share,
         )
         found.append(DiagnosisFinding(evidence=transfers, loss_share=share - burst_share, confidence=0.95))
     return found

@@ -266,15 +266,21 @@ class TransferEvidence:
     """Much communication without a slow link or bursts.
 
     Attributes:
-        share: exposed transfer without bursts, as a share of the step time.
-        of_work: the same as a share of transfer and own work.
+        share: steady transfer, that is, exposed transfer without bursts and blocked senders, as a share of the step.
+        of_work: steady transfer as a share of own work and steady transfer.
         are_links_compared: whether the groups of the job can single out a slow link.
+        transfer: all exposed transfer as a share of the step; the rest beyond `share` and `bursts` is blocked senders.
+        bursts: what bursts take, as a share of the step.
+        least: the threshold of `of_work`.
     """
 
     mode: ClassVar = Mode.COMMUNICATION
     share: float
     of_work: float
     are_links_compared: bool
+    transfer: float = 0.0
+    bursts: float = 0.0
+    least: float = 0.0
 
     @property
     def variety(self) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hpcpace.diagnosis.modes.evidence import Evidence
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.metrics.lateness.stages import StageComparison
-from hpcpace.metrics.phases import Part
+from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
 from hpcpace.metrics.step_pattern import Alternation
 
 Floats = NDArray[np.float64]
@@ -112,6 +112,18 @@ class Panels:
     def mean_time_ns(self) -> float:
         """Mean step time, at least 1 ns."""
         return max(float(self.times_ns.mean()), 1.0) if len(self.times_ns) else 1.0
+
+    @property
+    def mean_length_ns(self) -> float:
+        """Mean length of the ranks' own steps, which shares of the step are relative to, at least 1 ns."""
+        return self.mean_time_ns if self.parts_ns is None else max(float(self.parts_ns.sum(axis=2).mean()), 1.0)
+
+    @property
+    def transfer_share(self) -> float:
+        """All exposed transfer as a share of the step, blocked senders included."""
+        if self.parts_ns is None:
+            return float(self.transfer_ns.mean()) / self.mean_length_ns
+        return share_of(self.parts_ns, EXPOSED_TRANSFER)
 
     def qualified(self, found: StageComparison | None) -> StageComparison | None:
         """Return a comparison of stages without its conclusion where the phases of these traces do not carry it."""

@@ -12,6 +12,7 @@ from hpcpace.report.html.text import figure, notes, stacked_bar, table
 from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.causes import (
     gains_remark,
+    origins_coverage,
     origins_remark,
     significant_gains,
     significant_origins,
@@ -29,8 +30,8 @@ def cause_plots(summary: Summary) -> dict[str, Plot]:
     causes, drawn = summary.causes, {}
     if causes is None or len(summary.world.ranks) < 2:
         return {}
-    if significant_origins(causes, _MOST_ROWS):
-        drawn["origins"] = _origins(causes, {row.rank: row.host for row in summary.ranks})
+    if significant_origins(summary, _MOST_ROWS):
+        drawn["origins"] = _origins(summary, {row.rank: row.host for row in summary.ranks})
     if gains := significant_gains(summary):
         drawn["gains"] = _gains(gains[:_MOST_ROWS], causes.rebuild_error or 0.0)
     return drawn
@@ -51,9 +52,9 @@ def cause_content(summary: Summary, drawn: Mapping[str, Plot]) -> tuple[str, ...
     )
 
 
-def _origins(causes: Causes, hosts: Mapping[int, str]) -> Plot:
+def _origins(summary: Summary, hosts: Mapping[int, str]) -> Plot:
     """Return the waiting that began at each rank, divided by how it reached those who waited."""
-    rows = significant_origins(causes, _MOST_ROWS)
+    rows = significant_origins(summary, _MOST_ROWS)
     names = unique([plot_text(f"rank {row.rank} {hosts.get(row.rank, '')}".strip(), LABEL_WIDTH) for row in rows])
     passed = np.array([100 * row.step_share * row.propagated_share for row in rows])
     whole = np.array([100 * row.step_share for row in rows])
@@ -65,7 +66,10 @@ def _origins(causes: Causes, hosts: Mapping[int, str]) -> Plot:
     return Plot(
         name="origins",
         label="Waiting by the rank where it began",
-        caption=f"Waiting of all ranks, mean share of the step, by the rank whose delay began it.{chain * is_passed}",
+        caption=(
+            "Exposed wait of all ranks, mean share of the step, by the rank whose delay began it: "
+            f"{origins_coverage(summary)} could be traced.{chain * is_passed}"
+        ),
         height_px=74 + 28 * max(len(rows), 2),
         traces=[
             {

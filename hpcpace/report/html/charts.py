@@ -170,18 +170,21 @@ def wait_and_transfer(kinds: Sequence[Kind]) -> Plot:
 
 
 def regime(step: NDArray[np.int64], share: Values) -> Plot:
-    """Return the share of communication over steps: above one half a step is bound by communication."""
+    """Return transfer over work and transfer in each step: above one half a step is bound by communication."""
     traces, remark = series(step, 100 * share, "@transfer", "%")
     half = mark("y", 50, "half")
     return Plot(
         name="regime",
-        label="Share of communication over steps",
-        caption=f"Above the dotted line a step is bound by communication, below it by computation.{remark}",
+        label="Transfer over own work and transfer, by step",
+        caption=(
+            "Exposed transfer as a share of own work and transfer; waiting for others is neither. Above the dotted "
+            f"line a step is bound by communication, below it by computation.{remark}"
+        ),
         height_px=240,
         traces=traces,
         layout={
             "xaxis": axis("step"),
-            "yaxis": axis("% of the step", range=[0, 100]),
+            "yaxis": axis("% of work and transfer", range=[0, 100]),
             "shapes": [half["shape"]],
         },
     )

@@ -35,8 +35,8 @@ _REASONS = {
     "step_ms": ("no plot of step times", "they are not known"),
     "own_delay_ms": ("no plot of own delay", "no two ranks do the same work, or their work is not known"),
     "communication_share": (
-        "no plot of communication over steps",
-        "the share of communication in each step is not known",
+        "no plot of transfer over steps",
+        "the share of transfer in each step is not known",
     ),
     "origins": (
         "no plot of where waiting began",
@@ -185,7 +185,7 @@ def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
                 of("kinds"),
                 sections.kinds_table(summary),
                 sections.sensitivity_table(summary),
-                of("communication_share", "Communication over steps"),
+                of("communication_share", "Transfer over steps"),
             ),
         ),
         (

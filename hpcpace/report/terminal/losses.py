@@ -10,6 +10,7 @@ from hpcpace.report.terminal.layout import line, note, table, title
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
 from hpcpace.report.words.causes import (
     gains_remark,
+    origins_coverage,
     origins_remark,
     significant_gains,
     significant_origins,
@@ -122,7 +123,7 @@ def print_causes(console: Console, summary: Summary) -> None:
     if causes is None or len(summary.world.ranks) < 2:
         return
     title(console, "Causes", "where waiting began, and what determines the step time")
-    origins = significant_origins(causes, _MOST_NAMED)
+    origins = significant_origins(summary, _MOST_NAMED)
     if origins:
         is_chained = any(row.propagated_share >= 0.0005 for row in origins)
         passed = " (in brackets: passed on by other ranks)" if is_chained else ""
@@ -130,7 +131,8 @@ def print_causes(console: Console, summary: Summary) -> None:
             f"rank {row.rank} {percent(row.share_of_waits)}" + (f" ({percent(row.propagated_share)})" * is_chained)
             for row in origins
         ]
-        line(console, "began at", f"share of all waiting{passed}: {', '.join(shares)}")
+        whole = f"share of exposed wait, {origins_coverage(summary)} traced{passed}"
+        line(console, "began at", f"{whole}: {', '.join(shares)}")
     if remark := origins_remark(summary):
         line(console, "", remark)
     if path := significant_path(causes, _MOST_NAMED):

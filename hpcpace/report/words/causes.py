@@ -42,14 +42,33 @@ def gains_remark(summary: Summary) -> str:
     return f"{error}: ignore smaller gains; gains are not additive"
 
 
-def significant_origins(causes: Causes, most: int) -> tuple[OriginRow, ...]:
-    """Return the ranks at which most waiting began, without those at which hardly any did."""
+def significant_origins(summary: Summary, most: int) -> tuple[OriginRow, ...]:
+    """Return the ranks at which most waiting began, without those at which hardly any did.
+
+    None where most of the exposed wait cannot be traced to a rank: the rest may have begun elsewhere.
+    """
+    causes = summary.causes
+    if causes is None or causes.traced_share < _MOSTLY * summary.shares.exposed_wait:
+        return ()
     return tuple(row for row in causes.origins[:most] if row.share_of_waits >= _LEAST_SHOWN)
 
 
+def origins_coverage(summary: Summary) -> str:
+    """Return how much of the exposed wait is traced to ranks, as `19.6 of 19.9 % of the step`; empty without any."""
+    causes, whole = summary.causes, summary.shares.exposed_wait
+    if causes is None or whole < _LEAST_SHOWN:
+        return ""
+    return f"{100 * causes.traced_share:.1f} of {percent(whole)} of the step"
+
+
 def origins_remark(summary: Summary) -> str:
-    """Return why most waiting began at a rank that the verdict does not name; empty where both agree."""
-    origins = significant_origins(summary.causes, 1) if summary.causes is not None else ()
+    """Return why most waiting began at a rank that the verdict does not name, or why that is not shown.
+
+    Empty where both agree.
+    """
+    coverage, origins = origins_coverage(summary), significant_origins(summary, 1)
+    if summary.causes is not None and summary.causes.origins and coverage and not origins:
+        return f"where waiting began is not shown: only {coverage} could be traced to a rank"
     named = named_ranks_of(summary)
     if not origins or not named or origins[0].rank in named or origins[0].share_of_waits < _NOTABLE_SHARE:
         return ""

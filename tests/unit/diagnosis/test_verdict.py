@@ -125,6 +125,18 @@ def test_every_mode_is_one_sentence_with_why_and_next(found, headline):
     assert all(verdict.why) and all(verdict.next) and verdict.why and verdict.next
 
 
+def test_where_not_all_transfer_is_steady_the_parts_add_up_to_the_share_above():
+    evidence = TransferEvidence(
+        share=0.097, of_work=0.152, are_links_compared=True, transfer=0.286, bursts=0.15, least=0.15
+    )
+    verdict = told(finding(evidence))
+    assert "steady transfers take 10.0 % of the step time" in verdict.headline
+    assert verdict.why == (
+        "of own work and steady transfer, 15.2 % is transfer (threshold 15.0 %); transfer is 28.6 % of the step: "
+        "9.7 % steady, 15.0 % bursts and 3.9 % senders held by their receivers",
+    )
+
+
 def test_a_slow_node_is_left_out_of_the_next_job():
     assert "#SBATCH --exclude=n2" in told(straggler(culprit("rank", "2"))).next[0]
 
@@ -155,6 +167,7 @@ def test_healthy_says_what_would_have_been_seen():
     ("obstacle", "reason", "advice"),
     [
         (TooFewSteps(num_steps=5, least=20), "5 steps are too few: at least 20 are needed", "use more steps"),
+        (TooFewSteps(num_steps=1, least=20), "1 step is too few: at least 20 are needed", "use more steps"),
         (
             WrongClock(),
             "a clock is wrong, so transfers cannot be judged; the ranks' own work shows no fault",
@@ -181,7 +194,9 @@ def test_names_from_files_cannot_steer_the_terminal():
 
 def test_a_large_bubble_and_suspected_clocks_are_remarks():
     bubble = PipelineBubble(share=0.3, ideal_share=0.25, by_stage=(0.3, 0.3))
-    causes = Causes(gains=(), rebuild_error=None, origins=(), path=(), suspected_ranks=(2, 3), bubble=bubble)
+    causes = Causes(
+        gains=(), rebuild_error=None, origins=(), traced_share=0.0, path=(), suspected_ranks=(2, 3), bubble=bubble
+    )
     first, second = remarks_of(causes, HOSTS)
     assert first.startswith("pipeline bubble 30.0 % of the step (the schedule alone costs 25.0 %)")
     assert second.startswith("the clock of ranks 2-3 on n2 may be wrong")

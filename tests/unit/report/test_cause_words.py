@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow
-from hpcpace.report.words.causes import gains_remark, significant_gains, significant_origins, significant_path
+from hpcpace.report.words.causes import (
+    gains_remark,
+    origins_remark,
+    significant_gains,
+    significant_origins,
+    significant_path,
+)
 
 
 def gain(name, share, low=None):
@@ -26,6 +32,7 @@ CAUSES = Causes(
     ),
     rebuild_error=0.01,
     origins=(origin(2, 0.9), origin(1, 0.1), origin(0, 0.0)),
+    traced_share=0.1,
     path=(PathRow(name="work of rank 2", share=0.9), PathRow(name="work of rank 1", share=0.0001)),
     suspected_ranks=(),
     bubble=None,
@@ -34,7 +41,8 @@ CAUSES = Causes(
 
 def summary_of(mode="persistent straggler", causes=CAUSES, num_apart=40):
     steps = SimpleNamespace(num_used=40, num_apart=num_apart)
-    return SimpleNamespace(causes=causes, verdict=SimpleNamespace(mode=mode), steps=steps)
+    shares = SimpleNamespace(exposed_wait=0.1)
+    return SimpleNamespace(causes=causes, verdict=SimpleNamespace(mode=mode), steps=steps, shares=shares)
 
 
 def test_a_gain_within_chance_or_the_error_of_rebuilding_is_none():
@@ -76,6 +84,13 @@ def test_without_causes_nothing_is_said():
 
 
 def test_what_is_hardly_any_is_left_out():
-    assert [row.rank for row in significant_origins(CAUSES, 4)] == [2, 1]
-    assert [row.rank for row in significant_origins(CAUSES, 1)] == [2]
+    assert [row.rank for row in significant_origins(summary_of(), 4)] == [2, 1]
+    assert [row.rank for row in significant_origins(summary_of(), 1)] == [2]
     assert [row.name for row in significant_path(CAUSES, 4)] == ["work of rank 2"]
+
+
+def test_where_waiting_began_is_not_shown_where_most_of_it_cannot_be_traced():
+    summary = summary_of(causes=replace(CAUSES, traced_share=0.003))
+    assert significant_origins(summary, 4) == ()
+    remark = "where waiting began is not shown: only 0.3 of 10.0 % of the step could be traced to a rank"
+    assert origins_remark(summary) == remark

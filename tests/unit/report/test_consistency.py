@@ -150,6 +150,31 @@ def test_a_rank_that_heads_the_list_of_waiting_and_is_not_named_is_explained(tmp
     assert remark.startswith("most waiting began at rank 3, although the verdict names rank 2: ") and reason in remark
 
 
+def test_one_rank_hides_no_communication(tmp_path):
+    summary, text = report_of(tmp_path, num_ranks=1, num_steps=4)
+    assert summary.shares.overlap is None
+    assert "hidden" not in text
+
+
+@pytest.mark.parametrize("name", ["noise", "slow node", "stages", "evaluation and a straggler"])
+def test_parts_add_up_to_their_whole(name, tmp_path):
+    summary, _ = report_of(tmp_path, **RUNS[name])
+    shares = summary.shares
+    assert shares.busy + shares.exposed_wait + shares.transfer + shares.other == pytest.approx(1)
+    for row in (*summary.ranks, *summary.roles):
+        assert sum(row.parts_ns.values()) == pytest.approx(row.step_ns)
+    of_parts = [
+        sum(row.parts_ns[part] for row in summary.ranks for part in parts) / sum(row.step_ns for row in summary.ranks)
+        for parts in (("wait", "sync_wait"), ("transfer", "sync_transfer"))
+    ]
+    assert of_parts == pytest.approx([shares.exposed_wait, shares.transfer])
+    causes, jitter = summary.causes, summary.jitter
+    assert causes.traced_share == pytest.approx(shares.exposed_wait, rel=0.01)
+    assert sum(row.step_share for row in causes.origins) <= causes.traced_share * 1.0001
+    assert sum(row.share_of_waits for row in causes.origins) <= 1.0001
+    assert jitter.amplification == pytest.approx(jitter.persistent * jitter.transient)
+
+
 @pytest.mark.parametrize("name", ["no fault", "alternating"])
 def test_without_a_fault_nobody_is_named(name, tmp_path):
     summary, text = report_of(tmp_path, **RUNS[name])
