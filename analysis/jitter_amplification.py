@@ -32,7 +32,7 @@ COLUMNS = (
 NOTES = (
     "A = A_p A_t: slow ranks, and jitter proper. A_p in brackets is what noise alone would give.",
     "A above the null: events avoid each other (they rotate); below: ranks share their cause.",
-    "exponent of A(k) - 1 over k: near 0 bounded noise, about 1 / index heavy tails, 1 rare events.",
+    "exponent of A(k) - 1 over k, lasting differences out: 0 bounded noise, 1 / index heavy tails, 1 rare events.",
 )
 
 
@@ -105,9 +105,7 @@ def draw(results: Sequence[Found]) -> Figure:
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("k: how many of the measured units wait for each other")
     axes.set_ylabel("A(k): slowest of k over mean work")
-    axes.set_title(
-        "What jitter costs as more units wait for each other, lasting differences taken out", loc="left", fontsize=11
-    )
+    axes.set_title("What waiting costs as more units wait for each other", loc="left", fontsize=11)
     return figure
 
 

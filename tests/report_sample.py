@@ -71,9 +71,9 @@ def sample_plots(
     k = np.unique(np.geomspace(1, num_ranks, min(num_ranks, 20)).astype(np.int64))
     curve = 1 + 0.04 * np.log2(k + 1.0) ** 1.3
     labels = tuple(hosts[rank * len(hosts) // num_ranks] for rank in range(num_ranks))
-    transfer_us = random.gamma(40, 5, (num_nodes, num_nodes))
-    transfer_us[-1] *= 3
-    transfer_us[np.diag_indices(num_nodes)] = np.nan
+    transfer = random.gamma(40, 0.025, (num_nodes, num_nodes))
+    transfer[-1] *= 3
+    transfer[np.diag_indices(num_nodes)] = np.nan
     leaves = max(num_nodes // 4, 2)
     time_s = np.linspace(0, 120, 61)
     return PlotData(
@@ -92,9 +92,9 @@ def sample_plots(
             null_high=1 + 0.88 * (curve - 1),
         ),
         leaf_matrix=Matrix(
-            labels=tuple(f"leaf{leaf}" for leaf in range(leaves)), values_us=random.gamma(9, 20, (leaves, leaves))
+            labels=tuple(f"leaf{leaf}" for leaf in range(leaves)), ratio=random.gamma(9, 0.11, (leaves, leaves))
         ),
-        node_matrix=Matrix(labels=tuple(f"n{node}" for node in range(num_nodes)), values_us=transfer_us),
+        node_matrix=Matrix(labels=tuple(f"n{node}" for node in range(num_nodes)), ratio=transfer),
         hotspots=(
             HotspotRow(
                 kind="rank", name="2", effect_ms=9.1, low_ms=8.7, high_ms=9.6, loss_share=0.81, aliases=("node n1",)
@@ -107,6 +107,7 @@ def sample_plots(
                 host=host,
                 time_s=time_s,
                 halfwidth_us=12 + 3 * index + 4 * (time_s % 10) / 10 + random.gamma(2, 0.5, len(time_s)),
+                allowed_us=np.full(len(time_s), 30.0),
                 residual_us=np.where(np.arange(len(time_s)) % 5 == 0, random.normal(0, 5, len(time_s)), np.nan),
             )
             for index, host in enumerate(dict.fromkeys(hosts))

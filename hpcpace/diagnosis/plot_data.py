@@ -41,13 +41,18 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Mean transfer of an operation between units, microseconds, (num_units, num_units); NaN where never together."""
+    """Transfer between units relative to the usual one of the same operation, size and number of members.
+
+    Attributes:
+        labels: names of the units, (num_units,).
+        ratio: 1 is usual, (num_units, num_units); NaN where never together.
+    """
 
     labels: tuple[str, ...]
-    values_us: Values
+    ratio: Values
 
     def __post_init__(self) -> None:
-        _check_lengths("Matrix", len(self.labels), self.values_us.shape)
+        _check_lengths("Matrix", len(self.labels), self.ratio.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +85,18 @@ class HostClock:
         time_s: seconds since the run began.
         halfwidth_us: certified bound of the error, microseconds.
         residual_us: leave-one-out residual, signed, microseconds; NaN where there is none.
+        allowed_us: the largest that the bounds of the three synchronisations allow, likewise.
     """
 
     host: str
     time_s: Values
     halfwidth_us: Values
     residual_us: Values
+    allowed_us: Values
 
     def __post_init__(self) -> None:
-        _check_lengths("HostClock", len(self.time_s), [len(self.halfwidth_us), len(self.residual_us)])
+        arrays = (self.halfwidth_us, self.residual_us, self.allowed_us)
+        _check_lengths("HostClock", len(self.time_s), [len(array) for array in arrays])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +107,7 @@ class PlotData:
         step: numbers of the used steps, int64, (num_steps,).
         step_ms: step times, (num_steps,).
         own_delay_ms: each rank's work beyond the median of its role, (num_ranks, num_steps), NaN where unknown.
+        delay_remark: what its rows show of ranks with one other of their role or none, a sentence; may be empty.
         rank_labels: names of its rows, (num_ranks,), each unique, like `3 n1`.
         communication_share: exposed transfer of each step over own work and transfer, waits left out, (num_steps,).
         growth: how the loss grows with scale.
@@ -112,6 +121,7 @@ class PlotData:
     step: NDArray[np.int64] | None = None
     step_ms: Values | None = None
     own_delay_ms: Values | None = None
+    delay_remark: str = ""
     rank_labels: tuple[str, ...] = ()
     communication_share: Values | None = None
     growth: Growth | None = None

@@ -44,6 +44,7 @@ def plot_data(
         step_ms=panels.times_ns / NS_PER_MS,
         own_delay_ms=excess_ns / NS_PER_MS if excess_ns is not None else None,
         rank_labels=tuple(f"{header.rank} {header.host}" for header in headers) if excess_ns is not None else (),
+        delay_remark=_delay_remark(panels),
         communication_share=transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
         growth=_growth(curve, is_node_unit=is_node_unit),
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
@@ -53,6 +54,14 @@ def plot_data(
         versions=versions,
         reasons=reasons,
     )
+
+
+def _delay_remark(panels: Panels) -> str:
+    """Return which rows of own delay are blank, and why; empty where none is."""
+    sizes = np.unique(panels.role, return_counts=True)[1]
+    of_pairs = "Of two ranks of a role both are compared with the faster one, so that its own row is blank."
+    alone = "A rank alone in its role is compared with nobody, and its row is blank."
+    return " ".join([of_pairs] * bool((sizes == 2).any()) + [alone] * bool((sizes == 1).any()))
 
 
 def _growth(curve: GrowthCurve | None, *, is_node_unit: bool) -> Growth | None:
@@ -71,7 +80,7 @@ def _growth(curve: GrowthCurve | None, *, is_node_unit: bool) -> Growth | None:
 
 
 def _matrix(found: TransferMatrix | None) -> Matrix | None:
-    return Matrix(labels=found.labels, values_us=found.mean_ns / 1000) if found is not None else None
+    return Matrix(labels=found.labels, ratio=found.relative) if found is not None else None
 
 
 def _row(spot: Hotspot) -> HotspotRow:
@@ -102,7 +111,14 @@ def _clocks(timed: TimedTraces) -> tuple[HostClock, ...] | None:
 
 def _host_clock(host: str, clock: CommonClock) -> HostClock:
     time_s: NDArray[np.float64] = (clock.local_ns - clock.local_ns[0]) / NS_PER_S
-    residual_us = np.full(clock.num_samples, np.nan)
+    residual_us, allowed_us = np.full((2, clock.num_samples), np.nan)
     inner = clock.residuals_ns()
     residual_us[1 : 1 + len(inner)] = inner / 1000
-    return HostClock(host=host, time_s=time_s, halfwidth_us=clock.halfwidth_ns / 1000, residual_us=residual_us)
+    allowed_us[1 : 1 + len(inner)] = clock.residual_bounds_ns() / 1000
+    return HostClock(
+        host=host,
+        time_s=time_s,
+        halfwidth_us=clock.halfwidth_ns / 1000,
+        residual_us=residual_us,
+        allowed_us=allowed_us,
+    )

@@ -293,7 +293,7 @@ class Growth:
         k: numbers of units.
         amplification: A(k), with its 95 % interval from low to high; these are empty for few steps.
         null: A(k) of units that are independent of each other; empty where unknown.
-        exponent: slope of ln(A(k) - 1) over ln k in the upper half; None if there is none.
+        exponent: slope of ln(A(k) - 1) over ln k in the upper half, lasting differences taken out; None without one.
     """
 
     k: tuple[int, ...]

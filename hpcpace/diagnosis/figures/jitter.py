@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,8 +13,8 @@ from hpcpace.diagnosis.summary import Growth, Jitter, Prediction, Predictions
 from hpcpace.metrics.jitter.amplification import amplification, noise_amplification, noise_intensity, noise_shares
 from hpcpace.metrics.jitter.bound_switches import bound_switches
 from hpcpace.metrics.jitter.extrapolation import Refusal, extrapolate
-from hpcpace.metrics.jitter.growth import GrowthCurve, growth_of
-from hpcpace.metrics.jitter.null_model import null_model
+from hpcpace.metrics.jitter.growth import GrowthCurve, work_growth
+from hpcpace.metrics.jitter.null_model import NullModel, null_model
 from hpcpace.metrics.jitter.variance_shares import WorkParts, split_work
 from hpcpace.metrics.lateness.segments import SegmentPanel, segment_panels
 from hpcpace.trace.schema import Op
@@ -33,7 +35,7 @@ def jitter_figures(measured: Measured, panels: Panels) -> tuple[Jitter | None, G
     parts = split_work(work_ns, node)
     null = null_model(work_ns, node, parts=parts)
     shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
-    curve = growth_of(parts, found.mean_ns) if parts is not None else None
+    curve = _curve(work_ns, parts, null)
     columns = np.isin(measured.chosen.step, panel.step)
     jitter = Jitter(
         ranks=panel.members,
@@ -65,6 +67,14 @@ def jitter_figures(measured: Measured, panels: Panels) -> tuple[Jitter | None, G
         predictions=_predictions(work_ns, node, parts, panels.mean_time_ns),
     )
     return jitter, curve
+
+
+def _curve(work_ns: NDArray[np.float64], parts: WorkParts | None, null: NullModel | None) -> GrowthCurve | None:
+    curve = work_growth(work_ns, parts) if parts is not None else None
+    if curve is None or curve.null is None or null is None:
+        return curve
+    # With all units it is what the null model has from many more draws.
+    return replace(curve, null=np.append(curve.null[:-1], null.expected))
 
 
 def _largest_loss(measured: Measured, panels: Panels) -> SegmentPanel | None:

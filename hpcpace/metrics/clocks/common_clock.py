@@ -131,6 +131,18 @@ class CommonClock:
         line_ns = self.offset_ns[:-2] + whole_ns(change_ns)
         return np.asarray(self.offset_ns[1:-1] - line_ns)
 
+    def residual_bounds_ns(self) -> FloatArray:
+        """Return the largest residuals that the half-widths of three samples allow, where a clock's rate is constant.
+
+        Returns:
+            float64, (max(num_samples - 2, 0),).
+        """
+        if self.num_samples < 3:
+            return np.zeros(0)
+        part: FloatArray = (self.local_ns[1:-1] - self.local_ns[:-2]) / (self.local_ns[2:] - self.local_ns[:-2])
+        before, own, after = (self.halfwidth_ns[at] for at in (slice(-2), slice(1, -1), slice(2, None)))
+        return np.asarray(own + (1 - part) * before + part * after)
+
     def _outside(self, times: Int64Array) -> BoolArray:
         return np.asarray((times < self.local_ns[0]) | (times > self.local_ns[-1]))
 

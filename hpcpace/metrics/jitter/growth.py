@@ -6,7 +6,7 @@ noise, heavy tails and rare events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,11 @@ class GrowthCurve:
 
     Attributes:
         k: numbers of units, ascending, int64, (num_points,).
-        amplification: A(k) = 1 + E[max of k residuals] / E[mean work], float64, (num_points,).
+        amplification: A(k) of residuals, 1 + E[max of k] / E[mean work], or of the work itself, E[max of k] / E[mean],
+            float64, (num_points,).
         low, high: its 95 % interval, float64, (num_points,); None for fewer than 8 steps.
-        null: A(k) of independent units, float64, (num_points,); None if not asked for.
-        exponent: gamma, slope of ln(A(k) - 1) over ln k in the upper half of the points; None if A(k) - 1 is not above
+        null: the same of independent units, float64, (num_points,); None if not asked for.
+        exponent: gamma, slope of ln(A(k) - 1) of residuals over ln k in the upper half; None if A(k) - 1 is not above
             0 there, or for fewer than 2 points. Near 0 for bounded noise, about 1 / index for heavy tails, 1 for rare
             events; light tails of few units are still above their limit (normal 0.12 up to 1,024 units).
         exponent_low, exponent_high: its 95 % interval; None if the exponent is.
@@ -172,6 +173,38 @@ def growth_of(parts: WorkParts, mean_ns: float, *, seed: int = 0) -> GrowthCurve
     k = default_points(parts.num_units)
     residual_ns = unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
     return growth_curve(residual_ns, mean_ns, k, null_ns=independent_maxima(parts, k, seed=seed), seed=seed)
+
+
+def work_growth(work_ns: NDArray[np.float64], parts: WorkParts, *, seed: int = 0) -> GrowthCurve | None:
+    """Return how amplification grows, lasting differences included: with all units it is that of `amplification`.
+
+    A(k) = E[max of k of P] / E[mean] of the work itself, per step and segment. The null deals the residuals out anew
+    and adds the rank effects back, as the null model does. The exponent is that of `growth_of`, without lasting
+    differences, which grow by their own law.
+
+    Args:
+        work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
+        parts: of this work.
+        seed: of the bootstrap and the null.
+    """
+    of_step_ns = work_ns.mean(axis=0).sum(axis=1)
+    mean_ns, alone = float(of_step_ns.mean()), growth_of(parts, float(of_step_ns.mean()), seed=seed)
+    if alone is None:
+        return None
+    k = alone.k
+    maxima_ns = expected_maxima(unit_maxima(work_ns, parts.unit, parts.num_units), k)
+    interval = moving_block_bootstrap(
+        np.column_stack([maxima_ns, of_step_ns]), lambda means: means[..., :-1] / means[..., -1:], seed=seed
+    )
+    lasting = replace(parts, residual_ns=parts.residual_ns + parts.rank_effect_ns[:, np.newaxis])
+    null_ns = independent_maxima(lasting, k, seed=seed) + float(parts.location_ns.mean(axis=0).sum())
+    return replace(
+        alone,
+        amplification=maxima_ns.mean(axis=0) / mean_ns,
+        low=None if interval is None else np.maximum(interval[0], 1.0),
+        high=None if interval is None else interval[1],
+        null=null_ns / mean_ns,
+    )
 
 
 def _slopes(k: NDArray[np.int64], excess: NDArray[np.float64]) -> NDArray[np.float64]:

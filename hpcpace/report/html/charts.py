@@ -204,8 +204,9 @@ def growth(curve: Growth) -> Plot:
         name="growth",
         label=f"Amplification over the number of {unit}s that wait for each other",
         caption=(
-            f"Time of the slowest of k {unit}s over the mean; 1 is no loss, bands are 95 % intervals. On the dashed "
-            "line jitter is independent; above it events avoid each other, below it they share a cause."
+            f"Work of the slowest of k {unit}s over the mean, lasting differences included: the last point is the "
+            "amplification A above, 1 is no loss, bands are 95 % intervals. On the dashed line jitter is independent; "
+            "above it events avoid each other, below it they share a cause."
         ),
         height_px=320,
         traces=traces,
@@ -280,14 +281,27 @@ def clock_error(clocks: Sequence[HostClock]) -> Plot:
         name="clock-error",
         label="Error of the clocks over time",
         caption=(
-            "Lines: certified bound of each host's clock error. Markers: measured leave-one-out residual, which should "
-            f"stay below its line.{more}"
+            "Lines: certified bound of each host's clock error. Markers: how far a synchronisation is from the line "
+            "between its neighbours. That spans two intervals and holds the errors of three synchronisations, so that "
+            f"it may be above its line. {_beyond(shown)}{more}"
         ),
         height_px=300,
         traces=[{**trace, "hovertemplate": trace["hovertemplate"].replace("<extra></extra>", "")} for trace in traces],
         layout={"xaxis": axis("s since the start"), "yaxis": axis("us", rangemode="tozero")},
         legend=[(printable(clock.host), _HOST_COLOURS[index], "") for index, clock in enumerate(shown)],
     )
+
+
+def _beyond(clocks: Sequence[HostClock]) -> str:
+    """Return how many residuals are larger than the synchronisations' errors can make them, as a sentence."""
+    known = [np.isfinite(clock.residual_us) & np.isfinite(clock.allowed_us) for clock in clocks]
+    total = sum(int(of.sum()) for of in known)
+    beyond = sum(
+        int((np.abs(clock.residual_us) > clock.allowed_us)[of].sum()) for clock, of in zip(clocks, known, strict=True)
+    )
+    if not beyond:
+        return "None is larger than those errors allow."
+    return f"{beyond} of {total} are larger than those errors allow: there the rate of a clock changed."
 
 
 def _powers(k: Sequence[int]) -> list[int]:

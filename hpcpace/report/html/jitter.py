@@ -48,7 +48,8 @@ def jitter_notes(jitter: Jitter | None) -> str:
             f"is between ranks, {percent(jitter.residual_share)} is in single steps of single ranks"
         )
     if jitter.growth is not None and jitter.growth.exponent is not None:
-        lines.append(f"the loss grows with exponent {jitter.growth.exponent:.2f}: 0 is bounded, 1 proportional to size")
+        exponent = f"{jitter.growth.exponent:.2f}: 0 is bounded, 1 proportional to size"
+        lines.append(f"lasting differences taken out, the loss grows with exponent {exponent}")
     if jitter.predictions.refused:
         lines.append(f"not extrapolated: {jitter.predictions.refused}")
     return notes(lines)

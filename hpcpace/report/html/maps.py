@@ -14,10 +14,11 @@ from hpcpace.report.html.thinning import binned, packed
 from hpcpace.wording import plural
 
 MAX_ROWS, MAX_COLUMNS, MAX_UNITS = 512, 1000, 256
+_TWICE, _ALIKE = 100.0, 5.0  # percent
 
 
-def own_delay(step: NDArray[np.int64], delay_ms: Values, labels: Sequence[str]) -> Plot:
-    """Return the heat map of each rank's delay beyond its role, by rank and step."""
+def own_delay(step: NDArray[np.int64], delay_ms: Values, labels: Sequence[str], remark: str = "") -> Plot:
+    """Return the heat map of each rank's delay beyond its role, by rank and step; the remark ends its caption."""
     values, by_row, by_column = binned(delay_ms, MAX_ROWS, MAX_COLUMNS)
     names = [plot_text(label, LABEL_WIDTH) for label in labels[::by_row]]
     if by_row > 1:
@@ -29,9 +30,9 @@ def own_delay(step: NDArray[np.int64], delay_ms: Values, labels: Sequence[str]) 
         name="own-delay",
         label=f"Own delay of {plural(len(labels), 'rank')} over {plural(len(step), 'step')}",
         caption=(
-            "Work of a rank in a step beyond the median of its role: orange is later, blue earlier. A line across is a "
-            f"slow rank, a line down a shared cause.{thinned} Colours end at {limit:.3g} ms; larger values have the "
-            "last colour."
+            "Work of a rank in a step beyond the median of the others of its role: orange is later, blue earlier. A "
+            f"line across is a slow rank, a line down a shared cause.{thinned} Colours end at {limit:.3g} ms; larger "
+            f"values have the last colour. {remark}".rstrip()
         ),
         height_px=110 + min(max(14 * len(values), 30 * min(len(values), 8)), 560),
         traces=[
@@ -53,31 +54,34 @@ def own_delay(step: NDArray[np.int64], delay_ms: Values, labels: Sequence[str]) 
 
 def transfer_matrix(matrix: Matrix, unit: str, units: str) -> Plot:
     """Return the heat map of transfer between units of one level; `unit` and `units` are its name."""
-    values, by_unit, _ = binned(matrix.values_us, MAX_UNITS, MAX_UNITS)
+    values, by_unit, _ = binned(100 * (matrix.ratio - 1), MAX_UNITS, MAX_UNITS)
     names = unique([plot_text(label, LABEL_WIDTH) for label in matrix.labels[::by_unit]])
-    thinned = f" Each cell is the largest of {by_unit} by {by_unit} {units}." if by_unit > 1 else ""
-    known = values[np.isfinite(values)]
-    high = float(min(known.max(initial=0.0), 4 * np.percentile(known, 99))) if len(known) else 1.0
-    low = float(np.percentile(known, 1)) if len(known) else 0.0
-    scale, shown_as = (1000, "ms") if high >= 1000 else (1, "us")
+    thinned = f" Each cell is the most unusual of {by_unit} by {by_unit} {units}." if by_unit > 1 else ""
+    size = np.abs(values[np.isfinite(values)])
+    # Even the smallest differences would take the last colours if these did not have a fixed meaning.
+    limit = max(_TWICE, float(np.percentile(size, 99))) if len(size) else _TWICE
+    alike = f" No pair differs from it by more than {size.max():.2g} %." if size.max(initial=0.0) < _ALIKE else ""
     return Plot(
         name=f"matrix-{unit}",
         label=f"Transfer between {units}",
-        caption=f"Mean transfer of an operation between two {units}; empty where they never meet.{thinned}",
+        caption=(
+            f"Mean transfer between two {units}, relative to the usual one of the same operation, size and number of "
+            f"ranks: orange takes longer, blue is faster; empty where they never meet.{alike}{thinned}"
+        ),
         height_px=int(min(max(170 + 20 * len(names), 260), 520)),
         traces=[
             {
                 "type": "heatmap",
-                "packed": packed(values / scale),
+                "packed": packed(values),
                 "x": names,
                 "y": names,
-                "zmin": low / scale if low < high else 0.0,
-                "zmax": high / scale,
-                "colorscale": "@sequential",
+                "zmin": -limit,
+                "zmax": limit,
+                "colorscale": "@diverging",
                 "xgap": 1 if len(names) <= 64 else 0,
                 "ygap": 1 if len(names) <= 64 else 0,
-                "colorbar": _colorbar(shown_as),
-                "hovertemplate": f"%{{y}} and %{{x}}: %{{z:.3~g}} {shown_as}<extra></extra>",
+                "colorbar": _colorbar("%"),
+                "hovertemplate": "%{y} and %{x}: %{z:+.3~g} % of the usual<extra></extra>",
             }
         ],
         layout={

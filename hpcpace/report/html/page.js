@@ -11,7 +11,6 @@
 
   const scales = {
     "@diverging": () => [[0, color("early")], [0.5, color("middle")], [1, color("late")]],
-    "@sequential": () => [[0, "#00224e"], [0.25, "#43505f"], [0.5, "#7d7c78"], [0.75, "#bcaf6f"], [1, "#fee838"]],
   };
 
   // Only values of keys that name a colour are looked up: a host may be called @wait.

@@ -31,6 +31,8 @@ from hpcpace.report.words.pacing import pacing_lines
 
 _Section = tuple[str, str, tuple[str, ...]]  # title, lead, content
 
+_LEAST_POINTS = 3  # of a curve that begins at 1
+
 _REASONS = {
     "step_ms": ("no plot of step times", "they are not known"),
     "own_delay_ms": ("no plot of own delay", "no two ranks do the same work, or their work is not known"),
@@ -42,7 +44,7 @@ _REASONS = {
         "no plot of where waiting began",
         "no rank waited, or the steps have too many operations to be rebuilt",
     ),
-    "growth": ("no plot of growth with scale", "that needs ranks that wait for each other in enough steps"),
+    "growth": ("no plot of growth with scale", "that needs three or more that wait for each other, in enough steps"),
     "hotspots": ("no places", "no place is slower than the others, or there are too few to compare"),
     "leaf_matrix": ("no matrix of switches", "Slurm reported no switches, or only one"),
     "node_matrix": ("no matrix of nodes", "no operation among some of the nodes was recorded"),
@@ -90,20 +92,20 @@ def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
             drawn["step_ms"] = charts.step_times(step, plots.step_ms, summary.throughput)
             drawn["distribution"] = charts.step_distribution(plots.step_ms)
         if plots.own_delay_ms is not None and np.isfinite(plots.own_delay_ms).any():
-            drawn["own_delay_ms"] = maps.own_delay(step, plots.own_delay_ms, plots.rank_labels)
+            drawn["own_delay_ms"] = maps.own_delay(step, plots.own_delay_ms, plots.rank_labels, plots.delay_remark)
         if plots.communication_share is not None:
             drawn["communication_share"] = charts.regime(step, plots.communication_share)
     if summary.ranks:
         drawn["phases"] = charts.phase_shares(summary)
     if any(kind.num_unmatched < kind.num_rows for kind in summary.kinds):
         drawn["kinds"] = charts.wait_and_transfer(summary.kinds)
-    if plots.growth is not None and len(plots.growth.k):
+    if plots.growth is not None and len(plots.growth.k) >= _LEAST_POINTS:
         drawn["growth"] = charts.growth(plots.growth)
     if plots.hotspots:
         drawn["hotspots"] = charts.hotspots(plots.hotspots)
-    if plots.leaf_matrix is not None and np.isfinite(plots.leaf_matrix.values_us).any():
+    if plots.leaf_matrix is not None and np.isfinite(plots.leaf_matrix.ratio).any():
         drawn["leaf_matrix"] = maps.transfer_matrix(plots.leaf_matrix, "switch", "switches")
-    if plots.node_matrix is not None and np.isfinite(plots.node_matrix.values_us).any():
+    if plots.node_matrix is not None and np.isfinite(plots.node_matrix.ratio).any():
         drawn["node_matrix"] = maps.transfer_matrix(plots.node_matrix, "node", "nodes")
     if plots.clocks and any(len(clock.time_s) for clock in plots.clocks):
         drawn["clocks"] = charts.clock_error(plots.clocks)

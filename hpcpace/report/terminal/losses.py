@@ -60,7 +60,8 @@ def print_jitter(console: Console, summary: Summary) -> None:
     note(
         console,
         "A: mean time of the slowest rank over the mean of all. Intensity: a rank's mean over its best steps. "
-        "Exponent: slope of ln(A - 1) over ln(ranks). At scale: share of the step lost if new nodes are like these.",
+        "Exponent: slope of ln(A - 1) over ln(ranks), lasting differences taken out. "
+        "At scale: share of the step lost if new nodes are like these.",
     )
 
 

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from scipy.special import beta
 
-from hpcpace.metrics.jitter.growth import default_points, expected_maxima, growth_curve, growth_of, maximum_weights
+from hpcpace.metrics.jitter.amplification import amplification
+from hpcpace.metrics.jitter.growth import (
+    default_points,
+    expected_maxima,
+    growth_curve,
+    growth_of,
+    maximum_weights,
+    work_growth,
+)
 from hpcpace.metrics.jitter.variance_shares import split_work
 
 HARMONIC = np.cumsum(1 / np.arange(1, 5000))
@@ -141,3 +149,21 @@ def test_two_units_have_no_exponent():
 def test_few_steps_have_no_interval():
     found = curve(np.random.default_rng(0).normal(size=(4, 3)))
     assert (found.low, found.high) == (None, None)
+
+
+def test_with_lasting_differences_the_curve_runs_from_1_to_the_amplification():
+    work = 100 + np.random.default_rng(0).normal(size=(6, 200, 2))
+    work[2] *= 1.4
+    parts = split_work(work, np.arange(6))
+    found = work_growth(work, parts)
+    assert [found.amplification[0], found.low[0], found.high[0], found.null[0]] == pytest.approx([1.0] * 4)
+    assert found.amplification[-1] == pytest.approx(amplification(work).amplification)
+    assert (found.low <= found.amplification + 1e-12).all() and (found.amplification <= found.high + 1e-12).all()
+    assert found.null == pytest.approx(found.amplification, abs=2e-3)
+
+
+def test_lasting_differences_are_not_in_the_exponent():
+    work = 100 + np.random.default_rng(0).normal(size=(6, 200, 1))
+    slow = work + np.arange(6)[:, None, None]
+    exponents = [work_growth(of, split_work(of, np.arange(6))).exponent for of in (work, slow)]
+    assert exponents[0] == pytest.approx(exponents[1], abs=0.02)

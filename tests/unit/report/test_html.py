@@ -14,7 +14,7 @@ from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_p
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.diagnosis.summary import AttemptRow, Jitter, Prediction, Predictions, SensitivityRow
 from hpcpace.diagnosis.summary import Growth as SummaryGrowth
-from hpcpace.report.html.charts import MAX_BARS, growth, phase_shares, step_distribution, step_times
+from hpcpace.report.html.charts import MAX_BARS, clock_error, growth, phase_shares, step_distribution, step_times
 from hpcpace.report.html.figure import plot_text, unique
 from hpcpace.report.html.maps import own_delay, transfer_matrix
 from hpcpace.report.html.page import page, write_html
@@ -170,7 +170,7 @@ def test_text_from_files_is_only_text(tmp_path):
     plots = replace(
         sample_plots(num_ranks=2, hosts=(NASTY, "n1")),
         versions=((NASTY, NASTY),),
-        leaf_matrix=Matrix(labels=(NASTY, "b"), values_us=np.ones((2, 2))),
+        leaf_matrix=Matrix(labels=(NASTY, "b"), ratio=np.ones((2, 2))),
         hotspots=(HotspotRow(kind=NASTY, name=NASTY, effect_ms=1, low_ms=0, high_ms=2, aliases=(NASTY,)),),
         reasons={"node_matrix": NASTY},
         node_matrix=None,
@@ -219,8 +219,8 @@ def test_constant_and_unknown_values_are_no_error(summary, value):
         own_delay_ms=np.full((2, 38), value),
         rank_labels=("0", "1"),
         communication_share=flat,
-        leaf_matrix=Matrix(labels=("a", "b"), values_us=np.full((2, 2), value)),
-        clocks=(HostClock(host="n0", time_s=flat, halfwidth_us=flat, residual_us=flat),),
+        leaf_matrix=Matrix(labels=("a", "b"), ratio=np.full((2, 2), value)),
+        clocks=(HostClock(host="n0", time_s=flat, halfwidth_us=flat, residual_us=flat, allowed_us=flat),),
     )
     assert "step-times" in Elements(page(summary, VERDICT, plots)).data
 
@@ -236,8 +236,8 @@ def test_no_steps_and_empty_arrays_are_no_error(summary):
         own_delay_ms=np.zeros((0, 0)),
         growth=empty,
         hotspots=(),
-        clocks=(HostClock(host="n0", time_s=none, halfwidth_us=none, residual_us=none),),
-        leaf_matrix=Matrix(labels=(), values_us=np.zeros((0, 0))),
+        clocks=(HostClock(host="n0", time_s=none, halfwidth_us=none, residual_us=none, allowed_us=none),),
+        leaf_matrix=Matrix(labels=(), ratio=np.zeros((0, 0))),
     )
     assert set(Elements(page(summary, VERDICT, plots)).plots) == OF_SUMMARY
 
@@ -387,7 +387,7 @@ def test_thinning_of_the_delay_is_said():
 
 def test_a_matrix_of_many_nodes_is_thinned_out():
     labels = tuple(f"n{node}" for node in range(512))
-    plot = transfer_matrix(Matrix(labels=labels, values_us=np.ones((512, 512))), "node", "nodes")
+    plot = transfer_matrix(Matrix(labels=labels, ratio=np.ones((512, 512))), "node", "nodes")
     assert len(plot.traces[0]["x"]) == 256
     assert "2 by 2 nodes" in plot.caption
 
@@ -487,11 +487,41 @@ def test_a_refused_prediction_says_why(summary):
     assert "Loss at larger scales" not in text
 
 
-@pytest.mark.parametrize(("size_us", "unit"), [(250.0, "us"), (25_000.0, "ms")])
-def test_a_matrix_is_shown_in_a_unit_that_suits_it(size_us, unit):
-    (trace,) = transfer_matrix(Matrix(labels=("a", "b"), values_us=np.full((2, 2), size_us)), "node", "nodes").traces
-    assert trace["colorbar"]["ticksuffix"] == f" {unit}"
-    assert (trace["zmin"], trace["zmax"], trace["packed"]["scale"]) == (0.0, *[{"us": 250.0, "ms": 25.0}[unit]] * 2)
+def test_pairs_that_are_alike_have_no_colour_that_alarms():
+    plot = transfer_matrix(Matrix(labels=("a", "b"), ratio=np.array([[1.0, 1.02], [1.02, np.nan]])), "node", "nodes")
+    assert "No pair differs from it by more than 2 %." in plot.caption
+    assert (plot.traces[0]["zmin"], plot.traces[0]["zmax"], plot.traces[0]["colorscale"]) == (-100, 100, "@diverging")
+
+
+def test_the_slowest_pair_is_the_most_orange():
+    (trace,) = transfer_matrix(Matrix(labels=("a", "b"), ratio=np.array([[1.0, 4.0], [4.0, 0.5]])), "n", "ns").traces
+    assert trace["packed"]["scale"] == trace["zmax"] == 300
+
+
+@pytest.mark.parametrize(
+    ("allowed_us", "said"),
+    [(12.0, "None is larger than those errors allow."), (5.0, "2 of 3 are larger than those errors allow")],
+)
+def test_a_residual_above_the_line_is_explained(allowed_us, said):
+    values = np.array([1.0, 10.0, 10.0, 1.0, 1.0])
+    residual = np.array([np.nan, 10.0, -10.0, 1.0, np.nan])
+    clock = HostClock(
+        host="n1", time_s=values, halfwidth_us=values, residual_us=residual, allowed_us=np.full(5, allowed_us)
+    )
+    caption = clock_error([clock]).caption
+    assert "may be above its line" in caption and said in caption
+
+
+def test_a_blank_row_of_own_delay_is_explained():
+    plots = replace(sample_plots(), delay_remark="Of two ranks of a role the faster one is blank.")
+    drawn = own_delay(plots.step, plots.own_delay_ms, plots.rank_labels, plots.delay_remark)
+    assert drawn.caption.endswith("last colour. Of two ranks of a role the faster one is blank.")
+
+
+def test_a_curve_of_two_points_is_not_drawn(summary):
+    elements = Elements(page(summary, VERDICT, sample_plots(num_ranks=2)))
+    assert "growth" not in elements.data
+    assert "no plot of growth with scale: that needs three or more that wait for each other" in elements.sentences
 
 
 def test_a_library_that_names_the_end_of_a_script_does_not_end_it(summary, monkeypatch):
