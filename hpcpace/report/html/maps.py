@@ -14,7 +14,7 @@ from hpcpace.report.html.thinning import binned, packed
 from hpcpace.wording import plural
 
 MAX_ROWS, MAX_COLUMNS, MAX_UNITS = 512, 1000, 256
-_TWICE, _ALIKE = 100.0, 5.0  # percent
+_TWICE, _ALIKE, _SAME = 100.0, 5.0, 0.05  # percent
 
 
 def own_delay(step: NDArray[np.int64], delay_ms: Values, labels: Sequence[str], remark: str = "") -> Plot:
@@ -60,7 +60,8 @@ def transfer_matrix(matrix: Matrix, unit: str, units: str) -> Plot:
     size = np.abs(values[np.isfinite(values)])
     # Even the smallest differences would take the last colours if these did not have a fixed meaning.
     limit = max(_TWICE, float(np.percentile(size, 99))) if len(size) else _TWICE
-    alike = f" No pair differs from it by more than {size.max():.2g} %." if size.max(initial=0.0) < _ALIKE else ""
+    most = f" by more than {size.max():.2g} %" if size.max(initial=0.0) >= _SAME else ""
+    alike = f" No pair differs from it{most}." if size.max(initial=0.0) < _ALIKE else ""
     return Plot(
         name=f"matrix-{unit}",
         label=f"Transfer between {units}",
