@@ -70,7 +70,7 @@ def exposed_waits_ns(operations: Operations, wait_ns: Int64Array, held_up: Seque
     enter_ns, until_ns = operations.enter_ns, operations.enter_ns + wait_ns
     begin_ns = np.maximum(enter_ns, operations.exit_ns - operations.blocked_ns)
     end_ns = np.maximum(np.minimum(until_ns, operations.exit_ns), begin_ns)
-    exposed_ns = end_ns - begin_ns
+    exposed_ns: Int64Array = end_ns - begin_ns
     for rows, held in zip(rank_slices(operations.rank) or (), held_up, strict=True):
         if held is None:
             continue

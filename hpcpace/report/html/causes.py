@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from hpcpace.diagnosis.summary import Causes, GainRow, Summary
-from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, names_axis, plot_text, unique
+from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
 from hpcpace.report.html.text import figure, notes, stacked_bar, table
 from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.causes import (
     gains_remark,
+    named_ranks_of,
     origins_coverage,
     origins_remark,
     significant_gains,
@@ -55,7 +56,13 @@ def cause_content(summary: Summary, drawn: Mapping[str, Plot]) -> tuple[str, ...
 def _origins(summary: Summary, hosts: Mapping[int, str]) -> Plot:
     """Return the waiting that began at each rank, divided by how it reached those who waited."""
     rows = significant_origins(summary, _MOST_ROWS)
-    names = unique([plot_text(f"rank {row.rank} {hosts.get(row.rank, '')}".strip(), LABEL_WIDTH) for row in rows])
+    named = named_ranks_of(summary)
+    names = unique(
+        [
+            marked(plot_text(f"rank {row.rank} {hosts.get(row.rank, '')}".strip(), LABEL_WIDTH), row.rank in named)
+            for row in rows
+        ]
+    )
     passed = np.array([100 * row.step_share * row.propagated_share for row in rows])
     whole = np.array([100 * row.step_share for row in rows])
     of_waits = [percent(row.share_of_waits) for row in rows]
@@ -68,7 +75,7 @@ def _origins(summary: Summary, hosts: Mapping[int, str]) -> Plot:
         label="Waiting by the rank where it began",
         caption=(
             "Exposed wait of all ranks, mean share of the step, by the rank whose delay began it: "
-            f"{origins_coverage(summary)} could be traced.{chain * is_passed}"
+            f"{origins_coverage(summary)} could be traced.{chain * is_passed}{NAMED * bool(named)}"
         ),
         height_px=74 + 28 * max(len(rows), 2),
         traces=[

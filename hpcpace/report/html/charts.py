@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,20 @@ from numpy.typing import NDArray
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Values
 from hpcpace.diagnosis.summary import Kind, RankRow, RoleRow, Summary, Throughput
 from hpcpace.quoting import printable
-from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, band, line, mark, names_axis, plot_text, series, unique
+from hpcpace.report.html.figure import (
+    LABEL_WIDTH,
+    NAMED,
+    Plot,
+    axis,
+    band,
+    line,
+    mark,
+    marked,
+    names_axis,
+    plot_text,
+    series,
+    unique,
+)
 from hpcpace.report.html.thinning import MAX_POINTS, bins, rounded
 from hpcpace.units import NS_PER_MS
 from hpcpace.wording import plural
@@ -85,14 +98,19 @@ def step_distribution(step_ms: Values) -> Plot:
     )
 
 
-def phase_shares(summary: Summary) -> Plot:
-    """Return the stacked shares of the step: of ranks up to MAX_BARS, beyond that of roles and of extreme ranks."""
+def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
+    """Return the stacked shares of the step: of ranks up to MAX_BARS, beyond that of roles and of extreme ranks.
+
+    Args:
+        summary: the figures.
+        named: the ranks that the verdict names, which are marked.
+    """
     is_few = len(summary.ranks) <= MAX_BARS
     ranks = summary.ranks if is_few else _extremes(summary.ranks)
     roles = summary.roles[: MAX_BARS - len(ranks)] if not is_few else ()
     rows: list[RankRow | RoleRow] = [*roles, *ranks]
     names = [f"{plot_text(role.role, LABEL_WIDTH)} ({len(role.ranks)} ranks)" for role in roles]
-    names += [plot_text(f"{row.rank} {row.host}", LABEL_WIDTH) for row in ranks]
+    names += [marked(plot_text(f"{row.rank} {row.host}", LABEL_WIDTH), row.rank in named) for row in ranks]
     shown = [bar for bar in _BARS if any(row.parts_ns[part] for row in rows for part in bar[1])]
     dropped = len(summary.roles) - len(roles)
     some = f" Roles first, then the {len(ranks)} of {len(summary.ranks)} ranks with the largest and smallest excess"
@@ -100,7 +118,7 @@ def phase_shares(summary: Summary) -> Plot:
     return Plot(
         name="phase-shares",
         label="Shares of the step by phase",
-        caption="Means over the used steps; hover for milliseconds." + ("" if is_few else some),
+        caption="Means over the used steps; hover for milliseconds." + ("" if is_few else some) + NAMED * bool(named),
         height_px=70 + max(min(34, 760 // max(len(rows), 1)), 15) * len(rows),
         traces=[
             {

@@ -20,6 +20,8 @@ from hpcpace.report.html.thinning import MAX_POINTS, bins, rounded
 
 LABEL_WIDTH = 22
 _MOST_TICKS = 24
+_MARK = "\N{BLACK LEFT-POINTING TRIANGLE}"
+NAMED = f" {_MARK} is whom the verdict names."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,11 @@ def plot_text(text: str, width: int = 200) -> str:
     """Return text from a file so that plotly.js, which takes `<b>` for a tag, shows it as it is."""
     shown = printable(text)
     return html.escape(shown if len(shown) <= width else f"{shown[: width - 1]}…", quote=False)
+
+
+def marked(name: str, is_named: bool) -> str:
+    """Return the name of a row with a mark where the verdict names it; `NAMED` explains it in the caption."""
+    return f"{name} {_MARK}" if is_named else name
 
 
 def series(step: NDArray[np.int64], values: Values, color: str, unit: str) -> tuple[list[dict[str, Any]], str]:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Collection, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,11 +23,12 @@ from hpcpace.diagnosis.summary import Summary, Verdict
 from hpcpace.files import write_file
 from hpcpace.report.html import charts, maps, sections
 from hpcpace.report.html.causes import cause_content, cause_plots
-from hpcpace.report.html.figure import Plot
+from hpcpace.report.html.figure import NAMED, Plot, marked
 from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
 from hpcpace.report.html.text import contents, escape, facts, figure, section, side_by_side, warning
 from hpcpace.report.html.verdict import verdict_head
 from hpcpace.report.words.audit import audit_subtitle
+from hpcpace.report.words.causes import named_ranks_of
 from hpcpace.report.words.pacing import pacing_lines
 
 _Section = tuple[str, str, tuple[str, ...]]  # title, lead, content
@@ -86,17 +88,20 @@ def page(summary: Summary, verdict: Verdict, plots: PlotData) -> str:
 def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
     """Return the plots that have data, by name of the field that they show."""
     drawn: dict[str, Plot] = {}
+    named = named_ranks_of(summary)
+    remark = NAMED if named else ""
     if plots.step is not None and len(plots.step):
         step = plots.step
         if plots.step_ms is not None:
             drawn["step_ms"] = charts.step_times(step, plots.step_ms, summary.throughput)
             drawn["distribution"] = charts.step_distribution(plots.step_ms)
         if plots.own_delay_ms is not None and np.isfinite(plots.own_delay_ms).any():
-            drawn["own_delay_ms"] = maps.own_delay(step, plots.own_delay_ms, plots.rank_labels, plots.delay_remark)
+            labels = _marked_labels(plots.rank_labels, summary, named)
+            drawn["own_delay_ms"] = maps.own_delay(step, plots.own_delay_ms, labels, plots.delay_remark + remark)
         if plots.communication_share is not None:
             drawn["communication_share"] = charts.regime(step, plots.communication_share)
     if summary.ranks:
-        drawn["phases"] = charts.phase_shares(summary)
+        drawn["phases"] = charts.phase_shares(summary, named)
     if any(kind.num_unmatched < kind.num_rows for kind in summary.kinds):
         drawn["kinds"] = charts.wait_and_transfer(summary.kinds)
     if plots.growth is not None and len(plots.growth.k) >= _LEAST_POINTS:
@@ -110,6 +115,12 @@ def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
     if plots.clocks and any(len(clock.time_s) for clock in plots.clocks):
         drawn["clocks"] = charts.clock_error(plots.clocks)
     return drawn | cause_plots(summary)
+
+
+def _marked_labels(labels: Sequence[str], summary: Summary, named: Collection[int]) -> list[str]:
+    if len(labels) != len(summary.ranks):
+        return list(labels)
+    return [marked(label, row.rank in named) for label, row in zip(labels, summary.ranks, strict=True)]
 
 
 def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, Plot]) -> str:
@@ -128,7 +139,7 @@ def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, 
     which = f"attempt {summary.attempt}" + (f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else "")
     parts = (
         f'<header class="run">hpcpace report of <b>{escape(summary.run)}</b>, {which}</header>',
-        verdict_head(verdict),
+        verdict_head(verdict, [title for title, content in made if content]),
         warning(suspect_line(summary.clocks)),
         *(warning(sentence) for sentence in summary.steps.warnings),
         warning(summary.world.emulation, "Lab"),

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hpcpace.diagnosis.diagnose import Culprit
 from hpcpace.diagnosis.summary import Verdict
-from hpcpace.report.html.text import escape, prose, table
+from hpcpace.report.html.text import anchor, escape, prose, table
 from hpcpace.wording import alias_name, percent, place_name
 
 _LONG_HEADLINE = 80
 _NONE = "\N{EN DASH}"
 _LONGEST_TAG = 40
 _MOST_CULPRITS = 12
+_OF_RANKS = ("Own delay by rank and step", "Phases by rank")
+_EVIDENCE = {
+    "persistent straggler": _OF_RANKS,
+    "transient straggler": _OF_RANKS,
+    "pipeline imbalance": ("Phases by rank", "Causes"),
+    "runtime and control plane": ("Own delay by rank and step", "Step times"),
+    "fabric contention": ("Places", "Communication by kind"),
+    "locality": ("Places", "Communication by kind"),
+    "synchronisation amplification": ("Jitter and scale",),
+    "input-bound": ("Phases by rank",),
+    "communication-bound": ("Communication by kind",),
+}
+"""The sections that show what each mode rests on."""
 _KINDS = {"healthy": "healthy", "cannot tell": "unsure"}
 
 
-def verdict_head(verdict: Verdict) -> str:
-    """Return the verdict as the first thing of the page."""
+def verdict_head(verdict: Verdict, titles: Collection[str] = ()) -> str:
+    """Return the verdict as the first thing of the page; `titles` are the sections that its sentences may lead to."""
     kind = _KINDS.get(verdict.mode, "")
     sure = f" · confidence {100 * verdict.confidence:.0f} %" if verdict.confidence > 0 else ""
     tag, _, rest = verdict.headline.partition(": ")
     is_tagged = bool(rest) and len(tag) <= _LONGEST_TAG
     tag, headline = (tag, rest) if is_tagged else (verdict.mode, verdict.headline)
     long = ' class="long"' if len(headline) > _LONG_HEADLINE else ""
-    parts = (("Why", verdict.why), ("Next", verdict.next), ("Also", verdict.also))
-    rows = "".join(f"<dt>{name}</dt><dd>{_paragraphs(lines)}</dd>" for name, lines in parts if lines)
+    why = [(line, _EVIDENCE.get(verdict.mode, ())) for line in verdict.why]
+    also = [(line, _EVIDENCE.get(line.partition(":")[0], ())) for line in verdict.also]
+    parts = (("Why", why), ("Next", [(line, ()) for line in verdict.next]), ("Also", also))
+    rows = "".join(f"<dt>{name}</dt><dd>{_paragraphs(lines, titles)}</dd>" for name, lines in parts if lines)
     return (
         f'<div class="verdict {kind}">\n<p class="mode">{escape(_capital(tag))}<span>{sure}</span></p>\n'
         f"<h1{long}>{prose(_capital(headline))}</h1>\n<dl>{rows}</dl>\n{_culprits(verdict.culprits)}\n</div>"
@@ -48,8 +63,16 @@ def _culprits(culprits: Sequence[Culprit]) -> str:
     return table(f"Who is at fault{some}", head, rows, text=(0, 3))
 
 
-def _paragraphs(lines: Sequence[str]) -> str:
-    return "".join(f"<p>{prose(_capital(line))}</p>" for line in lines)
+def _paragraphs(lines: Sequence[tuple[str, Sequence[str]]], titles: Collection[str]) -> str:
+    """Return sentences, each with links to those sections of the page that show its evidence."""
+    return "".join(
+        f"<p>{prose(_capital(line))}{''.join(_link(title) for title in evidence if title in titles)}</p>"
+        for line, evidence in lines
+    )
+
+
+def _link(title: str) -> str:
+    return f' <a class="evidence" href="#{anchor(title)}">{escape(title)}</a>'
 
 
 def _capital(text: str) -> str:

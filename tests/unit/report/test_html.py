@@ -101,6 +101,24 @@ def test_the_verdict_is_the_first_thing_said(summary):
     assert places == sorted(places)
 
 
+def test_each_sentence_of_the_verdict_leads_to_its_evidence(summary):
+    verdict = replace(VERDICT, also=("communication-bound: exposed transfers take 3.1 %",))
+    content = page(summary, verdict, sample_plots())
+    links = re.findall(r'<p>([^<]*) <a class="evidence" href="#([^"]*)">', content)
+    assert [(text.partition(" ")[0], leads_to) for text, leads_to in links] == [
+        ("Own", "about-own-delay-by-rank-and-step"),
+        ("Communication-bound:", "about-communication-by-kind"),
+    ]
+
+
+def test_whom_the_verdict_names_is_marked_in_every_plot_of_ranks(summary):
+    data = Elements(page(summary, VERDICT, sample_plots())).data
+    rows = [data[name]["traces"][0]["y"] for name in ("own-delay", "phase-shares", "origins")]
+    assert [[row for row in of if "◀" in row] for of in rows] == [["2 n1 ◀"], ["2 n1 ◀"], ["rank 2 n1 ◀"]]
+    alone = Elements(page(summary, VERDICT, sample_plots())).sentences
+    assert alone.count("◀ is whom the verdict names.") == 3
+
+
 def test_a_line_for_the_job_script_is_set_as_code(summary):
     assert "<code>#SBATCH --exclude=n1</code>" in page(summary, VERDICT, PlotData())
 
@@ -245,7 +263,7 @@ def test_no_steps_and_empty_arrays_are_no_error(summary):
 def test_causes_are_plots_with_their_figures(summary):
     elements = Elements(page(summary, VERDICT, PlotData()))
     origins, gains = (elements.data[name]["traces"] for name in ("origins", "gains"))
-    assert origins[0]["y"][0] == "rank 2 n1"
+    assert origins[0]["y"][0] == "rank 2 n1 ◀"
     assert gains[0]["y"][:2] == [gain.name for gain in summary.causes.gains[:2]]
     assert gains[0]["x"][0] == pytest.approx(100 * summary.causes.gains[0].gain_share, rel=1e-3)
     assert "work of rank 2" in elements.sentences
