@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
+import json
+import re
 
 import pytest
 from rich.console import Console
@@ -11,13 +14,23 @@ from rich.console import Console
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.figures.hotspots import hotspot_figures
+from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.measure import measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
+from hpcpace.diagnosis.verdict import main_verdict
+from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report
-from hpcpace.report.words.causes import named_ranks_of, origins_remark, significant_gains
+from hpcpace.report.words.causes import (
+    named_ranks_of,
+    origins_coverage,
+    origins_remark,
+    significant_gains,
+    significant_origins,
+)
 from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
+from hpcpace.units import format_duration
 from hpcpace.wording import percent
 
 STAGES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC, None)
@@ -103,6 +116,58 @@ def test_no_table_contradicts_the_headline(truth, tmp_path):
             parts = [phase.phase for phase in found.phases]
             beyond = {p: own.parts_ns[p] - sum(row.parts_ns[p] for row in role) / len(role) for p in parts}
             assert found.phases[0].phase == max(beyond, key=beyond.__getitem__)
+
+
+def everywhere_of(folder, truth) -> tuple[Summary, str, str, dict]:
+    """Return the summary of a run, and its texts on a terminal, of its page and in summary.json."""
+    run = SyntheticRun(**{"num_ranks": 8, "num_steps": 72, "noise": 0.02, **truth}).write(folder / "run")
+    attempt = run.attempts()[0]
+    analysis = analyze_traces(run, attempt, read_attempt(attempt), Selection())
+    summary, stream = analysis.summary, io.StringIO()
+    print_report(Console(file=stream, width=100, color_system=None), summary)
+    content = page(summary, main_verdict(summary.verdict), analysis.plots)
+    words = html.unescape(re.sub(r"<script.*?</script>|<style.*?</style>|<[^>]+>", " ", content, flags=re.DOTALL))
+    terminal, shown = (" ".join(text.split()) for text in (stream.getvalue(), words))
+    return summary, terminal, shown, json.loads(json.dumps(summary.to_json()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("no fault", "noise", "0 of rank 0", "slow forward and backward", "slow node", "data of half", "events"),
+        *("alternating, with a straggler", "wrong clock", "stages", "heavy stage, with a straggler"),
+    ],
+)
+def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcpace.report.html.page.get_plotlyjs", lambda: "")
+    summary, terminal, shown, found = everywhere_of(tmp_path, RUNS[name])
+    shares, speed, causes, jitter = summary.shares, summary.throughput, summary.causes, summary.jitter
+
+    # One text for each, on the terminal and on the page; the number itself in summary.json.
+    same = {f"{part.replace('_', ' ')} {percent(getattr(shares, part))}" for part in ("busy", "exposed_wait")}
+    same |= {f"transfer {percent(shares.transfer)}", format_duration(speed.p50_ns), format_duration(speed.p95_ns)}
+    same |= {f"{jitter.amplification:.3f}", f"{jitter.transient:.3f}", percent(jitter.loss_share)}
+    same |= {origins_coverage(summary)} if significant_origins(summary, 1) else set()
+    same |= {f"{100 * row.excess.share:+.1f}" for row in summary.ranks if row.excess}
+    same |= {percent(gain.gain_share) for gain in significant_gains(summary)[:5]}
+    same |= {format_duration(kind.mean_transfer_ns) for kind in summary.kinds}
+    assert [text for text in same if text not in terminal or text not in shown] == []
+    for sentence in (*summary.verdict.why, *summary.verdict.also):
+        assert sentence in terminal and sentence[1:] in shown
+    assert found["shares"]["transfer"] == shares.transfer and found["causes"]["traced_share"] == causes.traced_share
+    assert [row["excess"]["share"] for row in found["ranks"]] == [row.excess.share for row in summary.ranks]
+
+    # The scripts of analysis/ take theirs from the same functions.
+    run = RunDirectory(tmp_path / "run")
+    measured = measure(read_attempt(run.attempts()[0]).traces, Selection())
+    panels = panels_of(measured)
+    assert jitter_figures(measured, panels)[0] == jitter
+    assert hotspot_figures(measured, panels).spots == summary.hotspots
+
+    # The curve beside the tiles begins at no loss and ends at theirs.
+    if not jitter.is_node_unit:
+        assert jitter.growth.amplification[0] == pytest.approx(1)
+    assert jitter.growth.amplification[-1] == pytest.approx(jitter.amplification)
 
 
 @pytest.mark.parametrize("name", ["alternating, with a straggler", "slow forward and backward", "slow node", "stages"])
