@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.plot_data import Matrix, Values
-from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, names_axis, plot_text, unique
+from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
 from hpcpace.report.html.thinning import binned, packed
 from hpcpace.wording import plural
 
@@ -17,12 +17,27 @@ MAX_ROWS, MAX_COLUMNS, MAX_UNITS = 512, 1000, 256
 _TWICE, _ALIKE, _SAME = 100.0, 5.0, 0.05  # percent
 
 
-def own_delay(step: NDArray[np.int64], delay_ms: Values, labels: Sequence[str], remark: str = "") -> Plot:
-    """Return the heat map of each rank's delay beyond its role, by rank and step; the remark ends its caption."""
+def own_delay(
+    step: NDArray[np.int64], delay_ms: Values, labels: Sequence[str], remark: str = "", named: Collection[int] = ()
+) -> Plot:
+    """Return the heat map of each rank's delay beyond its role, by rank and step.
+
+    Args:
+        step: numbers of the steps, (num_steps,).
+        delay_ms: (num_ranks, num_steps).
+        labels: names of its rows.
+        remark: a sentence that ends its caption.
+        named: rows of the ranks that the verdict names, which are marked.
+    """
     values, by_row, by_column = binned(delay_ms, MAX_ROWS, MAX_COLUMNS)
     names = [plot_text(label, LABEL_WIDTH) for label in labels[::by_row]]
     if by_row > 1:
         names = [f"{plot_text(label, 14)} …" for label in labels[::by_row]]
+    names = [
+        marked(name, any(by_row * place <= row < by_row * (place + 1) for row in named))
+        for place, name in enumerate(names)
+    ]
+    remark = f" {remark}" * bool(remark) + NAMED * bool(named)
     parts = [plural(by_row, "rank")] * (by_row > 1) + [plural(by_column, "step")] * (by_column > 1)
     thinned = f" Each cell is the largest magnitude of {' and '.join(parts)}." if parts else ""
     limit = _limit(values)
@@ -32,7 +47,7 @@ def own_delay(step: NDArray[np.int64], delay_ms: Values, labels: Sequence[str], 
         caption=(
             "Work of a rank in a step beyond the median of the others of its role: orange is later, blue earlier. A "
             f"line across is a slow rank, a line down a shared cause.{thinned} Colours end at {limit:.3g} ms; larger "
-            f"values have the last colour. {remark}".rstrip()
+            f"values have the last colour.{remark}"
         ),
         height_px=110 + min(max(14 * len(values), 30 * min(len(values), 8)), 560),
         traces=[

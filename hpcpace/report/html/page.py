@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from hpcpace.diagnosis.summary import Summary, Verdict
 from hpcpace.files import write_file
 from hpcpace.report.html import charts, maps, sections
 from hpcpace.report.html.causes import cause_content, cause_plots
-from hpcpace.report.html.figure import NAMED, Plot, marked
+from hpcpace.report.html.figure import Plot
 from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
 from hpcpace.report.html.text import contents, escape, facts, figure, section, side_by_side, warning
 from hpcpace.report.html.verdict import verdict_head
@@ -89,15 +89,15 @@ def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
     """Return the plots that have data, by name of the field that they show."""
     drawn: dict[str, Plot] = {}
     named = named_ranks_of(summary)
-    remark = NAMED if named else ""
     if plots.step is not None and len(plots.step):
         step = plots.step
         if plots.step_ms is not None:
             drawn["step_ms"] = charts.step_times(step, plots.step_ms, summary.throughput)
             drawn["distribution"] = charts.step_distribution(plots.step_ms)
         if plots.own_delay_ms is not None and np.isfinite(plots.own_delay_ms).any():
-            labels = _marked_labels(plots.rank_labels, summary, named)
-            drawn["own_delay_ms"] = maps.own_delay(step, plots.own_delay_ms, labels, plots.delay_remark + remark)
+            drawn["own_delay_ms"] = maps.own_delay(
+                step, plots.own_delay_ms, plots.rank_labels, plots.delay_remark, _rows_of(named, summary)
+            )
         if plots.communication_share is not None:
             drawn["communication_share"] = charts.regime(step, plots.communication_share)
     if summary.ranks:
@@ -117,10 +117,8 @@ def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
     return drawn | cause_plots(summary)
 
 
-def _marked_labels(labels: Sequence[str], summary: Summary, named: Collection[int]) -> list[str]:
-    if len(labels) != len(summary.ranks):
-        return list(labels)
-    return [marked(label, row.rank in named) for label, row in zip(labels, summary.ranks, strict=True)]
+def _rows_of(named: Collection[int], summary: Summary) -> list[int]:
+    return [row for row, of_rank in enumerate(summary.ranks) if of_rank.rank in named]
 
 
 def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, Plot]) -> str:
