@@ -61,6 +61,10 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
         return cls(os.open(path, _FOLDER), path)
 
+    def again(self) -> Folder:
+        """Open the same folder once more, whatever has its path now."""
+        return Folder(os.dup(self._descriptor), self.path)
+
     def __enter__(self) -> Folder:
         return self
 

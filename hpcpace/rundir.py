@@ -25,6 +25,9 @@ _ATTEMPT = re.compile(r"attempt-(\d+)$")
 _TRACE = re.compile(r"rank-(\d+)\.(h5|journal)$")
 _PACK = re.compile(r"pack-\d{5,7}-[0-9a-f]{8}\.h5")
 
+RUNS = Path("runs")
+"""The folder of runs that are not given another place."""
+
 NUM_OURS_OF_TRACES = 2
 """Number of names that hpcpace chose at the end of the path of an attempt's traces, for `hpcpace.files.Folder.open`."""
 
@@ -139,6 +142,14 @@ class RunDirectory:
     path: Path
     folder: Folder | None = field(default=None, compare=False, repr=False)
 
+    def open(self) -> Folder:
+        """Open its folder, to be closed by the caller.
+
+        Raises:
+            OSError: it cannot be read, or does not exist.
+        """
+        return Folder.open(self.path) if self.folder is None else self.folder.again()
+
     @property
     def report_html(self) -> Path:
         """The report as one page."""
@@ -167,7 +178,7 @@ class RunDirectory:
     def attempts(self) -> list[Attempt]:
         """Return the attempts that exist, in order of their number."""
         try:
-            with Folder.open(self.path) if self.folder is None else nullcontext(self.folder) as folder:
+            with self.open() as folder:
                 names = [name for name in folder.names() if _ATTEMPT.fullmatch(name) and folder.has_folder(name)]
         except OSError:
             return []
@@ -179,7 +190,7 @@ class RunDirectory:
         Raises:
             OSError: it cannot be written.
         """
-        with Folder.open(self.path) if self.folder is None else nullcontext(self.folder) as folder:
+        with self.open() as folder:
             folder.write(name, content)
 
     def last_attempt(self) -> Attempt:
@@ -222,9 +233,7 @@ def open_run(path: str | os.PathLike[str]) -> RunDirectory:
     except OSError as error:
         is_there = not isinstance(error, (FileNotFoundError, NotADirectoryError))
         reason = f" ({error.strerror})" if is_there else ""
-        raise TraceError(
-            f"no run directory at {path}{reason}: name the folder that holds attempt-0 (runs/ lists them)"
-        ) from error
+        raise TraceError(f"no run directory at {path}{reason}: name the folder that holds attempt-0") from error
     run.last_attempt()
     return run
 
@@ -241,7 +250,7 @@ def is_pack(name: str) -> bool:
 
 
 def default_run_path(
-    name: str, environ: Mapping[str, str], *, base: Path = Path("runs"), launched_s: float | None = None
+    name: str, environ: Mapping[str, str], *, base: Path = RUNS, launched_s: float | None = None
 ) -> Path:
     """Return `runs/JOB[.STEP]-NAME` in a Slurm job and `runs/TIMESTAMP-NAME` elsewhere.
 

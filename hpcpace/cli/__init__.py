@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "Train a reference workload and trace it.",
     "trace": "Run your own program and trace its training.",
     "report": "Say why a run is slow and where its steps went.",
+    "list": "List runs with their state, verdict and speed.",
     "dump": "Show what is in a trace file.",
     "collect": "Bring traces of killed ranks home from node-local disk.",
     "pack": "Put the trace files of all ranks into a few.",
@@ -28,6 +29,8 @@ COMMANDS = {
     "lab": "Boot a Slurm cluster on this machine to try things out.",
     "study": "Plan and run a study of how training scales.",
 }
+
+_MODULES = {"list": "runs"}  # a module `list` of this package would hide what Python calls so
 
 _READERS = ("report", "dump", "pack")  # they read traces by libraries that crash for want of memory
 
@@ -43,7 +46,8 @@ class LazyGroup(click.Group):
         """Load and return one command."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"hpcpace.cli.{cmd_name.replace('-', '_')}").command
+        module = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
+        command: click.Command = importlib.import_module(f"hpcpace.cli.{module}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

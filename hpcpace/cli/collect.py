@@ -14,7 +14,8 @@ from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
 from hpcpace.observe.node_local_disk import AUTO, candidates
 from hpcpace.quoting import printable
-from hpcpace.rundir import Attempt, open_run
+from hpcpace.run_search import open_named_run
+from hpcpace.rundir import Attempt
 from hpcpace.wording import plural
 from hpcpace.world.environment import process_environ
 
@@ -37,7 +38,7 @@ def command(trace_dir: Path | None, config_file: Path | None, run: Path) -> None
     srun --ntasks-per-node=1 hpcpace collect RUN
     """
     config = load_config(file=config_file, environ=process_environ())
-    attempts = open_run(run).attempts()
+    attempts = open_named_run(run).directory.attempts()
     folders = [trace_dir] if trace_dir is not None else _folders(attempts)
     homes = [attempt.trace_dir for attempt in attempts]
     found = [

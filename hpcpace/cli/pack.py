@@ -12,7 +12,7 @@ from hpcpace.cli.progress import shown_progress
 from hpcpace.config import ReportConfig
 from hpcpace.errors import EXIT_WARNING, ConfigError, TraceError
 from hpcpace.quoting import printable
-from hpcpace.rundir import open_run
+from hpcpace.run_search import open_named_run
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 from hpcpace.units import format_bytes, parse_size
 from hpcpace.wording import plural
@@ -53,7 +53,7 @@ def command(
         has_ended=ended,
         memory_bytes=ReportConfig(memory=memory).memory_bytes,
     )
-    directory = open_run(run)
+    directory = open_named_run(run).directory
     warn_of_old_hdf5(run)
     attempts = [one for one in directory.attempts() if attempt_number in (None, one.number)]
     if not attempts:

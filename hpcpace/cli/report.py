@@ -16,12 +16,16 @@ from rich.console import Console
 
 from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.progress import Tell, shown_progress
+from hpcpace.cli.runs import rows_in, show_runs
 from hpcpace.config import Config
 from hpcpace.config_sources import load_config
 from hpcpace.diagnosis.analyze import Analysis, analyze
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.records.result import read_result_record
+from hpcpace.diagnosis.run_list import newest_run
+from hpcpace.diagnosis.run_state import progress_words
+from hpcpace.diagnosis.summary import Summary
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.errors import (
     EXIT_CANNOT_TELL,
@@ -37,7 +41,8 @@ from hpcpace.memory import keep_freed_memory
 from hpcpace.quoting import printable
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH, print_report
-from hpcpace.rundir import Attempt, RunDirectory, json_text, open_run
+from hpcpace.run_search import find_runs, open_named_run
+from hpcpace.rundir import RUNS, Attempt, RunDirectory, json_text
 from hpcpace.world.environment import process_environ
 from hpcpace.world.team import Team, team
 
@@ -66,7 +71,7 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--attempt",
     "attempt_number",
@@ -96,7 +101,7 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
     help="Read thresholds from the tables [diagnosis] and [report] of this TOML file.",
 )
 def command(
-    run: Path,
+    run: Path | None,
     attempt_number: int | None,
     steps: tuple[int | None, int | None],
     include_warmup: bool,
@@ -107,6 +112,8 @@ def command(
 ) -> None:
     """Say why RUN is slow, and write RUN/summary.json and RUN/report.html.
 
+    Without RUN it takes the newest run in runs. RUN/attempt-0 is the first attempt of RUN.
+
     Under srun or mpiexec, the processes share the work.
 
     Exit codes: 0 healthy; 1 something is wrong with the run or with its traces (missing, damaged, not closed); 2 bad
@@ -115,10 +122,9 @@ def command(
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
     with team() as processes:
         settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
-        directory = open_run(run)
+        directory, attempt = _chosen(run, attempt_number, is_shown=_is_first(processes) and not as_json)
         if _is_first(processes):
-            warn_of_old_hdf5(run)
-        attempt = _attempt(directory, attempt_number)
+            warn_of_old_hdf5(directory.path)
         with shown_progress(is_shown=_is_first(processes)) as stage, _with_outcome(attempt):
             analysis = _analyzed(directory, attempt, selection, settings, stage, processes)
     assert analysis is not None  # only the first process comes here
@@ -128,11 +134,12 @@ def command(
         raise UsageError(
             f"--ranks names no rank of this run, which has {len(summary.world.ranks)}, up to {summary.world.ranks[-1]}"
         )
-    written = _write(directory, analysis)
+    progress = _progress(attempt, summary)
+    written = _write(directory, analysis, progress)
     if as_json:
         click.echo(json_text(summary.to_json()), nl=False)
     else:
-        print_report(_console(), summary, ranks=shown)
+        print_report(_console(), summary, ranks=shown, progress=progress)
         if written:
             click.echo(f"\nwritten: {printable(' '.join(map(str, written)))}")
     if not summary.is_whole or summary.verdict.findings:
@@ -203,12 +210,22 @@ def _of_memory(
     )
 
 
-def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
+def _progress(attempt: Attempt, summary: Summary) -> str:
+    """Return how far an attempt is if it runs; empty if not. The summary has none of it: it is the same at any time."""
+    if summary.end is not None or not summary.cut_off.not_closed:
+        return ""
+    return progress_words(attempt, max(summary.steps.num_seen, summary.steps.last + 1))
+
+
+def _write(directory: RunDirectory, analysis: Analysis, progress: str) -> list[Path]:
     """Write the summary and the page into the run that was read, and return the files that were written."""
-    summary = analysis.summary
+    summary, verdict = analysis.summary, main_verdict(analysis.summary.verdict)
     contents: list[tuple[Path, Callable[[], str]]] = [
         (directory.summary_json, lambda: json_text(summary.to_json())),
-        (directory.report_html, lambda: page(summary, main_verdict(summary.verdict), analysis.plots)),
+        (
+            directory.report_html,
+            lambda: page(summary, verdict, analysis.plots, progress=progress),
+        ),
     ]
     written = []
     for path, content in contents:
@@ -220,6 +237,31 @@ def _write(directory: RunDirectory, analysis: Analysis) -> list[Path]:
         else:
             written.append(path)
     return written
+
+
+def _chosen(path: Path | None, number: int | None, *, is_shown: bool) -> tuple[RunDirectory, Attempt]:
+    """Return the run and the attempt to report; of a folder of runs, list them if `is_shown`.
+
+    Raises:
+        TraceError: there is no such run or attempt, or the path is a folder of runs.
+    """
+    if path is None:
+        try:
+            path = newest_run(find_runs(RUNS))
+        except OSError:
+            path = None
+        if path is None:
+            raise TraceError(f"no run in {RUNS}: name a run directory, the folder that holds attempt-0")
+    try:
+        named = open_named_run(path)
+    except TraceError:
+        if is_shown and path.is_dir() and (rows := rows_in(path)):
+            show_runs(rows, path)
+            raise TraceError(f"{path} is a folder of runs: name one of them") from None
+        raise
+    if named.attempt is not None and number not in (None, named.attempt):
+        raise UsageError(f"{path} is attempt {named.attempt}, and --attempt is {number}: give one of them")
+    return named.directory, _attempt(named.directory, named.attempt if number is None else number)
 
 
 def _attempt(directory: RunDirectory, number: int | None) -> Attempt:

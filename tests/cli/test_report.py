@@ -118,7 +118,8 @@ def test_the_steps_that_are_used_are_said(report, run, options, steps):
     ("arguments", "code", "message"),
     [
         (["nowhere"], 2, "no run directory"),
-        (["{run}/attempt-0"], 2, "no attempt-N folder"),
+        (["{run}/attempt-0/checkpoints"], 2, "no run directory"),
+        (["{run}/.."], 2, "is a folder of runs"),
         (["{run}", "--attempt", "7"], 2, "no attempt 7"),
         (["{run}", "--ranks", "9"], 2, "names no rank"),
         (["{run}", "--ranks", "3-1"], 2, "is not a rank or a range"),

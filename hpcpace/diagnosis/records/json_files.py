@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hpcpace.quoting import printable
-from hpcpace.rundir import Attempt
+from hpcpace.rundir import Attempt, RunDirectory
 
 MOST_BYTES = 1 << 24
 """Of run.json and trial.json: some hundred bytes for each rank, of 16,384. JSON takes 20 times that in memory."""
@@ -39,12 +39,17 @@ def _check_values(content: bytes, most_values: int) -> None:
 
 
 def read_json(
-    attempt: Attempt, name: str, made_of: Callable[[Any], _Found], problems: list[str], *, most_bytes: int = MOST_BYTES
+    attempt: Attempt | RunDirectory,
+    name: str,
+    made_of: Callable[[Any], _Found],
+    problems: list[str],
+    *,
+    most_bytes: int = MOST_BYTES,
 ) -> _Found | None:
-    """Return what a JSON file of an attempt says; None if it is missing or cannot be used.
+    """Return what a JSON file of an attempt or a run says; None if it is missing or cannot be used.
 
     Args:
-        attempt: the attempt that has the file.
+        attempt: what has the file in its folder.
         name: of the file.
         made_of: makes what is returned of the file's content.
         problems: takes the sentence on why a file cannot be used.

@@ -30,6 +30,7 @@ from hpcpace.report.html.verdict import verdict_head
 from hpcpace.report.words.audit import audit_subtitle
 from hpcpace.report.words.causes import named_ranks_of
 from hpcpace.report.words.pacing import pacing_lines
+from hpcpace.report.words.run import MAY_CHANGE
 
 _Section = tuple[str, str, tuple[str, ...]]  # title, lead, content
 
@@ -69,15 +70,20 @@ def write_html(path: Path, summary: Summary, verdict: Verdict, plots: PlotData) 
     write_file(path, page(summary, verdict, plots))
 
 
-def page(summary: Summary, verdict: Verdict, plots: PlotData) -> str:
-    """Return the whole page; the same arguments give the same page."""
+def page(summary: Summary, verdict: Verdict, plots: PlotData, *, progress: str = "") -> str:
+    """Return the whole page; the same arguments give the same page.
+
+    Args:
+        summary, verdict, plots: as of `write_html`.
+        progress: how far a run is that still runs; empty of one that has ended.
+    """
     drawn = _drawn(summary, plots)
     script, plotly = _asset("page.js"), re.sub(r"</(?=script)", r"<\\/", get_plotlyjs(), flags=re.IGNORECASE)
     fields = {
         "TITLE": escape(f"{verdict.mode}: {Path(summary.run).name} · hpcpace"),
         "SCRIPTS": " ".join(_hash(code) for code in (plotly, script)),
         "STYLE": _asset("page.css"),
-        "BODY": _body(summary, verdict, plots, drawn),
+        "BODY": _body(summary, verdict, plots, drawn, progress),
         "DATA": _embedded({plot.name: _description(plot) for plot in drawn.values()}),
         "PLOTLY": plotly,
         "SCRIPT": script,
@@ -121,7 +127,7 @@ def _rows_of(named: Collection[int], summary: Summary) -> list[int]:
     return [row for row, of_rank in enumerate(summary.ranks) if of_rank.rank in named]
 
 
-def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, Plot]) -> str:
+def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, Plot], progress: str) -> str:
     reasons = [
         f"{what}: {plots.reasons.get(name, reason)}" for name, (what, reason) in _REASONS.items() if name not in drawn
     ]
@@ -137,6 +143,7 @@ def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, 
     which = f"attempt {summary.attempt}" + (f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else "")
     parts = (
         f'<header class="run">hpcpace report of <b>{escape(summary.run)}</b>, {which}</header>',
+        warning(f"{progress}: {MAY_CHANGE}" if progress else "", "State"),
         verdict_head(verdict, [title for title, content in made if content]),
         warning(suspect_line(summary.clocks)),
         *(warning(sentence) for sentence in summary.steps.warnings),

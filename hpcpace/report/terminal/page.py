@@ -21,7 +21,7 @@ from hpcpace.report.terminal.losses import (
 from hpcpace.report.terminal.ranks import print_kinds, print_rank_communication, print_steps, rows_shown
 from hpcpace.report.words.audit import audit_lines, audit_subtitle
 from hpcpace.report.words.pacing import pacing_lines
-from hpcpace.report.words.run import changed_thresholds, outcome_line
+from hpcpace.report.words.run import MAY_CHANGE, changed_thresholds, outcome_line
 from hpcpace.units import format_bytes, format_count, format_duration
 from hpcpace.wording import named_ranks, percent, plural
 
@@ -33,16 +33,17 @@ _BAR_WIDTH = 60
 _LEAST_SHOWN = 0.0005
 
 
-def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | None = None) -> None:
+def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | None = None, progress: str = "") -> None:
     """Print a summary.
 
     Args:
         console: where to.
         summary: what.
         ranks: the ranks to show; with more than 16 of them, and none asked for, roles and extreme ranks.
+        progress: how far a run is that still runs; empty of one that has ended.
     """
     shown = rows_shown(summary, ranks)
-    _print_head(console, summary)
+    _print_head(console, summary, progress)
     print_attempts(console, summary)
     print_jitter(console, summary)
     print_hotspots(console, summary)
@@ -58,8 +59,10 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
     _print_incomplete(console, summary)
 
 
-def _print_head(console: Console, summary: Summary) -> None:
+def _print_head(console: Console, summary: Summary, progress: str) -> None:
     title(console, f"hpcpace report {summary.run}")
+    if progress:
+        line(console, "State", f"{progress}: {MAY_CHANGE}", style="bold")
     print_verdict(console, summary)
     shares = summary.shares
     line(

@@ -8,6 +8,9 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.units import format_bytes
 
+MAY_CHANGE = "verdict and figures may change until it ends"
+"""Of a run that still runs."""
+
 
 def changed_thresholds(summary: Summary) -> list[str]:
     """Return the thresholds of a summary that are not the defaults, with these: `straggler_share 0.1 (0.03)`."""

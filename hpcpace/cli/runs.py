@@ -1,0 +1,65 @@
+"""`hpcpace list [DIR]`: the runs in a folder, the newest first."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from hpcpace.diagnosis.run_list import RunRow, run_rows
+from hpcpace.errors import TraceError
+from hpcpace.quoting import printable
+from hpcpace.redaction import Redaction
+from hpcpace.report.terminal.run_list import print_runs
+from hpcpace.run_search import find_runs
+from hpcpace.rundir import RUNS
+from hpcpace.world.environment import process_environ
+
+_LEAST_WIDTH, _MOST_WIDTH = 80, 140
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=RUNS)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list instead of a table.")
+def command(folder: Path, as_json: bool) -> None:
+    """List the runs in DIR (default: runs) and in folders in it, the newest first.
+
+    It shows the last attempt of each run: whether it runs, has finished, was stopped, hangs or failed, the verdict of
+    its report, its speed, its ranks and when it began. Exit codes: 0 fine, 2 DIR cannot be read.
+    """
+    rows = rows_in(folder)
+    if as_json:
+        content = Redaction.of(process_environ(), sys.argv).content([row.to_json() for row in rows])
+        click.echo(json.dumps(content, indent=2))
+    else:
+        show_runs(rows, folder)
+
+
+def rows_in(folder: Path) -> list[RunRow]:
+    """Return a row for each run in a folder, the newest first.
+
+    Raises:
+        TraceError: the folder cannot be read.
+    """
+    try:
+        return run_rows(find_runs(folder))
+    except OSError as error:
+        raise TraceError(f"cannot list runs in {folder}: {error.strerror}; name a folder of runs") from error
+
+
+def show_runs(rows: list[RunRow], folder: Path) -> None:
+    """Print the runs of a folder as a table, or that there are none."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of folders more
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if not rows:
+        click.echo(f"no runs in {printable(str(folder))}")
+        return
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _LEAST_WIDTH
+    width = min(max(columns, _LEAST_WIDTH), _MOST_WIDTH)
+    print_runs(Console(width=width, highlight=False, emoji=False, markup=False), rows, folder)
+    click.echo(f"\nhpcpace report {printable(rows[0].path)}")

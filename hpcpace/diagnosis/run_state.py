@@ -1,0 +1,201 @@
+"""Whether an attempt runs, has finished, hangs or failed, from little: file times, records and a trace or two.
+
+A rank that records writes its journal once per flush, whatever it does, and removes it when it closes its trace. So a
+journal that was just written means a rank that runs, and an old one a rank that was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.records.json_files import MOST_BYTES, read_json
+from hpcpace.errors import TraceError
+from hpcpace.rundir import Attempt
+from hpcpace.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from hpcpace.trace.tables import RankTrace
+
+# A flush a second, late by what a busy disk and the clock of a file server can take.
+_FRESH_S = 10.0
+_FRESH_FLUSHES = 5
+_MOST_LOOKED_AT = 4
+_USUAL_STEPS = 20
+
+
+class State(StrEnum):
+    """What an attempt does."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    HUNG = "hung"
+    FAILED = "failed"
+    CANNOT_TELL = "cannot tell"
+
+
+_OUTCOMES = {"finished": State.FINISHED, "stopped": State.STOPPED, "out of memory": State.FAILED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRecord:
+    """What run.json says of the start of an attempt; empty where it is missing or cannot be used.
+
+    Attributes:
+        created_unix_ns: when; 0 where unknown.
+        num_ranks: ranks of the job; 0 where unknown.
+        is_workload: whether `hpcpace train` wrote it, which leaves result.json if it ends in order.
+        planned_steps: of such a workload; None elsewhere.
+        flush_interval_s: seconds between two flushes.
+    """
+
+    created_unix_ns: int = 0
+    num_ranks: int = 0
+    is_workload: bool = False
+    planned_steps: int | None = None
+    flush_interval_s: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptState:
+    """What an attempt does, and how far it is; `num_steps` is None unless traces were looked at."""
+
+    state: State
+    num_steps: int | None = None
+
+
+def read_start(attempt: Attempt, problems: list[str]) -> StartRecord:
+    """Return what run.json says; a sentence is added to `problems` where it cannot be used."""
+    return read_json(attempt, attempt.run_json.name, _start, problems, most_bytes=MOST_BYTES) or StartRecord()
+
+
+def _start(content: Any) -> StartRecord:
+    is_workload = isinstance(content.get("parallelism"), dict) and "resumed" in content
+    config = content.get("config", {})
+    return StartRecord(
+        created_unix_ns=max(int(content.get("created_unix_ns", 0)), 0),
+        num_ranks=len(list(content.get("ranks", []))),
+        is_workload=is_workload,
+        planned_steps=max(int(config["train"]["steps"]), 0) if is_workload else None,
+        flush_interval_s=float(config.get("trace", {}).get("flush_interval_s", 1.0)),
+    )
+
+
+def attempt_state(attempt: Attempt, start: StartRecord, *, outcome: str = "", verdict: str = "") -> AttemptState:
+    """Return what an attempt does.
+
+    Args:
+        attempt: the attempt.
+        start: what run.json says.
+        outcome: what result.json says; empty without one.
+        verdict: the mode that a report has found on the traces as they are; empty without one.
+    """
+    if outcome in _OUTCOMES:
+        return AttemptState(state=_OUTCOMES[outcome])
+    journals = journals_of(attempt)
+    if journals:
+        traces = list(_looked_at(attempt, journals))
+        num_steps = max((steps_of(trace) for trace in traces), default=None)
+        if verdict == "hang" or any(_hangs(trace) for trace in traces):
+            return AttemptState(state=State.HUNG, num_steps=num_steps)
+        state = State.RUNNING if is_running(attempt, start) else State.FAILED
+        return AttemptState(state=state, num_steps=num_steps)
+    if verdict in ("hang", "ended early"):
+        return AttemptState(state=State.HUNG if verdict == "hang" else State.FAILED)
+    ranks = list(attempt.trace_files())
+    if not ranks and not attempt.packs():
+        return AttemptState(state=State.CANNOT_TELL)
+    if start.is_workload:  # it leaves result.json if it ends in order
+        return AttemptState(state=State.FAILED)
+    traces = list(_looked_at(attempt, ranks[:1] + ranks[1:][-1:]))
+    has_failed = any(_has_failed(trace) for trace in traces)
+    ended = State.FAILED if has_failed else State.FINISHED
+    return AttemptState(state=ended if traces or verdict else State.CANNOT_TELL)
+
+
+def journals_of(attempt: Attempt) -> list[int]:
+    """Return the ranks that have not closed their trace, ascending: they run, or were killed."""
+    try:
+        with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as traces:
+            names = set(traces.names())
+    except OSError:
+        return []
+    return [rank for rank, path in attempt.trace_files().items() if path.with_suffix(".journal").name in names]
+
+
+def is_running(attempt: Attempt, start: StartRecord, *, now_s: float | None = None) -> bool:
+    """Return whether a rank of an attempt wrote its journal a moment ago; `now_s` is the time, by default this one."""
+    now_s = time.time() if now_s is None else now_s
+    least_s = now_s - max(_FRESH_S, _FRESH_FLUSHES * min(start.flush_interval_s, _FRESH_S))
+    return any(written_s >= least_s for written_s in _written_s(attempt, journals_of(attempt)[:_MOST_LOOKED_AT]))
+
+
+def progress_words(attempt: Attempt, num_steps: int) -> str:
+    """Return how far an attempt is if it runs, like `running, step 38 of 150`; empty otherwise.
+
+    Args:
+        attempt: the attempt.
+        num_steps: steps that its traces have.
+    """
+    start = read_start(attempt, [])
+    if not is_running(attempt, start):
+        return ""
+    return progress_line(State.RUNNING, num_steps, start.planned_steps)
+
+
+def progress_line(state: State, num_steps: int, planned_steps: int | None) -> str:
+    """Return what an attempt does and how far it is."""
+    return f"{state}, step {num_steps}" + ("" if planned_steps is None else f" of {planned_steps}")
+
+
+def steps_of(trace: RankTrace) -> int:
+    """Return how many steps a rank has ended."""
+    return int(trace.tables["steps"]["step"].max(initial=-1)) + 1
+
+
+def _written_s(attempt: Attempt, ranks: Sequence[int]) -> Iterator[float]:
+    """Yield when journals were last written; opening a file makes a network file system ask its server."""
+    with suppress(OSError), attempt.open() as folder, folder.folder(attempt.trace_dir.name) as traces:
+        for rank in ranks:
+            with suppress(OSError):
+                descriptor = traces.open_file(attempt.trace_file(rank).with_suffix(".journal").name)
+                try:
+                    yield os.fstat(descriptor).st_mtime
+                finally:
+                    os.close(descriptor)
+
+
+def _looked_at(attempt: Attempt, ranks: Sequence[int]) -> Iterator[RankTrace]:
+    """Yield the traces of the first of some ranks, without their collectives."""
+    from hpcpace.trace.reader import stream_trace
+
+    for rank in ranks[:_MOST_LOOKED_AT]:
+        with suppress(TraceError, OSError, MemoryError):
+            yield stream_trace(attempt.trace_file(rank)).trace
+
+
+def _hangs(trace: RankTrace) -> bool:
+    """Return whether a rank stood in an operation for as long as a report takes for a hang, when it last wrote."""
+    account, steps, waits = trace.tables["account"], trace.tables["steps"], trace.open_collectives
+    if not len(account) or not len(waits):
+        return False
+    usual_ns = sorted((steps["end_ns"] - steps["begin_ns"]).tolist())[len(steps) // 2] if len(steps) else 0
+    age_ns = int(account["time_ns"].max()) - int(waits["enter_ns"].min())
+    return age_ns >= max(DiagnosisConfig().hang_s * NS_PER_S, _USUAL_STEPS * usual_ns)
+
+
+def _has_failed(trace: RankTrace) -> bool:
+    """Return whether an exception or an exit code other than 0 ended a rank, after all its steps."""
+    from hpcpace.trace.schema import EventKind
+
+    events = trace.tables["events"]
+    last_ns = int(trace.tables["steps"]["end_ns"].max(initial=0))
+    is_error = (events["kind"] == EventKind.EXCEPTION) | ((events["kind"] == EventKind.EXIT) & (events["code"] != 0))
+    return bool((is_error & (events["time_ns"] >= last_ns)).any())
