@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from hpcpace.errors import EXIT_USAGE, NotEnoughMemory
+from hpcpace.world.environment import set_environ_default
 
 # Python, its libraries and a small report take 0.6 GiB of addresses with two threads: `ulimit -v` in steps, by hand.
 _LEAST_FREE_BYTES = 1 << 30
@@ -44,7 +45,7 @@ def go_on_in_child() -> None:
             f"not enough memory: the limit of {limit >> 20} MiB on addresses leaves {max(limit - own_bytes, 0) >> 20} "
             f"MiB, and reading traces takes at least {_LEAST_FREE_BYTES >> 20} MiB: allow more (ulimit -v)"
         )
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread takes addresses of its own
+    set_environ_default("OPENBLAS_NUM_THREADS", "1")  # each thread takes addresses of its own
     sys.stdout.flush()
     sys.stderr.flush()
     if (child := os.fork()) != 0:
