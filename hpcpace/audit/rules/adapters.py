@@ -35,7 +35,9 @@ def n01_far_nic(job: AuditedJob, host: AuditedHost, gpu: PciDevice) -> Iterator[
         place=f"GPU {gpu.address}",
         seen=f"its nearest adapter, {name}, is {nearest}",
         cost="NCCL uses GPUDirect RDMA only up to PXB: every message goes through host memory",
-        fix=f"export NCCL_NET_GDR_LEVEL={'SYS' if nearest == 'SYS' else 'PHB'}  # measure first; check BIOS, slot map",
+        fix="# first what N09 says: without GPUDirect RDMA no NCCL_NET_GDR_LEVEL helps; then check BIOS, slot map"
+        if host.has_gdr is False
+        else f"export NCCL_NET_GDR_LEVEL={'SYS' if nearest == 'SYS' else 'PHB'}  # measure first; check BIOS, slot map",
         certainty=Certainty.INFERRED if host.snapshot.kernel.is_virtual else Certainty.READ,
     )
 

@@ -10,7 +10,7 @@ from hpcpace.audit.facts import RankFacts
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
 from hpcpace.audit.hardware import parsed, sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
-from hpcpace.audit.masks import bind_masks, bind_option
+from hpcpace.audit.rules.fixes import binding_fix, fewer_ranks_fix, memory_fix, more_cpus_fix, near_gpu_fix
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable
 
@@ -54,7 +54,7 @@ def a02_far_from_gpu(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Ite
         place=rank_place(rank),
         seen=f"runs on NUMA {listed(view.nodes_of(mask))}, but its GPU {address} is on NUMA {node}",
         cost="every copy to or from the GPU and every kernel launch crosses the NUMA interconnect",
-        fix=_binding(host, "--gpu-bind=closest, or --distribution=block:block"),
+        fix=near_gpu_fix(host, rank, node),
         certainty=gpu_certainty(rank),
         ranks=(rank.rank,),
     )
@@ -80,7 +80,7 @@ def a03_partly_near(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iter
         cost="NCCL narrows its own threads; data loaders and others may allocate memory on the far node"
         if whole
         else "data loaders and other threads may run, and allocate memory, on the far node",
-        fix=f"{_binding(host, '--distribution=block:block')}  # or torchrun --numa-binding=node",
+        fix=_spanning_fix(host, rank),
         certainty=Certainty.READ if address is None else gpu_certainty(rank),
         ranks=(rank.rank,),
     )
@@ -104,7 +104,7 @@ def a04_overlap(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             place=f"local ranks {first.local_rank},{second.local_rank}",
             seen=f"share {what}" + (", which is all they have" if one == other else ""),
             cost="each waits while the other computes, at moments that differ from step to step",
-            fix=_overlap_fix(host, max(1, view.online.bit_count() // len(host.ranks))),
+            fix=_overlap_fix(host, first, max(1, view.online.bit_count() // len(host.ranks))),
             certainty=Certainty.READ,
             ranks=(first.rank, second.rank),
         )
@@ -129,7 +129,7 @@ def a05_too_few_cpus(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Ite
         cost="data loading and kernel launches compete with the training loop for CPU time",
         fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun 22.05 to 23.02 does not inherit sbatch -c"
         if lacks_requested
-        else f"srun -c {needed} ...",
+        else more_cpus_fix(host, rank, needed),
         certainty=Certainty.READ,
         ranks=(rank.rank,),
     )
@@ -197,7 +197,7 @@ def a07_memory(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[
         place=rank_place(rank),
         seen=f"allocates memory only on NUMA {cpusets.format_list(bound) or 'none'}{how}, not on that {what}",
         cost="all its memory is on the far side of the NUMA interconnect",
-        fix=f"srun --mem-bind=local ...  # or numactl --membind={homes[0] if homes else 0}",
+        fix=memory_fix(rank, homes[0] if homes else 0, allowed),
         certainty=Certainty.READ,
         ranks=(rank.rank,),
     )
@@ -217,7 +217,7 @@ def s05_siblings(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             place=f"local ranks {first.local_rank},{second.local_rank}",
             seen=f"run on hardware threads of the same cores (CPUs {cpusets.format_list(cores)})",
             cost="two ranks on one core get about half of it each",
-            fix="srun --hint=nomultithread ...",
+            fix=_siblings_fix(host, first),
             certainty=Certainty.READ,
             ranks=(first.rank, second.rank),
         )
@@ -239,15 +239,22 @@ def gpu_certainty(rank: RankFacts) -> Certainty:
     return Certainty.INFERRED if rank.gpu_source == "environment" else Certainty.READ
 
 
-def _binding(host: AuditedHost, otherwise: str) -> str:
-    try:
-        return f"srun {bind_option(bind_masks(host))} ..."
-    except Unreadable:
-        return f"srun {otherwise} ..."
+def _spanning_fix(host: AuditedHost, rank: RankFacts) -> str:
+    fix = binding_fix(host, rank, "--distribution=block:block")
+    return f"{fix}  # or torchrun --numa-binding=node" if rank.launcher == "slurm" else fix
 
 
-def _overlap_fix(host: AuditedHost, cpus: int) -> str:
-    return f"{_binding(host, '--cpu-bind=cores')}  # or -c {cpus} on the srun line itself"
+def _overlap_fix(host: AuditedHost, rank: RankFacts, cpus: int) -> str:
+    fix = binding_fix(host, rank, "--cpu-bind=cores", apart=True)
+    return f"{fix}  # or -c {cpus} on the srun line itself" if rank.launcher == "slurm" else fix
+
+
+def _siblings_fix(host: AuditedHost, rank: RankFacts) -> str:
+    if len(host.ranks) > len(host.hardware.cores):
+        return f"{fewer_ranks_fix(rank, len(host.hardware.cores))}  # the node has {len(host.hardware.cores)} cores"
+    if rank.launcher == "slurm":
+        return "srun --hint=nomultithread ..."
+    return binding_fix(host, rank, "", apart=True)
 
 
 def listed(numbers: Iterable[int]) -> str:

@@ -9,7 +9,10 @@ from hpcpace.audit.facts import RankFacts
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
+from hpcpace.audit.rules.fixes import fewer_ranks_fix
 from hpcpace.audit.tree import Unreadable
+
+_HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def a08_shared_gpu(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
@@ -69,7 +72,7 @@ def _sees_none(host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
         place=rank_place(rank),
         seen=f"sees none of the {len(host.snapshot.gpus or ())} GPUs of its node",
         cost="it trains on the CPU, or fails",
-        fix="srun --gpus-per-node=" + str(len(host.snapshot.gpus or ())) + " ...  # and unset CUDA_VISIBLE_DEVICES",
+        fix=_visible_fix(host, rank),
         certainty=gpu_certainty(rank),
         ranks=(rank.rank,),
     )
@@ -104,7 +107,26 @@ def _one_for_many(host: AuditedHost, address: str, ranks: list[RankFacts]) -> Au
         seen=f"is used by local ranks {listed(rank.local_rank for rank in ranks)}"
         + (", through MPS" if has_mps else ", partitioned by MIG" if has_mig else ""),
         cost="they take turns, and NCCL refuses two ranks of one communicator on a GPU",
-        fix=f"srun --gpus-per-node={len(host.snapshot.gpus or ())} ...  # and torch.cuda.set_device(local_rank)",
+        fix=_distinct_fix(host, ranks[0]),
         certainty=gpu_certainty(ranks[0]),
         ranks=rank_numbers(ranks),
     )
+
+
+def _visible_fix(host: AuditedHost, rank: RankFacts) -> str:
+    """Return what shows the GPUs to a rank: a variable may hide them, or the job or container may have none."""
+    hiding = [name for name in _HIDING if name in rank.variables]
+    if hiding:
+        return f"unset {' '.join(hiding)}  # and srun --gpus-per-node, if the job has none"
+    if rank.launcher == "slurm":
+        return f"srun --gpus-per-node={len(host.snapshot.gpus or ())} ..."
+    return "docker run --gpus all ...  # or sbatch --gpus-per-node; the job or container has no GPU"
+
+
+def _distinct_fix(host: AuditedHost, rank: RankFacts) -> str:
+    count = len(host.snapshot.gpus or ())
+    if len(host.ranks) > count:
+        return f"{fewer_ranks_fix(rank, count)}  # the node has {count} GPUs for {len(host.ranks)} ranks"
+    if rank.launcher == "slurm":
+        return f"srun --gpus-per-node={count} ...  # and torch.cuda.set_device(local_rank)"
+    return "torch.cuda.set_device(local_rank)  # each rank has to choose its own"

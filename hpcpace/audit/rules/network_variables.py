@@ -8,6 +8,7 @@ from functools import lru_cache
 from hpcpace.audit.facts import RankFacts
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, unknown
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
+from hpcpace.audit.rules.fixes import unset_fix
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable, shell_word
 
@@ -33,9 +34,9 @@ def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator
         raise host.unreadable("its locked-memory limit", f"rank/{rank.rank}/locked_bytes", f"rank/{rank.rank}/limits")
     reasons = []
     if variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
-        reasons.append((f"NCCL_IB_DISABLE={variables['NCCL_IB_DISABLE']}", "unset NCCL_IB_DISABLE"))
+        reasons.append((f"NCCL_IB_DISABLE={variables['NCCL_IB_DISABLE']}", unset_fix(rank, "NCCL_IB_DISABLE")))
     if variables.get("NCCL_NET", "").lower() == "socket":
-        reasons.append((f"NCCL_NET={variables['NCCL_NET']}", "unset NCCL_NET"))
+        reasons.append((f"NCCL_NET={variables['NCCL_NET']}", unset_fix(rank, "NCCL_NET")))
     if not host.snapshot.kernel.has_verbs:
         reasons.append(
             (
@@ -83,7 +84,7 @@ def n07_gid(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[Aud
             place=f"{device.name} port {port.number}",
             seen=f"NCCL_IB_GID_INDEX={printable(text)} is {printable(kinds.get(text, 'empty'))}",
             cost="RoCE v1 is not routed, and an empty entry cannot connect at all",
-            fix="unset NCCL_IB_GID_INDEX"
+            fix=unset_fix(rank, "NCCL_IB_GID_INDEX")
             + (f"  # NCCL before 2.21: {better}" if better else "  # NCCL 2.21 chooses it"),
             certainty=Certainty.READ,
             ranks=(rank.rank,),
@@ -124,15 +125,14 @@ def _check_hca(host: AuditedHost, rank: RankFacts, value: str) -> Iterator[Audit
             "NCCL_IB_HCA",
             Severity.FAIL,
             f"{seen} matches no adapter (this node has {have})",
-            "unset NCCL_IB_HCA",
+            unset_fix(rank, "NCCL_IB_HCA"),
         )
         return
     rates = [port.rate_gbps or 0.0 for _, port in ports if port.state == "ACTIVE"]
     slowest = min((port.rate_gbps or 0.0 for _, port in chosen), default=0.0)
     if all(port.state != "ACTIVE" for _, port in chosen):
-        yield _named(
-            host, rank, "NCCL_IB_HCA", Severity.FAIL, f"{seen} selects only ports that are down", "unset NCCL_IB_HCA"
-        )
+        text = f"{seen} selects only ports that are down"
+        yield _named(host, rank, "NCCL_IB_HCA", Severity.FAIL, text, unset_fix(rank, "NCCL_IB_HCA"))
     elif rates and slowest < max(rates):
         text = f"{seen} selects a port of {slowest:g} Gb/s, but the fastest has {max(rates):g}"
         fast = [device.name for device, port in ports if port.state == "ACTIVE" and port.rate_gbps == max(rates)]
@@ -160,7 +160,7 @@ def _check_interface(
     candidates = [net for net in host.between_hosts if net.state == "up" and net.has_route is not False]
     fastest = max((net.speed_mbps or 0 for net in candidates), default=0)
     best = next((net.name for net in candidates if (net.speed_mbps or 0) == fastest), "")
-    use = f"export {variable}={shell_word(best if whole else '=' + best)}" if best else f"unset {variable}"
+    use = f"export {variable}={shell_word(best if whole else '=' + best)}" if best else unset_fix(rank, variable)
     seen = f"{variable}={printable(value)}"
     if not chosen:
         names = ",".join(net.name for net in host.net[:8])

@@ -109,7 +109,7 @@ def _check_port(
             seen=f"is {printable(port.state)}, {printable(port.phys_state)}"
             + (", as on all hosts" if unused and len(job.hosts) > 1 else ""),
             cost="the node has one rail less, and NCCL may hang if the other nodes use it",
-            fix=fix,
+            fix=_down_fix(device, port, fix),
             certainty=Certainty.READ,
         )
         return
@@ -128,6 +128,15 @@ def _check_port(
             fix=fix,
             certainty=Certainty.READ,
         )
+
+
+def _down_fix(device: RdmaDevice, port: RdmaPort, otherwise: str) -> str:
+    """Return what brings a port up; no cable helps a port that is disabled, or has a link but no subnet manager."""
+    if port.phys_state == "Disabled":
+        return f"mlxlink -d {shell_word(device.name)} -p {port.number} --port_state UP  # admin"
+    if port.phys_state == "LinkUp" and port.link_layer == "InfiniBand":
+        return "sminfo; systemctl status opensm  # admin: the link is up, and no subnet manager has activated the port"
+    return otherwise
 
 
 def _slow_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
 from hpcpace.audit.hardware import sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
+from hpcpace.audit.rules.fixes import fewer_ranks_fix
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable
 from hpcpace.units import format_bytes
@@ -101,7 +102,7 @@ def s04_threads(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         seen=("OMP_NUM_THREADS is not set" if is_unset else "OMP_NUM_THREADS is set")
         + f", and {len(host.ranks)} ranks start up to {threads} threads on {cpus} CPUs",
         cost="threads wait for each other" if is_crowded else "each rank uses all CPUs of its mask",
-        fix=f"export OMP_NUM_THREADS={each}",
+        fix=_threads_fix(host, cpus, each),
         certainty=Certainty.INFERRED,
         ranks=tuple(rank.rank for rank in host.ranks),
     )
@@ -118,7 +119,8 @@ def s06_limits(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             place="/dev/shm",
             seen=f"has only {format_bytes(shm)}",
             cost="NCCL's shared memory and data loaders may fail with a bus error",
-            fix="docker run --shm-size=8g ...  # or --ipc=host; enroot and Singularity use the host's",
+            fix="docker run --shm-size=8g ...  # or --ipc=host; enroot and Singularity use the host's, where an admin "
+            "can mount -o remount,size=8g /dev/shm",
             certainty=Certainty.READ,
         )
     for rank in host.ranks:
@@ -214,6 +216,14 @@ def _connections(host: str, edges: list[tuple[int, int]], what: str, fix: str) -
 
 def _has_active_port(host: AuditedHost) -> bool:
     return any(port.state == "ACTIVE" for _, port in host.rdma_ports)
+
+
+def _threads_fix(host: AuditedHost, cpus: int, each: int) -> str:
+    """Return what keeps the threads apart; a thread per rank is too much if there are more ranks than CPUs."""
+    if len(host.ranks) > cpus:
+        return f"{fewer_ranks_fix(host.ranks[0], cpus)}  # {len(host.ranks)} ranks on {cpus} CPUs"
+    has_mkl = any("MKL_NUM_THREADS" in rank.variables for rank in host.ranks)
+    return f"export OMP_NUM_THREADS={each}" + (f" MKL_NUM_THREADS={each}" if has_mkl else "")
 
 
 def _threads(variables: Mapping[str, str]) -> int | None:

@@ -120,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         severities="W",
         reads="Mems_allowed_list; the memory policy in numa_maps",
         why="The memory that the rank copies to its GPU is on the other side of the NUMA interconnect.",
-        fix="srun --mem-bind=local, or numactl --membind=N",
+        fix="srun --mem-bind=local or numactl --membind=N; the container's cpuset.mems where that excludes the node",
         check=affinity.a07_memory,
     ),
     Rule(
