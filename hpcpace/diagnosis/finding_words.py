@@ -278,9 +278,10 @@ def _transfers(
             links = "no link or burst explains it" if are_compared else "the job's groups cannot single out a slow link"
             parts = _parts_of_transfer(evidence)
             kind = "steady" if parts else "exposed"
+            whole = f", of {percent(evidence.transfer)} transfer in all" if parts else ""
             least = f" (threshold {percent(evidence.least)})" if evidence.least else ""
             return FindingWords(
-                headline=f"communication-bound: {kind} transfers take {lost}; {links}",
+                headline=f"communication-bound: {kind} transfers take {lost}{whole}; {links}",
                 why=f"of own work and {kind} transfer, {percent(evidence.of_work)} is transfer{least}{parts}",
                 next="use larger batches per rank, fewer or smaller messages, more overlap, or faster links",
             )

@@ -193,9 +193,7 @@ def work_growth(work_ns: NDArray[np.float64], parts: WorkParts, *, seed: int = 0
         return None
     k = alone.k
     maxima_ns = expected_maxima(unit_maxima(work_ns, parts.unit, parts.num_units), k)
-    interval = moving_block_bootstrap(
-        np.column_stack([maxima_ns, of_step_ns]), lambda means: means[..., :-1] / means[..., -1:], seed=seed
-    )
+    interval = moving_block_bootstrap(np.column_stack([maxima_ns, of_step_ns]), _over_last, seed=seed)
     lasting = replace(parts, residual_ns=parts.residual_ns + parts.rank_effect_ns[:, np.newaxis])
     null_ns = independent_maxima(lasting, k, seed=seed) + float(parts.location_ns.mean(axis=0).sum())
     return replace(
@@ -205,6 +203,12 @@ def work_growth(work_ns: NDArray[np.float64], parts: WorkParts, *, seed: int = 0
         high=None if interval is None else interval[1],
         null=null_ns / mean_ns,
     )
+
+
+def _over_last(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return all columns over the last one; NaN where that is 0, in a resample of steps without work."""
+    top, bottom = means[..., :-1], means[..., -1:]
+    return np.asarray(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0))
 
 
 def _slopes(k: NDArray[np.int64], excess: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -130,7 +130,7 @@ def test_where_not_all_transfer_is_steady_the_parts_add_up_to_the_share_above():
         share=0.097, of_work=0.152, are_links_compared=True, transfer=0.286, bursts=0.15, least=0.15
     )
     verdict = told(finding(evidence))
-    assert "steady transfers take 10.0 % of the step time" in verdict.headline
+    assert "steady transfers take 10.0 % of the step time, of 28.6 % transfer in all; no link" in verdict.headline
     assert verdict.why == (
         "of own work and steady transfer, 15.2 % is transfer (threshold 15.0 %); transfer is 28.6 % of the step: "
         "9.7 % steady, 15.0 % bursts and 3.9 % senders held by their receivers",
