@@ -226,12 +226,13 @@ def judge_fault(fault: Fault, summary: dict[str, Any] | None) -> tuple[bool, str
         "loader": ("rank", str(SLOW_LOADER_RANK)),
         "host": ("node", SLOW_HOST),
     }[fault]
-    named = wanted in culprits or any(SLOW_HOST in alias for alias in aliases if fault == "host")
+    # With one rank a stage, rank and stage cannot be told apart: the rank is then another name of the culprit.
+    target = SLOW_HOST if fault == "host" else " ".join(wanted)
+    named = wanted in culprits or any(re.search(rf"\b{target}\b", alias) for alias in aliases)
     named = named or (fault == "host" and any(SLOW_HOST in name for _, name in culprits))
     staged = any(stage in text for stage in stages[fault])
     if named and staged:
         return True, verdict["headline"]
-    target = SLOW_HOST if fault == "host" else " ".join(wanted)
     for place, other in enumerate(verdict.get("also", ()), start=2):
         if re.search(rf"\b{target}\b", other) and any(stage in other for stage in stages[fault]):
             return False, f"{verdict['headline']}; {IN_PLACE} {place}: {other}"

@@ -27,7 +27,14 @@ from hpcpace.diagnosis.modes.hang import hang_finding
 from hpcpace.diagnosis.modes.interruption import interruption_findings
 from hpcpace.diagnosis.modes.jitter import jitter_finding
 from hpcpace.diagnosis.modes.mode import Mode
-from hpcpace.diagnosis.modes.obstacle import AbsentRanks, Obstacle, TooFewSteps, TooMuchNoise, WrongClock
+from hpcpace.diagnosis.modes.obstacle import (
+    AbsentRanks,
+    NothingCompared,
+    Obstacle,
+    TooFewSteps,
+    TooMuchNoise,
+    WrongClock,
+)
 from hpcpace.diagnosis.modes.phase import collection_finding, input_finding
 from hpcpace.diagnosis.modes.pipeline import imbalance_finding
 from hpcpace.diagnosis.modes.run_end import RunEnd
@@ -140,6 +147,8 @@ def diagnose(
         obstacle = None if findings else AbsentRanks()
     elif not findings:
         obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, num_steps)
+        if obstacle is None and not panels.is_role_known and panels.stage.max() < 1:
+            obstacle = NothingCompared()
     return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share, slow=search.slow)
 
 

@@ -24,9 +24,12 @@ from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.errors import CannotTell
 from hpcpace.metrics.causes.what_if import Rebuilt, rebuild, transient_loss_ns
+from hpcpace.metrics.found_stages import stages_of_traffic
 from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
+from hpcpace.metrics.operations.communication import op_name
+from hpcpace.metrics.operations.dependence import MESSAGES
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
 from hpcpace.metrics.roles import others_median
@@ -201,7 +204,7 @@ def panels_of(measured: Measured) -> Panels:
         host=tuple(header.host for header in headers),
         node=np.array([header.node for header in headers], np.int64),
         role=measured.role,
-        stage=np.array([header.pp for header in headers], np.int64),
+        stage=_stages(measured),
         times_ns=measured.times_ns.astype(np.float64),
         since_ns=(measured.end_ns - measured.end_ns[0]).astype(np.float64),
         work_ns=parts[:, :, list(OWN_WORK)].sum(axis=2),
@@ -215,6 +218,21 @@ def panels_of(measured: Measured) -> Panels:
         parts_ns=parts,
         alternation=measured.alternation,
         is_of_device=any(ENQUEUE_COLUMN in trace.tables["collectives"] for trace in measured.timed.traces),
+    )
+
+
+def _stages(measured: Measured) -> NDArray[np.int64]:
+    """Return the pipeline stage of each rank, from its coordinates or else from traffic, int64, (num_ranks,)."""
+    headers = [trace.header for trace in measured.timed.traces]
+    if headers[0].pp >= 0 or not measured.operations.has_messages:
+        return np.array([header.pp for header in headers], np.int64)
+    names = {op_name(op) for op in MESSAGES}
+    transfers = measured.operations.transfers
+    are_messages = [transfer.op in names for transfer in transfers]
+    return stages_of_traffic(
+        [header.rank for header in headers],
+        [transfer.members for transfer, is_one in zip(transfers, are_messages, strict=True) if not is_one],
+        [transfer.members for transfer, is_one in zip(transfers, are_messages, strict=True) if is_one],
     )
 
 

@@ -14,6 +14,7 @@ from hpcpace.diagnosis.finding_words import words_of
 from hpcpace.diagnosis.modes.evidence import numbers_of, stages_of
 from hpcpace.diagnosis.modes.obstacle import (
     AbsentRanks,
+    NothingCompared,
     NothingMeasured,
     Obstacle,
     TooFewSteps,
@@ -139,7 +140,11 @@ def _summarized(finding: DiagnosisFinding) -> Finding:
 
 
 def _undecided(diagnosis: Diagnosis, obstacle: Obstacle, remarks: Sequence[str]) -> Verdict:
-    advice = "see the clock error below" if isinstance(obstacle, WrongClock) else _MORE_STEPS
+    advice = _MORE_STEPS
+    if isinstance(obstacle, WrongClock):
+        advice = "see the clock error below"
+    elif isinstance(obstacle, NothingCompared):
+        advice = "say how ranks are laid out: hpcpace.session(mesh={'dp': 2, 'pp': 2})"
     return Verdict(
         mode=str(Mode.CANNOT_TELL),
         variety="",
@@ -165,6 +170,8 @@ def _obstacle_words(obstacle: Obstacle) -> str:
             return "nothing that is certain explains the step time"
         case TooMuchNoise():
             return f"noise hides any rank that is less than {obstacle.smallest_share:.0%} slower than its role"
+        case NothingCompared():
+            return "ranks send to each other, and which of them do the same work is not known"
         case NothingMeasured():
             return obstacle.error
         case _:

@@ -199,7 +199,7 @@ def _suspected(measured: Measured, close_up: CloseUp, panels: Panels) -> tuple[i
 
 
 def _bubble(measured: Measured, close_up: CloseUp, panels: Panels) -> PipelineBubble | None:
-    if len(np.unique(panels.stage)) < 2:
+    if len(np.unique(panels.stage)) < 2 or not panels.is_role_known:
         return None
     waited_ns = measured.operations.panels.message_wait_ns
     num_microbatches = microbatches(close_up.evidence.operations, close_up.work)

@@ -31,10 +31,15 @@ class TooMuchNoise:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NothingCompared:
+    """Ranks send to each other and no mesh is known, so that neither ranks nor stages can be compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NothingMeasured:
     """Nothing could be measured; `error` says why."""
 
     error: str
 
 
-Obstacle = TooFewSteps | WrongClock | AbsentRanks | TooMuchNoise | NothingMeasured
+Obstacle = TooFewSteps | WrongClock | AbsentRanks | TooMuchNoise | NothingCompared | NothingMeasured

@@ -42,6 +42,7 @@ from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.schema import Op
 
 _NONE = -1
+_LEAST_BLOCK = 0.001  # of a step; in a shorter one, what counts as work instead of waiting is nothing
 
 
 def step_graph(
@@ -288,9 +289,15 @@ class _Builder:
 
 
 def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int]) -> bool:
-    """Return whether more than a tenth of the steps of all ranks have several blocks, besides its pauses."""
+    """Return whether more than a tenth of the steps of all ranks have several blocks, besides pauses and short ones.
+
+    A backward pass of a pipeline during which a message is under way ends in a block of microseconds.
+    """
+    if not steps.begin_ns.size:
+        return False
     num_several = 0
-    for index, (begin, _) in enumerate(blocks_of(blocks.select(pauses=False), ranks)):
+    for index, (begin, end) in enumerate(blocks_of(blocks.select(pauses=False), ranks)):
+        begin = begin[end - begin > _LEAST_BLOCK * (steps.end_ns[index] - steps.begin_ns[index]).mean()]
         at = np.searchsorted(steps.begin_ns[index], begin, side="right") - 1
         inside = (at >= 0) & (begin < steps.end_ns[index][np.maximum(at, 0)])
         num_several += int((np.bincount(at[inside], minlength=1) > 1).sum())

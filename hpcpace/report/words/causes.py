@@ -29,7 +29,7 @@ def gains_remark(summary: Summary) -> str:
     if causes is None:
         return ""
     if causes.rebuild_error is None:
-        return "no what-if: steps differ in their operations, or hold several waits inside torch"
+        return "no what-if: the steps could not be rebuilt from their operations"
     if summary.verdict.mode in _NOT_PUT_BACK:
         mode = summary.verdict.mode
         return f"no what-if: it resets one thing to its usual time, and here the usual time is slow ({mode})"

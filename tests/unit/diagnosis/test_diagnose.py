@@ -5,7 +5,7 @@ import pytest
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
-from hpcpace.diagnosis.modes.obstacle import TooFewSteps, WrongClock
+from hpcpace.diagnosis.modes.obstacle import NothingCompared, TooFewSteps, WrongClock
 from hpcpace.metrics.operations.incomplete import OpenOperation
 
 MS = 1e6
@@ -84,7 +84,12 @@ def test_a_stage_of_one_rank_may_as_well_be_the_rank():
 
 
 def test_ranks_of_unknown_roles_are_not_compared():
-    assert diagnose(panels(work_ns=slowed([5], 1.2), is_role_known=False)).findings == ()
+    found = diagnose(panels(work_ns=slowed([5], 1.2), is_role_known=False))
+    assert found.findings == () and found.obstacle == NothingCompared()
+
+
+def test_ranks_of_unknown_roles_in_known_stages_are_compared_by_stage():
+    assert diagnose(panels(stages=4, is_role_known=False)).obstacle is None
 
 
 def test_jitter_that_everybody_waits_for_is_amplification():

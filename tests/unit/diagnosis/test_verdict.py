@@ -18,7 +18,14 @@ from hpcpace.diagnosis.modes.evidence import (
     SlowLinkEvidence,
     TransferEvidence,
 )
-from hpcpace.diagnosis.modes.obstacle import AbsentRanks, NothingMeasured, TooFewSteps, TooMuchNoise, WrongClock
+from hpcpace.diagnosis.modes.obstacle import (
+    AbsentRanks,
+    NothingCompared,
+    NothingMeasured,
+    TooFewSteps,
+    TooMuchNoise,
+    WrongClock,
+)
 from hpcpace.diagnosis.summary import Causes, PipelineBubble
 from hpcpace.diagnosis.verdict import remarks_of, verdict_of
 
@@ -179,6 +186,11 @@ def test_healthy_says_what_would_have_been_seen():
             "use more steps",
         ),
         (AbsentRanks(), "nothing that is certain explains the step time", "use more steps"),
+        (
+            NothingCompared(),
+            "ranks send to each other, and which of them do the same work is not known",
+            "say how ranks are laid out",
+        ),
         (NothingMeasured(error="no step is left"), "no step is left", "use more steps"),
     ],
 )

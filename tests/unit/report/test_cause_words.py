@@ -68,7 +68,7 @@ def test_gains_from_some_of_the_steps_say_from_how_many():
     [
         ("healthy", {"gains": ()}, "no single change would shorten the step"),
         ("communication-bound", {"gains": CAUSES.gains[:1]}, "here the usual time is slow (communication-bound)"),
-        ("healthy", {"rebuild_error": None}, "no what-if: steps differ in their operations"),
+        ("healthy", {"rebuild_error": None}, "no what-if: the steps could not be rebuilt"),
         ("healthy", {"rebuild_error": 1e-5}, "wrong by less than 0.1 %"),
     ],
 )

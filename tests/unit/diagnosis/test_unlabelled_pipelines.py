@@ -1,0 +1,39 @@
+"""A pipeline whose script tells nothing of its layout is judged by stages found from its traffic, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.score.generator import write_run
+from experiments.score.scenario import Scenario
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.summary import Verdict
+from hpcpace.trace.attempt_reader import read_attempt
+
+
+def _verdict(scenario: Scenario, folder: Path) -> Verdict:
+    """Return the verdict on a run whose headers do not say where ranks are in a mesh."""
+    run = write_run(scenario, folder)
+    found = read_attempt(run.attempt(0), most_rows=0)
+    traces = tuple(replace(trace, header=replace(trace.header, dp=-1, pp=-1, tp=-1)) for trace in found.traces)
+    return analyze_traces(run, run.attempt(0), replace(found, traces=traces), Selection()).summary.verdict
+
+
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_a_slow_stage_is_named(tmp_path: Path, num_ranks: int) -> None:
+    verdict = _verdict(
+        Scenario(seed=3, num_ranks=num_ranks, num_stages=4, num_steps=60, fault="slow_stage", size=0.5, target=2),
+        tmp_path / "run",
+    )
+    assert verdict.mode == "pipeline imbalance"
+    assert verdict.culprits[0].id == "pp2"
+
+
+def test_stages_that_work_alike_are_healthy(tmp_path: Path) -> None:
+    verdict = _verdict(Scenario(seed=3, num_ranks=4, num_stages=4, num_steps=60), tmp_path / "run")
+    assert verdict.mode == "healthy"
+    assert "stages were compared" in verdict.why[0]
