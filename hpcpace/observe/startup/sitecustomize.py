@@ -15,9 +15,9 @@ if sys.version_info >= (3, 11):  # noqa: UP036 - any Python of the job may run t
     try:
         from hpcpace.observe.import_hook import arm
     except Exception:  # somebody else's process, which never asked for us
-        arm = None
-    del sys.path[0]
-    if arm is not None:
+        del sys.path[0]
+    else:
+        del sys.path[0]
         arm()
 
 # Importing the next one puts it in our place in sys.modules; if there is none, this is the error that Python expects.
