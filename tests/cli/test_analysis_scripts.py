@@ -140,9 +140,7 @@ def test_a_missing_run_is_one_line_and_exit_code_2(tmp_path, name):
     command = [sys.executable, str(FOLDER / f"{name}.py"), "nowhere", "--out", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr == (
-        "hpcpace: no run directory at nowhere: name the folder that holds attempt-0 (runs/ lists them)\n"
-    )
+    assert result.stderr == ("hpcpace: no run directory at nowhere: name the folder that holds attempt-0\n")
     assert os.listdir(tmp_path) == []
 
 
