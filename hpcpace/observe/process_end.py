@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 class ProcessEnd:
     """Calls back once as the process ends: at its last line, by an exception, sys.exit, os._exit or os.execv.
 
+    Of a child of multiprocessing, the end is that of the function which it runs.
+
     Args:
         ended: called with the exception that ends the process, if any; a SystemExit where the exit code is not 0, and
             where the process ends without waiting for anything.
@@ -30,6 +32,9 @@ class ProcessEnd:
         self._pid = os.getpid()
         atexit.register(self._at_exit)
         self._cleanup.callback(atexit.unregister, self._at_exit)
+        processes = sys.modules.get("multiprocessing.process")
+        if processes is not None and processes.parent_process() is not None:
+            self._watch_child()
         self._replace(sys, "excepthook", self._around_excepthook)
         self._replace(sys, "exit", self._around_exit)
         for name in ("_exit", "execv", "execve"):
@@ -38,6 +43,19 @@ class ProcessEnd:
     def forget(self) -> None:
         """Leave the process as it was."""
         self._cleanup.close()
+
+    def _watch_child(self) -> None:
+        """Notice the end of what this child of multiprocessing runs, which it ends by an exit code, whatever it was."""
+        from multiprocessing.util import Finalize
+
+        # Called before multiprocessing takes the exception that is on its way.
+        self._cleanup.callback(Finalize(None, self._child_ends, exitpriority=sys.maxsize).cancel)
+
+    def _child_ends(self) -> None:
+        error = sys.exception()
+        if isinstance(error, SystemExit):  # torch's spawn raises it where a rank's function has failed
+            error = self._exit or (error if error.code else None)
+        self._end(error)
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -78,9 +96,7 @@ class ProcessEnd:
     def _before(self, call: Any) -> Any:
         @wraps(call)
         def called(*args: Any, **kwargs: Any) -> Any:
-            code = args[0] if call.__name__ == "_exit" and args else 0
-            # A child of multiprocessing ends so, after the sys.exit that says why.
-            self._end(self._exit if code and self._exit is not None else SystemExit(code))
+            self._end(SystemExit(args[0] if call.__name__ == "_exit" and args else 0))
             return call(*args, **kwargs)
 
         return called

@@ -41,6 +41,21 @@ def test_the_rank_that_ended_a_job_is_named_with_its_step(torchrun: Run, tmp_pat
         assert b"secret" not in path.read_bytes()
 
 
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_a_rank_that_a_script_started_and_that_raised_is_named_with_its_exception(
+    python: Run, tmp_path: Path, start_method: str
+) -> None:
+    trace = ("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", "--")
+    result = python(*trace, FOLDER / "launched_script.py", "spawn_fails", start_method)
+    assert result.returncode == 1
+    assert 'raise ValueError("/home/somebody/secret")' in result.stderr and "hpcpace/" not in result.stderr
+    (attempt,) = open_run(tmp_path / "run").attempts()
+    verdict = examine(read_attempt(attempt).traces)
+    assert verdict.headline.startswith("rank 1 raised ValueError in step 4")
+    for path in attempt.trace_files().values():
+        assert b"secret" not in path.read_bytes()
+
+
 @pytest.mark.parametrize("is_compiled", [False] if find_layer() is None else [False, True])
 def test_an_operation_that_fails_is_recorded_as_failed(mpiexec: Run, tmp_path: Path, is_compiled: bool) -> None:
     result = mpiexec(2, FOLDER / "failed_program.py", tmp_path / "run", HPCPACE_TRACE_COMPILED=str(is_compiled).lower())
