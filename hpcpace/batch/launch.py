@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcpace.batch.allocation import Allocation, Component
@@ -30,6 +30,13 @@ class Launch:
             words: command of hpcpace and its arguments.
             options: options of srun for this start only.
         """
+        return self._line(words, _tasks, options)
+
+    def command_of_nodes(self, words: Sequence[str], *options: str) -> list[str]:
+        """Return the command line that runs `hpcpace WORDS` once on each node."""
+        return self._line(words, _task_of_node, options)
+
+    def _line(self, words: Sequence[str], tasks: Callable[[Component], list[str]], options: Sequence[str]) -> list[str]:
         ranks = [*self.program, *words]
         if self.allocation is None:
             return ranks
@@ -38,7 +45,7 @@ class Launch:
         for number, component in enumerate(components):
             group = [f"--het-group={number}"] if len(components) > 1 else []
             line += [":"] if number else []
-            line += [*_tasks(component), *options, *self.options, *group, *ranks]
+            line += [*tasks(component), *options, *self.options, *group, *ranks]
         return line
 
     def with_option(self, option: str) -> Launch:
@@ -65,6 +72,10 @@ def gpu_options(environ: Mapping[str, str], options: Sequence[str]) -> tuple[str
     is_chosen = any(option.startswith(chosen) for option in options)
     is_bound = environ.get("SLURM_GPU_BIND") or environ.get("SLURM_GPUS_PER_TASK")
     return () if len(slices) < 2 or is_chosen or is_bound else ("--gpu-bind=per_task:1",)
+
+
+def _task_of_node(component: Component) -> list[str]:
+    return [*_tasks(dataclasses.replace(component, num_tasks=component.num_nodes)), "--ntasks-per-node=1"]
 
 
 def _tasks(component: Component) -> list[str]:

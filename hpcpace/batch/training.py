@@ -1,4 +1,4 @@
-"""A traced training as a batch job: audit, train, start once more after a failed start, report, requeue."""
+"""A traced training as a batch job: audit, train, start once more after a failed start, collect, report, requeue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pathlib import Path
 from hpcpace.batch.control import ignore_termination, succeeds
 from hpcpace.batch.job import BatchJob, audit_first, snapshot_folder
 from hpcpace.batch.layout import training_options
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
+from hpcpace.config_sources import load_config
+from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, ConfigError, UsageError
 from hpcpace.rundir import RunDirectory
 from hpcpace.train.mesh import parse_mesh
 
 _TERMINATED = 143
+# A node that has died must not hold up the report.
+_COLLECT_STARTS_IN_S = 60.0
 _FIRST_OF_SHELL, _LAST_OF_SHELL = 126, 128
 
 
@@ -44,9 +47,11 @@ def train(job: BatchJob, layout: str, words: Sequence[str]) -> int:
     ended = audit_first(job, audits)
     if ended is not None:
         return ended
-    job = job.rebound(snapshot_folder(job, audits))
+    unbound, job = job, job.rebound(snapshot_folder(job, audits))
     started_s = time.monotonic()
     status = _train_ranks(job, run_dir, _train_words(job, layout, run_dir, words))
+    if status not in (EXIT_OK, EXIT_WARNING):
+        _collect(unbound, run_dir, words)
     _report(job, run_dir)
     if job.control.is_early and not job.control.ended_by and status == EXIT_WARNING and job.allocation is not None:
         _requeue(job, job.allocation.job, time.monotonic() - started_s)
@@ -120,6 +125,22 @@ def _has_stopped(run: RunDirectory) -> bool:
         return bool(json.loads(run.last_attempt().result_json.read_text())["outcome"] == "stopped")
     except (OSError, ValueError, LookupError, TypeError):
         return False
+
+
+def _collect(job: BatchJob, run_dir: Path, words: Sequence[str]) -> None:
+    """Bring home what killed ranks have left on disks of the nodes, where traces are kept there while the job runs."""
+    file, given = option_of(words, "--config"), {"trace": {"trace_dir": option_of(words, "--trace-dir")}}
+    try:
+        trace = load_config(file=None if file is None else Path(file), environ=job.environ, options=given).trace
+    except ConfigError:  # the training has said so
+        return
+    if trace.trace_dir is None or not RunDirectory(run_dir).attempts():
+        return
+    command = job.launch.command_of_nodes(["collect", "--quiet", _no_option(run_dir)], "--kill-on-bad-exit=0")
+    timeout_s = trace.copy_timeout_s + _COLLECT_STARTS_IN_S
+    status = job.control.run_ranks(command, job.launch.environ(job.environ), timeout_s=timeout_s)
+    if status and not job.control.ended_by:
+        job.control.say(f"traces may be left on disks of nodes: 'hpcpace collect' ended with status {status}")
 
 
 def _report(job: BatchJob, run_dir: Path) -> None:

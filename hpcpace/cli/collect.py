@@ -30,8 +30,9 @@ _MOST_RECORD_BYTES = 64 << 20
     show_default="that of the run's settings, SLURM_TMPDIR, TMPDIR, /tmp and /var/tmp",
 )
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="Read settings from this TOML file.")
+@click.option("--quiet", is_flag=True, help="Say nothing where no trace is left.")
 @click.argument("run", type=click.Path(path_type=Path))
-def command(trace_dir: Path | None, config_file: Path | None, run: Path) -> None:
+def command(trace_dir: Path | None, config_file: Path | None, quiet: bool, run: Path) -> None:
     """Bring traces of RUN home from the disk of this node, whose ranks were killed.
 
     A rank that ends in any other way does that itself. Call it once per node, after the ranks:
@@ -50,7 +51,7 @@ def command(trace_dir: Path | None, config_file: Path | None, run: Path) -> None
     for trace in found:
         outcome = f"stays: {trace.problem}" if trace.problem else f"-> {trace.destination}"
         click.echo(printable(f"{trace.path} {outcome}"), err=bool(trace.problem))
-    if not found:
+    if not found and not quiet:
         click.echo(printable(f"no trace of {run} is left on {socket.gethostname()}"))
     num_left = sum(bool(trace.problem) for trace in found)
     if num_left:

@@ -14,6 +14,13 @@ from hpcpace.pace.settings import POLICIES
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Write the run to this folder.", show_default="runs/JOB-SCRIPT"
 )
+@click.option(
+    "--trace-dir",
+    type=click.Path(path_type=Path),
+    help="Keep traces in this node-local folder (auto: a disk of the node) while the program runs, and move them into "
+    "the run at the end.",
+    show_default="the run",
+)
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="Read settings from this TOML file.")
 @click.option(
     "--warmup-steps",
@@ -42,6 +49,7 @@ from hpcpace.pace.settings import POLICIES
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="PROGRAM [ARGUMENTS]...")
 def command(
     run_dir: Path | None,
+    trace_dir: Path | None,
     config_file: Path | None,
     warmup_steps: int,
     samples_unit: str,
@@ -64,6 +72,7 @@ def command(
         config_file=config_file,
         pace=pace,
         run_dir=run_dir,
+        trace_dir=trace_dir,
         warmup_steps=warmup_steps,
         samples_unit=samples_unit,
         step_from=step_from,

@@ -158,6 +158,7 @@ class Follower:
             run_dir=self._run_dir() if world.rank == 0 else launch.run_dir,
             config_file=launch.config_file,
             pace=launch.pace,
+            trace_dir=launch.trace_dir,
             samples_unit=launch.samples_unit,
             warmup_steps=launch.warmup_steps,
             world=world,

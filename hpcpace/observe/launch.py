@@ -29,6 +29,7 @@ class Launch:
         name: names the run.
         config_file: a TOML file with settings, absolute; None without one.
         pace: the policy of pacing; None for that of the settings.
+        trace_dir: the folder for traces while the job runs; None for that of the settings.
         warmup_steps: number of first steps that the report leaves out.
         samples_unit: what a step's samples are.
         step_from: what ends a step.
@@ -44,6 +45,7 @@ class Launch:
     name: str
     config_file: str | None
     pace: str | None
+    trace_dir: str | None
     warmup_steps: int
     samples_unit: str
     step_from: str
@@ -76,6 +78,7 @@ def site_launch(run_dir: Path, name: str, environ: Mapping[str, str]) -> Launch:
         name=name,
         config_file=None,
         pace=None,
+        trace_dir=None,
         warmup_steps=_SITE_WARMUP_STEPS,
         samples_unit="samples",
         step_from="auto",

@@ -59,6 +59,8 @@ class Session:
         step_from: what ends a step in a script that never calls `step`: `auto` (found out), `optimizer`, `backward`, or
             `optimizer:2` for every second one; None if the script calls `step`.
         pace: the policy that delays early ranks, see docs/pacing.md; by default that of the settings.
+        trace_dir: folder for traces while the job runs, such as a node-local disk, or `auto`; by default that of the
+            settings.
 
     Attributes:
         phase: `with session.phase("data"): ...` marks a part of the step; the names are those of
@@ -94,6 +96,7 @@ class Session:
         comm: Any = None,
         step_from: str | None = None,
         pace: str | None = None,
+        trace_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.run: RunDirectory | None = None
         self.attempt: Attempt | None = None
@@ -114,6 +117,7 @@ class Session:
             comm=comm,
             step_from=step_from,
             pace=pace,
+            trace_dir=trace_dir,
         )
         self._warner = Warner(self._settings.environ)
         self._config = Config()

@@ -33,6 +33,7 @@ class SessionSettings:
     comm: Any
     step_from: str | None
     pace: str | None
+    trace_dir: str | os.PathLike[str] | None
 
     @property
     def first_counted_step(self) -> int:
@@ -49,6 +50,8 @@ class SessionSettings:
         config = self.config or load_config(file=file, environ=self.environ, requested=REQUESTED)
         if self.pace is not None:
             config = replace(config, pace=replace(config.pace, policy=self.pace))
+        if self.trace_dir is not None:
+            config = replace(config, trace=replace(config.trace, trace_dir=Path(self.trace_dir)))
         return config
 
     def find_rank(self) -> RankInfo:

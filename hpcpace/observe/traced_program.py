@@ -23,6 +23,8 @@ from hpcpace.rundir import default_run_path
 from hpcpace.world.environment import change_environ, process_environ, rank_info
 
 _OF_PYTHON = ("-m", "-c")
+# Modules that start what follows, which names the run.
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 # Python ignores these signals; a program finds them as Python found them. As subprocess does it.
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 
@@ -33,6 +35,7 @@ def become_traced(
     config_file: Path | None,
     pace: str | None,
     run_dir: Path | None,
+    trace_dir: Path | None,
     warmup_steps: int,
     samples_unit: str,
     step_from: str,
@@ -58,6 +61,7 @@ def become_traced(
         name=name,
         config_file=None if config_file is None else str(config_file.absolute()),
         pace=pace,
+        trace_dir=None if trace_dir is None else str(trace_dir),
         warmup_steps=warmup_steps,
         samples_unit=samples_unit,
         step_from=step_from,
@@ -121,7 +125,7 @@ def run_name(command: Sequence[str]) -> str:
     for before, word in zip(("", *command), command, strict=False):
         if word.endswith((".py", ".sh")):
             return Path(word).stem
-        if before == "-m":
+        if before == "-m" and word not in _LAUNCHERS:
             return word.rpartition(".")[2]
     return Path(command[0]).stem
 

@@ -184,6 +184,51 @@ def test_reports_the_run_that_it_trained(script: Path, run_script: RunScript) ->
     assert outcome.argv("hpcpace", "report") == ["report", str(outcome.train_options["run_dir"])]
 
 
+KILLED = {**JOB, "FAKE_ATTEMPT": "1", "FAKE_TRAIN_STATUS": "137"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [(["--trace-dir", "auto"], KILLED), ([], {**KILLED, "HPCPACE_TRACE_TRACE_DIR": "/scratch"})],
+    ids=["option", "environment"],
+)
+def test_brings_traces_of_killed_ranks_home_from_each_node(
+    arguments: list[str], environ: dict[str, str], run_script: RunScript
+) -> None:
+    outcome = run_script(SCRIPTS[0], *arguments, environ=environ)
+    assert outcome.status == 137
+    srun = outcome.argv("srun", "collect")
+    assert srun[: srun.index("hpcpace")] == ["--ntasks", "2", "-c", "1", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
+    assert srun[srun.index("hpcpace") + 1 :] == ["collect", "--quiet", f"runs/17-{SCRIPTS[0].stem}"]
+    ran = [call["argv"][0] for call in outcome.calls if call["program"] == "hpcpace"]
+    assert ran == ["audit", "train", "collect", "report"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        ([], KILLED),
+        (["--trace-dir", "auto"], {**KILLED, "FAKE_TRAIN_STATUS": "0"}),
+        (["--trace-dir", "auto"], {**KILLED, "FAKE_ATTEMPT": ""}),
+    ],
+    ids=["traces in the run", "no rank killed", "no run"],
+)
+def test_collects_no_traces_where_none_can_be_left(
+    arguments: list[str], environ: dict[str, str], run_script: RunScript
+) -> None:
+    outcome = run_script(SCRIPTS[0], *arguments, environ=environ)
+    assert "collect" not in [call["argv"][0] for call in outcome.calls]
+
+
+def test_a_collection_that_fails_is_one_line_and_leaves_the_status_of_the_training(run_script: RunScript) -> None:
+    outcome = run_script(SCRIPTS[0], "--trace-dir", "auto", environ={**KILLED, "FAKE_COLLECT_STATUS": "1"})
+    assert outcome.status == 137
+    assert outcome.stderr.splitlines()[-1] == (
+        f"{SCRIPTS[0].stem}: traces may be left on disks of nodes: 'hpcpace collect' ended with status 1"
+    )
+    assert outcome.argv("hpcpace", "report")
+
+
 @pytest.mark.parametrize(
     ("name", "num_tasks", "mesh"),
     [

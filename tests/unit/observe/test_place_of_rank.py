@@ -32,6 +32,7 @@ def _settings(environ: Mapping[str, str], comm: Any = None) -> SessionSettings:
         comm=comm,
         step_from=None,
         pace=None,
+        trace_dir=None,
     )
 
 

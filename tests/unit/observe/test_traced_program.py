@@ -25,6 +25,7 @@ LAUNCH = Launch(
     name="train",
     config_file=None,
     pace=None,
+    trace_dir=None,
     warmup_steps=2,
     samples_unit="samples",
     step_from="auto",
@@ -79,6 +80,8 @@ def test_what_is_neither_script_nor_program_is_refused() -> None:
         (["-m", "mine.train"], "train"),
         (["torchrun", "--nproc-per-node", "4", "examples/ddp.py"], "ddp"),
         (["torchrun", "-m", "mine.pretrain"], "pretrain"),
+        (["python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "ddp.py"], "ddp"),
+        (["-m", "torch.distributed.run", "-m", "mine.pretrain"], "pretrain"),
         (["bash", "run.sh"], "run"),
     ],
 )
