@@ -55,21 +55,19 @@ class SessionSettings:
         return config
 
     def find_rank(self) -> RankInfo:
-        """Return this rank's place in the job.
+        """Return this rank's place in the job: in torch's default group where there is one, which connects the ranks.
 
-        Ranks that a script or framework has started by itself have no variables of a launcher: torch's group knows.
+        Variables of a launcher count without it. Ranks that a script or framework starts by itself have none, or some
+        of them (Lightning sets WORLD_SIZE without RANK), or those of the one process that started them.
 
         Raises:
-            WorldError: the environment contradicts itself.
+            WorldError: there is no group, and the environment contradicts itself.
         """
         if self.world is not None:
             return self.world
-        info = rank_info(self.environ)
         groups = sys.modules.get("torch.distributed")
-        if self.comm is not None or info.world_size > 1 or groups is None:
-            return info
-        if not (groups.is_available() and groups.is_initialized()):
-            return info
+        if self.comm is not None or groups is None or not (groups.is_available() and groups.is_initialized()):
+            return rank_info(self.environ)
         return rank_info_of_group(groups.get_rank(), groups.get_world_size(), self.environ)
 
 

@@ -46,6 +46,20 @@ def spawn() -> None:
     mp.spawn(rank_of_spawn, args=(2,), nprocs=2)
 
 
+def rank_that_fails(rank: int, world_size: int) -> None:
+    store = dist.TCPStore("127.0.0.1", 29000 + os.getppid() % 30000, world_size, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    train()
+    if rank == 1:
+        raise ValueError("/home/somebody/secret")
+    train()
+    leave()
+
+
+def spawn_fails() -> None:
+    mp.start_processes(rank_that_fails, args=(2,), nprocs=2, start_method=sys.argv[2])
+
+
 def relaunch() -> None:
     """As Lightning does: the first rank starts the script once more for each other one."""
     child = None
@@ -85,6 +99,15 @@ def fail_once() -> None:
     leave()
 
 
+def smaller() -> None:
+    """A training of three ranks does not come through, and one of two does."""
+    dist.init_process_group("gloo")
+    train()
+    if dist.get_world_size() == 3:
+        os._exit(1)
+    leave()
+
+
 def fork() -> None:
     mp.start_processes(rank_of_spawn, args=(2,), nprocs=2, start_method="fork")
 
@@ -104,6 +127,25 @@ def own_session() -> None:
     leave()
 
 
+def own_world() -> None:
+    """As Lightning sets a world up: all variables but RANK, and a session of its own in each rank."""
+    world = {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": "0"}
+    os.environ.update(world, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29000 + os.getpid() % 30000))
+    mp.spawn(rank_with_session, args=(2,), nprocs=2)
+
+
+def rank_with_session(rank: int, world_size: int) -> None:
+    import hpcpace
+
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    with hpcpace.session(run_dir=sys.argv[2]) as session:
+        for _ in range(2):
+            train(2)
+            session.step()
+    leave()
+
+
 def exits() -> None:
     train()
     sys.exit(3)
@@ -114,7 +156,22 @@ def leaves_at_once() -> None:
     os._exit(5)
 
 
-WAYS = (spawn, relaunch, mesh_only, twice, fail_once, fork, only_launch, own_session, exits, leaves_at_once, train)
+WAYS = (
+    spawn,
+    spawn_fails,
+    relaunch,
+    mesh_only,
+    twice,
+    fail_once,
+    smaller,
+    fork,
+    only_launch,
+    own_session,
+    own_world,
+    exits,
+    leaves_at_once,
+    train,
+)
 
 if __name__ == "__main__":
     {way.__name__: way for way in WAYS}[sys.argv[1]]()

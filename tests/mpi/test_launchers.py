@@ -10,7 +10,11 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from hpcpace.diagnosis.attempts import attempt_rows
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.report.words.attempts import attempts_differ
 from hpcpace.rundir import open_run
+from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import RankTrace, read_trace
 
 Run = Callable[..., CompletedProcess[str]]
@@ -72,6 +76,14 @@ def test_a_session_of_the_script_leaves_the_recording_to_the_command(
     assert result.stderr.count("this session records nothing") == 2 and "Overriding" not in result.stderr
 
 
+def test_sessions_of_ranks_without_a_launcher_are_one_run(python: Run, tmp_path: Path) -> None:
+    result = python(SCRIPT, "own_world", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert _ranks_and_steps(tmp_path / "run") == [(0, 2, 2), (1, 2, 2)]
+    assert [trace.header.local_rank for trace in _traces(tmp_path / "run")] == [0, 1]
+    assert result.stderr == ""
+
+
 def test_torchrun_below_the_command_leaves_what_it_leaves_above_it(trace: Run, torchrun: Run, tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     result = trace(*launcher, SCRIPT, "mesh_only")
@@ -105,6 +117,26 @@ def test_an_elastic_restart_is_another_attempt_of_the_run(
     assert [len(_ranks_and_steps(run, attempt)) for attempt in (0, 1)] == [2, 2]
     assert _ranks_and_steps(run, 1) == [(0, 2, 4), (1, 2, 4)]
     assert "RuntimeError: the first start fails" in result.stderr
+
+
+@pytest.mark.parametrize("is_below", [False, True])
+def test_a_start_with_fewer_ranks_is_another_attempt_of_the_run(python: Run, tmp_path: Path, is_below: bool) -> None:
+    # As after the loss of a node: the same command on the ranks that are left.
+    run, launcher = tmp_path / "run", f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node"
+    traced = f"-m hpcpace trace --run-dir {run} -- "
+    script = "".join(f"{launcher} {size} {'' if is_below else traced}{SCRIPT} smaller\n" for size in (3, 2))
+    (tmp_path / "run.sh").write_text(script)
+    shell = ("-c", f"import os; os.execvp('bash', ['bash', '{tmp_path}/run.sh'])")
+    result = python(*(traced.split() if is_below else ()), *shell)
+    assert result.returncode == 0, result.stderr
+    assert [_ranks_and_steps(run, attempt) for attempt in (0, 1)] == [
+        [(0, 3, 4), (1, 3, 4), (2, 3, 4)],
+        [(0, 2, 4), (1, 2, 4)],
+    ]
+    last = open_run(run).attempt(1)
+    rows = attempt_rows(open_run(run), last, read_attempt(last, most_rows=0).traces, Selection())
+    assert [(row.attempt, row.world_size) for row in rows] == [(0, 3), (1, 2)]
+    assert "2 ranks instead of 3" in attempts_differ(rows, 1)
 
 
 def test_a_script_in_a_shell_script_is_followed(trace: Run, tmp_path: Path) -> None:

@@ -45,15 +45,33 @@ def group(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return groups
 
 
+# What Lightning's own launcher leaves in rank 3 of 4 on one host.
+_LIGHTNING = {"WORLD_SIZE": "4", "NODE_RANK": "0", "LOCAL_RANK": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+_STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+
+
 @pytest.mark.parametrize(
     ("environ", "comm", "place"),
-    [({}, None, (3, 4)), (_TORCHRUN, None, (1, 2)), ({}, object(), (0, 1))],
+    [
+        ({}, None, (3, 4)),
+        (_LIGHTNING, None, (3, 4)),
+        ({"WORLD_SIZE": "many"}, None, (3, 4)),
+        (_STEP, None, (3, 4)),  # one task per node, and each starts two ranks
+        ({}, object(), (0, 1)),
+        (_TORCHRUN, object(), (1, 2)),
+    ],
 )
-def test_the_group_counts_where_no_launcher_has_said_anything(
+def test_the_group_that_connects_the_ranks_knows_their_places(
     environ: Mapping[str, str], comm: Any, place: tuple[int, int]
 ) -> None:
     info = _settings(environ, comm).find_rank()
     assert (info.rank, info.world_size) == place
+
+
+def test_what_a_launcher_says_of_the_same_place_is_kept(group: SimpleNamespace) -> None:
+    group.get_rank, group.get_world_size = lambda: 1, lambda: 2
+    info = _settings(_TORCHRUN).find_rank()
+    assert (info.rank, info.world_size, info.local_rank, info.launcher) == (1, 2, 1, "torchrun")
 
 
 def test_a_rank_without_a_group_is_alone(group: SimpleNamespace) -> None:
@@ -61,6 +79,10 @@ def test_a_rank_without_a_group_is_alone(group: SimpleNamespace) -> None:
     assert _settings({}).find_rank().world_size == 1
 
 
-def test_variables_that_contradict_each_other_stay_an_error() -> None:
+@pytest.mark.parametrize("environ", [{**_TORCHRUN, "WORLD_SIZE": "many"}, _LIGHTNING])
+def test_variables_that_contradict_each_other_are_an_error_without_a_group(
+    group: SimpleNamespace, environ: Mapping[str, str]
+) -> None:
+    group.is_initialized = lambda: False
     with pytest.raises(WorldError):
-        _settings({**_TORCHRUN, "WORLD_SIZE": "many"}).find_rank()
+        _settings(environ).find_rank()
