@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from hpcpace.callbacks.loop import TracedLoop
+from hpcpace.callbacks.loop import TracedLoop, traced
 
 
-@contextmanager
-def trace(accelerator: Any, *, optimizer: Any = None, **settings: Any) -> Iterator[TracedLoop]:
+def trace(accelerator: Any, *, optimizer: Any = None, **settings: Any) -> AbstractContextManager[TracedLoop]:
     """Trace the loop in this block: a step per update of the parameters, its samples, and checkpoints.
 
     Enter it after `accelerator.prepare`. Accumulated gradients are one step. Samples are the batch size of the loader
@@ -25,16 +23,7 @@ def trace(accelerator: Any, *, optimizer: Any = None, **settings: Any) -> Iterat
     Raises:
         TypeError: `hpcpace.session` has no such argument.
     """
-    loop = TracedLoop(settings)
-    loop.begin()
-    with loop.guarded():
-        _attach(loop, accelerator, optimizer)
-    try:
-        yield loop
-    except BaseException:
-        loop.abandon()
-        raise
-    loop.end()
+    return traced(settings, lambda loop: _attach(loop, accelerator, optimizer))
 
 
 def _attach(loop: TracedLoop, accelerator: Any, optimizer: Any) -> None:

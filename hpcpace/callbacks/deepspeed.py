@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from hpcpace.callbacks.loop import TracedLoop
+from hpcpace.callbacks.loop import TracedLoop, traced
 
 
-@contextmanager
-def trace(engine: Any, **settings: Any) -> Iterator[TracedLoop]:
+def trace(engine: Any, **settings: Any) -> AbstractContextManager[TracedLoop]:
     """Trace the loop in this block: a step per update of the parameters, its samples, evaluations and checkpoints.
 
     A step ends at `engine.step()` where gradients are not accumulated further, or with `train_batch` of an engine with
@@ -24,16 +22,7 @@ def trace(engine: Any, **settings: Any) -> Iterator[TracedLoop]:
     Raises:
         TypeError: `hpcpace.session` has no such argument.
     """
-    loop = TracedLoop(settings)
-    loop.begin()
-    with loop.guarded():
-        _attach(loop, engine)
-    try:
-        yield loop
-    except BaseException:
-        loop.abandon()
-        raise
-    loop.end()
+    return traced(settings, lambda loop: _attach(loop, engine))
 
 
 def _attach(loop: TracedLoop, engine: Any) -> None:

@@ -145,6 +145,29 @@ class TracedLoop:
                 session.__exit__(kind, None, None)
 
 
+@contextmanager
+def traced(settings: Mapping[str, Any], attach: Callable[[TracedLoop], None]) -> Iterator[TracedLoop]:
+    """Trace the loop in this block, which belongs to objects of a framework and not to callbacks.
+
+    Args:
+        settings: the arguments of `hpcpace.session`.
+        attach: replaces methods of those objects.
+
+    Raises:
+        TypeError: `hpcpace.session` has no such argument.
+    """
+    loop = TracedLoop(settings)
+    loop.begin()
+    with loop.guarded():
+        attach(loop)
+    try:
+        yield loop
+    except BaseException:
+        loop.abandon()
+        raise
+    loop.end()
+
+
 def count_samples(batch: Any, depth: int = _DEEPEST_BATCH) -> int:
     """Return the first dimension of the first tensor in a batch, 0 if there is none."""
     shape = getattr(batch, "shape", None)

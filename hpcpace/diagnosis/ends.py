@@ -207,12 +207,17 @@ def _failed(failure: _Failure, found: _Found) -> RunEnd:
         what=failure.op,
         ranks=blamed,
         step=failure.step,
-        waiting=() if operation is None else tuple(sorted(set(operation.inside) - set(blamed))),
+        waiting=_waiting(operation, blamed),
         waited_in=failure.op,
         waited_ns=failure.exit_ns - failure.enter_ns,
         is_everywhere=False,
         ends=_rank_ends(found),
     )
+
+
+def _waiting(operation: OpenOperation | None, blamed: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks inside an operation that are not to blame for it."""
+    return () if operation is None else tuple(sorted(set(operation.inside) - set(blamed)))
 
 
 def _ended(first: _End, causes: Sequence[_End], found: _Found) -> RunEnd:
@@ -232,7 +237,7 @@ def _ended(first: _End, causes: Sequence[_End], found: _Found) -> RunEnd:
         what=first.what,
         ranks=ranks,
         step=first.step,
-        waiting=() if held is None else tuple(sorted(set(held.inside) - set(ranks))),
+        waiting=_waiting(held, ranks),
         waited_in="" if held is None else held.op,
         waited_ns=0 if held is None else held.age_ns,
         is_everywhere=is_everywhere,
