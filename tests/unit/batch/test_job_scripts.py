@@ -64,3 +64,4 @@ def test_the_package_carries_the_scripts(tmp_path: Path) -> None:
     packed = tmp_path / "lib" / "hpcpace" / "batch" / "scripts"
     assert {path.stem for path in packed.glob("*.sh")} >= set(job_scripts())
     assert not any(path.is_symlink() for path in packed.iterdir())
+    assert "would be ignored" not in done.stdout + done.stderr
