@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import click
 
-from hpcpace.config_sources import load_config
+from hpcpace.config_sources import SITE_FILE_VARIABLE, load_config
 from hpcpace.errors import HpcpaceError
 from hpcpace.observe.launch import find_launch, site_launch
 from hpcpace.quoting import printable
@@ -31,12 +32,17 @@ def command(run_dir: Path | None) -> None:
     """
     environ = process_environ()
     try:
-        if not load_config(environ=environ).trace.enabled or find_launch(environ) is not None:
+        outer = find_launch(environ)
+        if not load_config(environ=environ).trace.enabled or (outer is not None and outer.is_requested):
             return
         base = Path("runs") if run_dir is None else run_dir
         name = environ.get("SLURM_JOB_NAME", "").replace("/", "-").strip(".") or "job"
         launch = site_launch(default_run_path(name, environ, base=base).absolute(), name, environ)
-        for variable, value in launch.changes(environ).items():
+        if outer is not None:  # of the batch script: each of its steps is a run
+            launch = dataclasses.replace(launch, had_python_path=outer.had_python_path)
+        # The settings of its file hold in the task, too.
+        changes = {**launch.changes(environ), SITE_FILE_VARIABLE: environ.get(SITE_FILE_VARIABLE)}
+        for variable, value in changes.items():
             if value is not None and "\n" not in value:
                 click.echo(f"export {variable}={value}")
     except (HpcpaceError, OSError) as error:

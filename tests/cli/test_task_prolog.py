@@ -35,6 +35,7 @@ def test_exports_what_makes_a_task_record(hpcpace, task):
     assert (code, error) == (0, "") and all(line.startswith("export ") for line in shown.splitlines())
     launch = find_launch(_exported(shown))
     assert launch is not None and not launch.is_requested
+    assert _exported(shown)["HPCPACE_SITE_FILE"] == str(task / "site.toml")
     assert (launch.run_dir, launch.teller, launch.name) == (f"{task}/runs/7.0-a-b c", "", "a-b c")
 
 
@@ -59,8 +60,22 @@ def test_says_nothing_where_the_job_is_not_to_be_traced(hpcpace, monkeypatch, va
 
 def test_says_nothing_where_the_user_traces_the_job_already(hpcpace, monkeypatch):
     _, shown, _ = hpcpace("task-prolog")
-    monkeypatch.setenv("HPCPACE_LAUNCH", _exported(shown)["HPCPACE_LAUNCH"])
+    launch = find_launch(_exported(shown))
+    monkeypatch.setenv("HPCPACE_LAUNCH", json.dumps({**vars(launch), "is_requested": True}))
     assert hpcpace("task-prolog") == (0, "", "")
+
+
+def test_each_step_of_a_batch_script_that_is_traced_itself_is_a_run(hpcpace, task, monkeypatch):
+    monkeypatch.delenv("SLURM_STEP_ID")
+    _, of_script, _ = hpcpace("task-prolog")
+    for name, value in _exported(of_script).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_STEP_ID", "1")
+    _, of_step, _ = hpcpace("task-prolog")
+    first, second = (find_launch(_exported(shown)) for shown in (of_script, of_step))
+    assert (first.run_dir, second.run_dir) == (f"{task}/runs/7-a-b c", f"{task}/runs/7.1-a-b c")
+    assert not second.had_python_path
+    assert _exported(of_step)["PYTHONPATH"] == _exported(of_script)["PYTHONPATH"]
 
 
 @pytest.mark.parametrize(("rank", "num_lines"), [("0", 1), ("1", 0)])
