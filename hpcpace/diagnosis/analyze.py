@@ -19,6 +19,7 @@ from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
 from hpcpace.diagnosis.figures.ranks import rank_figures
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
+from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, diagnose_run, hotspots_of, panels_of
 from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.diagnosis.modes.obstacle import NothingMeasured
@@ -251,7 +252,7 @@ def _jitter_and_sensitivity(
 
 
 def _diagnosis(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -> Diagnosis:
-    hangs = credible.incomplete.open
+    hangs = held_up(credible.incomplete.open, credible.traces)
     return diagnose_run(
         credible.measured, panels, hangs=hangs, absent=credible.absent, end=credible.end, settings=settings
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
 from hpcpace.diagnosis.summary import Incomplete, IncompleteRank
-from hpcpace.metrics.operations.incomplete import open_operations
+from hpcpace.metrics.operations.incomplete import OpenOperation, open_operations
 from hpcpace.metrics.operations.lost_records import LostOperations, Records, lost_operations, records_of
 from hpcpace.metrics.operations.matching import RankOperations, gather_operations
 from hpcpace.trace.reader import RankTrace
@@ -90,6 +90,20 @@ def never_completed(evidence: Evidence) -> list[RankOperations]:
         if never.any():
             parts.append(rank_operations(trace, clock, table.select(never)))
     return parts
+
+
+def held_up(operations: Sequence[OpenOperation], traces: Sequence[RankTrace]) -> list[OpenOperation]:
+    """Return the operations that a rank may still have been in, or failed in, at its end.
+
+    A rank that completed a later step was not held up: it caught the failure, or never waited for a message that it
+    sent.
+
+    Args:
+        operations: that never completed or that failed.
+        traces: of the ranks inside, and maybe others.
+    """
+    last_steps = {trace.header.rank: int(trace.tables["steps"]["step"].max(initial=-1)) for trace in traces}
+    return [one for one in operations if any(last_steps.get(rank, -1) <= one.step for rank in one.inside)]
 
 
 def _opened(timed: TimedTraces) -> list[RankOperations]:
