@@ -29,6 +29,7 @@ _MOST_CORES = 4_096
 _MOST_RANKS = 512
 _MOST_PACKAGES = 256
 _MOST_NAME = 24
+_MOST_NVLINKS = 99
 _NO_NODE = -1
 _NO_NODES: Mapping[int, int] = {}
 _NO_PACKAGES: Mapping[str, int] = {}
@@ -62,6 +63,9 @@ class _Drawing:
         if len(host.ranks) > _MOST_RANKS:
             self.notes.append(f"{len(host.ranks) - _MOST_RANKS} ranks are not drawn")
         self.ranks = [(rank.local_rank if by_local_rank else rank.rank, rank) for rank in host.ranks[:_MOST_RANKS]]
+        self.nvml = {gpu.address: gpu.nvml for gpu in host.snapshot.gpus or () if gpu.nvml}
+        fabrics = {nvml.fabric for nvml in self.nvml.values()}
+        self.has_nvlink_switches = bool(host.snapshot.hardware.num_nvswitches or "completed" in fabrics)
         self.online = self._known(lambda: self.view.online, 0)
         self.masks = {number: self._known(partial(host.mask, rank), 0) for number, rank in self.ranks}
 
@@ -175,7 +179,8 @@ class _Drawing:
         for name, rank in self.ranks:
             if rank.gpus and 0 <= rank.gpu < len(rank.gpus) and rank.gpus[rank.gpu].address == device.address:
                 users.append(name)
-        model = _short((known.name if known else "") or f"{device.vendor or '?'}:{device.device or '?'}")
+        ids = ":".join(filter(None, (device.vendor, device.device)))
+        model = _short((known.name if known else "") or ids)
         return DrawnDevice(
             name=f"GPU{number}",
             address=_short(device.address),
@@ -211,19 +216,23 @@ class _Drawing:
     def _links(self, devices: Sequence[tuple[PciDevice, DrawnDevice]]) -> dict[tuple[str, str], str]:
         """Return the class of the path between every two devices, NV# between GPUs behind NVLink switches."""
         links: dict[tuple[str, str], str] = {}
-        nvlinks = {gpu.address: gpu.nvml.links_active or 0 for gpu in self.host.snapshot.gpus or () if gpu.nvml}
-        switched = self._has_nvlink_switches()
-        if any(nvlinks.values()) and not switched:
-            self.notes.append("there are NVLinks, but the snapshot does not have which GPUs they join")
         for (one, first), (other, second) in combinations(devices, 2):
-            count = min(nvlinks.get(one.address, 0), nvlinks.get(other.address, 0)) if switched else 0
-            name = f"NV{count}" if count else self.view.class_of(one.address, other.address)
+            count = min(self._nvlinks(one.address, other.address), _MOST_NVLINKS)
+            name = f"NV{count}" if count > 0 else self.view.class_of(one.address, other.address)
             links[first.name, second.name] = links[second.name, first.name] = "?" if name == "UNKNOWN" else name
         return links
 
-    def _has_nvlink_switches(self) -> bool:
-        fabrics = [gpu.nvml.fabric for gpu in self.host.snapshot.gpus or () if gpu.nvml]
-        return bool(self.host.snapshot.hardware.num_nvswitches or "completed" in fabrics)
+    def _nvlinks(self, one: str, other: str) -> int:
+        """Return the number of NVLinks between two devices: direct ones, or all of them behind NVLink switches."""
+        first, second = self.nvml.get(one), self.nvml.get(other)
+        if first is None or second is None or not first.links_active or not second.links_active:
+            return 0
+        if self.has_nvlink_switches:
+            return min(first.links_active, second.links_active)
+        if first.links_to is None:
+            self.notes.append("there are NVLinks, but the snapshot does not have which GPUs they join")
+            return 0
+        return first.links_to.get(other, 0)
 
 
 def _cpus_of(cache: Cache) -> int:

@@ -174,6 +174,7 @@ class Nvml:
         is_ecc_pending: whether the ECC mode will change at the next reset.
         fabric: state of its registration with the fabric manager: `none` (no such fabric), `not started`,
             `in progress`, `completed`, or `failed N` with NVML's error number.
+        links_to: number of active NVLinks by the PCI address of what is at their other end, a GPU or a switch.
     """
 
     links_active: int | None
@@ -189,6 +190,7 @@ class Nvml:
     is_persistent: bool | None
     is_mig: bool | None
     fabric: str | None = None
+    links_to: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,9 +144,7 @@ class HardwareView:
 
     def _class_of(self, first: PciDevice, second: PciDevice) -> str:
         one, other = first.parents, second.parents
-        if one is None or other is None or not one or not other:
-            return "UNKNOWN"
-        if one[0] == other[0]:
+        if one and other and one[0] == other[0]:
             common = 0
             while common < min(len(one), len(other)) and one[common] == other[common]:
                 common += 1
@@ -154,9 +152,12 @@ class HardwareView:
                 return "PHB"
             return "PIX" if max(len(one), len(other)) - common <= 1 else "PXB"
         try:
-            return "NODE" if self.node_of(first.address) == self.node_of(second.address) else "SYS"
+            is_near = self.node_of(first.address) == self.node_of(second.address)
         except Unreadable:
             return "UNKNOWN"
+        if not is_near:
+            return "SYS"
+        return "NODE" if one and other else "UNKNOWN"
 
     def _nearest_with_cpus(self, number: int) -> int:
         nodes = self.hardware.numa or ()

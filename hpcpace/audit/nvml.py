@@ -6,6 +6,7 @@ Each field is queried separately, because drivers and GPUs differ in what they a
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,7 @@ def _facts(pynvml: Any, handle: Any) -> Nvml:
         is_persistent=None if persistence is None else bool(persistence),
         is_mig=None if mig is None else bool(mig[0]),
         fabric=_fabric(ask),
+        links_to=_links_to(ask) if active else None,
     )
 
 
@@ -100,6 +102,22 @@ def _links(ask: Callable[..., Any]) -> tuple[int | None, int | None]:
     states = [ask("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_LINKS)]
     known = [bool(state) for state in states if state is not None]
     return (sum(known), len(known) - sum(known)) if known else (None, None)
+
+
+def _links_to(ask: Callable[..., Any]) -> dict[str, int] | None:
+    """Return the number of active NVLinks by the address at their other end; None if NVML does not name one of them."""
+    found: dict[str, int] = {}
+    for link in range(_MOST_LINKS):
+        if ask("nvmlDeviceGetNvLinkState", link):
+            remote = ask("nvmlDeviceGetNvLinkRemotePciInfo", link)
+            address = (
+                re.fullmatch(r"[0-9a-f]{4,8}(:[0-9a-f]{2}){2}\.[0-7]", _text(remote.busId).lower()) if remote else None
+            )
+            if not address:
+                return None
+            name = kernel_address(address[0])
+            found[name] = found.get(name, 0) + 1
+    return found
 
 
 class _FabricInfo(ctypes.Structure):

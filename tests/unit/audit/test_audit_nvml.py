@@ -17,6 +17,13 @@ from hpcpace.audit.tree import Tree, Unreadable
 GPUS = tuple(RankGpu(address=f"0000:{bus}:00.0", uuid=f"GPU-{bus}aa") for bus in ("1b", "2c", "3d"))
 
 
+_REMOTE = (
+    (b"00010000:2C:00.0", b"00010000:2C:00.0", b"", b"00000000:3D:00.0"),
+    (b"00000000:1B:00.0", b"00000000:1B:00.0", b"", b"no address"),
+)
+"""What is at the other end of the links of each GPU; link 2 is down."""
+
+
 class NVMLError(Exception):
     """As pynvml's."""
 
@@ -38,6 +45,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "nvmlDeviceGetEccMode": lambda handle: (1, 0),
         "nvmlDeviceGetUtilizationRates": lambda handle: rates(97, 3),
         "nvmlDeviceGetNvLinkState": _link_state,
+        "nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: pci(_REMOTE[handle][link]),
         "nvmlDeviceGetGpuFabricInfo": _fabric_info,
     }
     for name, value in answers.items():
@@ -64,6 +72,12 @@ def test_each_question_stands_alone(library: ModuleType) -> None:
     assert [one.fabric for one in answer.facts.values()] == ["completed", "failed 999"]
     assert (facts.replays, facts.is_mig, facts.throttle_reasons) == (None, None, None)
     assert library.was_shut_down
+
+
+def test_active_links_are_counted_by_what_is_at_their_other_end(library: ModuleType) -> None:
+    first, second = read_nvml(with_facts=True).facts.values()
+    assert first.links_to == {"10000:2c:00.0": 2, "0000:3d:00.0": 1}
+    assert second.links_to is None
 
 
 def test_addresses_are_the_kernels(library: ModuleType) -> None:

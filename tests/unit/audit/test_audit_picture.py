@@ -54,6 +54,27 @@ def test_links_are_classes_of_paths_and_nvlinks_behind_switches(tree_path: Path)
     assert "Links, GPU x GPU: NV18 between all" in list(picture_lines(drawn))
 
 
+def test_direct_nvlinks_are_drawn_between_the_gpus_that_they_join(tree_path: Path) -> None:
+    snapshot = take_tree(dgx_h100().write(tree_path))
+    addresses = [gpu.address for gpu in snapshot.gpus or ()]
+    pairs = zip(addresses[::2], addresses[1::2], strict=True)
+    to = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+    gpus = tuple(
+        dataclasses.replace(gpu, nvml=dataclasses.replace(HEALTHY, links_to={to[gpu.address]: 4}))
+        for gpu in snapshot.gpus or ()
+    )
+    (drawn,), _ = pictures(AuditedJob([dataclasses.replace(snapshot, gpus=gpus)]))
+    assert [drawn.links["GPU0", f"GPU{number}"] for number in (1, 2, 4)] == ["NV4", "NODE", "SYS"]
+
+
+def test_devices_on_two_numa_nodes_are_sys_whatever_their_paths(tree_path: Path) -> None:
+    snapshot = take_tree(dgx_h100().write(tree_path))
+    pci = tuple(dataclasses.replace(device, parents=None) for device in snapshot.hardware.pci or ())
+    hardware = dataclasses.replace(snapshot.hardware, pci=pci)
+    (drawn,), _ = pictures(AuditedJob([dataclasses.replace(snapshot, hardware=hardware)]))
+    assert (drawn.links["GPU0", "GPU4"], drawn.links["GPU0", "GPU1"]) == ("SYS", "?")
+
+
 def test_cores_that_ranks_share_are_drawn_as_shared(tree_path: Path) -> None:
     text = "\n".join(picture_lines(_picture(cgroup_cut(), tree_path)))
     assert "*" in text and "ranks " in text
