@@ -12,13 +12,17 @@ import random
 import shutil
 import sys
 import tempfile
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from experiments.machines.cases import far_adapter, gb200, one_gpu_for_two, siblings_shared, small_node, virtual_machine
 from experiments.machines.machine import Machine, memory_folder
+from hpcpace.audit.drawing import pictures
 from hpcpace.audit.job import AuditedJob
+from hpcpace.audit.picture_svg import svg
+from hpcpace.audit.picture_text import WIDTH, picture_lines
 from hpcpace.audit.prometheus import exposition
 from hpcpace.audit.result import AuditResult, audit
 from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
@@ -127,6 +131,7 @@ def examined(seed: int, folder: Path) -> AuditResult | None:
     assert all(line.isprintable() for line in lines)
     json.dumps(result.to_json())
     assert exposition(result).endswith("\n")
+    _draw(job)
     return result
 
 
@@ -148,7 +153,15 @@ def examined_snapshot(seed: int, text: str) -> AuditResult | None:
     assert all(line.isprintable() for line in [*verdict_lines(result), *map_lines(job)])
     assert all(finding.fix.isprintable() for finding in result.findings)
     json.dumps(result.to_json())
+    _draw(job)
     return result
+
+
+def _draw(job: AuditedJob) -> None:
+    drawn, _ = pictures(job)
+    lines = [line for picture in drawn for line in picture_lines(picture)]
+    assert all(line.isprintable() and len(line) <= WIDTH for line in lines)
+    ElementTree.fromstring(svg(drawn))
 
 
 def _exchange(document: Any, rng: random.Random) -> None:

@@ -84,3 +84,11 @@ def members(cpus: int) -> Iterator[int]:
         lowest = cpus & -cpus
         yield lowest.bit_length() - 1
         cpus ^= lowest
+
+
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers of ranks as the kernel writes sets, `0-3,8`; separated by commas if some cannot be a set's."""
+    chosen = sorted(set(numbers))
+    if all(0 <= number < _MOST_CPUS for number in chosen):
+        return format_list(of(chosen))
+    return ",".join(map(str, chosen))

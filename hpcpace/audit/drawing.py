@@ -62,7 +62,10 @@ class _Drawing:
         self.notes: list[str] = []
         if len(host.ranks) > _MOST_RANKS:
             self.notes.append(f"{len(host.ranks) - _MOST_RANKS} ranks are not drawn")
-        self.ranks = [(rank.local_rank if by_local_rank else rank.rank, rank) for rank in host.ranks[:_MOST_RANKS]]
+        self.ranks = [
+            (rank.local_rank if by_local_rank and rank.local_rank >= 0 else rank.rank, rank)
+            for rank in host.ranks[:_MOST_RANKS]
+        ]
         self.nvml = {gpu.address: gpu.nvml for gpu in host.snapshot.gpus or () if gpu.nvml}
         fabrics = {nvml.fabric for nvml in self.nvml.values()}
         self.has_nvlink_switches = bool(host.snapshot.hardware.num_nvswitches or "completed" in fabrics)

@@ -108,7 +108,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
     """Return `rank 3`, `ranks 0-7`, or an empty text for none."""
     if not ranks:
         return ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {cpusets.format_list(cpusets.of(ranks))}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {cpusets.format_numbers(ranks)}"
 
 
 def links_of(picture: Picture) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:

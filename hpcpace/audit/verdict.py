@@ -180,11 +180,11 @@ def _description(block: Sequence[FindingGroup], result: AuditResult) -> str:
 
 def _ranks_text(block: Sequence[FindingGroup], result: AuditResult) -> str:
     """Return the ranks of the job that a block concerns; nothing for one host, or if it concerns all ranks."""
-    ranks = cpusets.of(rank for group in block for rank in group.ranks)
-    if len(result.hosts) < 2 or not ranks or ranks.bit_count() == result.num_ranks:
+    ranks = {rank for group in block for rank in group.ranks}
+    if len(result.hosts) < 2 or not ranks or len(ranks) == result.num_ranks:
         return ""
-    text = cpusets.format_list(ranks)
-    return f"rank{'s' if ranks.bit_count() > 1 else ''} {text if len(text) <= 30 else f'{text[:30]}...'}"
+    text = cpusets.format_numbers(ranks)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text if len(text) <= 30 else f'{text[:30]}...'}"
 
 
 def _lines(label: str, text: str) -> list[str]:

@@ -160,3 +160,11 @@ def test_a_snapshot_of_very_many_cores_and_ranks_is_drawn_within_bounds(tree_pat
     drawn, _ = pictures(AuditedJob([large]))
     assert len(svg(drawn)) < 2_000_000 and len(list(picture_lines(drawn[0]))) < 500
     assert any("cores are not drawn" in note for note in drawn[0].notes)
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 62])
+def test_a_rank_whose_number_is_impossible_is_drawn(number: int, tree_path: Path) -> None:
+    snapshot = take_tree(small_node("n1").write(tree_path))
+    ranks = (dataclasses.replace(snapshot.ranks[0], rank=number), *snapshot.ranks[1:])
+    (drawn,), _ = pictures(AuditedJob([dataclasses.replace(snapshot, ranks=ranks)]))
+    assert str(number) in svg([drawn]) and all(len(line) <= WIDTH for line in picture_lines(drawn))
