@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 
@@ -9,9 +10,10 @@ import click
 
 from hpcpace import __version__
 from hpcpace.cli import memory_limit
-from hpcpace.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory
+from hpcpace.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, UsageError, WorldError
+from hpcpace.known_variables import unknown_sentence, unknown_variables
 from hpcpace.redaction import Redaction
-from hpcpace.world.environment import process_environ
+from hpcpace.world.environment import process_environ, rank_info
 
 COMMANDS = {
     "train": "Train a reference workload and trace it.",
@@ -28,6 +30,7 @@ COMMANDS = {
     "task-prolog": "Trace the jobs of a site's roll-out, from Slurm's TaskProlog.",
     "lab": "Boot a Slurm cluster on this machine to try things out.",
     "study": "Plan and run a study of how training scales.",
+    "completion": "Print the completion script of bash, zsh or fish.",
 }
 
 _MODULES = {"list": "runs"}  # a module `list` of this package would hide what Python calls so
@@ -50,19 +53,60 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"hpcpace.cli.{module}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first argument names; a mistyped one is refused with the nearest name."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without loading any of them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="hpcpace")
-def cli() -> None:
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(__version__, "-V", "--version", prog_name="hpcpace")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Trace, explain and pace distributed training on Slurm clusters.
 
     Exit codes: 0 fine, 1 warnings or slower, 2 usage or bad input, 3 cannot tell, 4 failed.
     """
+    # The programs of others go on, with a warning of their session; a prolog that fails would drain its node.
+    if ctx.invoked_subcommand not in ("trace", "task-prolog", "completion") and "--prolog" not in sys.argv:
+        _check_variables()
+
+
+def _check_variables() -> None:
+    """Refuse variables that are mistyped, and warn of others that hpcpace does not know; of all ranks the first speaks.
+
+    Raises:
+        UsageError: a variable can only be meant for hpcpace, and is unknown.
+    """
+    environ = process_environ()
+    unknown = unknown_variables(environ)
+    if not unknown:
+        return
+    try:
+        info = rank_info(environ)
+    except WorldError:  # the command says what is wrong
+        info = None
+    mistaken = [one for one in unknown if one.is_mistaken]
+    if info is not None and info.rank > 0:
+        if mistaken:
+            from hpcpace.world.mpi import let_rank_zero_speak
+
+            let_rank_zero_speak(info)
+            raise SystemExit(EXIT_USAGE)
+        return
+    if mistaken:
+        raise UsageError(f"{unknown_sentence(mistaken)}; `hpcpace config` shows the settings; unset what is none")
+    click.echo(f"hpcpace: warning: {_shown(unknown_sentence(unknown))}; ignored", err=True)
 
 
 def _shown(message: str) -> str:

@@ -245,6 +245,8 @@ class Session:
                 raise decision from error  # another rank has the same problem, and warns of it
             raise
         self._warner.rank = world.rank
+        if world.rank == 0 and (sentence := settings.unknown_variables()):
+            self._warner.warn(sentence)
         self._coordinator = self._take_roll(world)
         return self._coordinator, world
 

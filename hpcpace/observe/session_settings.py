@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.config_sources import REQUESTED, load_config
+from hpcpace.known_variables import unknown_sentence, unknown_variables
 from hpcpace.world.environment import RankInfo, rank_info, rank_info_of_group
 
 
@@ -53,6 +54,11 @@ class SessionSettings:
         if self.trace_dir is not None:
             config = replace(config, trace=replace(config.trace, trace_dir=Path(self.trace_dir)))
         return config
+
+    def unknown_variables(self) -> str:
+        """Return which variables are ignored because they are no settings; empty if there are none, or none count."""
+        unknown = unknown_variables(self.environ) if self.config is None else []
+        return f"{unknown_sentence(unknown)}; ignored" if unknown else ""
 
     def find_rank(self) -> RankInfo:
         """Return this rank's place in the job: in torch's default group where there is one, which connects the ranks.
