@@ -111,10 +111,12 @@ def excess_over_role(
             are usual.
     """
     num_ranks, num_steps = work_ns.shape
+    if num_steps < _LEAST_STEPS:
+        return WorkExcess(of_block=np.full((num_ranks, 1), np.nan), num_compared=0)
     is_slow = np.zeros(num_ranks, np.bool_) if is_slow is None else is_slow
     blocks = block_means(work_ns)
     of_block = np.full(blocks.shape, np.nan)
-    for value in np.unique(role) if num_steps >= _LEAST_STEPS else ():
+    for value in np.unique(role):
         members = np.flatnonzero(role == value)
         if len(members) < 2:
             continue

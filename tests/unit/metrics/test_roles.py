@@ -53,7 +53,7 @@ def test_noise_in_runs_of_steps_counts_as_noise():
     assert not excess.is_marked
 
 
-@pytest.mark.parametrize("shape", [(1, 100), (4, 5)])
+@pytest.mark.parametrize("shape", [(1, 100), (4, 5), (4, 1), (4, 0)])
 def test_a_single_rank_or_few_steps_are_not_compared(shape):
     assert excess_of(np.ones(shape)) == [None] * shape[0]
 
