@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,15 @@ def _check_choice(section: str, name: str, value: str, choices: tuple[str, ...])
         raise ConfigError(f"{section}.{name} is {value!r}: choose one of {', '.join(choices)}")
 
 
-def _check_least(section: str, name: str, value: float, least: float) -> None:
-    if not value >= least or math.isinf(value):
+_MOST = 1_000_000_000
+_MOST_SEED = (1 << 63) - 1  # what torch takes
+
+
+def _check_least(section: str, name: str, value: float, least: float, *, most: int = _MOST) -> None:
+    if not value >= least or value == math.inf:
         raise ConfigError(f"{section}.{name} is {value}: it must be a number of at least {least:g}")
+    if value > most:
+        raise ConfigError(f"{section}.{name} is {value}: it must be at most {most}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,26 +187,46 @@ class TrainConfig:
     """Whether torch.compile compiles blocks and head."""
 
     def __post_init__(self) -> None:
-        _check_choice("train", "model", self.model, MODELS)
-        _check_choice("train", "preset", self.preset, PRESETS)
-        _check_choice("train", "dtype", self.dtype, DTYPES)
-        _check_choice("train", "schedule", self.schedule, SCHEDULES)
-        _check_choice("train", "compress", self.compress, COMPRESSIONS)
+        problems = []
+        for check in self._checks():
+            try:
+                check()
+            except ConfigError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    def _checks(self) -> Iterator[Callable[[], None]]:
+        """Yield what refuses one setting each, so that all mistakes are told together."""
+        for name, choices in (
+            ("model", MODELS),
+            ("preset", PRESETS),
+            ("dtype", DTYPES),
+            ("schedule", SCHEDULES),
+            ("compress", COMPRESSIONS),
+        ):
+            yield partial(_check_choice, "train", name, getattr(self, name), choices)
+        yield self._check_zero
+        if self.bucket_mb is not None:
+            yield partial(_check_least, "train", "bucket_mb", self.bucket_mb, 0.001)
+        for name in ("batch_size", "microbatches", "steps", "log_every", "sync_every", "eval_batches"):
+            yield partial(_check_least, "train", name, getattr(self, name), 1)
+        for name in ("warmup_steps", "eval_every", "checkpoint_every", "learning_rate"):
+            yield partial(_check_least, "train", name, getattr(self, name), 0)
+        yield partial(_check_least, "train", "seed", self.seed, 0, most=_MOST_SEED)
+        if self.seq_len is not None:
+            yield partial(_check_least, "train", "seq_len", self.seq_len, 2)
+        yield self._check_warmup
+
+    def _check_zero(self) -> None:
         if self.zero not in ZERO_STAGES:
             raise ConfigError(f"train.zero is {self.zero!r}: choose one of {', '.join(map(str, ZERO_STAGES))}")
-        if self.bucket_mb is not None:
-            _check_least("train", "bucket_mb", self.bucket_mb, 0.001)
-        for name in ("batch_size", "microbatches", "steps", "log_every", "sync_every", "eval_batches"):
-            _check_least("train", name, getattr(self, name), 1)
-        for name in ("warmup_steps", "eval_every", "checkpoint_every"):
-            _check_least("train", name, getattr(self, name), 0)
-        _check_least("train", "seed", self.seed, 0)
-        _check_least("train", "learning_rate", self.learning_rate, 0)
-        if self.seq_len is not None:
-            _check_least("train", "seq_len", self.seq_len, 2)
-        if self.warmup_steps >= self.steps:
+
+    def _check_warmup(self) -> None:
+        if self.warmup_steps >= self.steps > 0:
             raise ConfigError(
                 f"train.warmup_steps is {self.warmup_steps} and train.steps {self.steps}: no steps are left to report"
+                f"; train more steps, or leave out at most {self.steps - 1}"
             )
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import Config, LabConfig
+from hpcpace.config import Config, LabConfig, TrainConfig
 from hpcpace.config_sources import load_config
 from hpcpace.errors import ConfigError
 
@@ -111,3 +111,26 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_source(value):
 
 def test_the_record_of_a_run_does_not_hold_the_settings_of_a_lab():
     assert "lab" not in Config().to_json()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (TrainConfig, {"steps": 10**22}, f"train.steps is {10**22}: it must be at most 1000000000"),
+        (TrainConfig, {"seed": 1 << 63}, f"train.seed is {1 << 63}: it must be at most {(1 << 63) - 1}"),
+        (TrainConfig, {"batch_size": 10**400}, f"train.batch_size is {10**400}: it must be at most 1000000000"),
+    ],
+    ids=["steps", "seed", "batch_size"],
+)
+def test_a_number_beyond_all_use_is_refused_with_its_bound(kind, settings, message):
+    with pytest.raises(ConfigError) as caught:
+        kind(**settings)
+    assert str(caught.value) == message
+
+
+def test_all_mistakes_of_a_training_are_told_together():
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(steps=2, batch_size=0, dtype="int4")
+    told = str(caught.value)
+    assert "train.dtype is 'int4'" in told and "train.batch_size is 0" in told
+    assert told.endswith("train.steps 2: no steps are left to report; train more steps, or leave out at most 1")
