@@ -89,7 +89,6 @@ def _callback(name: str, title: str, program: str, package: str, *arguments: str
         arguments=(*arguments, "--callback", "--accumulate", "2"),
         launches_itself=launches_itself,
         packages=(package,),
-        faults=(),
     )
 
 
@@ -100,7 +99,6 @@ _TORCH = (
         title="DDP, accumulating over 2 microbatches",
         program="plain_loop.py",
         arguments=("--kind", "ddp", "--accumulate", "2"),
-        faults=(),
     ),
     _loop("fsdp1", "FSDP1 (`FullyShardedDataParallel`)", "fsdp1"),
     _loop("fsdp2", "FSDP2 (`fully_shard`)", "fsdp2"),
