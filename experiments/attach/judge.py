@@ -22,8 +22,8 @@ IN_PLACE = "in place"
 _MEMORY_BYTES = 2**30
 _LARGEST_DIFFERENCE = 0.05
 _COMPARED = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA)
-_SHORTEST_PHASE_NS = 1_000_000
-"""Per step. In shorter ones the profiler's own cost between two time stamps is more than the difference allowed."""
+_SHORTEST_NS = 1_000_000
+"""In a shorter interval, the profiler's own cost between two time stamps is more than the difference allowed."""
 
 
 @dataclass(kw_only=True)
@@ -136,10 +136,9 @@ def _judge_phases(traced: Ran, rows: Any, found: Judgement) -> None:
     if not path.exists() or "end_ns" not in window:
         found.notes.append("the profiler did not run")
         return
-    num_steps = sum(window["begin_ns"] < step["end_ns"] <= window["end_ns"] for step in traced.witnesses[0]["steps"])
     inside = (rows["begin_ns"] >= window["begin_ns"]) & (rows["end_ns"] <= window["end_ns"])
     for phase, theirs in profiled_phases(path).items():
-        if covered_ns(theirs) < _SHORTEST_PHASE_NS * num_steps:
+        if not theirs or statistics.median(end - begin for begin, end in theirs) < _SHORTEST_NS:
             continue
         of_phase = inside & (rows["phase"] == phase)
         ours = list(zip(rows["begin_ns"][of_phase].tolist(), rows["end_ns"][of_phase].tolist(), strict=True))
@@ -155,15 +154,15 @@ def _judge_phases(traced: Ran, rows: Any, found: Judgement) -> None:
 def typical_difference(ours: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -> float:
     """Return by which share of the profiler's time ours differ: the median of pairs of outermost intervals.
 
-    A rank that loses its core between two time stamps puts milliseconds between them, once. Where the numbers of
+    Short ones do not count. A rank that loses its core between two time stamps puts milliseconds between them. Where the numbers of
     intervals differ, their sums are compared, and anything that only one of both has counts.
     """
     pairs = list(zip(_outermost(ours), _outermost(theirs), strict=False))
-    if not pairs or len(_outermost(ours)) != len(_outermost(theirs)):
+    lengths = [(end - begin, their_end - their_begin) for (begin, end), (their_begin, their_end) in pairs]
+    shares = [own / other - 1 for own, other in lengths if other >= _SHORTEST_NS]
+    if not shares or len(_outermost(ours)) != len(_outermost(theirs)):
         return covered_ns(ours) / covered_ns(theirs) - 1
-    return statistics.median(
-        (end - begin) / max(their_end - their_begin, 1) - 1 for (begin, end), (their_begin, their_end) in pairs
-    )
+    return statistics.median(shares)
 
 
 def profiled_phases(path: Path) -> dict[Phase, list[tuple[int, int]]]:

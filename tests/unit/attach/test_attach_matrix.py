@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,17 @@ def test_time_that_spans_cover(spans: list[tuple[int, int]], covered: int) -> No
     ],
 )
 def test_intervals_are_compared_in_pairs(ours: list[tuple[int, int]], share: float) -> None:
-    assert typical_difference(ours, [(0, 10), (20, 30), (40, 50)]) == pytest.approx(share)
+    theirs = [(0, 10), (20, 30), (40, 50)]
+    assert typical_difference(_in_ms(ours), _in_ms(theirs)) == pytest.approx(share)
+
+
+def test_intervals_that_the_profiler_itself_fills_do_not_count() -> None:
+    ours, theirs = [(0, 10), (20, 20.1), (40, 40.1)], [(0, 10), (20, 20.2), (40, 40.2)]
+    assert typical_difference(_in_ms(ours), _in_ms(theirs)) == 0.0
+
+
+def _in_ms(spans: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:
+    return [(round(begin * 1e6), round(end * 1e6)) for begin, end in spans]
 
 
 def _ran(loss: str = "0x1p0", code: int = 0, stderr: str = "") -> Ran:
