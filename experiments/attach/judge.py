@@ -154,8 +154,8 @@ def _judge_phases(traced: Ran, rows: Any, found: Judgement) -> None:
 def typical_difference(ours: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -> float:
     """Return by which share of the profiler's time ours differ: the median of pairs of outermost intervals.
 
-    Short ones do not count. A rank that loses its core between two time stamps puts milliseconds between them. Where the numbers of
-    intervals differ, their sums are compared, and anything that only one of both has counts.
+    Short ones do not count. A rank that loses its core between two time stamps puts milliseconds between them. Where
+    the numbers of intervals differ, their sums are compared, and anything that only one of both has counts.
     """
     pairs = list(zip(_outermost(ours), _outermost(theirs), strict=False))
     lengths = [(end - begin, their_end - their_begin) for (begin, end), (their_begin, their_end) in pairs]
