@@ -100,7 +100,7 @@ def _remarks(row: Row, result: dict[str, Any] | None) -> Iterator[str]:
         yield result["untested"]
     else:
         yield from result["problems"]
-        yield from result["notes"]
+        yield from (note for note in result["notes"] if not note.startswith("hpcpace:"))  # our own last line
         for fault, (is_right, said) in result["faults"].items():
             if not is_right:
                 yield f"with the fault {fault} the report says “{said}”"

@@ -219,7 +219,7 @@ def judge_fault(fault: Fault, summary: dict[str, Any] | None) -> tuple[bool, str
     culprits = {(culprit["kind"], culprit["id"]) for culprit in verdict["culprits"]}
     aliases = {alias for culprit in verdict["culprits"] for alias in culprit["aliases"]}
     text = " ".join((verdict["headline"], *verdict["why"])).lower()
-    stages = {"compute": ("compute", "forward"), "loader": ("data", "loading"), "host": ("compute", "forward")}
+    stages = {"compute": ("comput", "forward"), "loader": ("data", "loading"), "host": ("comput", "forward")}
     wanted = {
         "compute": ("rank", str(SLOW_COMPUTE_RANK)),
         "loader": ("rank", str(SLOW_LOADER_RANK)),

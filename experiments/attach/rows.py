@@ -152,7 +152,7 @@ _NANOGPT = Row(
         "--max_iters=39 --lr_decay_iters=39 --warmup_iters=2 --eval_interval=20 --eval_iters=4"
     ),
     faults=_WITHOUT_LOADER,
-    note="`get_batch` is a function of the script, so loading counts as other.",
+    note="Loading is a function of the script and counts as other; what GradScaler does counts as optimizer.",
 )
 _MINGPT = Row(
     name="mingpt-ddp",
