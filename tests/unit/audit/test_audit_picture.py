@@ -148,9 +148,9 @@ def test_a_snapshot_of_very_many_cores_and_ranks_is_drawn_within_bounds(tree_pat
     snapshot = take_tree(small_node("n1").write(tree_path))
     cpus = dataclasses.replace(
         snapshot.hardware.cpus,
-        online="0-65535",
-        cores=tuple(map(str, range(65_536))),
-        packages={"0": "0-65535"},
+        online="0-8191",
+        cores=tuple(map(str, range(8_192))),
+        packages={"0": "0-8191"},
     )
     ranks = tuple(
         dataclasses.replace(snapshot.ranks[0], rank=number, local_rank=number, cpus=str(number))
