@@ -2,8 +2,9 @@
 
     python docs/tables.py
 
-A table stands between `<!-- options COMMAND -->` or `<!-- settings SECTION -->` and `<!-- end -->`. Options come from
-the commands and their help texts, settings from the dataclasses of `hpcpace.config` and the text below each field.
+A table stands between `<!-- options COMMAND -->`, `<!-- settings SECTION -->` or `<!-- glossary report -->` and
+`<!-- end -->`. Options come from the commands and their help texts, settings from the dataclasses of `hpcpace.config`
+and the text below each field, terms from the glossary of the report.
 tests/unit/test_documents.py fails while a table is not what this script would write.
 """
 
@@ -21,9 +22,10 @@ import click
 
 from hpcpace.cli import cli
 from hpcpace.config import Config
+from hpcpace.report.words.glossary import GLOSSARY
 
 FOLDER = Path(__file__).parent
-_TABLE = re.compile(r"(<!-- (options|settings) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- (options|settings|glossary) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X", "path": "PATH"}
 
 
@@ -34,7 +36,7 @@ def documents() -> list[Path]:
 
 def with_tables(text: str) -> str:
     """Return a document with all its tables as the code has them now."""
-    makers = {"options": options_table, "settings": settings_table}
+    makers = {"options": options_table, "settings": settings_table, "glossary": glossary_table}
     return _TABLE.sub(lambda found: f"{found[1]}{makers[found[2]](found[3])}\n{found[4]}", text)
 
 
@@ -56,6 +58,12 @@ def settings_table(section: str) -> str:
     meanings = _texts_below_fields(kind)
     rows = [(f"`{f.name}`", meanings[f.name], _shown(f.default)) for f in dataclasses.fields(kind)]
     return _table("setting", rows)
+
+
+def glossary_table(_: str) -> str:
+    """Return the terms of the report with what they mean."""
+    rows = [f"| {term.name} | {_cell(term.meaning)} |" for term in GLOSSARY]
+    return "\n".join(["| term | meaning |", "|---|---|", *rows])
 
 
 def _table(first: str, rows: list[tuple[str, str, str]]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from chromium import INSTALL, Browser, find_chromium
 from report_sample import HEALTHY, NASTY, SampleVerdict, sample_plots, sample_summary
 
+from experiments.chromium import INSTALL, Browser, find_chromium
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.report.html.page import write_html
 
@@ -55,9 +56,20 @@ def pages(tmp_path_factory) -> dict[str, tuple[Path, int]]:
     return {name: (folder / f"{name}.html", count) for name, (*_, count) in made.items()}
 
 
+_SCROLL = """(async () => {
+  for (const plot of document.querySelectorAll(".plot")) {
+    plot.scrollIntoView({ behavior: "instant" });
+    await new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)));
+  }
+  scrollTo({ top: 0, behavior: "instant" });
+})()"""
+
+
 def _open(browser: Browser, path: Path, width: int, **how: bool) -> None:
+    """Open a page and read it to its end, which draws the plots."""
     browser.open(path.as_uri(), width=width, **how)
-    browser.wait_for("document.documentElement.dataset.drawn !== undefined")
+    browser.evaluate(_SCROLL)
+    browser.wait_for("Number(document.documentElement.dataset.drawn) === document.querySelectorAll('.plot').length")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -83,7 +95,7 @@ def test_a_host_that_is_named_like_a_script_is_shown_by_its_name(browser, pages)
     label = browser.evaluate("document.querySelector('#own-delay .yaxislayer-above').textContent")
     assert "0 <script>alert(1)</s" in label
     assert browser.evaluate("document.querySelector('h1').textContent").startswith("<script>alert(1)</script>\\x1b")
-    assert browser.evaluate("document.scripts.length") == 3
+    assert browser.evaluate("document.scripts.length") == 5  # plotly.js was unpacked into one
 
 
 def test_a_script_that_was_slipped_in_does_not_run(browser, pages, tmp_path):
@@ -148,3 +160,124 @@ def test_paper_is_light_narrow_and_has_every_figure(browser, pages):
 def test_a_key_reaches_every_table_that_scrolls(browser, pages):
     _open(browser, pages["plain"][0], 390)
     assert browser.evaluate("[...document.querySelectorAll('.table')].every((table) => table.tabIndex === 0)")
+
+
+def test_plots_wait_until_they_are_near(browser, pages):
+    browser.open(pages["many"][0].as_uri(), width=1280)
+    browser.wait_for("window.Plotly !== undefined")
+    assert browser.evaluate("Number(document.documentElement.dataset.drawn)") < 11
+    assert browser.evaluate("[...document.querySelectorAll('.plot')].at(-1).childElementCount") == 0
+
+
+TABLE = "#about-phases-by-rank ~ details"
+RANKS = (
+    f"[...document.querySelectorAll('{TABLE} tbody tr:not([hidden]) td:first-child')].map((cell) => cell.textContent)"
+)
+
+
+@pytest.fixture
+def opened(browser, pages) -> Browser:
+    """Return the browser with a page of four ranks, and their table open."""
+    _open(browser, pages["plain"][0], 1280)
+    browser.evaluate(f"document.querySelector('{TABLE}').open = true")
+    return browser
+
+
+def _press_enter(browser: Browser) -> None:
+    key = {"key": "Enter", "code": "Enter", "text": "\r", "windowsVirtualKeyCode": 13}
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, **key)
+
+
+def _fill(browser: Browser, *rows: str) -> None:
+    """Put other rows into the table, their cells divided by `|`."""
+    made = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row.split('|'))}</tr>" for row in rows)
+    browser.evaluate(f"document.querySelector('{TABLE} tbody').innerHTML = {json.dumps(made)}")
+
+
+def test_a_click_or_a_key_sorts_a_table_and_says_so(opened):
+    head = f"document.querySelector('{TABLE} th:nth-child(6)')"
+    shown = f"[...document.querySelectorAll('{TABLE} td:nth-child(6)')].map((cell) => parseFloat(cell.textContent))"
+    before = opened.evaluate(shown)
+    opened.evaluate(f"{head}.click()")
+    assert opened.evaluate(shown) == sorted(before)
+    assert opened.evaluate(f"{head}.ariaSort") == "ascending"
+    opened.evaluate(f"{head}.querySelector('button').focus()")
+    _press_enter(opened)
+    assert opened.evaluate(f"{head}.ariaSort") == "descending"
+    assert opened.evaluate(shown) == sorted(before, reverse=True)
+
+
+def test_quantities_are_sorted_by_size_whatever_their_unit_and_unknown_ones_last(opened):
+    _fill(opened, "1.50 s", "?", "850 ns", "12.3 us", "4.56 ms", "\u2013")
+    for expected in (["850 ns", "12.3 us", "4.56 ms", "1.50 s"], ["1.50 s", "4.56 ms", "12.3 us", "850 ns"]):
+        opened.evaluate(f"document.querySelector('{TABLE} th').click()")
+        assert opened.evaluate(RANKS) == [*expected, "?", "\u2013"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "ranks"), [("2", ["2"]), ("1-2", ["1", "2"]), ("n1", ["2", "3"]), ("0, N1", ["0", "2", "3"]), ("x", [])]
+)
+def test_the_reader_chooses_ranks_and_hosts(opened, typed, ranks):
+    plotted = "[...document.querySelectorAll('#own-delay .yaxislayer-above text')].map((text) => text.textContent[0])"
+    plotted += ".sort()"
+    assert opened.evaluate(RANKS) == opened.evaluate(plotted) == ["0", "1", "2", "3"]
+    opened.evaluate(f"choose.value = {typed!r}; choose.dispatchEvent(new Event('input'))")
+    opened.wait_for(f"JSON.stringify({plotted}) === '{json.dumps(ranks, separators=(',', ':'))}'")
+    assert opened.evaluate(RANKS) == ranks
+    assert opened.evaluate("document.getElementById('chosen').textContent") == f"{len(ranks)} of 4 ranks"
+
+
+def _saved(browser: Browser, click: str) -> str:
+    """Return the content of the file that a click saves."""
+    browser.evaluate("window.made = []; URL.createObjectURL = (blob) => { made.push(blob); return '#'; }")
+    browser.evaluate(click)
+    browser.wait_for("made.length === 1")
+    return browser.evaluate("made[0].text()")
+
+
+def test_a_table_is_saved_with_numbers_and_without_formulas(opened):
+    _fill(opened, '0|=1+1|a"b,c|12.0 ms|50.0 %|+1.5 %|\u2013|1.50 s|3 us')
+    saved = _saved(opened, f"document.querySelector('{TABLE} caption button').click()")
+    units = "step (ms),busy (%),excess over role (%),noise,exposed wait (ms),exposed transfer (ms)"
+    assert saved == f'rank,host,role,{units}\n0,\'=1+1,"a""b,c",12,50,1.5,,1500,0.003\n'
+
+
+def test_summary_json_is_saved_from_the_page(opened):
+    found = json.loads(_saved(opened, "document.getElementById('save-summary').click()"))
+    assert found["schema"] == "hpcpace-summary/2"
+    assert len(found["ranks"]) == 4
+
+
+def test_a_command_is_copied_also_without_a_clipboard(opened):
+    copied = "document.addEventListener('copy', () => { window.copied = document.activeElement.value; })"
+    opened.evaluate(f"{copied}; navigator.clipboard.writeText = () => Promise.reject()")
+    opened.evaluate("document.querySelector('.verdict .copy').focus()")
+    _press_enter(opened)
+    opened.wait_for("window.copied")
+    assert opened.evaluate("copied") == "#SBATCH --exclude=n1"
+
+
+def test_the_chosen_colours_are_kept(browser, pages):
+    _open(browser, pages["plain"][0], 1280)
+    browser.evaluate("document.getElementById('theme').click()")
+    assert browser.evaluate("getComputedStyle(document.body).color") == "rgb(233, 234, 235)"
+    _open(browser, pages["plain"][0], 1280)
+    assert browser.evaluate("getComputedStyle(document.body).color") == "rgb(233, 234, 235)"
+    browser.evaluate("localStorage.clear()")
+
+
+def test_a_term_is_explained_to_the_keyboard(opened):
+    assert opened.evaluate("document.getElementById('tip').hidden")
+    opened.evaluate("document.querySelector('a.term').focus()")
+    assert opened.evaluate("document.getElementById('tip').textContent.length") > 20
+    assert not opened.evaluate("document.getElementById('tip').hidden")
+
+
+def test_rows_are_cards_on_a_phone(browser, pages):
+    _open(browser, pages["plain"][0], 375, touch=True)
+    browser.evaluate(f"document.querySelector('{TABLE}').open = true")
+    cell = f"document.querySelector('{TABLE} td:nth-child(2)')"
+    assert browser.evaluate(f"getComputedStyle({cell}, '::before').content") == '"host"'
+    assert browser.evaluate(f"{cell}.parentElement.getBoundingClientRect().right") <= 375
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 375

@@ -98,6 +98,7 @@ def _origins(summary: Summary, hosts: Mapping[int, str]) -> Plot:
             "yaxis": names_axis(len(rows)),
         },
         legend=[(name, color, "") for name, color, _ in columns] if is_passed else (),
+        rows=[(name, str(row.rank), hosts.get(row.rank, "")) for name, row in zip(names, rows, strict=True)],
     )
 
 

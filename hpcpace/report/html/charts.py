@@ -111,6 +111,8 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
     rows: list[RankRow | RoleRow] = [*roles, *ranks]
     names = [f"{plot_text(role.role, LABEL_WIDTH)} ({len(role.ranks)} ranks)" for role in roles]
     names += [marked(plot_text(f"{row.rank} {row.host}", LABEL_WIDTH), row.rank in named) for row in ranks]
+    names = unique(names)
+    about = [("", "") for _ in roles] + [(str(row.rank), row.host) for row in ranks]
     shown = [bar for bar in _BARS if any(row.parts_ns[part] for row in rows for part in bar[1])]
     dropped = len(summary.roles) - len(roles)
     some = f" Roles first, then the {len(ranks)} of {len(summary.ranks)} ranks with the largest and smallest excess"
@@ -126,7 +128,7 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
                 "orientation": "h",
                 "name": name,
                 "x": rounded(np.array([100 * sum(row.shares[part] for part in parts) for row in rows])),
-                "y": unique(names),
+                "y": names,
                 "customdata": rounded(np.array([sum(row.parts_ns[p] for p in parts) / NS_PER_MS for row in rows])),
                 "marker": {
                     "color": color,
@@ -150,6 +152,7 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
             "yaxis": names_axis(len(rows)),
         },
         legend=[(name, color, pattern) for name, _, color, pattern in shown],
+        rows=[(name, *of) for name, of in zip(names, about, strict=True)],
     )
 
 

@@ -35,6 +35,8 @@ class Plot:
         height_px: its height.
         traces, layout: as plotly.js takes them; `packed` in a trace stands for its z.
         legend: names, colours and patterns.
+        rows: names of its rows, with the ranks and hosts of each as of `hpcpace.report.html.text.About`, so that the
+            reader can choose some; empty where rows are not about ranks.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Plot:
     traces: Sequence[Mapping[str, Any]]
     layout: Mapping[str, Any]
     legend: Sequence[tuple[str, str, str]] = ()
+    rows: Sequence[tuple[str, str, str]] = ()
 
 
 def plot_text(text: str, width: int = 200) -> str:

@@ -33,10 +33,10 @@ def own_delay(
     names = [plot_text(label, LABEL_WIDTH) for label in labels[::by_row]]
     if by_row > 1:
         names = [f"{plot_text(label, 14)} …" for label in labels[::by_row]]
-    names = [
+    names = unique(
         marked(name, any(by_row * place <= row < by_row * (place + 1) for row in named))
         for place, name in enumerate(names)
-    ]
+    )
     remark = f" {remark}" * bool(remark) + NAMED * bool(named)
     parts = [plural(by_row, "rank")] * (by_row > 1) + [plural(by_column, "step")] * (by_column > 1)
     thinned = f" Each cell is the largest magnitude of {' and '.join(parts)}." if parts else ""
@@ -55,7 +55,7 @@ def own_delay(
                 "type": "heatmap",
                 "packed": packed(values),
                 "x": [int(value) for value in step[::by_column]],
-                "y": unique(names),
+                "y": names,
                 "zmin": -limit,
                 "zmax": limit,
                 "colorscale": "@diverging",
@@ -64,7 +64,16 @@ def own_delay(
             }
         ],
         layout={"xaxis": axis("step"), "yaxis": names_axis(len(values)), "margin": {"t": 46}},
+        rows=[(name, *_about(labels[by_row * place : by_row * (place + 1)])) for place, name in enumerate(names)],
     )
+
+
+def _about(labels: Sequence[str]) -> tuple[str, str]:
+    """Return the ranks and the hosts of some rows, whose labels are like `3 n1`."""
+    parts = [label.partition(" ") for label in labels]
+    first, last = parts[0][0], parts[-1][0]
+    hosts = dict.fromkeys(host for *_, host in parts)
+    return first if first == last else f"{first}-{last}", " ".join(hosts)
 
 
 def transfer_matrix(matrix: Matrix, unit: str, units: str) -> Plot:

@@ -6,16 +6,12 @@ text that comes from files is escaped, so that the name of a host is never more 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Collection
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-from plotly.offline import get_plotlyjs
 
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.sentences import suspect_line
@@ -25,15 +21,28 @@ from hpcpace.report.html import charts, maps, sections
 from hpcpace.report.html.causes import cause_content, cause_plots
 from hpcpace.report.html.figure import Plot
 from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
+from hpcpace.report.html.packed import asset, compressed, embedded, plot_library, script_hash, unpacked
 from hpcpace.report.html.text import contents, escape, facts, figure, section, side_by_side, warning
 from hpcpace.report.html.verdict import verdict_head
 from hpcpace.report.words.audit import audit_subtitle
 from hpcpace.report.words.causes import named_ranks_of
 from hpcpace.report.words.pacing import pacing_lines
 from hpcpace.report.words.run import MAY_CHANGE
+from hpcpace.rundir import json_text
 
 _Section = tuple[str, str, tuple[str, ...]]  # title, lead, content
 
+_SCRIPTS = ("base.js", "plots.js", "tables.js", "controls.js")
+
+_TOOLS = (
+    '<div class="tools" hidden><button type="button" id="save-summary">Save summary.json</button>'
+    '<button type="button" id="theme"></button></div>'
+)
+_CHOICE = (
+    '<div class="tools choose" hidden role="search"><label for="choose">Only ranks or hosts</label>'
+    '<input type="search" id="choose" placeholder="3, 8-15, n2" autocomplete="off" spellcheck="false">'
+    '<span id="chosen" role="status"></span></div>'
+)
 _LEAST_POINTS = 3  # of a curve that begins at 1
 
 _REASONS = {
@@ -78,17 +87,24 @@ def page(summary: Summary, verdict: Verdict, plots: PlotData, *, progress: str =
         progress: how far a run is that still runs; empty of one that has ended.
     """
     drawn = _drawn(summary, plots)
-    script, plotly = _asset("page.js"), re.sub(r"</(?=script)", r"<\\/", get_plotlyjs(), flags=re.IGNORECASE)
+    library, script = plot_library(), _script()
     fields = {
         "TITLE": escape(f"{verdict.mode}: {Path(summary.run).name} · hpcpace"),
-        "SCRIPTS": " ".join(_hash(code) for code in (plotly, script)),
-        "STYLE": _asset("page.css"),
+        "SCRIPTS": " ".join(script_hash(code) for code in (unpacked(library), script.encode())),
+        "STYLE": asset("page.css"),
+        "DARK": asset("dark.css"),
         "BODY": _body(summary, verdict, plots, drawn, progress),
-        "DATA": _embedded({plot.name: _description(plot) for plot in drawn.values()}),
-        "PLOTLY": plotly,
+        "DATA": _json({plot.name: _description(plot) for plot in drawn.values()}),
+        "SUMMARY": embedded(compressed(json_text(summary.to_json()))),
+        "LIBRARY": embedded(library),
         "SCRIPT": script,
     }
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: fields[found[1]], _asset("page.html"))
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: fields[found[1]], asset("page.html"))
+
+
+def _script() -> str:
+    parts = "\n".join(asset(name) for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
@@ -138,17 +154,20 @@ def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, 
             *_details(summary, plots, drawn),
             ("What was left out", "", (sections.left_out(summary, reasons),)),
             ("This run", "", (sections.run_facts(summary, plots),)),
+            ("Terms", "", (sections.terms(),)),
         )
     ]
     which = f"attempt {summary.attempt}" + (f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else "")
+    head = f'<header class="run">hpcpace report of <b>{escape(summary.run)}</b>, {which}</header>'
     parts = (
-        f'<header class="run">hpcpace report of <b>{escape(summary.run)}</b>, {which}</header>',
+        f'<div class="head">{head}{_TOOLS}</div>',
         warning(f"{progress}: {MAY_CHANGE}" if progress else "", "State"),
         verdict_head(verdict, [title for title, content in made if content]),
         warning(suspect_line(summary.clocks)),
         *(warning(sentence) for sentence in summary.steps.warnings),
         warning(summary.world.emulation, "Lab"),
         contents([title for title, content in made if content]),
+        _CHOICE if len(summary.ranks) > 1 else "",
         "<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>",
         *(content for _, content in made),
     )
@@ -234,18 +253,11 @@ def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
 
 
 def _description(plot: Plot) -> dict[str, object]:
-    return {"height": plot.height_px, "traces": plot.traces, "layout": plot.layout}
+    rows = {"rows": plot.rows} if plot.rows else {}
+    return {"height": plot.height_px, "traces": plot.traces, "layout": plot.layout, **rows}
 
 
-def _embedded(data: object) -> str:
+def _json(data: object) -> str:
     # No text in it may end the element that holds it.
     made = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return made.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _hash(script: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _asset(name: str) -> str:
-    return files("hpcpace.report.html").joinpath(name).read_text(encoding="utf-8")

@@ -8,10 +8,11 @@ from hpcpace import __version__
 from hpcpace.diagnosis.plot_data import HotspotRow, PlotData
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import HostPair, Shares, Summary
-from hpcpace.report.html.text import facts, notes, stacked_bar, table
+from hpcpace.report.html.text import escape, facts, notes, stacked_bar, table
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
 from hpcpace.report.words.audit import AUDIT_HEAD, NO_MATCH, audit_cells
 from hpcpace.report.words.causes import skew_reading
+from hpcpace.report.words.glossary import GLOSSARY
 from hpcpace.report.words.run import outcome_line
 from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration
 from hpcpace.wording import alias_name, milliseconds, named_ranks, percent, place_name, plural, rank_list
@@ -121,7 +122,13 @@ def audit_table(summary: Summary) -> str:
     if audit is None:
         return ""
     rows = [audit_cells(match) for match in audit.matches]
-    made = table("Findings of the audit on the culprits", AUDIT_HEAD, rows, text=range(len(AUDIT_HEAD)))
+    made = table(
+        "Findings of the audit on the culprits",
+        AUDIT_HEAD,
+        rows,
+        text=range(len(AUDIT_HEAD)),
+        commands=len(AUDIT_HEAD) - 1,
+    )
     nothing = [] if rows else [NO_MATCH]
     return made + notes([*nothing, *_limited(audit.problems, "problem")])
 
@@ -141,7 +148,11 @@ def hotspots_table(rows: Sequence[HotspotRow]) -> str:
     ]
     some = f", the first {_MOST_HOTSPOTS} of {len(rows)}" if len(rows) > _MOST_HOTSPOTS else ""
     head = ("place", "adds per step", "95 % interval", "of lateness", "could also be")
-    return table(f"Places by effect{some}", head, cells, text=(0, 4))
+    about = [
+        (row.name if row.kind == "rank" else "", row.name if row.kind == "node" else "")
+        for row in rows[:_MOST_HOTSPOTS]
+    ]
+    return table(f"Places by effect{some}", head, cells, text=(0, 4), about=about)
 
 
 def clock_notes(summary: Summary) -> str:
@@ -269,8 +280,18 @@ def rank_table(summary: Summary) -> str:
     head = ("rank", "host", "role", "step", "busy", "excess over role", "noise", "exposed wait", "exposed transfer")
     num_ranks = len(summary.ranks)
     which = f"All {num_ranks}" if num_ranks <= _MOST_RANKS else f"The first {_MOST_RANKS} of {num_ranks}"
-    inside = table("Means per step", head, rows, text=(1, 2))
+    about = [(str(row.rank), row.host) for row in summary.ranks[:_MOST_RANKS]]
+    inside = table("Means per step", head, rows, text=(1, 2), about=about)
     return f"<details><summary>{which} ranks in figures</summary>{inside}</details>" if rows else ""
+
+
+def terms() -> str:
+    """Return the glossary, which the terms of the page link to."""
+    entries = "\n".join(
+        f'<dt id="{term.anchor}" tabindex="-1">{escape(term.name)}</dt><dd>{escape(term.meaning)}</dd>'
+        for term in GLOSSARY
+    )
+    return f'<dl class="glossary">\n{entries}\n</dl>'
 
 
 def _limited(lines: Sequence[str], noun: str) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hpcpace.quoting import printable
 from hpcpace.report.html.figure import Plot
 from hpcpace.report.words.directive import DIRECTIVE
+from hpcpace.report.words.glossary import terms_in
 from hpcpace.wording import percent
 
 
@@ -17,11 +18,42 @@ def escape(text: str) -> str:
     return html.escape(printable(text))
 
 
+_CODE = re.compile(rf"`([^`]+)`|({DIRECTIVE.pattern})")
+_TERM_LINK = re.compile(r'<a class="term" href="#([^"]*)">([^<]*)</a>')
+
+
 def prose(text: str) -> str:
     """Return a sentence, escaped, with what belongs into a job script or shell set as code."""
-    return re.sub(
-        rf"`([^`]+)`|({DIRECTIVE.pattern})", lambda found: f"<code>{found[1] or found[2]}</code>", escape(text)
-    )
+    return _CODE.sub(lambda found: f"<code>{found[1] or found[2]}</code>", escape(text))
+
+
+def with_terms(text: str) -> str:
+    """Return what `prose` does of a sentence of hpcpace, with links from its terms to the glossary."""
+    made, at = [], 0
+    for found in _CODE.finditer(text):
+        made += [_linked(text[at : found.start()]), prose(found[0])]
+        at = found.end()
+    return "".join([*made, _linked(text[at:])])
+
+
+def _linked(text: str) -> str:
+    made, at = [], 0
+    for begin, end, term in terms_in(text):
+        made += [escape(text[at:begin]), f'<a class="term" href="#{term.anchor}">{escape(text[begin:end])}</a>']
+        at = end
+    return "".join([*made, escape(text[at:])])
+
+
+def first_terms(content: str) -> str:
+    """Return HTML in which each term is a link where it comes up first, and plain afterwards."""
+    seen: set[str] = set()
+
+    def kept(found: re.Match[str]) -> str:
+        is_first = found[1] not in seen
+        seen.add(found[1])
+        return found[0] if is_first else found[2]
+
+    return _TERM_LINK.sub(kept, content)
 
 
 def section(title: str, lead: str, *content: str) -> str:
@@ -29,9 +61,9 @@ def section(title: str, lead: str, *content: str) -> str:
     inside = "\n".join(part for part in content if part)
     if not inside:
         return ""
-    remark = f'<p class="lead">{prose(lead)}</p>\n' if lead else ""
+    remark = f'<p class="lead">{with_terms(lead)}</p>\n' if lead else ""
     head = f'<h2 id="{anchor(title)}">{escape(title)}</h2>'
-    return f'<section aria-labelledby="{anchor(title)}">\n{head}\n{remark}{inside}\n</section>'
+    return f'<section aria-labelledby="{anchor(title)}">\n{head}\n{first_terms(remark + inside)}\n</section>'
 
 
 def anchor(title: str) -> str:
@@ -56,7 +88,7 @@ def figure(plot: Plot, title: str = "") -> str:
     """Return the place of a plot with its caption and legend; page.js draws into it."""
     head = f"<h3>{escape(title)}</h3>\n" if title else ""
     return (
-        f"<figure>\n{head}<figcaption>{escape(plot.caption)}</figcaption>\n{legend(plot.legend)}"
+        f"<figure>\n{head}<figcaption>{with_terms(plot.caption)}</figcaption>\n{legend(plot.legend)}"
         f'<div class="plot" id="{plot.name}" role="img" aria-label="{escape(plot.label)}" '
         f'style="height:{plot.height_px}px"></div>\n</figure>'
     )
@@ -67,7 +99,7 @@ def legend(entries: Sequence[tuple[str, str, str]], values: Sequence[str] = ()) 
     shown = [f" <b>{escape(value)}</b>" for value in values] or [""] * len(entries)
     items = [
         f'<li><i class="{"hatched" if pattern else "plain"}" style="background-color:var(--{color[1:]})"></i>'
-        f"{escape(name)}{value}</li>"
+        f"{with_terms(name)}{value}</li>"
         for (name, color, pattern), value in zip(entries, shown, strict=True)
     ]
     return f'<ul class="legend">{"".join(items)}</ul>\n' if items else ""
@@ -90,38 +122,68 @@ def stacked_bar(entries: Sequence[tuple[str, str, str]], shares: Sequence[float]
     return f'<div class="bar" role="img" aria-label="{escape(label)}">{spans}</div>\n{legend(entries, values)}'
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[int] = (0,)) -> str:
+About = tuple[str, str]
+"""What a row is about, so that the reader can choose it: a rank or a range, as `6-7`, and hosts with blanks between."""
+
+
+def table(
+    caption: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    text: Sequence[int] = (0,),
+    about: Sequence[About] = (),
+    commands: int = -1,
+) -> str:
     """Return a table that scrolls by itself where it is wider than the page; empty without rows.
+
+    On a phone each row is a card (page.css), which takes the names of the columns from the table's style.
 
     Args:
         caption: what it shows.
         head: names of the columns.
         rows: their cells.
         text: the columns that are text; the others are numbers.
+        about: what each row is about; nothing if empty.
+        commands: the column of lines to copy into a shell or job script, -1 without one.
     """
     if not rows:
         return ""
     classes = [' class="text"' if column in text else "" for column in range(len(head))]
-    titles = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(head, classes, strict=True))
+    titles = "".join(f'<th scope="col"{kind}>{with_terms(name)}</th>' for name, kind in zip(head, classes, strict=True))
+    kinds = [' class="text command"' if column == commands else kind for column, kind in enumerate(classes)]
+    labels = ";".join(f"--head-{column}:{_css_string(name)}" for column, name in enumerate(head, 1))
     body = "\n".join(
-        f"<tr>{''.join(f'<td{kind}>{prose(cell)}</td>' for cell, kind in zip(row, classes, strict=True))}</tr>"
-        for row in rows
+        f"<tr{_chosen_by(subject)}>"
+        f"{''.join(f'<td{kind}>{prose(cell)}</td>' for cell, kind in zip(row, kinds, strict=True))}</tr>"
+        for row, subject in zip(rows, about or [("", "")] * len(rows), strict=True)
     )
     return (
-        f'<div class="table" role="region" tabindex="0" aria-label="{escape(caption)}"><table>\n'
-        f"<caption>{escape(caption)}</caption>\n<thead><tr>{titles}</tr></thead>\n"
+        f'<div class="table" role="region" tabindex="0" aria-label="{escape(caption)}">'
+        f'<table style="{escape(labels)}">\n'
+        f"<caption>{with_terms(caption)}</caption>\n<thead><tr>{titles}</tr></thead>\n"
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
 
 
+def _chosen_by(about: About) -> str:
+    ranks, hosts = about
+    return f' data-ranks="{escape(ranks)}"' * bool(ranks) + f' data-hosts="{escape(hosts)}"' * bool(hosts)
+
+
+def _css_string(text: str) -> str:
+    quoted = printable(text).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{quoted}'"
+
+
 def notes(lines: Sequence[str]) -> str:
     """Return sentences as a list; empty without any."""
-    return f'<ul class="notes">{"".join(f"<li>{prose(line)}</li>" for line in lines)}</ul>' if lines else ""
+    return f'<ul class="notes">{"".join(f"<li>{with_terms(line)}</li>" for line in lines)}</ul>' if lines else ""
 
 
 def facts(pairs: Sequence[tuple[str, str]], kind: str = "facts") -> str:
     """Return names and values, without those whose value is empty."""
-    inside = "".join(f"<div><dt>{escape(name)}</dt><dd>{prose(value)}</dd></div>" for name, value in pairs if value)
+    inside = "".join(f"<div><dt>{with_terms(name)}</dt><dd>{prose(value)}</dd></div>" for name, value in pairs if value)
     return f'<dl class="{kind}">{inside}</dl>' if inside else ""
 
 

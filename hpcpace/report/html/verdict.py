@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from hpcpace.diagnosis.diagnose import Culprit
 from hpcpace.diagnosis.summary import Verdict
-from hpcpace.report.html.text import anchor, escape, prose, table
+from hpcpace.report.html.text import About, anchor, escape, first_terms, prose, table, with_terms
 from hpcpace.wording import alias_name, percent, place_name
 
 _LONG_HEADLINE = 80
@@ -41,10 +41,11 @@ def verdict_head(verdict: Verdict, titles: Collection[str] = ()) -> str:
     also = [(line, _EVIDENCE.get(line.partition(":")[0], ())) for line in verdict.also]
     parts = (("Why", why), ("Next", [(line, ()) for line in verdict.next]), ("Also", also))
     rows = "".join(f"<dt>{name}</dt><dd>{_paragraphs(lines, titles)}</dd>" for name, lines in parts if lines)
-    return (
-        f'<div class="verdict {kind}">\n<p class="mode">{escape(_capital(tag))}<span>{sure}</span></p>\n'
-        f"<h1{long}>{prose(_capital(headline))}</h1>\n<dl>{rows}</dl>\n{_culprits(verdict.culprits)}\n</div>"
+    inside = (
+        f'<p class="mode">{escape(_capital(tag))}<span>{with_terms(sure)}</span></p>\n'
+        f"<h1{long}>{prose(_capital(headline))}</h1>\n<dl>{rows}</dl>\n{_culprits(verdict.culprits)}"
     )
+    return f'<div class="verdict {kind}">\n{first_terms(inside)}\n</div>'
 
 
 def _culprits(culprits: Sequence[Culprit]) -> str:
@@ -60,13 +61,18 @@ def _culprits(culprits: Sequence[Culprit]) -> str:
     ]
     some = f", the first {_MOST_CULPRITS} of {len(culprits)}" if len(culprits) > _MOST_CULPRITS else ""
     head = ("who", "more than others", "95 % interval", "could also be")
-    return table(f"Who is at fault{some}", head, rows, text=(0, 3))
+    about = [_about(culprit) for culprit in culprits[:_MOST_CULPRITS]]
+    return table(f"Who is at fault{some}", head, rows, text=(0, 3), about=about)
+
+
+def _about(culprit: Culprit) -> About:
+    return (culprit.id if culprit.kind == "rank" else "", culprit.id if culprit.kind == "node" else "")
 
 
 def _paragraphs(lines: Sequence[tuple[str, Sequence[str]]], titles: Collection[str]) -> str:
     """Return sentences, each with links to those sections of the page that show its evidence."""
     return "".join(
-        f"<p>{prose(_capital(line))}{''.join(_link(title) for title in evidence if title in titles)}</p>"
+        f"<p>{with_terms(_capital(line))}{''.join(_link(title) for title in evidence if title in titles)}</p>"
         for line, evidence in lines
     )
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import numpy as np
+import plotly.offline
 import pytest
 from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_plots, sample_summary
 
@@ -17,8 +20,11 @@ from hpcpace.diagnosis.summary import Growth as SummaryGrowth
 from hpcpace.report.html.charts import MAX_BARS, clock_error, growth, phase_shares, step_distribution, step_times
 from hpcpace.report.html.figure import plot_text, unique
 from hpcpace.report.html.maps import own_delay, transfer_matrix
+from hpcpace.report.html.packed import compressed, plot_library
 from hpcpace.report.html.page import page, write_html
 from hpcpace.report.html.thinning import binned, bins, packed
+from hpcpace.report.words.glossary import GLOSSARY, terms_in
+from hpcpace.rundir import json_text
 
 VERDICT = SampleVerdict()
 LIBRARY = "window.Plotly = {};"
@@ -29,7 +35,7 @@ OF_SUMMARY = {"origins", "gains", "phase-shares", "wait-transfer"}
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch):
     # The library is 5 MB, which every page here would be parsed for.
-    monkeypatch.setattr("hpcpace.report.html.page.get_plotlyjs", lambda: LIBRARY)
+    monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed(LIBRARY))
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +82,10 @@ class Elements(HTMLParser):
     def plots(self) -> list[str]:
         return [attributes["id"] for attributes in self.all("div") if attributes.get("class") == "plot"]
 
+    def packed(self, name: str) -> bytes:
+        (script,) = (place for place, of in enumerate(self.all("script")) if of.get("id") == name)
+        return gzip.decompress(base64.b64decode(self.scripts[script][1]))
+
     @property
     def data(self) -> dict:
         (content,) = (content for kind, content in self.scripts if kind == "application/json")
@@ -104,6 +114,7 @@ def test_the_verdict_is_the_first_thing_said(summary):
 def test_each_sentence_of_the_verdict_leads_to_its_evidence(summary):
     verdict = replace(VERDICT, also=("communication-bound: exposed transfers take 3.1 %",))
     content = page(summary, verdict, sample_plots())
+    content = re.sub(r'<a class="term"[^>]*>([^<]*)</a>', r"\1", content)
     links = re.findall(r'<p>([^<]*) <a class="evidence" href="#([^"]*)">', content)
     assert [(text.partition(" ")[0], leads_to) for text, leads_to in links] == [
         ("Own", "about-own-delay-by-rank-and-step"),
@@ -166,8 +177,10 @@ def test_nothing_in_the_page_can_be_loaded(summary):
 def test_the_policy_allows_exactly_the_scripts_of_the_page(summary):
     content = page(summary, VERDICT, sample_plots())
     hashes = set(re.findall(r"'sha256-([^']+)'", content))
-    code = [text for kind, text in Elements(content).scripts if kind is None]
-    assert hashes == {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in code}
+    elements = Elements(content)
+    code = [text for kind, text in elements.scripts if kind is None]
+    allowed = [*(text.encode() for text in code), elements.packed("plot-library")]
+    assert hashes == {base64.b64encode(hashlib.sha256(text).digest()).decode() for text in allowed}
 
 
 def test_the_same_run_gives_the_same_page(summary):
@@ -198,7 +211,8 @@ def test_text_from_files_is_only_text(tmp_path):
     assert "<script>alert" not in content
     assert "\x1b" not in content
     elements = Elements(content)
-    assert len(elements.all("script")) == 3
+    kinds = [script.get("type", "") for script in elements.all("script")]
+    assert kinds == ["application/json", "application/gzip", "application/gzip", ""]
     assert elements.sentences.count("<script>alert(1)</script>\\x1b[2J") > 10
     assert "&lt;script&gt;" in elements.data["own-delay"]["traces"][0]["y"][0]
 
@@ -543,9 +557,74 @@ def test_a_curve_of_two_points_is_not_drawn(summary):
 
 
 def test_a_library_that_names_the_end_of_a_script_does_not_end_it(summary, monkeypatch):
-    monkeypatch.setattr("hpcpace.report.html.page.get_plotlyjs", lambda: 'x = "</script>"; y = "</SCRIPT>"')
-    codes = [text for kind, text in Elements(page(summary, VERDICT, PlotData())).scripts if kind is None]
-    assert codes[0] == 'x = "<\\/script>"; y = "<\\/SCRIPT>"'
+    code = 'x = "</script>"; y = "</SCRIPT>"'
+    monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed(code))
+    elements = Elements(page(summary, VERDICT, PlotData()))
+    assert elements.packed("plot-library").decode() == code
+    assert len(elements.all("script")) == 4
+
+
+def test_the_bundle_is_the_one_that_its_note_names():
+    folder = files("hpcpace.report.html").joinpath("assets")
+    note, code = folder.joinpath("README.md").read_text(), gzip.decompress(plot_library())
+    assert hashlib.sha256(code).hexdigest() in note
+    version = re.search(rb"plotly\.js \(cartesian - minified\) v([\d.]+)", code)[1].decode()
+    assert f"plotly.js {version} " in note
+    assert "MIT License" in folder.joinpath("plotly-LICENSE").read_text()
+
+
+def test_without_the_bundle_the_page_has_all_of_plotly(monkeypatch, tmp_path):
+    monkeypatch.setattr("hpcpace.report.html.packed._ASSETS", tmp_path)
+    assert gzip.decompress(plot_library()).decode() == plotly.offline.get_plotlyjs()
+
+
+def test_the_page_holds_summary_json(summary):
+    content = Elements(page(summary, VERDICT, PlotData())).packed("summary-json").decode()
+    assert content == json_text(summary.to_json())
+
+
+def test_terms_lead_to_the_glossary_where_a_section_has_them_first(summary):
+    content = page(summary, VERDICT, sample_plots())
+    sections = re.split(r"(?=<section|<div class=\"verdict)", content)
+    links = [re.findall(r'<a class="term" href="#([^"]*)">', part) for part in sections]
+    assert all(len(of) == len(set(of)) for of in links)
+    used = {link for of in links for link in of}
+    expected = {"term-" + name for name in ("exposed", "a-amplification", "half-width", "own-work", "role", "wait")}
+    assert expected | {"term-excess", "term-transfer", "term-busy"} <= used
+    assert used <= {term.anchor for term in GLOSSARY}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("exposed wait", ["exposed", "wait"]),
+        ("Amplification A, A of jitter proper", ["A, amplification", "A, amplification", "jitter"]),
+        ("half-widths of A(k)", ["half-width", "A, amplification"]),
+        ("A rank waits", ["wait"]),
+        ("await n-wait wait-3 waiter", []),
+    ],
+)
+def test_terms_are_found_as_whole_words(text, names):
+    assert [term.name for _, _, term in terms_in(text)] == names
+
+
+def test_the_glossary_is_in_alphabetical_order_and_its_anchors_are_unique():
+    names = [term.name.lower() for term in GLOSSARY]
+    assert names == sorted(names)
+    assert len({term.anchor for term in GLOSSARY}) == len(GLOSSARY)
+
+
+def test_rows_say_which_rank_and_host_they_are_about(summary):
+    elements = Elements(page(summary, VERDICT, sample_plots()))
+    rows = [(row["data-ranks"], row.get("data-hosts")) for row in elements.all("tr") if "data-ranks" in row]
+    assert {(str(row.rank), row.host) for row in summary.ranks} <= set(rows)
+    assert elements.data["own-delay"]["rows"][2] == ["2 n1 ◀", "2", "n1"]
+
+
+def test_rows_that_were_joined_are_about_all_their_ranks():
+    labels = [f"{rank} n{rank // 8}" for rank in range(1024)]
+    plot = own_delay(np.arange(3), np.ones((1024, 3)), labels)
+    assert plot.rows[4] == ("8 n1 …", "8-9", "n1")
 
 
 def test_what_was_emulated_and_which_clock_is_wrong_are_told_at_the_top(tmp_path):

@@ -1,0 +1,156 @@
+// Draws the plots described in the page when they come near the window. Colours come from the style sheet, so that light,
+// dark and print agree.
+const PAPER_WIDTH = 660; // of A4 and of Letter within their margins, at 96 pixels an inch
+const NEAR = "600px";
+
+const NOTHING = {
+  text: "None of the chosen ranks is in this plot.", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
+};
+
+const places = [...document.querySelectorAll(".plot")];
+const drawn = new Set();
+let library = null; // a promise, once plotly.js is needed
+let queue = Promise.resolve(); // one plot after the other
+let descriptions = null;
+let isShown = null; // which ranks and hosts, where the reader has chosen some
+
+const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+
+const scales = {
+  "@diverging": () => [[0, color("early")], [0.5, color("middle")], [1, color("late")]],
+};
+
+// Only values of keys that name a colour are looked up: a host may be called @wait.
+function themed(value, isColor = false) {
+  if (typeof value === "string") {
+    if (!isColor || value[0] !== "@") return value;
+    return scales[value] ? scales[value]() : color(value.slice(1));
+  }
+  if (Array.isArray(value)) {
+    return typeof value[0] === "object" || isColor ? value.map((item) => themed(item, isColor)) : value;
+  }
+  if (value === null || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, themed(item, /color/.test(key))]));
+}
+
+// One byte a value: the signed root of its share of the largest magnitude; -128 is no value.
+function unpacked({ bytes, columns, scale }) {
+  const codes = Int8Array.from(atob(bytes), (letter) => letter.charCodeAt(0));
+  const values = Array.from(codes, (code) =>
+    code === -128 ? null : Math.sign(code) * (code / 127) ** 2 * scale);
+  const rows = [];
+  for (let at = 0; at < values.length; at += columns) rows.push(values.slice(at, at + columns));
+  return rows;
+}
+
+function axis(given) {
+  const grid = { gridcolor: color("rule"), linecolor: color("rule"), tickcolor: color("rule") };
+  const base = { zeroline: false, automargin: true, fixedrange: false, ticks: "", ...grid, zerolinecolor: color("muted") };
+  const title = given.title ? { ...given.title, font: { size: 12, color: color("muted") }, standoff: 8 } : undefined;
+  return { ...base, ...given, title };
+}
+
+function figure(plot, width) {
+  const layout = {
+    autosize: true,
+    width: "print" in root.dataset ? PAPER_WIDTH : undefined,
+    height: plot.height,
+    font: { family: getComputedStyle(document.body).fontFamily, size: width < 500 ? 11 : 12, color: color("ink") },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    showlegend: false,
+    hovermode: "closest",
+    hoverlabel: { bgcolor: color("paper"), bordercolor: color("muted"), font: { color: color("ink") } },
+    // A finger that drags over a plot scrolls the page.
+    dragmode: isTouched ? false : "zoom",
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: color("muted"), activecolor: color("ink") },
+    ...themed(plot.layout),
+  };
+  layout.margin = { l: 8, r: 12, t: 12, b: 8, ...plot.layout.margin };
+  layout.xaxis = axis(layout.xaxis || {});
+  layout.yaxis = axis(layout.yaxis || {});
+  return [plot.traces.map(({ z, ...trace }) => ({ ...themed(trace), ...(z ? { z } : {}) })), layout];
+}
+
+// Returns the description of a plot, unpacked once, without the rows that the reader does not look for.
+function described(name) {
+  descriptions ??= JSON.parse(document.getElementById("plot-data").textContent);
+  const plot = descriptions[name];
+  plot.traces = plot.traces.map(({ packed, ...trace }) => (packed ? { ...trace, z: unpacked(packed) } : trace));
+  return isShown && plot.rows ? chosen(plot) : plot;
+}
+
+function chosen(plot) {
+  const names = plot.rows.filter(([, ...about]) => isShown(about)).map(([name]) => name);
+  const known = new Set(names);
+  const traces = plot.traces.map((trace) => {
+    const num = trace.y.length;
+    const at = trace.y.flatMap((name, place) => (known.has(name) ? [place] : []));
+    const of = (values) => (Array.isArray(values) && values.length === num ? at.map((place) => values[place]) : values);
+    const keys = (trace.z ? ["y", "z"] : ["x", "y", "base", "customdata"]).filter((key) => key in trace);
+    return { ...trace, ...Object.fromEntries(keys.map((key) => [key, of(trace[key])])) };
+  });
+  const yaxis = { ...plot.layout.yaxis, range: [names.length - 0.5, -0.5] };
+  return { ...plot, traces, layout: { ...plot.layout, yaxis, ...(names.length ? {} : { annotations: [NOTHING] }) } };
+}
+
+async function loadLibrary() {
+  const script = document.createElement("script");
+  script.textContent = await unpack("plot-library"); // the policy of the page allows it by its hash
+  document.head.append(script);
+}
+
+const config = {
+  responsive: true,
+  displaylogo: false,
+  displayModeBar: isTouched ? false : "hover",
+  modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+};
+
+function drawNow(place) {
+  const [traces, layout] = figure(described(place.id), place.clientWidth);
+  Plotly.react(place, traces, layout, config);
+  drawn.add(place);
+  root.dataset.drawn = String(drawn.size);
+}
+
+async function draw(place) {
+  library ??= loadLibrary();
+  await library;
+  if (!drawn.has(place)) drawNow(place);
+  // What the reader does comes before the next plot.
+  await new Promise((resume) => setTimeout(resume, 0));
+}
+
+function redraw(isMeant = () => true) {
+  for (const place of drawn) if (isMeant(descriptions[place.id])) drawNow(place);
+}
+
+// Paper has all of them, and does not wait.
+function drawAll() {
+  if (window.Plotly) places.forEach(drawNow);
+}
+
+function startPlots() {
+  root.dataset.drawn = "0";
+  if (!("DecompressionStream" in window)) {
+    for (const place of places) place.textContent = "This browser cannot unpack the plots; their figures are in the tables.";
+    return;
+  }
+  const observer = new IntersectionObserver((entries) => {
+    for (const { target } of entries.filter((entry) => entry.isIntersecting)) {
+      observer.unobserve(target);
+      queue = queue.then(() => draw(target)).catch(console.error);
+    }
+  }, { rootMargin: `${NEAR} 0px` });
+  for (const place of places) observer.observe(place);
+  // Printing cannot wait for the library, so it is unpacked as soon as nothing else is to do.
+  if (places.length) (window.requestIdleCallback ?? setTimeout)(() => (library ??= loadLibrary()));
+}
+
+document.addEventListener("hpcpace-theme", () => redraw());
+document.addEventListener("hpcpace-choice", ({ detail }) => {
+  isShown = detail;
+  redraw((plot) => plot.rows);
+});
+startPlots();
