@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
-from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
+from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.trace.attempt_reader import read_attempt
 
@@ -76,7 +76,16 @@ def sample_plots(
     transfer[np.diag_indices(num_nodes)] = np.nan
     leaves = max(num_nodes // 4, 2)
     time_s = np.linspace(0, 120, 61)
+    lane = {"part": ("forward", "backward", "wait", "transfer"), "begin_ms": np.array([0.0, 10.0, 30.0, 39.0])}
+    lanes = tuple(
+        Lane(rank=rank, host=labels[rank], **lane, end_ms=np.array([10.0, 30.0, 39.0, 41.0]))
+        for rank in range(min(num_ranks, 16))
+    )
+    slow_step = SlowStep(
+        step=9, time_ms=41.0, median_ms=38.0, slowest=9, slowest_ms=41.0, num_ranks=num_ranks, lanes=lanes
+    )
     return PlotData(
+        slow_step=slow_step,
         step=step,
         step_ms=36 + random.gamma(2, 1.5, num_steps) + 8 * (step % 25 == 0),
         own_delay_ms=delay_ms,

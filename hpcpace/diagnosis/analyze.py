@@ -156,6 +156,7 @@ def analyze_traces(
         is_node_unit=figures.jitter is not None and figures.jitter.is_node_unit,
         hotspots=figures.hotspots,
         versions=records.run.versions,
+        late=figures.diagnosis.late_ranks,
     )
     return Analysis(summary=summary, plots=plots)
 

@@ -100,6 +100,47 @@ class HostClock:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lane:
+    """What one rank did during one step; arrays (num_stretches,), in order of time.
+
+    Attributes:
+        rank, host: whose.
+        part: what each stretch went to, by name of `Part` in lower case.
+        begin_ms, end_ms: of each stretch, milliseconds since the first rank shown began the step.
+    """
+
+    rank: int
+    host: str
+    part: tuple[str, ...]
+    begin_ms: Values
+    end_ms: Values
+
+    def __post_init__(self) -> None:
+        _check_lengths("Lane", len(self.part), [len(self.begin_ms), len(self.end_ms)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowStep:
+    """The slowest step, of those without checkpoint and evaluation that are taken apart operation by operation.
+
+    Attributes:
+        step: its number.
+        time_ms, median_ms: its time, and the median of steps without checkpoint and evaluation.
+        slowest, slowest_ms: number and time of the slowest of all of these, another one where that is not taken apart.
+        num_ranks: how many ranks the run has.
+        lanes: all ranks, or those that represent them.
+    """
+
+    step: int
+    time_ms: float
+    median_ms: float
+    slowest: int
+    slowest_ms: float
+    num_ranks: int
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlotData:
     """What the plots show; None where it is not known.
 
@@ -110,6 +151,7 @@ class PlotData:
         delay_remark: what its rows show of ranks with one other of their role or none, a sentence; may be empty.
         rank_labels: names of its rows, (num_ranks,), each unique, like `3 n1`.
         communication_share: exposed transfer of each step over own work and transfer, waits left out, (num_steps,).
+        slow_step: the slowest step, rank by rank.
         growth: how the loss grows with scale.
         leaf_matrix, node_matrix: transfer between leaf switches and between nodes.
         hotspots: places ranked by their effect.
@@ -124,6 +166,7 @@ class PlotData:
     delay_remark: str = ""
     rank_labels: tuple[str, ...] = ()
     communication_share: Values | None = None
+    slow_step: SlowStep | None = None
     growth: Growth | None = None
     leaf_matrix: Matrix | None = None
     node_matrix: Matrix | None = None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TimedTraces
+from hpcpace.diagnosis.figures.step_timeline import regular_steps, slowest_step
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
-from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
+from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
@@ -19,6 +20,8 @@ from hpcpace.units import NS_PER_MS, NS_PER_S
 
 _MOST_HOSTS = 64
 _MOST_NODES = 512
+_MOST_CELLS = 6400
+"""Of all lanes together, so that a browser draws them at once."""
 
 
 def plot_data(
@@ -29,8 +32,15 @@ def plot_data(
     is_node_unit: bool,
     hotspots: Sequence[Hotspot],
     versions: tuple[tuple[str, str], ...],
+    late: Collection[int] = (),
 ) -> PlotData:
-    """Return what the plots of a page show."""
+    """Return what the plots of a page show.
+
+    Args:
+        measured, panels: the run.
+        curve, is_node_unit, hotspots, versions: what else is drawn or listed.
+        late: ranks that the verdict names, which lanes have before others.
+    """
     headers = [trace.header for trace in measured.timed.traces]
     excess_ns = own_excess_ns(panels)
     places, groups = measured.places, measured.groups
@@ -46,6 +56,7 @@ def plot_data(
         rank_labels=tuple(f"{header.rank} {header.host}" for header in headers) if excess_ns is not None else (),
         delay_remark=_delay_remark(panels),
         communication_share=transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
+        slow_step=_slow_step(measured, panels, late),
         growth=_growth(curve, is_node_unit=is_node_unit),
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
         node_matrix=_matrix(node_matrix(groups, places)) if few else None,
@@ -53,6 +64,35 @@ def plot_data(
         clocks=_clocks(measured.timed),
         versions=versions,
         reasons=reasons,
+    )
+
+
+def _slow_step(measured: Measured, panels: Panels, late: Collection[int]) -> SlowStep:
+    timed = measured.timed
+    named = [row for row, rank in enumerate(timed.ranks) if rank in late]
+    detail = slowest_step(measured, panels, named=named, most_cells=_MOST_CELLS)
+    regular = regular_steps(measured.chosen.flags)
+    slowest = int(np.argmax(np.where(regular, panels.times_ns, -np.inf)))
+    lanes = []
+    for row, stretches in zip(detail.rows.tolist(), detail.lanes, strict=True):
+        part, begin_ns, end_ns = zip(*stretches, strict=True)
+        lanes.append(
+            Lane(
+                rank=timed.ranks[row],
+                host=timed.traces[row].header.host,
+                part=tuple(one.name.lower() for one in part),
+                begin_ms=np.array(begin_ns) / NS_PER_MS,
+                end_ms=np.array(end_ns) / NS_PER_MS,
+            )
+        )
+    return SlowStep(
+        step=detail.step,
+        time_ms=detail.time_ns / NS_PER_MS,
+        median_ms=detail.median_ns / NS_PER_MS,
+        slowest=int(measured.chosen.step[slowest]),
+        slowest_ms=float(panels.times_ns[slowest]) / NS_PER_MS,
+        num_ranks=len(timed.ranks),
+        lanes=tuple(lanes),
     )
 
 

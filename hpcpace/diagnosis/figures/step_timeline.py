@@ -1,4 +1,4 @@
-"""One step in detail: which step is typical of the run, which ranks are typical of their roles, and what they did.
+"""One step in detail: the typical or the slowest one of a run, the ranks that represent all, and what they did.
 
 A lane is exact where it has few stretches; else it is cut into equal cells, so that its size does not grow with the
 number of operations.
@@ -6,6 +6,7 @@ number of operations.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,7 @@ Stretch = tuple[Part, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class StepDetail:
-    """The representative step of a run, rank by rank.
+    """One step of a run, rank by rank.
 
     Attributes:
         step: its number.
@@ -60,9 +61,30 @@ def step_detail(measured: Measured, panels: Panels) -> StepDetail:
     """
     regular = regular_steps(measured.chosen.flags)
     column = representative_step(panels.times_ns, _taken_apart(measured, regular))
+    return _detail(measured, panels, column)
+
+
+def slowest_step(measured: Measured, panels: Panels, *, named: Collection[int], most_cells: int) -> StepDetail:
+    """Return the slowest regular step of a run, of those that are taken apart operation by operation.
+
+    Args:
+        measured: what was measured.
+        panels: its panels.
+        named: rows of ranks to show, of which at most half of `MOST_RANKS`.
+        most_cells: of all lanes together, at least; see `lanes_of`.
+    """
+    apart = _taken_apart(measured, regular_steps(measured.chosen.flags))
+    column = int(np.argmax(np.where(apart, panels.times_ns, -np.inf)))
+    return _detail(measured, panels, column, named=named, most_cells=most_cells)
+
+
+def _detail(
+    measured: Measured, panels: Panels, column: int, *, named: Collection[int] = (), most_cells: int = 0
+) -> StepDetail:
+    regular = regular_steps(measured.chosen.flags)
     compared, work_ns = own_excess_ns(panels), panels.work_ns[:, column]
     excess_ns = compared[:, column] if compared is not None else work_ns - np.median(work_ns)
-    rows = representative_ranks(excess_ns, panels.role)
+    rows = representative_ranks(excess_ns, panels.role, named=named)
     return StepDetail(
         step=int(measured.chosen.step[column]),
         time_ns=float(panels.times_ns[column]),
@@ -72,7 +94,7 @@ def step_detail(measured: Measured, panels: Panels) -> StepDetail:
         parts_ns=measured.parts[:, column],
         mean_ns=measured.parts[:, regular].mean(axis=1),
         rows=rows,
-        lanes=lanes_of(measured, column, rows),
+        lanes=lanes_of(measured, column, rows, max(most_cells // len(rows), 1) if most_cells else _MOST_CELLS),
     )
 
 
@@ -106,24 +128,33 @@ def representative_step(times_ns: NDArray[np.float64], regular: NDArray[np.bool_
 
 
 def representative_ranks(
-    excess_ns: NDArray[np.float64], role: NDArray[np.int64], most: int = MOST_RANKS
+    excess_ns: NDArray[np.float64],
+    role: NDArray[np.int64],
+    most: int = MOST_RANKS,
+    *,
+    named: Collection[int] = (),
 ) -> NDArray[np.int64]:
     """Return the rows that represent all ranks, ascending: all of at most `most` ranks.
 
     Of more, the most typical rank of each role (of half as many roles as ranks fit), the one with the least excess,
-    and those with the largest.
+    and those named or with the largest.
 
     Args:
         excess_ns: work beyond that of the role, (num_ranks,).
         role: index of each rank's role, (num_ranks,).
         most: ranks to return, at least 4.
+        named: rows to prefer to others with a large excess.
     """
     if len(excess_ns) <= most:
         return np.arange(len(excess_ns))
     roles = np.unique(role)[: most // 2]
     typical = [int(np.argmin(np.where(role == one, np.abs(excess_ns), np.inf))) for one in roles]
     order = [row for row in np.argsort(-excess_ns, kind="stable").tolist() if row not in typical]
-    return np.array(sorted([*typical, *order[: most - len(typical) - 1], order[-1]]), np.int64)
+    least = order[-1]
+    order.sort(key=lambda row: row not in named)
+    return np.array(
+        sorted({*typical, least, *[row for row in order if row != least][: most - len(typical) - 1]}), np.int64
+    )
 
 
 def lanes_of(

@@ -25,6 +25,7 @@ from hpcpace.report.html.figure import (
     series,
     unique,
 )
+from hpcpace.report.html.parts import PARTS, marker
 from hpcpace.report.html.thinning import MAX_POINTS, bins, rounded
 from hpcpace.units import NS_PER_MS
 from hpcpace.wording import plural
@@ -32,21 +33,6 @@ from hpcpace.wording import plural
 MAX_BARS, MAX_HOTSPOTS, MAX_HOSTS = 64, 20, 8
 _EXTREMES = 12
 
-# (name, parts, colour, pattern): busy is blue, wait vermilion, transfer yellow; patterns tell equal hues apart.
-_BARS = (
-    ("data", ("data",), "@data", ""),
-    ("forward", ("forward",), "@busy-1", ""),
-    ("backward", ("backward",), "@busy-2", ""),
-    ("optimizer", ("optimizer",), "@busy-3", ""),
-    ("garbage collection", ("gc",), "@gc", ""),
-    ("pacing", ("pace",), "@pace", ""),
-    ("checkpoint, evaluation", ("checkpoint", "eval"), "@checkpoint", ""),
-    ("gradient sync: wait", ("sync_wait",), "@wait", "/"),
-    ("wait", ("wait",), "@wait", ""),
-    ("gradient sync: transfer", ("sync_transfer",), "@transfer", "/"),
-    ("transfer", ("transfer",), "@transfer", ""),
-    ("other", ("other",), "@other", ""),
-)
 _HOST_COLOURS = ("@c1", "@c2", "@c3", "@c4", "@c5", "@c6", "@c7", "@c8")
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "cross")
@@ -113,7 +99,7 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
     names += [marked(plot_text(f"{row.rank} {row.host}", LABEL_WIDTH), row.rank in named) for row in ranks]
     names = unique(names)
     about = [("", "") for _ in roles] + [(str(row.rank), row.host) for row in ranks]
-    shown = [bar for bar in _BARS if any(row.parts_ns[part] for row in rows for part in bar[1])]
+    shown = [bar for bar in PARTS if any(row.parts_ns[part] for row in rows for part in bar[1])]
     dropped = len(summary.roles) - len(roles)
     some = f" Roles first, then the {len(ranks)} of {len(summary.ranks)} ranks with the largest and smallest excess"
     some += f"; {dropped} roles are not shown." if dropped else "."
@@ -130,17 +116,7 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
                 "x": rounded(np.array([100 * sum(row.shares[part] for part in parts) for row in rows])),
                 "y": names,
                 "customdata": rounded(np.array([sum(row.parts_ns[p] for p in parts) / NS_PER_MS for row in rows])),
-                "marker": {
-                    "color": color,
-                    "line": {"width": 1, "color": "@paper"},
-                    "pattern": {
-                        "shape": pattern,
-                        "fillmode": "overlay",
-                        "fgcolor": "@paper",
-                        "size": 7,
-                        "solidity": 0.25,
-                    },
-                },
+                "marker": marker(color, pattern),
                 "hovertemplate": f"%{{y}}: {name} %{{x:.1f}} %, %{{customdata:.4~g}} ms<extra></extra>",
             }
             for name, parts, color, pattern in shown

@@ -21,6 +21,7 @@ from hpcpace.report.html import charts, maps, sections
 from hpcpace.report.html.causes import cause_content, cause_plots
 from hpcpace.report.html.figure import Plot
 from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
+from hpcpace.report.html.lanes import slow_step
 from hpcpace.report.html.packed import asset, compressed, embedded, plot_library, script_hash, unpacked
 from hpcpace.report.html.text import contents, escape, facts, figure, section, side_by_side, warning
 from hpcpace.report.html.verdict import verdict_head
@@ -122,6 +123,8 @@ def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
             )
         if plots.communication_share is not None:
             drawn["communication_share"] = charts.regime(step, plots.communication_share)
+    if plots.slow_step is not None:
+        drawn["slow_step"] = slow_step(plots.slow_step, named)
     if summary.ranks:
         drawn["phases"] = charts.phase_shares(summary, named)
     if any(kind.num_unmatched < kind.num_rows for kind in summary.kinds):
@@ -213,6 +216,7 @@ def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
 
     return (
         ("Step times", "", (side_by_side(of("step_ms"), of("distribution")),)),
+        ("Slowest step", "", (of("slow_step"),)),
         ("Own delay by rank and step", "", (of("own_delay_ms"),)),
         ("Phases by rank", "", (of("phases"), sections.rank_table(summary))),
         (

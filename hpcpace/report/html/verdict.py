@@ -16,7 +16,7 @@ _MOST_CULPRITS = 12
 _OF_RANKS = ("Own delay by rank and step", "Phases by rank")
 _EVIDENCE = {
     "persistent straggler": _OF_RANKS,
-    "transient straggler": _OF_RANKS,
+    "transient straggler": (*_OF_RANKS, "Slowest step"),
     "pipeline imbalance": ("Phases by rank", "Causes"),
     "runtime and control plane": ("Own delay by rank and step", "Step times"),
     "fabric contention": ("Places", "Communication by kind"),

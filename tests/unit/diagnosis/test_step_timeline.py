@@ -5,18 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TRANSFER_NS, SyntheticRun
+from experiments.synthetic_run import (
+    BACKWARD_NS,
+    DATA_NS,
+    FORWARD_NS,
+    MS,
+    OPTIMIZER_NS,
+    TRANSFER_NS,
+    Extra,
+    SyntheticRun,
+)
 from hpcpace.diagnosis.figures.step_timeline import (
     lanes_of,
     regular_steps,
     representative_ranks,
     representative_step,
+    slowest_step,
     step_detail,
 )
 from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.metrics.phases import Part
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.schema import StepFlag
+from hpcpace.trace.schema import Phase, StepFlag
 
 
 def _measured(run: SyntheticRun, path):
@@ -103,3 +113,30 @@ def test_the_detail_has_the_slow_rank_with_the_largest_excess(tmp_path):
     assert detail.excess_ns[6] == pytest.approx(0.2 * (FORWARD_NS + BACKWARD_NS), rel=0.3)
     assert detail.parts_ns.shape == detail.mean_ns.shape == (8, len(Part))
     assert abs(detail.time_ns - detail.median_ns) < MS
+
+
+def test_named_ranks_are_shown_before_others_with_a_large_excess():
+    excess_ns = np.arange(100.0)
+    shown = representative_ranks(excess_ns, np.zeros(100, np.int64), named=(20, 30))
+    assert {0, 20, 30, 99} <= set(shown.tolist())
+    assert len(shown) == 16
+
+
+def test_the_slowest_step_is_one_without_checkpoint_or_evaluation(tmp_path):
+    extras = (
+        Extra(rank=1, length_ns=15 * MS, phase=Phase.DATA, every=23),
+        Extra(rank=1, length_ns=90 * MS, phase=Phase.EVAL, every=17),
+    )
+    measured = _measured(SyntheticRun(extras=extras), tmp_path / "run")
+    measured.chosen.flags[measured.chosen.step % 17 == 0] = StepFlag.EVAL
+    detail = slowest_step(measured, panels_of(measured), named=(), most_cells=6400)
+    assert detail.step == 23
+    (data,) = [end - begin for part, begin, end in detail.lanes[1] if part == Part.DATA and end - begin > 2 * MS]
+    assert data == pytest.approx(15 * MS, abs=MS + 4000)
+    assert detail.time_ns - detail.median_ns == pytest.approx(15 * MS, abs=4000)
+
+
+def test_lanes_together_have_no_more_stretches_than_cells(tmp_path):
+    measured = _measured(SyntheticRun(num_ranks=8), tmp_path / "run")
+    detail = slowest_step(measured, panels_of(measured), named=(), most_cells=32)
+    assert sum(map(len, detail.lanes)) <= 32

@@ -19,6 +19,7 @@ from hpcpace.diagnosis.summary import AttemptRow, Jitter, Prediction, Prediction
 from hpcpace.diagnosis.summary import Growth as SummaryGrowth
 from hpcpace.report.html.charts import MAX_BARS, clock_error, growth, phase_shares, step_distribution, step_times
 from hpcpace.report.html.figure import plot_text, unique
+from hpcpace.report.html.lanes import slow_step
 from hpcpace.report.html.maps import own_delay, transfer_matrix
 from hpcpace.report.html.packed import compressed, plot_library
 from hpcpace.report.html.page import page, write_html
@@ -125,9 +126,11 @@ def test_each_sentence_of_the_verdict_leads_to_its_evidence(summary):
 def test_whom_the_verdict_names_is_marked_in_every_plot_of_ranks(summary):
     data = Elements(page(summary, VERDICT, sample_plots())).data
     rows = [data[name]["traces"][0]["y"] for name in ("own-delay", "phase-shares", "origins")]
-    assert [[row for row in of if "◀" in row] for of in rows] == [["2 n1 ◀"], ["2 n1 ◀"], ["rank 2 n1 ◀"]]
+    rows.append([name for name, *_ in data["slow-step"]["rows"]])
+    marks = [["2 n1 ◀"], ["2 n1 ◀"], ["rank 2 n1 ◀"], ["2 n1 ◀"]]
+    assert [[row for row in of if "◀" in row] for of in rows] == marks
     alone = Elements(page(summary, VERDICT, sample_plots())).sentences
-    assert alone.count("◀ is whom the verdict names.") == 3
+    assert alone.count("◀ is whom the verdict names.") == 4
 
 
 def test_a_line_for_the_job_script_is_set_as_code(summary):
@@ -154,7 +157,7 @@ def test_a_headline_without_a_mode_in_it_has_it_above(summary):
 def test_every_plot_described_has_its_place_and_the_other_way_round(summary):
     elements = Elements(page(summary, VERDICT, sample_plots()))
     assert sorted(elements.plots) == sorted(elements.data)
-    assert len(elements.plots) == 13
+    assert len(elements.plots) == 14
     assert all(attributes.get("aria-label") for attributes in elements.all("div") if attributes.get("class") == "plot")
 
 
@@ -606,6 +609,24 @@ def test_terms_lead_to_the_glossary_where_a_section_has_them_first(summary):
 )
 def test_terms_are_found_as_whole_words(text, names):
     assert [term.name for _, _, term in terms_in(text)] == names
+
+
+def test_lanes_have_every_stretch_of_every_rank():
+    slow = sample_plots().slow_step
+    plot = slow_step(slow, named={2})
+    bars = {trace["name"]: list(zip(trace["y"], trace["base"], trace["x"], strict=True)) for trace in plot.traces}
+    assert list(bars) == ["forward", "backward", "wait", "transfer"]
+    assert bars["wait"] == [(name, 30, 9) for name in ("0 n0", "1 n0", "2 n1 ◀", "3 n1")]
+    assert sum(map(len, bars.values())) == sum(len(lane.part) for lane in slow.lanes)
+    assert "Step 9 took 41 ms, the median of steps is 38 ms." in plot.caption
+    assert "ranks are shown" not in plot.caption
+
+
+def test_lanes_say_which_ranks_and_which_step_they_show():
+    slow = replace(sample_plots(num_ranks=40).slow_step, slowest=77, slowest_ms=120.0)
+    caption = slow_step(slow).caption
+    assert "16 of 40 ranks are shown: those that the verdict names" in caption
+    assert "slowest of those taken apart operation by operation; the slowest of all is step 77 (120 ms)" in caption
 
 
 def test_the_glossary_is_in_alphabetical_order_and_its_anchors_are_unique():
