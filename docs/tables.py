@@ -21,12 +21,12 @@ from typing import Any
 import click
 
 from hpcpace.cli import cli
+from hpcpace.cli.options import Option
 from hpcpace.config import Config
 from hpcpace.report.words.glossary import GLOSSARY
 
 FOLDER = Path(__file__).parent
 _TABLE = re.compile(r"(<!-- (options|settings|glossary) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-_METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X", "path": "PATH"}
 
 
 def documents() -> list[Path]:
@@ -74,8 +74,8 @@ def _table(first: str, rows: list[tuple[str, str, str]]) -> str:
 def _option_row(option: click.Option) -> tuple[str, str, str]:
     value = "" if option.is_flag else " " + (option.metavar or _metavar(option.type))
     names = ", ".join(f"`{name}{value}`" for name in (*option.opts, *option.secondary_opts)).replace("|", r"\|")
-    meaning, _, shown = (option.help or "").partition("  [default: ")
-    return names, _cell(meaning), shown.removesuffix("]") or _default(option)
+    default = option.default_words() if isinstance(option, Option) else ""
+    return names, _cell(option.help or ""), default or ("off" if option.is_flag else "")
 
 
 def _cell(text: str) -> str:
@@ -86,18 +86,7 @@ def _cell(text: str) -> str:
 def _metavar(kind: click.ParamType[Any]) -> str:
     if isinstance(kind, click.Choice):
         return "|".join(kind.choices)
-    return _METAVARS.get(kind.name, "NAME")
-
-
-def _default(option: click.Option) -> str:
-    if isinstance(option.show_default, str):
-        return option.show_default
-    if option.required:
-        return "required"
-    if option.is_flag:
-        return "off"
-    # Not given, click has a value of its own for it, which is no number and no text.
-    return _shown(option.default) if isinstance(option.default, (int, float, str)) else ""
+    return "PATH" if isinstance(kind, click.Path) else "NAME"
 
 
 def _shown(value: Any) -> str:

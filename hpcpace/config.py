@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.settings import AuditConfig
-from hpcpace.errors import ConfigError
+from hpcpace.errors import ConfigError, check_all
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.units import parse_rate, parse_size
 
@@ -35,15 +35,65 @@ def _check_choice(section: str, name: str, value: str, choices: tuple[str, ...])
         raise ConfigError(f"{section}.{name} is {value!r}: choose one of {', '.join(choices)}")
 
 
-_MOST = 1_000_000_000
-_MOST_SEED = (1 << 63) - 1  # what torch takes
+MOST = 1_000_000_000
+"""The largest number that a setting or an option takes that has no other bound."""
+
+_Bounds = tuple[float, float]
+_COUNT: _Bounds = (1, MOST)
+_COUNT_OR_NONE: _Bounds = (0, MOST)
+
+BOUNDS: dict[str, dict[str, _Bounds]] = {
+    "trace": {
+        "flush_interval_s": (0.01, MOST),
+        "max_rows": (100_000, MOST),
+        "start_timeout_s": (0.1, MOST),
+        "copy_timeout_s": (1, MOST),
+    },
+    "clock": {"interval_s": (0.1, MOST), "num_pings": _COUNT, "timeout_s": (0.1, MOST)},
+    "world": {"start_timeout_s": (1, MOST), "timeout_s": (1, MOST)},
+    "train": {
+        "batch_size": _COUNT,
+        "microbatches": _COUNT,
+        "steps": _COUNT,
+        "log_every": _COUNT,
+        "sync_every": _COUNT,
+        "eval_batches": _COUNT,
+        "warmup_steps": _COUNT_OR_NONE,
+        "eval_every": _COUNT_OR_NONE,
+        "checkpoint_every": _COUNT_OR_NONE,
+        "learning_rate": (0, MOST),
+        "seed": (0, (1 << 63) - 1),  # what torch takes
+        "seq_len": (2, MOST),
+        "bucket_mb": (0.001, MOST),
+    },
+    "lab": {
+        "hosts": (1, 250),
+        "leaves": (1, 250),
+        "cpus_per_host": (1, 1024),
+        "mtu": (576, 65535),
+        "clock_step_s": (0, 1_000_000),
+        "cpu_quota": (0.05, MOST),
+    },
+}
+"""The least and the largest value of settings, by section and key; options that set them have the same bounds."""
 
 
-def _check_least(section: str, name: str, value: float, least: float, *, most: int = _MOST) -> None:
-    if not value >= least or value == math.inf:
-        raise ConfigError(f"{section}.{name} is {value}: it must be a number of at least {least:g}")
-    if value > most:
+def _check_bounds(section: str, name: str, value: float | None, bounds: _Bounds) -> None:
+    """Refuse a number out of its bounds; None is one that is not set."""
+    least, most = bounds
+    if value is None or least <= value <= most:
+        return
+    if most < MOST:
+        raise ConfigError(f"{section}.{name} is {value}: it must be from {least} to {most}")
+    if value > most and value != math.inf:
         raise ConfigError(f"{section}.{name} is {value}: it must be at most {most}")
+    raise ConfigError(f"{section}.{name} is {value}: it must be a number of at least {least:g}")
+
+
+def _bounds_checks(section: str, settings: object) -> Iterator[Callable[[], None]]:
+    """Yield what refuses one number of a section each."""
+    for name, bounds in BOUNDS[section].items():
+        yield partial(_check_bounds, section, name, getattr(settings, name), bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +122,7 @@ class TraceConfig:
     """Seconds that copying a trace from trace_dir into the run may take at the end; then it stays where it is."""
 
     def __post_init__(self) -> None:
-        _check_least("trace", "flush_interval_s", self.flush_interval_s, 0.01)
-        _check_least("trace", "max_rows", self.max_rows, 100_000)
-        _check_least("trace", "start_timeout_s", self.start_timeout_s, 0.1)
-        _check_least("trace", "copy_timeout_s", self.copy_timeout_s, 1)
+        check_all(_bounds_checks("trace", self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +139,7 @@ class ClockConfig:
     """Seconds after which a comparison is given up; the job goes on."""
 
     def __post_init__(self) -> None:
-        _check_least("clock", "interval_s", self.interval_s, 0.1)
-        _check_least("clock", "num_pings", self.num_pings, 1)
-        _check_least("clock", "timeout_s", self.timeout_s, 0.1)
+        check_all(_bounds_checks("clock", self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +165,13 @@ class WorldConfig:
     """Seconds after which a collective that has not completed ends the job."""
 
     def __post_init__(self) -> None:
-        _check_choice("world", "device", self.device, DEVICES)
-        _check_choice("world", "backend", self.backend, BACKENDS)
-        _check_choice("world", "coordination", self.coordination, COORDINATIONS)
-        _check_least("world", "start_timeout_s", self.start_timeout_s, 1)
-        _check_least("world", "timeout_s", self.timeout_s, 1)
+        check_all(self._checks())
+
+    def _checks(self) -> Iterator[Callable[[], None]]:
+        yield partial(_check_choice, "world", "device", self.device, DEVICES)
+        yield partial(_check_choice, "world", "backend", self.backend, BACKENDS)
+        yield partial(_check_choice, "world", "coordination", self.coordination, COORDINATIONS)
+        yield from _bounds_checks("world", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,17 +234,9 @@ class TrainConfig:
     """Whether torch.compile compiles blocks and head."""
 
     def __post_init__(self) -> None:
-        problems = []
-        for check in self._checks():
-            try:
-                check()
-            except ConfigError as error:
-                problems.append(str(error))
-        if problems:
-            raise ConfigError("; ".join(problems))
+        check_all(self._checks())
 
     def _checks(self) -> Iterator[Callable[[], None]]:
-        """Yield what refuses one setting each, so that all mistakes are told together."""
         for name, choices in (
             ("model", MODELS),
             ("preset", PRESETS),
@@ -207,15 +246,7 @@ class TrainConfig:
         ):
             yield partial(_check_choice, "train", name, getattr(self, name), choices)
         yield self._check_zero
-        if self.bucket_mb is not None:
-            yield partial(_check_least, "train", "bucket_mb", self.bucket_mb, 0.001)
-        for name in ("batch_size", "microbatches", "steps", "log_every", "sync_every", "eval_batches"):
-            yield partial(_check_least, "train", name, getattr(self, name), 1)
-        for name in ("warmup_steps", "eval_every", "checkpoint_every", "learning_rate"):
-            yield partial(_check_least, "train", name, getattr(self, name), 0)
-        yield partial(_check_least, "train", "seed", self.seed, 0, most=_MOST_SEED)
-        if self.seq_len is not None:
-            yield partial(_check_least, "train", "seq_len", self.seq_len, 2)
+        yield from _bounds_checks("train", self)
         yield self._check_warmup
 
     def _check_zero(self) -> None:
@@ -253,6 +284,22 @@ def check_lab_name(name: str) -> None:
         raise ConfigError(f"lab.name is {name!r}: use up to 20 of a-z, 0-9 and '-', a letter first")
 
 
+def _check_rate(name: str, text: str) -> None:
+    try:
+        rate_bps = parse_rate(text)
+    except ValueError as error:
+        raise ConfigError(f"lab.{name}: {error}") from error
+    if not _LEAST_RATE_BPS <= rate_bps <= _MOST_RATE_BPS:
+        raise ConfigError(f"lab.{name} is {text}: it must be from 64kbit to 400gbit")
+
+
+def _check_size(section: str, name: str, text: str) -> None:
+    try:
+        parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"{section}.{name}: {error}") from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabConfig:
     """A cluster that `hpcpace lab up` boots on this machine."""
@@ -281,27 +328,20 @@ class LabConfig:
     """Folders below /tmp that all hosts see, too."""
 
     def __post_init__(self) -> None:
-        check_lab_name(self.name)
-        for key, least, most in (
-            ("hosts", 1, 250),
-            ("leaves", 1, self.hosts),
-            ("cpus_per_host", 1, 1024),
-            ("mtu", 576, 65535),
-            ("clock_step_s", 0, 1_000_000),
-        ):
-            value = getattr(self, key)
-            if not least <= value <= most:
-                raise ConfigError(f"lab.{key} is {value}: it must be from {least} to {most}")
-        if self.cpu_quota is not None:
-            _check_least("lab", "cpu_quota", self.cpu_quota, 0.05)
-        for key, parse in (("link", parse_rate), ("uplink", parse_rate), ("tmp_size", parse_size)):
-            try:
-                parse(getattr(self, key))
-            except ValueError as error:
-                raise ConfigError(f"lab.{key}: {error}") from error
-        for key in ("link", "uplink"):
-            if not _LEAST_RATE_BPS <= parse_rate(getattr(self, key)) <= _MOST_RATE_BPS:
-                raise ConfigError(f"lab.{key} is {getattr(self, key)}: it must be from 64kbit to 400gbit")
+        check_all(self._checks())
+
+    def _checks(self) -> Iterator[Callable[[], None]]:
+        yield partial(check_lab_name, self.name)
+        yield from (
+            partial(_check_bounds, "lab", name, getattr(self, name), self._bounds(name)) for name in BOUNDS["lab"]
+        )
+        yield partial(_check_rate, "link", self.link)
+        yield partial(_check_rate, "uplink", self.uplink)
+        yield partial(_check_size, "lab", "tmp_size", self.tmp_size)
+
+    def _bounds(self, name: str) -> _Bounds:
+        least, most = BOUNDS["lab"][name]
+        return (least, self.hosts) if name == "leaves" and least <= self.hosts <= most else (least, most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,15 +352,17 @@ class ReportConfig:
     """Memory for the tables of a run; beyond it, the largest files are left out and named."""
 
     def __post_init__(self) -> None:
-        try:
-            parse_size(self.memory)
-        except ValueError as error:
-            raise ConfigError(f"report.memory: {error}") from error
+        _check_size("report", "memory", self.memory)
 
     @property
     def memory_bytes(self) -> int:
         """The same, in bytes."""
         return parse_size(self.memory)
+
+
+def _check_share(name: str, value: float) -> None:
+    if value > 1:
+        raise ConfigError(f"diagnosis.{name} is {value}: it must be at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,12 +393,15 @@ class DiagnosisConfig:
     """Hang: seconds that an operation must last, and at least twenty usual steps."""
 
     def __post_init__(self) -> None:
-        _check_least("diagnosis", "least_steps", self.least_steps, 4)
+        check_all(self._checks())
+
+    def _checks(self) -> Iterator[Callable[[], None]]:
+        yield partial(_check_bounds, "diagnosis", "least_steps", self.least_steps, (4, MOST))
         for item in dataclasses.fields(self):
             if item.name != "least_steps":
-                _check_least("diagnosis", item.name, getattr(self, item.name), 1e-9)
-            if item.name.endswith(("_share", "level")) and getattr(self, item.name) > 1:
-                raise ConfigError(f"diagnosis.{item.name} is {getattr(self, item.name)}: it must be at most 1")
+                yield partial(_check_bounds, "diagnosis", item.name, getattr(self, item.name), (1e-9, MOST))
+            if item.name.endswith(("_share", "level")):
+                yield partial(_check_share, item.name, getattr(self, item.name))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.config_values import Values, read_toml, sections, switch, typed, variables
-from hpcpace.errors import ConfigError
+from hpcpace.errors import ConfigError, check_all
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rollout import JobFacts, Rule, read_rules
 
@@ -100,9 +101,11 @@ def resolve(
         merged.take(_without_rules(user_file), str(user_file))
     if file is not None:
         merged.take(_without_rules(file), str(file))
-    for section, key, variable in variables():
-        if environ.get(variable):
-            merged.take({section: {key: environ[variable]}}, variable)
+    check_all(
+        partial(merged.take, {section: {key: environ[variable]}}, variable)
+        for section, key, variable in variables()
+        if environ.get(variable)
+    )
     if switch(environ.get(OPT_OUT) or False, OPT_OUT):
         merged.take(_OPTED_OUT, OPT_OUT)
     merged.take(_given(options or {}), COMMAND_LINE)
@@ -148,11 +151,13 @@ class _Merged:
 
     def config(self) -> Config:
         """Return the settings, checked."""
-        return Config(**{section: self._checked(section, kind) for section, kind in sections().items()})
+        made: dict[str, Any] = {}
+        check_all(partial(self._make, made, section, kind) for section, kind in sections().items())
+        return Config(**made)
 
-    def _checked(self, section: str, kind: type) -> Any:
+    def _make(self, made: dict[str, Any], section: str, kind: type) -> None:
         try:
-            return kind(**self.values[section])
+            made[section] = kind(**self.values[section])
         except ConfigError as error:
             named = re.findall(rf"\b{section}\.(\w+)", str(error))
             sources = dict.fromkeys(self.origins[section].get(key, COMMAND_LINE) for key in named)

@@ -10,11 +10,12 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcpace.config import Config
-from hpcpace.errors import ConfigError
+from hpcpace.errors import ConfigError, check_all
 
 Values = dict[str, dict[str, Any]]
 """Values by section and key."""
@@ -61,19 +62,25 @@ def typed(values: Mapping[str, Any], source: str) -> Values:
         ConfigError: a section or key is unknown, or a value has the wrong type.
     """
     found: Values = {}
-    known = sections()
-    for section, table in values.items():
-        if section not in known:
-            raise ConfigError(f"{source}: unknown section [{section}]: the sections are {', '.join(known)}")
-        if not isinstance(table, Mapping):
-            raise ConfigError(f"{source}: {section} must be a table like [{section}]")
-        hints = typing.get_type_hints(known[section])
-        found[section] = {}
-        for key, value in table.items():
-            if key not in hints:
-                raise ConfigError(f"{source}: unknown key {key!r} in [{section}]: the keys are {', '.join(hints)}")
-            found[section][key] = _coerce(value, hints[key], f"{source}: {section}.{key}")
+    check_all(partial(_type_section, found, section, table, source) for section, table in values.items())
     return found
+
+
+def _type_section(found: Values, section: str, table: Any, source: str) -> None:
+    known = sections()
+    if section not in known:
+        raise ConfigError(f"{source}: unknown section [{section}]: the sections are {', '.join(known)}")
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{source}: {section} must be a table like [{section}]")
+    hints = typing.get_type_hints(known[section])
+    found[section] = {}
+
+    def convert(key: str, value: Any) -> None:
+        if key not in hints:
+            raise ConfigError(f"{source}: unknown key {key!r} in [{section}]: the keys are {', '.join(hints)}")
+        found[section][key] = _coerce(value, hints[key], f"{source}: {section}.{key}")
+
+    check_all(partial(convert, key, value) for key, value in table.items())
 
 
 def switch(value: Any, where: str) -> bool:

@@ -20,6 +20,8 @@ Every message says what was wrong, the value seen, and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 EXIT_OK = 0
 EXIT_WARNING = 1
 EXIT_USAGE = 2
@@ -95,3 +97,21 @@ class TrainingFailed(HpcpaceError):
 
 class ClockSyncError(HpcpaceError):
     """A clock synchronisation did not finish in time."""
+
+
+def check_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Make all checks, so that all mistakes of a user are told together.
+
+    Raises:
+        UsageError: one or more checks did; of the kind of the first, with the messages of all.
+    """
+    mistakes = []
+    for check in checks:
+        try:
+            check()
+        except UsageError as error:
+            mistakes.append(error)
+    if len(mistakes) > 1:
+        raise type(mistakes[0])("; ".join(map(str, mistakes)))
+    if mistakes:
+        raise mistakes[0]

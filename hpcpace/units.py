@@ -70,10 +70,13 @@ def format_rate(rate_bps: float) -> str:
 
 def _parse(text: str, units: dict[str, int], what: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    value = round(float(found[1]) * units[found[2]]) if found and found[2] in units else 0
-    if value <= 0:
+    value = float(found[1]) * units[found[2]] if found and found[2] in units else 0.0
+    if value <= 0.5:
         raise ValueError(f"{text!r} is not {what}")
-    return value
+    if value > 1e15:
+        largest = next(unit for unit, factor in reversed(units.items()) if factor == 10**9)
+        raise ValueError(f"{text!r} is too large: give at most 1000000{largest}")
+    return round(value)
 
 
 def _three_digits(value: float) -> str:

@@ -10,6 +10,7 @@ import click
 
 from hpcpace import __version__
 from hpcpace.cli import memory_limit
+from hpcpace.cli.commands import Group
 from hpcpace.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, UsageError, WorldError
 from hpcpace.known_variables import unknown_sentence, unknown_variables
 from hpcpace.redaction import Redaction
@@ -38,7 +39,7 @@ _MODULES = {"list": "runs"}  # a module `list` of this package would hide what P
 _READERS = ("report", "dump", "pack")  # they read traces by libraries that crash for want of memory
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group whose subcommands are modules of hpcpace.cli, each with an object named `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

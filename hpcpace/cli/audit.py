@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,27 @@ from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import explanation, map_lines, matrix_lines, prolog_line, verdict_lines
 from hpcpace.cli.audit_show import TERMINAL, check_show, shown_lines, write_picture
+from hpcpace.cli.commands import Group
+from hpcpace.cli.options import PATH, Real, Whole, headed, option
 from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, SnapshotError, UsageError
+from hpcpace.errors import (
+    EXIT_CANNOT_TELL,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    EXIT_WARNING,
+    SnapshotError,
+    UsageError,
+    check_all,
+)
 from hpcpace.quoting import printable
 from hpcpace.world.environment import RankInfo, process_environ, rank_info
 
+MOST_TASKS = 4096
+"""Ranks of one node for which a binding is printed: more than any node has threads."""
 
-class AuditGroup(click.Group):
+
+class AuditGroup(Group):
     """A group that, with --prolog, turns its own failures into one line and exit 0.
 
     Slurm drains a node whose prolog fails, and neither a wrong option nor a bug in hpcpace is the node's fault.
@@ -90,64 +105,94 @@ def _ids(_: click.Context, __: click.Parameter, value: Sequence[str]) -> tuple[s
 
 
 @click.group(cls=AuditGroup, invoke_without_command=True)
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
-    help="Audit the snapshots in this folder, run or file.",
-    show_default="this machine",
+@headed(
+    "What to audit",
+    option(
+        "--from",
+        "source",
+        type=PATH,
+        help="Audit the snapshots in this folder, run or file.",
+        show_default="this machine",
+    ),
+    option(
+        "--sysfs-root",
+        type=PATH,
+        help="Audit a copied tree: a folder with sys and proc in it.",
+        show_default="this machine",
+    ),
+    option("--nccl-log", type=PATH, help="Check this log of NCCL_DEBUG=INFO (C02).", show_default="none"),
+    option(
+        "--probe",
+        type=Real(0, 60),
+        default=0.0,
+        metavar="S",
+        show_default=True,
+        help="Watch counters for S seconds (N08, P04).",
+    ),
 )
-@click.option(
-    "--sysfs-root",
-    type=click.Path(path_type=Path),
-    help="Audit a copied tree: a folder with sys and proc in it.",
-    show_default="this machine",
+@headed(
+    "Ranks of a job",
+    option("--mpi", "with_mpi", is_flag=True, help="Gather over MPI, and check MPI itself (A01)."),
+    option(
+        "--timeout-s",
+        type=Real(0.1),
+        default=30.0,
+        show_default=True,
+        help="Wait this long for the other ranks, in seconds.",
+    ),
+    option(
+        "--tasks-per-node",
+        type=Whole(1, MOST_TASKS),
+        help="Print the binding for this many ranks per node.",
+        show_default="the job's, or one per GPU",
+    ),
 )
-@click.option("--save", type=click.Path(path_type=Path), help="Write each host's snapshot to this folder.")
-@click.option("--mpi", "with_mpi", is_flag=True, help="Gather over MPI, and check MPI itself (A01).")
-@click.option(
-    "--timeout-s",
-    type=click.FloatRange(min=0.1),
-    default=30.0,
-    show_default=True,
-    help="Wait this long for the other ranks, in seconds.",
+@headed(
+    "Rules",
+    option(
+        "--rules",
+        multiple=True,
+        metavar="IDS",
+        callback=_ids,
+        help="Run only these rules, like A02,N01.",
+        show_default="all",
+    ),
+    option("--ignore", multiple=True, metavar="IDS", callback=_ids, help="Leave these rules out.", show_default="none"),
+    option(
+        "--config",
+        "config_file",
+        type=PATH,
+        help="Read thresholds and the site's expectations from the table [audit] of this TOML file.",
+        show_default="none",
+    ),
 )
-@click.option(
-    "--probe",
-    type=click.FloatRange(min=0, max=60),
-    default=0.0,
-    metavar="S",
-    help="Watch counters for S seconds (N08, P04).",
+@headed(
+    "Output",
+    option(
+        "--show",
+        is_flag=False,
+        flag_value=TERMINAL,
+        metavar="[FILE]",
+        help="Draw the machine and the cores and GPU of each rank, here or in FILE.svg or FILE.html.",
+        show_default="not drawn",
+    ),
+    option("--matrix", "with_matrix", is_flag=True, help="Show the paths between GPUs and adapters."),
+    option("--map", "with_map", is_flag=True, help="Show which cores each rank may run on."),
+    option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    option("--prometheus", "as_prometheus", is_flag=True, help="Print metrics for node_exporter."),
+    option("--save", type=PATH, help="Write each host's snapshot to this folder.", show_default="not written"),
 )
-@click.option("--nccl-log", type=click.Path(path_type=Path), help="Check this log of NCCL_DEBUG=INFO (C02).")
-@click.option(
-    "--tasks-per-node",
-    type=click.IntRange(min=1),
-    help="Print the binding for this many ranks per node.",
-    show_default="the job's, or one per GPU",
-)
-@click.option(
-    "--show",
-    is_flag=False,
-    flag_value=TERMINAL,
-    metavar="[FILE]",
-    help="Draw the machine and the cores and GPU of each rank, here or in FILE.svg or FILE.html.",
-)
-@click.option("--matrix", "with_matrix", is_flag=True, help="Show the paths between GPUs and adapters.")
-@click.option("--map", "with_map", is_flag=True, help="Show which cores each rank may run on.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--prometheus", "as_prometheus", is_flag=True, help="Print metrics for node_exporter.")
-@click.option("--rules", multiple=True, metavar="IDS", callback=_ids, help="Run only these rules, like A02,N01.")
-@click.option("--ignore", multiple=True, metavar="IDS", callback=_ids, help="Do not run these rules.")
-@click.option("--prolog", is_flag=True, help="Print one line, and fail only on the rules of --fail-on.")
-@click.option(
-    "--fail-on", multiple=True, metavar="IDS", callback=_ids, help="With --prolog, fail if one of these rules does."
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="Read thresholds and the site's expectations from the table [audit] of this TOML file.",
+@headed(
+    "In a prolog",
+    option("--prolog", is_flag=True, help="Print one line, and fail only on the rules of --fail-on."),
+    option(
+        "--fail-on",
+        multiple=True,
+        metavar="IDS",
+        callback=_ids,
+        help="Fail if one of these rules finds something; needs --prolog.",
+        show_default="none",
+    ),
 )
 @click.pass_context
 def command(
@@ -178,9 +223,15 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         return
-    _check_options(source, sysfs_root, with_mpi, as_json, as_prometheus, prolog, fail_on)
-    check_show(show, has_one_object=as_json or as_prometheus or prolog)
-    check_ids([*rules, *ignore, *fail_on])
+    check_all(
+        (
+            partial(_check_source, source, sysfs_root, with_mpi),
+            partial(_check_output, as_json, as_prometheus, prolog, fail_on),
+            partial(check_show, show, has_one_object=as_json or as_prometheus or prolog),
+            partial(check_ids, [*rules, *ignore, *fail_on]),
+            partial(_settings, config_file, ()),
+        )
+    )
     settings = _settings(config_file, ignore)
     log = read_nccl_log(nccl_log) if nccl_log is not None else None
     gathered, problems = _facts(source, sysfs_root, save, with_mpi=with_mpi, timeout_s=timeout_s, window_s=probe)
@@ -215,12 +266,12 @@ def explain(rule_id: str) -> None:
 
 
 @command.command()
-@click.argument("before", type=click.Path(path_type=Path))
-@click.argument("after", type=click.Path(path_type=Path))
-@click.option(
-    "--counters", is_flag=True, help="Also compare counters, GPU load, link speed, boot id, and memory to the byte."
+@click.argument("before", type=PATH)
+@click.argument("after", type=PATH)
+@option(
+    "--counters", is_flag=True, help="Compare counters, GPU load, link speed, boot id, and memory to the byte, too."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def diff(before: Path, after: Path, counters: bool, as_json: bool) -> None:
     """Show what changed in the configuration between two snapshots.
 
@@ -250,19 +301,14 @@ def diff(before: Path, after: Path, counters: bool, as_json: bool) -> None:
     raise SystemExit(EXIT_WARNING if found else EXIT_OK)
 
 
-def _check_options(
-    source: Path | None,
-    sysfs_root: Path | None,
-    with_mpi: bool,
-    as_json: bool,
-    as_prometheus: bool,
-    prolog: bool,
-    fail_on: Sequence[str],
-) -> None:
+def _check_source(source: Path | None, sysfs_root: Path | None, with_mpi: bool) -> None:
     if source is not None and sysfs_root is not None:
         raise UsageError("--from and --sysfs-root exclude each other: give one of them")
     if with_mpi and (source is not None or sysfs_root is not None):
         raise UsageError("--mpi gathers the ranks of a running job: leave out --from and --sysfs-root")
+
+
+def _check_output(as_json: bool, as_prometheus: bool, prolog: bool, fail_on: Sequence[str]) -> None:
     if as_json + as_prometheus + prolog > 1:
         raise UsageError("--json, --prometheus and --prolog exclude each other: give one of them")
     if fail_on and not prolog:

@@ -6,17 +6,22 @@ import click
 
 from hpcpace.batch.job import BatchJob, audit_only, prepare_job
 from hpcpace.batch.layout import LAYOUTS
+from hpcpace.cli.commands import Command
+from hpcpace.cli.options import option
 from hpcpace.errors import UsageError
 from hpcpace.world.environment import process_environ
 
 _COMMANDS = "train gpt2, train resnet18, audit, study series"
 
 
-@click.command(
-    context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
+@click.command(cls=Command, context_settings={"allow_interspersed_args": False})
+@option(
+    "--name",
+    metavar="NAME",
+    help="Call the run runs/JOB-NAME.",
+    show_default="the last word of the command's name",
 )
-@click.option("--name", help="Call the run runs/JOB-NAME.", show_default="the last word of the command's name")
-@click.option(
+@option(
     "--layout",
     type=click.Choice(LAYOUTS),
     default="data",

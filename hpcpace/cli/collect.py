@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from hpcpace.cli.commands import Command
+from hpcpace.cli.options import PATH, option
 from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
@@ -22,16 +24,16 @@ from hpcpace.world.environment import process_environ
 _MOST_RECORD_BYTES = 64 << 20
 
 
-@click.command()
-@click.option(
+@click.command(cls=Command)
+@option(
     "--trace-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Look in this folder.",
     show_default="that of the run's settings, SLURM_TMPDIR, TMPDIR, /tmp and /var/tmp",
 )
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Read settings from this TOML file.")
-@click.option("--quiet", is_flag=True, help="Say nothing where no trace is left.")
-@click.argument("run", type=click.Path(path_type=Path))
+@option("--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none")
+@option("--quiet", is_flag=True, help="Say nothing where no trace is left.")
+@click.argument("run", type=PATH)
 def command(trace_dir: Path | None, config_file: Path | None, quiet: bool, run: Path) -> None:
     """Bring traces of RUN home from the disk of this node, whose ranks were killed.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from hpcpace.cli.commands import Command
+
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_HPCPACE_COMPLETE"
 """By this variable the shell asks for completions."""
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> None:
     """Print the completion script of SHELL, to be read by its start-up file.

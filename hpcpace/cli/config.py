@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from hpcpace.cli.commands import Command
+from hpcpace.cli.options import PATH, headed, option
 from hpcpace.config_sources import DEFAULT, Resolved, resolve
 from hpcpace.config_values import sections
 from hpcpace.errors import UsageError
@@ -27,18 +29,22 @@ _REQUESTED_NOTE = (
 )
 
 
-@click.command()
-@click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), help="Read settings from this TOML file, too."
+@click.command(cls=Command)
+@headed(
+    "Where settings come from",
+    option("--config", "config_file", type=PATH, help="Read settings from this TOML file, too.", show_default="none"),
+    option(
+        "--site-file",
+        type=PATH,
+        help="Try this file as that of the site.",
+        show_default="HPCPACE_SITE_FILE, else /etc/hpcpace.toml",
+    ),
 )
-@click.option(
-    "--site-file",
-    type=click.Path(path_type=Path),
-    help="Try this file as that of the site.",
-    show_default="HPCPACE_SITE_FILE, else /etc/hpcpace.toml",
+@headed(
+    "Output",
+    option("--changed", is_flag=True, help="Leave out defaults."),
+    option("--json", "as_json", is_flag=True, help="Print one JSON object."),
 )
-@click.option("--changed", is_flag=True, help="Leave out defaults.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("names", metavar="[SECTION]...", nargs=-1)
 def command(
     config_file: Path | None, site_file: Path | None, changed: bool, as_json: bool, names: tuple[str, ...]

@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table as TextTable
 from rich.text import Text
 
+from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
+from hpcpace.cli.options import PATH, Whole, option
 from hpcpace.config import ReportConfig
 from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
@@ -24,14 +26,18 @@ from hpcpace.trace.tables import RankTrace, Table
 _MAX_WIDTH = 100
 
 
-@click.command(name="dump")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--table", type=click.Choice([*TABLES, "open_collectives"]), help="Show only this table.")
-@click.option(
-    "--limit", type=click.IntRange(min=0), default=5, show_default=True, help="Show this many rows of each table."
+@click.command(cls=Command)
+@click.argument("file", type=PATH)
+@option(
+    "--table",
+    type=click.Choice([*TABLES, "open_collectives"]),
+    metavar="TABLE",
+    help=f"Show only this table: {', '.join(TABLES)} or open_collectives.",
+    show_default="all",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-@click.option(
+@option("--limit", type=Whole(0), default=5, show_default=True, help="Show this many rows of each table.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@option(
     "--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use at most this much memory for the tables."
 )
 def command(file: Path, table: str | None, limit: int, as_json: bool, memory: str) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hpcpace.cli.groups import InOrder
+from hpcpace.cli.commands import Group
 from hpcpace.cli.lab_fault import fault
 from hpcpace.cli.lab_inside import attach_inside, name_option
+from hpcpace.cli.options import PATH, headed, option, setting
 from hpcpace.config import LabConfig
 from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_WARNING, UsageError
@@ -27,61 +27,70 @@ from hpcpace.lab.status_table import print_status, table_console
 from hpcpace.units import format_rate, parse_rate
 from hpcpace.world.environment import process_environ
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-
-def _setting(name: str, *, default: str = "", **attributes: Any) -> Callable[[Decorated], Decorated]:
-    """Return an option that sets one setting of `LabConfig`; its help shows the default of that setting.
-
-    Args:
-        name: key of the setting; the option has the same name.
-        default: words for a default that depends on other things.
-    """
-    flag = "--" + name.replace("_", "-")
-    if default:
-        return click.option(flag, show_default=default, **attributes)
-    # A text as show_default would stand in parentheses, as prose does.
-    return click.option(
-        flag, **{**attributes, "help": f"{attributes['help']}  [default: {getattr(LabConfig(), name)}]"}
-    )
-
-
-@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def command() -> None:
     """Boot a cluster on this machine: real Slurm, shaped links, faults at known times."""
 
 
 @command.command()
-@_setting("name", metavar="NAME", help="Name the lab; several can be up side by side.")
-@_setting("hosts", type=int, help="Boot this many hosts: n1, n2, ...; up to 250.")
-@_setting("leaves", type=int, help="Connect them to this many leaf switches, in blocks, below one spine.")
-@_setting("link", metavar="RATE", help="Shape the link from each host to its leaf, in each direction, like 10gbit.")
-@_setting("uplink", metavar="RATE", help="Shape the link from each leaf to the spine, in each direction.")
-@_setting("mtu", type=int, help="Set the largest packet of all links, in bytes.")
-@_setting("cpus_per_host", type=int, help="Let each host claim this many CPUs in Slurm, whatever the machine has.")
-@_setting(
-    "cpu_quota",
-    type=float,
-    metavar="CORES",
-    default="unlimited",
-    help="Give each host at most this many cores' worth of processor time.",
+@headed(
+    "Hosts",
+    setting("lab", "name", metavar="NAME", help="Name the lab; several can be up side by side."),
+    setting("lab", "hosts", type=int, help="Boot this many hosts: n1, n2, ..."),
+    setting(
+        "lab", "cpus_per_host", type=int, help="Let each host claim this many CPUs in Slurm, whatever the machine has."
+    ),
+    setting(
+        "lab",
+        "cpu_quota",
+        type=float,
+        metavar="CORES",
+        default="unlimited",
+        help="Give each host at most this many cores' worth of processor time.",
+    ),
+    setting("lab", "tmp_size", metavar="SIZE", help="Give each host a /tmp of this size, in memory."),
+    setting(
+        "lab",
+        "share",
+        multiple=True,
+        metavar="FOLDER",
+        default="the Python in use, hpcpace, the current folder",
+        help="Show this folder below /tmp to all hosts, too; may be given several times.",
+    ),
+    setting(
+        "lab",
+        "clock_step_s",
+        type=int,
+        help="Set the clock of n1 ahead by this many seconds, that of n2 by twice as many, ...",
+    ),
 )
-@_setting("tmp_size", metavar="SIZE", help="Give each host a /tmp of this size, in memory.")
-@_setting(
-    "clock_step_s", type=int, help="Set the clock of n1 ahead by this many seconds, that of n2 by twice as many, ..."
+@headed(
+    "Network",
+    setting(
+        "lab",
+        "leaves",
+        type=int,
+        help="Connect the hosts to this many leaf switches, in blocks, below one spine; at most as many as hosts.",
+    ),
+    setting(
+        "lab",
+        "link",
+        metavar="RATE",
+        help="Shape the link from each host to its leaf, in each direction, like 10gbit.",
+    ),
+    setting("lab", "uplink", metavar="RATE", help="Shape the link from each leaf to the spine, in each direction."),
+    setting("lab", "mtu", type=int, help="Set the largest packet of all links, in bytes."),
 )
-@_setting(
-    "share",
-    multiple=True,
-    metavar="FOLDER",
-    default="the Python in use, hpcpace, the current folder",
-    help="Show this folder below /tmp to all hosts, too; may be given several times.",
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="Read settings from the table [lab] of this TOML file.",
+@headed(
+    "Settings",
+    option(
+        "--config",
+        "config_file",
+        type=PATH,
+        help="Read settings from the table [lab] of this TOML file.",
+        show_default="none",
+    ),
 )
 def up(config_file: Path | None, **values: Any) -> None:
     """Boot a lab, and wait until every host takes jobs."""
@@ -113,7 +122,7 @@ def up(config_file: Path | None, **values: Any) -> None:
 
 @command.command()
 @name_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(name: str, as_json: bool) -> None:
     """Show hosts, links with rates and bytes, jobs and faults.
 
@@ -131,7 +140,7 @@ def status(name: str, as_json: bool) -> None:
 
 @command.command(context_settings={"ignore_unknown_options": True})
 @name_option
-@click.option(
+@option(
     "--on",
     "host",
     metavar="HOST",
@@ -149,9 +158,7 @@ def run(name: str, host: str | None, words: tuple[str, ...]) -> None:
 
 @command.command()
 @name_option
-@click.option(
-    "--on", "host", metavar="HOST", help="Open the shell on this host.", show_default="login, where slurmctld runs"
-)
+@option("--on", "host", metavar="HOST", help="Open the shell on this host.", show_default="login, where slurmctld runs")
 def shell(name: str, host: str | None) -> None:
     """Open a shell in the lab."""
     attach_inside(name)
@@ -161,9 +168,10 @@ def shell(name: str, host: str | None) -> None:
 
 @command.command()
 @name_option
-@click.option(
+@option(
     "--truth",
     type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
     help="Keep the log of truth in this file.",
     show_default="removed",
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import click
 
+from hpcpace.cli.commands import Group
 from hpcpace.cli.lab_inside import attach_inside, name_option
+from hpcpace.cli.options import Real, Whole, headed, option
 from hpcpace.lab.fault_kinds import (
     ChangeMtu,
     FillDisk,
@@ -25,10 +25,11 @@ from hpcpace.lab.fault_kinds import (
 from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
 from hpcpace.lab.status_table import fault_words, print_faults, table_console
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+MOST_S = 1_000_000
+MOST_CORES = 1024
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def fault() -> None:
     """Inject, list and undo faults.
 
@@ -36,25 +37,15 @@ def fault() -> None:
     """
 
 
-def _timed(function: Decorated) -> Decorated:
-    """Add the options of faults that last for a while."""
-    for option in (
-        click.option(
-            "--duration",
-            type=click.FloatRange(0, min_open=True),
-            help="Undo it after this many seconds.",
-            show_default="until undone",
-        ),
-        _start,
-        name_option,
-    ):
-        function = option(function)
-    return function
-
-
-_start = click.option(
-    "--start", type=click.FloatRange(0), default=0.0, show_default=True, help="Begin after this many seconds."
+_start = option("--start", type=Real(0, MOST_S), default=0.0, show_default=True, help="Begin after this many seconds.")
+_duration = option(
+    "--duration",
+    type=Real(0, MOST_S, is_open=True),
+    help="Undo it after this many seconds.",
+    show_default="until undone",
 )
+_timed = headed("When, and in which lab", _start, _duration, name_option)
+_at_once = headed("When, and in which lab", _start, name_option)
 
 
 def _inject(name: str, what: LabFault, start: float, duration: float | None = None) -> None:
@@ -69,12 +60,15 @@ def _say(record: FaultRecord) -> None:
 
 @fault.command("slow-host")
 @click.argument("host")
-@click.option(
-    "--cores",
-    type=float,
-    default=0.25,
-    show_default=True,
-    help="Leave the host this many cores' worth of processor time.",
+@headed(
+    "What",
+    option(
+        "--cores",
+        type=Real(0, MOST_CORES, is_open=True),
+        default=0.25,
+        show_default=True,
+        help="Leave the host this many cores' worth of processor time.",
+    ),
 )
 @_timed
 def slow_host(name: str, host: str, cores: float, start: float, duration: float | None) -> None:
@@ -84,7 +78,10 @@ def slow_host(name: str, host: str, cores: float, start: float, duration: float 
 
 @fault.command("slow-link")
 @click.argument("link")
-@click.option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit.")
+@headed(
+    "What",
+    option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit."),
+)
 @_timed
 def slow_link(name: str, link: str, rate: str, start: float, duration: float | None) -> None:
     """Lower the rate of LINK.
@@ -96,11 +93,22 @@ def slow_link(name: str, link: str, rate: str, start: float, duration: float | N
 
 @fault.command("flap-link")
 @click.argument("link")
-@click.option(
-    "--period", type=float, default=4.0, show_default=True, help="Take the link down once in this many seconds."
-)
-@click.option(
-    "--down", type=float, default=1.0, show_default=True, help="Keep the link down for this many seconds each time."
+@headed(
+    "What",
+    option(
+        "--period",
+        type=Real(0, MOST_S, is_open=True),
+        default=4.0,
+        show_default=True,
+        help="Take the link down once in this many seconds.",
+    ),
+    option(
+        "--down",
+        type=Real(0, MOST_S, is_open=True),
+        default=1.0,
+        show_default=True,
+        help="Keep the link down for this many seconds each time.",
+    ),
 )
 @_timed
 def flap_link(name: str, link: str, period: float, down: float, start: float, duration: float | None) -> None:
@@ -111,9 +119,10 @@ def flap_link(name: str, link: str, period: float, down: float, start: float, du
 @fault.command()
 @click.argument("source")
 @click.argument("destination")
-@click.option("--rate", metavar="RATE", help="Send at this rate.", show_default="as fast as the network allows")
-@click.option(
-    "--streams", type=click.IntRange(1, 64), default=1, show_default=True, help="Send over this many TCP connections."
+@headed(
+    "What",
+    option("--rate", metavar="RATE", help="Send at this rate.", show_default="as fast as the network allows"),
+    option("--streams", type=Whole(1, 64), default=1, show_default=True, help="Send over this many TCP connections."),
 )
 @_timed
 def traffic(
@@ -146,11 +155,13 @@ def kill_host(name: str, host: str, start: float, duration: float | None) -> Non
 
 
 @fault.command("kill-rank")
-@click.argument("job", type=int)
-@click.argument("rank", type=int)
-@click.option("--signal", "signal_name", default="KILL", show_default=True, help="Send this signal.")
-@_start
-@name_option
+@click.argument("job", type=Whole(1, (1 << 32) - 1))
+@click.argument("rank", type=Whole(0))
+@headed(
+    "What",
+    option("--signal", "signal_name", metavar="NAME", default="KILL", show_default=True, help="Send this signal."),
+)
+@_at_once
 def kill_rank(name: str, job: int, rank: int, signal_name: str, start: float) -> None:
     """Send a signal to RANK of the running JOB."""
     _inject(name, KillRank(job=job, rank=rank, signal=signal_name), start)
@@ -158,7 +169,17 @@ def kill_rank(name: str, job: int, rank: int, signal_name: str, start: float) ->
 
 @fault.command("fill-disk")
 @click.argument("host")
-@click.option("--left", type=click.IntRange(0), default=0, show_default=True, help="Leave this many bytes free.")
+@headed(
+    "What",
+    option(
+        "--left",
+        type=Whole(0, 1 << 50),
+        metavar="BYTES",
+        default=0,
+        show_default=True,
+        help="Leave this many bytes free.",
+    ),
+)
 @_timed
 def fill_disk(name: str, host: str, left: int, start: float, duration: float | None) -> None:
     """Fill the /tmp of HOST."""
@@ -167,8 +188,9 @@ def fill_disk(name: str, host: str, left: int, start: float, duration: float | N
 
 @fault.command()
 @click.argument("host")
-@click.option(
-    "--size", type=click.IntRange(68, 65535), required=True, help="Set the MTU of its eth0 to this many bytes."
+@headed(
+    "What",
+    option("--size", type=Whole(68, 65535), required=True, help="Set the MTU of its eth0 to this many bytes."),
 )
 @_timed
 def mtu(name: str, host: str, size: int, start: float, duration: float | None) -> None:
@@ -178,7 +200,7 @@ def mtu(name: str, host: str, size: int, start: float, duration: float | None) -
 
 @fault.command("list")
 @name_option
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_faults(name: str, as_json: bool) -> None:
     """Show all faults of the lab, the oldest first."""
     records = fault_records(attach_inside(name).files)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import sys
 
-import click
-
+from hpcpace.cli.options import option
 from hpcpace.config import LabConfig
 from hpcpace.errors import UsageError
 from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.lab import Lab
 
-name_option = click.option(
-    "--name", envvar=NAME_VARIABLE, default=LabConfig().name, show_default=True, help="Use the lab of this name."
+name_option = option(
+    "--name",
+    metavar="NAME",
+    envvar=NAME_VARIABLE,
+    default=LabConfig().name,
+    show_default=True,
+    help="Use the lab of this name.",
 )
 
 

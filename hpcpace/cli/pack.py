@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
+from hpcpace.cli.options import PATH, Whole, headed, option
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config import ReportConfig
 from hpcpace.errors import EXIT_WARNING, ConfigError, TraceError
@@ -18,26 +20,32 @@ from hpcpace.units import format_bytes, parse_size
 from hpcpace.wording import plural
 
 
-@click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--attempt", "attempt_number", type=click.IntRange(min=0), help="Pack only this attempt.")
-@click.option(
-    "--size",
-    metavar="SIZE",
-    default="1GiB",
-    show_default=True,
-    help="Begin another pack when the files of its ranks have this size together.",
+@click.command(cls=Command)
+@click.argument("run", type=PATH)
+@headed(
+    "What to pack",
+    option("--attempt", "attempt_number", type=Whole(0), help="Pack only this attempt.", show_default="all"),
+    option("--ended", is_flag=True, help="Pack ranks that wrote a short time ago: the job has ended."),
+    option("--keep", is_flag=True, help="Keep the files of the ranks."),
 )
-@click.option(
-    "--ranks-per-file",
-    type=click.IntRange(min=1),
-    default=512,
-    show_default=True,
-    help="Put at most this many ranks into one pack.",
+@headed(
+    "Sizes",
+    option(
+        "--size",
+        metavar="SIZE",
+        default="1GiB",
+        show_default=True,
+        help="Begin another pack when the files of its ranks have this size together.",
+    ),
+    option(
+        "--ranks-per-file",
+        type=Whole(1),
+        default=512,
+        show_default=True,
+        help="Put at most this many ranks into one pack.",
+    ),
+    option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use about this much memory."),
 )
-@click.option("--keep", is_flag=True, help="Keep the files of the ranks.")
-@click.option("--ended", is_flag=True, help="Pack ranks that wrote a short time ago: the job has ended.")
-@click.option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use about this much memory.")
 def command(
     run: Path, attempt_number: int | None, size: str, ranks_per_file: int, keep: bool, ended: bool, memory: str
 ) -> None:

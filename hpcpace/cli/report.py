@@ -14,7 +14,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
+from hpcpace.cli.options import PATH, Whole, headed, option
 from hpcpace.cli.progress import Tell, shown_progress
 from hpcpace.cli.runs import rows_in, show_runs
 from hpcpace.config import Config
@@ -70,35 +72,54 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
     return frozenset(ranks)
 
 
-@click.command()
-@click.argument("run", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--attempt",
-    "attempt_number",
-    type=click.IntRange(min=0),
-    help="Report this attempt of the run.",
-    show_default="last",
+@click.command(cls=Command)
+@click.argument("run", type=PATH, required=False)
+@headed(
+    "What to report",
+    option(
+        "--attempt",
+        "attempt_number",
+        type=Whole(0),
+        help="Report this attempt of the run.",
+        show_default="the last one",
+    ),
+    option(
+        "--steps",
+        metavar="A:B",
+        default=":",
+        callback=_step_range,
+        help="Use only the steps from A to B - 1.",
+        show_default="all",
+    ),
+    option("--include-warmup", is_flag=True, help="Use the warm-up steps, too."),
 )
-@click.option("--steps", metavar="A:B", default=":", callback=_step_range, help="Use only the steps from A to B - 1.")
-@click.option("--include-warmup", is_flag=True, help="Use the warm-up steps, too.")
-@click.option(
-    "--ranks",
-    metavar="LIST",
-    callback=_rank_list,
-    help="Show only these ranks, like 0,4-7; the figures still use all of them.",
+@headed(
+    "How to read it",
+    option(
+        "--memory",
+        metavar="SIZE",
+        help="Use at most this much memory for the tables of the run, like 8GiB; leave out the largest files beyond "
+        "it.",
+        show_default="2GiB",
+    ),
+    option(
+        "--config",
+        "config_file",
+        type=PATH,
+        help="Read thresholds from the tables [diagnosis] and [report] of this TOML file.",
+        show_default="none",
+    ),
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option(
-    "--memory",
-    metavar="SIZE",
-    help="Use at most this much memory for the tables of the run, like 8GiB; leave out the largest files beyond it.",
-    show_default="2GiB",
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="Read thresholds from the tables [diagnosis] and [report] of this TOML file.",
+@headed(
+    "Output",
+    option(
+        "--ranks",
+        metavar="LIST",
+        callback=_rank_list,
+        help="Show only these ranks, like 0,4-7; the figures still use all of them.",
+        show_default="those that matter",
+    ),
+    option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
 )
 def command(
     run: Path | None,

@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from hpcpace.cli.commands import Command
+from hpcpace.cli.options import PATH, option
 from hpcpace.diagnosis.run_list import RunRow, run_rows
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
@@ -23,9 +25,9 @@ from hpcpace.world.environment import process_environ
 _LEAST_WIDTH, _MOST_WIDTH = 80, 140
 
 
-@click.command()
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=RUNS)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list instead of a table.")
+@click.command(cls=Command)
+@click.argument("folder", metavar="[DIR]", type=PATH, default=RUNS)
+@option("--json", "as_json", is_flag=True, help="Print one JSON list instead of a table.")
 def command(folder: Path, as_json: bool) -> None:
     """List the runs in DIR (default: runs) and in folders in it, the newest first.
 

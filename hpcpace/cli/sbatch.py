@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 
 from hpcpace.batch.scripts import filled_in, job_script, job_scripts
+from hpcpace.cli.commands import Command
 from hpcpace.errors import UsageError
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("name", required=False)
 def command(name: str | None) -> None:
     """Print the job script NAME, or list the scripts.

@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from hpcpace.cli.groups import InOrder
-from hpcpace.config import PRESETS
+from hpcpace.cli.commands import Group
+from hpcpace.cli.options import PATH, Whole, headed, option
+from hpcpace.config import MOST, PRESETS
 from hpcpace.errors import UsageError
 from hpcpace.studies.folder import OPEN, StudyFolder
 from hpcpace.studies.pacing_runs import DEFAULT_POLICIES, pacing_jobs
@@ -27,14 +28,19 @@ from hpcpace.studies.setups import (
 )
 from hpcpace.units import format_count
 
+MOST_REPETITIONS = 1000
+MOST_SHRINK = 1024
+MOST_RANKS = 4096
+"""Ranks of one node: more than any has cores."""
+
 
 def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
     try:
         numbers = tuple(map(int, text.split(",")))
     except ValueError:
         raise click.BadParameter(f"{text!r}: give whole numbers separated by commas") from None
-    if any(number < 1 for number in numbers):
-        raise click.BadParameter(f"{text!r}: every number must be at least 1")
+    if any(not 1 <= number <= MOST for number in numbers):
+        raise click.BadParameter(f"{text!r}: every number must be from 1 to {MOST}")
     return numbers
 
 
@@ -46,33 +52,33 @@ def _joined(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers))
 
 
-_STUDY = click.argument("study", type=click.Path(path_type=Path))
+_STUDY = click.argument("study", type=PATH)
 _DEFAULT = NanoCluster()
-_REPETITIONS = click.option(
+_REPETITIONS = option(
     "--repetitions",
-    type=click.IntRange(1),
+    type=Whole(1, MOST_REPETITIONS),
     default=_DEFAULT.repetitions,
     show_default=True,
     help="Run each set-up this often.",
 )
-_STEPS = click.option(
+_STEPS = option(
     "--steps",
-    type=click.IntRange(1),
+    type=Whole(1),
     default=_DEFAULT.steps,
     show_default=True,
     help="Measure this many steps per run.",
 )
-_WARMUP_STEPS = click.option(
+_WARMUP_STEPS = option(
     "--warmup-steps",
-    type=click.IntRange(0),
+    type=Whole(0),
     default=_DEFAULT.warmup_steps,
     show_default=True,
     help="Run this many steps before the measured ones.",
 )
-_SHRINK = click.option(
-    "--shrink", type=click.IntRange(1), default=1, show_default=True, help="Divide the widths of gpt2 by this."
+_SHRINK = option(
+    "--shrink", type=Whole(1, MOST_SHRINK), default=1, show_default=True, help="Divide the widths of gpt2 by this."
 )
-_NODES = click.option(
+_NODES = option(
     "--nodes",
     metavar="LIST",
     callback=_numbers,
@@ -82,7 +88,7 @@ _NODES = click.option(
 )
 
 
-@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def command() -> None:
     """Plan and run a study of how training scales.
 
@@ -92,53 +98,55 @@ def command() -> None:
 
 @command.command()
 @_STUDY
-@click.option(
-    "--preset",
-    type=click.Choice(PRESETS),
-    default=_DEFAULT.preset,
-    show_default=True,
-    help="Train gpt2 of this size.",
+@headed(
+    "What to train",
+    option(
+        "--preset",
+        type=click.Choice(PRESETS),
+        default=_DEFAULT.preset,
+        show_default=True,
+        help="Train gpt2 of this size.",
+    ),
+    _SHRINK,
+    option(
+        "--batches",
+        metavar="LIST",
+        callback=_numbers,
+        default=_joined(_DEFAULT.batches),
+        show_default=True,
+        help="Use these numbers of sequences per replica and step.",
+    ),
+    option(
+        "--image-batches",
+        metavar="LIST",
+        callback=_numbers_or_none,
+        default=_joined(_DEFAULT.image_batches),
+        show_default=True,
+        help="Use these numbers of images per replica and step for resnet18; empty: no resnet18.",
+    ),
+    option(
+        "--image-shrink",
+        type=Whole(1, MOST_SHRINK),
+        default=1,
+        show_default=True,
+        help="Divide the widths of resnet18 by this.",
+    ),
+    option(
+        "--image-batch-divisor", type=Whole(1), default=1, show_default=True, help="Divide the image batches by this."
+    ),
 )
-@click.option(
-    "--batches",
-    metavar="LIST",
-    callback=_numbers,
-    default=_joined(_DEFAULT.batches),
-    show_default=True,
-    help="Use these numbers of sequences per replica and step.",
-)
-@click.option(
-    "--image-batches",
-    metavar="LIST",
-    callback=_numbers_or_none,
-    default=_joined(_DEFAULT.image_batches),
-    show_default=True,
-    help="Use these numbers of images per replica and step for resnet18; empty: no resnet18.",
-)
-@click.option(
-    "--layouts",
-    metavar="LIST",
-    default=",".join(map(str, NANO_CLUSTER_LAYOUTS)),
-    show_default=True,
-    help="Use these layouts, SERVERSxRANKS with the ranks of each server.",
-)
-@_REPETITIONS
-@_STEPS
-@_WARMUP_STEPS
-@_SHRINK
-@click.option(
-    "--image-shrink",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Divide the widths of resnet18 by this.",
-)
-@click.option(
-    "--image-batch-divisor",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Divide the image batches by this.",
+@headed(
+    "Where and how often",
+    option(
+        "--layouts",
+        metavar="LIST",
+        default=",".join(map(str, NANO_CLUSTER_LAYOUTS)),
+        show_default=True,
+        help="Use these layouts, SERVERSxRANKS with the ranks of each server.",
+    ),
+    _REPETITIONS,
+    _STEPS,
+    _WARMUP_STEPS,
 )
 def nano_cluster(study: Path, layouts: str, **values: Any) -> None:
     """Plan the nano-cluster study in STUDY.
@@ -155,13 +163,12 @@ def nano_cluster(study: Path, layouts: str, **values: Any) -> None:
 
 @command.command()
 @_STUDY
-@click.option(
-    "--batch", type=click.IntRange(1), default=16, show_default=True, help="Train on this many sequences per step."
+@headed(
+    "What to train",
+    option("--batch", type=Whole(1), default=16, show_default=True, help="Train on this many sequences per step."),
+    _SHRINK,
 )
-@_REPETITIONS
-@_STEPS
-@_WARMUP_STEPS
-@_SHRINK
+@headed("How often", _REPETITIONS, _STEPS, _WARMUP_STEPS)
 def model_size(study: Path, repetitions: int, **values: Any) -> None:
     """Plan the model-size study in STUDY.
 
@@ -191,9 +198,7 @@ def layouts(study: Path) -> None:
 
 @command.command()
 @_STUDY
-@click.option(
-    "--layout", metavar="SERVERSxRANKS", help="Count only the runs of this layout.", show_default="all layouts"
-)
+@option("--layout", metavar="SERVERSxRANKS", help="Count only the runs of this layout.", show_default="all layouts")
 def left(study: Path, layout: str | None) -> None:
     """Print the number of open runs."""
     click.echo(len(StudyFolder(study).open_runs(parse_layout(layout) if layout else None)))
@@ -213,7 +218,7 @@ def status(study: Path) -> None:
 
 @command.command()
 @_STUDY
-@click.option("--layout", metavar="SERVERSxRANKS", required=True, help="Run the set-ups of this layout.")
+@option("--layout", metavar="SERVERSxRANKS", required=True, help="Run the set-ups of this layout.")
 def series(study: Path, layout: str) -> None:
     """Run all open runs of one layout.
 
@@ -226,35 +231,45 @@ def series(study: Path, layout: str) -> None:
 
 @command.command()
 @_STUDY
-@_NODES
-@click.option(
-    "--ranks-per-node", type=click.IntRange(1), default=2, show_default=True, help="Start this many ranks on each node."
+@headed(
+    "Nodes and network",
+    _NODES,
+    option(
+        "--ranks-per-node",
+        type=Whole(1, MOST_RANKS),
+        default=2,
+        show_default=True,
+        help="Start this many ranks on each node.",
+    ),
+    option(
+        "--placements",
+        metavar="LIST",
+        default=",".join(PLACEMENTS),
+        show_default=True,
+        help="Place ranks like this: block fills one node after the other, cyclic deals ranks out.",
+    ),
+    option(
+        "--oversubscriptions",
+        metavar="LIST",
+        callback=_numbers,
+        default="1",
+        show_default=True,
+        help="Oversubscribe the uplinks by these factors; several values need a lab.",
+    ),
 )
-@click.option(
-    "--oversubscriptions",
-    metavar="LIST",
-    callback=_numbers,
-    default="1",
-    show_default=True,
-    help="Oversubscribe the uplinks by these factors; several values need a lab.",
+@headed(
+    "What to run",
+    option("--steps", type=Whole(20), default=120, show_default=True, help="Run this many steps."),
+    option(
+        "--step-ms",
+        type=Whole(10, 3_600_000),
+        default=150,
+        show_default=True,
+        help="Compute for about this long per rank and step.",
+    ),
+    option("--emulate", "is_emulated", is_flag=True, help="Make every rank sleep --step-ms in each step."),
+    option("--faults", "has_faults", is_flag=True, help="Add a run for each failure mode."),
 )
-@click.option(
-    "--placements",
-    metavar="LIST",
-    default=",".join(PLACEMENTS),
-    show_default=True,
-    help="Place ranks like this: block fills one node after the other, cyclic deals ranks out.",
-)
-@click.option("--steps", type=click.IntRange(20), default=120, show_default=True, help="Run this many steps.")
-@click.option(
-    "--step-ms",
-    type=click.IntRange(10),
-    default=150,
-    show_default=True,
-    help="Compute for about this long per rank and step.",
-)
-@click.option("--emulate", "is_emulated", is_flag=True, help="Make every rank sleep --step-ms in each step.")
-@click.option("--faults", "has_faults", is_flag=True, help="Add a run for each failure mode.")
 def scaling(study: Path, placements: str, has_faults: bool, **values: Any) -> None:
     """Plan the scaling study in STUDY, or add to its plan."""
     runs = scaling_runs(
@@ -269,7 +284,7 @@ def scaling(study: Path, placements: str, has_faults: bool, **values: Any) -> No
 
 @command.command()
 @_STUDY
-@click.option("--no-lab", is_flag=True, help="Leave out runs that need a lab.")
+@option("--no-lab", is_flag=True, help="Leave out runs that need a lab.")
 def scaling_jobs(study: Path, no_lab: bool) -> None:
     """List the open runs of a scaling study.
 
@@ -335,29 +350,39 @@ def verdicts(study: Path) -> None:
 
 @command.command()
 @_STUDY
-@_NODES
-@click.option(
-    "--ranks-per-node", type=click.IntRange(1), default=4, show_default=True, help="Start this many ranks on each node."
+@headed(
+    "Nodes",
+    _NODES,
+    option(
+        "--ranks-per-node",
+        type=Whole(1, MOST_RANKS),
+        default=4,
+        show_default=True,
+        help="Start this many ranks on each node.",
+    ),
 )
-@click.option(
-    "--policies",
-    default=",".join(DEFAULT_POLICIES),
-    show_default=True,
-    metavar="LIST",
-    help="Compare these policies of docs/pacing.md; none is the baseline.",
-)
-@click.option(
-    "--repetitions",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="Run each policy this often on each number of nodes.",
-)
-@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Run this many steps.")
-@click.option(
-    "--with-trial",
-    is_flag=True,
-    help="Try each policy inside its job and drop it unless it pays; otherwise only auto and coschedule are tried.",
+@headed(
+    "What to run",
+    option(
+        "--policies",
+        default=",".join(DEFAULT_POLICIES),
+        show_default=True,
+        metavar="LIST",
+        help="Compare these policies of docs/pacing.md; none is the baseline.",
+    ),
+    option(
+        "--repetitions",
+        type=Whole(1, MOST_REPETITIONS),
+        default=3,
+        show_default=True,
+        help="Run each policy this often on each number of nodes.",
+    ),
+    option("--steps", type=Whole(1), default=400, show_default=True, help="Run this many steps."),
+    option(
+        "--with-trial",
+        is_flag=True,
+        help="Try each policy inside its job and drop it unless it pays; otherwise only auto and coschedule are tried.",
+    ),
 )
 def pacing(study: Path, policies: str, **values: Any) -> None:
     """List the runs of a pacing study.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from hpcpace.cli.commands import Command
+from hpcpace.cli.options import PATH, option
 from hpcpace.config_sources import SITE_FILE_VARIABLE, load_config
 from hpcpace.errors import HpcpaceError
 from hpcpace.observe.launch import find_launch, site_launch
@@ -17,10 +19,10 @@ from hpcpace.rundir import default_run_path
 from hpcpace.world.environment import process_environ
 
 
-@click.command()
-@click.option(
+@click.command(cls=Command)
+@option(
     "--run-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write runs into this folder, as JOB.STEP-NAME.",
     show_default="runs in the job's folder",
 )

@@ -6,45 +6,61 @@ from pathlib import Path
 
 import click
 
+from hpcpace.cli.commands import Command
+from hpcpace.cli.options import PATH, Whole, headed, option
 from hpcpace.observe.step_source import StepFrom
 from hpcpace.pace.settings import POLICIES
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option(
-    "--run-dir", type=click.Path(path_type=Path), help="Write the run to this folder.", show_default="runs/JOB-SCRIPT"
+@click.command(cls=Command, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@headed(
+    "Where to write",
+    option("--run-dir", type=PATH, help="Write the run to this folder.", show_default="runs/JOB-SCRIPT"),
+    option(
+        "--trace-dir",
+        type=PATH,
+        help="Keep traces in this node-local folder (auto: a disk of the node) while the program runs, and move them "
+        "into the run at the end.",
+        show_default="the run",
+    ),
 )
-@click.option(
-    "--trace-dir",
-    type=click.Path(path_type=Path),
-    help="Keep traces in this node-local folder (auto: a disk of the node) while the program runs, and move them into "
-    "the run at the end.",
-    show_default="the run",
+@headed(
+    "Steps",
+    option(
+        "--step-from",
+        default="auto",
+        show_default=True,
+        callback=lambda _context, _option, text: StepFrom.parse(text) and text,
+        metavar="WHAT",
+        help="End a step after every 'optimizer' step or 'backward' pass, or every second one: 'optimizer:2'; 'auto' "
+        "finds out what repeats.",
+    ),
+    option(
+        "--warmup-steps",
+        type=Whole(0),
+        default=2,
+        show_default=True,
+        help="Leave this many first steps out of the report.",
+    ),
+    option(
+        "--samples-unit",
+        metavar="WORD",
+        default="samples",
+        show_default=True,
+        help="Name what session.step(samples=...) counts.",
+    ),
 )
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Read settings from this TOML file.")
-@click.option(
-    "--warmup-steps",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    help="Leave this many first steps out of the report.",
-)
-@click.option(
-    "--samples-unit", default="samples", show_default=True, help="Name what session.step(samples=...) counts."
-)
-@click.option(
-    "--step-from",
-    default="auto",
-    show_default=True,
-    callback=lambda _context, _option, text: StepFrom.parse(text) and text,
-    metavar="WHAT",
-    help="End a step after every 'optimizer' step or 'backward' pass, or every second one: 'optimizer:2'; 'auto' "
-    "finds out what repeats.",
-)
-@click.option(
-    "--pace",
-    type=click.Choice(POLICIES),
-    help="Hold early ranks back by this policy, if a trial in the job shows a gain; see docs/pacing.md.",
+@headed(
+    "Pacing and settings",
+    option(
+        "--pace",
+        type=click.Choice(POLICIES),
+        metavar="POLICY",
+        help=f"Hold early ranks back by this policy, if a trial in the job shows a gain: {', '.join(POLICIES)}; see "
+        "docs/pacing.md.",
+        show_default="none",
+    ),
+    option("--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none"),
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="PROGRAM [ARGUMENTS]...")
 def command(

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from hpcpace.cli.commands import Command, Group
+from hpcpace.cli.options import PATH, Decorated, Whole, headed, option, setting
 from hpcpace.config import BACKENDS, COMPRESSIONS, DEVICES, DTYPES, PRESETS, SCHEDULES, ZERO_STAGES, Config
 from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.errors import EXIT_WARNING, HpcpaceError, WorldError
@@ -22,8 +24,6 @@ from hpcpace.units import format_bytes, format_count
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
 from hpcpace.world.mpi import abort_guard, let_rank_zero_speak, locate_ranks
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 # Which setting an option sets: section and key are those of hpcpace.config.
 _SETTINGS = {
@@ -38,10 +38,7 @@ _SETTINGS = {
 }
 
 
-_PATH = click.Path(path_type=Path)
-
-
-class RankZeroCommand(click.Command):
+class RankZeroCommand(Command):
     """A command of which only rank 0 reports wrong options, because every rank has the same ones."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -59,117 +56,188 @@ class RankZeroCommand(click.Command):
             raise
 
 
-def _setting(
-    section: str, name: str, *, option: str = "", default: str = "", **attributes: Any
-) -> Callable[[Decorated], Decorated]:
-    """Return an option that sets one setting; its help shows the default of that setting.
-
-    Args:
-        section: of hpcpace.config.
-        name: key of the setting; the option has the same name.
-        option: name of the option where it differs.
-        default: words for a default that depends on other things.
-    """
-    flag = "--" + (option or name).replace("_", "-")
-    value = getattr(getattr(Config(), section), name)
-    if isinstance(value, bool):
-        attributes["default"], value = None, "on" if value else "off"
-        flag = f"{flag}/--no-{flag[2:]}"
-    shown = f"{value:g}" if isinstance(value, float) else value
-    if default:
-        return click.option(flag, name, show_default=default, **attributes)
-    # A text as show_default would stand in parentheses, as prose does.
-    return click.option(flag, name, **{**attributes, "help": f"{attributes['help']}  [default: {shown}]"})
-
-
-_WORKLOAD_OPTIONS = (
-    click.option(
+_RANKS = headed(
+    "Ranks and how they share the work",
+    option(
         "--ranks",
-        type=click.IntRange(1),
+        type=Whole(1, 1_000_000),
         show_default="1",
         help="Start this many ranks with mpiexec, or with torchrun if MPI is missing; not inside a launcher.",
     ),
-    _setting(
+    setting(
         "train",
         "mesh",
         metavar="MESH",
         default="all ranks in dp",
         help="Lay the ranks out like this: dp=2,pp=2,tp=1. tp is innermost, dp outermost.",
     ),
-    _setting("train", "batch_size", type=int, help="Train on this many sequences or images per step, over all ranks."),
-    _setting(
+    setting(
         "train",
         "zero",
         type=click.Choice([str(stage) for stage in ZERO_STAGES]),
         help="Shard across replicas: 1 the optimizer state, 3 also gradients and parameters.",
     ),
-    _setting(
+    setting(
         "train",
         "compress",
         type=click.Choice(COMPRESSIONS),
-        help="Compress gradients on their way between replicas.",
+        metavar="WAY",
+        help=f"Compress gradients on their way between replicas: {', '.join(COMPRESSIONS)}.",
     ),
-    _setting(
+    setting(
         "train",
         "sync_every",
         type=int,
         help="Average parameters every N steps instead of gradients every step (local SGD); 1: gradients.",
     ),
-    _setting(
+    setting(
         "train",
         "bucket_mb",
         type=float,
         default="the first 1, the others 25",
         help="Use gradient buckets of this size in DDP, in MiB.",
     ),
-    _setting(
+    setting(
         "train",
         "overlap",
         help="Send gradients while backward still runs, or all at once at its end (--no-overlap).",
     ),
-    _setting(
+)
+_PIPELINE = headed(
+    "Pipeline",
+    setting(
         "train",
-        "compile",
-        help="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++).",
+        "microbatches",
+        type=int,
+        help="Cut the batch of a replica into this many pieces, if there is a pipeline.",
     ),
-    _setting("train", "dtype", type=click.Choice(DTYPES), help="Use this type for parameters and computation."),
-    _setting("train", "steps", type=int, help="Train for this many steps."),
-    _setting("train", "warmup_steps", type=int, help="Leave this many first steps out of the report."),
-    _setting(
+    setting(
+        "train",
+        "schedule",
+        type=click.Choice(SCHEDULES),
+        metavar="ORDER",
+        help=f"Order microbatches in a pipeline like this: {', '.join(SCHEDULES)}; interleaved gives each rank two "
+        "stages.",
+    ),
+)
+_PRECISION = (
+    setting(
+        "train",
+        "dtype",
+        type=click.Choice(DTYPES),
+        metavar="TYPE",
+        help=f"Use this type for parameters and computation: {', '.join(DTYPES)}.",
+    ),
+    setting("train", "compile", help="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++)."),
+)
+_GPT2 = headed(
+    "Model",
+    setting("train", "preset", type=click.Choice(PRESETS), help="Train a model of this size; see docs/cli.md."),
+    setting(
+        "train", "seq_len", type=int, default="the context of the preset", help="Use sequences of this many tokens."
+    ),
+    setting(
+        "train",
+        "vocabulary",
+        type=PATH,
+        default="none: every byte is a token",
+        help="Read GPT-2's vocab.json and merges.txt from this folder.",
+    ),
+    *_PRECISION,
+)
+_RESNET18 = headed("Model", *_PRECISION)
+_TRAINING = headed(
+    "Training",
+    setting("train", "steps", type=int, help="Train for this many steps."),
+    setting("train", "warmup_steps", type=int, help="Leave this many first steps out of the report."),
+    setting("train", "batch_size", type=int, help="Train on this many sequences or images per step, over all ranks."),
+    setting("train", "learning_rate", type=float, help="Use this step size in AdamW."),
+    setting(
         "train",
         "seed",
         type=int,
         help="Seed parameters and data; the same seed gives the same losses on every mesh.",
     ),
-    _setting("train", "learning_rate", type=float, help="Use this step size in AdamW."),
-    _setting(
+    setting(
         "train",
         "data",
-        type=_PATH,
+        type=PATH,
         default="gpt2: sources of Python; resnet18: synthetic",
         help="Train on this file or folder.",
     ),
-    _setting("train", "eval_every", type=int, help="Evaluate on held-out data every N steps; 0: never."),
-    _setting(
+    setting("train", "eval_every", type=int, help="Evaluate on held-out data every N steps; 0: never."),
+    setting(
         "train",
         "eval_batches",
         type=int,
         help="Use this many global batches per evaluation, the same each time.",
     ),
-    _setting(
+)
+_CHECKPOINTS = headed(
+    "Checkpoints",
+    setting(
         "train",
         "checkpoint_every",
         type=int,
         help="Write a checkpoint every N steps; 0: only when a signal stops the job.",
     ),
-    _setting(
+    setting(
         "train",
         "resume",
         metavar="auto|never|PATH",
         help="Resume from the last checkpoint in --run-dir (auto), start anew (never), or start from PATH, "
         "a run or a checkpoint.",
     ),
-    _setting(
+)
+_WORLD = headed(
+    "Devices and network",
+    setting(
+        "world",
+        "device",
+        type=click.Choice(DEVICES),
+        help="Compute here; auto takes the GPU of the local rank if torch sees one.",
+    ),
+    setting(
+        "world",
+        "backend",
+        type=click.Choice(BACKENDS),
+        help="Run collectives over this backend; auto takes nccl on GPUs and gloo on CPUs.",
+    ),
+    setting(
+        "world",
+        "interface",
+        metavar="NAME",
+        default="chosen from the hosts' addresses",
+        help="Use this network interface for collectives; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME wins.",
+    ),
+    setting(
+        "world",
+        "timeout_s",
+        type=float,
+        help="End the job when a collective has not completed for this many seconds.",
+    ),
+)
+_TRACE = headed(
+    "Tracing, pacing and faults",
+    setting("trace", "enabled", flag="--trace", help="Record a trace; --pace needs one."),
+    setting(
+        "trace",
+        "trace_dir",
+        type=PATH,
+        default="the run",
+        help="Keep traces in this node-local folder (auto: a disk of the node) while the job runs, and move them into "
+        "the run at the end.",
+    ),
+    setting(
+        "pace",
+        "policy",
+        flag="--pace",
+        type=click.Choice(POLICIES),
+        metavar="POLICY",
+        help=f"Hold early ranks back by this policy, if a trial in the job shows a gain: {', '.join(POLICIES)}; see "
+        "docs/pacing.md.",
+    ),
+    setting(
         "train",
         "inject",
         multiple=True,
@@ -177,98 +245,46 @@ _WORKLOAD_OPTIONS = (
         default="none",
         help="Slow a rank down, like rank=2,size=30%; may be given several times. See docs/cli.md.",
     ),
-    _setting(
-        "pace",
-        "policy",
-        option="pace",
-        type=click.Choice(POLICIES),
-        help="Hold early ranks back by this policy, if a trial in the job shows a gain; see docs/pacing.md.",
-    ),
-    _setting(
-        "world",
-        "device",
-        type=click.Choice(DEVICES),
-        help="Compute here; auto takes the GPU of the local rank if torch sees one.",
-    ),
-    _setting(
-        "world",
-        "backend",
-        type=click.Choice(BACKENDS),
-        help="Run collectives over this backend; auto takes nccl on GPUs and gloo on CPUs.",
-    ),
-    _setting(
-        "world",
-        "interface",
-        metavar="NAME",
-        default="chosen from the hosts' addresses",
-        help="Use this network interface for collectives; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME wins.",
-    ),
-    _setting(
-        "world",
-        "timeout_s",
-        type=float,
-        help="End the job when a collective has not completed for this many seconds.",
-    ),
-    _setting("trace", "enabled", option="trace", help="Record a trace; --pace needs one."),
-    _setting(
-        "trace",
-        "trace_dir",
-        type=_PATH,
-        default="the run",
-        help="Keep traces in this node-local folder (auto: a disk of the node) while the job runs, and move them into "
-        "the run at the end.",
-    ),
-    click.option(
+)
+_OUTPUT = headed(
+    "Settings and output",
+    option("--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none"),
+    option(
         "--run-dir",
-        type=_PATH,
+        type=PATH,
         show_default="runs/JOB-NAME",
         help="Write the run to this folder; a second start there becomes attempt-1.",
     ),
-    click.option("--config", "config_file", type=_PATH, help="Read settings from this TOML file."),
-    _setting("train", "log_every", type=int, help="Print a progress line every N steps in a log."),
-    click.option(
+    setting("train", "log_every", type=int, help="Print a progress line every N steps in a log."),
+    option(
         "--progress",
         type=click.Choice(STYLES),
         default="auto",
         show_default=True,
         help="Show progress like this; auto: a bar on a terminal, lines in a log.",
     ),
-    click.option("--report", "is_reported", is_flag=True, help="Print the report at the end."),
+    option("--report", "is_reported", is_flag=True, help="Print the report at the end."),
 )
 
 
-def workload_options(function: Decorated) -> Decorated:
-    """Add the options that all workloads share."""
-    for option in reversed(_WORKLOAD_OPTIONS):
-        function = option(function)
-    return function
+def _options(*headings: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
+    """Return a decorator that adds the options of all headings, in this order."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for add in reversed(headings):
+            function = add(function)
+        return function
+
+    return decorate
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def command() -> None:
     """Train a reference workload and trace it."""
 
 
 @command.command(cls=RankZeroCommand)
-@_setting("train", "preset", type=click.Choice(PRESETS), help="Train a model of this size; see docs/cli.md.")
-@_setting("train", "seq_len", type=int, default="the context of the preset", help="Use sequences of this many tokens.")
-@_setting(
-    "train",
-    "vocabulary",
-    type=_PATH,
-    default="none: every byte is a token",
-    help="Read GPT-2's vocab.json and merges.txt from this folder.",
-)
-@_setting(
-    "train", "microbatches", type=int, help="Cut the batch of a replica into this many pieces, if there is a pipeline."
-)
-@_setting(
-    "train",
-    "schedule",
-    type=click.Choice(SCHEDULES),
-    help="Order microbatches in a pipeline like this; interleaved gives each rank two stages.",
-)
-@workload_options
+@_options(_GPT2, _TRAINING, _RANKS, _PIPELINE, _CHECKPOINTS, _WORLD, _TRACE, _OUTPUT)
 def gpt2(**values: Any) -> None:
     """Train GPT-2 on text with data, pipeline and tensor parallelism.
 
@@ -278,7 +294,7 @@ def gpt2(**values: Any) -> None:
 
 
 @command.command(cls=RankZeroCommand)
-@workload_options
+@_options(_RESNET18, _TRAINING, _RANKS, _CHECKPOINTS, _WORLD, _TRACE, _OUTPUT)
 def resnet18(**values: Any) -> None:
     """Train ResNet-18 on images with data parallelism.
 

@@ -5,6 +5,7 @@ A set-up has all that a training needs but the data and the type of numbers, whi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,10 +37,10 @@ def parse_layout(text: str) -> Layout:
     Raises:
         UsageError: it names none.
     """
-    servers, _, ranks = text.partition("x")
-    if not (servers.isdecimal() and ranks.isdecimal() and int(servers) and int(ranks)):
-        raise UsageError(f"layout {text!r}: give servers and ranks on each, like 2x1")
-    return Layout(servers=int(servers), ranks_per_server=int(ranks))
+    found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text, re.ASCII)
+    if found is None:
+        raise UsageError(f"layout {text!r}: give servers and ranks on each, like 2x1, from 1 to 999999")
+    return Layout(servers=int(found[1]), ranks_per_server=int(found[2]))
 
 
 NANO_CLUSTER_LAYOUTS = tuple(map(parse_layout, ("1x1", "1x2", "2x1", "2x2")))

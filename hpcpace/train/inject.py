@@ -10,7 +10,6 @@ own all-reduces in it.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ GRAMMAR = (
     "write rank=N or host=NAME, phase=forward|backward|compute|data, size=30% (of the phase) or 20ms (a step), and "
     "optionally kind=random,p=0.1 or kind=periodic,period=10, like rank=2,phase=forward,size=30%"
 )
+_MOST, _MOST_SHARE, _MOST_PAUSE_S = 1_000_000_000, 1000.0, 3600
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 _UNITS_NS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 
@@ -98,8 +98,10 @@ def parse_fault(spec: str) -> InjectedFault:
         probability, period = float(fields.get("p", "0.1")), int(fields.get("period", "10"))
     except ValueError as error:
         raise refuse(str(error)) from error
-    if not 0 < probability <= 1 or period < 1 or (rank is not None and rank < 0):
-        raise refuse("rank must be 0 or more, p above 0 and at most 1, period 1 or more")
+    if not 0 < probability <= 1 or not 1 <= period <= _MOST or not 0 <= (rank or 0) <= _MOST:
+        raise refuse(
+            f"rank must be 0 or more, p above 0 and at most 1, period 1 or more, and rank and period at most {_MOST}"
+        )
     return InjectedFault(
         rank=rank,
         host=fields.get("host"),
@@ -115,13 +117,16 @@ def parse_fault(spec: str) -> InjectedFault:
 def _size(text: str) -> tuple[float, int]:
     if text.endswith("%"):
         share = float(text[:-1]) / 100
-        if not (share > 0 and math.isfinite(share)):
-            raise ValueError(f"size {text} is not a positive share")
+        if not 0 < share <= _MOST_SHARE:
+            raise ValueError(f"size {text} is not a share above 0 and up to {_MOST_SHARE:.0%}")
         return share, 0
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"size {text!r} is neither a share like 30% nor a time like 20ms")
-    return 0.0, round(float(match.group(1)) * _UNITS_NS[match.group(2)])
+    pause_ns = float(match.group(1)) * _UNITS_NS[match.group(2)]
+    if pause_ns > _MOST_PAUSE_S * NS_PER_S:
+        raise ValueError(f"size {text} is more than {_MOST_PAUSE_S} s")
+    return 0.0, round(pause_ns)
 
 
 def spin(duration_s: float) -> None:

@@ -249,7 +249,6 @@ def test_truth_prints_the_log_as_it_is(lab, half_made):
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     [
-        (["up", "--hosts", "0"], "lab.hosts is 0"),
         (["up", "--hosts", "2", "--leaves", "3"], "lab.leaves is 3"),
         (["up", "--link", "fast"], "lab.link: 'fast' is not a rate"),
         (["up", "--tmp-size", "all"], "lab.tmp_size: 'all' is not a size"),

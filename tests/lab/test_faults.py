@@ -190,8 +190,8 @@ def test_a_target_has_one_fault_of_a_kind_at_a_time(lab: Lab) -> None:
         (("slow-link", "n1", "--rate", "fast"), "--rate: 'fast' is not a rate like 500mbit or 1gbit"),
         (("slow-link", "leaf1", "--rate", "10gbit"), "--rate 10gbit does not slow down leaf1, which has 500 Mb/s"),
         (("flap-link", "n1", "--period", "1", "--down", "2"), "--down must be above 0 and below --period"),
-        (("pause-host", "n1", "--duration", "inf"), "--duration is inf: it must be a number of seconds"),
-        (("pause-host", "n1", "--start", "nan"), "--start is nan: it must be a number of seconds"),
+        (("pause-host", "n1", "--duration", "inf"), "'--duration': inf is not in the range 0<x<=1000000"),
+        (("pause-host", "n1", "--start", "nan"), "'--start': nan is not in the range 0<=x<=1000000"),
         (("undo", "f999"), "no fault 'f999': `hpcpace lab fault list` lists all faults"),
     ],
 )

@@ -129,7 +129,7 @@ def test_the_table_is_of_the_runs_and_not_of_the_audits_beside_them(run: Run, tm
         (("study", "--nodes"), "Option '--nodes' requires an argument"),
         (("study", "--nodes", "1,x"), "'1,x': give whole numbers"),
         (("study", "--policies", "none,slow"), "policy 'slow': choose from none, observe"),
-        (("study", "--repetitions", "0"), "0 is not in the range x>=1"),
+        (("study", "--repetitions", "0"), "0 is not in the range 1<=x<=1000"),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_job(words: tuple[str, ...], said: str, run: Run) -> None:

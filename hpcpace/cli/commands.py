@@ -1,0 +1,82 @@
+"""The kind of all commands: their help has headings, and one error names all mistakes of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+_OTHER = "Other"
+
+
+class Command(click.Command):
+    """A command whose options stand under headings, and that reports every wrong option and argument at once."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, one list below each heading."""
+        by_heading: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                by_heading.setdefault(getattr(param, "heading", ""), []).append(record)
+        for heading, records in by_heading.items():
+            with formatter.section(heading or (_OTHER if len(by_heading) > 1 else "Options")):
+                formatter.write_dl(records)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line.
+
+        Raises:
+            click.UsageError: with all mistakes in it.
+        """
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError:
+            mistakes = self._mistakes(ctx, given)
+            if len(mistakes) < 2:
+                raise
+            lines = "".join(f"\n  {mistake.format_message()}" for mistake in mistakes)
+            raise click.UsageError(f"{len(mistakes)} mistakes:{lines}", ctx) from None
+
+    def _mistakes(self, ctx: click.Context, args: list[str]) -> list[click.UsageError]:
+        """Return what is wrong with a command line: unknown options first, then values."""
+        mistakes: list[click.UsageError] = []
+        values: Mapping[str, Any] | None = None
+        rest: list[str] = []
+        while values is None:
+            try:
+                values, rest, _ = self.make_parser(ctx).parse_args(list(args))
+            except (click.NoSuchOption, click.BadOptionUsage) as error:
+                mistakes.append(error)
+                others = [word for word in args if word.partition("=")[0] != error.option_name]
+                if len(others) == len(args):
+                    return mistakes
+                args = others
+        is_shifted = bool(mistakes)  # the value of an unknown option now passes for an argument
+        for param in self.get_params(ctx):
+            if param.is_eager or (is_shifted and isinstance(param, click.Argument)):
+                continue
+            try:
+                param.handle_parse_result(ctx, values, [])
+            except click.UsageError as error:
+                mistakes.append(error)
+        if rest and not is_shifted and not ctx.allow_extra_args:
+            mistakes.append(click.UsageError(f"Got unexpected extra arguments ({' '.join(rest)})", ctx))
+        return mistakes
+
+
+class Group(Command, click.Group):
+    """A group that lists its commands in the order in which they are used."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names as they were added."""
+        return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options and the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
