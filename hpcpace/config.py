@@ -22,6 +22,8 @@ from hpcpace.units import parse_rate, parse_size
 MODELS = ("gpt2", "resnet18")
 PRESETS = ("tiny", "small", "medium", "large", "xl")
 DTYPES = ("float32", "bfloat16", "float64")
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
+"""Other names of the same types, as users of mixed precision write them."""
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl")
 COORDINATIONS = ("auto", "mpi", "torch")
@@ -191,7 +193,8 @@ class TrainConfig:
     seq_len: int | None = None
     """Tokens per sequence; by default the context length of the preset."""
     dtype: str = "float32"
-    """Type of parameters and computation: float32, bfloat16 or float64; the loss uses float32 or finer."""
+    """Type of the computation: float32 (fp32), bfloat16 (bf16) or float64 (fp64). With bfloat16, parameters, their
+    gradients, the optimizer and the loss stay in float32."""
     steps: int = 50
     """Number of steps to train."""
     warmup_steps: int = 3
@@ -234,6 +237,7 @@ class TrainConfig:
     """Whether torch.compile compiles blocks and head."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", SHORT_DTYPES.get(self.dtype, self.dtype))
         check_all(self._checks())
 
     def _checks(self) -> Iterator[Callable[[], None]]:

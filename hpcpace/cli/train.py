@@ -12,7 +12,17 @@ import click
 
 from hpcpace.cli.commands import Command, Group
 from hpcpace.cli.options import PATH, Decorated, Whole, headed, option, setting
-from hpcpace.config import BACKENDS, COMPRESSIONS, DEVICES, DTYPES, PRESETS, SCHEDULES, ZERO_STAGES, Config
+from hpcpace.config import (
+    BACKENDS,
+    COMPRESSIONS,
+    DEVICES,
+    DTYPES,
+    PRESETS,
+    SCHEDULES,
+    SHORT_DTYPES,
+    ZERO_STAGES,
+    Config,
+)
 from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.errors import EXIT_WARNING, HpcpaceError, WorldError
 from hpcpace.pace.settings import POLICIES
@@ -124,9 +134,10 @@ _PRECISION = (
     setting(
         "train",
         "dtype",
-        type=click.Choice(DTYPES),
+        type=click.Choice([*DTYPES, *SHORT_DTYPES]),
         metavar="TYPE",
-        help=f"Use this type for parameters and computation: {', '.join(DTYPES)}.",
+        help=f"Compute in this type: {', '.join([*DTYPES, *SHORT_DTYPES])}. With bfloat16 (bf16), parameters, "
+        "gradients and loss stay in float32.",
     ),
     setting("train", "compile", help="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++)."),
 )

@@ -144,6 +144,7 @@ def analyze_traces(
         sensitivity=figures.sensitivity,
         history=attempt_rows(run, attempt, credible.traces, selection),
         outcome=records.result.outcome,
+        dtype=records.run.dtype,
         memory=records.result.memory,
         audit=audit,
         pacing=records.pacing,

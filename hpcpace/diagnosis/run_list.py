@@ -37,6 +37,7 @@ class RunRow:
         speed, speed_unit: per second; None where unknown.
         num_ranks: ranks of the job; 0 where unknown.
         created_unix_ns: when the attempt began; 0 where unknown.
+        dtype: type that `hpcpace train` computed in; empty of other programs.
         problems: what cannot be read, one sentence each.
     """
 
@@ -52,6 +53,7 @@ class RunRow:
     speed_unit: str = ""
     num_ranks: int = 0
     created_unix_ns: int = 0
+    dtype: str = ""
     problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -114,6 +116,7 @@ def run_row(path: Path) -> RunRow:
         speed_unit=measured.speed_unit if measured.speed is not None else "",
         num_ranks=start.num_ranks or (report.num_ranks if report is not None else 0),
         created_unix_ns=start.created_unix_ns or _changed_ns(attempt),
+        dtype=start.dtype,
         problems=tuple(problems),
     )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.records.json_files import MOST_BYTES, read_json
+from hpcpace.diagnosis.records.run import model_dtype
 from hpcpace.errors import TraceError
 from hpcpace.rundir import Attempt
 from hpcpace.units import NS_PER_S
@@ -54,6 +55,7 @@ class StartRecord:
         is_workload: whether `hpcpace train` wrote it, which leaves result.json if it ends in order.
         planned_steps: of such a workload; None elsewhere.
         flush_interval_s: seconds between two flushes.
+        dtype: type that such a workload computes in; empty where unknown.
     """
 
     created_unix_ns: int = 0
@@ -61,6 +63,7 @@ class StartRecord:
     is_workload: bool = False
     planned_steps: int | None = None
     flush_interval_s: float = 1.0
+    dtype: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,7 @@ def _start(content: Any) -> StartRecord:
         is_workload=is_workload,
         planned_steps=max(int(config["train"]["steps"]), 0) if is_workload else None,
         flush_interval_s=float(config.get("trace", {}).get("flush_interval_s", 1.0)),
+        dtype=model_dtype(content),
     )
 
 

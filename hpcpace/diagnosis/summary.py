@@ -583,6 +583,7 @@ class Summary:
     sensitivity: tuple[SensitivityRow, ...] = ()
     history: tuple[AttemptRow, ...] = ()
     outcome: str = ""
+    dtype: str = ""
     memory: tuple[RankMemory, ...] = ()
     audit: AuditFigures | None = None
     pacing: PacingFigures | None = None

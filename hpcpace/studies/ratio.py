@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hpcpace.studies.setups import Setup
 from hpcpace.train.gloo_messages import messages
-from hpcpace.train.operations import Operation, itemsize_of
+from hpcpace.train.operations import Operation, master_itemsize
 from hpcpace.train.packet_overhead import PacketOverhead, link_volumes, wire_matrix
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
@@ -91,9 +91,11 @@ def link_bytes_per_step(setup: Setup, plan: TrainPlan) -> float:
 def _operations(plan: TrainPlan) -> list[Operation]:
     if isinstance(plan.shape, GPT2Shape):
         return step_operations(plan)
-    size = plan.shape.num_parameters * itemsize_of(plan)
+    size = plan.shape.num_parameters * master_itemsize(plan)
     ranks = tuple(range(plan.mesh.size))
-    return [Operation(kind="all_reduce", cause="gradients", ranks=ranks, size_bytes=size, itemsize=itemsize_of(plan))]
+    return [
+        Operation(kind="all_reduce", cause="gradients", ranks=ranks, size_bytes=size, itemsize=master_itemsize(plan))
+    ]
 
 
 def predicted_step_s(setup: Setup, plan: TrainPlan, *, samples_per_s_of_one: float, link_bps: float) -> float:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcpace.config import TrainConfig
@@ -39,7 +39,14 @@ def replicate(module: nn.Module, *, group: dist.ProcessGroup, settings: TrainCon
     return replica
 
 
-def shard(module: nn.Module, pieces: Iterable[nn.Module], *, mesh: DeviceMesh, is_pipelined: bool) -> None:
+def shard(
+    module: nn.Module,
+    pieces: Iterable[nn.Module],
+    *,
+    mesh: DeviceMesh,
+    is_pipelined: bool,
+    policy: MixedPrecisionPolicy,
+) -> None:
     """Share out parameters, gradients and optimizer state over the replicas (Rajbhandari et al. 2020, stage 3).
 
     Each piece is brought together when it is needed and let go afterwards. The module keeps what is in no piece, and
@@ -50,8 +57,8 @@ def shard(module: nn.Module, pieces: Iterable[nn.Module], *, mesh: DeviceMesh, i
     for piece in pieces:
         if any(holders[parameter] > 1 for parameter in piece.parameters()):
             continue
-        fully_shard(piece, mesh=mesh, reshard_after_forward=not is_pipelined)
-    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+        fully_shard(piece, mesh=mesh, reshard_after_forward=not is_pipelined, mp_policy=policy)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
 
 
 def average_replicas(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:

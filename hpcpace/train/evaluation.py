@@ -15,6 +15,7 @@ from hpcpace.train.data import TrainingData
 from hpcpace.train.mesh import Mesh
 from hpcpace.train.parallel import Replica
 from hpcpace.train.plan import TrainPlan
+from hpcpace.train.precision import master_dtype
 from hpcpace.train.presets import GPT2Shape
 
 _LARGEST_EXPONENT = 700.0
@@ -75,9 +76,8 @@ class Evaluator:
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         with torch.no_grad():
             for rows in self._rows:
-                inputs, targets = to_device(
-                    self._data.held_out_batch(rows[plan.rows(self._place)]), self._device, plan.settings.dtype
-                )
+                batch = self._data.held_out_batch(rows[plan.rows(self._place)])
+                inputs, targets = to_device(batch, self._device, master_dtype(plan.settings.dtype))
                 sums += self._text_sums(inputs, targets) if is_text else self._image_sums(inputs, targets)
         dist.all_reduce(sums)
         loss, num_right = sums.tolist()
@@ -114,7 +114,7 @@ class Evaluator:
                 dist.broadcast(buffer, group=self._replica.replicas, group_src=0)
 
 
-def to_device(batch: tuple[Any, Any], device: torch.device, dtype: str) -> tuple[Tensor, Tensor]:
+def to_device(batch: tuple[Any, Any], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return inputs and targets on a device; images in the type of the parameters, tokens as they are."""
     inputs, targets = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in batch)
-    return (inputs.to(getattr(torch, dtype)) if inputs.is_floating_point() else inputs), targets
+    return (inputs.to(dtype) if inputs.is_floating_point() else inputs), targets

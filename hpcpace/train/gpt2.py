@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hpcpace.train.initial_weights import generator_of
+from hpcpace.train.precision import LayerNorm, computed
 from hpcpace.train.presets import GPT2Shape
 
 _INIT_STD = 0.02
@@ -60,9 +61,9 @@ class Block(nn.Module):
 
     def __init__(self, shape: GPT2Shape) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(shape.width)
+        self.ln_1 = LayerNorm(shape.width)
         self.attn = Attention(shape)
-        self.ln_2 = nn.LayerNorm(shape.width)
+        self.ln_2 = LayerNorm(shape.width)
         self.mlp = MLP(shape)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -98,8 +99,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map (batch, tokens) to (batch, tokens, width)."""
-        hidden: Tensor = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
-        return hidden
+        return computed(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]])
 
 
 class NextTokenLoss(nn.Module):
@@ -116,7 +116,7 @@ class Head(nn.Module):
 
     def __init__(self, shape: GPT2Shape) -> None:
         super().__init__()
-        self.ln_f = nn.LayerNorm(shape.width)
+        self.ln_f = LayerNorm(shape.width)
         self.vocabulary = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.loss = NextTokenLoss()
 
@@ -193,8 +193,7 @@ def build_gpt2(
     Args:
         shape: the whole model's shape.
         seed: what the parameters follow from.
-        dtype: type of parameters, gradients and computation alike; with bfloat16 nothing is kept in float32 but the
-            loss, so the state of the optimizer is bfloat16, too.
+        dtype: type of parameters and gradients; also of the computation, unless `precision.autocast` changes that.
         device: where the parameters go, after they were drawn on the CPU.
         stage: index of the pipeline stage.
         num_stages: number of pipeline stages.

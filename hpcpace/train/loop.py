@@ -27,6 +27,7 @@ from hpcpace.train.memory import is_out_of_memory, memory_facts
 from hpcpace.train.optimizer import build_optimizer
 from hpcpace.train.parallel import Replica, build_replica
 from hpcpace.train.plan import TrainPlan, parallelism_facts
+from hpcpace.train.precision import master_dtype
 from hpcpace.train.progress import ProgressView, progress_view
 from hpcpace.train.result import TrainResult, out_of_memory, write_result
 from hpcpace.train.resume import StartPoint, agree_on_start
@@ -148,6 +149,7 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
         evaluations=training.evaluations,
         samples_per_s=training.samples_per_s,
         samples_unit=plan.samples_unit,
+        dtype=settings.dtype,
         first_step=start.history.num_steps,
         stopped_by=stopped_by,
         peak_memory=memory,
@@ -228,7 +230,7 @@ class _Training:
         self._injector.begin_step(step)
         with observed.phase("data"), self._injector.slowed("data"):
             batch = self._job.data.batch(step, seed=settings.seed, batch_size=settings.batch_size, rows=self._rows)
-            inputs, targets = to_device(batch, self._device, settings.dtype)
+            inputs, targets = to_device(batch, self._device, master_dtype(settings.dtype))
         self.log.add(replica.forward_backward(inputs, targets))
         if replica.tied_group is not None:
             with observed.phase("grad_sync"):

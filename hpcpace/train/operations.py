@@ -10,6 +10,8 @@ from hpcpace.train.mesh import Mesh
 from hpcpace.train.plan import TrainPlan
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float64": 8}
+MASTER_DTYPES = {"float32": "float32", "bfloat16": "float32", "float64": "float64"}
+"""Type of parameters, gradients and the optimizer's state, by that of the computation."""
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 
 
@@ -34,8 +36,13 @@ class Operation:
     count: int = 1
 
 
-def itemsize_of(plan: TrainPlan) -> int:
-    """Return the bytes of an element of parameters and gradients."""
+def master_itemsize(plan: TrainPlan) -> int:
+    """Return the bytes of an element of parameters, gradients and losses."""
+    return ITEMSIZES[MASTER_DTYPES[plan.settings.dtype]]
+
+
+def compute_itemsize(plan: TrainPlan) -> int:
+    """Return the bytes of an element of activations, their gradients, and parameters that `--zero 3` gathers."""
     return ITEMSIZES[plan.settings.dtype]
 
 

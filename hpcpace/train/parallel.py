@@ -26,6 +26,7 @@ from hpcpace.train.mesh import DIMENSIONS, Mesh
 from hpcpace.train.models import Model, build_stage
 from hpcpace.train.pipeline import Microbatch, Pipeline, build_pipeline
 from hpcpace.train.plan import TrainPlan
+from hpcpace.train.precision import autocast, compute_dtype, master_dtype, sharding_policy
 from hpcpace.train.presets import GPT2Shape
 from hpcpace.train.tensor_parallel import cut
 
@@ -124,7 +125,7 @@ def _build_stage(plan: TrainPlan, index: int, device_mesh: DeviceMesh, device: t
     stage = build_stage(
         plan.shape,
         seed=settings.seed,
-        dtype=getattr(torch, settings.dtype),
+        dtype=master_dtype(settings.dtype),
         device=device,
         stage=index,
         num_stages=plan.num_stages,
@@ -134,6 +135,7 @@ def _build_stage(plan: TrainPlan, index: int, device_mesh: DeviceMesh, device: t
         cut(stage, device_mesh["tp"])
     if settings.compile:
         compile_pieces(stage)
+    autocast(stage, settings.dtype, device)
     return stage
 
 
@@ -150,7 +152,13 @@ def _join_replicas(stage: Model, plan: TrainPlan, device_mesh: DeviceMesh) -> nn
     if plan.mesh.dp == 1 or plan.settings.sync_every > 1:
         return stage
     if plan.settings.zero == 3:
-        shard(stage, stage.pieces(), mesh=device_mesh["dp"], is_pipelined=plan.mesh.pp > 1)
+        shard(
+            stage,
+            stage.pieces(),
+            mesh=device_mesh["dp"],
+            is_pipelined=plan.mesh.pp > 1,
+            policy=sharding_policy(plan.settings.dtype),
+        )
         return stage
     return replicate(stage, group=device_mesh.get_group("dp"), settings=plan.settings)
 
@@ -164,7 +172,7 @@ def _build_pipeline(
     context: Callable[[], AbstractContextManager[None]],
 ) -> Pipeline:
     assert isinstance(plan.shape, GPT2Shape)
-    dtype = getattr(torch, plan.settings.dtype)
+    dtype = compute_dtype(plan.settings.dtype)
     tokens = (plan.sequences_per_replica // plan.settings.microbatches, plan.seq_len)
     return build_pipeline(
         modules,
@@ -177,7 +185,7 @@ def _build_pipeline(
         microbatch=Microbatch(
             tokens=torch.empty(tokens, dtype=torch.int64, device="meta"),
             hidden=torch.empty(*tokens, plan.shape.width, dtype=dtype, device="meta", requires_grad=True),
-            loss=torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device="meta", requires_grad=True),
+            loss=torch.empty((), dtype=master_dtype(plan.settings.dtype), device="meta", requires_grad=True),
         ),
         context=context,
     )

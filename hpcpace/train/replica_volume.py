@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from hpcpace.train.compression import int8_message_bytes, powersgd_elements
 from hpcpace.train.mesh import Mesh
-from hpcpace.train.operations import Operation, groups_along, itemsize_of
+from hpcpace.train.operations import Operation, compute_itemsize, groups_along, master_itemsize
 from hpcpace.train.parameters import Shape, parameter_sizes, sharded_units, stage_parameters
 from hpcpace.train.plan import TrainPlan
 
@@ -33,7 +33,7 @@ def replica_operations(plan: TrainPlan, *, is_compressed: bool = True) -> Iterat
             if plan.settings.zero == 3:
                 yield from _sharded(plan, sharded_units(plan, stage, place.tp), ranks)
             elif plan.settings.compress == "none" or not is_compressed:
-                yield from _all_reduced(plan, shapes, ranks, itemsize_of(plan))
+                yield from _all_reduced(plan, shapes, ranks, master_itemsize(plan))
             elif plan.settings.compress in ("fp16", "bf16"):
                 yield from _all_reduced(plan, shapes, ranks, 2)
             elif plan.settings.compress == "int8":
@@ -48,7 +48,7 @@ def averaging_operations(plan: TrainPlan) -> Iterator[Operation]:
     """Yield what the replicas of local SGD send each other after every `sync_every` steps: all parameters at once."""
     if plan.settings.sync_every == 1:
         return
-    itemsize = itemsize_of(plan)
+    itemsize = master_itemsize(plan)
     for place, ranks in groups_along(plan.mesh, "dp"):
         size = sum(parameter_sizes(plan, place)) * itemsize
         yield Operation(kind="all_reduce", cause="averaged parameters", ranks=ranks, size_bytes=size, itemsize=itemsize)
@@ -61,7 +61,7 @@ def startup_operations(plan: TrainPlan) -> list[Operation]:
     """
     if plan.settings.sync_every > 1 or plan.settings.zero == 3:
         return []
-    itemsize = itemsize_of(plan)
+    itemsize = master_itemsize(plan)
     return [
         Operation(kind="broadcast", cause="parameters", ranks=ranks, size_bytes=size, itemsize=itemsize)
         for place, ranks in groups_along(plan.mesh, "dp")
@@ -75,7 +75,7 @@ def _all_reduced(plan: TrainPlan, shapes: list[Shape], ranks: tuple[int, ...], i
 
     From the second step on, its buckets follow the order in which gradients are ready: backwards through the model.
     """
-    full_itemsize = itemsize_of(plan)
+    full_itemsize = master_itemsize(plan)
     limits: tuple[float, ...] = _DDP_BUCKET_LIMITS
     if plan.settings.bucket_mb is not None:
         limits = (int(plan.settings.bucket_mb * _MIB),)
@@ -100,7 +100,7 @@ def _quantized(shapes: list[Shape], ranks: tuple[int, ...]) -> Iterator[Operatio
 
 def _factorised(plan: TrainPlan, shapes: list[Shape], ranks: tuple[int, ...]) -> Iterator[Operation]:
     """Yield PowerSGD's all-reduces: of what is not compressed, of all P, of all Q."""
-    itemsize = itemsize_of(plan)
+    itemsize = master_itemsize(plan)
     for num_elements in powersgd_elements(shapes):
         yield Operation(
             kind="all_reduce",
@@ -115,16 +115,23 @@ def _sharded(plan: TrainPlan, units: list[list[Shape]], ranks: tuple[int, ...]) 
     """Yield fully_shard's all-gathers of parameters and reduce-scatters of gradients, unit by unit.
 
     Each parameter is cut along its first dimension, and filled up so that all shares are alike. Without a pipeline, all
-    units but the first are let go after forward and gathered again for backward.
+    units but the first are let go after forward and gathered again for backward. They are gathered in the type of the
+    computation, and their gradients are added up in that of the parameters.
     """
-    itemsize, num_ranks = itemsize_of(plan), len(ranks)
+    gathered, reduced, num_ranks = compute_itemsize(plan), master_itemsize(plan), len(ranks)
     for index, unit in enumerate(units):
-        size = sum(-(-shape[0] // num_ranks) * num_ranks * math.prod(shape[1:]) for shape in unit) * itemsize
-        gathers = 2 if plan.mesh.pp == 1 and index > 0 else 1
+        size = sum(-(-shape[0] // num_ranks) * num_ranks * math.prod(shape[1:]) for shape in unit)
         yield Operation(
-            kind="all_gather", cause="parameters", ranks=ranks, size_bytes=size, itemsize=itemsize, count=gathers
+            kind="all_gather",
+            cause="parameters",
+            ranks=ranks,
+            size_bytes=size * gathered,
+            itemsize=gathered,
+            count=2 if plan.mesh.pp == 1 and index > 0 else 1,
         )
-        yield Operation(kind="reduce_scatter", cause="gradients", ranks=ranks, size_bytes=size, itemsize=itemsize)
+        yield Operation(
+            kind="reduce_scatter", cause="gradients", ranks=ranks, size_bytes=size * reduced, itemsize=reduced
+        )
 
 
 def _updated(plan: TrainPlan, place: Mesh, ranks: tuple[int, ...]) -> Iterator[Operation]:
@@ -133,7 +140,7 @@ def _updated(plan: TrainPlan, place: Mesh, ranks: tuple[int, ...]) -> Iterator[O
     torch deals parameters out from the largest to the smallest, matrices before vectors, each to the replica that has
     least so far (ZeroRedundancyOptimizer).
     """
-    itemsize, owned = itemsize_of(plan), [0] * len(ranks)
+    itemsize, owned = master_itemsize(plan), [0] * len(ranks)
     shapes = [shape for stage in plan.stages_of(place) for shape in stage_parameters(plan, stage, place.tp)]
     for has_decay in (True, False):
         for size in sorted((math.prod(s) for s in shapes if (len(s) > 1) == has_decay), reverse=True):

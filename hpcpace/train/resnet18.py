@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hpcpace.train.initial_weights import generator_of
+from hpcpace.train.precision import BatchNorm2d
 from hpcpace.train.presets import ResNetShape
 
 
@@ -22,11 +23,11 @@ class BasicBlock(nn.Module):
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         self.conv_1 = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
-        self.bn_1 = nn.BatchNorm2d(width)
+        self.bn_1 = BatchNorm2d(width)
         self.conv_2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn_2 = nn.BatchNorm2d(width)
+        self.bn_2 = BatchNorm2d(width)
         self.shortcut = (
-            nn.Sequential(nn.Conv2d(channels, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
+            nn.Sequential(nn.Conv2d(channels, width, 1, stride=stride, bias=False), BatchNorm2d(width))
             if stride != 1 or channels != width
             else nn.Identity()
         )
@@ -44,7 +45,7 @@ class ResNet(nn.Module):
         super().__init__()
         stem = shape.widths[0]
         self.conv = nn.Conv2d(3, stem, 3, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(stem)
+        self.bn = BatchNorm2d(stem)
         blocks, channels = [], stem
         for stage, width in enumerate(shape.widths):
             for block in range(shape.blocks_per_stage):
@@ -87,7 +88,7 @@ def build_resnet(
     Args:
         shape: the model's shape.
         seed: what the parameters follow from.
-        dtype: type of parameters, gradients and computation.
+        dtype: type of parameters and gradients; also of the computation, unless `precision.autocast` changes that.
         device: where the parameters go, after they were drawn on the CPU.
     """
     model = ResNet(shape)

@@ -34,6 +34,7 @@ class TrainResult:
         samples_per_s: samples of all ranks per second of this attempt's steps after the warm-up, with evaluations and
             checkpoints, seen from this rank; 0 where no step was left.
         samples_unit: tokens or images.
+        dtype: type of the computation, as `--dtype` names it.
         first_step: the step that this attempt began with.
         stopped_by: the signal that ended it early; empty if all steps were done.
         peak_memory: the most memory of each rank: rank, host, rss_bytes, device_bytes.
@@ -44,6 +45,7 @@ class TrainResult:
     evaluations: Sequence[Mapping[str, Any]]
     samples_per_s: float
     samples_unit: str
+    dtype: str
     first_step: int
     stopped_by: str
     peak_memory: Sequence[Mapping[str, Any]]
@@ -61,6 +63,7 @@ def write_result(attempt: Attempt, result: TrainResult) -> None:
         "evaluations": result.evaluations,
         "samples_per_s": result.samples_per_s,
         "samples_unit": result.samples_unit,
+        "dtype": result.dtype,
         "peak_memory": result.peak_memory,
     }
     try:

@@ -76,10 +76,6 @@ CONFLICTS = (
         Conflict(first=feature, second=BUCKET_MB, reason="its messages depend on each other, so it needs one bucket")
         for feature in (INT8, POWERSGD)
     ),
-    *(
-        Conflict(first=feature, second=BFLOAT16, reason="gradients already have 16 bits")
-        for feature in (FP16, BF16)
-    ),
 )  # fmt: skip
 
 

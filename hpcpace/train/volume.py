@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from hpcpace.train.compression import POWERSGD_START
-from hpcpace.train.operations import Operation, groups_along, itemsize_of
+from hpcpace.train.operations import Operation, compute_itemsize, groups_along, master_itemsize
 from hpcpace.train.parameters import gpt2_shape, parameter_sizes, stage_parameters
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.replica_volume import averaging_operations, replica_operations, startup_operations
@@ -96,8 +97,8 @@ def _pipeline_operations(plan: TrainPlan) -> Iterator[Operation]:
                     kind="send",
                     cause=cause,
                     ranks=ends,
-                    size_bytes=_hidden_bytes(plan),
-                    itemsize=itemsize_of(plan),
+                    size_bytes=_hidden_size(plan) * compute_itemsize(plan),
+                    itemsize=compute_itemsize(plan),
                     count=_num_microbatches(plan),
                 )
 
@@ -115,8 +116,8 @@ def _tied_operations(plan: TrainPlan) -> Iterator[Operation]:
             kind="all_reduce",
             cause="tied weight",
             ranks=(ranks[0], ranks[-1]),
-            size_bytes=share * width * itemsize_of(plan),
-            itemsize=itemsize_of(plan),
+            size_bytes=share * width * master_itemsize(plan),
+            itemsize=master_itemsize(plan),
         )
 
 
@@ -125,28 +126,32 @@ def _tensor_operations(plan: TrainPlan) -> Iterator[Operation]:
 
     A block adds up its attention and its MLP forward, and the gradients of their inputs backward. The embedding adds
     up forward, the head backward. The loss needs the largest logit, the sum of exponentials and the target's term.
+    What is looked up has the type of the table: autocast rounds only what is multiplied.
     """
-    itemsize, mesh, shape = itemsize_of(plan), plan.mesh, gpt2_shape(plan)
+    mesh, shape = plan.mesh, gpt2_shape(plan)
+    looked_up = compute_itemsize(plan) if plan.settings.zero == 3 else master_itemsize(plan)
     for place, ranks in groups_along(mesh, "tp"):
         stages = plan.stages_of(place)
         is_last = stages[-1] == plan.num_stages - 1
         num_layers = sum(len(shape.stage_layers(stage, plan.num_stages)) for stage in stages)
-        yield Operation(
-            kind="all_reduce",
-            cause="tensor parallelism",
-            ranks=ranks,
-            size_bytes=_hidden_bytes(plan),
-            itemsize=itemsize,
-            count=(4 * num_layers + (stages[0] == 0) + is_last) * _num_microbatches(plan),
-        )
+        counts = Counter({compute_itemsize(plan): 4 * num_layers + is_last})
+        counts[looked_up] += stages[0] == 0
+        for itemsize, count in counts.items():
+            yield Operation(
+                kind="all_reduce",
+                cause="tensor parallelism",
+                ranks=ranks,
+                size_bytes=_hidden_size(plan) * itemsize,
+                itemsize=itemsize,
+                count=count * _num_microbatches(plan),
+            )
         if is_last:
-            loss_itemsize = max(itemsize, 4)
             yield Operation(
                 kind="all_reduce",
                 cause="loss over a cut vocabulary",
                 ranks=ranks,
-                size_bytes=_tokens_per_microbatch(plan) * loss_itemsize,
-                itemsize=loss_itemsize,
+                size_bytes=_tokens_per_microbatch(plan) * master_itemsize(plan),
+                itemsize=master_itemsize(plan),
                 count=3 * _num_microbatches(plan),
             )
 
@@ -159,5 +164,5 @@ def _tokens_per_microbatch(plan: TrainPlan) -> int:
     return plan.sequences_per_replica // _num_microbatches(plan) * plan.seq_len
 
 
-def _hidden_bytes(plan: TrainPlan) -> int:
-    return _tokens_per_microbatch(plan) * gpt2_shape(plan).width * itemsize_of(plan)
+def _hidden_size(plan: TrainPlan) -> int:
+    return _tokens_per_microbatch(plan) * gpt2_shape(plan).width

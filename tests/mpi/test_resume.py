@@ -28,6 +28,8 @@ EXACT = {
         "local": {"sync_every": 3, **SMALL},
         "interleaved": {"mesh": "pp=2", "schedule": "interleaved", **SMALL},
         "resnet18": IMAGES,
+        "mixed": {"dtype": "bf16", **SMALL},
+        "mixed zero3": {"dtype": "bf16", "zero": 3, **SMALL},
     },
 }
 CLOSE = {"dp4": {"mesh": "dp=4", **SMALL}, "dp2pp2": {"mesh": "dp=2,pp=2", **SMALL}}

@@ -33,9 +33,12 @@ AXES = {
     "compress": COMPRESSIONS,
     "sync_every": (1, SYNC_EVERY),
     "compile": (False, True),
+    "dtype": ("float32", "bfloat16"),
 }
 CASES = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
 TOLERANCES = {"none": 1e-4, "fp16": 1e-3, "bf16": 1e-3, "int8": 2e-3, "powersgd": 1e-2}
+MIXED_TOLERANCE = 1e-3
+"""How far the losses of bfloat16 may be from those of float32; 3e-4 was seen."""
 SETTINGS = {"steps": STEPS, "warmup_steps": 0, "seq_len": 32, "learning_rate": 1e-3, "log_every": STEPS + 1}
 
 Case = dict[str, Any]
@@ -87,7 +90,7 @@ def test_a_combination_is_planned_or_refused_with_a_reason(case: Case) -> None:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """Losses of a single process, made once."""
+    """Losses of a single process in float32, made once."""
     return {}
 
 
@@ -131,7 +134,9 @@ def losses_of(run):
 
 
 def tolerance(case):
-    return 2e-2 if case["sync_every"] > 1 else TOLERANCES[case["compress"]]
+    if case["sync_every"] > 1:
+        return 2e-2
+    return max(TOLERANCES[case["compress"]], MIXED_TOLERANCE if case["dtype"] == "bfloat16" else 0.0)
 
 
 def operations_of(run):

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcpace.diagnosis.records.json_files import read_json
+from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt
 from hpcpace.trace.header import MOST_RANKS
 
 _MOST_TEXT = 500
+_MOST_DTYPE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +23,13 @@ class RunRecord:
         hosts: host names by rank.
         emulation: in what way the speed of computation was not real, as in a lab; empty where it was.
         versions: names and versions of what ran.
+        dtype: type that `hpcpace train` computed in; empty of other programs.
     """
 
     hosts: Mapping[int, str] = field(default_factory=dict)
     emulation: str = ""
     versions: tuple[tuple[str, str], ...] = ()
+    dtype: str = ""
 
 
 def read_run_record(attempt: Attempt, problems: list[str]) -> RunRecord:
@@ -38,7 +42,19 @@ def _record(content: Any) -> RunRecord:
         hosts=dict(_host(entry) for entry in content.get("ranks", [])),
         emulation=_text(content.get("environment", {}).get("HPCPACE_LAB_EMULATION", "")),
         versions=tuple((_text(name), _text(of)) for name, of in content.get("versions", {}).items() if of),
+        dtype=model_dtype(content),
     )
+
+
+def model_dtype(content: Any) -> str:
+    """Return the type that the content of a run.json names for the computation; empty where it names none.
+
+    Raises:
+        TypeError: it is no text.
+    """
+    model = content.get("model")
+    # A script may record a model in words of its own.
+    return printable(_text(model.get("dtype", "")))[:_MOST_DTYPE] if isinstance(model, dict) else ""
 
 
 def _host(entry: Any) -> tuple[int, str]:

@@ -21,8 +21,9 @@ def changed_thresholds(summary: Summary) -> list[str]:
 
 
 def outcome_line(summary: Summary) -> str:
-    """Return how a training ended and the most memory that a rank had; empty if neither is known."""
+    """Return how a training ended, its type of numbers and the most memory of a rank; empty if nothing is known."""
     parts = [summary.outcome] if summary.outcome else []
+    parts += [f"computed in {summary.dtype}"] if summary.dtype else []
     on_device = max(summary.memory, key=lambda row: row.device_bytes, default=None)
     on_host = max(summary.memory, key=lambda row: row.rss_bytes, default=None)
     if on_device is not None and on_device.device_bytes:

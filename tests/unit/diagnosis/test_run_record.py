@@ -54,3 +54,19 @@ def test_the_record_of_the_largest_job_is_read(attempt):
     ranks = [{"rank": rank, **row} for rank in range(16_384)]
     attempt.run_json.write_text(json_text({"ranks": ranks, "environment": {f"NAME_{n}": "v" for n in range(500)}}))
     assert len(read_run_record(attempt, []).hosts) == 16_384
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "x" * 100}, "x" * 32),
+        ({"dtype": "\x1b[2J"}, "\\x1b[2J"),
+        ({}, ""),
+        ("gpt2", ""),
+        (None, ""),
+    ],
+)
+def test_the_type_of_the_computation_is_that_of_the_model(attempt, model, dtype):
+    attempt.run_json.write_text(json_text({"model": model}))
+    assert read_run_record(attempt, []).dtype == dtype

@@ -69,7 +69,6 @@ def test_a_refusal_names_both_ends_and_the_reason() -> None:
         ({"zero": 3, "compress": "int8"}, 2, "--zero 3 and --compress int8 cannot be combined: fully_shard averages"),
         ({"zero": 1, "sync_every": 4}, 2, "--zero 1 and --sync-every cannot be combined"),
         ({"compress": "powersgd", "bucket_mb": 5}, 2, "needs one bucket"),
-        ({"compress": "bf16", "dtype": "bfloat16"}, 2, "gradients already have 16 bits"),
         ({"overlap": False, "bucket_mb": 5}, 2, "a single message has no buckets"),
     ],
 )

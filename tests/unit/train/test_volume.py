@@ -92,9 +92,8 @@ def test_parameters_are_those_of_the_model(stage: int, num_stages: int) -> None:
     assert parameter_sizes(plan, Mesh(dp=0, pp=stage, tp=0)) == [p.numel() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_data_parallelism_adds_up_all_gradients_in_two_buckets(dtype: str) -> None:
-    itemsize = {"float32": 4, "bfloat16": 2, "float64": 8}[dtype]
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 4), ("float64", 8)])
+def test_data_parallelism_adds_up_all_gradients_in_two_buckets(dtype: str, itemsize: int) -> None:
     operations = step_operations(planned("dp=4", 4, dtype=dtype))
     assert {(o.kind, o.cause, o.ranks) for o in operations} == {("all_reduce", "gradients", (0, 1, 2, 3))}
     assert sum(o.size_bytes for o in operations) == TINY_PARAMETERS * itemsize
@@ -134,8 +133,29 @@ def test_tensor_parallelism_adds_up_four_times_a_layer_and_at_both_ends() -> Non
 
 
 def test_the_loss_over_a_cut_vocabulary_is_never_narrower_than_float32() -> None:
-    hidden, loss = step_operations(planned("tp=2", 2, dtype="bfloat16"))
+    hidden, _, loss = step_operations(planned("tp=2", 2, dtype="bfloat16"))
     assert (hidden.size_bytes, loss.size_bytes) == (HIDDEN_BYTES // 2, 8 * 128 * 4)
+
+
+def test_bfloat16_halves_activations_but_what_is_looked_up() -> None:
+    hidden, looked_up, _ = step_operations(planned("tp=2", 2, dtype="bfloat16"))
+    assert (hidden.size_bytes, hidden.count) == (HIDDEN_BYTES // 2, 4 * 4 + 1)
+    assert (looked_up.size_bytes, looked_up.count) == (HIDDEN_BYTES, 1)
+
+
+def test_bfloat16_halves_what_stages_send_but_not_the_tied_weight() -> None:
+    found = {o.cause: (o.size_bytes, o.itemsize) for o in step_operations(planned("pp=2", 2, dtype="bfloat16"))}
+    sends = (HIDDEN_BYTES // 4 // 2, 2)
+    assert found == {"activations": sends, "activation gradients": sends, "tied weight": (256 * 128 * 4, 4)}
+
+
+def test_bfloat16_halves_the_gathered_parameters_of_a_shared_out_model_but_not_its_gradients() -> None:
+    operations = step_operations(planned("dp=4", 4, zero=3, dtype="bfloat16"))
+    gathered = [o.size_bytes for o in operations if o.kind == "all_gather"]
+    reduced = [o.size_bytes for o in operations if o.kind == "reduce_scatter"]
+    assert (sum(gathered), sum(reduced)) == (2 * TINY_PARAMETERS, 4 * TINY_PARAMETERS)
+    lookup = [o for o in step_operations(planned("dp=2,tp=2", 4, zero=3, dtype="bf16")) if o.cause[:6] == "tensor"]
+    assert {o.itemsize for o in lookup} == {2}
 
 
 def test_stages_cut_by_tensor_parallelism_add_up_for_each_microbatch() -> None:

@@ -1,0 +1,69 @@
+"""Training in bfloat16 with float32 parameters: close to float32, the same bits each time, on every mesh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).with_name("workload_program.py")
+TRAIN = ("-m", "hpcpace", "train")
+TEXT = {"steps": 6, "seq_len": 32, "learning_rate": 1e-3, "eval_every": 6, "eval_batches": 2}
+IMAGES = {"model": "resnet18", "steps": 2, "batch_size": 4, "learning_rate": 1e-3, "eval_every": 2, "eval_batches": 1}
+CASES = {
+    1: {"gpt2": TEXT, "resnet18": {**IMAGES, "steps": 6, "batch_size": 16, "eval_every": 6}},
+    2: {
+        **{name: {"mesh": name, **TEXT} for name in ("dp=2", "tp=2", "pp=2")},
+        **{f"zero={zero}": {"zero": zero, **TEXT} for zero in (1, 3)},
+        **{f"resnet18 zero={zero}": {"zero": zero, **IMAGES} for zero in (0, 1, 3)},
+    },
+}
+
+
+def trained(mpiexec, n, folder, cases):
+    result = mpiexec(n, PROGRAM, "losses", folder, json.dumps(cases), timeout_s=250)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_bfloat16_trains_like_float32_and_the_same_each_time(mpiexec, tmp_path, n):
+    names = CASES[n]
+    mixed = {name: {**settings, "dtype": "bf16"} for name, settings in names.items()}
+    single = trained(mpiexec, n, tmp_path / "single", names)
+    first, second = (trained(mpiexec, n, tmp_path / folder, mixed) for folder in ("first", "second"))
+    assert first == second
+    for name, (losses, (evaluation,)) in first.items():
+        expected, (expected_evaluation,) = single[name]
+        assert losses != expected, name  # float32 would be close, too
+        bound = 5e-2 if "resnet18" in name else 1e-3  # batch norm over few images amplifies rounding
+        assert losses == pytest.approx(expected, rel=bound), name
+        assert evaluation["loss"] == pytest.approx(expected_evaluation["loss"], rel=bound), name
+        assert np.isfinite(losses).all(), name
+        if len(losses) > 2:
+            assert np.mean(losses[-2:]) < 0.95 * losses[0], name
+
+
+def test_a_run_records_the_type_of_its_computation(python, tmp_path):
+    arguments = ("--steps", 3, "--warmup-steps", 1, "--seq-len", 16, "--dtype", "bf16", "--run-dir", tmp_path / "run")
+    result = python(*TRAIN, "gpt2", *arguments)
+    assert result.returncode == 0, result.stderr
+    attempt = tmp_path / "run" / "attempt-0"
+    record, outcome = (json.loads((attempt / name).read_text()) for name in ("run.json", "result.json"))
+    assert record["model"]["dtype"] == record["config"]["train"]["dtype"] == outcome["dtype"] == "bfloat16"
+    report = python("-m", "hpcpace", "report", tmp_path / "run")
+    assert "finished, computed in bfloat16, at most" in report.stdout
+    listed = python("-m", "hpcpace", "list", tmp_path, "--json")
+    assert [row["dtype"] for row in json.loads(listed.stdout)] == ["bfloat16"]
+
+
+def test_a_checkpoint_of_another_type_is_refused_in_one_line(python, tmp_path):
+    arguments = ("--warmup-steps", 1, "--seq-len", 16, "--no-trace", "--run-dir", tmp_path / "run")
+    result = python(*TRAIN, "gpt2", *arguments, "--steps", 2, "--checkpoint-every", 2, "--dtype", "bf16")
+    assert result.returncode == 0, result.stderr
+    result = python(*TRAIN, "gpt2", *arguments, "--steps", 4, "--dtype", "float32")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert "was trained with dtype 'bfloat16', not 'float32'" in line
