@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN
 from hpcpace.trace.schema import ExitKind, Op, Phase
 
 Columns = Mapping[str, NDArray[Any]]
@@ -86,6 +87,15 @@ def _ends_before_it_begins(phases: Columns) -> NDArray[np.bool_]:
     return bad
 
 
+def _ends_before_it_begins_there(rows: Columns) -> NDArray[np.bool_]:
+    """Return which rows end on the device before they begin there, bool, (num_rows,); 0 is an unknown time."""
+    if DEVICE_BEGIN_COLUMN not in rows:
+        return np.zeros(len(rows["begin_ns"]), np.bool_)
+    begin_ns, end_ns = rows[DEVICE_BEGIN_COLUMN], rows[DEVICE_END_COLUMN]
+    bad: NDArray[np.bool_] = (end_ns < begin_ns) & (end_ns != 0)
+    return bad
+
+
 def _exits_before_it_enters(collectives: Columns) -> NDArray[np.bool_]:
     bad: NDArray[np.bool_] = collectives["exit_ns"] < collectives["enter_ns"]
     bad &= collectives["exit_kind"] != ExitKind.NEVER
@@ -101,9 +111,14 @@ def _unknown(column: str, largest: int) -> Callable[[Columns], NDArray[np.bool_]
 
 
 _CHECKS: Mapping[str, tuple[tuple[str, Callable[[Columns], NDArray[np.bool_]]], ...]] = {
-    "steps": (("take no time", _takes_no_time), ("end after the next one has begun", _overlaps)),
+    "steps": (
+        ("take no time", _takes_no_time),
+        ("end after the next one has begun", _overlaps),
+        ("end on the device before they begin there", _ends_before_it_begins_there),
+    ),
     "phases": (
         ("end before they begin", _ends_before_it_begins),
+        ("end on the device before they begin there", _ends_before_it_begins_there),
         ("are of phases that this version does not know", _unknown("phase", max(Phase))),
     ),
     "collectives": (

@@ -32,7 +32,7 @@ from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TABLES, EventKind, Phase, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, TABLES, EventKind, Phase, TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.environment import process_environ
@@ -85,7 +85,7 @@ class Recording:
             flush_interval_s=config.trace.flush_interval_s,
             max_rows=config.trace.max_rows,
             warn=warn,
-            has_enqueue=self._device_times is not None,
+            device_tables=() if self._device_times is None else DEVICE_TABLES,
             open_folder=open_folder if self._local is None else self._local.open_folder,
         )
         self._collectives = self._new_observer(config)

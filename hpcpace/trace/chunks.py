@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from zlib_ng import zlib_ng
 
-from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
+from hpcpace.trace.encoding import row_dtype
 from hpcpace.trace.opening import filters_of, open_column, stored_dtype
 from hpcpace.trace.schema import TableSchema
 from hpcpace.trace.tables import Table
@@ -97,8 +97,10 @@ def index_table(
     Raises:
         DamagedColumn: a column is missing, damaged, or not allowed in a trace.
     """
-    has_enqueue = table.name == "collectives" and group.links.exists(ENQUEUE_COLUMN.encode())
-    dtype = row_dtype(table, has_enqueue=has_enqueue)
+    columns_of_device = table.device.names or ()
+    # One without the other is a column that this version does not know.
+    has_device = bool(columns_of_device) and all(group.links.exists(name.encode()) for name in columns_of_device)
+    dtype = row_dtype(table, has_device=has_device)
     found = {}
     for name in dtype.names or ():
         try:

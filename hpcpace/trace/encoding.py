@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -19,29 +20,48 @@ DEFLATE_LEVEL = 6
 # Reading the clock in Python and recording an operation take some hundreds of nanoseconds, and device events have a
 # resolution of half a microsecond: finer digits are noise, which does not compress (experiments/bench/trace_size.py).
 RESOLUTION_NS = {
+    "steps": {"device_begin_ns": 256, "device_end_ns": 256},
+    "phases": {"device_begin_ns": 256, "device_end_ns": 256},
     "collectives": {"enter_ns": 256, "exit_ns": 256, "blocked_ns": 1024, "enqueue_ns": 256},
 }
 ENQUEUE_COLUMN = "enqueue_ns"
+DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN = "device_begin_ns", "device_end_ns"
 
 _STRUCT_CODES = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h", "i4": "i", "i8": "q"}
 
 
-def row_dtype(table: TableSchema, *, has_enqueue: bool = False) -> np.dtype:
-    """Return the packed dtype of a table's rows, with `enqueue_ns` at the end of collectives if asked for."""
-    if table.name == "collectives" and has_enqueue:
-        return np.dtype([*_fields(table.dtype), (ENQUEUE_COLUMN, "<i8")])
+def row_dtype(table: TableSchema, *, has_device: bool = False) -> np.dtype:
+    """Return the packed dtype of a table's rows, with the columns of ranks with a device at the end if asked for."""
+    if has_device and table.device.names:
+        return np.dtype([*_fields(table.dtype), *_fields(table.device)])
     return table.dtype
 
 
-def row_dtypes(*, has_enqueue: bool = False) -> dict[str, np.dtype]:
-    """Return the dtype of every table's rows, by table, in the order of the tables' numbers."""
-    return {name: row_dtype(table, has_enqueue=has_enqueue) for name, table in TABLES.items()}
+def row_dtypes(device_tables: Collection[str] = ()) -> dict[str, np.dtype]:
+    """Return the dtype of every table's rows, by table, in the order of the tables' numbers.
+
+    Args:
+        device_tables: the tables that have the columns of ranks with a device.
+    """
+    return {name: row_dtype(table, has_device=name in device_tables) for name, table in TABLES.items()}
 
 
-def row_struct(dtype: np.dtype) -> struct.Struct:
-    """Return the struct that packs one row into the bytes that `dtype` reads."""
+def has_device_columns(table: TableSchema, names: Collection[str]) -> bool:
+    """Return whether columns with these names hold all that only ranks with a device have; False if there are none."""
+    columns = table.device.names or ()
+    return bool(columns) and all(name in names for name in columns)
+
+
+def row_struct(dtype: np.dtype, whole: np.dtype | None = None) -> struct.Struct:
+    """Return the struct that packs one row into the bytes that `dtype` reads.
+
+    Args:
+        dtype: the columns that are packed.
+        whole: the row's dtype, if it has more columns after these; they are zeros.
+    """
     codes = (f"{kind.itemsize}s" if kind.kind == "S" else _STRUCT_CODES[kind.str[1:]] for _, kind in _kinds(dtype))
-    return struct.Struct("<" + "".join(codes))
+    num_zeros = 0 if whole is None else whole.itemsize - dtype.itemsize
+    return struct.Struct("<" + "".join(codes) + f"{num_zeros}x")
 
 
 def round_times(table_name: str, rows: NDArray[np.void]) -> None:

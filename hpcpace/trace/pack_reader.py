@@ -22,14 +22,14 @@ from hpcpace.errors import TraceError
 from hpcpace.files import Folder
 from hpcpace.rundir import is_pack
 from hpcpace.trace.chunks import DamagedColumn
-from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtypes
+from hpcpace.trace.encoding import has_device_columns, row_dtypes
 from hpcpace.trace.header import parse_header
 from hpcpace.trace.pack_groups import PackedGroups
 from hpcpace.trace.pack_index import PackIndex, collectives_of, groups_of, index_pack
 from hpcpace.trace.pack_schema import OF_RANKS, OPEN
 from hpcpace.trace.packed_rows import ChunkCache, PackedCollectives, PackedRows, Range, read_rows
 from hpcpace.trace.plausible import CHECKED, plausible_rows, without_implausible
-from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, TABLES, TraceHeader
 from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of
 from hpcpace.trace.tables import GroupTable, RankTrace, Table
 from hpcpace.wording import rank_list
@@ -271,8 +271,12 @@ class _Reading:
         self.problems, self.damaged = list(pack.problems), set[int]()
         self._pack, self._descriptor, self._as_stored = pack, descriptor, as_stored
         self._tables = [name for name in (*OF_RANKS, OPEN) if name in tables or name == OPEN]
-        has_enqueue = "collectives" in pack.chunks and ENQUEUE_COLUMN in pack.chunks["collectives"].columns
-        dtypes = row_dtypes(has_enqueue=has_enqueue)
+        of_device = [
+            name
+            for name in DEVICE_TABLES
+            if name in pack.chunks and has_device_columns(TABLES[name], pack.chunks[name].columns)
+        ]
+        dtypes = row_dtypes(of_device)
         self._empty = {name: Table.from_rows(np.zeros(0, dtypes[name])) for name in TABLES}
         self._collectives = self._opened(cache) if "collectives" in tables else None
         self._groups = self._read_groups() if "groups" in tables else None

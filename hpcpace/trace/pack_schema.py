@@ -68,12 +68,14 @@ def table_schema(name: str, lacking: Collection[str] = ()) -> TableSchema:
     return replace(schema, dtype=np.dtype(fields))
 
 
-def pack_dtypes(*, has_enqueue: bool) -> dict[str, np.dtype]:
-    """Return the dtype of every table's rows, by table."""
-    return {
-        name: row_dtype(table_schema(name), has_enqueue=has_enqueue)
-        for name in (*INDEX, "groups", *OF_RANKS, OPEN, "collectives")
-    }
+def pack_dtypes(device_tables: Collection[str]) -> dict[str, np.dtype]:
+    """Return the dtype of every table's rows, by table.
+
+    Args:
+        device_tables: the tables of traces that have the columns of ranks with a device.
+    """
+    schemas = {name: table_schema(name) for name in (*INDEX, "groups", *OF_RANKS, OPEN, "collectives")}
+    return {name: row_dtype(schema, has_device=schema.name in device_tables) for name, schema in schemas.items()}
 
 
 def pack_name(first_rank: int, token: str) -> str:

@@ -13,13 +13,13 @@ import numpy as np
 from hpcpace.errors import TraceError
 from hpcpace.files import Folder
 from hpcpace.trace.chunks import TableChunks
-from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
+from hpcpace.trace.encoding import RESOLUTION_NS, has_device_columns
 from hpcpace.trace.header import header_values
 from hpcpace.trace.opening import FOREIGN_ERRORS, HDF5_LOCK, attribute_values, open_column, open_group, open_trace
 from hpcpace.trace.pack_groups import GroupPart, split_parts
 from hpcpace.trace.pack_schema import OF_RANKS, OPEN, RankDigest
 from hpcpace.trace.reader import read_rank
-from hpcpace.trace.schema import FORMAT_VERSION, NO_STEP, TABLES, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, FORMAT_VERSION, NO_STEP, TABLES, TableSchema, TraceHeader
 from hpcpace.trace.stream import TraceStream
 
 FileState = tuple[int, int, int] | None
@@ -65,10 +65,11 @@ class Original:
         return header_text(self.stream.trace.header)
 
     @property
-    def kind(self) -> tuple[str, int, bool]:
-        """What ranks of one pack have in common: the run, the attempt, and whether collectives have `enqueue_ns`."""
-        header = self.stream.trace.header
-        return header.run_id, header.attempt, ENQUEUE_COLUMN in self.stream.trace.tables["collectives"]
+    def kind(self) -> tuple[str, int, tuple[str, ...]]:
+        """What ranks of one pack have in common: the run, the attempt, and which tables have columns of a device."""
+        header, tables = self.stream.trace.header, self.stream.trace.tables
+        of_device = tuple(name for name in DEVICE_TABLES if has_device_columns(TABLES[name], tables[name]))
+        return header.run_id, header.attempt, of_device
 
     @property
     def block_bytes(self) -> int:
@@ -182,12 +183,20 @@ def _unknown_part(descriptor: int) -> str:
         if root.get_num_objs() != len(tables):
             return "tables"
         for name, group in tables.items():
-            columns = [*(TABLES[name].dtype.names or ()), *([ENQUEUE_COLUMN] if name == "collectives" else [])]
-            if group.get_num_objs() != sum(group.links.exists(column.encode()) for column in columns):
+            if group.get_num_objs() != _num_known(group, TABLES[name]):
                 return f"columns of {name}"
             if _num_attributes(group) > _GROUP_ATTRIBUTES.get(name, 0):
                 return f"attributes of {name}"
         return _other_resolution(tables)
+
+
+def _num_known(group: h5py.h5g.GroupID, table: TableSchema) -> int:
+    """Return how many columns of a table are read."""
+    columns, of_device = (
+        [column for column in dtype.names or () if group.links.exists(column.encode())]
+        for dtype in (table.dtype, table.device)
+    )
+    return len(columns) + (len(of_device) if has_device_columns(table, of_device) else 0)
 
 
 def _other_resolution(tables: dict[str, h5py.h5g.GroupID]) -> str:

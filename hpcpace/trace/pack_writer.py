@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import h5py
 import numpy as np
@@ -30,15 +30,15 @@ class PackWriter:
 
     Args:
         descriptor: of a new file that reads and writes; the caller keeps it.
-        has_enqueue: whether collectives have the column `enqueue_ns`.
+        device_tables: the tables that have the columns of ranks with a device.
 
     Raises:
         OSError: the disk is full or broken.
     """
 
-    def __init__(self, descriptor: int, *, has_enqueue: bool) -> None:
+    def __init__(self, descriptor: int, *, device_tables: Collection[str]) -> None:
         self._descriptor = descriptor
-        self._dtypes = pack_dtypes(has_enqueue=has_enqueue)
+        self._dtypes = pack_dtypes(device_tables)
         write_all(descriptor, _image(self._dtypes), 0)
         with HDF5_LOCK:
             self._file = h5py.File(f"/proc/self/fd/{descriptor}", "r+", libver=_LIBRARY_VERSIONS, locking=False)

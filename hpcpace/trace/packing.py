@@ -365,7 +365,7 @@ def _take_owner(folder: Folder, descriptor: int, group: Sequence[Original]) -> N
 
 
 def _fill(descriptor: int, group: Sequence[Original]) -> None:
-    writer = PackWriter(descriptor, has_enqueue=group[0].kind[2])
+    writer = PackWriter(descriptor, device_tables=group[0].kind[2])
     try:
         _write_tables(writer, group)
         with_rows = [one for one in group if one.first_step <= one.last_step and one.stream.num_collectives]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import ExitKind
 from hpcpace.trace.tables import RankTrace, Table
@@ -21,9 +22,10 @@ MOST_NS = 1 << 60
 MOST_SIZE = 1 << 42
 """4 TiB in one operation, or as many samples in one step."""
 _TIME, _DURATION, _COUNT = (-MOST_NS, MOST_NS), (0, MOST_NS), (0, MOST_NS)
+_DEVICE_INTERVAL = {DEVICE_BEGIN_COLUMN: _TIME, DEVICE_END_COLUMN: _TIME}
 _BOUNDS: Mapping[str, Mapping[str, tuple[int, int]]] = {
-    "steps": {"step": (0, 2**31 - 2), "begin_ns": _TIME, "end_ns": _TIME, "samples": (0, MOST_SIZE)},
-    "phases": {"begin_ns": _TIME, "end_ns": _TIME},
+    "steps": {"step": (0, 2**31 - 2), "begin_ns": _TIME, "end_ns": _TIME, "samples": (0, MOST_SIZE)} | _DEVICE_INTERVAL,
+    "phases": {"begin_ns": _TIME, "end_ns": _TIME} | _DEVICE_INTERVAL,
     "collectives": {
         "bytes": (0, MOST_SIZE),
         "seq": (-1, 2**62),

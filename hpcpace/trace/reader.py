@@ -23,7 +23,7 @@ from hpcpace.files import Folder
 from hpcpace.rundir import is_pack, rank_of
 from hpcpace.trace import journal
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, read_chunks, split_all, split_last
-from hpcpace.trace.encoding import ENQUEUE_COLUMN, row_dtype
+from hpcpace.trace.encoding import has_device_columns, row_dtype
 from hpcpace.trace.header import OtherVersion, parse_header
 from hpcpace.trace.opening import (
     FOREIGN_ERRORS,
@@ -324,8 +324,8 @@ def _merged(
     numbers, journalled = (None, None) if content is None else content.rows.get(schema.name, (None, None))
     stored = found.tables.get(schema.name)
     if stored is None:
-        has_enqueue = journalled is not None and ENQUEUE_COLUMN in (journalled.dtype.names or ())
-        stored = Table.from_rows(np.zeros(0, dtype=row_dtype(schema, has_enqueue=has_enqueue)))
+        has_device = journalled is not None and has_device_columns(schema, journalled.dtype.names or ())
+        stored = Table.from_rows(np.zeros(0, dtype=row_dtype(schema, has_device=has_device)))
     if numbers is None or journalled is None:
         return stored
     if found.left is not None and schema.name == "collectives":

@@ -11,7 +11,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,14 @@ _LEAST_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
 class Recorder:
     """Records the rows of one rank into its trace file, from any thread.
 
-    Each method `add_...` takes one row of its table, columns in file order. `phase(name)` returns a context manager
-    that records its block as a phase of the current step.
+    Each method `add_...` takes one row of its table, columns in file order. Those that only ranks with a device have
+    may be left out, and are 0 then. `phase(name)` returns a context manager that records its block as a phase of the
+    current step.
 
     Args:
         path: the HDF5 file.
         warn: called with a warning, from any thread.
+        device_tables: the tables that have the columns of ranks with a device.
         open_folder: opens the folder of the file and makes it if necessary; by default the folder of `path`.
 
     Attributes:
@@ -66,7 +68,7 @@ class Recorder:
         max_rows: int = 1_000_000,
         warn: Callable[[str], None],
         clock: Callable[[], int] = time.monotonic_ns,
-        has_enqueue: bool = False,
+        device_tables: Collection[str] = (),
         open_folder: Callable[[], Folder] | None = None,
     ) -> None:
         if max_rows < _LEAST_MAX_ROWS:
@@ -84,9 +86,9 @@ class Recorder:
         # A buffer this long wakes the flush thread early; from there on its rows are counted one by one.
         self._wake_rows = max_rows // 4
         self._rank, self._flush_interval_s = header.rank, flush_interval_s
-        self._dtypes = row_dtypes(has_enqueue=has_enqueue)
+        self._dtypes = row_dtypes(device_tables)
         self._buffers: dict[str, list[bytes]] = {name: [] for name in self._dtypes}
-        self._writer = TraceWriter(Path(path), header, has_enqueue=has_enqueue, open_folder=open_folder)
+        self._writer = TraceWriter(Path(path), header, device_tables=device_tables, open_folder=open_folder)
         self._reported = (0, 0, 0)
         self._drop_lock = threading.Lock()
         self._dropped = Losses()
@@ -211,7 +213,8 @@ class Recorder:
         self.close()
 
     def _adder(self, table: str, rows: list[bytes]) -> AddRow:
-        pack, push, wake_rows = row_struct(self._dtypes[table]).pack, rows.append, self._wake_rows
+        dtype, least = self._dtypes[table], TABLES[table].dtype
+        pack, push, wake_rows = row_struct(dtype).pack, rows.append, self._wake_rows
         keep_or_drop, drop_misfit = self._keep_or_drop, self._drop_misfit
 
         def add(*row: Any) -> None:
@@ -223,12 +226,17 @@ class Recorder:
             except struct.error as error:
                 drop_misfit(table, row, error)
 
-        return add
+        if dtype == least:
+            return add
+        num_least, num_all = len(least.names or ()), len(dtype.names or ())
+        zeros = (0,) * (num_all - num_least)
+        return lambda *row: add(*row, *zeros) if len(row) == num_least else add(*row)
 
     def _region(self, phase: Phase) -> AbstractContextManager[None]:
         """Return the region of a phase, which records its row itself: one call less than with `add_phase`."""
         rows = self._buffers["phases"]
-        pack, push, wake_rows = row_struct(self._dtypes["phases"]).pack, rows.append, self._wake_rows
+        pack = row_struct(TABLES["phases"].dtype, self._dtypes["phases"]).pack
+        push, wake_rows = rows.append, self._wake_rows
         clock, keep_or_drop, code, recorder = self._clock, self._keep_or_drop, int(phase), self
 
         class Region:

@@ -88,6 +88,7 @@ class EventKind(IntEnum):
     EXCEPTION = 3
     EXIT = 4
     SIGNAL = 5
+    DEVICE_SOURCE = 6
 
 
 class ErrorCode(IntEnum):
@@ -114,6 +115,7 @@ class TableSchema:
 
     Attributes:
         dtype: packed little-endian structured dtype, one field per column, in file order.
+        device: the columns that follow these on ranks with a device, all or none of them.
         enums: the enumeration behind a u1 column, by column name.
         required: whether a file must hold the group; a missing other group means no rows.
         chunk_rows: rows of a chunk in the HDF5 file.
@@ -121,27 +123,57 @@ class TableSchema:
 
     name: str
     dtype: np.dtype
+    device: np.dtype = field(default_factory=lambda: np.dtype([]))
     enums: dict[str, type[IntEnum]] = field(default_factory=dict)
     required: bool = False
     chunk_rows: int = CHUNK_ROWS
 
 
 def _table(
-    name: str, columns: str, *, required: bool = False, chunk_rows: int = CHUNK_ROWS, **enums: type[IntEnum]
+    name: str,
+    columns: str,
+    *,
+    device: str = "",
+    required: bool = False,
+    chunk_rows: int = CHUNK_ROWS,
+    **enums: type[IntEnum],
 ) -> TableSchema:
-    fields = [tuple(column.split(":")) for column in columns.split()]
-    dtype = np.dtype([(column, "<" + kind if kind[0] in "iuf" else kind) for column, kind in fields])
-    return TableSchema(name=name, dtype=dtype, enums=enums, required=required, chunk_rows=chunk_rows)
+    return TableSchema(
+        name=name,
+        dtype=_dtype(columns),
+        device=_dtype(device),
+        enums=enums,
+        required=required,
+        chunk_rows=chunk_rows,
+    )
 
+
+def _dtype(columns: str) -> np.dtype:
+    fields = [tuple(column.split(":")) for column in columns.split()]
+    return np.dtype([(column, "<" + kind if kind[0] in "iuf" else kind) for column, kind in fields])
+
+
+_DEVICE_INTERVAL = "device_begin_ns:i8 device_end_ns:i8"
 
 TABLES: dict[str, TableSchema] = {
     table.name: table
     for table in (
-        _table("steps", "step:i4 begin_ns:i8 end_ns:i8 samples:i8 flags:u1", required=True),
-        _table("phases", "step:i4 phase:u1 begin_ns:i8 end_ns:i8 microbatch:i2", phase=Phase),
+        _table(
+            "steps",
+            "step:i4 begin_ns:i8 end_ns:i8 samples:i8 flags:u1",
+            device=_DEVICE_INTERVAL,
+            required=True,
+        ),
+        _table(
+            "phases",
+            "step:i4 phase:u1 begin_ns:i8 end_ns:i8 microbatch:i2",
+            device=_DEVICE_INTERVAL,
+            phase=Phase,
+        ),
         _table(
             "collectives",
             "step:i4 group:u2 seq:i8 op:u1 bytes:i8 peer:i4 enter_ns:i8 exit_ns:i8 blocked_ns:i8 exit_kind:u1",
+            device="enqueue_ns:i8",
             required=True,
             op=Op,
         ),
@@ -173,6 +205,9 @@ TABLES: dict[str, TableSchema] = {
         _table("events", "time_ns:i8 step:i4 kind:u1 code:i8 text:S240", chunk_rows=SLOW_CHUNK_ROWS, kind=EventKind),
     )
 }
+
+DEVICE_TABLES = tuple(name for name, table in TABLES.items() if table.device.names)
+"""The tables with columns that only ranks with a device have."""
 
 
 @dataclass(frozen=True, kw_only=True)

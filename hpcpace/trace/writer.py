@@ -6,7 +6,7 @@ One thread owns a writer. Rows that could not be written stay in memory, and eve
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class TraceWriter:
 
     Args:
         path: the HDF5 file; the journal is next to it.
+        device_tables: the tables that have the columns of ranks with a device.
         open_folder: opens the folder of both and makes it if necessary.
 
     Attributes:
@@ -49,13 +50,13 @@ class TraceWriter:
         path: Path,
         header: TraceHeader,
         *,
-        has_enqueue: bool = False,
+        device_tables: Collection[str] = (),
         open_folder: Callable[[], Folder] | None = None,
     ) -> None:
         self.path = path
         self.journal_path = path.with_suffix(".journal")
         self._header = header
-        self._dtypes = row_dtypes(has_enqueue=has_enqueue)
+        self._dtypes = row_dtypes(device_tables)
         self._open = open_folder or partial(Folder.open, path.parent, make=True)
         self._folder: Folder | None = None
         self._container: Container | None = None

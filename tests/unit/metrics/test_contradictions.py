@@ -4,19 +4,24 @@ import numpy as np
 import pytest
 
 from hpcpace.metrics.contradictions import collectives_contradict, contradictions
-from hpcpace.trace.schema import TABLES, ExitKind, Op, Phase
+from hpcpace.trace.encoding import row_dtypes
+from hpcpace.trace.schema import DEVICE_TABLES, ExitKind, Op, Phase
 
 NUM_ROWS, STEP_NS = 100, 1_000_000
 
 
 def sound():
     """Return the tables of a rank whose rows agree: a phase and an operation in each of 100 steps."""
-    tables = {name: np.zeros(NUM_ROWS, TABLES[name].dtype) for name in ("steps", "phases", "collectives")}
+    dtypes = row_dtypes(DEVICE_TABLES)
+    tables = {name: np.zeros(NUM_ROWS, dtypes[name]) for name in ("steps", "phases", "collectives")}
     number = np.arange(NUM_ROWS)
     for table in tables.values():
         table["step"] = number
     tables["steps"]["begin_ns"] = tables["phases"]["begin_ns"] = number * STEP_NS
     tables["steps"]["end_ns"] = tables["phases"]["end_ns"] = (number + 1) * STEP_NS
+    for name in ("steps", "phases"):
+        tables[name]["device_begin_ns"] = tables[name]["begin_ns"] + 50
+        tables[name]["device_end_ns"] = tables[name]["end_ns"] + 50
     tables["collectives"]["enter_ns"] = number * STEP_NS + 100
     tables["collectives"]["exit_ns"] = number * STEP_NS + 200
     return {name: {column: table[column] for column in table.dtype.names} for name, table in tables.items()}
@@ -32,6 +37,14 @@ def long_steps(tables, rows):
 
 def phase_ends_first(tables, rows):
     tables["phases"]["end_ns"][rows] -= 2 * STEP_NS
+
+
+def phase_ends_first_on_the_device(tables, rows):
+    tables["phases"]["device_end_ns"][rows] -= 2 * STEP_NS
+
+
+def step_ends_first_on_the_device(tables, rows):
+    tables["steps"]["device_begin_ns"][rows] += 2 * STEP_NS
 
 
 def unknown_phase(tables, rows):
@@ -54,6 +67,8 @@ CASES = [
     (zero_times, "steps take no time"),
     (long_steps, "steps end after the next one has begun"),
     (phase_ends_first, "phases end before they begin"),
+    (phase_ends_first_on_the_device, "phases end on the device before they begin there"),
+    (step_ends_first_on_the_device, "steps end on the device before they begin there"),
     (unknown_phase, "phases are of phases that this version does not know"),
     (exit_first, "collectives exit before they enter"),
     (unknown_op, "collectives are of operations that this version does not know"),
@@ -87,6 +102,13 @@ def test_an_operation_that_never_ended_has_no_exit_to_contradict_its_enter():
     tables = sound()
     tables["collectives"]["exit_ns"][50:] = 0
     tables["collectives"]["exit_kind"][50:] = ExitKind.NEVER
+    assert contradictions(tables) == []
+
+
+def test_times_that_are_not_known_on_the_device_contradict_nothing():
+    tables = sound()
+    tables["phases"]["device_end_ns"][20:40] = 0
+    tables["phases"]["device_begin_ns"][30:60] = 0
     assert contradictions(tables) == []
 
 

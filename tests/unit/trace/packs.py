@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +12,33 @@ from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import ExitKind, Op
+from hpcpace.trace.schema import DEVICE_TABLES, ExitKind, Op
 from hpcpace.trace.tables import RankTrace, Table
 from hpcpace.trace.writer import TraceWriter
 
-NUM_RANKS = 6
-CLOSED, SHORT, KILLED, EMPTY, WITH_ENQUEUE, JOURNAL = range(NUM_RANKS)
-_NUM_ROWS = {CLOSED: 20_000, SHORT: 300, KILLED: 9_000, EMPTY: 0, WITH_ENQUEUE: 12_000, JOURNAL: 500}
+NUM_RANKS = 7
+CLOSED, SHORT, KILLED, EMPTY, WITH_ENQUEUE, JOURNAL, WITH_DEVICE = range(NUM_RANKS)
+_DEVICE_TABLES = {WITH_ENQUEUE: ("collectives",), WITH_DEVICE: DEVICE_TABLES}
+_NUM_ROWS = {
+    CLOSED: 20_000,
+    SHORT: 300,
+    KILLED: 9_000,
+    EMPTY: 0,
+    WITH_ENQUEUE: 12_000,
+    JOURNAL: 500,
+    WITH_DEVICE: 9_000,
+}
 
 
-def collectives(rank: int, num_rows: int, *, has_enqueue: bool = False) -> np.ndarray:
+def collectives(rank: int, num_rows: int, *, device_tables: Collection[str] = ()) -> np.ndarray:
     """Four operations a step in the order of their completion, which now and then is behind the next step."""
     rng = np.random.default_rng(rank)
-    rows = np.zeros(num_rows, row_dtypes(has_enqueue=has_enqueue)["collectives"])
+    rows = np.zeros(num_rows, row_dtypes(device_tables)["collectives"])
     rows["step"], rows["seq"] = np.arange(num_rows) // 4, np.arange(num_rows)
     rows["op"], rows["peer"], rows["bytes"] = Op.ALL_REDUCE, -1, 1024 << rng.integers(0, 4, num_rows)
     rows["enter_ns"] = np.arange(num_rows) * 256_000 + 256 * rng.integers(0, 900, num_rows)
     rows["exit_ns"] = rows["enter_ns"] + 256 * rng.integers(1, 3_000, num_rows)
-    if has_enqueue:
+    if "collectives" in device_tables:
         rows["enqueue_ns"] = rows["enter_ns"] - 25_600
     return rows[np.argsort(rows["exit_ns"], kind="stable")]
 
@@ -37,19 +47,21 @@ def write_attempt(folder: Path, *, run_id: str = "run") -> Attempt:
     """Write the trace of each kind of rank, the killed ones with journals, and return their attempt."""
     attempt = RunDirectory(folder / run_id).new_attempt()
     for rank, num_rows in _NUM_ROWS.items():
-        has_enqueue = rank == WITH_ENQUEUE
+        device_tables = _DEVICE_TABLES.get(rank, ())
         head = header(rank, world_size=NUM_RANKS, run_id=run_id, node=rank // 2, host=f"n{rank // 2}")
-        writer = TraceWriter(attempt.trace_file(rank), head, has_enqueue=has_enqueue)
-        dtypes = row_dtypes()
+        writer = TraceWriter(attempt.trace_file(rank), head, device_tables=device_tables)
+        dtypes = row_dtypes(device_tables)
         members = [(0, member, b"world", b"gloo") for member in range(NUM_RANKS)]
         members += [(1, member, b"node-%d" % (rank // 2), b"nccl") for member in (rank, rank ^ 1)]
         steps = np.zeros(num_rows // 4, dtypes["steps"])
         steps["step"], steps["begin_ns"] = np.arange(len(steps)), np.arange(len(steps)) * 1_024_000
         steps["end_ns"], steps["samples"] = steps["begin_ns"] + 1_000_000, 8
+        if "steps" in device_tables:
+            steps["device_begin_ns"], steps["device_end_ns"] = steps["begin_ns"] + 7_168, steps["end_ns"] + 7_168
         for name, rows in (
             ("groups", np.array(members, dtypes["groups"])),
             ("steps", steps),
-            ("collectives", collectives(rank, num_rows, has_enqueue=has_enqueue)),
+            ("collectives", collectives(rank, num_rows, device_tables=device_tables)),
             *((name, random_rows(name, 40 + rank)) for name in ("pacing", "network", "host") if num_rows),
         ):
             round_times(name, rows)

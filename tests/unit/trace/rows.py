@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,9 @@ ADDERS = {
 }
 
 
-def random_rows(table: str, num_rows: int, *, has_enqueue: bool = False) -> np.ndarray:
+def random_rows(table: str, num_rows: int, *, device_tables: Collection[str] = ()) -> np.ndarray:
     """Rows over the whole range of every column; the first two hold the least and the largest values."""
-    dtype = row_dtypes(has_enqueue=has_enqueue)[table]
+    dtype = row_dtypes(device_tables)[table]
     choose = np.random.default_rng(num_rows)
     rows = np.zeros(num_rows, dtype=dtype)
     for name in dtype.names or ():

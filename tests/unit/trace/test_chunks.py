@@ -15,18 +15,18 @@ from rows import ADDERS, header, random_rows
 from hpcpace.trace.chunks import DamagedColumn, index_table, read_chunks, select_chunks, split_last
 from hpcpace.trace.opening import open_column
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import CHUNK_ROWS, TABLES
+from hpcpace.trace.schema import CHUNK_ROWS, DEVICE_TABLES, TABLES
 from hpcpace.trace.writer import TraceWriter
 
 _NUM_ROWS = dict.fromkeys(ADDERS, 50) | {"phases": 2 * CHUNK_ROWS + 50}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["", "enqueue"])
+@pytest.fixture(scope="module", params=[(), ("collectives",), DEVICE_TABLES], ids=["", "enqueue", "device"])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chunks") / "rank-00000.h5"
-    writer = TraceWriter(path, header(), has_enqueue=request.param)
+    writer = TraceWriter(path, header(), device_tables=request.param)
     for table, num_rows in _NUM_ROWS.items():
-        writer.add(table, random_rows(table, num_rows, has_enqueue=request.param))
+        writer.add(table, random_rows(table, num_rows, device_tables=request.param))
     writer.close()
     return path
 

@@ -209,6 +209,14 @@ def test_attributes_groups_and_columns_of_a_later_minor_version_are_ignored(clos
     assert "power" not in trace.tables and "further" not in trace.tables["steps"]
 
 
+def test_one_device_time_without_the_other_is_ignored(closed):
+    with h5py.File(closed, "r+") as file:
+        file["steps/device_begin_ns"] = np.arange(7)
+    trace = read_trace(closed)
+    assert trace.problems == ()
+    assert "device_begin_ns" not in trace.tables["steps"]
+
+
 @pytest.mark.parametrize("has_journal", [False, True])
 def test_another_major_version_is_refused(closed, has_journal):
     if has_journal:

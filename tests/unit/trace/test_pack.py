@@ -18,6 +18,7 @@ from packs import (
     KILLED,
     NUM_RANKS,
     SHORT,
+    WITH_DEVICE,
     WITH_ENQUEUE,
     assert_same_attempt,
     assert_same_trace,
@@ -78,16 +79,16 @@ def names(attempt: Attempt) -> list[str]:
 def test_a_packed_attempt_is_read_like_its_files(attempt, original):
     result = pack(attempt)
     assert result.kept == [] and result.num_ranks == NUM_RANKS and sorted(result.removed) == list(range(NUM_RANKS))
-    # Ranks with a column of their own are in a pack of their own.
-    assert names(attempt) == sorted(result.packs) and len(result.packs) == 3
-    assert (result.files_before, result.files_after) == (NUM_RANKS + 2, 3)
+    # Ranks with other columns are in another pack.
+    assert names(attempt) == sorted(result.packs) and len(result.packs) == 4
+    assert (result.files_before, result.files_after) == (NUM_RANKS + 2, 4)
     assert_same_attempt(attempt, original)
 
 
 @pytest.mark.parametrize("most_ranks", [1, 2, 100])
 def test_packs_have_at_most_as_many_ranks_as_asked_for(attempt, original, most_ranks):
     result = pack(attempt, PackPlan(has_ended=True, most_ranks=most_ranks))
-    assert len(result.packs) == {1: 6, 2: 4, 100: 3}[most_ranks]
+    assert len(result.packs) == {1: 7, 2: 5, 100: 4}[most_ranks]
     assert_same_attempt(attempt, original)
 
 
@@ -343,3 +344,7 @@ def test_the_column_of_device_ranks_is_kept(attempt):
     pack(attempt)
     assert "enqueue_ns" in read_trace(attempt.trace_file(WITH_ENQUEUE)).tables["collectives"]
     assert "enqueue_ns" not in read_trace(attempt.trace_file(CLOSED)).tables["collectives"]
+    with_device, without = (read_trace(attempt.trace_file(rank)).tables for rank in (WITH_DEVICE, WITH_ENQUEUE))
+    assert (abs(with_device["steps"]["device_end_ns"] - with_device["steps"]["end_ns"] - 7_168) <= 128).all()
+    assert {"device_begin_ns", "device_end_ns"} <= set(with_device["phases"]) and len(with_device["phases"]) == 0
+    assert "device_end_ns" not in without["steps"] and "enqueue_ns" in without["collectives"]

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.plausible import MOST_NS, MOST_SIZE, without_implausible
-from hpcpace.trace.schema import TABLES, ExitKind, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, TABLES, ExitKind, TraceHeader
 from hpcpace.trace.tables import RankTrace, Table
 
 HEADER = TraceHeader(run_id="r", attempt=0, rank=3, world_size=4, local_rank=0, local_size=1, node=0, host="n")
@@ -16,8 +17,8 @@ LIMITS = np.iinfo(np.int64)
 def trace(**columns: object) -> RankTrace:
     """Return a trace with three rows in each table, and these columns as TABLE__COLUMN."""
     tables = {}
-    for name, table in TABLES.items():
-        rows = np.ones(3, table.dtype)
+    for name in TABLES:
+        rows = np.ones(3, row_dtypes(DEVICE_TABLES)[name])
         for key, values in columns.items():
             of, column = key.split("__")
             if of == name:
@@ -40,6 +41,11 @@ def test_a_sound_trace_stays_as_it_is():
         ("steps__end_ns", LIMITS.max),
         ("steps__samples", -1),
         ("phases__end_ns", MOST_NS + 1),
+        ("steps__device_begin_ns", LIMITS.max),
+        ("steps__device_end_ns", -MOST_NS - 1),
+        ("phases__device_begin_ns", LIMITS.min),
+        ("phases__device_end_ns", MOST_NS + 1),
+        ("collectives__enqueue_ns", LIMITS.min),
         ("collectives__bytes", MOST_SIZE + 1),
         ("collectives__blocked_ns", -1),
         ("collectives__seq", LIMITS.min),
@@ -60,6 +66,11 @@ def test_rows_with_several_such_values_are_counted_once():
     found = without_implausible(trace(steps__begin_ns=[LIMITS.min, 1, 1], steps__end_ns=[LIMITS.max, LIMITS.max, 1]))
     assert len(found.tables["steps"]) == 1
     assert "2 of 3 rows of steps" in found.problems[1]
+
+
+def test_unknown_times_of_a_device_are_possible():
+    unknown = trace(phases__device_begin_ns=0, phases__device_end_ns=0, steps__device_end_ns=0)
+    assert without_implausible(unknown) is unknown
 
 
 def test_the_end_of_an_operation_that_never_completed_may_be_anything():

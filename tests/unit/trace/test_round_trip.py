@@ -13,17 +13,17 @@ from rows import ADDERS, assert_table, header, random_rows, record
 
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import CHUNK_ROWS
+from hpcpace.trace.schema import CHUNK_ROWS, DEVICE_TABLES
 
 # Some rows for the journal, and of one table more than a chunk.
 _NUM_ROWS = dict.fromkeys(ADDERS, 100) | {"phases": CHUNK_ROWS + 100}
 
 
-@pytest.fixture(params=[False, True], ids=["", "enqueue"])
+@pytest.fixture(params=[(), ("collectives",), DEVICE_TABLES], ids=["", "enqueue", "device"])
 def recorded(request: pytest.FixtureRequest, start: Callable[..., Recorder]) -> tuple[Recorder, dict[str, np.ndarray]]:
-    recorder = start(has_enqueue=request.param)
+    recorder = start(device_tables=request.param)
     rows = {
-        table: record(recorder, table, random_rows(table, num_rows, has_enqueue=request.param))
+        table: record(recorder, table, random_rows(table, num_rows, device_tables=request.param))
         for table, num_rows in _NUM_ROWS.items()
     }
     assert recorder.flush()
