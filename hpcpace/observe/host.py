@@ -1,4 +1,4 @@
-"""What the host does to this process, once a second: switches, faults, throttling, memory, GPU clocks, retransmits."""
+"""What the host does to this process, once a second: switches, faults, throttling, memory, GPUs, retransmits, cores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from hpcpace.observe.cores import CoreCounters, read_counter
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -34,6 +36,7 @@ class HostCounters:
         self._net_dev = proc / "self" / "net" / "dev"
         self._cpu_stat = _find_cpu_stat(proc / "self" / "cgroup", cgroup)
         self._gpu = _open_gpu(gpu_uuid, warn) if gpu_uuid else None
+        self._cores = CoreCounters(proc=proc, cgroup=cgroup)
 
     def read(self) -> tuple[int, ...]:
         """Return the columns of a `host` row behind its time."""
@@ -49,6 +52,7 @@ class HostCounters:
             gpu_throttle_reasons,
             self._tcp_retransmits(),
             self._nic_drops(),
+            *self._cores.read(),
         )
 
     def _rss_bytes(self) -> int:
@@ -74,12 +78,7 @@ class HostCounters:
 
 
 def _read(path: Path) -> str:
-    # Without the buffer and the text layer of `read_text`, which cost more than the kernel's part.
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read().decode()
-    except OSError:
-        return ""
+    return read_counter(path).decode()
 
 
 def _find_cpu_stat(membership: Path, cgroup: Path) -> Path | None:

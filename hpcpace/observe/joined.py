@@ -12,6 +12,7 @@ from typing import Any
 from hpcpace import __version__
 from hpcpace.config import Config
 from hpcpace.observe.coordination import Coordinator
+from hpcpace.observe.cores import usable_cpus
 from hpcpace.observe.network import find_network_counters
 from hpcpace.observe.record import run_record
 from hpcpace.observe.session_settings import SessionSettings
@@ -100,6 +101,7 @@ class JoinedRank:
             job_id=world.job_id,
             boot_id=self.identity.boot_id,
             host_key=self.identity.host_key,
+            cpus=usable_cpus(),
             mesh=",".join(f"{name}={size}" for name, size in settings.mesh.items()),
             dp=settings.coords.get("dp", -1),
             pp=settings.coords.get("pp", -1),

@@ -103,6 +103,8 @@ def index_table(
     dtype = row_dtype(table, has_device=has_device)
     found = {}
     for name in dtype.names or ():
+        if name in table.optional and not group.links.exists(name.encode()):
+            continue
         try:
             found[name] = _index_column(group, name, dtype[name], file_bytes, is_growing=is_growing)
         # h5py raises these for damaged files.
@@ -110,7 +112,16 @@ def index_table(
             raise DamagedColumn(f"column {name}: {error}") from error
     lengths = [num_rows for num_rows, _ in found.values()]
     columns = {name: column for name, (_, column) in found.items()}
+    if len(columns) < len(dtype.names or ()):
+        like = next(iter(columns.values()))
+        columns = {name: columns.get(name, _never_written(dtype[name], like)) for name in dtype.names or ()}
     return TableChunks(num_rows=min(lengths), columns=columns, longest=max(lengths))
+
+
+def _never_written(dtype: np.dtype, like: ColumnChunks) -> ColumnChunks:
+    """Return the place of a column that a file lacks, and which reads as zeros; `like` is another one of its table."""
+    places = ((0, 0),) * len(like.places)
+    return ColumnChunks(dtype=dtype, stored=dtype, chunk_rows=like.chunk_rows, places=places, filters=((),))
 
 
 def no_rows(table: TableSchema) -> TableChunks:

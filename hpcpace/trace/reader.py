@@ -328,9 +328,22 @@ def _merged(
         stored = Table.from_rows(np.zeros(0, dtype=row_dtype(schema, has_device=has_device)))
     if numbers is None or journalled is None:
         return stored
+    journalled = _with_optional(journalled, schema)
     if found.left is not None and schema.name == "collectives":
         numbers = numbers - found.left.num_rows
     return _merge(stored, numbers, journalled, f"{path}: table {schema.name}", problems)
+
+
+def _with_optional(rows: NDArray[np.void], schema: TableSchema) -> NDArray[np.void]:
+    """Return rows of a journal with the columns that it may lack, as zeros."""
+    lacking = [name for name in schema.dtype.names or () if name in schema.optional - set(rows.dtype.names or ())]
+    if not lacking:
+        return rows
+    columns = [(name, rows.dtype[name]) for name in rows.dtype.names or ()]
+    complete = np.zeros(len(rows), [*columns, *((name, schema.dtype[name]) for name in lacking)])
+    for name in rows.dtype.names or ():
+        complete[name] = rows[name]
+    return complete
 
 
 def _merge(

@@ -118,6 +118,7 @@ class TableSchema:
         device: the columns that follow these on ranks with a device, all or none of them.
         enums: the enumeration behind a u1 column, by column name.
         required: whether a file must hold the group; a missing other group means no rows.
+        optional: columns that a file may lack, which are zeros then.
         chunk_rows: rows of a chunk in the HDF5 file.
     """
 
@@ -126,6 +127,7 @@ class TableSchema:
     device: np.dtype = field(default_factory=lambda: np.dtype([]))
     enums: dict[str, type[IntEnum]] = field(default_factory=dict)
     required: bool = False
+    optional: frozenset[str] = frozenset()
     chunk_rows: int = CHUNK_ROWS
 
 
@@ -135,15 +137,17 @@ def _table(
     *,
     device: str = "",
     required: bool = False,
+    optional: str = "",
     chunk_rows: int = CHUNK_ROWS,
     **enums: type[IntEnum],
 ) -> TableSchema:
     return TableSchema(
         name=name,
-        dtype=_dtype(columns),
+        dtype=_dtype(f"{columns} {optional}"),
         device=_dtype(device),
         enums=enums,
         required=required,
+        optional=frozenset(_dtype(optional).names or ()),
         chunk_rows=chunk_rows,
     )
 
@@ -194,6 +198,7 @@ TABLES: dict[str, TableSchema] = {
             "host",
             "time_ns:i8 involuntary_switches:i8 major_faults:i8 cpu_throttled_ns:i8 rss_bytes:i8 gpu_memory_bytes:i8 "
             "gpu_clock_mhz:i4 gpu_throttle_reasons:i8 tcp_retransmits:i8 nic_drops:i8",
+            optional="cpu_time_ns:i8 run_wait_ns:i8 cpu_pressure_ns:i8",
             chunk_rows=SLOW_CHUNK_ROWS,
         ),
         _table(
@@ -226,6 +231,7 @@ class TraceHeader:
     job_id: str = ""
     boot_id: str = ""
     host_key: str = ""
+    cpus: str = ""
     mesh: str = ""
     dp: int = -1
     pp: int = -1

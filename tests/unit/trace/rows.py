@@ -17,8 +17,9 @@ def header(rank: int = 0, **changes: Any) -> TraceHeader:
     values: dict[str, Any] = {
         "run_id": "golden", "attempt": 0, "rank": rank, "world_size": 2, "local_rank": rank, "local_size": 2, "node": 0,
         "host": "n1", "topology_addr": "spine.leaf1.n1", "job_id": "17", "boot_id": "boot", "host_key": "key",
-        "mesh": "dp=2,pp=1,tp=1", "dp": rank, "pp": 0, "tp": 0, "samples_unit": "tokens", "interfaces": ("eth0", "ib0"),
-        "created_unix_ns": 1_700_000_000_000_000_000, "hpcpace_version": "0.1.0", **changes,
+        "cpus": "0-3,8", "mesh": "dp=2,pp=1,tp=1", "dp": rank, "pp": 0, "tp": 0, "samples_unit": "tokens",
+        "interfaces": ("eth0", "ib0"), "created_unix_ns": 1_700_000_000_000_000_000, "hpcpace_version": "0.1.0",
+        **changes,
     }  # fmt: skip
     return TraceHeader(**values)
 
@@ -32,7 +33,7 @@ def add_one_of_each(recorder: Recorder) -> None:
     recorder.add_clock(0, 900_000, -123_456, 20_000, 9_000, 40)
     recorder.add_pacing(0, 3, 1, 3_000_000, 50_000, 80_000, -7)
     recorder.add_network(1_000_000, 1, 1 << 40, 1 << 41)
-    recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0)
+    recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0, 900_000, 70_000, 80_000)
     recorder.add_event(9_000_000, 0, 4, 3, b"sys.exit")
 
 
