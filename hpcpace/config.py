@@ -219,6 +219,8 @@ class TrainConfig:
     another run) starts from there."""
     inject: tuple[str, ...] = ()
     """Faults to inject; see docs/cli.md."""
+    shared_cores: bool = False
+    """Whether ranks share cores on purpose, with each other or other programs: reports then look for other causes."""
     log_every: int = 10
     """Steps between two progress lines if the output is not a terminal."""
     zero: int = 0
@@ -393,6 +395,8 @@ class DiagnosisConfig:
     """Input-bound: share of the step spent waiting for data."""
     runtime_share: float = 0.02
     """Runtime and control plane: share of the time lost to recurring events or to garbage collection."""
+    core_share: float = 0.1
+    """Ranks share cores: share of the time for which a rank is ready to run and waits for a core."""
     hang_s: float = 5.0
     """Hang: seconds that an operation must last, and at least twenty usual steps."""
 

@@ -40,7 +40,7 @@ _SETTINGS = {
     "train": (
         "preset mesh batch_size microbatches seq_len dtype steps warmup_steps seed learning_rate data inject log_every "
         "zero schedule compress sync_every bucket_mb overlap compile "
-        "model vocabulary eval_every eval_batches checkpoint_every resume"
+        "model vocabulary eval_every eval_batches checkpoint_every resume shared_cores"
     ),
     "world": "device backend interface timeout_s",
     "trace": "enabled trace_dir",
@@ -265,6 +265,11 @@ _OUTPUT = headed(
         type=PATH,
         show_default="runs/JOB-NAME",
         help="Write the run to this folder; a second start there becomes attempt-1.",
+    ),
+    setting(
+        "train",
+        "shared_cores",
+        help="Let reports look for other causes where ranks share cores; for more ranks than cores on purpose.",
     ),
     setting("train", "log_every", type=int, help="Print a progress line every N steps in a log."),
     option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from hpcpace.config import Config, DiagnosisConfig
@@ -112,7 +112,8 @@ def analyze_traces(
     credible, records = _credible_run(attempt, found, selection, progress=progress, team=team)
     measured = credible.measured
     panels = panels_of(measured)
-    figures = _figures(credible, panels, config.diagnosis)
+    thresholds = _thresholds(config.diagnosis, records)
+    figures = _figures(credible, panels, thresholds)
     audit = audit_figures(attempt, figures.diagnosis.findings, credible.hosts, config.audit)
     remarks = (
         *near_misses(figures.diagnosis, panels, figures.hotspots, figures.first_excess),
@@ -140,7 +141,7 @@ def analyze_traces(
         kinds=measured.operations.kinds,
         clocks=measured.clocks,
         cut_off=credible.incomplete,
-        settings=asdict(config.diagnosis),
+        settings=asdict(thresholds),
         sensitivity=figures.sensitivity,
         history=attempt_rows(run, attempt, credible.traces, selection),
         outcome=records.result.outcome,
@@ -160,6 +161,11 @@ def analyze_traces(
         late=figures.diagnosis.late_ranks,
     )
     return Analysis(summary=summary, plots=plots)
+
+
+def _thresholds(settings: DiagnosisConfig, records: AttemptRecords) -> DiagnosisConfig:
+    """Return the thresholds for a run: that ranks share cores is no finding where they do so on purpose."""
+    return replace(settings, core_share=1.0) if records.run.shared_cores else settings
 
 
 def _credible_run(

@@ -13,10 +13,12 @@ from typing import assert_never
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.communication import communication_findings
+from hpcpace.diagnosis.modes.cores import core_finding, without_core_waits
 from hpcpace.diagnosis.modes.ended import end_finding
 from hpcpace.diagnosis.modes.events import event_finding
 from hpcpace.diagnosis.modes.evidence import (
     CollectionEvidence,
+    CoreEvidence,
     InputEvidence,
     InterruptionEvidence,
     LatenessEvidence,
@@ -63,6 +65,7 @@ class Diagnosis:
             prove nothing, and the loss to a straggler is an upper bound.
         num_present: ranks that are judged.
         slow: indices of the ranks that stand out: the usual work of a role is without theirs.
+        cores: that ranks share cores, where that is notable; among the findings only above its threshold.
     """
 
     findings: tuple[DiagnosisFinding, ...]
@@ -71,6 +74,7 @@ class Diagnosis:
     absent: tuple[int, ...] = ()
     num_present: int = 0
     slow: tuple[int, ...] = ()
+    cores: DiagnosisFinding | None = None
 
     @property
     def late_ranks(self) -> frozenset[int]:
@@ -139,7 +143,10 @@ def diagnose(
         each.loss_share - each.evidence.share for each in findings if isinstance(each.evidence, InputEvidence)
     )
     findings += jitter_finding(panels, without, passing + uneven_input, settings)
-    findings = _joined(findings)
+    cores = core_finding(panels)
+    findings = _joined(without_core_waits(findings, panels, settings))
+    if cores is not None and cores.loss_share >= settings.core_share:
+        findings.append(cores)
     findings.sort(key=lambda finding: (*(finding.mode is not mode for mode in _LEADING), -finding.loss_share))
     obstacle: Obstacle | None = None
     if absent:
@@ -147,9 +154,17 @@ def diagnose(
         obstacle = None if findings else AbsentRanks()
     elif not findings:
         obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, num_steps)
+        if isinstance(obstacle, TooMuchNoise) and cores is not None:
+            obstacle = None  # the noise has a known reason, and the verdict says which rank would have been detected
         if obstacle is None and not panels.is_role_known and panels.stage.max() < 1:
             obstacle = NothingCompared()
-    return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share, slow=search.slow)
+    return known(
+        findings=tuple(findings),
+        obstacle=obstacle,
+        smallest_effect=search.smallest_share,
+        slow=search.slow,
+        cores=cores,
+    )
 
 
 def _is_passing(finding: DiagnosisFinding) -> bool:
@@ -177,7 +192,7 @@ def _needs_no_others(finding: DiagnosisFinding) -> bool:
     Who waits for whom, and how long a transfer takes, is not known while members of a group are; nor is what an event
     or jitter costs, for the steps may be as long without it.
     """
-    is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence))
+    is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence, CoreEvidence))
     return is_own or finding.mode in (*_LEADING, Mode.STRAGGLER, Mode.INPUT)
 
 

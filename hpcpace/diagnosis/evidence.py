@@ -23,7 +23,7 @@ from hpcpace.metrics.operations.waits import Waits, waits
 from hpcpace.parallel import map_threads
 from hpcpace.trace.reader import RankTrace, Table
 
-TABLES_USED = frozenset(("steps", "phases", "collectives", "groups", "clock", "account", "events"))
+TABLES_USED = frozenset(("steps", "phases", "collectives", "groups", "clock", "account", "events", "host"))
 """The tables of a trace that a report reads."""
 
 # To compare with so many bounds is faster than to search among them.

@@ -9,6 +9,8 @@ from typing import assert_never
 from hpcpace.diagnosis.modes.evidence import (
     BurstEvidence,
     CollectionEvidence,
+    CoreCause,
+    CoreEvidence,
     EndEvidence,
     EventEvidence,
     HangEvidence,
@@ -83,6 +85,8 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
             return _transfers(evidence, finding, hosts, lost)
         case JitterEvidence():
             return _jitter(evidence.share, lost)
+        case CoreEvidence():
+            return _cores(evidence, hosts)
         case _:
             assert_never(evidence)
 
@@ -302,6 +306,43 @@ def _jitter(share: float, lost: str) -> FindingWords:
         headline=f"synchronisation amplification: every step waits for its slowest rank, which costs {lost}",
         why=f"no rank stands out beyond chance: {percent(share)} is lost to whichever rank is last in a step",
         next=_REDUCE_JITTER,
+    )
+
+
+def _cores(evidence: CoreEvidence, hosts: Mapping[int, str]) -> FindingWords:
+    where = _shortened([printable(host) for host in evidence.hosts])
+    cpus, ranks = plural(evidence.cpus, "CPU"), plural(evidence.of_host, "rank")
+    who = rank_list(evidence.ranks) if len(set(hosts.values())) == 1 else where
+    holders = {
+        CoreCause.RANKS: f"{ranks} of this job on {cpus} of {where}",
+        CoreCause.OTHERS: f"other processes on {where} take them",
+        CoreCause.BOTH: f"{ranks} of this job on {cpus} of {where}, and other processes there",
+        CoreCause.QUOTA: f"the CPU quota of the cgroup on {where} is used up",
+        CoreCause.UNKNOWN: f"on {where}",
+    }
+    fewer = "start fewer ranks per node or fewer threads per rank, or give each rank its own cores (srun -c N)"
+    others = f"find what else runs on {where} (top, squeue -w), or ask for whole nodes (sbatch --exclusive)"
+    advice = {
+        CoreCause.RANKS: fewer,
+        CoreCause.OTHERS: others,
+        CoreCause.BOTH: f"{others}; and {fewer}",
+        CoreCause.QUOTA: f"raise the quota (cpu.max of the cgroup; srun -c N), or {fewer}",
+        CoreCause.UNKNOWN: f"{fewer}, or {others}",
+    }
+    verb = "waits" if len(evidence.ranks) == 1 and who != where else "wait"
+    use = f"on average {evidence.ready:.1f} of their threads are ready to run, and {evidence.running:.1f} run"
+    facts = [f"{use} on {cpus}" if evidence.cpus else use]
+    if evidence.throttled >= _LEAST_SHOWN:
+        facts.append(f"throttled for {percent(evidence.throttled)} of the time")
+    if evidence.pressure >= _LEAST_SHOWN:
+        facts.append(f"CPU pressure {percent(evidence.pressure)}")
+    facts.append(f"{evidence.switches:.0f} involuntary context switches a second and rank")
+    subject = who if who != where else f"ranks on {where}"
+    return FindingWords(
+        headline=f"ranks share cores: {holders[evidence.cause]}; {subject} {verb} for a core for up to "
+        f"{percent(evidence.share)} of the time",
+        why="; ".join(facts),
+        next=advice[evidence.cause],
     )
 
 

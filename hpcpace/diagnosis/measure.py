@@ -24,6 +24,7 @@ from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.errors import CannotTell
 from hpcpace.metrics.causes.what_if import Rebuilt, rebuild, transient_loss_ns
+from hpcpace.metrics.cores import CoreUse, core_use
 from hpcpace.metrics.found_stages import stages_of_traffic
 from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
@@ -216,8 +217,19 @@ def panels_of(measured: Measured) -> Panels:
         is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
         transient_share=_transient_share(measured),
         parts_ns=parts,
+        cores=_cores(measured),
         alternation=measured.alternation,
         is_of_device=any(ENQUEUE_COLUMN in trace.tables["collectives"] for trace in measured.timed.traces),
+    )
+
+
+def _cores(measured: Measured) -> CoreUse:
+    traces, steps = measured.timed.traces, measured.chosen
+    return core_use(
+        [trace.tables["host"] for trace in traces],
+        steps.begin_ns[:, 0].tolist(),
+        steps.end_ns[:, -1].tolist(),
+        [trace.header.cpus for trace in traces],
     )
 
 

@@ -43,10 +43,11 @@ def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Seque
         hosts: host names by rank.
         remarks: sentences that belong to the verdict whatever it is, such as on a pipeline's bubble.
     """
+    remarks = [*_shared_cores(diagnosis, hosts), *remarks]
     if diagnosis.obstacle is not None:
         return _undecided(diagnosis, diagnosis.obstacle, remarks)
     if not diagnosis.findings:
-        return _healthy(diagnosis, remarks)
+        return _healthy(diagnosis, hosts, remarks)
     is_most = bool(diagnosis.absent)
     first = diagnosis.findings[0]
     words, *others = (words_of(finding, hosts, is_most=is_most) for finding in diagnosis.findings)
@@ -178,7 +179,7 @@ def _obstacle_words(obstacle: Obstacle) -> str:
             assert_never(obstacle)
 
 
-def _healthy(diagnosis: Diagnosis, remarks: Sequence[str]) -> Verdict:
+def _healthy(diagnosis: Diagnosis, hosts: Mapping[int, str], remarks: Sequence[str]) -> Verdict:
     smallest = diagnosis.smallest_effect
     why = "no two ranks do the same work, so stages were compared with each other, and ranks were not"
     if smallest is not None:
@@ -191,10 +192,23 @@ def _healthy(diagnosis: Diagnosis, remarks: Sequence[str]) -> Verdict:
         loss_share=0.0,
         headline="healthy: no straggler, contention, imbalance or amplified jitter above the thresholds",
         why=(why,),
-        next=("nothing: to go faster, change the job, not the cluster",),
+        next=(_next_of_healthy(diagnosis, hosts),),
         also=tuple(remarks),
         findings=(),
     )
+
+
+def _next_of_healthy(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> str:
+    if diagnosis.cores is None:
+        return "nothing: to go faster, change the job, not the cluster"
+    return f"to go faster: {words_of(diagnosis.cores, hosts).next}"
+
+
+def _shared_cores(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> list[str]:
+    """Return that ranks share cores, where that is notable and below its threshold."""
+    if diagnosis.cores is None or diagnosis.cores in diagnosis.findings:
+        return []
+    return [f"below the threshold: {words_of(diagnosis.cores, hosts).headline}"]
 
 
 def _absent(diagnosis: Diagnosis) -> list[str]:

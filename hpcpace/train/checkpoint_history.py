@@ -28,7 +28,17 @@ _BYTES_PER_STEP = 512
 _MOST_OTHER_BYTES = 16 << 20
 # Settings that change nothing of the losses; all others must be as they were.
 _FREE_SETTINGS = (
-    *("steps", "warmup_steps", "log_every", "eval_every", "eval_batches", "checkpoint_every", "resume", "inject"),
+    *(
+        "steps",
+        "warmup_steps",
+        "log_every",
+        "eval_every",
+        "eval_batches",
+        "checkpoint_every",
+        "resume",
+        "inject",
+        "shared_cores",
+    ),
     *("data", "vocabulary", "mesh"),
 )
 

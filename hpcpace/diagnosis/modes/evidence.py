@@ -297,6 +297,53 @@ class JitterEvidence:
     share: float
 
 
+class CoreCause(StrEnum):
+    """Who has the cores for which ranks wait."""
+
+    RANKS = "ranks"
+    OTHERS = "other processes"
+    BOTH = "ranks and other processes"
+    QUOTA = "quota"
+    UNKNOWN = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreEvidence:
+    """Ranks that are ready to run and wait for a core.
+
+    Attributes:
+        cause: who has the cores.
+        share: share of the time for which the rank that waits longest waits for a core.
+        ranks: the ranks that wait.
+        hosts: where they are.
+        of_host: how many ranks of the job are on the host of the one that waits longest.
+        cpus: how many CPUs they may use; 0 where that is not known.
+        running: how many of them they use, on average.
+        ready: how many of their threads run or wait for a core, on average.
+        pressure: share of the time for which some task there waits for a core; 0 where that is not known.
+        throttled: share of the time for which the quota of the cgroup keeps that rank from running.
+        switches: its involuntary context switches for each second.
+    """
+
+    mode: ClassVar = Mode.CORES
+    cause: CoreCause
+    share: float
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    of_host: int
+    cpus: int
+    running: float
+    ready: float
+    pressure: float
+    throttled: float
+    switches: float
+
+    @property
+    def variety(self) -> str:
+        """Who has the cores."""
+        return str(self.cause)
+
+
 Evidence = (
     EndEvidence
     | HangEvidence
@@ -311,6 +358,7 @@ Evidence = (
     | LocalityEvidence
     | TransferEvidence
     | JitterEvidence
+    | CoreEvidence
 )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.modes.evidence import Evidence
 from hpcpace.diagnosis.modes.mode import Mode
+from hpcpace.metrics.cores import CoreUse
 from hpcpace.metrics.lateness.stages import StageComparison
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
 from hpcpace.metrics.step_pattern import Alternation
@@ -86,6 +87,7 @@ class Panels:
         parts_ns: the parts of each step, float64, (num_ranks, num_steps, num_parts); None where they are not known.
         is_of_device: whether operations ran on GPUs: phases, which are times of the host, then do not show what takes
             time there.
+        cores: what the ranks had of their cores; None where that is not known.
         alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
     """
 
@@ -106,6 +108,7 @@ class Panels:
     transient_share: float | None = None
     parts_ns: Floats | None = None
     is_of_device: bool = False
+    cores: CoreUse | None = None
     alternation: Alternation | None = None
 
     @property

@@ -12,6 +12,7 @@ class Mode(StrEnum):
     HANG = "hang"
     STRAGGLER = "persistent straggler"
     IMBALANCE = "pipeline imbalance"
+    CORES = "ranks share cores"
     RUNTIME = "runtime and control plane"
     CONTENTION = "fabric contention"
     LOCALITY = "locality"

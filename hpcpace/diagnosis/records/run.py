@@ -24,12 +24,14 @@ class RunRecord:
         emulation: in what way the speed of computation was not real, as in a lab; empty where it was.
         versions: names and versions of what ran.
         dtype: type that `hpcpace train` computed in; empty of other programs.
+        shared_cores: whether ranks shared cores on purpose.
     """
 
     hosts: Mapping[int, str] = field(default_factory=dict)
     emulation: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     dtype: str = ""
+    shared_cores: bool = False
 
 
 def read_run_record(attempt: Attempt, problems: list[str]) -> RunRecord:
@@ -43,6 +45,7 @@ def _record(content: Any) -> RunRecord:
         emulation=_text(content.get("environment", {}).get("HPCPACE_LAB_EMULATION", "")),
         versions=tuple((_text(name), _text(of)) for name, of in content.get("versions", {}).items() if of),
         dtype=model_dtype(content),
+        shared_cores=content.get("config", {}).get("train", {}).get("shared_cores") is True,
     )
 
 

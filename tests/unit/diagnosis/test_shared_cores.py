@@ -1,0 +1,199 @@
+"""Ranks that share cores, and runs that only look like it; what waiting for a core may explain is no fault."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
+from hpcpace.diagnosis.modes.cores import NOTABLE_WAIT
+from hpcpace.diagnosis.modes.straggler import search_stragglers
+from hpcpace.diagnosis.verdict import verdict_of
+from hpcpace.metrics.cores import CoreUse, held_up
+from hpcpace.metrics.lateness.stragglers import SearchObstacle
+
+MS = 1e6
+RANKS, STEPS = 4, 200
+HOSTS = dict.fromkeys(range(RANKS), "n0")
+ON_PURPOSE = DiagnosisConfig(core_share=1.0)
+
+
+def cores(running=0.5, queued=0.0, *, cpus=("0-1",) * RANKS, throttled=0.0, error=0.0):
+    """Return what ranks had of their cores; figures are for all ranks, or one a rank."""
+    running, queued, throttled = (np.broadcast_to(np.asarray(v, float), RANKS) for v in (running, queued, throttled))
+    waiting = held_up(running, queued)
+    sets = tuple(frozenset(range(int(c[0]), int(c[-1]) + 1)) if c else frozenset() for c in cpus)
+    return CoreUse(
+        running=running,
+        queued=queued,
+        waiting=waiting,
+        error=np.full(RANKS, error),
+        pressure=np.where(np.isnan(waiting), np.nan, 0.9),
+        throttled=throttled,
+        switches=np.full(RANKS, 300.0),
+        cpus=sets,
+    )
+
+
+def panels(use=None, *, work=None, transfer_ms=1.0, noise=0.02, per_node=RANKS, seed=1):
+    random = np.random.default_rng(seed)
+    work_ns = 100 * MS * random.normal(1.0, noise, (RANKS, STEPS)) * (np.ones(RANKS) if work is None else work)[:, None]
+    transfer_ns = np.full((RANKS, STEPS), transfer_ms * MS)
+    slowest = work_ns.max(axis=0)
+    times = slowest + transfer_ms * MS
+    nothing, node = np.zeros((RANKS, STEPS)), np.arange(RANKS) // per_node
+    return Panels(
+        rank=np.arange(RANKS),
+        host=tuple(f"n{number}" for number in node),
+        node=node,
+        role=np.zeros(RANKS, np.int64),
+        stage=np.full(RANKS, -1),
+        times_ns=times,
+        since_ns=np.cumsum(times),
+        work_ns=work_ns,
+        reach_ns=work_ns,
+        data_ns=nothing,
+        gc_ns=nothing,
+        wait_ns=slowest - work_ns,
+        transfer_ns=transfer_ns,
+        cores=use,
+    )
+
+
+def modes(run, settings=None):
+    return [finding.mode for finding in diagnose(run, settings=settings).findings]
+
+
+def test_ranks_that_wait_for_cores_share_them_and_lose_that_share():
+    (found,) = diagnose(panels(cores(0.5, 0.4))).findings
+    assert (found.mode, found.variety) == (Mode.CORES, "ranks")
+    assert found.loss_share == pytest.approx(0.4)
+    assert found.evidence.ranks == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("use", "cause"),
+    [
+        # More ranks than CPUs, which they keep busy.
+        (cores(0.48, 0.40), "ranks"),
+        # They would fit, and wait all the same.
+        (cores(0.5, 0.4, cpus=("0-7",) * RANKS), "other processes"),
+        (cores(0.5, 0.5, cpus=("0", "1", "2", "3")), "other processes"),
+        # They do not fit, and use less than what they wait for.
+        (cores(0.2, 0.8), "ranks and other processes"),
+        # They fit, with far more threads than CPUs.
+        (cores(2.0, 3.0, cpus=("0-7",) * RANKS), "ranks"),
+        (cores(0.5, 0.4, throttled=0.35), "quota"),
+        (cores(0.5, 0.4, cpus=("",) * RANKS), ""),
+    ],
+)
+def test_who_has_the_cores_is_told_apart(use, cause):
+    assert diagnose(panels(use)).findings[0].variety == cause
+
+
+def test_a_host_is_named_where_only_its_ranks_wait():
+    first = diagnose(panels(cores(0.5, [0.4, 0.4, 0.0, 0.0]), per_node=2)).findings[0]
+    assert [(culprit.kind, culprit.id) for culprit in first.culprits] == [("node", "n0")]
+    assert first.evidence.ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        None,
+        cores(1.0, 0.0),
+        cores(1.0, 0.02),
+        cores(np.nan, np.nan),
+        cores(0.5, 0.2, error=0.1),  # in a few seconds only
+    ],
+    ids=["unknown", "no wait", "a little", "old traces", "once"],
+)
+def test_ranks_with_their_own_cores_share_none(use):
+    found = diagnose(panels(use))
+    assert (found.findings, found.cores) == ((), None)
+
+
+def test_below_its_threshold_it_is_a_remark_of_a_healthy_run():
+    found = diagnose(panels(cores(0.5, 0.07)))
+    assert NOTABLE_WAIT < 0.07 < DiagnosisConfig().core_share
+    verdict = verdict_of(found, hosts=HOSTS)
+    assert verdict.mode == "healthy"
+    assert verdict.also == (
+        "below the threshold: ranks share cores: 4 ranks of this job on 2 CPUs of n0; ranks 0-3 wait for a core for up "
+        "to 7.0 % of the time",
+    )
+    assert "change the job, not the cluster" not in verdict.next[0]
+
+
+@pytest.mark.parametrize("settings", [None, ON_PURPOSE], ids=["a finding", "on purpose"])
+def test_transfers_that_may_be_waiting_for_cores_are_not_bound_by_communication(settings):
+    assert modes(panels(transfer_ms=40)) == [Mode.COMMUNICATION]
+    assert Mode.COMMUNICATION not in modes(panels(cores(0.4, 0.4), transfer_ms=40), settings)
+
+
+def test_transfers_beyond_all_waiting_are_bound_by_communication():
+    assert Mode.COMMUNICATION in modes(panels(cores(0.4, 0.12), transfer_ms=100))
+
+
+def test_jitter_that_waiting_for_cores_may_explain_is_not_amplified_jitter():
+    assert modes(panels(noise=0.15)) == [Mode.AMPLIFICATION]
+    assert modes(panels(cores(0.5, 0.4), noise=0.15), ON_PURPOSE) == []
+
+
+def test_jitter_beyond_all_waiting_stays_amplified_jitter():
+    assert Mode.AMPLIFICATION in modes(panels(cores(0.5, 0.06), noise=0.15))
+
+
+SLOW = np.array([1.0, 1.0, 1.3, 1.0])
+
+
+def test_a_slow_rank_that_only_waits_longer_is_no_straggler():
+    assert modes(panels(work=SLOW)) == [Mode.STRAGGLER]
+    use = cores(0.6, [0.1, 0.1, 0.35, 0.1], cpus=("0", "1", "2", "3"))
+    assert modes(panels(use, work=SLOW)) == [Mode.CORES]
+
+
+def test_a_slow_rank_that_computes_more_is_a_straggler_where_cores_are_shared():
+    found = diagnose(panels(cores([0.4, 0.4, 0.6, 0.4], 0.4), work=SLOW), settings=ON_PURPOSE).findings
+    assert [(finding.mode, finding.culprits[0].id) for finding in found] == [(Mode.STRAGGLER, "2")]
+
+
+def test_a_slow_rank_that_neither_computes_nor_waits_more_is_a_straggler_beyond_what_ranks_wait():
+    assert Mode.STRAGGLER in modes(panels(cores(0.5, 0.12), work=np.array([1.0, 1.0, 1.5, 1.0])))
+
+
+def test_a_slow_rank_of_whose_cores_nothing_is_known_stays_a_straggler():
+    use = cores([0.5, 0.5, np.nan, 0.5], [0.3, 0.3, np.nan, 0.3])
+    assert Mode.STRAGGLER in modes(panels(use, work=SLOW))
+
+
+def test_noise_of_shared_cores_leaves_a_run_healthy_and_says_who_would_have_been_detected():
+    noisy = {"noise": 0.8, "seed": 4}
+    run = panels(cores(0.2, 0.8), **noisy)
+    assert search_stragglers(run, ON_PURPOSE).obstacle is SearchObstacle.TOO_MUCH_NOISE
+    found = diagnose(run, settings=ON_PURPOSE)
+    assert (found.findings, found.obstacle) == ((), None)
+    assert "would have been detected" in verdict_of(found, hosts=HOSTS).why[0]
+
+
+@pytest.mark.parametrize(
+    ("use", "words", "advice"),
+    [
+        (cores(0.48, 0.4), "4 ranks of this job on 2 CPUs of n0; ranks 0-3 wait", "srun -c"),
+        (cores(0.5, 0.4, cpus=("0-7",) * RANKS), "other processes on n0 take them; ranks 0-3 wait", "--exclusive"),
+        (cores(0.2, 0.8), "on 2 CPUs of n0, and other processes there; ranks 0-3 wait", "--exclusive"),
+        (cores(0.5, 0.4, throttled=0.35), "the CPU quota of the cgroup on n0 is used up", "raise the quota"),
+        (cores(0.5, [0.4, 0, 0, 0], cpus=("0-7",) * RANKS), "rank 0 waits for a core for up to 40.0 %", "squeue -w"),
+    ],
+)
+def test_the_verdict_says_who_waits_for_whom_and_what_to_do(use, words, advice):
+    verdict = verdict_of(diagnose(panels(use)), hosts=HOSTS)
+    assert words in verdict.headline
+    assert advice in verdict.next[0]
+    assert "involuntary context switches" in verdict.why[0]
+
+
+def test_what_ranks_wait_for_is_certain_without_the_others():
+    found = diagnose(panels(cores(0.5, 0.4)), absent=(7,))
+    assert [finding.mode for finding in found.findings] == [Mode.CORES]
