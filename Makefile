@@ -63,7 +63,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck sbatch/*.sh .ci/run
+	$(BIN)/shellcheck sbatch/*.sh docs/health-checks/*.sh .ci/run
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,dev,bench]'

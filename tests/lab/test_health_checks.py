@@ -1,0 +1,128 @@
+"""The programs of docs/health-checks/ in a real Slurm: a finding drains the node, and nothing else does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcpace.lab.jobs import JobQueue
+from hpcpace.lab.lab import Lab
+
+DOCS = Path(__file__).parents[2] / "docs" / "health-checks"
+PROLOG, HEALTH_CHECK = DOCS / "hpcpace-prolog.sh", DOCS / "hpcpace-health-check.sh"
+NODE = "n4"
+HPCPACE = f'#!/bin/bash\nexec {sys.executable} -m hpcpace "$@"\n'
+HANG = "#!/bin/bash\nexec sleep 600\n"
+FINDING = "hpcpace audit: H01 GPUs GPUs: 0, the site expects 8"
+
+Write = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def prolog(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Slurm whose Prolog is a file that each test writes."""
+    path = tmp_path_factory.mktemp("prolog") / "prolog"
+    path.write_text("#!/bin/bash\n")
+    path.chmod(0o755)
+    before = lab.files.slurm_conf.read_text()
+    lab.files.slurm_conf.write_text(f"{before}Prolog={path}\n")
+    assert lab.run("scontrol", "reconfigure").returncode == 0
+    yield path
+    lab.files.slurm_conf.write_text(before)
+    assert lab.run("scontrol", "reconfigure").returncode == 0
+
+
+@pytest.fixture
+def write(queue: JobQueue, tmp_path: Path) -> Iterator[Write]:
+    """Write a file that runs a program of docs/health-checks with another hpcpace, rules and expected GPUs."""
+
+    def write(
+        path: Path,
+        script: Path,
+        *,
+        program: str = HPCPACE,
+        rules: str = "H01",
+        expected_gpus: int = 0,
+        limit_s: int = 20,
+    ) -> None:
+        other = tmp_path / "hpcpace"
+        other.write_text(program)
+        other.chmod(0o755)
+        path.write_text(
+            f"#!/bin/bash\nexport HPCPACE_PROGRAM={other} HPCPACE_FAIL_ON={rules} HPCPACE_LIMIT_S={limit_s}\n"
+            f"export HPCPACE_AUDIT_EXPECT_GPUS={expected_gpus} SLURM_CONF=${{SLURM_CONF:-}}\n"
+            f"exec {script}\n"
+        )
+        path.chmod(0o755)
+
+    yield write
+    queue.run("scontrol", "update", f"nodename={NODE}", "state=resume")
+
+
+def reason(queue: JobQueue) -> str:
+    """Return why Slurm gives the node no jobs; empty where it does."""
+    shown = queue.run("scontrol", "--oneliner", "show", "node", NODE).stdout
+    return shown.partition("Reason=")[2].partition(" [")[0].strip() if "DRAIN" in shown else ""
+
+
+def test_a_job_starts_where_the_prolog_finds_nothing(queue: JobQueue, prolog: Path, write: Write) -> None:
+    write(prolog, PROLOG)
+    done = queue.run("srun", "-w", NODE, "echo", "started")
+    assert (done.stdout, reason(queue)) == ("started\n", ""), done.stderr
+
+
+def test_a_finding_of_the_prolog_drains_the_node_with_that_reason(queue: JobQueue, prolog: Path, write: Write) -> None:
+    write(prolog, PROLOG, expected_gpus=8)
+    done = queue.run("srun", "-w", NODE, "echo", "started")
+    assert (done.returncode != 0, done.stdout, reason(queue)) == (True, "", FINDING)
+
+
+@pytest.mark.parametrize(
+    ("program", "rules"),
+    [
+        (HPCPACE, "N05"),
+        (HPCPACE, "X99"),
+        ("#!/bin/bash\necho Traceback >&2\nexit 1\n", "H01"),
+        ("#!/bin/bash\nkill -SEGV $$\n", "H01"),
+        ("#!/no/such/python\n", "H01"),
+        (HANG, "H01"),
+    ],
+    ids=["a rule that finds nothing", "no such rule", "a crash", "a crash of a library", "no program", "a hang"],
+)
+def test_nothing_else_in_the_prolog_keeps_a_job_away(
+    queue: JobQueue, prolog: Path, write: Write, program: str, rules: str
+) -> None:
+    write(prolog, PROLOG, program=program, rules=rules, expected_gpus=8, limit_s=1 if program == HANG else 20)
+    done = queue.run("srun", "-w", NODE, "echo", "started")
+    assert (done.stdout, reason(queue)) == ("started\n", ""), done.stderr
+
+
+def test_the_health_check_drains_a_node_and_resumes_it(lab: Lab, queue: JobQueue, write: Write, tmp_path: Path) -> None:
+    check = tmp_path / "check"
+
+    def run() -> None:
+        done = queue.run("env", f"SLURMD_NODENAME={NODE}", str(check))
+        assert done.returncode == 0, done.stderr
+
+    write(check, HEALTH_CHECK, expected_gpus=8)
+    run()
+    assert reason(queue) == FINDING
+    write(check, HEALTH_CHECK, program="#!/bin/bash\nexit 1\n")
+    run()
+    assert reason(queue) == FINDING
+    write(check, HEALTH_CHECK)
+    run()
+    assert reason(queue) == ""
+
+
+def test_the_health_check_leaves_alone_what_somebody_else_has_drained(
+    queue: JobQueue, write: Write, tmp_path: Path
+) -> None:
+    queue.run("scontrol", "update", f"nodename={NODE}", "state=drain", "reason=new memory")
+    for expected_gpus in (8, 0):
+        write(tmp_path / "check", HEALTH_CHECK, expected_gpus=expected_gpus)
+        assert queue.run("env", f"SLURMD_NODENAME={NODE}", str(tmp_path / "check")).returncode == 0
+        assert reason(queue) == "new memory"
