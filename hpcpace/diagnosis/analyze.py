@@ -27,6 +27,7 @@ from hpcpace.diagnosis.modes.straggler import work_excess
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
+from hpcpace.diagnosis.sentences import HOST_TIMES
 from hpcpace.diagnosis.summary import Causes, Jitter, RankRow, RoleRow, SensitivityRow, Summary, Verdict, World
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of, with_end
 from hpcpace.errors import CannotTell
@@ -150,6 +151,7 @@ def analyze_traces(
         audit=audit,
         pacing=records.pacing,
         end=credible.end,
+        unknown=HOST_TIMES if panels.host_timed else "",
     )
     plots = plot_data(
         measured,
@@ -228,7 +230,7 @@ def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -
     start = in_background if num_close > _LEAST_SHARED else nullcontext
     with start(partial(_jitter_and_sensitivity, measured, panels)) as finish:
         diagnosis = _diagnosis(credible, panels, settings)
-        excess = work_excess(panels, diagnosis.slow)
+        excess = None if panels.host_timed else work_excess(panels, diagnosis.slow)
         hotspots = hotspots_of(measured, panels)
         # Nobody knows where waits for an absent rank began; they would be taken for transfers.
         causes = None if diagnosis.absent else cause_figures(measured, panels)
@@ -238,6 +240,7 @@ def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -
             measured.operations.totals,
             excess=excess,
             late=diagnosis.late_ranks,
+            host_timed=panels.host_timed,
         )
         (jitter, growth), sensitivity = finish()
     return _Figures(
@@ -245,7 +248,7 @@ def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -
         jitter=jitter,
         growth=growth,
         hotspots=hotspots,
-        first_excess=place_excess(excess, measured.places, hotspots[0])[0] if hotspots else 0.0,
+        first_excess=place_excess(excess, measured.places, hotspots[0])[0] if hotspots and excess else 0.0,
         causes=causes,
         ranks=ranks,
         roles=roles,

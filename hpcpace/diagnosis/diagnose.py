@@ -12,6 +12,7 @@ from functools import partial
 from typing import assert_never
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.modes.arrival import arrival_finding
 from hpcpace.diagnosis.modes.communication import communication_findings
 from hpcpace.diagnosis.modes.cores import core_finding, without_core_waits
 from hpcpace.diagnosis.modes.ended import end_finding
@@ -31,6 +32,7 @@ from hpcpace.diagnosis.modes.jitter import jitter_finding
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.diagnosis.modes.obstacle import (
     AbsentRanks,
+    HostTimes,
     NothingCompared,
     Obstacle,
     TooFewSteps,
@@ -42,6 +44,7 @@ from hpcpace.diagnosis.modes.pipeline import imbalance_finding
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.modes.straggler import search_stragglers, straggler_findings
 from hpcpace.metrics.causes.what_if import Rebuilt
+from hpcpace.metrics.lateness.arrivals import LateArrival
 from hpcpace.metrics.lateness.stragglers import LEAST_STEPS, SearchObstacle, StragglerSearch
 from hpcpace.metrics.network.links import LinkFindings, Locality
 from hpcpace.metrics.operations.incomplete import OpenOperation
@@ -95,9 +98,13 @@ def diagnose(
     rebuilt: Rebuilt | None = None,
     absent: Sequence[int] = (),
     end: RunEnd | None = None,
+    arrivals: Sequence[LateArrival] = (),
     settings: DiagnosisConfig | None = None,
 ) -> Diagnosis:
     """Return what is wrong with a run.
+
+    Where phases of ranks with a device are times of the host, only what ended or held up the run is judged, and who is
+    late at collectives.
 
     Args:
         panels: the steps that are judged.
@@ -109,6 +116,7 @@ def diagnose(
         rebuilt: steps of them, which show what stragglers and slow stages cost; None if they were not rebuilt.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
         end: what ended the run before its time; None where nothing did.
+        arrivals: who is late at collectives on devices, the latest first; used where own work is not known.
         settings: the thresholds.
     """
     settings = settings or DiagnosisConfig()
@@ -119,6 +127,9 @@ def diagnose(
     if num_steps < settings.least_steps:
         few = TooFewSteps(num_steps=num_steps, least=settings.least_steps)
         return known(findings=stopped, obstacle=None if stopped else few, smallest_effect=None)
+    if panels.host_timed:
+        seen = (*stopped, *arrival_finding(panels, arrivals, settings))
+        return known(findings=seen, obstacle=None if seen else HostTimes(ranks=panels.host_timed), smallest_effect=None)
     search = search_stragglers(panels, settings)
     # Messages of absent ranks would be missing from it, and most steps have to be alike.
     is_usable = rebuilt is not None and not absent and len(rebuilt.graph.step) >= rebuilt.graph.num_left_out

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from hpcpace.diagnosis.modes.evidence import (
+    ArrivalEvidence,
     BurstEvidence,
     CollectionEvidence,
     CoreCause,
@@ -26,7 +27,7 @@ from hpcpace.diagnosis.modes.evidence import (
 )
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding
 from hpcpace.diagnosis.modes.run_end import EndKind, RunEnd
-from hpcpace.diagnosis.sentences import rank_end_line, run_end_line
+from hpcpace.diagnosis.sentences import HOST_TIMES, rank_end_line, run_end_line
 from hpcpace.diagnosis.stage_words import (
     advice_of_events,
     advice_of_straggler,
@@ -73,6 +74,8 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
             return _hang(evidence, finding, hosts)
         case LatenessEvidence():
             return _lateness(evidence, finding, hosts, lost)
+        case ArrivalEvidence():
+            return _arrival(evidence, finding, hosts)
         case ImbalanceEvidence():
             return _imbalance(finding, hosts, lost)
         case EventEvidence():
@@ -168,6 +171,20 @@ def _straggler(
         why=f"own work {percent(excess)} above that of its role {interval}{when}; the others wait for it",
         next=advice_of_straggler(evidence.stages, _exclude(finding.culprits, hosts)),
         more=stage_sentences(evidence.stages, names),
+    )
+
+
+def _arrival(evidence: ArrivalEvidence, finding: DiagnosisFinding, hosts: Mapping[int, str]) -> FindingWords:
+    arrival, duration = format_duration(evidence.arrival_ns), format_duration(evidence.duration_ns)
+    low, high = (percent(bound) for bound in finding.culprits[0].interval)
+    costs = "cost" if finding.culprits[1:] else "costs"
+    return FindingWords(
+        headline=f"persistent straggler: {_named(finding, hosts)} {costs} at most {percent(finding.loss_share)} of the "
+        "step time",
+        why=f"enters collectives {arrival} after the others, and they last {duration} less for it; "
+        f"at least {percent(evidence.effect)} slower than the others (95 %: {low} to {high})",
+        next=advice_of_straggler((None,), _exclude(finding.culprits, hosts)),
+        more=(f"found by its arrivals on the device alone: why it is late, and what else costs time, is {HOST_TIMES}",),
     )
 
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.close_up import CloseUp, take_close_up
+from hpcpace.diagnosis.devices import has_device, is_host_timed, is_timed_there
 from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
 from hpcpace.diagnosis.evidence import TimedTraces, reference_times, timed_traces
-from hpcpace.diagnosis.figures.clocks import clock_figures
+from hpcpace.diagnosis.figures.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.modes.hang import silence_ns
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
@@ -26,6 +27,7 @@ from hpcpace.errors import CannotTell
 from hpcpace.metrics.causes.what_if import Rebuilt, rebuild, transient_loss_ns
 from hpcpace.metrics.cores import CoreUse, core_use
 from hpcpace.metrics.found_stages import stages_of_traffic
+from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals
 from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
@@ -38,7 +40,6 @@ from hpcpace.metrics.step_pattern import Alternation, alternation
 from hpcpace.metrics.steps import StepPanel, common_steps, step_times, used_steps
 from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.parallel import Team
-from hpcpace.trace.encoding import ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace
 
 # Of the step, by which senders that are held at most make a predicted gain wrong.
@@ -90,6 +91,21 @@ class Measured:
         return (self.chosen.end_ns - self.chosen.begin_ns).astype(np.float64)
 
     @cached_property
+    def host_timed(self) -> tuple[int, ...]:
+        """Ranks with a device whose phases are times of the host, which do not show what the device does."""
+        return tuple(trace.header.rank for trace in self.timed.traces if is_host_timed(trace))
+
+    @cached_property
+    def halfwidth_ns(self) -> NDArray[np.float64]:
+        """Error of the times of each rank's operations in these steps, by median, float64, (num_ranks,)."""
+        return np.array(
+            [
+                float(np.median(clock.to_reference(end_ns).halfwidth_ns)) + DEVICE_ERROR_NS * has_device(trace)
+                for trace, clock, end_ns in zip(self.timed.traces, self.timed.clocks, self.chosen.end_ns, strict=True)
+            ]
+        )
+
+    @cached_property
     def alternation(self) -> Alternation | None:
         """How steps alternate on all ranks, as parts of steps counted as steps do; None if they do not."""
         return alternation(self.parts, self.lengths_ns)
@@ -113,8 +129,10 @@ class Measured:
         """The steps rebuilt, which shows what a change of some work would gain; None if it would be wrong.
 
         A sender that is held until its receiver comes, as by gloo, is rebuilt as if it were held as long whatever the
-        receiver does, and so hides what its receiver costs.
+        receiver does, and so hides what its receiver costs. Work that is not known cannot be rebuilt.
         """
+        if self.host_timed:
+            return None
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
         if self.close_up is None or self.close_up.graph is None or held_share > _MOST_HELD_SHARE:
             return None
@@ -219,7 +237,7 @@ def panels_of(measured: Measured) -> Panels:
         parts_ns=parts,
         cores=_cores(measured),
         alternation=measured.alternation,
-        is_of_device=any(ENQUEUE_COLUMN in trace.tables["collectives"] for trace in measured.timed.traces),
+        host_timed=measured.host_timed,
     )
 
 
@@ -268,15 +286,47 @@ def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns
 
 
 def hotspots_of(measured: Measured, panels: Panels) -> tuple[Hotspot, ...]:
-    """Return the places whose ranks do their own work more slowly than others of their role."""
+    """Return the places whose ranks do their own work more slowly than others of their role; none where not known."""
     excess_ns = own_excess_ns(panels)
     return delay_hotspots(excess_ns, measured.places) if excess_ns is not None else ()
 
 
+def late_arrivals_of(measured: Measured, node: NDArray[np.int64], level: float) -> tuple[LateArrival, ...]:
+    """Return who is late at collectives on devices by arrival and duration alike, the latest first.
+
+    Args:
+        measured: what was measured.
+        node: of each rank, int64, (num_ranks,).
+        level: probability of naming somebody by chance.
+    """
+    close_up = measured.close_up
+    if close_up is None:
+        return ()
+    evidence = close_up.evidence
+    pairs = zip(evidence.traces, evidence.collectives, strict=True)
+    is_on_device = np.concatenate([is_timed_there(trace, table) for trace, table in pairs])
+    return late_arrivals(
+        evidence.operations,
+        evidence.matching,
+        is_on_device,
+        ranks=evidence.ranks,
+        halfwidth_ns=measured.halfwidth_ns,
+        node=node_by_rank(evidence.ranks, node),
+        level=level,
+    )
+
+
+def node_by_rank(ranks: Sequence[int], node: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the node of each rank by its number, int64, (largest rank + 1,); `node` is that of each of `ranks`."""
+    found = np.zeros(max(ranks) + 1, np.int64)
+    found[list(ranks)] = np.unique(node, return_inverse=True)[1]  # a damaged number may be anything
+    return found
+
+
 def _transient_share(measured: Measured) -> float | None:
-    """Return what changing work costs the steps of a pipeline; None without one."""
+    """Return what changing work costs the steps of a pipeline; None without one, or where work is not known."""
     stages = {trace.header.pp for trace in measured.timed.traces}
-    if len(stages) < 2 or measured.close_up is None or measured.close_up.graph is None:
+    if len(stages) < 2 or measured.host_timed or measured.close_up is None or measured.close_up.graph is None:
         return None
     return transient_loss_ns(measured.close_up.graph) / max(float(measured.times_ns.mean()), 1.0)
 
@@ -285,8 +335,10 @@ def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:
     """Return each rank's own work less the median of the others of its role, (num_ranks, num_steps).
 
     Of two ranks of a role, it is the excess over the faster one: else that one would seem early. 0 where a rank is
-    alone in its role; None where no two ranks are compared.
+    alone in its role; None where no two ranks are compared, or own work is not known.
     """
+    if panels.host_timed:
+        return None
     excess_ns = np.zeros(panels.work_ns.shape)
     compared = False
     for value in np.unique(panels.role):
@@ -347,5 +399,6 @@ def diagnose_run(
         rebuilt=measured.rebuilt,
         absent=absent,
         end=end,
+        arrivals=late_arrivals_of(measured, panels.node, settings.level) if panels.host_timed else (),
         settings=settings,
     )

@@ -12,6 +12,7 @@ from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.figures.step_timeline import regular_steps, slowest_step
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
+from hpcpace.diagnosis.sentences import HOST_TIMES
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
@@ -22,6 +23,7 @@ _MOST_HOSTS = 64
 _MOST_NODES = 512
 _MOST_CELLS = 6400
 """Of all lanes together, so that a browser draws them at once."""
+_OF_PHASES = ("own_delay_ms", "phases", "communication_share", "origins", "growth", "hotspots", "slow_step")
 
 
 def plot_data(
@@ -46,7 +48,9 @@ def plot_data(
     places, groups = measured.places, measured.groups
     transfer_ns = panels.transfer_ns.mean(axis=0)
     reasons = {}
-    if excess_ns is None:
+    if panels.host_timed:
+        reasons = dict.fromkeys(_OF_PHASES, HOST_TIMES)
+    elif excess_ns is None:
         reasons["own_delay_ms"] = "no two ranks are known to do the same work"
     few = 2 <= places.num_nodes <= _MOST_NODES
     return PlotData(
@@ -55,8 +59,10 @@ def plot_data(
         own_delay_ms=excess_ns / NS_PER_MS if excess_ns is not None else None,
         rank_labels=tuple(f"{header.rank} {header.host}" for header in headers) if excess_ns is not None else (),
         delay_remark=_delay_remark(panels),
-        communication_share=transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
-        slow_step=_slow_step(measured, panels, late),
+        communication_share=None
+        if panels.host_timed
+        else transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
+        slow_step=None if panels.host_timed else _slow_step(measured, panels, late),
         growth=_growth(curve, is_node_unit=is_node_unit),
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
         node_matrix=_matrix(node_matrix(groups, places)) if few else None,

@@ -12,6 +12,8 @@ from hpcpace.quoting import printable
 from hpcpace.units import format_duration
 from hpcpace.wording import listed, named_ranks, plural
 
+HOST_TIMES = "not known: phases are host times of ranks with a device"
+"""Why figures that rest on phases are left out where nobody recorded what the device did when."""
 _MOST_AGAINST = 4
 
 

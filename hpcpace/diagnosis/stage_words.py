@@ -50,11 +50,6 @@ def stage_sentences(comparisons: Sequence[StageComparison | None], names: Sequen
 
 
 def _sentences(found: StageComparison, name: str) -> list[str]:
-    if found.is_of_device:
-        return [
-            f"the stage of {name} is not named: phases are times of the host, which does not wait for its GPU, and do "
-            "not show what takes time there"
-        ]
     if not found.stages:
         return [f"cannot tell which stage of {name} is slow: no phase holds most of the excess beyond chance"]
     phases = [each for each in found.phases if each.stage in found.stages]

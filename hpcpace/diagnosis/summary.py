@@ -121,14 +121,21 @@ class Steps:
 class Shares:
     """Shares of the step, means over ranks, adding up to 1: forward, backward and optimizer are busy.
 
-    `overlap` is apart: hidden communication over all communication; None where it is not known.
+    `overlap` is apart: hidden communication over all communication. All are None where they are not known.
     """
 
-    busy: float
-    exposed_wait: float
-    transfer: float
-    other: float
+    busy: float | None
+    exposed_wait: float | None
+    transfer: float | None
+    other: float | None
     overlap: float | None = None
+
+    @property
+    def whole(self) -> tuple[float, float, float, float] | None:
+        """Busy, exposed wait, transfer and other; None where they are not known."""
+        if self.busy is None or self.exposed_wait is None or self.transfer is None or self.other is None:
+            return None
+        return self.busy, self.exposed_wait, self.transfer, self.other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +162,11 @@ class RankRow:
     """One rank's steps; times are means per step.
 
     Attributes:
-        parts_ns: by name of `Part` in lower case; they add up to step_ns.
-        shares: the same relative to step_ns.
-        excess: of its own work over the other ranks of its role; None without any, or with too few steps.
+        parts_ns: by name of `Part` in lower case; they add up to step_ns. None where the rank's phases are times of the
+            host, and those of its device are not known.
+        shares: the same relative to step_ns; None likewise, as is busy_share.
+        excess: of its own work over the other ranks of its role; None without any, with too few steps, or where own
+            work is not known.
         num_operations, size_bytes, wait_ns, transfer_ns: of all its communication, exposed or hidden.
     """
 
@@ -165,26 +174,36 @@ class RankRow:
     host: str
     role: str
     step_ns: float
-    parts_ns: dict[str, float]
-    shares: dict[str, float]
-    busy_share: float
+    parts_ns: dict[str, float] | None
+    shares: dict[str, float] | None
+    busy_share: float | None
     excess: Excess | None
     num_operations: float
     size_bytes: float
     wait_ns: float
     transfer_ns: float
 
+    @property
+    def exposed_wait_ns(self) -> float | None:
+        """Wait in which the rank was blocked, per step; None where its parts are not known."""
+        return None if self.parts_ns is None else self.parts_ns["wait"] + self.parts_ns["sync_wait"]
+
+    @property
+    def exposed_transfer_ns(self) -> float | None:
+        """Transfer in which the rank was blocked, per step; None where its parts are not known."""
+        return None if self.parts_ns is None else self.parts_ns["transfer"] + self.parts_ns["sync_transfer"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoleRow:
-    """Means over the ranks of one role: one pipeline stage and tensor slot."""
+    """Means over the ranks of one role: one pipeline stage and tensor slot; None as in RankRow, of any of its ranks."""
 
     role: str
     ranks: tuple[int, ...]
     step_ns: float
-    parts_ns: dict[str, float]
-    shares: dict[str, float]
-    busy_share: float
+    parts_ns: dict[str, float] | None
+    shares: dict[str, float] | None
+    busy_share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,7 +435,8 @@ class Causes:
         gains: what one change at a time would bring, the largest first.
         rebuild_error: median relative error of the steps rebuilt from their operations; None where they were not.
         origins: the ranks at which most waiting began.
-        traced_share: what of the exposed wait could be traced to the rank where it began, as a share of the step.
+        traced_share: what of the exposed wait could be traced to the rank where it began, as a share of the step; None
+            where waits are not known.
         path: what the critical path consists of, the largest shares.
         suspected_ranks: ranks whose arrivals on the common clock contradict how long their operations last.
         bubble: of a pipeline; None if there is none.
@@ -425,7 +445,7 @@ class Causes:
     gains: tuple[GainRow, ...]
     rebuild_error: float | None
     origins: tuple[OriginRow, ...]
-    traced_share: float
+    traced_share: float | None
     path: tuple[PathRow, ...]
     suspected_ranks: tuple[int, ...]
     bubble: PipelineBubble | None
@@ -558,7 +578,8 @@ class Summary:
 
     `history` has all attempts where there are several, `sensitivity` the collectives that take most time. `outcome` and
     `memory` are what `hpcpace train` recorded at its end; empty elsewhere. `audit` is None without snapshots,
-    `pacing` where the run was not paced, `end` where nothing ended it before its time.
+    `pacing` where the run was not paced, `end` where nothing ended it before its time. `unknown` says why figures that
+    rest on phases are not known; empty where they are.
     """
 
     run: str
@@ -588,6 +609,7 @@ class Summary:
     audit: AuditFigures | None = None
     pacing: PacingFigures | None = None
     end: RunEnd | None = None
+    unknown: str = ""
 
     @property
     def is_whole(self) -> bool:

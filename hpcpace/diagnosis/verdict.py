@@ -14,6 +14,7 @@ from hpcpace.diagnosis.finding_words import words_of
 from hpcpace.diagnosis.modes.evidence import numbers_of, stages_of
 from hpcpace.diagnosis.modes.obstacle import (
     AbsentRanks,
+    HostTimes,
     NothingCompared,
     NothingMeasured,
     Obstacle,
@@ -32,6 +33,10 @@ _LONGEST_LIST = 30
 _LARGE_BUBBLE, _NOTABLE_DATA = 0.15, 0.05
 _MOST_RANKS = 8
 _MOST_REMARKS = 2
+_UNSEEN = (
+    "the host runs ahead of the device, so own work, waits and transfers in a step are not known; arrivals at "
+    "collectives on the device name no rank as late"
+)
 _MORE_STEPS = "use more steps of the run (--steps, --include-warmup), or record more"
 
 
@@ -146,6 +151,8 @@ def _undecided(diagnosis: Diagnosis, obstacle: Obstacle, remarks: Sequence[str])
         advice = "see the clock error below"
     elif isinstance(obstacle, NothingCompared):
         advice = "say how ranks are laid out: hpcpace.session(mesh={'dp': 2, 'pp': 2})"
+    elif isinstance(obstacle, HostTimes):
+        advice = "trace a few hundred steps with device times of phases (docs/diagnosis.md, ranks with a device)"
     return Verdict(
         mode=str(Mode.CANNOT_TELL),
         variety="",
@@ -153,7 +160,7 @@ def _undecided(diagnosis: Diagnosis, obstacle: Obstacle, remarks: Sequence[str])
         confidence=0.0,
         loss_share=0.0,
         headline=f"cannot tell: {'; '.join([*_absent(diagnosis), _obstacle_words(obstacle)])}",
-        why=tuple(_certain(diagnosis)),
+        why=tuple(_certain(diagnosis)) + ((_UNSEEN,) if isinstance(obstacle, HostTimes) else ()),
         next=tuple(_find_traces(diagnosis)) or (advice,),
         also=tuple(remarks),
         findings=(),
@@ -169,6 +176,10 @@ def _obstacle_words(obstacle: Obstacle) -> str:
             return "a clock is wrong, so transfers cannot be judged; the ranks' own work shows no fault"
         case AbsentRanks():
             return "nothing that is certain explains the step time"
+        case HostTimes():
+            return (
+                f"phases of {_shortened_ranks(obstacle.ranks)} are host times, and what their devices do is not known"
+            )
         case TooMuchNoise():
             return f"noise hides any rank that is less than {obstacle.smallest_share:.0%} slower than its role"
         case NothingCompared():
@@ -221,10 +232,14 @@ def _absent(diagnosis: Diagnosis) -> list[str]:
 
 
 def _absent_ranks(diagnosis: Diagnosis) -> str:
-    text = rank_list(diagnosis.absent)
+    return _shortened_ranks(diagnosis.absent)
+
+
+def _shortened_ranks(ranks: Sequence[int]) -> str:
+    text = rank_list(ranks)
     if len(text) <= _LONGEST_LIST:
         return text
-    return f"{len(diagnosis.absent)} ranks ({rank_list(diagnosis.absent[:_MOST_NAMED])}, ...)"
+    return f"{len(ranks)} ranks ({rank_list(ranks[:_MOST_NAMED])}, ...)"
 
 
 def _find_traces(diagnosis: Diagnosis) -> list[str]:

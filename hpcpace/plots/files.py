@@ -20,6 +20,7 @@ from rich.table import Table
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
+from hpcpace.diagnosis.sentences import HOST_TIMES
 from hpcpace.errors import CannotTell, HpcpaceError, UsageError
 from hpcpace.files import Folder
 from hpcpace.plots.csv_text import csv_bytes
@@ -92,7 +93,7 @@ def examined(paths: Sequence[Path]) -> Iterator[ExaminedRun]:
 
     Raises:
         TraceError: a path is no run directory, or no trace of it can be read.
-        CannotTell: a run has no step that all of its ranks have.
+        CannotTell: a run has no step that all of its ranks have, or its phases are host times of ranks with a device.
     """
     runs = [open_run(path) for path in paths]
     names = [run.path.resolve().name for run in runs]
@@ -102,6 +103,8 @@ def examined(paths: Sequence[Path]) -> Iterator[ExaminedRun]:
             measured = measure(found.traces, Selection())
         except CannotTell as error:
             raise CannotTell(f"{run.path}: {error}") from None
+        if measured.host_timed:
+            raise CannotTell(f"{run.path}: {HOST_TIMES}")
         unique = name if names.count(name) == 1 else str(run.path)
         yield ExaminedRun(name=unique, problems=tuple(found.problems), measured=measured, panels=panels_of(measured))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.device_run import DeviceRun
 from experiments.synthetic_run import SyntheticRun
 
 pytest.importorskip("matplotlib")
@@ -49,6 +50,15 @@ def test_writes_a_table_and_a_plot_in_two_formats(script, slow_node, slow_rank, 
     assert "</svg>" in (tmp_path / "new" / f"{name}.svg").read_text()
     assert {row["run"] for row in _rows(tmp_path / "new" / f"{name}.csv")} == {"slow-node", "slow-rank"}
     assert max(len(line) for line in out.splitlines() if not line.startswith("written")) <= 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_whose_phases_are_host_times_of_ranks_with_a_device_gets_no_figures(script, tmp_path, name):
+    path = DeviceRun().write(tmp_path / "run").path
+    code, out, err = script(name, path, "--out", tmp_path / "new")
+    assert (code, out) == (3, "")
+    assert err == f"hpcpace: {path}: not known: phases are host times of ranks with a device\n"
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_same_run_twice_gives_the_same_files(script, slow_node, tmp_path):

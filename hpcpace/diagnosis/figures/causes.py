@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.close_up import CloseUp
 from hpcpace.diagnosis.diagnose import Panels
-from hpcpace.diagnosis.measure import Measured, own_excess_ns
+from hpcpace.diagnosis.measure import Measured, node_by_rank, own_excess_ns
 from hpcpace.diagnosis.modes.pipeline import stage_excess
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, PipelineBubble
 from hpcpace.metrics.causes.bubble import microbatches, pipeline_bubble
@@ -25,10 +25,20 @@ _NEEDLESS = (Part.DATA, Part.GC)
 
 
 def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
-    """Return where waiting began and what would change it; None without operations."""
+    """Return where waiting began and what would change it; None without operations, or where waits are not known."""
     close_up = measured.close_up
     if close_up is None:
         return None
+    if measured.host_timed:
+        return Causes(
+            gains=(),
+            rebuild_error=None,
+            origins=(),
+            traced_share=None,
+            path=(),
+            suspected_ranks=_suspected(measured, close_up, panels),
+            bubble=None,
+        )
     # Both take long, and neither needs the other.
     (gains, error), suspected = run_both(
         lambda: _gains(measured, panels, close_up), lambda: _suspected(measured, close_up, panels)
@@ -179,21 +189,13 @@ def _path(measured: Measured) -> tuple[PathRow, ...]:
 def _suspected(measured: Measured, close_up: CloseUp, panels: Panels) -> tuple[int, ...]:
     """Return the ranks whose arrival on the common clock contradicts how long their operations last."""
     evidence = close_up.evidence
-    halfwidth_ns = np.array(
-        [
-            float(np.median(clock.to_reference(end_ns).halfwidth_ns))
-            for clock, end_ns in zip(evidence.clocks, measured.chosen.end_ns, strict=True)
-        ]
-    )
-    node = np.zeros(int(panels.rank.max()) + 1, np.int64)
-    node[panels.rank] = np.unique(panels.node, return_inverse=True)[1]  # a damaged number may be anything
     found = agreement(
         evidence.operations,
         evidence.matching,
         close_up.work,
         ranks=evidence.ranks,
-        halfwidth_ns=halfwidth_ns,
-        node=node,
+        halfwidth_ns=measured.halfwidth_ns,
+        node=node_by_rank(evidence.ranks, panels.node),
     )
     return tuple(found.rank[found.is_suspected].tolist())
 

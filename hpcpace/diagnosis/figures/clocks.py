@@ -21,7 +21,7 @@ _MOST_VIOLATIONS = 10_000_000
 _MOST_SUSPECTS = 16
 _ROUNDING_NS = RESOLUTION_NS["collectives"]["enter_ns"]
 # Device times are tied to the host's when a thread sees that the device is idle, and elapsed times come as float32.
-_DEVICE_ERROR_NS = 100_000
+DEVICE_ERROR_NS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ def _leads_ns(evidence: Evidence, found: Contradictions) -> dict[tuple[int, int]
     bounds = np.searchsorted(rank[order], np.arange(len(evidence.traces) + 1))
     for index in np.flatnonzero(np.diff(bounds)).tolist():
         trace, clock, own = evidence.traces[index], evidence.clocks[index], order[bounds[index] : bounds[index + 1]]
-        error_ns = _DEVICE_ERROR_NS if ENQUEUE_COLUMN in trace.tables["collectives"] else _ROUNDING_NS
+        error_ns = DEVICE_ERROR_NS if ENQUEUE_COLUMN in trace.tables["collectives"] else _ROUNDING_NS
         causes, effects = own[found.is_cause[own]], own[found.is_effect[own]]
         times_ns = np.concatenate([done.enter_ns[found.rows[causes]], done.exit_ns[found.rows[effects]]])
         widths_ns = _halfwidth_ns(clock, times_ns) + error_ns

@@ -23,7 +23,12 @@ _FACTORS = (1, 2, 4, 8, 16)
 
 
 def jitter_figures(measured: Measured, panels: Panels) -> tuple[Jitter | None, GrowthCurve | None]:
-    """Return the figures of jitter and the curve behind them; None where no two ranks wait for each other."""
+    """Return the figures of jitter and the curve behind them.
+
+    None where no two ranks wait for each other, or own work is not known.
+    """
+    if panels.host_timed:
+        return None, None
     panel = _largest_loss(measured, panels)
     if panel is None or panel.work_ns.shape[1] < 2:
         return None, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,9 @@ def rank_figures(
     parts: NDArray[np.float64],
     totals: RankTotals,
     *,
-    excess: WorkExcess,
+    excess: WorkExcess | None,
     late: Collection[int] = (),
+    host_timed: Collection[int] = (),
 ) -> tuple[tuple[RankRow, ...], tuple[RoleRow, ...]]:
     """Return a row per rank and per role.
 
@@ -29,8 +31,9 @@ def rank_figures(
         traces: ascending by rank.
         parts: nanoseconds, (num_ranks, num_steps, num_parts).
         totals: of the operations of these steps.
-        excess: of own work over the roles.
+        excess: of own work over the roles; None where own work is not known.
         late: the ranks that the verdict names as late: their excess is marked, and no other.
+        host_timed: the ranks whose parts are times of the host, and not shown.
     """
     num_steps = parts.shape[1]
     mean = parts.mean(axis=1)
@@ -43,10 +46,8 @@ def rank_figures(
             host=trace.header.host,
             role=_role(trace),
             step_ns=float(mean[index].sum()),
-            parts_ns=_named(mean[index]),
-            shares=_named(relative(mean[index])),
-            busy_share=float(relative(mean[index])[list(BUSY)].sum()),
-            excess=_marked(excess.of_rank(index), is_late=trace.header.rank in late),
+            **_parts(mean[index], is_known=trace.header.rank not in host_timed),
+            excess=_marked(excess.of_rank(index), is_late=trace.header.rank in late) if excess is not None else None,
             num_operations=float(totals.num_operations[index] / num_steps),
             size_bytes=float(totals.size_bytes[index] / num_steps),
             wait_ns=float(totals.wait_ns[index] / num_steps),
@@ -56,16 +57,10 @@ def rank_figures(
     )
     roles = []
     for role, indices in members.items():
-        of_role = mean[indices].mean(axis=0)
+        of_role, ranks = mean[indices].mean(axis=0), tuple(traces[index].header.rank for index in indices)
+        is_known = not set(ranks) & set(host_timed)
         roles.append(
-            RoleRow(
-                role=role,
-                ranks=tuple(traces[index].header.rank for index in indices),
-                step_ns=float(of_role.sum()),
-                parts_ns=_named(of_role),
-                shares=_named(relative(of_role)),
-                busy_share=float(relative(of_role)[list(BUSY)].sum()),
-            )
+            RoleRow(role=role, ranks=ranks, step_ns=float(of_role.sum()), **_parts(of_role, is_known=is_known))
         )
     return rows, tuple(roles)
 
@@ -77,6 +72,19 @@ def _marked(excess: Excess | None, *, is_late: bool) -> Excess | None:
 def _role(trace: RankTrace) -> str:
     slots = [f"{name}{value}" for name, value in (("pp", trace.header.pp), ("tp", trace.header.tp)) if value >= 0]
     return " ".join(slots) or "all"
+
+
+class _Parts(TypedDict):
+    parts_ns: dict[str, float] | None
+    shares: dict[str, float] | None
+    busy_share: float | None
+
+
+def _parts(mean_ns: NDArray[np.float64], *, is_known: bool) -> _Parts:
+    if not is_known:
+        return {"parts_ns": None, "shares": None, "busy_share": None}
+    shares = relative(mean_ns)
+    return {"parts_ns": _named(mean_ns), "shares": _named(shares), "busy_share": float(shares[list(BUSY)].sum())}
 
 
 def _named(values: NDArray[np.float64]) -> dict[str, float]:

@@ -26,10 +26,11 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     standard errors on either side.
 
     Returns:
-        None of them where there are no operations, or too few collectives have a skew beyond the clocks' error.
+        None of them where there are no operations, own work is not known, or too few collectives have a skew beyond the
+        clocks' error.
     """
     close_up = measured.close_up
-    if close_up is None:
+    if close_up is None or measured.host_timed:
         return ()
     evidence = close_up.evidence
     done, matching = evidence.operations, evidence.matching

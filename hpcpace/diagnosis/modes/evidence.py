@@ -129,6 +129,31 @@ class LatenessEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArrivalEvidence:
+    """Ranks that are late at collectives on devices; their own work is not known.
+
+    Attributes:
+        effect: the least that the work of the latest exceeds that of the others by, relative to theirs.
+        p_value: probability of as much by chance, over all ranks.
+        late_share: share of the steps in which it is late by more than half of its mean.
+        share: its lateness as a share of the step time: the most that it costs.
+        arrival_ns: how long after the median rank it enters.
+        duration_ns: by how much shorter the collective is for it than for the median rank.
+        ranks: numbers of all late ranks.
+    """
+
+    mode: ClassVar = Mode.STRAGGLER
+    variety: ClassVar = "fixed"
+    effect: float
+    p_value: float
+    late_share: float
+    share: float
+    arrival_ns: float
+    duration_ns: float
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImbalanceEvidence:
     """A pipeline stage with more work than the others; `effect` is the excess as a share of their work."""
 
@@ -348,6 +373,7 @@ Evidence = (
     EndEvidence
     | HangEvidence
     | LatenessEvidence
+    | ArrivalEvidence
     | ImbalanceEvidence
     | EventEvidence
     | CollectionEvidence

@@ -85,8 +85,8 @@ class Panels:
         transient_share: what the rebuilt steps of a pipeline lose to changing work, as a share of the step time; None
             where they are not rebuilt.
         parts_ns: the parts of each step, float64, (num_ranks, num_steps, num_parts); None where they are not known.
-        is_of_device: whether operations ran on GPUs: phases, which are times of the host, then do not show what takes
-            time there.
+        host_timed: ranks with a device whose phases are times of the host. They do not show what takes time there, so
+            work, waits and exposed transfers of the run are not known.
         cores: what the ranks had of their cores; None where that is not known.
         alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
     """
@@ -107,7 +107,7 @@ class Panels:
     is_role_known: bool = True
     transient_share: float | None = None
     parts_ns: Floats | None = None
-    is_of_device: bool = False
+    host_timed: tuple[int, ...] = ()
     cores: CoreUse | None = None
     alternation: Alternation | None = None
 
@@ -129,12 +129,11 @@ class Panels:
         return share_of(self.parts_ns, EXPOSED_TRANSFER)
 
     def qualified(self, found: StageComparison | None) -> StageComparison | None:
-        """Return a comparison of stages without its conclusion where the phases of these traces do not carry it."""
+        """Return a comparison of stages as it is to be read with the phases of these traces; None without phases."""
         if found is None or self.parts_ns is None:
             return None
         has_forward = bool(self.parts_ns[:, :, Part.FORWARD].any())
-        stages = () if self.is_of_device else found.stages
-        return replace(found, stages=stages, is_of_device=self.is_of_device, has_forward=has_forward)
+        return replace(found, has_forward=has_forward)
 
 
 def rank_culprit(

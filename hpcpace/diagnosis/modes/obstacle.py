@@ -24,6 +24,13 @@ class AbsentRanks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostTimes:
+    """Phases of `ranks`, which used a device, are times of the host: nobody knows their work, waits and transfers."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TooMuchNoise:
     """Only a rank slower than its role by more than `smallest_share` would stand out from the noise."""
 
@@ -42,4 +49,4 @@ class NothingMeasured:
     error: str
 
 
-Obstacle = TooFewSteps | WrongClock | AbsentRanks | TooMuchNoise | NothingCompared | NothingMeasured
+Obstacle = TooFewSteps | WrongClock | AbsentRanks | HostTimes | TooMuchNoise | NothingCompared | NothingMeasured

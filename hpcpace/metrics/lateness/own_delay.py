@@ -74,7 +74,7 @@ def _median_of_others(cell: Int64Array, value: FloatArray) -> FloatArray:
     return median
 
 
-def _beyond_median(cell: Int64Array, value: FloatArray) -> FloatArray:
+def beyond_median(cell: Int64Array, value: FloatArray) -> FloatArray:
     """Return by how much each value exceeds the median of its cell, or the other one of two values.
 
     The median of three or more includes the value itself, so that a wrong value does not make the others look wrong.
@@ -109,11 +109,11 @@ def arrival_lateness(operations: Operations, matching: Matching) -> FloatArray:
     Of two ranks, each is compared with the other. 0 for operations that are not matched or do not synchronise; float64,
     (num_operations,).
     """
-    late, rows = np.zeros(len(operations)), _compared(operations, matching)
+    late, rows = np.zeros(len(operations)), compared_rows(operations, matching)
     if len(rows):
         instance = matching.instance[rows]
         enter = (operations.enter_ns[rows] - operations.enter_ns[rows].min()).astype(np.float64)
-        late[rows] = _beyond_median(_numbered(instance, np.zeros_like(instance)), enter)
+        late[rows] = beyond_median(_numbered(instance, np.zeros_like(instance)), enter)
     return late
 
 
@@ -130,7 +130,7 @@ def duration_excess(operations: Operations, matching: Matching, *, node: Int64Ar
         matching: which of them belong together.
         node: node of each rank by its number, int64, (world_size,); without it no exit bias is subtracted.
     """
-    excess, rows = np.zeros(len(operations)), _compared(operations, matching)
+    excess, rows = np.zeros(len(operations)), compared_rows(operations, matching)
     if not len(rows):
         return excess
     order = rows[stable_order(matching.instance[rows])]
@@ -150,7 +150,8 @@ def _exit_bias(operations: Operations, matching: Matching, rows: Int64Array, nod
     return grouped_medians(rank, difference, len(node))
 
 
-def _compared(operations: Operations, matching: Matching) -> Int64Array:
+def compared_rows(operations: Operations, matching: Matching) -> Int64Array:
+    """Return the rows of matched synchronising operations of two ranks and more, int64."""
     return np.flatnonzero(synchronises(operations.op) & matching.is_matched & (operations.group_size > 1))
 
 
@@ -205,14 +206,14 @@ def agreement(
         node: node of each rank by its number, as for `duration_excess`.
     """
     names = np.asarray(ranks, np.int64)
-    rows = _compared(operations, matching)
+    rows = compared_rows(operations, matching)
     rows = rows[work.is_known[rows] & np.isin(operations.rank[rows], names)]
     arrival, own, duration = np.full((3, 2, len(names)), np.nan)
     spread, halfwidth = 0.0, np.asarray(halfwidth_ns, np.float64)
     if len(rows):
         late = -duration_excess(operations, matching, node=node)
         instance = _numbered(matching.instance[rows], np.zeros(len(rows), np.int64))
-        late[rows] = _beyond_median(instance, late[rows])
+        late[rows] = beyond_median(instance, late[rows])
         slot = np.searchsorted(names, operations.rank[rows])
         values = np.stack([arrival_lateness(operations, matching), own_delay(operations, work), late])[:, rows]
         arrival, own, duration = _means_and_errors(values, slot, len(names))

@@ -79,7 +79,7 @@ class StageComparison:
         stages: those that hold most of the excess beyond chance, largest first; empty where the data cannot tell.
         phases: all phases of own work, largest difference first.
         num_steps: steps that were compared.
-        is_of_device: whether operations ran on GPUs, where phases of the host do not show what takes time.
+        is_of_device: always False, of an earlier version that also compared host times of ranks with a device.
         is_with_itself: whether late steps were compared with other steps of the same ranks.
         has_forward: whether any rank has a forward phase; without one its time is in `other`.
     """

@@ -92,14 +92,15 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
         named: the ranks that the verdict names, which are marked.
     """
     is_few = len(summary.ranks) <= MAX_BARS
-    ranks = summary.ranks if is_few else _extremes(summary.ranks)
-    roles = summary.roles[: MAX_BARS - len(ranks)] if not is_few else ()
+    known = [row for row in summary.ranks if row.parts_ns is not None]
+    ranks = known if is_few else _extremes(known)
+    roles = [role for role in summary.roles if role.parts_ns is not None][: MAX_BARS - len(ranks)] if not is_few else []
     rows: list[RankRow | RoleRow] = [*roles, *ranks]
     names = [f"{plot_text(role.role, LABEL_WIDTH)} ({len(role.ranks)} ranks)" for role in roles]
     names += [marked(plot_text(f"{row.rank} {row.host}", LABEL_WIDTH), row.rank in named) for row in ranks]
     names = unique(names)
     about = [("", "") for _ in roles] + [(str(row.rank), row.host) for row in ranks]
-    shown = [bar for bar in PARTS if any(row.parts_ns[part] for row in rows for part in bar[1])]
+    shown = [bar for bar in PARTS if any(row.parts_ns[part] for row in rows if row.parts_ns for part in bar[1])]
     dropped = len(summary.roles) - len(roles)
     some = f" Roles first, then the {len(ranks)} of {len(summary.ranks)} ranks with the largest and smallest excess"
     some += f"; {dropped} roles are not shown." if dropped else "."
@@ -113,9 +114,11 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
                 "type": "bar",
                 "orientation": "h",
                 "name": name,
-                "x": rounded(np.array([100 * sum(row.shares[part] for part in parts) for row in rows])),
+                "x": rounded(np.array([100 * sum((row.shares or {})[part] for part in parts) for row in rows])),
                 "y": names,
-                "customdata": rounded(np.array([sum(row.parts_ns[p] for p in parts) / NS_PER_MS for row in rows])),
+                "customdata": rounded(
+                    np.array([sum((row.parts_ns or {})[part] for part in parts) / NS_PER_MS for row in rows])
+                ),
                 "marker": marker(color, pattern),
                 "hovertemplate": f"%{{y}}: {name} %{{x:.1f}} %, %{{customdata:.4~g}} ms<extra></extra>",
             }
@@ -308,5 +311,5 @@ def _powers(k: Sequence[int]) -> list[int]:
 
 
 def _extremes(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
-    ordered = sorted(rows, key=lambda row: row.excess.share if row.excess else row.busy_share)
+    ordered = sorted(rows, key=lambda row: row.excess.share if row.excess else row.busy_share or 0.0)
     return (*reversed(ordered[-_EXTREMES:]), *reversed(ordered[:_EXTREMES]))

@@ -23,7 +23,7 @@ from hpcpace.report.html.figure import Plot
 from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
 from hpcpace.report.html.lanes import slow_step
 from hpcpace.report.html.packed import asset, compressed, embedded, plot_library, script_hash, unpacked
-from hpcpace.report.html.text import contents, escape, facts, figure, section, side_by_side, warning
+from hpcpace.report.html.text import contents, escape, facts, figure, notes, section, side_by_side, warning
 from hpcpace.report.html.verdict import verdict_head
 from hpcpace.report.words.audit import audit_subtitle
 from hpcpace.report.words.causes import named_ranks_of
@@ -49,6 +49,7 @@ _LEAST_POINTS = 3  # of a curve that begins at 1
 _REASONS = {
     "step_ms": ("no plot of step times", "they are not known"),
     "own_delay_ms": ("no plot of own delay", "no two ranks do the same work, or their work is not known"),
+    "phases": ("no plot of phases", "they are not known"),
     "communication_share": (
         "no plot of transfer over steps",
         "the share of transfer in each step is not known",
@@ -125,7 +126,7 @@ def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
             drawn["communication_share"] = charts.regime(step, plots.communication_share)
     if plots.slow_step is not None:
         drawn["slow_step"] = slow_step(plots.slow_step, named)
-    if summary.ranks:
+    if any(row.parts_ns is not None for row in summary.ranks):
         drawn["phases"] = charts.phase_shares(summary, named)
     if any(kind.num_unmatched < kind.num_rows for kind in summary.kinds):
         drawn["kinds"] = charts.wait_and_transfer(summary.kinds)
@@ -183,7 +184,7 @@ def _overview(summary: Summary, drawn: dict[str, Plot]) -> tuple[_Section, ...]:
             "Where the time went",
             "Mean over ranks and used steps. Busy is forward, backward and optimizer.",
             (
-                sections.shares_bar(summary.shares, has_missing=bool(summary.world.missing)),
+                sections.shares_bar(summary.shares, has_missing=bool(summary.world.missing), unknown=summary.unknown),
                 sections.speed_tiles(summary),
             ),
         ),
@@ -234,6 +235,7 @@ def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
             "",
             (
                 jitter_tiles(summary.jitter),
+                notes([summary.unknown] if summary.unknown else []),
                 of("growth", "Growth with scale"),
                 jitter_notes(summary.jitter),
                 predictions_table(summary.jitter),

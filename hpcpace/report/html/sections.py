@@ -41,13 +41,16 @@ def speed_tiles(summary: Summary) -> str:
     )
 
 
-def shares_bar(shares: Shares, *, has_missing: bool) -> str:
-    """Return where the average step went as one bar, with its figures.
+def shares_bar(shares: Shares, *, has_missing: bool, unknown: str = "") -> str:
+    """Return where the average step went as one bar, with its figures, or why that is not known.
 
     Args:
         shares: of the step.
         has_missing: whether ranks have no trace.
+        unknown: why the shares are not known.
     """
+    if shares.whole is None:
+        return notes([unknown])
     entries = (
         ("busy", "@busy", ""),
         ("exposed wait", "@wait", ""),
@@ -58,7 +61,7 @@ def shares_bar(shares: Shares, *, has_missing: bool) -> str:
     sentences = [f"{percent(hidden)} of communication is hidden behind computation"] if hidden >= _LEAST_SHOWN else []
     if has_missing:
         sentences.append("waits for ranks without a trace count as transfer")
-    bar = stacked_bar(entries, (shares.busy, shares.exposed_wait, shares.transfer, shares.other))
+    bar = stacked_bar(entries, shares.whole)
     return bar + notes(sentences)
 
 
@@ -269,11 +272,11 @@ def rank_table(summary: Summary) -> str:
             row.host,
             row.role,
             f"{milliseconds(row.step_ns)} ms",
-            percent(row.busy_share),
+            _NONE if row.busy_share is None else percent(row.busy_share),
             f"{100 * row.excess.share:+.1f} %" if row.excess else _NONE,
             f"±{100 * row.excess.noise:.1f} %" if row.excess else _NONE,
-            format_duration(row.parts_ns["wait"] + row.parts_ns["sync_wait"]),
-            format_duration(row.parts_ns["transfer"] + row.parts_ns["sync_transfer"]),
+            _NONE if row.exposed_wait_ns is None else format_duration(row.exposed_wait_ns),
+            _NONE if row.exposed_transfer_ns is None else format_duration(row.exposed_transfer_ns),
         )
         for row in summary.ranks[:_MOST_RANKS]
     ]

@@ -40,6 +40,9 @@ def print_jitter(console: Console, summary: Summary) -> None:
     """Print what waiting for the slowest costs, against independent noise, and at larger scales."""
     jitter = summary.jitter
     if jitter is None:
+        if summary.unknown:
+            title(console, "Jitter")
+            note(console, summary.unknown)
         return
     segments = plural(jitter.num_segments, "segment")
     title(console, "Jitter", f"{plural(len(jitter.ranks), 'rank')} that wait for each other, {segments} per step")
@@ -99,6 +102,9 @@ def _scale(jitter: Jitter) -> str:
 
 def print_hotspots(console: Console, summary: Summary) -> None:
     """Print the places whose ranks work more slowly than others of their role."""
+    if summary.unknown:
+        title(console, "Hotspots")
+        note(console, summary.unknown)
     if not summary.hotspots:
         return
     title(console, "Hotspots", "own work per step beyond that of other places of the same level")
@@ -124,6 +130,8 @@ def print_causes(console: Console, summary: Summary) -> None:
     if causes is None or len(summary.world.ranks) < 2:
         return
     title(console, "Causes", "where waiting began, and what determines the step time")
+    if summary.unknown:
+        note(console, summary.unknown)
     origins = significant_origins(summary, _MOST_NAMED)
     if origins:
         is_chained = any(row.propagated_share >= 0.0005 for row in origins)

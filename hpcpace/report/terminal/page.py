@@ -64,16 +64,7 @@ def _print_head(console: Console, summary: Summary, progress: str) -> None:
     if progress:
         line(console, "State", f"{progress}: {MAY_CHANGE}", style="bold")
     print_verdict(console, summary)
-    shares = summary.shares
-    line(
-        console,
-        "Shares",
-        f"busy {percent(shares.busy)}, exposed wait {percent(shares.exposed_wait)}, "
-        f"transfer {percent(shares.transfer)}, other {percent(shares.other)}{_hidden(shares)}",
-    )
-    if summary.world.missing:
-        line(console, "", "waits for ranks without a trace count as transfer")
-    line(console, "", _bar(console, shares))
+    _print_shares(console, summary)
     line(console, "Tracing", _tracing(summary))
     title(console, "The run")
     num_attempts = f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else ""
@@ -94,6 +85,19 @@ def _print_head(console: Console, summary: Summary, progress: str) -> None:
         line(console, "thresholds", f"changed from the defaults: {', '.join(changed)}")
     if warning := suspect_line(summary.clocks):
         line(console, "warning", warning)
+
+
+def _print_shares(console: Console, summary: Summary) -> None:
+    shares = summary.shares.whole
+    if shares is None:
+        line(console, "Shares", summary.unknown)
+        return
+    busy, wait, transfer, other = (percent(share) for share in shares)
+    hidden = _hidden(summary.shares)
+    line(console, "Shares", f"busy {busy}, exposed wait {wait}, transfer {transfer}, other {other}{hidden}")
+    if summary.world.missing:
+        line(console, "", "waits for ranks without a trace count as transfer")
+    line(console, "", _bar(console, shares))
 
 
 def _world(summary: Summary) -> str:
@@ -137,14 +141,17 @@ def _hidden(shares: Shares) -> str:
     return f"; {percent(overlap)} of communication hidden" if overlap >= _LEAST_SHOWN else ""
 
 
-def _bar(console: Console, shares: Shares) -> str:
+def _bar(console: Console, shares: tuple[float, float, float, float]) -> str:
     symbols = "█▓▒░" if console.encoding.startswith("utf") else "#=-."
-    ends = [0.0, shares.busy, shares.busy + shares.exposed_wait, 1.0 - shares.other, 1.0]
+    busy, wait, _, other = shares
+    ends = [0.0, busy, busy + wait, 1.0 - other, 1.0]
     cells = [round(_BAR_WIDTH * end) for end in ends]
     return "".join(s * (stop - start) for s, start, stop in zip(symbols, cells[:-1], cells[1:], strict=True))
 
 
 def _excess(summary: Summary) -> str:
+    if summary.unknown:
+        return summary.unknown
     compared = [(row.rank, row.excess) for row in summary.ranks if row.excess is not None]
     if not compared:
         return "not compared: no two ranks are known to do the same work for enough steps"

@@ -14,6 +14,7 @@ from hpcpace.report.terminal import layout
 from hpcpace.units import format_bytes, format_duration
 from hpcpace.wording import milliseconds, rank_list
 
+UNKNOWN = "?"
 _MOST_RANKS = 16
 _EXTREME_RANKS = 8
 _COLUMNS = {
@@ -42,17 +43,21 @@ def rows_shown(summary: Summary, ranks: Sequence[int] | None) -> list[RankRow]:
         return [row for row in summary.ranks if row.rank in ranks]
     if len(summary.ranks) <= _MOST_RANKS:
         return list(summary.ranks)
-    largest = sorted(summary.ranks, key=lambda row: -(row.excess.share if row.excess else row.busy_share))
+    largest = sorted(summary.ranks, key=lambda row: -(row.excess.share if row.excess else row.busy_share or 0.0))
     return sorted(largest[:_EXTREME_RANKS], key=lambda row: row.rank)
 
 
 def print_steps(console: Console, summary: Summary, shown: Sequence[RankRow]) -> None:
     """Print milliseconds and shares per phase of roles and ranks."""
     layout.title(console, "Where the step went", "ms per step, and below it the share of the step in percent")
+    if all(row.parts_ns is None for row in summary.ranks):
+        layout.note(console, summary.unknown)
+        return
     names = [
         name
         for name, parts in _COLUMNS.items()
-        if parts[0] in _ALWAYS or any(row.parts_ns[part.name.lower()] for row in summary.ranks for part in parts)
+        if parts[0] in _ALWAYS
+        or any(row.parts_ns[part.name.lower()] for row in summary.ranks if row.parts_ns for part in parts)
     ]
     is_part = len(shown) < len(summary.ranks)
     table = layout.table("rank", ["step", *names, "excess"])
@@ -69,6 +74,8 @@ def print_steps(console: Console, summary: Summary, shown: Sequence[RankRow]) ->
             console,
             f"{len(shown)} of {len(summary.ranks)} ranks shown: those with the largest excess, or those asked for",
         )
+    if any(row.parts_ns is None for row in shown):
+        layout.note(console, f"{UNKNOWN}: {summary.unknown}")
     if any(row.excess for row in shown):
         layout.note(console, _EXCESS_NOTE)
     if "grad\nsync" in names:
@@ -78,7 +85,9 @@ def print_steps(console: Console, summary: Summary, shown: Sequence[RankRow]) ->
 def _add(
     table: Table, labels: tuple[str, str], row: RankRow | RoleRow, names: Sequence[str], excess: Excess | None
 ) -> None:
-    def cells(values: Mapping[str, float], show: Callable[[float], str]) -> list[str]:
+    def cells(values: Mapping[str, float] | None, show: Callable[[float], str]) -> list[str]:
+        if values is None:
+            return [UNKNOWN] * len(names)
         return [show(sum(values[part.name.lower()] for part in _COLUMNS[name])) for name in names]
 
     is_marked = excess is not None and excess.is_marked
@@ -139,8 +148,12 @@ def print_rank_communication(console: Console, shown: Sequence[RankRow]) -> None
             f"{row.num_operations:.4g}",
             format_bytes(row.size_bytes),
             format_duration(row.wait_ns),
-            format_duration(row.parts_ns["wait"] + row.parts_ns["sync_wait"]),
+            _duration(row.exposed_wait_ns),
             format_duration(row.transfer_ns),
-            format_duration(row.parts_ns["transfer"] + row.parts_ns["sync_transfer"]),
+            _duration(row.exposed_transfer_ns),
         )
     console.print(table)
+
+
+def _duration(length_ns: float | None) -> str:
+    return UNKNOWN if length_ns is None else format_duration(length_ns)

@@ -26,7 +26,7 @@ def significant_gains(summary: Summary) -> tuple[GainRow, ...]:
 def gains_remark(summary: Summary) -> str:
     """Return how far the what-if gains can be trusted, or why there are none; empty if nothing was found at all."""
     causes = summary.causes
-    if causes is None:
+    if causes is None or causes.traced_share is None:
         return ""
     if causes.rebuild_error is None:
         return "no what-if: the steps could not be rebuilt from their operations"
@@ -48,7 +48,8 @@ def significant_origins(summary: Summary, most: int) -> tuple[OriginRow, ...]:
     None where most of the exposed wait cannot be traced to a rank: the rest may have begun elsewhere.
     """
     causes = summary.causes
-    if causes is None or causes.traced_share < _MOSTLY * summary.shares.exposed_wait:
+    whole = summary.shares.exposed_wait
+    if causes is None or whole is None or causes.traced_share is None or causes.traced_share < _MOSTLY * whole:
         return ()
     return tuple(row for row in causes.origins[:most] if row.share_of_waits >= _LEAST_SHOWN)
 
@@ -56,7 +57,7 @@ def significant_origins(summary: Summary, most: int) -> tuple[OriginRow, ...]:
 def origins_coverage(summary: Summary) -> str:
     """Return how much of the exposed wait is traced to ranks, as `19.6 of 19.9 % of the step`; empty without any."""
     causes, whole = summary.causes, summary.shares.exposed_wait
-    if causes is None or whole < _LEAST_SHOWN:
+    if causes is None or causes.traced_share is None or whole is None or whole < _LEAST_SHOWN:
         return ""
     return f"{100 * causes.traced_share:.1f} of {percent(whole)} of the step"
 
@@ -102,7 +103,7 @@ def _reason(summary: Summary, first: OriginRow, named: set[int]) -> str:
             f"it has another role ({own.role}); ranks are compared with others of their own role, and roles with each "
             "other under pipeline imbalance"
         )
-    away_ns = own.parts_ns["checkpoint"] + own.parts_ns["eval"]
+    away_ns = own.parts_ns["checkpoint"] + own.parts_ns["eval"] if own.parts_ns is not None else 0.0
     if away_ns > own.step_ns * _LEAST_SHOWN:
         return f"the others wait for its checkpoints and evaluations ({percent(away_ns / own.step_ns)} of its steps)"
     if first.propagated_share >= _MOSTLY:

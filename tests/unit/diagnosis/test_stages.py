@@ -107,9 +107,8 @@ def test_phases_of_the_host_are_not_taken_for_those_of_a_gpu(tmp_path):
         for trace in traces(tmp_path, extras=(slow_in(Phase.DATA),))
     ]
     verdict = examine(on_device)
-    assert verdict.findings[0].stages[0].stages == ()
-    assert "times of the host" in verdict.why[1]
-    assert CLOCKS in verdict.next[0] and "data loading" in verdict.next[0]
+    assert (verdict.mode, verdict.findings) == ("cannot tell", ())
+    assert "host times" in verdict.headline
 
 
 def test_a_rank_without_forward_phases_may_be_slow_in_its_forward_pass(tmp_path):

@@ -1,0 +1,142 @@
+"""Runs of ranks with a device: what is said where nobody knows what their devices did."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments.device_run import MS, DeviceRun
+from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces
+from hpcpace.diagnosis.summary import Summary
+from hpcpace.report.html.page import page
+from hpcpace.report.terminal.page import print_report
+from hpcpace.trace.attempt_reader import read_attempt
+
+SLOW = {2: 1.3}
+
+
+def analyzed(path: Path, **settings: object) -> Analysis:
+    run = DeviceRun(**settings).write(path)
+    attempt = run.last_attempt()
+    return analyze_traces(run, attempt, read_attempt(attempt), Selection())
+
+
+def summarized(path: Path, **settings: object) -> Summary:
+    return analyzed(path, **settings).summary
+
+
+def shown(summary: Summary, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_report(console, summary)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"syncs": False},
+        {"syncs": False, "ahead": 6},
+        {"num_buckets": 1},
+        {"noise": 0.2},
+        {"on_host": (0, 1)},
+        {"num_ranks": 16},
+        {"num_ranks": 1, "hosts": ("n0",)},
+        {"has_enqueue": False},
+        {"clock_error_ns": {1: 3 * MS}},
+        {"clock_error_ns": {3: -3 * MS}},
+    ],
+    ids=str,
+)
+def test_a_sound_run_with_host_times_of_devices_is_neither_healthy_nor_anybodys_fault(tmp_path, settings):
+    verdict = summarized(tmp_path / "run", **settings).verdict
+    assert (verdict.mode, verdict.culprits, verdict.confidence) == ("cannot tell", (), 0.0)
+    assert "host times" in verdict.headline
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"syncs": False},
+        {"syncs": False, "ahead": 6},
+        {"num_buckets": 1},
+        {"noise": 0.2},
+        {"on_host": (0, 1)},
+        {"num_ranks": 16},
+        {"num_ranks": 3, "hosts": ("n0", "n1", "n2")},
+        {"clock_error_ns": {1: 3 * MS}},
+    ],
+    ids=str,
+)
+def test_a_straggler_that_arrivals_and_durations_on_the_device_show_is_named(tmp_path, settings):
+    verdict = summarized(tmp_path / "run", slow=SLOW, **settings).verdict
+    assert verdict.mode == "persistent straggler"
+    assert [culprit.id for culprit in verdict.culprits] == ["2"]
+    assert 0.2 < verdict.culprits[0].effect < 0.35
+
+
+def test_two_stragglers_of_eight_are_both_named(tmp_path):
+    verdict = summarized(tmp_path / "run", num_ranks=8, slow={2: 1.3, 5: 1.3}).verdict
+    assert sorted(culprit.id for culprit in verdict.culprits) == ["2", "5"]
+
+
+def test_a_rank_whose_host_is_slow_is_named_by_its_arrivals(tmp_path):
+    verdict = summarized(tmp_path / "run", slow_host={2: 8.0}).verdict
+    assert [culprit.id for culprit in verdict.culprits] == ["2"]
+
+
+def test_a_late_rank_whose_clock_is_wrong_is_not_named_and_never_healthy(tmp_path):
+    summary = summarized(tmp_path / "run", slow=SLOW, clock_error_ns={2: 3 * MS})
+    assert summary.verdict.mode == "cannot tell"
+    assert summary.causes.suspected_ranks == (2,)
+
+
+def test_nobody_is_named_where_collectives_have_host_times_as_well(tmp_path):
+    assert summarized(tmp_path / "run", slow=SLOW, has_enqueue=False).verdict.mode == "cannot tell"
+
+
+@pytest.mark.parametrize("slow", [{}, SLOW], ids=["sound", "slow"])
+def test_figures_that_rest_on_phases_are_null_in_the_summary(tmp_path, slow):
+    summary = json.loads(json.dumps(summarized(tmp_path / "run", slow=slow).to_json()))
+    assert summary["unknown"] == "not known: phases are host times of ranks with a device"
+    assert set(summary["shares"].values()) == {None}
+    assert summary["jitter"] is None
+    assert (summary["hotspots"], summary["sensitivity"]) == ([], [])
+    causes = summary["causes"]
+    assert (causes["gains"], causes["origins"], causes["path"]) == ([], [], [])
+    assert (causes["rebuild_error"], causes["traced_share"], causes["bubble"]) == (None, None, None)
+    for row in summary["ranks"]:
+        assert (row["parts_ns"], row["shares"], row["busy_share"], row["excess"]) == (None, None, None, None)
+        assert row["step_ns"] > 0
+    assert {role["parts_ns"] for role in summary["roles"]} == {None}
+
+
+def test_parts_of_ranks_without_a_device_are_shown_beside_those_that_are_not_known(tmp_path):
+    summary = summarized(tmp_path / "run", on_host=(0, 1))
+    assert [row.parts_ns is None for row in summary.ranks] == [False, False, True, True]
+    assert [row.excess for row in summary.ranks] == [None] * 4
+    assert "?: not known: phases are host times of ranks with a device" in shown(summary)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("slow", [{}, SLOW], ids=["sound", "slow"])
+def test_the_terminal_says_what_is_not_known_and_shows_no_number_for_it(tmp_path, slow, width):
+    text = shown(summarized(tmp_path / "run", slow=slow), width)
+    assert text.count("not known: phases are host times of ranks with a device") >= 5
+    for claim in ("busy ", "began at", "critical path", "A 1.", "of communication hidden", "would have been detected"):
+        assert claim not in text
+    assert all(len(line) <= width for line in text.splitlines())
+
+
+@pytest.mark.parametrize("slow", [{}, SLOW], ids=["sound", "slow"])
+def test_the_page_leaves_out_the_plots_of_what_is_not_known(tmp_path, slow):
+    found = analyzed(tmp_path / "run", slow=slow)
+    text = page(found.summary, found.summary.verdict, found.plots)
+    assert "no plot of own delay: not known: phases are host times of ranks with a device" in text
+    for name in ("phase-shares", "own-delay", "origins", "gains"):
+        assert f'"{name}"' not in text.split("plotly.js")[0]
