@@ -63,7 +63,7 @@ def own_delay(
                 "hovertemplate": "%{y}, step %{x}: %{z:.3~g} ms<extra></extra>",
             }
         ],
-        layout={"xaxis": axis("step"), "yaxis": names_axis(len(values)), "margin": {"t": 46}},
+        layout={"xaxis": axis("step"), "yaxis": names_axis(len(values)), "margin": {"t": 46, "b": 44}},
         rows=[(name, *_about(labels[by_row * place : by_row * (place + 1)])) for place, name in enumerate(names)],
     )
 
@@ -116,7 +116,7 @@ def transfer_matrix(matrix: Matrix, unit: str, units: str) -> Plot:
                 "tickangle": -45 if len(names) > 6 else 0,
             },
             "yaxis": names_axis(len(names)),
-            "margin": {"t": 46},
+            "margin": {"t": 46, "b": 44},
         },
     )
 

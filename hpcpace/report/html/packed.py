@@ -1,7 +1,8 @@
 """What the page carries compressed: plotly.js, and the contents of summary.json for download.
 
-The page unpacks both by itself (`DecompressionStream`), so that it is small to copy and opens before plotly.js is
-unpacked. The plotly.js in the package is the bundle of cartesian plots, which has all that the page draws.
+The page unpacks both by itself, with fflate, so that it is small to copy and opens before plotly.js is unpacked.
+Browsers can unpack, too (`DecompressionStream`), but not at once, and printing does not wait. The plotly.js in the
+package is the bundle of cartesian plots, which has all that the page draws.
 """
 
 from __future__ import annotations

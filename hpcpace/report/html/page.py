@@ -89,16 +89,18 @@ def page(summary: Summary, verdict: Verdict, plots: PlotData, *, progress: str =
         progress: how far a run is that still runs; empty of one that has ended.
     """
     drawn = _drawn(summary, plots)
-    library, script = plot_library(), _script()
+    library, inflate, script = plot_library(), asset("fflate.umd.js"), _script()
     fields = {
         "TITLE": escape(f"{verdict.mode}: {Path(summary.run).name} · hpcpace"),
-        "SCRIPTS": " ".join(script_hash(code) for code in (unpacked(library), script.encode())),
+        "SCRIPTS": " ".join(script_hash(code) for code in (unpacked(library), inflate.encode(), script.encode())),
         "STYLE": asset("page.css"),
         "DARK": asset("dark.css"),
         "BODY": _body(summary, verdict, plots, drawn, progress),
         "DATA": _json({plot.name: _description(plot) for plot in drawn.values()}),
         "SUMMARY": embedded(compressed(json_text(summary.to_json()))),
+        "LICENSES": "\n".join(asset(f"{name}-LICENSE") for name in ("plotly", "fflate")),
         "LIBRARY": embedded(library),
+        "INFLATE": inflate,
         "SCRIPT": script,
     }
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: fields[found[1]], asset("page.html"))

@@ -215,7 +215,7 @@ def test_text_from_files_is_only_text(tmp_path):
     assert "\x1b" not in content
     elements = Elements(content)
     kinds = [script.get("type", "") for script in elements.all("script")]
-    assert kinds == ["application/json", "application/gzip", "application/gzip", ""]
+    assert kinds == ["application/json", "application/gzip", "application/gzip", "", ""]
     assert elements.sentences.count("<script>alert(1)</script>\\x1b[2J") > 10
     assert "&lt;script&gt;" in elements.data["own-delay"]["traces"][0]["y"][0]
 
@@ -564,7 +564,7 @@ def test_a_library_that_names_the_end_of_a_script_does_not_end_it(summary, monke
     monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed(code))
     elements = Elements(page(summary, VERDICT, PlotData()))
     assert elements.packed("plot-library").decode() == code
-    assert len(elements.all("script")) == 4
+    assert len(elements.all("script")) == 5
 
 
 def test_the_bundle_is_the_one_that_its_note_names():
@@ -573,7 +573,14 @@ def test_the_bundle_is_the_one_that_its_note_names():
     assert hashlib.sha256(code).hexdigest() in note
     version = re.search(rb"plotly\.js \(cartesian - minified\) v([\d.]+)", code)[1].decode()
     assert f"plotly.js {version} " in note
-    assert "MIT License" in folder.joinpath("plotly-LICENSE").read_text()
+    assert hashlib.sha256(folder.joinpath("fflate.umd.js").read_bytes()).hexdigest() in note
+    assert all("MIT License" in folder.joinpath(f"{name}-LICENSE").read_text() for name in ("plotly", "fflate"))
+
+
+def test_the_page_carries_the_licenses_of_what_is_in_it(summary):
+    content = page(summary, VERDICT, PlotData())
+    assert "Plotly Technologies Inc." in content and "Arjun Barrett" in content
+    assert content.count("Permission is hereby granted, free of charge") == 2
 
 
 def test_without_the_bundle_the_page_has_all_of_plotly(monkeypatch, tmp_path):

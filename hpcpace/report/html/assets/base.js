@@ -2,10 +2,10 @@
 const root = document.documentElement;
 const isTouched = matchMedia("(pointer: coarse)").matches;
 
-// Returns the text of a compressed part of the page.
-async function unpack(id) {
+// Returns the text of a compressed part of the page, at once: printing cannot wait.
+function unpack(id) {
   const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  return new TextDecoder().decode(fflate.gunzipSync(bytes));
 }
 
 function save(name, text, type) {

@@ -1,7 +1,7 @@
 // Draws the plots described in the page when they come near the window. Colours come from the style sheet, so that light,
 // dark and print agree.
 const PAPER_WIDTH = 660; // of A4 and of Letter within their margins, at 96 pixels an inch
-const NEAR = "600px";
+const NEAR = "300px";
 
 const NOTHING = {
   text: "None of the chosen ranks is in this plot.", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
@@ -9,8 +9,8 @@ const NOTHING = {
 
 const places = [...document.querySelectorAll(".plot")];
 const drawn = new Set();
-let library = null; // a promise, once plotly.js is needed
-let queue = Promise.resolve(); // one plot after the other
+const waiting = []; // near the window, and not drawn yet
+const whenIdle = window.requestIdleCallback ?? setTimeout;
 let descriptions = null;
 let isShown = null; // which ranks and hosts, where the reader has chosen some
 
@@ -94,9 +94,10 @@ function chosen(plot) {
   return { ...plot, traces, layout: { ...plot.layout, yaxis, ...(names.length ? {} : { annotations: [NOTHING] }) } };
 }
 
-async function loadLibrary() {
+function needLibrary() {
+  if (window.Plotly) return;
   const script = document.createElement("script");
-  script.textContent = await unpack("plot-library"); // the policy of the page allows it by its hash
+  script.textContent = unpack("plot-library"); // the policy of the page allows it by its hash
   document.head.append(script);
 }
 
@@ -107,45 +108,34 @@ const config = {
   modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
 };
 
-function drawNow(place) {
+function draw(place) {
+  needLibrary();
   const [traces, layout] = figure(described(place.id), place.clientWidth);
   Plotly.react(place, traces, layout, config);
   drawn.add(place);
   root.dataset.drawn = String(drawn.size);
 }
 
-async function draw(place) {
-  library ??= loadLibrary();
-  await library;
-  if (!drawn.has(place)) drawNow(place);
-  // What the reader does comes before the next plot.
-  await new Promise((resume) => setTimeout(resume, 0));
+// What the reader does comes before the next plot.
+function drawNext() {
+  const place = waiting.shift();
+  if (place && !drawn.has(place)) draw(place);
+  if (waiting.length) whenIdle(drawNext);
 }
 
 function redraw(isMeant = () => true) {
-  for (const place of drawn) if (isMeant(descriptions[place.id])) drawNow(place);
-}
-
-// Paper has all of them, and does not wait.
-function drawAll() {
-  if (window.Plotly) places.forEach(drawNow);
+  for (const place of drawn) if (isMeant(descriptions[place.id])) draw(place);
 }
 
 function startPlots() {
   root.dataset.drawn = "0";
-  if (!("DecompressionStream" in window)) {
-    for (const place of places) place.textContent = "This browser cannot unpack the plots; their figures are in the tables.";
-    return;
-  }
   const observer = new IntersectionObserver((entries) => {
-    for (const { target } of entries.filter((entry) => entry.isIntersecting)) {
-      observer.unobserve(target);
-      queue = queue.then(() => draw(target)).catch(console.error);
-    }
+    const near = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
+    near.forEach((place) => observer.unobserve(place));
+    waiting.push(...near);
+    if (near.length && waiting.length === near.length) whenIdle(drawNext);
   }, { rootMargin: `${NEAR} 0px` });
   for (const place of places) observer.observe(place);
-  // Printing cannot wait for the library, so it is unpacked as soon as nothing else is to do.
-  if (places.length) (window.requestIdleCallback ?? setTimeout)(() => (library ??= loadLibrary()));
 }
 
 document.addEventListener("hpcpace-theme", () => redraw());
