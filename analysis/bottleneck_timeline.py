@@ -90,7 +90,11 @@ def of_kind(name: str, parts_ns: NDArray[np.float64]) -> float:
 
 def print_table(found: Found) -> None:
     console, detail = files.console_for_tables(), found.detail
-    title(console, f"{found.run}: step {detail.step}", "ms of each part, and below it those of the rank's mean step")
+    title(
+        console,
+        f"{found.run}: step {detail.step}",
+        "ms of each part, and below it those of the rank's mean regular step",
+    )
     names = [name for name in KINDS if of_kind(name, detail.parts_ns) or of_kind(name, detail.mean_ns)]
     shown = table("rank", ["step", "own\nwork", *(name.replace(", ", "\n") for name in names)])
     rows = detail.rows.tolist()
@@ -104,6 +108,7 @@ def print_table(found: Found) -> None:
     console.print(shown)
     usual = format_duration(detail.median_ns)
     note(console, f"the step took {format_duration(detail.time_ns)}, nearest to the median {usual} of regular steps")
+    note(console, "regular steps are those without checkpoint and evaluation; a report's means are over all steps")
     most = rows[found.slowest]
     note(console, f"most work beyond its role: rank {found.rank[most]}, {format_duration(detail.excess_ns[most])}")
     if len(rows) < len(found.rank):

@@ -31,7 +31,7 @@ NAME = "nano_cluster"
 PUBLISHED = Path(__file__).parents[1] / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
 FIGURES = (
     *("samples_per_s", "scaling_factor", "network_bps", "network_bytes_per_sample"),
-    *("peak_memory_bytes", "step_ms", "forward_ms", "wait_share"),
+    *("peak_memory_bytes", "step_ms", "forward_ms", "communication_share"),
 )
 COLUMNS = (
     *("model", "preset", "servers", "ranks_per_server", "parallelism", "batch", "stands_for_batch", "shrink"),

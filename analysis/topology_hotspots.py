@@ -17,7 +17,7 @@ from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import note, table, title
-from hpcpace.units import NS_PER_MS
+from hpcpace.units import NS_PER_MS, format_duration
 from hpcpace.wording import alias_name, percent, place_name
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def rows_of(found: Found) -> list[Row]:
 def print_table(results: Sequence[Found], rows: Sequence[Row]) -> None:
     console = files.console_for_tables()
     title(console, "Topology hotspots", "own work of ranks, nodes and leaves; transfers that pass a link")
-    head = ["place", "adds\nms a step", "excess\n(95 %)", "of\nlateness", "could also be"]
+    head = ["place", "adds\na step", "excess\n(95 %)", "of\nlateness", "could also be"]
     shown = files.rows_from_the_top(table("run", head), left=(1, 5))
     for row in rows:
         named = {f"{row['kind']} {one}" for one in row["id"].split(" or ")}
@@ -70,7 +70,7 @@ def print_table(results: Sequence[Found], rows: Sequence[Row]) -> None:
         many = [f"{len(others) - MOST_ALIASES} more"] * (len(others) > MOST_ALIASES)
         shown.add_row(
             *(printable(row["run"]), place_of(row)),
-            "" if row["effect_ms"] is None else f"{row['effect_ms']:.3g}",
+            "" if row["effect_ms"] is None else format_duration(row["effect_ms"] * NS_PER_MS),
             "{}\n{} to {}".format(*(percent(row[f"effect{end}_share"]) for end in ENDS)),
             "" if row["loss_share"] is None else percent(row["loss_share"]),
             ", ".join([*others[:MOST_ALIASES], *many]),

@@ -39,7 +39,7 @@ class RunFigures:
         network_bytes_per_sample: bytes on that interface per sample.
         peak_memory_bytes: maximum over ranks, of the GPU's memory if the rank has a GPU.
         forward_ms: forward computation of one microbatch through the whole model, without communication.
-        wait_share: share of the ranks' time in exposed communication.
+        communication_share: share of the ranks' time in exposed communication, waits and transfers together.
     """
 
     samples_per_s: float | None = None
@@ -48,7 +48,7 @@ class RunFigures:
     network_bytes_per_sample: float | None = None
     peak_memory_bytes: float | None = None
     forward_ms: float | None = None
-    wait_share: float | None = None
+    communication_share: float | None = None
 
 
 FIGURES = tuple(field.name for field in fields(RunFigures))
@@ -133,7 +133,7 @@ def run_figures(study: StudyFolder, run: StudyRun) -> RunFigures:
         network_bytes_per_sample=traffic[1] / speed.samples if traffic and speed.samples else None,
         peak_memory_bytes=max(device, default=0) or max((row["rss_bytes"] for row in memory), default=None),
         forward_ms=_forward_ms(measured, run.setup),
-        wait_share=float(measured.parts[..., list(_COMMUNICATION)].sum() / measured.parts.sum()),
+        communication_share=float(measured.parts[..., list(_COMMUNICATION)].sum() / measured.parts.sum()),
     )
 
 

@@ -9,8 +9,19 @@ import json
 import re
 
 import pytest
+from known_study import write_study
 from rich.console import Console
 
+pytest.importorskip("matplotlib")
+
+from analysis import (
+    bottleneck_timeline,
+    jitter_amplification,
+    model_size,
+    nano_cluster,
+    pacing_table,
+    topology_hotspots,
+)
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.figures.hotspots import hotspot_figures
@@ -18,6 +29,7 @@ from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.measure import measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.diagnosis.verdict import main_verdict
+from hpcpace.plots.files import ExaminedRun
 from hpcpace.report.html.packed import compressed
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report
@@ -29,10 +41,13 @@ from hpcpace.report.words.causes import (
     significant_origins,
 )
 from hpcpace.rundir import RunDirectory
+from hpcpace.studies.figures import study_figures
+from hpcpace.studies.pacing import pacing_rows, read_paced_run
+from hpcpace.studies.setups import Setup, parse_layout
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
-from hpcpace.units import format_duration
-from hpcpace.wording import percent
+from hpcpace.units import format_count, format_duration
+from hpcpace.wording import milliseconds, percent, place_name
 
 STAGES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC, None)
 ALONE = (Phase.CHECKPOINT, Phase.EVAL)
@@ -134,13 +149,14 @@ def everywhere_of(folder, truth) -> tuple[Summary, str, str, dict]:
     return summary, terminal, shown, json.loads(json.dumps(summary.to_json()))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("no fault", "noise", "0 of rank 0", "slow forward and backward", "slow node", "data of half", "events"),
-        *("alternating, with a straggler", "wrong clock", "stages", "heavy stage, with a straggler"),
-    ],
+SHARED = (
+    *("no fault", "noise", "0 of rank 0", "slow forward and backward", "slow node", "data of half", "events"),
+    *("alternating, with a straggler", "wrong clock", "stages", "heavy stage, with a straggler"),
 )
+SCRIPTS = (jitter_amplification, topology_hotspots, bottleneck_timeline, pacing_table)
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(name, tmp_path, monkeypatch):
     monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed(""))
     summary, terminal, shown, found = everywhere_of(tmp_path, RUNS[name])
@@ -160,7 +176,7 @@ def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(
     assert found["shares"]["transfer"] == shares.transfer and found["causes"]["traced_share"] == causes.traced_share
     assert [row["excess"]["share"] for row in found["ranks"]] == [row.excess.share for row in summary.ranks]
 
-    # The scripts of analysis/ take theirs from the same functions.
+    # The scripts of analysis/ take theirs from the same functions; what they print is compared below.
     run = RunDirectory(tmp_path / "run")
     measured = measure(read_attempt(run.attempts()[0]).traces, Selection())
     panels = panels_of(measured)
@@ -171,6 +187,83 @@ def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(
     if not jitter.is_node_unit:
         assert jitter.growth.amplification[0] == pytest.approx(1)
     assert jitter.growth.amplification[-1] == pytest.approx(jitter.amplification)
+
+
+def printed_by(script, run, capsys, **examined) -> str:
+    """Return what a script of analysis/ prints on one run."""
+    if script is jitter_amplification:
+        jitter, curve = jitter_figures(examined["measured"], examined["panels"])
+        script.print_table([script.Found(run="run", jitter=jitter, curve=curve)], [])
+    elif script is topology_hotspots:
+        figures = hotspot_figures(examined["measured"], examined["panels"])
+        found = script.Found(run="run", figures=figures, remarks=())
+        script.print_table([found], script.rows_of(found))
+    elif script is bottleneck_timeline:
+        script.print_table(script.find(ExaminedRun(name="run", problems=(), **examined)))
+    else:
+        script.print_table(pacing_rows([read_paced_run(run)]), [])
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_scripts_print_what_the_report_prints(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hpcpace.report.html.page.get_plotlyjs", lambda: "")
+    summary, terminal, _, _ = everywhere_of(tmp_path, RUNS[name])
+    run = RunDirectory(tmp_path / "run")
+    measured = measure(read_attempt(run.attempts()[0]).traces, Selection())
+    examined = {"measured": measured, "panels": panels_of(measured)}
+    jitter, places, timeline, paced = (printed_by(script, run, capsys, **examined) for script in SCRIPTS)
+
+    figures = re.search(
+        r"A (\S+) \[(\S+), (\S+)\] = persistent (\S+) \(noise alone (\S+)\) x transient (\S+); (\S+ %)", terminal
+    )
+    assert figures is not None
+    value, low, high, persistent, noise, transient, loss = figures.groups()
+    assert f"{value} {persistent} {transient} {loss}" in jitter
+    assert f"{low}-{high}" in jitter and f"({noise})" in jitter
+
+    for spot, (share, interval) in zip(summary.hotspots, hotspot_figures(**examined).excess, strict=True):
+        adds, of_lateness = format_duration(spot.effect_ns), percent(spot.loss_share)
+        place = place_name(spot.kind, spot.id)
+        assert f"{place} {adds} {percent(share)} {of_lateness}" in places
+        assert f"{percent(interval[0])} to {percent(interval[1])}" in places
+        assert re.search(rf"{place} {adds} .*? {of_lateness}", terminal)
+
+    # Steps with checkpoints or evaluations are in the means of a report; these runs have none.
+    assert f"step p50 {format_duration(summary.throughput.p50_ns)}" in terminal
+    assert f"the median {format_duration(summary.throughput.p50_ns)} of regular steps" in timeline
+    shown = ("data", "forward", "backward", "optimizer")
+    for row in summary.ranks:
+        parts = " ".join(milliseconds(row.parts_ns[part]) for part in shown if f" {part} " in timeline)
+        waits = [row.parts_ns[kind] + row.parts_ns[f"sync_{kind}"] for kind in ("wait", "transfer")]
+        means = f"{milliseconds(row.step_ns)} {parts} {' '.join(map(milliseconds, waits))}"
+        assert means in timeline and means in terminal
+
+    speed = re.search(r"speed (\S+) tokens/s; .*? CV (\S+)", terminal)
+    assert speed is not None
+    assert re.search(rf"none 1 {re.escape(speed[1])} {speed[2]} ", paced)
+
+
+def test_the_tables_of_a_study_print_what_the_reports_of_its_runs_print(tmp_path, capsys):
+    setup = Setup(model="gpt2", preset="small", layout=parse_layout("2x1"), parallelism="pipeline", batch=16)
+    study = write_study(tmp_path / "study", [setup], bytes_per_s=1_000_000)
+    run = study.run_dir(study.runs()[0])
+    summary = analyze_traces(run, run.attempts()[0], read_attempt(run.attempts()[0]), Selection()).summary
+    stream = io.StringIO()
+    print_report(Console(file=stream, width=100, color_system=None), summary)
+    terminal = " ".join(stream.getvalue().split())
+    rows, _ = study_figures(study)
+    nano_cluster.print_tables(rows, {}, [])
+    of_nano_cluster = capsys.readouterr().out
+    model_size.print_table(model_size.sizes_of(rows), [])
+    of_model_size = capsys.readouterr().out
+
+    speed = format_count(summary.throughput.samples_per_s)
+    assert f"speed {speed} tokens/s" in terminal and f" {speed} " in of_nano_cluster
+    assert f"{1e6 / summary.throughput.samples_per_s:.4g}" in of_model_size
+    (figures,) = rows[0].runs
+    assert figures.step_ms * 1e6 == summary.throughput.p50_ns
+    assert figures.communication_share == pytest.approx(summary.shares.exposed_wait + summary.shares.transfer)
 
 
 @pytest.mark.parametrize("name", ["alternating, with a straggler", "slow forward and backward", "slow node", "stages"])
