@@ -106,7 +106,7 @@ def _check_variables() -> None:
             raise SystemExit(EXIT_USAGE)
         return
     if mistaken:
-        raise UsageError(f"{unknown_sentence(mistaken)}; `hpcpace config` shows the settings; unset what is none")
+        raise UsageError(f"{unknown_sentence(mistaken)}; `hpcpace config` shows the settings; correct or unset it")
     click.echo(f"hpcpace: warning: {_shown(unknown_sentence(unknown))}; ignored", err=True)
 
 

@@ -193,6 +193,8 @@ def _obstacle_words(obstacle: Obstacle) -> str:
 def _healthy(diagnosis: Diagnosis, hosts: Mapping[int, str], remarks: Sequence[str]) -> Verdict:
     smallest = diagnosis.smallest_effect
     why = "no two ranks do the same work, so stages were compared with each other, and ranks were not"
+    if diagnosis.num_present == 1:
+        why = "a single rank waits for no other, and is compared with none: only its own steps were judged"
     if smallest is not None:
         why = f"a rank {percent(smallest)} slower than its role would have been detected"
     return Verdict(

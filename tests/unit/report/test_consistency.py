@@ -8,6 +8,7 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 from known_study import write_study
 from rich.console import Console
@@ -315,6 +316,30 @@ def test_one_rank_hides_no_communication(tmp_path):
     summary, text = report_of(tmp_path, num_ranks=1, num_steps=4)
     assert summary.shares.overlap is None
     assert "hidden" not in text
+
+
+def test_one_rank_is_compared_with_nobody(tmp_path):
+    summary, text = report_of(tmp_path, num_ranks=1)
+    assert summary.verdict.mode == "healthy"
+    assert "a single rank waits for no other, and is compared with none" in text and "stages" not in text
+
+
+@pytest.mark.parametrize("name", ["slow forward and backward", "slow node", "stages"])
+def test_waiting_for_a_straggler_is_no_communication(name, tmp_path):
+    run = SyntheticRun(**{"num_ranks": 8, "num_steps": 72, "noise": 0.02, **RUNS[name]}).write(tmp_path / "run")
+    analysis = analyze_traces(run, run.attempts()[0], read_attempt(run.attempts()[0]), Selection())
+    assert analysis.summary.shares.exposed_wait > analysis.summary.shares.transfer
+    assert analysis.plots.communication_share.max() < 0.5
+
+
+def test_the_matrix_of_the_page_is_the_one_that_the_script_draws(tmp_path):
+    run = SyntheticRun(num_ranks=8, num_steps=72, noise=0.02, **RUNS["slow node"]).write(tmp_path / "run")
+    traces = read_attempt(run.attempts()[0])
+    drawn = analyze_traces(run, run.attempts()[0], traces, Selection()).plots.node_matrix
+    measured = measure(traces.traces, Selection())
+    ((unit, matrix),) = hotspot_figures(measured, panels_of(measured)).matrices
+    assert (unit, drawn.labels) == ("node", matrix.labels)
+    np.testing.assert_array_equal(drawn.ratio, matrix.relative)
 
 
 @pytest.mark.parametrize("name", ["noise", "slow node", "stages", "evaluation and a straggler"])
