@@ -5,9 +5,9 @@
 # which their reason shows; if hpcpace is missing, hangs or crashes, the node stays as it is.
 set -u
 
-program=${HPCPACE_PROGRAM:-/sw/hpcpace/bin/hpcpace}
-rules=${HPCPACE_FAIL_ON:-N05,P01,P02,P07,P08} # hardware and node settings only, never what users choose
-limit_s=${HPCPACE_LIMIT_S:-40}
+program=${HEALTH_PROGRAM:-/sw/hpcpace/bin/hpcpace}
+rules=${HEALTH_RULES:-N05,P01,P02,P07,P08} # hardware and node settings only, never what users choose
+limit_s=${HEALTH_LIMIT_S:-40}
 node=${SLURMD_NODENAME:-$(hostname -s)}
 
 error=$(mktemp) || exit 0

@@ -6,9 +6,9 @@
 # job starts, and the reason is one line in the system's log.
 set -u
 
-program=${HPCPACE_PROGRAM:-/sw/hpcpace/bin/hpcpace}
-rules=${HPCPACE_FAIL_ON:-N05,P01,P02,P07,P08} # hardware and node settings only, never what users choose
-limit_s=${HPCPACE_LIMIT_S:-20}                # of PrologEpilogTimeout; jobs wait for the prolog
+program=${HEALTH_PROGRAM:-/sw/hpcpace/bin/hpcpace}
+rules=${HEALTH_RULES:-N05,P01,P02,P07,P08} # hardware and node settings only, never what users choose
+limit_s=${HEALTH_LIMIT_S:-20} # of PrologEpilogTimeout; jobs wait for the prolog
 
 error=$(mktemp) || exit 0
 trap 'rm -f "$error"' EXIT

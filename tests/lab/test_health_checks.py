@@ -52,7 +52,7 @@ def write(queue: JobQueue, tmp_path: Path) -> Iterator[Write]:
         other.write_text(program)
         other.chmod(0o755)
         path.write_text(
-            f"#!/bin/bash\nexport HPCPACE_PROGRAM={other} HPCPACE_FAIL_ON={rules} HPCPACE_LIMIT_S={limit_s}\n"
+            f"#!/bin/bash\nexport HEALTH_PROGRAM={other} HEALTH_RULES={rules} HEALTH_LIMIT_S={limit_s}\n"
             f"export HPCPACE_AUDIT_EXPECT_GPUS={expected_gpus} SLURM_CONF=${{SLURM_CONF:-}}\n"
             f"exec {script}\n"
         )
