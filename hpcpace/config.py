@@ -40,6 +40,7 @@ def _check_choice(section: str, name: str, value: str, choices: tuple[str, ...])
 MOST = 1_000_000_000
 """The largest number that a setting or an option takes that has no other bound."""
 
+_WARMUP_STEPS = 3
 _Bounds = tuple[float, float]
 _COUNT: _Bounds = (1, MOST)
 _COUNT_OR_NONE: _Bounds = (0, MOST)
@@ -197,8 +198,9 @@ class TrainConfig:
     gradients, the optimizer and the loss stay in float32."""
     steps: int = 50
     """Number of steps to train."""
-    warmup_steps: int = 3
-    """Number of first steps that are trained and recorded but left out of the report."""
+    warmup_steps: int | None = None
+    """Number of first steps that are trained and recorded but left out of the report; by default 3, or all but one of
+    fewer steps."""
     seed: int = 0
     """Seed of parameters and data; the same seed gives the same losses on every mesh."""
     learning_rate: float = 3e-4
@@ -260,11 +262,16 @@ class TrainConfig:
             raise ConfigError(f"train.zero is {self.zero!r}: choose one of {', '.join(map(str, ZERO_STAGES))}")
 
     def _check_warmup(self) -> None:
-        if self.warmup_steps >= self.steps > 0:
+        if self.num_warmup_steps >= self.steps > 0:
             raise ConfigError(
                 f"train.warmup_steps is {self.warmup_steps} and train.steps {self.steps}: no steps are left to report"
                 f"; train more steps, or leave out at most {self.steps - 1}"
             )
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """Number of first steps that the report leaves out."""
+        return min(_WARMUP_STEPS, self.steps - 1) if self.warmup_steps is None else self.warmup_steps
 
     @property
     def has_one_bucket(self) -> bool:

@@ -160,7 +160,13 @@ _RESNET18 = headed("Model", *_PRECISION)
 _TRAINING = headed(
     "Training",
     setting("train", "steps", type=int, help="Train for this many steps."),
-    setting("train", "warmup_steps", type=int, help="Leave this many first steps out of the report."),
+    setting(
+        "train",
+        "warmup_steps",
+        type=int,
+        default="3, or all but one of fewer steps",
+        help="Leave this many first steps out of the report.",
+    ),
     setting("train", "batch_size", type=int, help="Train on this many sequences or images per step, over all ranks."),
     setting("train", "learning_rate", type=float, help="Use this step size in AdamW."),
     setting(

@@ -133,7 +133,7 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
         mesh=plan.mesh.as_dict(),
         coords=place.as_dict(),
         samples_unit=plan.samples_unit,
-        warmup_steps=settings.warmup_steps,
+        warmup_steps=settings.num_warmup_steps,
         first_step=start.history.num_steps,
         run_dir=start.run.path,
         record=_facts(job, start),
@@ -204,7 +204,7 @@ class _Training:
             early.listening(signal.SIGTERM) if settings.checkpoint_every else nullcontext(),
         ):
             for step in range(self._first_step, settings.steps):
-                num_timed = step + 1 - self._first_step - settings.warmup_steps
+                num_timed = step + 1 - self._first_step - settings.num_warmup_steps
                 if num_timed == 1:
                     begin_ns = time.monotonic_ns()
                 self._train_step(step)

@@ -130,7 +130,28 @@ def test_a_number_beyond_all_use_is_refused_with_its_bound(kind, settings, messa
 
 def test_all_mistakes_of_a_training_are_told_together():
     with pytest.raises(ConfigError) as caught:
-        TrainConfig(steps=2, batch_size=0, dtype="int4")
+        TrainConfig(steps=2, warmup_steps=2, batch_size=0, dtype="int4")
     told = str(caught.value)
     assert "train.dtype is 'int4'" in told and "train.batch_size is 0" in told
     assert told.endswith("train.steps 2: no steps are left to report; train more steps, or leave out at most 1")
+
+
+@pytest.mark.parametrize(("steps", "num_warmup"), [(1, 0), (2, 1), (3, 2), (4, 3), (50, 3)])
+def test_a_short_training_warms_up_for_fewer_steps(steps, num_warmup):
+    assert TrainConfig(steps=steps).num_warmup_steps == num_warmup
+
+
+def test_mistakes_of_several_sections_and_variables_are_told_together(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={"HPCPACE_LAB_MTU": "x", "HPCPACE_TRACE_MAX_ROWS": "y"}, site_file=tmp_path / "none")
+    assert "lab.mtu is 'x'" in str(caught.value) and "trace.max_rows is 'y'" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={"HPCPACE_LAB_MTU": "1", "HPCPACE_TRACE_MAX_ROWS": "2"}, site_file=tmp_path / "none")
+    assert "lab.mtu is 1: " in str(caught.value) and "trace.max_rows is 2: " in str(caught.value)
+
+
+def test_all_unknown_keys_of_a_file_are_told_together(tmp_path):
+    (tmp_path / "lab.toml").write_text("[lab]\nnodes = 2\nmut = 3\n[labs]\nhosts = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file=tmp_path / "lab.toml", site_file=tmp_path / "none")
+    assert [word in str(caught.value) for word in ("'nodes'", "'mut'", "[labs]")] == [True] * 3
