@@ -13,7 +13,7 @@ from hpcpace.lab.lab import Lab
 
 DOCS = Path(__file__).parents[2] / "docs" / "health-checks"
 PROLOG, HEALTH_CHECK = DOCS / "hpcpace-prolog.sh", DOCS / "hpcpace-health-check.sh"
-NODE = "n4"
+NODE = "n1"  # the first that Slurm takes
 HPCPACE = f'#!/bin/bash\nexec {sys.executable} -m hpcpace "$@"\n'
 HANG = "#!/bin/bash\nexec sleep 600\n"
 FINDING = "hpcpace audit: H01 GPUs GPUs: 0, the site expects 8"
@@ -28,7 +28,7 @@ def prolog(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     path.write_text("#!/bin/bash\n")
     path.chmod(0o755)
     before = lab.files.slurm_conf.read_text()
-    lab.files.slurm_conf.write_text(f"{before}Prolog={path}\n")
+    lab.files.slurm_conf.write_text(f"{before}Prolog={path}\nSchedulerParameters=nohold_on_prolog_fail\n")
     assert lab.run("scontrol", "reconfigure").returncode == 0
     yield path
     lab.files.slurm_conf.write_text(before)
@@ -53,7 +53,7 @@ def write(queue: JobQueue, tmp_path: Path) -> Iterator[Write]:
         other.chmod(0o755)
         path.write_text(
             f"#!/bin/bash\nexport HEALTH_PROGRAM={other} HEALTH_RULES={rules} HEALTH_LIMIT_S={limit_s}\n"
-            f"export HPCPACE_AUDIT_EXPECT_GPUS={expected_gpus} SLURM_CONF=${{SLURM_CONF:-}}\n"
+            f"[[ $SLURMD_NODENAME != {NODE} ]] || export HPCPACE_AUDIT_EXPECT_GPUS={expected_gpus}\n"
             f"exec {script}\n"
         )
         path.chmod(0o755)
@@ -78,6 +78,16 @@ def test_a_finding_of_the_prolog_drains_the_node_with_that_reason(queue: JobQueu
     write(prolog, PROLOG, expected_gpus=8)
     done = queue.run("srun", "-w", NODE, "echo", "started")
     assert (done.returncode != 0, done.stdout, reason(queue)) == (True, "", FINDING)
+
+
+def test_a_batch_job_starts_on_another_node_when_the_prolog_has_drained_its_first(
+    queue: JobQueue, prolog: Path, write: Write, tmp_path: Path
+) -> None:
+    write(prolog, PROLOG, expected_gpus=8)
+    (tmp_path / "job.sh").write_text("#!/bin/bash\necho $SLURM_JOB_NODELIST $SLURM_RESTART_COUNT\n")
+    job = queue.wait(queue.submit("job.sh", cwd=tmp_path), timeout_s=60)
+    node, restarts = job.output.read_text().split()
+    assert (job.state, node != NODE, restarts, reason(queue)) == ("COMPLETED", True, "1", FINDING)
 
 
 @pytest.mark.parametrize(
