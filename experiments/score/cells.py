@@ -172,6 +172,20 @@ CELLS: tuple[Cell, ...] = (
     _cell("contention", "bursts of other traffic", _any, sizes=(0.10, 0.20, 0.50), fault="contention"),
     _cell("input", "input takes long on every rank", _any, sizes=(0.20, 0.50), fault="input_bound"),
     _cell("communication", "large messages", _any, sizes=(0.20, 0.50), fault="communication_bound"),
+    _cell(
+        "shared-cores",
+        "twice as many ranks as cores",
+        lambda random: _data_parallel(random) | {"ranks_per_node": 4},
+        sizes=(0.5, 1.0),
+        fault="shared_cores",
+    ),
+    _cell(
+        "foreign-load",
+        "other processes on the cores of a node",
+        _data_parallel,
+        sizes=(0.20, 0.50),
+        fault="foreign_load",
+    ),
     _cell("hang", "a rank never enters an all_reduce", _any, fault="hang"),
     _cell(
         "large",

@@ -24,6 +24,7 @@ from experiments.score.timeline import (
     Timeline,
     simulate,
 )
+from experiments.score.work import COMPUTE_NS, core_waits, noise_factors
 from hpcpace.rundir import RunDirectory
 from hpcpace.trace.encoding import round_times
 from hpcpace.trace.schema import TABLES, ExitKind, Op, Phase, StepFlag, TraceHeader
@@ -36,6 +37,7 @@ HALFWIDTH_NS = 5_000
 TOKENS_PER_STEP = 65_536
 _HANG_NS = 120 * SECOND_NS
 _ROW_COST_NS = 700
+_USUAL_WAIT = 0.005
 
 Rows = dict[str, NDArray[np.void]]
 
@@ -141,6 +143,7 @@ def _header(scenario: Scenario, rank: int) -> TraceHeader:
         node=node,
         host=f"n{node + 1}",
         host_key=f"key-{node + 1}",
+        cpus=f"0-{_num_cpus(scenario) - 1}",
         topology_addr=f"spine.leaf{leaf + 1}.n{node + 1}",
         mesh=f"dp={scenario.num_replicas},pp={scenario.num_stages},tp=1",
         dp=replica,
@@ -148,6 +151,11 @@ def _header(scenario: Scenario, rank: int) -> TraceHeader:
         tp=0,
         samples_unit="tokens",
     )
+
+
+def _num_cpus(scenario: Scenario) -> int:
+    """Return how many CPUs the ranks of a node may use."""
+    return max(scenario.ranks_per_node // (2 if scenario.fault == "shared_cores" else 1), 1)
 
 
 def _steps(scenario: Scenario, timeline: Timeline, clocks: NodeClocks) -> NDArray[np.void]:
@@ -287,6 +295,12 @@ def _host(
     disturbed_ns = timeline.end[timeline.service[:, rank], rank]
     rows["involuntary_switches"] = np.cumsum(random.poisson(2, len(seconds))) + 50 * np.searchsorted(
         disturbed_ns, seconds, side="right"
+    )
+    # A healthy rank waits now and then, too.
+    waited_ns = _USUAL_WAIT * timeline.end[:, rank] + COMPUTE_NS * np.cumsum(core_waits(scenario)[:, rank])
+    ran_ns = np.cumsum(COMPUTE_NS * noise_factors(scenario)[:, rank])
+    rows["run_wait_ns"], rows["cpu_time_ns"] = (
+        np.interp(seconds, timeline.end[:, rank], ns) for ns in (waited_ns, ran_ns)
     )
     rows["rss_bytes"], rows["gpu_memory_bytes"], rows["gpu_clock_mhz"] = 3 << 30, 40 << 30, 1980
     return rows

@@ -25,6 +25,8 @@ Fault = Literal[
     "contention",
     "input_bound",
     "communication_bound",
+    "shared_cores",
+    "foreign_load",
     "hang",
 ]
 
@@ -138,6 +140,7 @@ class Scenario:
             "slow_node": self.num_nodes,
             "slow_link": self.num_nodes,
             "periodic_service": self.num_nodes,
+            "foreign_load": self.num_nodes,
             "slow_switch": self.num_leaves,
             "slow_stage": self.num_stages,
         }
@@ -159,7 +162,7 @@ class Scenario:
             return ()
         if self.fault in ("slow_rank", "transient", "hang"):
             return (target,)
-        if self.fault in ("slow_node", "periodic_service"):
+        if self.fault in ("slow_node", "periodic_service", "foreign_load"):
             return tuple(ranks[self.node_of_rank == target].tolist())
         return tuple(ranks[ranks % self.num_stages == target].tolist()) if self.fault == "slow_stage" else ()
 

@@ -23,6 +23,7 @@ IMBALANCE = "pipeline imbalance"
 CONTENTION = "fabric contention"
 RUNTIME = "runtime and control plane"
 COMMUNICATION = "communication-bound"
+CORES = "ranks share cores"
 HEALTHY = "healthy"
 CANNOT_TELL = "cannot tell"
 
@@ -41,6 +42,8 @@ _MODES = {
     "contention": (CONTENTION,),
     "input_bound": ("input-bound",),
     "communication_bound": (COMMUNICATION,),
+    "shared_cores": (CORES,),
+    "foreign_load": (CORES,),
     "hang": ("hang",),
 }
 

@@ -14,6 +14,7 @@ DATA_NS, FORWARD_NS, BACKWARD_NS, OPTIMIZER_NS = 1 * MS, 33 * MS, 67 * MS, 3 * M
 COMPUTE_NS = FORWARD_NS + BACKWARD_NS
 WARMUP_FACTOR = 1.5
 LEAST_FACTOR = 0.5
+WAIT_SPREAD = 0.3
 NOISE_PERIOD_STEPS = 10
 SERVICE_PERIOD_NS = 1500 * MS
 TRANSIENT_SHARE = 0.25
@@ -118,7 +119,18 @@ def fault_factors(scenario: Scenario) -> FloatArray:
             np.tile(np.arange(scenario.num_ranks), (-(-len(steps) // scenario.num_ranks), 1)), axis=1
         )
         factors[steps, cycles.ravel()[: len(steps)]] += scenario.size
-    return factors
+    return factors + core_waits(scenario)
+
+
+def core_waits(scenario: Scenario) -> FloatArray:
+    """Return how long each rank waits for a core, relative to its computation of a step, (total_steps, num_ranks)."""
+    waits = np.zeros((scenario.total_steps, scenario.num_ranks))
+    if scenario.fault not in ("shared_cores", "foreign_load"):
+        return waits
+    ranks = list(scenario.affected_ranks) or list(range(scenario.num_ranks))
+    varying = scenario.random("fault").lognormal(-(WAIT_SPREAD**2) / 2, WAIT_SPREAD, (len(waits), len(ranks)))
+    waits[:, ranks] = scenario.size * varying
+    return waits
 
 
 def service_activations(scenario: Scenario) -> NDArray[np.bool_]:

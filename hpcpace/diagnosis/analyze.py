@@ -113,6 +113,8 @@ def analyze_traces(
     credible, records = _credible_run(attempt, found, selection, progress=progress, team=team)
     measured = credible.measured
     panels = panels_of(measured)
+    if records.run.is_lab:  # its hosts share the cores of one machine, which says nothing of the cluster that it shows
+        panels = replace(panels, cores=None)
     thresholds = _thresholds(config.diagnosis, records)
     figures = _figures(credible, panels, thresholds)
     audit = audit_figures(attempt, figures.diagnosis.findings, credible.hosts, config.audit)

@@ -14,7 +14,7 @@ from typing import assert_never
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.arrival import arrival_finding
 from hpcpace.diagnosis.modes.communication import communication_findings
-from hpcpace.diagnosis.modes.cores import core_finding, without_core_waits
+from hpcpace.diagnosis.modes.cores import core_finding, with_cores
 from hpcpace.diagnosis.modes.ended import end_finding
 from hpcpace.diagnosis.modes.events import event_finding
 from hpcpace.diagnosis.modes.evidence import (
@@ -123,7 +123,8 @@ def diagnose(
     num_steps = len(panels.times_ns)
     hang = hang_finding(hangs, panels, silences_ns or {}, settings, unrecorded=absent)
     stopped = (*end_finding(end, hang, panels), *hang)
-    known = partial(Diagnosis, absent=tuple(absent), num_present=len(panels.rank))
+    cores = core_finding(panels)
+    known = partial(Diagnosis, absent=tuple(absent), num_present=len(panels.rank), cores=cores)
     if num_steps < settings.least_steps:
         few = TooFewSteps(num_steps=num_steps, least=settings.least_steps)
         return known(findings=stopped, obstacle=None if stopped else few, smallest_effect=None)
@@ -135,9 +136,7 @@ def diagnose(
     is_usable = rebuilt is not None and not absent and len(rebuilt.graph.step) >= rebuilt.graph.num_left_out
     steps = rebuilt if is_usable else None
     straggler, without, rest = straggler_findings(panels, search, steps, settings)
-    communication: list[DiagnosisFinding] = []
-    if not is_clock_wrong:
-        communication = communication_findings(panels, links, crossing, settings)
+    communication = [] if is_clock_wrong else communication_findings(panels, links, crossing, settings)
     findings = [
         *stopped,
         *straggler,
@@ -154,28 +153,17 @@ def diagnose(
         each.loss_share - each.evidence.share for each in findings if isinstance(each.evidence, InputEvidence)
     )
     findings += jitter_finding(panels, without, passing + uneven_input, settings)
-    cores = core_finding(panels)
-    findings = _joined(without_core_waits(findings, panels, settings))
-    if cores is not None and cores.loss_share >= settings.core_share:
-        findings.append(cores)
+    findings = _joined(with_cores(cores, findings, panels, settings))
     findings.sort(key=lambda finding: (*(finding.mode is not mode for mode in _LEADING), -finding.loss_share))
     obstacle: Obstacle | None = None
     if absent:
         findings = [finding for finding in findings if _needs_no_others(finding)]
         obstacle = None if findings else AbsentRanks()
     elif not findings:
-        obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, num_steps)
-        if isinstance(obstacle, TooMuchNoise) and cores is not None:
-            obstacle = None  # the noise has a known reason, and the verdict says which rank would have been detected
+        obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, num_steps, is_noise_known=cores is not None)
         if obstacle is None and not panels.is_role_known and panels.stage.max() < 1:
             obstacle = NothingCompared()
-    return known(
-        findings=tuple(findings),
-        obstacle=obstacle,
-        smallest_effect=search.smallest_share,
-        slow=search.slow,
-        cores=cores,
-    )
+    return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share, slow=search.slow)
 
 
 def _is_passing(finding: DiagnosisFinding) -> bool:
@@ -185,12 +173,13 @@ def _is_passing(finding: DiagnosisFinding) -> bool:
     return is_transient or finding.mode in (Mode.RUNTIME, Mode.AMPLIFICATION)
 
 
-def _obstacle_of(search: StragglerSearch, num_steps: int) -> Obstacle | None:
+def _obstacle_of(search: StragglerSearch, num_steps: int, *, is_noise_known: bool) -> Obstacle | None:
+    """Return why ranks could not be compared; noise of a known reason is told with the rank that it would not hide."""
     match search.obstacle:
         case SearchObstacle.TOO_FEW_STEPS:
             return TooFewSteps(num_steps=num_steps, least=LEAST_STEPS)
         case SearchObstacle.TOO_MUCH_NOISE:
-            return TooMuchNoise(smallest_share=search.smallest_share or 0.0)
+            return None if is_noise_known else TooMuchNoise(smallest_share=search.smallest_share or 0.0)
         case SearchObstacle.NOBODY_COMPARED | None:  # stages and transfers are judged without comparing ranks
             return None
         case _:

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 
 _LEAST_ROWS = 3
 _MOST_DIGITS = 5
+_MOST_THREADS = 1 << 16
 _COUNTERS = ("cpu_time_ns", "run_wait_ns", "cpu_pressure_ns", "cpu_throttled_ns", "involuntary_switches")
 
 
@@ -84,7 +85,7 @@ def held_up(running: Floats, queued: Floats) -> Floats:
 def _rates(table: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: int) -> Floats:
     """Return how fast each counter grew between neighbouring rows, float64, (num_seconds, num_counters).
 
-    No rows where the run-queue wait is not known, or a counter runs backwards.
+    No rows where the run-queue wait is not known, or a counter runs backwards or faster than any number of threads can.
     """
     none = np.zeros((0, len(_COUNTERS)))
     time_ns = np.asarray(table["time_ns"], np.float64)
@@ -94,7 +95,7 @@ def _rates(table: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: int) -> Flo
     rows = np.array([np.asarray(table[name][inside], np.float64) for name in _COUNTERS]).T
     passed_ns = np.diff(time_ns[inside])
     grown = np.diff(rows, axis=0)
-    if (passed_ns <= 0).any() or (grown < 0).any():
+    if (passed_ns <= 0).any() or (grown < 0).any() or (grown[:, :2] > _MOST_THREADS * passed_ns[:, None]).any():
         return none
     rates: Floats = grown / passed_ns[:, None]
     return rates

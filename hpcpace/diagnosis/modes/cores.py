@@ -29,7 +29,7 @@ from hpcpace.metrics.cores import CoreUse
 NOTABLE_WAIT = 0.05
 """Share of the time that ranks wait for a core from which on a report says so, and other findings are held against."""
 
-_CROWDED = 1.5
+_CROWDED, _FILLED = 1.5, 0.75
 _LEAST_OTHERS = 0.1
 _LEAST_CPU_EXCESS = 0.1
 
@@ -76,8 +76,8 @@ def _cpus(use: CoreUse, near: NDArray[np.bool_]) -> frozenset[int]:
 def _cause(use: CoreUse, near: NDArray[np.bool_]) -> CoreCause:
     """Return who has the cores for which ranks of a host wait.
 
-    Ranks share them with each other where there are more ranks than CPUs, or many more ready threads. While one waits,
-    all of its CPUs are busy: what the job did not use of them then, others did.
+    Ranks share them with each other where there are more ranks than CPUs, or many more ready threads, which keep the
+    CPUs busy. While a rank waits, all of its CPUs are busy: what the job did not use of them then, others did.
     """
     waiting = float(np.nanmax(use.waiting[near]))
     if float(np.nanmax(use.throttled[near])) >= waiting / 2:
@@ -86,7 +86,7 @@ def _cause(use: CoreUse, near: NDArray[np.bool_]) -> CoreCause:
     if not num_cpus:
         return CoreCause.UNKNOWN
     running, ready = float(np.nansum(use.running[near])), float(np.nansum((use.running + use.queued)[near]))
-    is_own = near.sum() > num_cpus or ready > _CROWDED * num_cpus
+    is_own = near.sum() > num_cpus or (ready > _CROWDED * num_cpus and running > _FILLED * num_cpus)
     is_others = not is_own or num_cpus * waiting - running >= _LEAST_OTHERS * num_cpus
     if is_own and is_others:
         return CoreCause.BOTH
@@ -102,20 +102,22 @@ def _culprit(use: CoreUse, panels: Panels, host: str, waits: NDArray[np.bool_]) 
     return Culprit(kind="node", id=host, aliases=aliases, effect=effect, interval=(effect - half, effect + half))
 
 
-def without_core_waits(
-    findings: Sequence[DiagnosisFinding], panels: Panels, settings: DiagnosisConfig
+def with_cores(
+    cores: DiagnosisFinding | None, findings: Sequence[DiagnosisFinding], panels: Panels, settings: DiagnosisConfig
 ) -> list[DiagnosisFinding]:
-    """Return findings without those that waiting for cores may explain.
+    """Return findings without those that waiting for cores may explain, and with that one above its threshold.
 
     Args:
+        cores: that ranks share cores; None where they do not.
         findings: of the other rules.
         panels: the steps.
         settings: the thresholds.
     """
     use = panels.cores
-    if use is None or not _is_notable(use).any():
+    if cores is None or use is None:
         return list(findings)
-    return [finding for finding in findings if not _is_explained(finding, panels, use, settings)]
+    kept = [finding for finding in findings if not _is_explained(finding, panels, use, settings)]
+    return [*kept, cores] if cores.loss_share >= settings.core_share else kept
 
 
 def _is_explained(finding: DiagnosisFinding, panels: Panels, use: CoreUse, settings: DiagnosisConfig) -> bool:
@@ -132,9 +134,19 @@ def _is_explained(finding: DiagnosisFinding, panels: Panels, use: CoreUse, setti
             slow = panels.stage == int(finding.culprits[0].id.removeprefix("pp"))
             return _is_waiting_alone(evidence.effect, slow, panels, use)
         case LatenessEvidence() | EventEvidence() | JitterEvidence() | BurstEvidence():
-            return finding.loss_share <= float(np.nanmax(use.waiting))
+            return finding.loss_share <= _most_uneven(use)
         case _:
             return False
+
+
+def _most_uneven(use: CoreUse) -> float:
+    """Return the share of the time that ranks may lose because each step waits for whoever waits longest for a core.
+
+    Waits that are as uneven as an exponential distribution have a largest of n that is 1 + 1/2 + ... + 1/n times their
+    mean, so that a step loses so many times the mean less one; at least the waiting itself.
+    """
+    largest = float((1 / np.arange(1, len(use.waiting) + 1)).sum())
+    return float(np.nanmax(use.waiting)) * max(largest - 1, 1.0)
 
 
 def _is_waiting_alone(effect: float, slow: NDArray[np.bool_], panels: Panels, use: CoreUse) -> bool:

@@ -24,6 +24,7 @@ class RunRecord:
         emulation: in what way the speed of computation was not real, as in a lab; empty where it was.
         versions: names and versions of what ran.
         dtype: type that `hpcpace train` computed in; empty of other programs.
+        is_lab: whether it ran in a lab of hpcpace.
         shared_cores: whether ranks shared cores on purpose.
     """
 
@@ -31,6 +32,7 @@ class RunRecord:
     emulation: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     dtype: str = ""
+    is_lab: bool = False
     shared_cores: bool = False
 
 
@@ -45,6 +47,7 @@ def _record(content: Any) -> RunRecord:
         emulation=_text(content.get("environment", {}).get("HPCPACE_LAB_EMULATION", "")),
         versions=tuple((_text(name), _text(of)) for name, of in content.get("versions", {}).items() if of),
         dtype=model_dtype(content),
+        is_lab="HPCPACE_LAB_NAME" in content.get("environment", {}),
         shared_cores=content.get("config", {}).get("train", {}).get("shared_cores") is True,
     )
 

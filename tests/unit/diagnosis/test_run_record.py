@@ -70,3 +70,17 @@ def test_the_record_of_the_largest_job_is_read(attempt):
 def test_the_type_of_the_computation_is_that_of_the_model(attempt, model, dtype):
     attempt.run_json.write_text(json_text({"model": model}))
     assert read_run_record(attempt, []).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("content", "is_lab", "shared_cores"),
+    [
+        ('{"config": {"train": {"shared_cores": true}}}', False, True),
+        ('{"config": {"train": {"shared_cores": "yes"}}, "environment": {"HPCPACE_LAB_NAME": "lab"}}', True, False),
+        ('{"config": {"trace": {}}, "environment": {}}', False, False),
+    ],
+)
+def test_whether_ranks_shared_cores_on_purpose_or_in_a_lab_is_known(attempt, content, is_lab, shared_cores):
+    attempt.run_json.write_text(content)
+    record = read_run_record(attempt, [])
+    assert (record.is_lab, record.shared_cores) == (is_lab, shared_cores)

@@ -82,6 +82,8 @@ def test_ranks_that_wait_for_cores_share_them_and_lose_that_share():
         (cores(0.5, 0.5, cpus=("0", "1", "2", "3")), "other processes"),
         # They do not fit, and use less than what they wait for.
         (cores(0.2, 0.8), "ranks and other processes"),
+        # Their few threads wait so long that many are ready at a time.
+        (cores([0.25, 0.25, 0.0, 0.0], [1.5, 1.5, 0.1, 0.1], cpus=("0-3",) * RANKS), "other processes"),
         # They fit, with far more threads than CPUs.
         (cores(2.0, 3.0, cpus=("0-7",) * RANKS), "ranks"),
         (cores(0.5, 0.4, throttled=0.35), "quota"),
