@@ -18,6 +18,7 @@ from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.header import OtherVersion, header_values
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records
 from hpcpace.trace.reader import read_trace
+from hpcpace.trace.schema import TABLES
 
 _DTYPES = row_dtypes()
 _PHASES = list(_DTYPES).index("phases")
@@ -72,6 +73,21 @@ def test_records_of_many_tables_are_told_apart():
     assert content.num_left_bytes == 0
     for name, rows in expected.items():
         assert np.array_equal(content.rows[name][1], np.concatenate(rows))
+
+
+def test_rows_of_a_journal_without_optional_columns_have_zeros_in_them(tmp_path):
+    table = TABLES["host"]
+    rows = random_rows("host", 5)
+    kept = [name for name in table.dtype.names or () if name not in table.optional]
+    old = np.zeros(5, [(name, table.dtype[name]) for name in kept])
+    for name in kept:
+        old[name] = rows[name]
+    content = encode_header(header(), {**_DTYPES, "host": old.dtype})
+    content += encode_records(list(_DTYPES).index("host"), RecordKind.ROW, 0, old)
+    (tmp_path / "rank-00000.journal").write_bytes(content)
+    found = read_trace(tmp_path / "rank-00000.h5").tables["host"]
+    assert all(np.array_equal(found[name], rows[name]) for name in kept)
+    assert all(found[name].tolist() == [0] * 5 for name in table.optional)
 
 
 def test_a_row_that_was_written_twice_counts_once():

@@ -33,6 +33,7 @@ from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.pack_reader import open_pack
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 from hpcpace.trace.reader import read_trace
+from hpcpace.trace.schema import TABLES
 from hpcpace.trace.stream import StoredTable
 from hpcpace.trace.writer import TraceWriter
 
@@ -59,6 +60,23 @@ def test_a_pack_of_the_first_version_reads_as_one_without_events(original, attem
     for mine, theirs in zip(found, expected, strict=True):
         assert len(mine.tables["events"]) == 0 and list(mine.tables["events"]) == list(theirs.tables["events"])
         assert_same_trace(replace(mine, tables={**mine.tables, "events": theirs.tables["events"]}), theirs)
+
+
+@pytest.mark.parametrize("is_packed_first", [False, True], ids=["of old traces", "an old one"])
+def test_a_pack_without_optional_columns_has_zeros_in_them(attempt, is_packed_first):
+    if is_packed_first:
+        assert not pack(attempt).kept
+    lacking = TABLES["host"].optional
+    for path in attempt.trace_dir.glob("pack-*.h5" if is_packed_first else f"rank-{CLOSED:05d}.h5"):
+        with h5py.File(path, "r+") as file:
+            for column in lacking:
+                del file[f"host/{column}"]
+    if not is_packed_first:
+        assert CLOSED not in pack(attempt).kept
+    trace = next(trace for trace in read_attempt(attempt).traces if trace.header.rank == CLOSED)
+    table = trace.tables["host"]
+    assert trace.problems == () and len(table) and np.any(table["nic_drops"])
+    assert all(not np.any(table[column]) and len(table[column]) == len(table) for column in lacking)
 
 
 @pytest.fixture
