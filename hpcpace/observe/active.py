@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -60,7 +59,7 @@ class ActiveSession:
     def start(self) -> None:
         """Start to record. Collective: the clocks are compared for the first time."""
         self.recording.start(self._settings.first_step)
-        self._begin_ns = time.monotonic_ns()
+        self._begin_ns = self.recording.now()
 
     def end_step(self, end_ns: int, samples: int, flags: StepFlag) -> None:
         """End the step that is running. Collective in those steps in which the clocks are compared.
@@ -79,7 +78,7 @@ class ActiveSession:
     def begin_step(self, begin_ns: int = 0) -> None:
         """Start the next step, now or at another time."""
         self.step += 1
-        self._begin_ns = begin_ns or time.monotonic_ns()
+        self._begin_ns = begin_ns or self.recording.now()
         self._step_flags = StepFlag.NONE if self._pacer is None else self._pacer.begin_step()
 
     def recorded(self) -> dict[str, Any]:

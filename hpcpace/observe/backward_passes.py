@@ -28,6 +28,7 @@ class BackwardPasses:
         has_open_collectives, take_last_ranks: see PhaseObserver.
         begins: called before a backward pass that is not part of another.
         ended: called after it, with its end.
+        now: the clock.
 
     Attributes:
         pacer: see PhaseObserver.
@@ -43,10 +44,12 @@ class BackwardPasses:
         take_last_ranks: Callable[[], tuple[int, ...]],
         begins: Callable[[], None],
         ended: Callable[[int], None],
+        now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.pacer: Pacer | None = None
         self.depth = 0
         self._calls, self._add, self._begins, self._ended = calls, add, begins, ended
+        self._now = now
         self._has_open_collectives, self._take_last_ranks = has_open_collectives, take_last_ranks
 
     def install(self, cleanup: ExitStack) -> None:
@@ -62,7 +65,7 @@ class BackwardPasses:
             replace(cleanup, owner, "backward", self._timed)
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        is_compiling = torch.compiler.is_compiling
+        is_compiling, now = torch.compiler.is_compiling, self._now
 
         def timed(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
@@ -75,14 +78,14 @@ class BackwardPasses:
                     self._take_last_ranks()
                 handle = self._at_local_end(tensors, local_end_ns, arrivals)
             is_inside = self._enter()
-            begin_ns = time.monotonic_ns()
+            begin_ns = now()
             try:
                 return run(tensors, *args, **kwargs)
             except BaseException as error:
                 leave_out_own_frame(error)
                 raise
             finally:
-                end_ns = time.monotonic_ns()
+                end_ns = now()
                 if arrivals and self.pacer is not None:
                     self.pacer.leave(arrivals[0], self._take_last_ranks())
                 self._add(Phase.BACKWARD, begin_ns, end_ns)
@@ -120,7 +123,7 @@ class BackwardPasses:
 
         def local_end() -> None:
             if self._has_open_collectives():
-                local_end_ns.append(time.monotonic_ns())
+                local_end_ns.append(self._now())
             # Also where all gradients have come already: the rank that need not wait is the critical one.
             if self.pacer is not None:
                 arrivals.append(self.pacer.arrive("backward"))

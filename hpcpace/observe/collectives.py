@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
+from hpcpace.observe.nccl_habits import device_work, follow_coalescing, runs_on_host
 from hpcpace.observe.open_operations import FORGET_AFTER_STEPS, MESSAGES, ObservedGroup, OpenOperation, record_group
 from hpcpace.observe.operators import Operator, operators
 from hpcpace.pace.arrivals import Arrival
@@ -68,6 +69,8 @@ class CollectiveObserver:
         self._now = iter(time.monotonic_ns, None)
         self._libraries: list[torch.library.Library] = []
         self._original_wait: Any = None
+        self._on_host: dict[str, bool] = {}
+        self._coalescing = ExitStack()
 
     def install(self) -> None:
         """Install the observing layer over the operators."""
@@ -79,10 +82,13 @@ class CollectiveObserver:
         functional.impl("wait_tensor", self._observed_wait_tensor(), _KEY.name, with_keyset=True)
         self._original_wait = dist.Work.wait
         setattr(dist.Work, _WAIT, self._observed_wait())
+        if self._device_times is not None:
+            follow_coalescing(self._coalescing, self._device_times)
 
     def uninstall(self) -> None:
         """Remove the layer; record operations that are still open as never completed."""
         with ExitStack() as parts:  # every one, whatever another one raises
+            parts.callback(self._coalescing.close)
             for library in self._libraries:
                 parts.callback(library._destroy)
             self._libraries = []
@@ -90,7 +96,7 @@ class CollectiveObserver:
                 parts.callback(setattr, dist.Work, _WAIT, self._original_wait)
                 self._original_wait = None
         if self._device_times is not None:
-            self._device_times.resolve(self._add)
+            self._device_times.resolve()
         self._close_completed()
         remaining = list(self._open.values())
         self._open.clear()
@@ -128,7 +134,7 @@ class CollectiveObserver:
     def end_step(self, step: int) -> None:
         """Record operations that nobody waits for: known device times, and sends whose work was dropped."""
         if self._device_times is not None:
-            self._device_times.resolve(self._add)
+            self._device_times.resolve(step)
         self._close_completed()
         for opened in list(self._open.values()):
             work = opened.work
@@ -150,7 +156,8 @@ class CollectiveObserver:
             if self.paused or keyset.has(_META):
                 return redispatch(keyset.remove(_KEY), *args)
             arrival = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
-            begin = device_times.mark() if device_times is not None and keyset.has(_CUDA) else None
+            if device_times is not None and self._is_on_device(keyset, operator, args):
+                return self._observed_on_device(device_times, operator, redispatch, keyset, args)
             enter_ns = clock()
             try:
                 result = redispatch(keyset.remove(_KEY), *args)
@@ -164,8 +171,6 @@ class CollectiveObserver:
                 if not operator.has_work:
                     opened.kind = ExitKind.WAIT
                     self._record(opened, enter_ns + opened.blocked_ns)
-                elif device_times is not None and begin is not None:
-                    device_times.follow(opened.row(), begin, _work(result))
                 else:
                     self._follow(opened, operator, args, _work(result))
             except Exception as error:  # the boundary between hpcpace and the training job: degrade, never raise
@@ -173,6 +178,42 @@ class CollectiveObserver:
             return result
 
         return observed
+
+    def _is_on_device(self, keyset: Any, operator: Operator, args: tuple[Any, ...]) -> bool:
+        """Return whether an operation runs on the device: gloo's run on the host, whatever tensors they are given."""
+        if not keyset.has(_CUDA) or not operator.has_work:
+            return False
+        process_group = dist.ProcessGroup.unbox(args[operator.group])
+        name = process_group.group_name
+        if name not in self._on_host:
+            self._on_host[name] = runs_on_host(process_group)
+        return not self._on_host[name]
+
+    def _observed_on_device(
+        self, device_times: DeviceTimes, operator: Operator, redispatch: Any, keyset: Any, args: tuple[Any, ...]
+    ) -> Any:
+        if device_times.cannot_follow():
+            return redispatch(keyset.remove(_KEY), *args)
+        begin = device_times.begin()
+        enter_ns = time.monotonic_ns()
+        try:
+            result = redispatch(keyset.remove(_KEY), *args)
+        except Exception:
+            self._record_failed(operator, args, enter_ns)
+            raise
+        try:
+            opened = self._new(operator, args, enter_ns)
+            if begin is not None:
+                device_times.follow(
+                    opened.row(),
+                    begin,
+                    device_work(result),
+                    is_blocking=operator.is_blocking(args),
+                    address=operator.result_address(args),
+                )
+        except Exception as error:  # the boundary between hpcpace and the training job: degrade, never raise
+            self._degrade(operator, error)
+        return result
 
     def _arrive(self, pacer: Pacer, operator: Operator, keyset: Any, args: tuple[Any, ...]) -> Arrival | None:
         """Let the pacer delay a caller that blocks at once; a caller that blocks later arrives at its wait."""
@@ -244,7 +285,17 @@ class CollectiveObserver:
                 return original(work, *args, **kwargs)
             return self._blocked(opened, original, work, *args, **kwargs)
 
-        return wait
+        device_times = self._device_times
+        if device_times is None:
+            return wait
+
+        def wait_on_device(work: Any, *args: Any, **kwargs: Any) -> Any:
+            operation = None if is_compiling() else device_times.waits_for(work)
+            if operation is None:
+                return wait(work, *args, **kwargs)
+            return device_times.blocked(operation, original, work, *args, **kwargs)
+
+        return wait_on_device
 
     def _observed_wait_tensor(self) -> Callable[..., Any]:
         redispatch = torch.ops._c10d_functional.wait_tensor.default.redispatch
@@ -257,7 +308,17 @@ class CollectiveObserver:
                 return redispatch(keyset.remove(_KEY), tensor)
             return self._blocked(opened, redispatch, keyset.remove(_KEY), tensor)
 
-        return observed
+        device_times = self._device_times
+        if device_times is None:
+            return observed
+
+        def observed_on_device(keyset: Any, tensor: torch.Tensor) -> Any:
+            operation = None if keyset.has(_META) else device_times.waits_for_address(tensor.data_ptr())
+            if operation is None:
+                return observed(keyset, tensor)
+            return device_times.blocked(operation, redispatch, keyset.remove(_KEY), tensor)
+
+        return observed_on_device
 
     def _blocked(self, opened: OpenOperation, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `wait` and add its time to the operation; where only the wait times out, the operation stays open."""

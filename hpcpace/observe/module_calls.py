@@ -29,15 +29,23 @@ class ModuleCalls:
     Args:
         begins: called before a call, with the module and its arguments; returns what `ends` gets.
         ends: called after it with the result of `begins` and when the call began.
+        now: the clock.
 
     Attributes:
         is_inside: whether a module or a backward pass is running; then nothing is reported.
     """
 
-    __slots__ = ("_begins", "_ends", "_observed", "_original", "is_inside")
+    __slots__ = ("_begins", "_ends", "_now", "_observed", "_original", "is_inside")
 
-    def __init__(self, begins: Callable[[Any, Any, Any], int], ends: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        begins: Callable[[Any, Any, Any], int],
+        ends: Callable[[int, int], None],
+        *,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self.is_inside = False
+        self._now = now
         self._begins, self._ends = begins, ends
         self._original: Any = None
         self._observed: Any = None
@@ -58,7 +66,7 @@ class ModuleCalls:
 
     def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         thread, this_thread = threading.get_ident(), threading.get_ident
-        is_compiling, clock = torch.compiler.is_compiling, time.monotonic_ns
+        is_compiling, clock = torch.compiler.is_compiling, self._now
         begins, ends, calls = self._begins, self._ends, self
 
         # torch.profiler knows the frames of this function by its code, and takes their `self` for the module.

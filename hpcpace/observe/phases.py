@@ -41,6 +41,7 @@ class PhaseObserver:
         steps: is told what may end a step; None if the job says itself where steps end.
         take_last_ranks: returns the global ranks of the group of the last collective since the last call.
         warn: takes a warning.
+        now: the clock; on ranks with a device it marks the device as well.
 
     Attributes:
         samples: the samples of the step that is running, as far as they can be guessed.
@@ -54,13 +55,15 @@ class PhaseObserver:
         steps: StepFinder | None = None,
         take_last_ranks: Callable[[], tuple[int, ...]] = tuple,
         warn: Callable[[str], None] | None = None,
+        now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self._now = now
         self.samples = BatchSizes()
         self._recorder = recorder
         self._steps = steps
         self._warn = warn
         self._cleanup = ExitStack()
-        self._calls = ModuleCalls(self._call_begins, self._call_ends)
+        self._calls = ModuleCalls(self._call_begins, self._call_ends, now=now)
         self._backward = BackwardPasses(
             self._calls,
             self._add,
@@ -68,6 +71,7 @@ class PhaseObserver:
             take_last_ranks=take_last_ranks,
             begins=self._work_begins,
             ended=self._backward_ended,
+            now=now,
         )
         self._libraries = LoadedLibraries(self._timed, self._cleanup)
         self._probe = ParameterProbe()
@@ -96,7 +100,7 @@ class PhaseObserver:
         self._replace(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", self._timed_fetch)
         self._backward.install(self._cleanup)
         self._replace(torch.amp.GradScaler, "step", self._scaled_step)
-        self._begin_ns = time.monotonic_ns()
+        self._begin_ns = self._now()
         self._calls.install()
         self._cleanup.callback(self._calls.uninstall)
         self._libraries.look()
@@ -170,7 +174,7 @@ class PhaseObserver:
             self._end_eval_loop()
             self._add(Phase.EVAL, begin_ns)
         else:  # an evaluation goes on between its calls: with loading, losses and averages
-            self._eval_loop = (begin_ns if self._eval_loop is None else self._eval_loop[0], time.monotonic_ns())
+            self._eval_loop = (begin_ns if self._eval_loop is None else self._eval_loop[0], self._now())
 
     def _end_eval_loop(self) -> None:
         if self._eval_loop is not None:
@@ -179,7 +183,7 @@ class PhaseObserver:
 
     def _work_begins(self) -> None:
         if self._steps is not None and self._steps.follows_updates and not self._optimizers:
-            self._steps.work_begins(time.monotonic_ns(), has_changed=self._probe.has_changed)
+            self._steps.work_begins(self._now(), has_changed=self._probe.has_changed)
 
     def _degrade(self, error: Exception) -> None:
         self.samples = BatchSizes()
@@ -190,14 +194,14 @@ class PhaseObserver:
     def _add(self, phase: Phase, begin_ns: int, end_ns: int = 0) -> None:
         recorder = self._recorder
         self._num_rows[phase] += 1
-        recorder.add_phase(recorder.step, phase, begin_ns, end_ns or time.monotonic_ns(), self._microbatch)
+        recorder.add_phase(recorder.step, phase, begin_ns, end_ns or self._now(), self._microbatch)
 
     def _timed(self, phase: Phase, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             self._end_eval_loop()
             if phase == Phase.CHECKPOINT:
                 self._flags |= StepFlag.CHECKPOINT
-            begin_ns = time.monotonic_ns()
+            begin_ns = self._now()
             try:
                 return call(*args, **kwargs)
             except BaseException as error:
@@ -213,7 +217,7 @@ class PhaseObserver:
             if torch.compiler.is_compiling():
                 return fetch(loader)
             self._work_begins()
-            begin_ns = time.monotonic_ns()
+            begin_ns = self._now()
             try:
                 batch = fetch(loader)
             except BaseException as error:
@@ -241,7 +245,7 @@ class PhaseObserver:
 
     def _timed_chunk(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def timed(chunk: int, *args: Any, **kwargs: Any) -> Any:
-            begin_ns = time.monotonic_ns()
+            begin_ns = self._now()
             self._microbatch = chunk
             self._calls.is_inside = True  # the stage's own module is this very phase
             try:
@@ -282,7 +286,7 @@ class PhaseObserver:
         if torch.compiler.is_compiling():
             return
         self._end_eval_loop()
-        self._optimizers.append((id(optimizer), time.monotonic_ns()))
+        self._optimizers.append((id(optimizer), self._now()))
 
     def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
         key = id(optimizer)
@@ -295,7 +299,7 @@ class PhaseObserver:
         # A step that raised has not ended, and so is still above this one.
         while (begun := self._optimizers.pop())[0] != key:
             pass
-        end_ns = time.monotonic_ns()
+        end_ns = self._now()
         self._add(Phase.OPTIMIZER, begun[1], end_ns)
         self._stepped.add(key)
         if self._steps is None or self._optimizers:
@@ -323,6 +327,7 @@ class PhaseObserver:
 
     def _collected(self, moment: str, _: dict[str, int]) -> None:
         # Python collects its youngest generation many times a step, in microseconds: only what can be felt is kept.
+        # It may come at any moment, also where the device must not be touched.
         now_ns = time.monotonic_ns()
         if moment == "start":
             self._gc_begin_ns = now_ns

@@ -16,6 +16,8 @@ from hpcpace.errors import ClockSyncError
 from hpcpace.files import Folder
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver, find_layer
+from hpcpace.observe.device_clock import DeviceClock
+from hpcpace.observe.device_marks import DeviceMarks
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.ends import EndEvent, end_by_signal
 from hpcpace.observe.host import HostCounters
@@ -57,6 +59,9 @@ class Recording:
         steps: finds steps; None if the job says itself where they end.
         warn: takes a warning.
         warn_once_for_all: takes a warning that concerns all ranks alike.
+
+    Attributes:
+        now: the clock of what happens in the training: that of the host, and on ranks with a device a mark there, too.
     """
 
     def __init__(
@@ -77,7 +82,9 @@ class Recording:
         self._trap = TerminationTrap(self._rescue)
         self._clock_sync = clock_sync
         self._cleanup = ExitStack()
-        self._device_times = _device_times()
+        self._device = find_device(warn)
+        self._marks = None if self._device is None else DeviceMarks(self._device)
+        self.now = time.monotonic_ns if self._marks is None else self._marks.now
         open_folder = partial(Folder.open, path.parent, make=True, num_ours=NUM_OURS_OF_TRACES)
         self.recorder = Recorder(
             path if self._local is None else self._local.path,
@@ -85,9 +92,14 @@ class Recording:
             flush_interval_s=config.trace.flush_interval_s,
             max_rows=config.trace.max_rows,
             warn=warn,
-            device_tables=() if self._device_times is None else DEVICE_TABLES,
+            mark=self.now,
+            device_tables=() if self._device is None else DEVICE_TABLES,
             open_folder=open_folder if self._local is None else self._local.open_folder,
         )
+        self._device_times = None
+        if self._device is not None and self._marks is not None:
+            self.recorder.device_ns = self._marks.device_ns
+            self._device_times = DeviceTimes(self._device, self.recorder.add_collective)
         self._collectives = self._new_observer(config)
         self.recorder.open_collectives = self._collectives.open_collectives
         self.phases = PhaseObserver(
@@ -96,6 +108,7 @@ class Recording:
             steps=steps,
             warn=warn,
             take_last_ranks=self._collectives.take_last_ranks,
+            now=self.now,
         )
         self.steps = steps
         self._counters = (
@@ -119,6 +132,8 @@ class Recording:
         keep_uncompiled()
         self._collectives.install()
         self.phases.install()
+        if self._device is not None:
+            self._device.anchor()
 
     def pace_by(self, pacer: Pacer) -> None:
         """Call the pacer wherever this rank is blocked; use this before `start`."""
@@ -137,6 +152,8 @@ class Recording:
         """Record a step and prepare the next. Collective in those steps in which the clocks are compared."""
         self.recorder.add_step(step, begin_ns, end_ns, samples, flags)
         self._collectives.end_step(step)
+        if self._device is not None and self._device.is_due:
+            self._device.anchor(self._resolve)
         self.recorder.step = step + 1
         if self._clock_sync is not None and self._clock_sync.due(step + 1):
             self._synchronise(step + 1)
@@ -187,9 +204,29 @@ class Recording:
             if self._counters is not None:
                 parts.callback(self._counters.stop)
             parts.callback(self._collectives.uninstall)
+            parts.callback(self._end_device, in_order)
             if in_order:
                 parts.callback(self._synchronise, self.recorder.step)
             parts.callback(self.phases.uninstall)
+
+    def _resolve(self) -> None:
+        if self._marks is not None and self._device_times is not None:
+            self._marks.resolve()
+            self._device_times.resolve()
+
+    def _end_device(self, in_order: bool) -> None:
+        """Read the last marks; wait for the device only where the job has ended in order, for it may hang."""
+        if self._device is None or self._marks is None or self._device_times is None:
+            return
+        if in_order:
+            self._device.anchor(self._resolve)
+        self._resolve()
+        marks, times = self._marks, self._device_times
+        text = (
+            f"marks: {marks.num_known} known, {marks.num_unknown} not made; "
+            f"operations: {times.num_captured} captured in graphs, {times.num_refused} without an event"
+        )
+        self._add_event(EventKind.DEVICE_SOURCE, times.num_captured, text)
 
     def _end_file(self) -> None:
         with self._cleanup:
@@ -213,8 +250,6 @@ class Recording:
     def _synchronise(self, step: int) -> None:
         if self._clock_sync is None:
             return
-        if self._device_times is not None:
-            self._device_times.anchor(self.recorder.add_collective)
         self._collectives.paused = True
         try:
             sample = self._clock_sync.sync(step)
@@ -231,7 +266,9 @@ class Recording:
     def _rescue(self) -> None:
         self.add_end(end_by_signal(signal.SIGTERM))
         self.recorder.settle_steps()
+        self.recorder.awaits_device = False
         self.recorder.flush(_RESCUE_TIMEOUT_S)
+        self.recorder.awaits_device = True
         with self.recorder.held(_RESCUE_TIMEOUT_S) as is_held:
             self.recorder.tell_losses()
             if self._local is not None and is_held:
@@ -292,12 +329,20 @@ def _make_place(trace_dir: Path, header: TraceHeader, path: Path) -> NodeLocalTr
     return trace
 
 
-def _device_times() -> DeviceTimes | None:
+def find_device(warn: Callable[[str], None]) -> DeviceClock | None:
+    """Return what marks the streams of this rank's GPU; None if torch sees none."""
     import torch
 
     if not torch.cuda.is_available():
         return None
-    return DeviceTimes(lambda: torch.cuda.Event(enable_timing=True))
+
+    def current_device() -> int | None:
+        # A rank that computes on the CPU although there is a GPU must not get a context there.
+        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+            return None
+        return torch.cuda.current_device()
+
+    return DeviceClock(lambda: torch.cuda.Event(enable_timing=True), current_device=current_device, warn=warn)
 
 
 def _gpu_uuid() -> str | None:

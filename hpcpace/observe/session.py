@@ -11,7 +11,6 @@ A session runs in somebody else's job and never ends it: what it cannot record c
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from types import TracebackType
@@ -153,8 +152,8 @@ class Session:
         active = self._active
         if active is None:
             return
-        end_ns = time.monotonic_ns()
         try:
+            end_ns = active.recording.now()
             active.end_step(end_ns, samples, flags | active.recording.phases.end_step())
         except Exception as error:  # the boundary to somebody else's job
             self._end_early(error)

@@ -38,9 +38,9 @@ class SimulatedWork:
         self.part = part
         self._rank = rank
 
-    def wait(self) -> None:
+    def wait(self, *, label: Any = "wait") -> None:
         """Let the current stream wait for the collective; the host goes on at once."""
-        self._rank.current_stream.add(awaited=self.part, label="wait")
+        self._rank.current_stream.add(awaited=self.part, label=label)
 
     def get_future(self) -> SimulatedWork:
         """Return the future, which is complete at once, as that of NCCL."""

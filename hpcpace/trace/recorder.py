@@ -30,6 +30,9 @@ AddRow = Callable[..., None]
 _STEP = struct.Struct("<i")
 # Tables whose rows begin with the number of a step that may be provisional.
 _STEPPED = ("steps", "phases", "collectives")
+# Where `begin_ns` and `end_ns` are in rows with marks on the device: behind `step`, and behind `step` and `phase`.
+_MARKED = {"steps": struct.Struct("<4xqq"), "phases": struct.Struct("<5xqq")}
+_DEVICE_PATIENCE_NS = 3_000_000_000
 _REMEDY = "make room there, or name another disk in trace.trace_dir"
 # Rows that do not fill a chunk always stay in memory; a bound below that would drop rows for ever.
 _LEAST_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
@@ -45,12 +48,16 @@ class Recorder:
     Args:
         path: the HDF5 file.
         warn: called with a warning, from any thread.
+        clock: the host's clock, read by any thread.
+        mark: what regions read in its place, in the thread that enters and leaves them.
         device_tables: the tables that have the columns of ranks with a device.
         open_folder: opens the folder of the file and makes it if necessary; by default the folder of `path`.
 
     Attributes:
         step: the current step; the owner sets it.
         open_collectives: returns rows of the operations that are entered but not completed; called at each flush.
+        device_ns: returns the device's time of a mark, 0 without one, or None if the device has not passed it yet; None
+            if there is no device. Steps and phases wait for it in memory, up to 3 s, while `awaits_device`.
         max_rows: rows kept in memory while the disk takes none.
         num_events: rows taken from the buffers so far.
         phases_seen: codes of the phases among them.
@@ -68,6 +75,7 @@ class Recorder:
         max_rows: int = 1_000_000,
         warn: Callable[[str], None],
         clock: Callable[[], int] = time.monotonic_ns,
+        mark: Callable[[], int] | None = None,
         device_tables: Collection[str] = (),
         open_folder: Callable[[], Folder] | None = None,
     ) -> None:
@@ -75,11 +83,13 @@ class Recorder:
             raise UsageError(f"max_rows is {max_rows}: use {_LEAST_MAX_ROWS} or more, a chunk of each table")
         self.step = NO_STEP
         self.open_collectives: Callable[[], list[tuple[Any, ...]]] | None = None
+        self.device_ns: Callable[[int], int | None] | None = None
+        self.awaits_device = True
         self.num_events = 0
         self.phases_seen: set[int] = set()
         self.num_dropped = 0
         self.cost_ns = 0
-        self._clock = clock
+        self._clock, self._mark = clock, mark or clock
         self._warn = warn
         self._warned: set[object] = set()
         self.max_rows = max_rows
@@ -237,7 +247,7 @@ class Recorder:
         rows = self._buffers["phases"]
         pack = row_struct(TABLES["phases"].dtype, self._dtypes["phases"]).pack
         push, wake_rows = rows.append, self._wake_rows
-        clock, keep_or_drop, code, recorder = self._clock, self._keep_or_drop, int(phase), self
+        clock, keep_or_drop, code, recorder = self._mark, self._keep_or_drop, int(phase), self
 
         class Region:
             __slots__ = ("begins",)
@@ -340,7 +350,7 @@ class Recorder:
         room = max(self.max_rows - self._writer.num_kept, 0)
         for name, buffer in self._buffers.items():
             with self._rows_lock:
-                num_rows = self._num_settled(name, buffer)
+                num_rows = self._num_timed(name, buffer, self._num_settled(name, buffer))
                 packed = b"".join(buffer[:num_rows])
                 del buffer[:num_rows]
             if not num_rows:
@@ -351,6 +361,8 @@ class Recorder:
                     self._dropped.add_rows(name, rows[room:], self._why_full)
                     self.num_dropped += num_rows - room
                 rows = rows[:room]
+            if name in _MARKED and self.device_ns is not None:
+                _add_device_times(rows, self.device_ns)
             round_times(name, rows)
             if name == "phases":
                 self.phases_seen.update(np.unique(rows["phase"]).tolist())
@@ -373,6 +385,18 @@ class Recorder:
         num_rows = len(rows)
         return next((i for i in range(num_rows) if _STEP.unpack_from(rows[i])[0] > settled), num_rows)
 
+    def _num_timed(self, name: str, rows: list[bytes], num_rows: int) -> int:
+        """Return how many of the oldest rows need not wait for their times on the device."""
+        device_ns = self.device_ns
+        if device_ns is None or name not in _MARKED or not self.awaits_device or self._is_closing:
+            return num_rows
+        unpack_from, oldest_ns = _MARKED[name].unpack_from, self._clock() - _DEVICE_PATIENCE_NS
+        for index in range(num_rows):
+            begin_ns, end_ns = unpack_from(rows[index])
+            if end_ns > oldest_ns and (device_ns(begin_ns) is None or device_ns(end_ns) is None):
+                return index
+        return num_rows
+
     def _open_rows(self) -> np.ndarray:
         """Return the rows of open operations. Also a boundary: an observer that fails must not cost the other rows."""
         dtype = self._dtypes["collectives"]
@@ -394,6 +418,15 @@ class Recorder:
         # If the warning itself fails, as on a closed stderr, there is nobody left to tell.
         with contextlib.suppress(Exception):
             self._warn(message)
+
+
+def _add_device_times(rows: np.ndarray, device_ns: Callable[[int], int | None]) -> None:
+    """Fill in when the device passed the marks of steps or phases; 0 where that is not known."""
+    for column in ("begin_ns", "end_ns"):
+        rows[f"device_{column}"] = [device_ns(host_ns) or 0 for host_ns in rows[column].tolist()]
+    # Marks in two streams, and marks that were mapped by two anchors, can be some microseconds in the wrong order.
+    is_known = rows["device_end_ns"] != 0
+    np.maximum(rows["device_end_ns"], rows["device_begin_ns"], out=rows["device_end_ns"], where=is_known)
 
 
 class NullRecorder:

@@ -1,6 +1,6 @@
-"""What a torch program can notice of an observer: run by ranks, once with a session and once without.
+"""What a torch program can notice of an observer: run by ranks, with a session, with one for a device, and without.
 
-Prints on rank 0 one JSON object of findings; the test compares those of both runs. Losses are written as hex floats.
+Prints on rank 0 one JSON object of findings; the test compares those of the runs. Losses are written as hex floats.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from forced_device import force_device
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -197,7 +198,9 @@ def main() -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store_path}", rank=comm.rank, world_size=comm.size, timeout=timedelta(seconds=60)
     )
-    observe = sys.argv[1] == "observed"
+    observe = sys.argv[1] != "plain"
+    if sys.argv[1] == "device":
+        force_device()
     context = hpcpace.session(name="transparency", run_dir=Path(sys.argv[2]), comm=comm) if observe else nullcontext()
     with context as session:
         findings = {case.__name__: case(session) for case in CASES}

@@ -10,6 +10,7 @@ import torch.distributed._functional_collectives as functional
 
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver
+from hpcpace.observe.device_clock import DeviceClock
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.operators import operators
 from hpcpace.trace.schema import ExitKind, Op
@@ -125,7 +126,7 @@ def test_records_the_root_and_the_step(observer: Observer, rows: Any) -> None:
 def test_where_there_is_a_device_operations_of_the_host_have_the_time_of_their_issue(rows: Any) -> None:
     recorded: list[tuple[int, ...]] = []
     rows.add_collective = lambda *row: recorded.append(row)
-    device_times = DeviceTimes(lambda: pytest.fail("no event is needed on a CPU"))
+    device_times = DeviceTimes(DeviceClock(lambda: pytest.fail("no event is needed on a CPU")), pytest.fail)
     observer = CollectiveObserver(rows, warn=pytest.fail, device_times=device_times)
     observer.install()
     dist.all_reduce(_tensor())

@@ -1,0 +1,206 @@
+"""Marks in the streams of a device, and the time of the host at which the device passed them.
+
+A mark is a CUDA event. It is read later, once the device has passed it, without waiting for the device. Anchors tie the
+device's clock to that of the host; only they wait for the device, between steps. There are a limited number of events,
+which are used again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from hpcpace.units import NS_PER_S
+
+MOST_EVENTS = 8192
+"""Events in use at a time. A host can be ahead of its device by some thousand pieces of work."""
+RESERVED_EVENTS = 4096
+"""Events that only operations get, because a missing operation is worse than a missing mark of a phase."""
+# How fast the device's clock is shows in two anchors: the longer between them, the better. So the first counts for a
+# second, and each for four times as long as the one before it, up to half a minute.
+_FIRST_INTERVAL_NS, _INTERVAL_GROWTH, _MOST_INTERVAL_NS = 1 * NS_PER_S, 4, 30 * NS_PER_S
+# Marks are not read before that shows, but for those of a first step that takes long.
+_PATIENCE_NS = 2 * NS_PER_S
+_NUM_TRIES = 3
+# Clocks are wrong by less than this; an anchor that says more was disturbed.
+_MOST_RATE_ERROR = 1e-3
+
+
+class Event(Protocol):
+    """What is used of torch.cuda.Event."""
+
+    def record(self) -> None:
+        """Mark the current point of the current stream."""
+
+    def query(self) -> bool:
+        """Return whether the device has passed the mark."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the milliseconds between two passed marks."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed the mark."""
+
+
+class _Anchor(NamedTuple):
+    event: Event
+    host_ns: int
+    device: int
+
+
+class DeviceClock:
+    """Makes marks on the device of this rank, and maps them to the host's clock.
+
+    Not measured on a GPU yet.
+
+    Args:
+        new_event: makes a timing event, on GPUs `lambda: torch.cuda.Event(enable_timing=True)`.
+        current_device: returns the number of the device in use; None while no event may be recorded, because none is in
+            use or a graph is being captured.
+        clock: host clock in nanoseconds.
+        warn: takes a warning.
+
+    Attributes:
+        num_refused: marks that could not be made because all events were in use.
+        has_failed: whether the device has failed; the job, which goes on without marks, gets its own error.
+    """
+
+    def __init__(
+        self,
+        new_event: Callable[[], Event],
+        *,
+        current_device: Callable[[], int | None] = lambda: 0,
+        clock: Callable[[], int] = time.monotonic_ns,
+        warn: Callable[[str], None] = lambda _: None,
+        most_events: int = MOST_EVENTS,
+    ) -> None:
+        self.num_refused = 0
+        self.has_failed = False
+        self._warn = warn
+        self.now = clock
+        self._new_event = new_event
+        self._current_device = current_device
+        self._free: list[Event] = []
+        self._num_unmade = most_events
+        self._num_reserved = min(RESERVED_EVENTS, most_events // 2)
+        self._anchor: _Anchor | None = None
+        self._rate = 1.0
+        self._is_rated = False
+        self._interval_ns = _FIRST_INTERVAL_NS
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether marks can be made now."""
+        return not self.has_failed and self._current_device() is not None
+
+    def fail(self, error: Exception) -> None:
+        """Make no marks any more. The boundary between hpcpace and the job: a broken device is not ours to report."""
+        if not self.has_failed:
+            self.has_failed = True
+            self._warn(f"times on the device end here: {error or type(error).__name__}; training continues")
+
+    def mark(self, *, is_reserved: bool = False) -> Event | None:
+        """Return an event at the current point of the current stream; None if none can be recorded now.
+
+        Args:
+            is_reserved: whether it may be one of those that are kept for operations.
+        """
+        if self.has_failed:
+            return None
+        try:
+            device = self._current_device()
+            if device is None:
+                return None
+            if self._anchor is None:
+                self.anchor()
+            if self._anchor is None or device != self._anchor.device:
+                return None  # times of another device cannot be compared with the anchor's
+            event = self._take(is_reserved=is_reserved)
+            if event is not None:
+                event.record()
+        except Exception as error:
+            self.fail(error)
+            return None
+        return event
+
+    def release(self, *events: Event) -> None:
+        """Take back events that are not read any more."""
+        self._free.extend(events)
+
+    @property
+    def can_map(self) -> bool:
+        """Whether marks can be read now, and mapped well."""
+        if self._anchor is None or not self.is_usable:
+            return False
+        return self._is_rated or self.now() - self._anchor.host_ns >= _PATIENCE_NS
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the device's clock is to be tied to the host's again, between two steps."""
+        if self._anchor is None or not self.is_usable:
+            return False
+        return self.now() - self._anchor.host_ns >= self._interval_ns or self._current_device() != self._anchor.device
+
+    def anchor(self, resolve: Callable[[], None] = lambda: None) -> None:
+        """Tie device time to host time again; waits for the device, so call it between steps only.
+
+        CUDA returns elapsed times as float32 milliseconds: 30 s after an anchor their grain is 2 us.
+
+        Args:
+            resolve: reads all marks so far; they are between the former anchor and this one, and mapped by both.
+        """
+        device = None if self.has_failed else self._current_device()
+        if device is None:
+            return
+        try:
+            found, former = self._measured(device), self._anchor
+        except Exception as error:
+            self.fail(error)
+            return
+        self._is_rated = former is not None and former.device == device
+        if former is not None and self._is_rated:
+            self._rate, rate = self._rate_between(former, found), self._rate
+            resolve()
+            passed_ns = found.host_ns - former.host_ns
+            if passed_ns < _FIRST_INTERVAL_NS:  # too short to say what comes
+                self._rate, self._is_rated = rate, False
+            elif passed_ns >= self._interval_ns:
+                self._interval_ns = min(_INTERVAL_GROWTH * self._interval_ns, _MOST_INTERVAL_NS)
+        self._anchor = found
+
+    def host_ns(self, event: Event) -> int:
+        """Return when the device passed a mark, by the host's clock; 0 if the mark is of another device."""
+        assert self._anchor is not None
+        try:
+            return self._anchor.host_ns + round(self._anchor.event.elapsed_time(event) * 1e6 * self._rate)
+        except (RuntimeError, ValueError):  # what torch raises for events of two devices
+            return 0
+
+    def _take(self, *, is_reserved: bool) -> Event | None:
+        """Return a free event, None if all that may be used are in use."""
+        if len(self._free) + self._num_unmade <= (0 if is_reserved else self._num_reserved):
+            self.num_refused += 1
+            return None
+        if self._free:
+            return self._free.pop()
+        self._num_unmade -= 1
+        return self._new_event()
+
+    def _measured(self, device: int) -> _Anchor:
+        """Return a new anchor: an event of an idle device between two readings of the host's clock."""
+        tries = []
+        for _ in range(1 + _NUM_TRIES):
+            event = self._new_event()
+            begin_ns = self.now()
+            event.record()
+            event.synchronize()
+            end_ns = self.now()
+            tries.append((end_ns - begin_ns, _Anchor(event, (begin_ns + end_ns) // 2, device)))
+        return min(tries[1:], key=lambda tried: tried[0])[1]  # the first one waited for what the device had to do
+
+    def _rate_between(self, former: _Anchor, found: _Anchor) -> float:
+        passed_ns = found.host_ns - former.host_ns
+        elapsed_ns = former.event.elapsed_time(found.event) * 1e6
+        rate = passed_ns / elapsed_ns if elapsed_ns > 0 else 0.0
+        return rate if abs(rate - 1) < _MOST_RATE_ERROR else self._rate
