@@ -228,7 +228,11 @@ class DeviceTimes:
         def enqueued(_: Any) -> None:
             operation.end = self._mark()
 
-        work.get_future().then(enqueued)
+        try:
+            future = work.get_future()
+        except RuntimeError:  # not every work has one; then a wait tells of its end
+            return
+        future.then(enqueued)
 
     def _end_here(self, operation: DeviceOperation) -> None:
         operation.end = self._mark()

@@ -9,7 +9,7 @@ from hpcpace.observe.device_marks import DeviceMarks
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.simulation import device
 from hpcpace.simulation.device import HostCosts, SimulatedRank
-from hpcpace.simulation.device_job import SimulatedGroup
+from hpcpace.simulation.device_job import SimulatedGroup, SimulatedWork
 from hpcpace.trace.schema import ExitKind, Op
 
 FREE = HostCosts(launch_ns=0, record_ns=0, synchronize_ns=0)
@@ -151,6 +151,24 @@ def test_operations_that_are_issued_as_one_end_with_the_wait_for_all_of_them():
     assert {row[9] for row in one.rows} == {ExitKind.WAIT}
     assert [row[7] for row in one.rows] == pytest.approx([start_ns + 5 * MS] * 3, abs=ERROR_NS)
     assert [row[8] for row in one.rows] == pytest.approx([0, 0, 5 * MS], abs=ERROR_NS)
+
+
+def test_an_operation_without_a_future_ends_with_the_wait_for_it():
+    one = Observed()
+
+    class WithoutFuture(SimulatedWork):
+        def get_future(self):
+            raise RuntimeError("Work::getFuture not implemented.")
+
+    begin, start_ns = one.times.begin(), one.rank.now_ns
+    work = one.group.all_reduce(one.rank, 5 * MS)
+    work = WithoutFuture(one.rank, work.part)
+    one.times.follow((0, 0, 0, Op.ALL_REDUCE, 8, -1, start_ns, 0, 0, 0), begin, work)
+    one.wait(work)
+    one.pass_time()
+    ((*_, exit_ns, blocked_ns, kind, _),) = one.rows
+    assert (exit_ns - start_ns, blocked_ns) == pytest.approx((5 * MS, 5 * MS), abs=ERROR_NS)
+    assert kind == ExitKind.WAIT
 
 
 def test_a_batch_that_nobody_waits_for_is_recorded_as_never_completed():
