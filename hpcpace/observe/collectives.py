@@ -22,16 +22,17 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from operator import contains
+from operator import attrgetter, contains
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
-from hpcpace.observe.nccl_habits import device_work, follow_coalescing, runs_on_host
+from hpcpace.observe.nccl_habits import device_work, follow_coalescing, follow_streams, runs_on_host
 from hpcpace.observe.open_operations import FORGET_AFTER_STEPS, MESSAGES, ObservedGroup, OpenOperation, record_group
 from hpcpace.observe.operators import Operator, operators
+from hpcpace.observe.side_streams import SideStreams
 from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.pacer import Pacer
 from hpcpace.trace.recorder import Recorder
@@ -70,7 +71,7 @@ class CollectiveObserver:
         self._libraries: list[torch.library.Library] = []
         self._original_wait: Any = None
         self._on_host: dict[str, bool] = {}
-        self._coalescing = ExitStack()
+        self._habits = ExitStack()
 
     def install(self) -> None:
         """Install the observing layer over the operators."""
@@ -83,12 +84,13 @@ class CollectiveObserver:
         self._original_wait = dist.Work.wait
         setattr(dist.Work, _WAIT, self._observed_wait())
         if self._device_times is not None:
-            follow_coalescing(self._coalescing, self._device_times)
+            follow_coalescing(self._habits, self._device_times)
+            follow_streams(self._habits, SideStreams(self._device_times, attrgetter("cuda_stream")))
 
     def uninstall(self) -> None:
         """Remove the layer; record operations that are still open as never completed."""
         with ExitStack() as parts:  # every one, whatever another one raises
-            parts.callback(self._coalescing.close)
+            parts.callback(self._habits.close)
             for library in self._libraries:
                 parts.callback(library._destroy)
             self._libraries = []

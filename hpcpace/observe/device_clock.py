@@ -58,12 +58,14 @@ class DeviceClock:
         new_event: makes a timing event, on GPUs `lambda: torch.cuda.Event(enable_timing=True)`.
         current_device: returns the number of the device in use; None while no event may be recorded, because none is in
             use or a graph is being captured.
+        current_stream: returns a number for the current stream of a device.
         clock: host clock in nanoseconds.
         warn: takes a warning.
 
     Attributes:
         num_refused: marks that could not be made because all events were in use.
         has_failed: whether the device has failed; the job, which goes on without marks, gets its own error.
+        computing_streams: the streams that have marks of phases or steps.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class DeviceClock:
         new_event: Callable[[], Event],
         *,
         current_device: Callable[[], int | None] = lambda: 0,
+        current_stream: Callable[[int], int] = lambda device: 0,
         clock: Callable[[], int] = time.monotonic_ns,
         warn: Callable[[str], None] = lambda _: None,
         most_events: int = MOST_EVENTS,
@@ -80,7 +83,8 @@ class DeviceClock:
         self._warn = warn
         self.now = clock
         self._new_event = new_event
-        self._current_device = current_device
+        self.computing_streams: set[int] = set()
+        self._current_device, self._current_stream = current_device, current_stream
         self._free: list[Event] = []
         self._num_unmade = most_events
         self._num_reserved = min(RESERVED_EVENTS, most_events // 2)
@@ -119,10 +123,23 @@ class DeviceClock:
             event = self._take(is_reserved=is_reserved)
             if event is not None:
                 event.record()
+            if not is_reserved:
+                self.computing_streams.add(self._current_stream(device))
         except Exception as error:
             self.fail(error)
             return None
         return event
+
+    def side_stream(self) -> int | None:
+        """Return the number of the current stream if it has no marks of phases, though others have; None otherwise."""
+        device = self._current_device() if self.computing_streams else None
+        stream = None if device is None else self._current_stream(device)
+        return None if stream in self.computing_streams else stream
+
+    def is_current(self, stream: int) -> bool:
+        """Return whether a stream is the current one."""
+        device = self._current_device()
+        return device is not None and self._current_stream(device) == stream
 
     def release(self, *events: Event) -> None:
         """Take back events that are not read any more."""

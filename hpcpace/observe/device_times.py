@@ -36,9 +36,12 @@ class DeviceOperation:
         is_blocking: whether its caller waits at once, so that it holds the caller's stream from its issue on.
         work: what a wait may be called on, kept so that torch hands out the same object.
         address: of its result, for waits that name a tensor; 0 for none.
+        is_aside: whether its caller waits on a stream of a framework, where nothing is computed.
+        is_awaited: whether the stream that computes has waited for it all the same.
+        is_recorded: whether its row is written.
     """
 
-    __slots__ = ("address", "end", "is_blocking", "parts", "waits", "work")
+    __slots__ = ("address", "end", "is_aside", "is_awaited", "is_blocking", "is_recorded", "parts", "waits", "work")
 
     def __init__(self, row: Row, begin: Event, *, is_blocking: bool = False) -> None:
         self.parts = [(row, begin)]
@@ -47,6 +50,7 @@ class DeviceOperation:
         self.waits: list[tuple[Event, Event]] = []
         self.work: Any = None
         self.address = 0
+        self.is_aside = self.is_awaited = self.is_recorded = False
 
     @property
     def step(self) -> int:
@@ -79,10 +83,12 @@ class DeviceTimes:
     Attributes:
         num_captured: operations that were captured in CUDA graphs, whose replays nobody sees.
         num_refused: operations that were not recorded because all events were in use, or the device had failed.
+        issued_aside: is told of blocking operations on streams where nothing is computed, with the stream's number.
     """
 
     def __init__(self, device: DeviceClock, add: Callable[..., None]) -> None:
         self.num_captured = self.num_refused = 0
+        self.issued_aside: Callable[[int, DeviceOperation], None] = lambda stream, operation: None
         self._device, self._add = device, add
         self._pending: list[DeviceOperation] = []
         self._lock = threading.Lock()
@@ -131,6 +137,10 @@ class DeviceTimes:
             self._coalesced.parts.append((row, begin))
             return
         operation = DeviceOperation(row, begin, is_blocking=is_blocking)
+        stream = self._device.side_stream() if is_blocking or work is None else None
+        if stream is not None:
+            operation.is_aside = True
+            self.issued_aside(stream, operation)
         with self._lock:
             self._pending.append(operation)
         if self._is_coalescing:
@@ -162,6 +172,10 @@ class DeviceTimes:
         else:
             self._await(operation, work)
 
+    def computes_on(self, stream: int) -> bool:
+        """Return whether a stream has marks of phases, and is the current one, where marks are made."""
+        return stream in self._device.computing_streams and self._device.is_current(stream)
+
     def waits_for(self, work: Any) -> DeviceOperation | None:
         """Return the operation that a wait for `work` waits for."""
         return self._by_work.get(id(work))
@@ -172,7 +186,11 @@ class DeviceTimes:
 
     def blocked(self, operation: DeviceOperation, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `wait`, which makes the current stream wait for an operation, between two marks."""
-        before = operation.parts[0][1] if operation.is_blocking else self._mark()
+        if operation.is_aside and not operation.is_awaited:  # on its own stream, which it holds anyway
+            self._forget(operation)
+            return wait(*args, **kwargs)
+        is_held_since_its_call = operation.is_blocking and not operation.is_aside
+        before = operation.parts[0][1] if is_held_since_its_call else self._mark()
         result = wait(*args, **kwargs)
         after = None if before is None else self._mark()
         if before is not None and after is not None:
@@ -236,7 +254,7 @@ class DeviceTimes:
 
     def _end_here(self, operation: DeviceOperation) -> None:
         operation.end = self._mark()
-        if operation.end is not None:
+        if operation.end is not None and not operation.is_aside:
             operation.waits.append((operation.parts[0][1], operation.end))
 
     def _await(self, operation: DeviceOperation, work: Any) -> None:
@@ -253,6 +271,7 @@ class DeviceTimes:
 
     def _drop(self, operation: DeviceOperation) -> None:
         self._forget(operation)
+        operation.is_recorded = True
         self._device.release(*operation.events)
 
     def _record(self, operation: DeviceOperation) -> None:

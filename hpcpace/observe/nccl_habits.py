@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.replaced import replace
+from hpcpace.observe.side_streams import SideStreams
 
 _HOST_BACKENDS = ("gloo", "mpi")
 
@@ -69,3 +70,26 @@ def follow_coalescing(cleanup: ExitStack, device_times: DeviceTimes) -> None:
 
     replace(cleanup, dist.ProcessGroup, "_start_coalescing", starts)
     replace(cleanup, dist.ProcessGroup, "_end_coalescing", ends)
+
+
+def follow_streams(cleanup: ExitStack, side_streams: SideStreams) -> None:
+    """Tell which events are recorded on which streams and which streams wait for them, until the stack closes."""
+    is_compiling = torch.compiler.is_compiling
+
+    def records(record: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(stream: Any, event: Any = None) -> Any:
+            event = record(stream, event)
+            if not is_compiling():
+                side_streams.recorded(stream, event)
+            return event
+
+        return observed
+
+    def waits(wait: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(stream: Any, event: Any) -> Any:
+            return wait(stream, event) if is_compiling() else side_streams.wait(stream, event, wait)
+
+        return observed
+
+    replace(cleanup, torch.cuda.Stream, "record_event", records)
+    replace(cleanup, torch.cuda.Stream, "wait_event", waits)

@@ -342,7 +342,12 @@ def find_device(warn: Callable[[str], None]) -> DeviceClock | None:
             return None
         return torch.cuda.current_device()
 
-    return DeviceClock(lambda: torch.cuda.Event(enable_timing=True), current_device=current_device, warn=warn)
+    return DeviceClock(
+        lambda: torch.cuda.Event(enable_timing=True),
+        current_device=current_device,
+        current_stream=torch._C._cuda_getCurrentRawStream,
+        warn=warn,
+    )
 
 
 def _gpu_uuid() -> str | None:

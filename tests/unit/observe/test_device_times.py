@@ -22,12 +22,13 @@ class Observed:
     """A rank with the observing code on its device."""
 
     def __init__(self, **changes):
-        most_events = changes.pop("most_events", 1_000)
+        most_events, has_streams = changes.pop("most_events", 1_000), changes.pop("current_stream", False)
         self.rank = SimulatedRank(**{"costs": FREE, **changes})
         self.warnings = []
         self.clock = DeviceClock(
             self.rank.new_event,
             current_device=lambda: None if self.rank.is_capturing else 0,
+            current_stream=lambda _: id(self.rank.current_stream) if has_streams else 0,
             clock=self.rank.clock,
             warn=self.warnings.append,
             most_events=most_events,
