@@ -18,6 +18,7 @@ FULL = (
     ("trace_size",),
     ("file_system",),
     ("collective",),
+    ("device_marks",),
     ("session_step",),
     ("overhead",),
     (
@@ -52,6 +53,7 @@ QUICK = (
     ("trace_size", "--steps", "2000", "--rates", "200"),
     ("file_system", "--steps", "20"),
     ("collective", "--rounds", "4", "--calls", "200"),
+    ("device_marks", "--rounds", "4"),
     ("session_step", "--rounds", "2", "--steps", "30"),
     ("overhead", "--pairs", "2", "--block-steps", "2", "--batch-size", "2", "--seq-len", "32"),
     ("tokens", "--pairs", "2", "--preset", "tiny", "--seq-len", "64"),
