@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: needs a GPU"),
 ]
 NUM_STEPS = 20
-
-
-@pytest.fixture
-def nccl() -> Iterator[None]:
-    dist.init_process_group(
-        "nccl",
-        store=dist.HashStore(),
-        rank=0,
-        world_size=1,
-        device_id=torch.device("cuda", torch.cuda.current_device()),
-    )
-    yield
-    dist.destroy_process_group()
 
 
 def _trace(tmp_path: Path) -> tuple[RankTrace, int, int]:
