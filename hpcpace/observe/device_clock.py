@@ -65,6 +65,7 @@ class DeviceClock:
     Attributes:
         num_refused: marks that could not be made because all events were in use.
         has_failed: whether the device has failed; the job, which goes on without marks, gets its own error.
+        num_captures: CUDA graphs that are being captured, on any stream.
         computing_streams: the streams that have marks of phases or steps.
     """
 
@@ -78,7 +79,7 @@ class DeviceClock:
         warn: Callable[[str], None] = lambda _: None,
         most_events: int = MOST_EVENTS,
     ) -> None:
-        self.num_refused = 0
+        self.num_refused = self.num_captures = 0
         self.has_failed = False
         self._warn = warn
         self.now = clock
@@ -96,7 +97,7 @@ class DeviceClock:
     @property
     def is_usable(self) -> bool:
         """Whether marks can be made now."""
-        return not self.has_failed and self._current_device() is not None
+        return not self.has_failed and self._device() is not None
 
     def fail(self, error: Exception) -> None:
         """Make no marks any more. The boundary between hpcpace and the job: a broken device is not ours to report."""
@@ -113,7 +114,7 @@ class DeviceClock:
         if self.has_failed:
             return None
         try:
-            device = self._current_device()
+            device = self._device()
             if device is None:
                 return None
             if self._anchor is None:
@@ -167,7 +168,7 @@ class DeviceClock:
         Args:
             resolve: reads all marks so far; they are between the former anchor and this one, and mapped by both.
         """
-        device = None if self.has_failed else self._current_device()
+        device = None if self.has_failed else self._device()
         if device is None:
             return
         try:
@@ -193,6 +194,9 @@ class DeviceClock:
             return self._anchor.host_ns + round(self._anchor.event.elapsed_time(event) * 1e6 * self._rate)
         except (RuntimeError, ValueError):  # what torch raises for events of two devices
             return 0
+
+    def _device(self) -> int | None:
+        return None if self.num_captures else self._current_device()
 
     def _take(self, *, is_reserved: bool) -> Event | None:
         """Return a free event, None if all that may be used are in use."""

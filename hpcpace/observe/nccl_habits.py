@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcpace.observe.device_clock import DeviceClock
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.replaced import replace
 from hpcpace.observe.side_streams import SideStreams
@@ -93,3 +94,33 @@ def follow_streams(cleanup: ExitStack, side_streams: SideStreams) -> None:
 
     replace(cleanup, torch.cuda.Stream, "record_event", records)
     replace(cleanup, torch.cuda.Stream, "wait_event", waits)
+
+
+def follow_captures(cleanup: ExitStack, device: DeviceClock) -> None:
+    """Tell when CUDA graphs are captured, until the stack closes.
+
+    The current stream alone does not say so: a query on another stream, or in another thread, breaks a capture, too.
+    """
+
+    def begins(begin: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            device.num_captures += 1
+            try:
+                return begin(*args, **kwargs)
+            except BaseException:
+                device.num_captures -= 1
+                raise
+
+        return observed
+
+    def ends(end: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return end(*args, **kwargs)
+            finally:
+                device.num_captures = max(device.num_captures - 1, 0)  # one may have begun before the session
+
+        return observed
+
+    replace(cleanup, torch.cuda.CUDAGraph, "capture_begin", begins)
+    replace(cleanup, torch.cuda.CUDAGraph, "capture_end", ends)

@@ -22,6 +22,7 @@ from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.ends import EndEvent, end_by_signal
 from hpcpace.observe.host import HostCounters
 from hpcpace.observe.left_traces import PREFIX, bring_left_traces_home
+from hpcpace.observe.nccl_habits import follow_captures
 from hpcpace.observe.network import NetworkCounters
 from hpcpace.observe.node_local import NodeLocalTrace, TerminationTrap
 from hpcpace.observe.node_local_disk import AUTO, find_node_local_disk
@@ -133,6 +134,7 @@ class Recording:
         self._collectives.install()
         self.phases.install()
         if self._device is not None:
+            follow_captures(self._cleanup, self._device)
             self._device.anchor()
 
     def pace_by(self, pacer: Pacer) -> None:

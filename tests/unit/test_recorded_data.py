@@ -58,7 +58,7 @@ def _fields_of(kind: Any) -> set[str]:
 
 
 def test_every_attribute_and_column_of_a_trace_is_documented() -> None:
-    expected = {name: set(table.dtype.names or ()) for name, table in TABLES.items()}
+    expected = {name: {*(table.dtype.names or ()), *(table.device.names or ())} for name, table in TABLES.items()}
     assert _fields_by_part("RUN/attempt-N/trace/rank-NNNNN.h5") == {"header": _fields_of(TraceHeader), **expected}
 
 

@@ -6,9 +6,12 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from hpcpace.observe.nccl_habits import device_work, follow_coalescing, runs_on_host
+from hpcpace.observe.device_clock import DeviceClock
+from hpcpace.observe.nccl_habits import device_work, follow_captures, follow_coalescing, follow_streams, runs_on_host
+from hpcpace.simulation.device import SimulatedRank
 
 
 class _Group:
@@ -66,3 +69,57 @@ def test_batches_are_told_between_start_and_end_and_torch_is_left_as_it_was(monk
         assert dist.ProcessGroup._end_coalescing(group, "cuda") == "work of all"
     assert times.calls == ["start", "work of all"]
     assert (vars(dist.ProcessGroup)["_start_coalescing"], vars(dist.ProcessGroup)["_end_coalescing"]) == before
+
+
+@pytest.fixture
+def graph(monkeypatch):
+    """A graph whose capture may fail to begin."""
+    state = SimpleNamespace(error=None)
+
+    def begin(graph):
+        if state.error is not None:
+            raise state.error
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", begin)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", lambda graph: None)
+    return state
+
+
+def test_no_mark_is_made_while_a_graph_is_captured_on_any_stream(graph):
+    rank = SimulatedRank()
+    device = DeviceClock(rank.new_event, clock=rank.clock)
+    with ExitStack() as stack:
+        follow_captures(stack, device)
+        assert device.mark() is not None
+        torch.cuda.CUDAGraph.capture_begin(graph)
+        assert device.mark() is None and not device.is_usable and not device.is_due
+        torch.cuda.CUDAGraph.capture_end(graph)
+        assert device.mark() is not None
+        torch.cuda.CUDAGraph.capture_end(graph)
+        graph.error = RuntimeError("not now")
+        with pytest.raises(RuntimeError, match="not now"):
+            torch.cuda.CUDAGraph.capture_begin(graph)
+        assert device.is_usable
+
+
+def test_events_and_waits_of_streams_are_told(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda.Stream, "record_event", lambda stream, event=None: event or "made")
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda stream, event: calls.append((stream, event)))
+
+    class Side:
+        def recorded(self, stream, event):
+            calls.append(("recorded", stream, event))
+
+        def wait(self, stream, event, wait):
+            calls.append("waits")
+            return wait(stream, event)
+
+    with ExitStack() as stack:
+        follow_streams(stack, Side())
+        assert torch.cuda.Stream.record_event("side") == "made"
+        assert torch.cuda.Stream.record_event("side", "mine") == "mine"
+        torch.cuda.Stream.wait_event("main", "mine")
+    torch.cuda.Stream.wait_event("main", "later")
+    told = [("recorded", "side", "made"), ("recorded", "side", "mine"), "waits", ("main", "mine"), ("main", "later")]
+    assert calls == told
