@@ -55,10 +55,14 @@ class DeviceRun:
         noise: standard deviation of the device's work of a phase, relative.
         num_buckets: all-reduces of a step, issued at equal distances of backward.
         transfer_ns: of all of them together.
+        blocks: whether the compute stream waits for each all-reduce as it is issued, as in tensor parallelism; else for
+            all of them behind backward, as under DDP.
         syncs: whether the host waits for the device at the end of a step, as for a loss that it prints.
         ahead: steps that the host may be ahead, as a prefetching loop or a full launch queue allows.
         on_host: ranks without a device: their host does the work of the device itself.
         has_enqueue: whether collectives have the times of the device; else those at which the host issued them.
+        has_device_times: whether phases and steps have them.
+        lost_times: steps whose device times are not known, by rank.
         clock_error_ns: what is wrong with the recorded offsets, by rank.
     """
 
@@ -71,10 +75,13 @@ class DeviceRun:
     noise: float = 0.01
     num_buckets: int = 4
     transfer_ns: float = 4 * MS
+    blocks: bool = False
     syncs: bool = True
     ahead: int = 2
     on_host: tuple[int, ...] = ()
     has_enqueue: bool = True
+    has_device_times: bool = False
+    lost_times: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     clock_error_ns: Mapping[int, int] = field(default_factory=dict)
     halfwidth_ns: int = 2_000
     hosts: tuple[str, ...] = ("n0", "n1", "n2", "n3")
@@ -119,7 +126,9 @@ class DeviceRun:
         return recorder
 
     def _device_tables(self, rank: int) -> tuple[str, ...]:
-        return () if rank in self.on_host or not self.has_enqueue else ("collectives",)
+        if rank in self.on_host or not self.has_enqueue:
+            return ()
+        return ("collectives", "steps", "phases") if self.has_device_times else ("collectives",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +174,8 @@ def _steps(run: DeviceRun) -> Iterator[_Step]:
                     enter.append(np.where(is_host, host, np.maximum(stream, host + LATENCY_NS)))
                     network = max(network, float(enter[part].max())) + run.transfer_ns / run.num_buckets
                     leave.append(network)
+                    if run.blocks:
+                        stream, host = np.maximum(stream, network), np.where(is_host, network, host)
             host_marks, stream_marks = [*host_marks, host], [*stream_marks, np.maximum(stream, host + LATENCY_NS)]
             phases.append(work.phase)
             if work.phase is Phase.BACKWARD:
@@ -205,22 +216,23 @@ def _issue(
 
 def _record(recorder: Recorder, step: _Step, rank: int, run: DeviceRun) -> None:
     host, number = step.host_ns[:, rank].astype(np.int64).tolist(), step.number
+    is_timed = "phases" in run._device_tables(rank)
+    there = step.stream_ns[:, rank].astype(np.int64) * (number not in run.lost_times.get(rank, ()))
     for index, phase in enumerate(step.phases):
-        if phase is not Phase.GRAD_SYNC:
-            begin, end = host[index], host[index + 1]
-            # The wait for gradients is inside backward; it is recorded apart as well.
-            end = host[index + 2] if phase is Phase.BACKWARD else end
-            recorder.add_phase(number, phase, begin, end, -1)
-        else:
-            recorder.add_phase(number, phase, host[index], host[index + 1], -1)
+        # The wait for gradients is inside backward; it is recorded apart as well.
+        end = index + 2 if phase is Phase.BACKWARD else index + 1
+        times = (int(there[index]), int(there[end])) if is_timed else ()
+        recorder.add_phase(number, phase, host[index], host[end], -1, *times)
     for bucket, exit_ns in enumerate(step.exit_ns.astype(np.int64).tolist()):
         enter, issue = int(step.enter_ns[bucket, rank]), int(step.issue_ns[bucket, rank])
         seq = number * len(step.exit_ns) + bucket
         enter, exit_ns = (enter, exit_ns) if run.has_enqueue else (issue, issue + 20 * US)
-        row = (number, 0, seq, Op.ALL_REDUCE, 1 << 20, -1, enter, exit_ns, 0, ExitKind.COMPLETION)
+        blocked = exit_ns - enter if run.blocks and (is_timed or rank in run.on_host) else 0
+        row = (number, 0, seq, Op.ALL_REDUCE, 1 << 20, -1, enter, exit_ns, blocked, ExitKind.COMPLETION)
         recorder.add_collective(*row, *((issue,) if run._device_tables(rank) else ()))
     flags = StepFlag.WARMUP if number < run.num_warmup else StepFlag.NONE
-    recorder.add_step(number, host[0], host[-1], 64 // run.num_ranks, flags)
+    times = (int(there[0]), int(there[-1])) if is_timed else ()
+    recorder.add_step(number, host[0], host[-1], 64 // run.num_ranks, flags, *times)
 
 
 def _fail(message: str) -> None:

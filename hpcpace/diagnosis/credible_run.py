@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hpcpace.diagnosis.common_steps import ranks_with_common_steps
@@ -125,10 +125,10 @@ def _measure_traces(
         measured = measure(common, selection, progress=how.progress, team=how.team)
     else:
         problems = [*problems, *sentences_on_operations(measured), *_problems_of(measured.operations)]
-        incomplete = find_incomplete(
-            measured.timed, problems, missing=missing, hosts=hosts, done=measured.operations.completed
-        )
-        end = find_end(measured.timed, incomplete, measured.operations.completed.opened)
+        # What is missing shows in the steps of the host.
+        timed, done = replace(measured.timed, traces=traces), measured.operations.completed
+        incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=done)
+        end = find_end(timed, incomplete, done.opened)
     return CredibleRun(
         world_size=world_size,
         traces=traces,

@@ -1,18 +1,29 @@
-"""Which ranks used a device, and whether their times are those of the device.
+"""Which ranks used a device, and their traces with the times of the device in place of those of the host.
 
-The host of such a rank issues work and runs ahead of its device, so its phases do not show what takes time there.
+The host of such a rank issues work and runs ahead of its device, so host times of its phases do not show what takes
+time there. With those of the device, all figures are measured as on ranks without one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, ENQUEUE_COLUMN
+from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace, Table
+from hpcpace.trace.schema import Phase
 
 # NCCL and its kin of other vendors (RCCL, HCCL, XCCL) know devices alone. oneCCL, `ccl`, knows hosts, too.
 _OF_DEVICES = b"ccl"
+_OF_HOST = (Phase.GC, Phase.PACE, Phase.OTHER)
+"""Phases that may be the host's alone: the device goes on meanwhile, as far as it has work."""
+_LEAST_KNOWN = 0.5
+_DEVICE_COLUMNS = {"begin_ns": DEVICE_BEGIN_COLUMN, "end_ns": DEVICE_END_COLUMN}
+HOST_BEGIN_COLUMN, HOST_END_COLUMN = "host_begin_ns", "host_end_ns"
+_HOST_COLUMNS = {HOST_BEGIN_COLUMN: "begin_ns", HOST_END_COLUMN: "end_ns"}
 
 
 def has_device(trace: RankTrace) -> bool:
@@ -25,9 +36,14 @@ def _is_of_devices(backend: bytes) -> bool:
     return backend.endswith(_OF_DEVICES) and backend != _OF_DEVICES
 
 
+def is_on_device(trace: RankTrace) -> bool:
+    """Return whether the phases of a trace from `on_devices` have times of the device."""
+    return HOST_BEGIN_COLUMN in trace.tables["phases"]
+
+
 def is_host_timed(trace: RankTrace) -> bool:
-    """Return whether a rank used a device and its phases are times of the host."""
-    return has_device(trace)
+    """Return whether a rank used a device and its phases, after `on_devices`, still have times of the host."""
+    return has_device(trace) and not is_on_device(trace)
 
 
 def is_timed_there(trace: RankTrace, operations: Table) -> NDArray[np.bool_]:
@@ -43,3 +59,38 @@ def is_timed_there(trace: RankTrace, operations: Table) -> NDArray[np.bool_]:
     if ENQUEUE_COLUMN in operations:
         return np.asarray(operations["enter_ns"] != operations[ENQUEUE_COLUMN])
     return np.full(len(operations), not has_device(trace))
+
+
+def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """Return traces with steps and phases as the device did them, where that is known; others as they are.
+
+    Begin and end are those of the device then, and columns `host_begin_ns` and `host_end_ns` have those of the host.
+    Phases of the host alone are left out, as are steps of which a time or a phase is not known there. A rank of which
+    more than half of the steps would be left out, or whose collectives have no times of the device, keeps its host
+    times.
+    """
+    return [_on_device(trace) for trace in traces]
+
+
+def _on_device(trace: RankTrace) -> RankTrace:
+    steps, phases = trace.tables["steps"], trace.tables["phases"]
+    has_times = DEVICE_BEGIN_COLUMN in steps and DEVICE_BEGIN_COLUMN in phases
+    if not has_times or ENQUEUE_COLUMN not in trace.tables["collectives"]:
+        return trace
+    is_known, is_phase_known = _are_known(steps), _are_known(phases)
+    unknown = phases["step"][~is_phase_known & ~np.isin(phases["phase"], _OF_HOST)]
+    is_known &= ~np.isin(steps["step"], unknown)
+    if not is_known.sum() > _LEAST_KNOWN * len(steps):
+        return trace
+    tables = {"steps": _view(steps.select(is_known)), "phases": _view(phases.select(is_phase_known))}
+    return replace(trace, tables={**trace.tables, **tables})
+
+
+def _are_known(rows: Table) -> NDArray[np.bool_]:
+    return np.asarray((rows[DEVICE_BEGIN_COLUMN] != 0) & (rows[DEVICE_END_COLUMN] != 0))
+
+
+def _view(rows: Table) -> Table:
+    """Return rows whose begin and end are those of the device, and those of the host in columns of their own."""
+    columns = {name: rows[_DEVICE_COLUMNS.get(name, name)] for name in rows if name not in _DEVICE_COLUMNS.values()}
+    return Table({**columns, **{name: rows[of] for name, of in _HOST_COLUMNS.items()}})

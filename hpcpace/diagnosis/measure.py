@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.close_up import CloseUp, take_close_up
-from hpcpace.diagnosis.devices import has_device, is_host_timed, is_timed_there
+from hpcpace.diagnosis.devices import has_device, is_host_timed, is_timed_there, on_devices
 from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
 from hpcpace.diagnosis.evidence import TimedTraces, reference_times, timed_traces
 from hpcpace.diagnosis.figures.clocks import DEVICE_ERROR_NS, clock_figures
@@ -61,7 +61,7 @@ class Measured:
     """What was measured on an attempt, and what all of its figures rest on.
 
     Attributes:
-        timed: the traces without their operations, and their clocks.
+        timed: the traces without their operations, on their devices where these are known, and their clocks.
         panel: the steps that all ranks have.
         used: which of them the figures use, bool, (num_common,).
         chosen: the used steps, on each rank's own clock.
@@ -167,7 +167,7 @@ def measure(
     progress: Callable[[int, int], None] | None = None,
     team: Team | None = None,
 ) -> Measured:
-    """Measure everything that the figures share.
+    """Measure everything that the figures share, on devices where their times are known.
 
     Args:
         traces: the readable traces, ascending by rank.
@@ -177,6 +177,7 @@ def measure(
     Raises:
         CannotTell: no step that all ranks have is left.
     """
+    traces = on_devices(traces)
     panel = common_steps([trace.tables["steps"] for trace in traces])
     used = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
     if not used.any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,7 @@ def sound_stream(trace: RankTrace) -> SoundStream:
         stream = table.stream
         return SoundStream(
             original=trace,
-            trace=stream.trace,
+            trace=replace(trace, tables={**trace.tables, "collectives": stream.trace.tables["collectives"]}),
             chunks=stream.chunks,
             identity=stream.identity,
             most_bytes=stream.most_bytes,

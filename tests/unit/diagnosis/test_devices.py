@@ -1,4 +1,4 @@
-"""Runs of ranks with a device: what is said where nobody knows what their devices did."""
+"""Runs of ranks with a device: figures from its times, and what is said where nobody knows these."""
 
 from __future__ import annotations
 
@@ -11,12 +11,23 @@ from rich.console import Console
 
 from experiments.device_run import MS, DeviceRun
 from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces
+from hpcpace.diagnosis.devices import on_devices
+from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report
 from hpcpace.trace.attempt_reader import read_attempt
 
 SLOW = {2: 1.3}
+LAYOUTS = (
+    {},
+    {"syncs": False, "ahead": 5},
+    {"num_buckets": 1},
+    {"blocks": True},
+    {"blocks": True, "syncs": False},
+    {"on_host": (0, 1)},
+    {"num_ranks": 16},
+)
 
 
 def analyzed(path: Path, **settings: object) -> Analysis:
@@ -140,3 +151,77 @@ def test_the_page_leaves_out_the_plots_of_what_is_not_known(tmp_path, slow):
     assert "no plot of own delay: not known: phases are host times of ranks with a device" in text
     for name in ("phase-shares", "own-delay", "origins", "gains"):
         assert f'"{name}"' not in text.split("plotly.js")[0]
+
+
+def device_timed(path: Path, **settings: object) -> Summary:
+    return summarized(path, has_device_times=True, **settings)
+
+
+@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+def test_with_device_times_a_sound_run_is_healthy(tmp_path, settings):
+    summary = device_timed(tmp_path / "run", **settings)
+    assert (summary.verdict.mode, summary.verdict.culprits) == ("healthy", ())
+    assert summary.unknown == ""
+
+
+@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+def test_with_device_times_a_slow_device_is_named_with_its_excess_and_stage(tmp_path, settings):
+    verdict = device_timed(tmp_path / "run", slow=SLOW, **settings).verdict
+    assert verdict.mode == "persistent straggler"
+    (culprit,) = verdict.culprits
+    assert culprit.id == "2"
+    assert culprit.effect == pytest.approx(0.3, abs=0.01)
+    assert verdict.findings[0].stages[0].stages == ("computation",)
+
+
+def test_parts_of_the_step_are_what_the_device_worked(tmp_path):
+    summary = device_timed(tmp_path / "run", noise=0.0, syncs=False)
+    parts = summary.ranks[1].parts_ns
+    assert parts["forward"] == pytest.approx(10 * MS, rel=0.01)
+    assert parts["backward"] == pytest.approx(20 * MS, rel=0.01)
+    assert parts["optimizer"] == pytest.approx(3 * MS, rel=0.01)
+    # Of four buckets the transfer of the last one is not hidden.
+    assert parts["sync_transfer"] == pytest.approx(1 * MS, rel=0.02)
+    assert summary.shares.overlap == pytest.approx(0.75, abs=0.01)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_waits_for_a_slow_device_are_exposed_on_the_others(tmp_path, blocks):
+    summary = device_timed(tmp_path / "run", noise=0.0, slow=SLOW, blocks=blocks)
+    waits = [row.exposed_wait_ns for row in summary.ranks]
+    late_ns = 0.3 * (0.1 + 10 + 20 + 3) * MS
+    assert waits[2] == 0
+    assert [waits[rank] for rank in (0, 1, 3)] == pytest.approx([late_ns] * 3, rel=0.03)
+    assert [row.rank for row in summary.causes.origins] == [2]
+
+
+def test_a_rank_without_most_of_its_device_times_leaves_the_run_unknown(tmp_path):
+    summary = device_timed(tmp_path / "run", lost_times={1: tuple(range(10, 60))})
+    assert summary.verdict.mode == "cannot tell"
+    assert "rank 1" in summary.verdict.headline
+    assert summary.shares.busy is None
+
+
+def test_steps_whose_device_times_are_not_known_are_left_out(tmp_path):
+    summary = device_timed(tmp_path / "run", lost_times={1: (20, 21), 3: (59,)})
+    assert summary.verdict.mode == "healthy"
+    assert summary.steps.num_used == 60 - 4 - 3
+    assert summary.cut_off.ranks == ()
+
+
+def test_operations_on_disk_are_measured_like_those_in_memory(tmp_path):
+    run = DeviceRun(has_device_times=True, slow=SLOW).write(tmp_path / "run")
+    attempt = run.last_attempt()
+    in_memory = analyze_traces(run, attempt, read_attempt(attempt), Selection()).summary
+    on_disk = read_attempt(attempt, most_rows=0, tables=TABLES_USED)
+    assert analyze_traces(run, attempt, on_disk, Selection()).summary == in_memory
+
+
+def test_phases_of_the_host_alone_are_not_those_of_the_device(tmp_path):
+    run = DeviceRun(has_device_times=True).write(tmp_path / "run")
+    (trace, *_) = read_attempt(run.last_attempt()).traces
+    (view,) = on_devices([trace])
+    phases, of_file = view.tables["phases"], trace.tables["phases"]
+    assert (phases["begin_ns"] == of_file["device_begin_ns"]).all()
+    assert (phases["host_begin_ns"] == of_file["begin_ns"]).all()
+    assert on_devices([view])[0] is view
