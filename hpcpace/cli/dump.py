@@ -107,7 +107,8 @@ def _blocks(rows: list[dict[str, Any]], width: int) -> Iterator[TextTable]:
     columns: list[tuple[str, list[str]]] = []
     for name in rows[0]:
         column = (name, [_printable(str(row[name])) for row in rows])
-        if columns and sum(map(_width, [("", numbers), *columns, column])) > width:
+        # The space before each column, and those at both edges.
+        if columns and sum(map(_width, [("", numbers), *columns, column])) + 1 > width:
             yield _text_table([("", numbers), *columns])
             columns = []
         columns.append(column)

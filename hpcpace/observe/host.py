@@ -5,9 +5,10 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from hpcpace.observe.cores import CoreCounters, read_counter
+from hpcpace.observe.gpu import UNKNOWN as NO_GPU
+from hpcpace.observe.gpu import gpu_counters
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -18,6 +19,7 @@ class HostCounters:
     Args:
         gpu_uuid: identity of this rank's GPU for NVML, like `GPU-3f...`, None without one (NVML and torch number GPUs
             differently).
+        gpu_index: its number in torch.
         proc: where procfs is mounted.
         cgroup: where the cgroup tree is mounted.
         warn: takes one warning that says why GPU counters stay zero.
@@ -27,6 +29,7 @@ class HostCounters:
         self,
         *,
         gpu_uuid: str | None = None,
+        gpu_index: int = 0,
         proc: Path = Path("/proc"),
         cgroup: Path = Path("/sys/fs/cgroup"),
         warn: Callable[[str], None] = lambda message: None,
@@ -35,13 +38,13 @@ class HostCounters:
         self._snmp = proc / "self" / "net" / "snmp"
         self._net_dev = proc / "self" / "net" / "dev"
         self._cpu_stat = _find_cpu_stat(proc / "self" / "cgroup", cgroup)
-        self._gpu = _open_gpu(gpu_uuid, warn) if gpu_uuid else None
+        self._gpu = gpu_counters(gpu_uuid, gpu_index, warn) if gpu_uuid else None
         self._cores = CoreCounters(proc=proc, cgroup=cgroup)
 
     def read(self) -> tuple[int, ...]:
         """Return the columns of a `host` row behind its time."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        gpu_memory_bytes, gpu_clock_mhz, gpu_throttle_reasons = self._gpu() if self._gpu else (0, 0, 0)
+        gpu_memory_bytes, gpu_clock_mhz, gpu_throttle_reasons, *gpu_health = self._gpu() if self._gpu else NO_GPU
         return (
             usage.ru_nivcsw,
             usage.ru_majflt,
@@ -53,6 +56,7 @@ class HostCounters:
             self._tcp_retransmits(),
             self._nic_drops(),
             *self._cores.read(),
+            *gpu_health,
         )
 
     def _rss_bytes(self) -> int:
@@ -92,33 +96,3 @@ def _find_cpu_stat(membership: Path, cgroup: Path) -> Path | None:
             if (candidate / "cpu.stat").is_file():
                 return candidate / "cpu.stat"
     return None
-
-
-def _open_gpu(uuid: str, warn: Callable[[str], None]) -> Callable[[], tuple[int, int, int]] | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    except ImportError:
-        warn("no GPU counters: install hpcpace[gpu]")
-        return None
-    except pynvml.NVMLError as error:
-        warn(f"no GPU counters: NVML says {error}")
-        return None
-
-    def read() -> tuple[int, int, int]:
-        return (
-            _ask(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used),
-            _ask(pynvml, lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-            _ask(pynvml, lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
-        )
-
-    return read
-
-
-def _ask(pynvml: Any, question: Callable[[], int]) -> int:
-    try:
-        return int(question())
-    except pynvml.NVMLError:  # a card that does not support the question
-        return 0

@@ -113,7 +113,7 @@ class Recording:
         )
         self.steps = steps
         self._counters = (
-            CounterThread(self.recorder, HostCounters(gpu_uuid=_gpu_uuid(), warn=warn), network, warn=warn)
+            CounterThread(self.recorder, HostCounters(**_gpu(), warn=warn), network, warn=warn)
             if config.trace.counters
             else None
         )
@@ -352,10 +352,12 @@ def find_device(warn: Callable[[str], None]) -> DeviceClock | None:
     )
 
 
-def _gpu_uuid() -> str | None:
+def _gpu() -> dict[str, Any]:
+    """Return this rank's GPU as the host counters take it; nothing without one."""
     import torch
 
     if not torch.cuda.is_available():
-        return None
-    uuid: Any = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-    return f"GPU-{uuid}"
+        return {}
+    index = torch.cuda.current_device()
+    uuid: Any = torch.cuda.get_device_properties(index).uuid
+    return {"gpu_uuid": f"GPU-{uuid}", "gpu_index": index}

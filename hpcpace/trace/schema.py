@@ -198,7 +198,9 @@ TABLES: dict[str, TableSchema] = {
             "host",
             "time_ns:i8 involuntary_switches:i8 major_faults:i8 cpu_throttled_ns:i8 rss_bytes:i8 gpu_memory_bytes:i8 "
             "gpu_clock_mhz:i4 gpu_throttle_reasons:i8 tcp_retransmits:i8 nic_drops:i8",
-            optional="cpu_time_ns:i8 run_wait_ns:i8 cpu_pressure_ns:i8",
+            optional="cpu_time_ns:i8 run_wait_ns:i8 cpu_pressure_ns:i8 "
+            "gpu_max_clock_mhz:i4 gpu_temperature_c:i4 gpu_power_mw:i4 gpu_power_limit_mw:i4 gpu_ecc_corrected:i8 "
+            "gpu_ecc_uncorrected:i8 gpu_pcie_replays:i8 gpu_alloc_retries:i8 gpu_out_of_memory:i8",
             chunk_rows=SLOW_CHUNK_ROWS,
         ),
         _table(

@@ -31,7 +31,7 @@ def trace(tmp_path):
     path = tmp_path / "rank-00000.h5"
     with Recorder(path, header, warn=print) as recorder:
         for _ in range(8):
-            recorder.add_host(*[_LARGEST] * 6, (1 << 31) - 1, *[_LARGEST] * 6)
+            recorder.add_host(*[_LARGEST] * 6, (1 << 31) - 1, *[_LARGEST] * 6, *[(1 << 31) - 1] * 4, *[_LARGEST] * 5)
         recorder.add_collective(3, 0, 7, 10, 64, -1, 1 << 20, 1 << 21, 1 << 20, 1)
         recorder.add_group(0, 0, b"[red]\x1b]0;owned\x07\xff", b"gloo")
     return path
@@ -63,7 +63,7 @@ def test_every_value_of_a_wide_table_stands_whole_in_100_columns(dump, trace):
     assert max(map(len, lines)) <= 100
     for column in TABLES["host"].dtype.names:
         assert sum(column in line.split() for line in lines) == 1
-    assert out.count(str(_LARGEST)) == 12 * 5
+    assert out.count(str(_LARGEST)) == 17 * 5
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal(dump, trace):

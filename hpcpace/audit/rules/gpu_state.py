@@ -9,9 +9,7 @@ from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unkn
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.quoting import printable
-
-_HARD_THROTTLE, _SOFT_THROTTLE = 0x8 | 0x40 | 0x80, 0x20
-# nvmlClocksEventReason: 0x8 hardware slowdown, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake.
+from hpcpace.throttling import FAULTS, Throttle
 
 
 def p07_nvlink(job: AuditedJob) -> Iterator[AuditFinding]:
@@ -54,14 +52,14 @@ def p08_state(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
 
 def _states(address: str, nvml: Nvml) -> Iterator[tuple[Severity, str, str, str]]:
     reasons = nvml.throttle_reasons or 0
-    if reasons & _HARD_THROTTLE:
+    if reasons & FAULTS:
         yield (
             Severity.FAIL,
             f"is throttled by its hardware (reasons {reasons:#x})",
             "every rank waits for this GPU",
             f"nvidia-smi -i {address} -q -d PERFORMANCE,TEMPERATURE  # then cooling and power, admin",
         )
-    elif reasons & _SOFT_THROTTLE:
+    elif reasons & Throttle.SOFTWARE_THERMAL:
         seen = f"is throttled by its driver because of heat (reasons {reasons:#x})"
         yield Severity.WARNING, seen, "every rank waits for this GPU", "# admin: check cooling and fans"
     if nvml.power_limit_w and nvml.power_default_w and nvml.power_limit_w < 0.99 * nvml.power_default_w:

@@ -24,6 +24,9 @@ def header(rank: int = 0, **changes: Any) -> TraceHeader:
     return TraceHeader(**values)
 
 
+_GPU = (1980, 71, 640_000, 700_000, 3, 0, 5, 2, 1)
+
+
 def add_one_of_each(recorder: Recorder) -> None:
     recorder.add_group(0, 0, b"world", b"gloo")
     recorder.add_group(0, 1, b"world", b"gloo")
@@ -33,7 +36,7 @@ def add_one_of_each(recorder: Recorder) -> None:
     recorder.add_clock(0, 900_000, -123_456, 20_000, 9_000, 40)
     recorder.add_pacing(0, 3, 1, 3_000_000, 50_000, 80_000, -7)
     recorder.add_network(1_000_000, 1, 1 << 40, 1 << 41)
-    recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0, 900_000, 70_000, 80_000)
+    recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0, 900_000, 70_000, 80_000, *_GPU)
     recorder.add_event(9_000_000, 0, 4, 3, b"sys.exit")
 
 
