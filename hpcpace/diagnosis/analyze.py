@@ -14,11 +14,13 @@ from hpcpace.diagnosis.diagnose import Diagnosis
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures.audit import audit_figures
 from hpcpace.diagnosis.figures.causes import cause_figures
+from hpcpace.diagnosis.figures.gpu_state import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.hotspots import place_excess
 from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
 from hpcpace.diagnosis.figures.ranks import rank_figures
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
+from hpcpace.diagnosis.gpu_words import with_gpus
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, diagnose_run, hotspots_of, panels_of
 from hpcpace.diagnosis.modes.finding import Panels
@@ -128,9 +130,7 @@ def analyze_traces(
         run_id=credible.traces[0].header.run_id,
         attempt=attempt.number,
         attempts=tuple(other.number for other in run.attempts()),
-        verdict=with_end(
-            verdict_of(figures.diagnosis, hosts=credible.hosts, remarks=remarks), credible.end, credible.hosts
-        ),
+        verdict=_verdict(credible, panels, figures.diagnosis, remarks),
         world=_world(credible, records),
         steps=step_figures(measured, selection, found.traces),
         throughput=throughput(measured.times_ns, measured.chosen.samples),
@@ -206,8 +206,8 @@ def examine(
         return verdict_of(
             Diagnosis(findings=(), obstacle=NothingMeasured(error=str(error)), smallest_effect=None), hosts={}
         )
-    diagnosis = _diagnosis(credible, panels_of(credible.measured), settings or DiagnosisConfig())
-    return with_end(verdict_of(diagnosis, hosts=credible.hosts), credible.end, credible.hosts)
+    panels = panels_of(credible.measured)
+    return _verdict(credible, panels, _diagnosis(credible, panels, settings or DiagnosisConfig()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +269,18 @@ def _diagnosis(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig)
     return diagnose_run(
         credible.measured, panels, hangs=hangs, absent=credible.absent, end=credible.end, settings=settings
     )
+
+
+def _verdict(credible: CredibleRun, panels: Panels, diagnosis: Diagnosis, remarks: Sequence[str] = ()) -> Verdict:
+    verdict = verdict_of(diagnosis, hosts=credible.hosts, remarks=remarks)
+    traces, steps = credible.measured.timed.traces, credible.measured.chosen
+    states = [
+        gpu_state(trace.tables["host"], begin_ns, end_ns) if "host" in trace.tables else None
+        for trace, begin_ns, end_ns in zip(traces, steps.begin_ns[:, 0], steps.end_ns[:, -1], strict=True)
+    ]
+    differences = gpu_differences(states, panels.role.tolist(), panels.rank.tolist())
+    verdict = with_gpus(verdict, differences, diagnosis.late_ranks, credible.hosts)
+    return with_end(verdict, credible.end, credible.hosts)
 
 
 def _world(credible: CredibleRun, records: AttemptRecords) -> World:
