@@ -44,7 +44,6 @@ from hpcpace.diagnosis.modes.pipeline import imbalance_finding
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.modes.straggler import search_stragglers, straggler_findings
 from hpcpace.metrics.causes.what_if import Rebuilt
-from hpcpace.metrics.lateness.arrivals import LateArrival
 from hpcpace.metrics.lateness.stragglers import LEAST_STEPS, SearchObstacle, StragglerSearch
 from hpcpace.metrics.network.links import LinkFindings, Locality
 from hpcpace.metrics.operations.incomplete import OpenOperation
@@ -98,13 +97,9 @@ def diagnose(
     rebuilt: Rebuilt | None = None,
     absent: Sequence[int] = (),
     end: RunEnd | None = None,
-    arrivals: Sequence[LateArrival] = (),
     settings: DiagnosisConfig | None = None,
 ) -> Diagnosis:
     """Return what is wrong with a run.
-
-    Where phases of ranks with a device are times of the host, only what ended or held up the run is judged, and who is
-    late at collectives.
 
     Args:
         panels: the steps that are judged.
@@ -116,7 +111,6 @@ def diagnose(
         rebuilt: steps of them, which show what stragglers and slow stages cost; None if they were not rebuilt.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
         end: what ended the run before its time; None where nothing did.
-        arrivals: who is late at collectives on devices, the latest first; used where own work is not known.
         settings: the thresholds.
     """
     settings = settings or DiagnosisConfig()
@@ -129,7 +123,7 @@ def diagnose(
         few = TooFewSteps(num_steps=num_steps, least=settings.least_steps)
         return known(findings=stopped, obstacle=None if stopped else few, smallest_effect=None)
     if panels.host_timed:
-        seen = (*stopped, *arrival_finding(panels, arrivals, settings))
+        seen = (*stopped, *arrival_finding(panels, settings))  # nothing else rests on what devices did
         return known(findings=seen, obstacle=None if seen else HostTimes(ranks=panels.host_timed), smallest_effect=None)
     search = search_stragglers(panels, settings)
     # Messages of absent ranks would be missing from it, and most steps have to be alike.
@@ -148,11 +142,7 @@ def diagnose(
     ]
     is_collection_found = any(isinstance(finding.evidence, CollectionEvidence) for finding in findings)
     findings += event_finding(panels, without, settings, is_collection_found=is_collection_found)
-    passing = sum(finding.loss_share for finding in findings if _is_passing(finding))
-    uneven_input = sum(
-        each.loss_share - each.evidence.share for each in findings if isinstance(each.evidence, InputEvidence)
-    )
-    findings += jitter_finding(panels, without, passing + uneven_input, settings)
+    findings += jitter_finding(panels, without, _explained_share(findings), settings)
     findings = _joined(with_cores(cores, findings, panels, settings))
     findings.sort(key=lambda finding: (*(finding.mode is not mode for mode in _LEADING), -finding.loss_share))
     obstacle: Obstacle | None = None
@@ -160,10 +150,16 @@ def diagnose(
         findings = [finding for finding in findings if _needs_no_others(finding)]
         obstacle = None if findings else AbsentRanks()
     elif not findings:
-        obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, num_steps, is_noise_known=cores is not None)
-        if obstacle is None and not panels.is_role_known and panels.stage.max() < 1:
-            obstacle = NothingCompared()
+        obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, panels, is_noise_known=cores is not None)
     return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share, slow=search.slow)
+
+
+def _explained_share(findings: Sequence[DiagnosisFinding]) -> float:
+    """Return what findings cost that make steps differ, as a share of the step time."""
+    passing = sum(finding.loss_share for finding in findings if _is_passing(finding))
+    return passing + sum(
+        each.loss_share - each.evidence.share for each in findings if isinstance(each.evidence, InputEvidence)
+    )
 
 
 def _is_passing(finding: DiagnosisFinding) -> bool:
@@ -173,15 +169,15 @@ def _is_passing(finding: DiagnosisFinding) -> bool:
     return is_transient or finding.mode in (Mode.RUNTIME, Mode.AMPLIFICATION)
 
 
-def _obstacle_of(search: StragglerSearch, num_steps: int, *, is_noise_known: bool) -> Obstacle | None:
+def _obstacle_of(search: StragglerSearch, panels: Panels, *, is_noise_known: bool) -> Obstacle | None:
     """Return why ranks could not be compared; noise of a known reason is told with the rank that it would not hide."""
     match search.obstacle:
         case SearchObstacle.TOO_FEW_STEPS:
-            return TooFewSteps(num_steps=num_steps, least=LEAST_STEPS)
+            return TooFewSteps(num_steps=len(panels.times_ns), least=LEAST_STEPS)
         case SearchObstacle.TOO_MUCH_NOISE:
             return None if is_noise_known else TooMuchNoise(smallest_share=search.smallest_share or 0.0)
         case SearchObstacle.NOBODY_COMPARED | None:  # stages and transfers are judged without comparing ranks
-            return None
+            return NothingCompared() if not panels.is_role_known and panels.stage.max() < 1 else None
         case _:
             assert_never(search.obstacle)
 

@@ -384,6 +384,8 @@ def diagnose_run(
     groups, places, clocks = measured.groups, measured.places, measured.clocks
     # How long a message takes depends on its receiver, too; that of a collective depends on the link alone.
     collectives = [group for group in groups if group.op != "send"] or groups
+    if panels.host_timed:
+        panels = replace(panels, arrivals=late_arrivals_of(measured, panels.node, settings.level))
     return diagnose(
         panels,
         hangs=hangs,
@@ -400,6 +402,5 @@ def diagnose_run(
         rebuilt=measured.rebuilt,
         absent=absent,
         end=end,
-        arrivals=late_arrivals_of(measured, panels.node, settings.level) if panels.host_timed else (),
         settings=settings,
     )

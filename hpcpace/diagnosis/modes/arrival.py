@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import confidence_of
 from hpcpace.diagnosis.modes.evidence import ArrivalEvidence
@@ -11,20 +9,17 @@ from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels, r
 from hpcpace.metrics.lateness.arrivals import LateArrival
 
 
-def arrival_finding(
-    panels: Panels, arrivals: Sequence[LateArrival], settings: DiagnosisConfig
-) -> list[DiagnosisFinding]:
+def arrival_finding(panels: Panels, settings: DiagnosisConfig) -> list[DiagnosisFinding]:
     """Return the ranks that are late at collectives by more than the threshold, as one finding.
 
     Others work no longer than the step without their wait for the late rank, so lateness relative to that is the least
     that its work exceeds theirs by. What it costs is at most its lateness, if nobody can use that time otherwise.
 
     Args:
-        panels: the steps.
-        arrivals: who is late, the latest first.
+        panels: the steps, and who is late.
         settings: the thresholds.
     """
-    late = [each for each in arrivals if _excess(each.duration_ns, panels) >= settings.straggler_share]
+    late = [each for each in panels.arrivals if _excess(each.duration_ns, panels) >= settings.straggler_share]
     if not late:
         return []
     first = late[0]

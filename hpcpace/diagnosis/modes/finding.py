@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from hpcpace.diagnosis.modes.evidence import Evidence
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.metrics.cores import CoreUse
+from hpcpace.metrics.lateness.arrivals import LateArrival
 from hpcpace.metrics.lateness.stages import StageComparison
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
 from hpcpace.metrics.step_pattern import Alternation
@@ -88,6 +89,7 @@ class Panels:
         host_timed: ranks with a device whose phases are times of the host. They do not show what takes time there, so
             work, waits and exposed transfers of the run are not known.
         cores: what the ranks had of their cores; None where that is not known.
+        arrivals: who is late at collectives on devices, the latest first; where own work is not known.
         alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
     """
 
@@ -109,6 +111,7 @@ class Panels:
     parts_ns: Floats | None = None
     host_timed: tuple[int, ...] = ()
     cores: CoreUse | None = None
+    arrivals: tuple[LateArrival, ...] = ()
     alternation: Alternation | None = None
 
     @property
