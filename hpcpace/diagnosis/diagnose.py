@@ -117,7 +117,7 @@ def diagnose(
     num_steps = len(panels.times_ns)
     hang = hang_finding(hangs, panels, silences_ns or {}, settings, unrecorded=absent)
     stopped = (*end_finding(end, hang, panels), *hang)
-    cores = core_finding(panels)
+    cores = core_finding(panels, settings)
     known = partial(Diagnosis, absent=tuple(absent), num_present=len(panels.rank), cores=cores)
     if num_steps < settings.least_steps:
         few = TooFewSteps(num_steps=num_steps, least=settings.least_steps)

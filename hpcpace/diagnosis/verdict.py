@@ -11,7 +11,7 @@ from typing import assert_never
 
 from hpcpace.diagnosis.diagnose import Diagnosis, DiagnosisFinding, Mode, Panels
 from hpcpace.diagnosis.finding_words import words_of
-from hpcpace.diagnosis.modes.evidence import numbers_of, stages_of
+from hpcpace.diagnosis.modes.evidence import CoreEvidence, numbers_of, stages_of
 from hpcpace.diagnosis.modes.obstacle import (
     AbsentRanks,
     HostTimes,
@@ -219,9 +219,11 @@ def _next_of_healthy(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> str:
 
 def _shared_cores(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> list[str]:
     """Return that ranks share cores, where that is notable and below its threshold."""
-    if diagnosis.cores is None or diagnosis.cores in diagnosis.findings:
+    cores = diagnosis.cores
+    if cores is None or not isinstance(cores.evidence, CoreEvidence) or cores in diagnosis.findings:
         return []
-    return [f"below the threshold: {words_of(diagnosis.cores, hosts).headline}"]
+    why_none = "on purpose" if cores.evidence.least >= 1 else f"threshold {percent(cores.evidence.least)}"
+    return [f"{words_of(cores, hosts).headline} ({why_none})"]
 
 
 def _absent(diagnosis: Diagnosis) -> list[str]:

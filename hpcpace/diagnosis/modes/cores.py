@@ -34,7 +34,7 @@ _LEAST_OTHERS = 0.1
 _LEAST_CPU_EXCESS = 0.1
 
 
-def core_finding(panels: Panels) -> DiagnosisFinding | None:
+def core_finding(panels: Panels, settings: DiagnosisConfig) -> DiagnosisFinding | None:
     """Return that ranks share cores, also where that costs less than its threshold; None where it is not notable.
 
     The loss is the waiting of the rank that waits longest: the others wait for it in the next collective.
@@ -59,6 +59,7 @@ def core_finding(panels: Panels) -> DiagnosisFinding | None:
         pressure=float(use.pressure[first]),
         throttled=float(use.throttled[first]),
         switches=float(use.switches[first]),
+        least=settings.core_share,
     )
     culprits = () if set(hosts) == set(panels.host) else tuple(_culprit(use, panels, host, waits) for host in hosts)
     return DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=culprits)

@@ -348,6 +348,7 @@ class CoreEvidence:
         pressure: share of the time for which some task there waits for a core; 0 where that is not known.
         throttled: share of the time for which the quota of the cgroup keeps that rank from running.
         switches: its involuntary context switches for each second.
+        least: the threshold of `share`.
     """
 
     mode: ClassVar = Mode.CORES
@@ -362,6 +363,7 @@ class CoreEvidence:
     pressure: float
     throttled: float
     switches: float
+    least: float
 
     @property
     def variety(self) -> str:

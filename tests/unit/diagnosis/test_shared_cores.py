@@ -122,10 +122,16 @@ def test_below_its_threshold_it_is_a_remark_of_a_healthy_run():
     verdict = verdict_of(found, hosts=HOSTS)
     assert verdict.mode == "healthy"
     assert verdict.also == (
-        "below the threshold: ranks share cores: 4 ranks of this job on 2 CPUs of n0; ranks 0-3 wait for a core for up "
-        "to 7.0 % of the time",
+        "ranks share cores: 4 ranks of this job on 2 CPUs of n0; ranks 0-3 wait for a core for up to 7.0 % of the time "
+        "(threshold 10.0 %)",
     )
     assert "change the job, not the cluster" not in verdict.next[0]
+
+
+def test_where_it_is_on_purpose_it_is_a_remark_however_much_it_is():
+    verdict = verdict_of(diagnose(panels(cores(0.3, 0.7)), settings=ON_PURPOSE), hosts=HOSTS)
+    assert verdict.mode == "healthy"
+    assert verdict.also[0].endswith("wait for a core for up to 70.0 % of the time (on purpose)")
 
 
 @pytest.mark.parametrize("settings", [None, ON_PURPOSE], ids=["a finding", "on purpose"])
