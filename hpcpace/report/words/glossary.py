@@ -110,7 +110,10 @@ GLOSSARY = (
     ),
     Term(
         name="noise",
-        meaning="Excess that chance alone explains: larger values come up in 1 of 1,000 runs, over all ranks.",
+        meaning=(
+            "Variation by chance. In the table of ranks it is the excess that chance alone explains: in 999 of 1,000 "
+            "runs of equal ranks, no rank exceeds it."
+        ),
     ),
     Term(
         name="overlap",

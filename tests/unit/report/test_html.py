@@ -23,6 +23,7 @@ from hpcpace.report.html.lanes import slow_step
 from hpcpace.report.html.maps import own_delay, transfer_matrix
 from hpcpace.report.html.packed import compressed, plot_library
 from hpcpace.report.html.page import page, write_html
+from hpcpace.report.html.text import table
 from hpcpace.report.html.thinning import binned, bins, packed
 from hpcpace.report.words.glossary import GLOSSARY, terms_in
 from hpcpace.rundir import json_text
@@ -616,6 +617,14 @@ def test_terms_lead_to_the_glossary_where_a_section_has_them_first(summary):
 )
 def test_terms_are_found_as_whole_words(text, names):
     assert [term.name for _, _, term in terms_in(text)] == names
+
+
+def test_a_column_of_commands_can_be_copied_and_a_card_names_its_columns():
+    made = table("fixes", ("who", "it's a fix"), [("rank 2", "srun -c 2 <x>")], commands=1, about=[("2", '"n1"')])
+    assert '<td class="text command">srun -c 2 &lt;x&gt;</td>' in made
+    assert '<tr data-ranks="2" data-hosts="&quot;n1&quot;">' in made
+    (attributes,) = Elements(made).all("table")
+    assert attributes["style"] == r"--head-1:'who';--head-2:'it\'s a fix'"
 
 
 def test_lanes_have_every_stretch_of_every_rank():

@@ -1,7 +1,7 @@
-// Draws the plots described in the page when they come near the window. Colours come from the style sheet, so that light,
-// dark and print agree.
+// Draws the plots described in the page when they come into the window, and ahead of it once the reader scrolls. Colours
+// come from the style sheet, so that light, dark and print agree.
 const PAPER_WIDTH = 660; // of A4 and of Letter within their margins, at 96 pixels an inch
-const NEAR = "300px";
+const AHEAD = "600px";
 
 const NOTHING = {
   text: "None of the chosen ranks is in this plot.", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
@@ -9,7 +9,7 @@ const NOTHING = {
 
 const places = [...document.querySelectorAll(".plot")];
 const drawn = new Set();
-const waiting = []; // near the window, and not drawn yet
+const waiting = []; // to be drawn next
 const whenIdle = window.requestIdleCallback ?? setTimeout;
 let descriptions = null;
 let isShown = null; // which ranks and hosts, where the reader has chosen some
@@ -127,15 +127,22 @@ function redraw(isMeant = () => true) {
   for (const place of drawn) if (isMeant(descriptions[place.id])) draw(place);
 }
 
-function startPlots() {
-  root.dataset.drawn = "0";
+// Draws what comes within a margin of the window.
+function watch(margin) {
   const observer = new IntersectionObserver((entries) => {
     const near = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
     near.forEach((place) => observer.unobserve(place));
     waiting.push(...near);
     if (near.length && waiting.length === near.length) whenIdle(drawNext);
-  }, { rootMargin: `${NEAR} 0px` });
-  for (const place of places) observer.observe(place);
+  }, { rootMargin: `${margin} 0px` });
+  for (const place of places) if (!drawn.has(place)) observer.observe(place);
+}
+
+function startPlots() {
+  root.dataset.drawn = "0";
+  watch("0px");
+  // Whoever scrolls reads on: from then on plots are drawn ahead.
+  addEventListener("scroll", () => watch(AHEAD), { once: true, passive: true });
 }
 
 document.addEventListener("hpcpace-theme", () => redraw());
