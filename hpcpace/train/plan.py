@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import ConfigError, MeshError
+from hpcpace.errors import ConfigError, MeshError, check_all
 from hpcpace.train.inject import InjectedFault, parse_fault
 from hpcpace.train.mesh import Mesh, parse_mesh
 from hpcpace.train.presets import GPT2_PRESETS, RESNET18, GPT2Shape, ModelShape
@@ -105,19 +106,31 @@ def plan_training(settings: TrainConfig, world_size: int) -> TrainPlan:
     Raises:
         MeshError: mesh, model, batch and world do not fit.
         ConfigError: a setting is out of range, or a fault cannot be read.
+        UsageError: of the kind of the first, with the messages of all, where several of these are wrong.
     """
     shape = GPT2_PRESETS[settings.preset] if settings.model == "gpt2" else RESNET18
+    of_mesh = partial(_fitting_mesh, settings, shape, world_size)
+    of_seq_len = partial(_seq_len, settings, shape)
+    of_faults = [partial(_fault, spec, world_size) for spec in settings.inject]
+    check_all((of_mesh, of_seq_len, *of_faults))
+    faults = tuple(of_fault() for of_fault in of_faults)
+    return TrainPlan(settings=settings, shape=shape, mesh=of_mesh(), seq_len=of_seq_len(), faults=faults)
+
+
+def _fitting_mesh(settings: TrainConfig, shape: ModelShape, world_size: int) -> Mesh:
     mesh = parse_mesh(settings.mesh, world_size)
     shape.check_mesh(mesh)
     check_support(settings, mesh)
     _check_stages(settings, shape, mesh)
     _check_batch(settings, mesh)
-    seq_len = _seq_len(settings, shape)
-    faults = tuple(parse_fault(spec) for spec in settings.inject)
-    for fault, spec in zip(faults, settings.inject, strict=True):
-        if fault.rank is not None and fault.rank >= world_size:
-            raise ConfigError(f"fault {spec!r}: no rank {fault.rank}; the job's ranks are 0 to {world_size - 1}")
-    return TrainPlan(settings=settings, shape=shape, mesh=mesh, seq_len=seq_len, faults=faults)
+    return mesh
+
+
+def _fault(spec: str, world_size: int) -> InjectedFault:
+    fault = parse_fault(spec)
+    if fault.rank is not None and fault.rank >= world_size:
+        raise ConfigError(f"fault {spec!r}: no rank {fault.rank}; the job's ranks are 0 to {world_size - 1}")
+    return fault
 
 
 def _seq_len(settings: TrainConfig, shape: ModelShape) -> int:

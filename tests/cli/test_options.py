@@ -196,6 +196,10 @@ def test_numbers_in_texts_have_bounds(words: list[str], tmp_path, monkeypatch: p
         (["lab", "up", "--hosts", "0", "--mtu", "3"], ["'--hosts': 0 is not in the range 1<=x<=250", "'--mtu': 3 is"]),
         (["dump", "a", "b", "--limit", "-1"], ["'--limit': -1 is not", "Got unexpected extra arguments (b)"]),
         (["audit", "--fail-on", "A01", "--show", "x.png"], ["--fail-on needs --prolog", "--show x.png: the name"]),
+        (
+            ["train", "gpt2", "--mesh", "bad", "--inject", "junk", "--inject", "rank=9,size=30%"],
+            ["mesh 'bad'", "fault 'junk'", "no rank 9"],
+        ),
         (["lab", "up", "--name", "A", "--link", "fast"], ["lab.name is 'A'", "lab.link: 'fast' is not a rate"]),
     ],
     ids=lambda value: " ".join(value)[:50],
