@@ -14,7 +14,7 @@ from hpcpace.diagnosis.diagnose import Diagnosis
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures.audit import audit_figures
 from hpcpace.diagnosis.figures.causes import cause_figures
-from hpcpace.diagnosis.figures.gpu_state import gpu_differences, gpu_state
+from hpcpace.diagnosis.figures.gpus import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.hotspots import place_excess
 from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures

@@ -29,8 +29,8 @@ _MOST = {
     "gpu_power_limit_mw": 10_000_000,
 }
 _COUNTERS = {
-    "corrected": "gpu_ecc_corrected",
     "uncorrected": "gpu_ecc_uncorrected",
+    "corrected": "gpu_ecc_corrected",
     "replays": "gpu_pcie_replays",
     "retries": "gpu_alloc_retries",
     "out_of_memory": "gpu_out_of_memory",
