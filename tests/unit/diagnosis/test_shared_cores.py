@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from experiments.score.generator import write_run
+from experiments.score.scenario import Scenario
 from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
 from hpcpace.diagnosis.modes.cores import NOTABLE_WAIT
 from hpcpace.diagnosis.modes.straggler import search_stragglers
 from hpcpace.diagnosis.verdict import verdict_of
 from hpcpace.metrics.cores import CoreUse, held_up
 from hpcpace.metrics.lateness.stragglers import SearchObstacle
+from hpcpace.rundir import write_json
+from hpcpace.trace.attempt_reader import read_attempt
 
 MS = 1e6
 RANKS, STEPS = 4, 200
@@ -205,3 +210,22 @@ def test_the_verdict_says_who_waits_for_whom_and_what_to_do(use, words, advice):
 def test_what_ranks_wait_for_is_certain_without_the_others():
     found = diagnose(panels(cores(0.5, 0.4)), absent=(7,))
     assert [finding.mode for finding in found.findings] == [Mode.CORES]
+
+
+@pytest.mark.parametrize(
+    ("record", "is_found"),
+    [
+        ({}, True),
+        ({"config": {"train": {"shared_cores": True}}}, False),
+        ({"environment": {"HPCPACE_LAB_NAME": "lab"}}, False),
+    ],
+    ids=["anywhere", "on purpose", "in a lab"],
+)
+def test_shared_cores_are_found_unless_on_purpose_or_in_a_lab(tmp_path, record, is_found):
+    scenario = Scenario(seed=3, num_ranks=8, num_steps=60, fault="shared_cores", size=1.0)
+    run = write_run(scenario, tmp_path / "run")
+    attempt = run.attempt(0)
+    write_json(attempt.run_json, record)
+    verdict = analyze_traces(run, attempt, read_attempt(attempt), Selection()).summary.verdict
+    assert (verdict.mode == Mode.CORES) == is_found
+    assert any("on purpose" in line for line in verdict.also) == ("config" in record)

@@ -11,9 +11,10 @@ import pytest
 from experiments.score.generator import HALFWIDTH_NS, START_NS, clocks_of, traces_of, write_run
 from experiments.score.scenario import NUM_WARMUP, Scenario
 from experiments.score.timeline import simulate
-from experiments.score.work import noise_factors
+from experiments.score.work import COMPUTE_NS, noise_factors
 from hpcpace.diagnosis.evidence import Evidence, gather_evidence
 from hpcpace.metrics.clocks.common_clock import CommonClock
+from hpcpace.metrics.cores import core_use
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import RankTrace
@@ -177,3 +178,20 @@ def _assert_same_columns(one: object, other: object) -> None:
     assert list(one) == list(other)
     for column in other:
         np.testing.assert_array_equal(one[column], other[column])
+
+
+def test_ranks_beside_foreign_load_wait_for_cores_as_long_as_the_fault_says():
+    scenario = Scenario(seed=5, num_ranks=16, num_steps=100, fault="foreign_load", size=0.5, target=1, level=0.0)
+    traces = traces_of(scenario)
+    steps = [trace.tables["steps"] for trace in traces]
+    use = core_use(
+        [trace.tables["host"] for trace in traces],
+        [table["begin_ns"][NUM_WARMUP] for table in steps],
+        [table["end_ns"][-1] for table in steps],
+        [trace.header.cpus for trace in traces],
+    )
+    affected = np.isin(np.arange(16), scenario.affected_ranks)
+    step_ns = np.mean([np.diff(table["end_ns"][NUM_WARMUP:]).mean() for table in steps])
+    assert use.waiting[affected] == pytest.approx(0.5 * COMPUTE_NS / step_ns, rel=0.1)
+    assert use.waiting[~affected].max() < 0.02
+    assert use.cpus[0] == {0, 1, 2, 3}
