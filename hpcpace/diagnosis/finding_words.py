@@ -329,11 +329,12 @@ def _jitter(share: float, lost: str) -> FindingWords:
 def _cores(evidence: CoreEvidence, hosts: Mapping[int, str]) -> FindingWords:
     where = _shortened([printable(host) for host in evidence.hosts])
     cpus, ranks = plural(evidence.cpus, "CPU"), plural(evidence.of_host, "rank")
+    crowd = f"{ranks} of this job on {cpus} of {printable(evidence.hosts[0])}"
     who = rank_list(evidence.ranks) if len(set(hosts.values())) == 1 else where
     holders = {
-        CoreCause.RANKS: f"{ranks} of this job on {cpus} of {where}",
+        CoreCause.RANKS: crowd,
         CoreCause.OTHERS: f"other processes on {where} take them",
-        CoreCause.BOTH: f"{ranks} of this job on {cpus} of {where}, and other processes there",
+        CoreCause.BOTH: f"{crowd}, and other processes there",
         CoreCause.QUOTA: f"the CPU quota of the cgroup on {where} is used up",
         CoreCause.UNKNOWN: f"on {where}",
     }

@@ -43,8 +43,8 @@ def core_finding(panels: Panels, settings: DiagnosisConfig) -> DiagnosisFinding 
     if use is None or not (waits := _is_notable(use)).any():
         return None
     rows = np.flatnonzero(waits)
-    hosts = tuple(dict.fromkeys(panels.host[row] for row in rows))
     first = int(rows[use.waiting[rows].argmax()])
+    hosts = tuple(dict.fromkeys(panels.host[row] for row in (first, *rows)))
     share = float(use.waiting[first])
     near = panels.node == panels.node[first]
     evidence = CoreEvidence(

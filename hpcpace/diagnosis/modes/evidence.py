@@ -340,7 +340,7 @@ class CoreEvidence:
         cause: who has the cores.
         share: share of the time for which the rank that waits longest waits for a core.
         ranks: the ranks that wait.
-        hosts: where they are.
+        hosts: where they are, that of the rank that waits longest first.
         of_host: how many ranks of the job are on the host of the one that waits longest.
         cpus: how many CPUs they may use; 0 where that is not known.
         running: how many of them they use, on average.

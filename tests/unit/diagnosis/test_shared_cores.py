@@ -207,6 +207,12 @@ def test_the_verdict_says_who_waits_for_whom_and_what_to_do(use, words, advice):
     assert "involuntary context switches" in verdict.why[0]
 
 
+def test_of_several_hosts_the_one_that_waits_longest_is_counted_and_all_are_named():
+    run = panels(cores(0.48, [0.35, 0.35, 0.4, 0.4], cpus=("0",) * RANKS), per_node=2)
+    headline = verdict_of(diagnose(run), hosts=dict(enumerate(run.host))).headline
+    assert "2 ranks of this job on 1 CPU of n1; ranks on n1 and n0 wait for a core for up to 40.0 %" in headline
+
+
 def test_what_ranks_wait_for_is_certain_without_the_others():
     found = diagnose(panels(cores(0.5, 0.4)), absent=(7,))
     assert [finding.mode for finding in found.findings] == [Mode.CORES]
