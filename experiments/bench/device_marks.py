@@ -18,8 +18,8 @@ import torch
 
 from experiments.bench.pairs import median_interval, take_turns
 from hpcpace.observe.device_clock import DeviceClock
+from hpcpace.observe.device_layer import find_device
 from hpcpace.observe.device_marks import DeviceMarks
-from hpcpace.observe.recording import find_device
 
 
 class _FreeEvent:

@@ -97,7 +97,7 @@ class DeviceClock:
     @property
     def is_usable(self) -> bool:
         """Whether marks can be made now."""
-        return not self.has_failed and self._device() is not None
+        return self._device() is not None
 
     def fail(self, error: Exception) -> None:
         """Make no marks any more. The boundary between hpcpace and the job: a broken device is not ours to report."""
@@ -111,12 +111,10 @@ class DeviceClock:
         Args:
             is_reserved: whether it may be one of those that are kept for operations.
         """
-        if self.has_failed:
+        device = self._device()
+        if device is None:
             return None
         try:
-            device = self._device()
-            if device is None:
-                return None
             if self._anchor is None:
                 self.anchor()
             if self._anchor is None or device != self._anchor.device:
@@ -133,13 +131,13 @@ class DeviceClock:
 
     def side_stream(self) -> int | None:
         """Return the number of the current stream if it has no marks of phases, though others have; None otherwise."""
-        device = self._current_device() if self.computing_streams else None
+        device = self._device() if self.computing_streams else None
         stream = None if device is None else self._current_stream(device)
         return None if stream in self.computing_streams else stream
 
     def is_current(self, stream: int) -> bool:
         """Return whether a stream is the current one."""
-        device = self._current_device()
+        device = self._device()
         return device is not None and self._current_stream(device) == stream
 
     def release(self, *events: Event) -> None:
@@ -158,7 +156,7 @@ class DeviceClock:
         """Whether the device's clock is to be tied to the host's again, between two steps."""
         if self._anchor is None or not self.is_usable:
             return False
-        return self.now() - self._anchor.host_ns >= self._interval_ns or self._current_device() != self._anchor.device
+        return self.now() - self._anchor.host_ns >= self._interval_ns or self._device() != self._anchor.device
 
     def anchor(self, resolve: Callable[[], None] = lambda: None) -> None:
         """Tie device time to host time again; waits for the device, so call it between steps only.
@@ -168,7 +166,7 @@ class DeviceClock:
         Args:
             resolve: reads all marks so far; they are between the former anchor and this one, and mapped by both.
         """
-        device = None if self.has_failed else self._device()
+        device = self._device()
         if device is None:
             return
         try:
@@ -196,7 +194,13 @@ class DeviceClock:
             return 0
 
     def _device(self) -> int | None:
-        return None if self.num_captures else self._current_device()
+        if self.has_failed or self.num_captures:
+            return None
+        try:
+            return self._current_device()
+        except Exception as error:
+            self.fail(error)
+            return None
 
     def _take(self, *, is_reserved: bool) -> Event | None:
         """Return a free event, None if all that may be used are in use."""

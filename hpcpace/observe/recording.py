@@ -16,13 +16,10 @@ from hpcpace.errors import ClockSyncError
 from hpcpace.files import Folder
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver, find_layer
-from hpcpace.observe.device_clock import DeviceClock
-from hpcpace.observe.device_marks import DeviceMarks
-from hpcpace.observe.device_times import DeviceTimes
+from hpcpace.observe.device_layer import DeviceLayer, find_device
 from hpcpace.observe.ends import EndEvent, end_by_signal
 from hpcpace.observe.host import HostCounters
 from hpcpace.observe.left_traces import PREFIX, bring_left_traces_home
-from hpcpace.observe.nccl_habits import follow_captures
 from hpcpace.observe.network import NetworkCounters
 from hpcpace.observe.node_local import NodeLocalTrace, TerminationTrap
 from hpcpace.observe.node_local_disk import AUTO, find_node_local_disk
@@ -83,9 +80,9 @@ class Recording:
         self._trap = TerminationTrap(self._rescue)
         self._clock_sync = clock_sync
         self._cleanup = ExitStack()
-        self._device = find_device(warn)
-        self._marks = None if self._device is None else DeviceMarks(self._device)
-        self.now = time.monotonic_ns if self._marks is None else self._marks.now
+        clock = find_device(warn)
+        self._device = None if clock is None else DeviceLayer(clock)
+        self.now = time.monotonic_ns if self._device is None else self._device.marks.now
         open_folder = partial(Folder.open, path.parent, make=True, num_ours=NUM_OURS_OF_TRACES)
         self.recorder = Recorder(
             path if self._local is None else self._local.path,
@@ -97,10 +94,8 @@ class Recording:
             device_tables=() if self._device is None else DEVICE_TABLES,
             open_folder=open_folder if self._local is None else self._local.open_folder,
         )
-        self._device_times = None
-        if self._device is not None and self._marks is not None:
-            self.recorder.device_ns = self._marks.device_ns
-            self._device_times = DeviceTimes(self._device, self.recorder.add_collective)
+        if self._device is not None:
+            self._device.record_into(self.recorder)
         self._collectives = self._new_observer(config)
         self.recorder.open_collectives = self._collectives.open_collectives
         self.phases = PhaseObserver(
@@ -134,8 +129,7 @@ class Recording:
         self._collectives.install()
         self.phases.install()
         if self._device is not None:
-            follow_captures(self._cleanup, self._device)
-            self._device.anchor()
+            self._device.start(self._cleanup)
 
     def pace_by(self, pacer: Pacer) -> None:
         """Call the pacer wherever this rank is blocked; use this before `start`."""
@@ -154,8 +148,8 @@ class Recording:
         """Record a step and prepare the next. Collective in those steps in which the clocks are compared."""
         self.recorder.add_step(step, begin_ns, end_ns, samples, flags)
         self._collectives.end_step(step)
-        if self._device is not None and self._device.is_due:
-            self._device.anchor(self._resolve)
+        if self._device is not None:
+            self._device.end_step()
         self.recorder.step = step + 1
         if self._clock_sync is not None and self._clock_sync.due(step + 1):
             self._synchronise(step + 1)
@@ -211,24 +205,9 @@ class Recording:
                 parts.callback(self._synchronise, self.recorder.step)
             parts.callback(self.phases.uninstall)
 
-    def _resolve(self) -> None:
-        if self._marks is not None and self._device_times is not None:
-            self._marks.resolve()
-            self._device_times.resolve()
-
     def _end_device(self, in_order: bool) -> None:
-        """Read the last marks; wait for the device only where the job has ended in order, for it may hang."""
-        if self._device is None or self._marks is None or self._device_times is None:
-            return
-        if in_order:
-            self._device.anchor(self._resolve)
-        self._resolve()
-        marks, times = self._marks, self._device_times
-        text = (
-            f"marks: {marks.num_known} known, {marks.num_unknown} not made; "
-            f"operations: {times.num_captured} captured in graphs, {times.num_refused} without an event"
-        )
-        self._add_event(EventKind.DEVICE_SOURCE, times.num_captured, text)
+        if self._device is not None:
+            self._add_event(EventKind.DEVICE_SOURCE, *self._device.end(in_order=in_order))
 
     def _end_file(self) -> None:
         with self._cleanup:
@@ -244,10 +223,11 @@ class Recording:
 
     def _new_observer(self, config: Config) -> CollectiveObserver | CompiledObserver:
         is_paced = config.pace.policy != NO_POLICY
-        layer = find_layer() if config.trace.compiled and not is_paced and self._device_times is None else None
+        layer = find_layer() if config.trace.compiled and not is_paced and self._device is None else None
         if layer is not None:
             return CompiledObserver(layer, self.recorder, warn=self._warn)
-        return CollectiveObserver(self.recorder, warn=self._warn, device_times=self._device_times)
+        device_times = None if self._device is None else self._device.times
+        return CollectiveObserver(self.recorder, warn=self._warn, device_times=device_times)
 
     def _synchronise(self, step: int) -> None:
         if self._clock_sync is None:
@@ -329,27 +309,6 @@ def _make_place(trace_dir: Path, header: TraceHeader, path: Path) -> NodeLocalTr
     trace = NodeLocalTrace(trace_dir.absolute(), name, path)
     trace.open_folder().close()
     return trace
-
-
-def find_device(warn: Callable[[str], None]) -> DeviceClock | None:
-    """Return what marks the streams of this rank's GPU; None if torch sees none."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-
-    def current_device() -> int | None:
-        # A rank that computes on the CPU although there is a GPU must not get a context there.
-        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
-            return None
-        return torch.cuda.current_device()
-
-    return DeviceClock(
-        lambda: torch.cuda.Event(enable_timing=True),
-        current_device=current_device,
-        current_stream=torch._C._cuda_getCurrentRawStream,
-        warn=warn,
-    )
 
 
 def _gpu() -> dict[str, Any]:

@@ -303,6 +303,20 @@ def test_marks_on_another_device_are_unknown_until_the_next_anchor():
     assert one.marks.device_ns(mark_ns) == pytest.approx(mark_ns, abs=ERROR_NS)
 
 
+def test_a_device_that_cannot_even_be_asked_for_is_told_and_reaches_nobody():
+    one = Observed()
+
+    def broken():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    one.clock._current_device = broken
+    assert one.times.cannot_follow() and one.times.num_refused == 1
+    one.pass_time()
+    assert one.warnings == [
+        "times on the device end here: CUDA error: device-side assert triggered; training continues"
+    ]
+
+
 def test_a_broken_device_is_told_once_and_reaches_nobody():
     one = Observed()
     one.marks.now()
