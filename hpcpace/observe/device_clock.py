@@ -156,7 +156,17 @@ class DeviceClock:
         """Whether the device's clock is to be tied to the host's again, between two steps."""
         if self._anchor is None or not self.is_usable:
             return False
-        return self.now() - self._anchor.host_ns >= self._interval_ns or self._device() != self._anchor.device
+        return self.now() - self._anchor.host_ns >= self._interval_ns or self.has_moved
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether anchors are to be closer to each other than half a minute, because there have been few."""
+        return self._anchor is not None and self._interval_ns < _MOST_INTERVAL_NS
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether another device is in use than that of the last anchor."""
+        return self._anchor is not None and self._device() not in (None, self._anchor.device)
 
     def anchor(self, resolve: Callable[[], None] = lambda: None) -> None:
         """Tie device time to host time again; waits for the device, so call it between steps only.

@@ -39,10 +39,26 @@ class DeviceLayer:
         follow_captures(cleanup, self._clock)
         self._clock.anchor()
 
-    def end_step(self) -> None:
-        """Tie the clocks together again where that is due; it waits for the device."""
-        if self._clock.is_due:
-            self._clock.anchor(self._resolve)
+    def end_step(self, number: int, *, is_shared: bool) -> None:
+        """Tie the clocks together again where that is due.
+
+        A rank that waits for its device delays all others, and thousands of ranks that do so one after the other delay
+        every step. Ranks that compare their clocks therefore do it in the same steps: where they compare them, and
+        before that after 1, 2, 4, 8 steps and so on.
+
+        Args:
+            number: steps so far.
+            is_shared: whether the ranks compare their clocks, and call `anchor` where they do.
+        """
+        clock = self._clock
+        is_power_of_two = number & (number - 1) == 0
+        is_due = (is_power_of_two and clock.is_settling) or clock.has_moved if is_shared else clock.is_due
+        if is_due:
+            self.anchor()
+
+    def anchor(self) -> None:
+        """Tie the clocks together; it waits for the device."""
+        self._clock.anchor(self._resolve)
 
     def end(self, *, in_order: bool) -> tuple[int, str]:
         """Read the last marks; return the number of captured operations, and how times were found, in words.
@@ -51,7 +67,7 @@ class DeviceLayer:
             in_order: whether the job has ended in order; otherwise the device may hang, and is not waited for.
         """
         if in_order:
-            self._clock.anchor(self._resolve)
+            self.anchor()
         self._resolve()
         marks, times = self.marks, self.times
         text = (

@@ -59,6 +59,7 @@ class Recording:
         warn_once_for_all: takes a warning that concerns all ranks alike.
 
     Attributes:
+        num_steps: steps that have ended.
         now: the clock of what happens in the training: that of the host, and on ranks with a device a mark there, too.
     """
 
@@ -78,6 +79,7 @@ class Recording:
         self._warn, self._warn_once_for_all = warn, warn_once_for_all
         self._local = self._place_on_node(config, header, path)
         self._trap = TerminationTrap(self._rescue)
+        self.num_steps = 0
         self._clock_sync = clock_sync
         self._cleanup = ExitStack()
         clock = find_device(warn)
@@ -148,8 +150,9 @@ class Recording:
         """Record a step and prepare the next. Collective in those steps in which the clocks are compared."""
         self.recorder.add_step(step, begin_ns, end_ns, samples, flags)
         self._collectives.end_step(step)
+        self.num_steps += 1
         if self._device is not None:
-            self._device.end_step()
+            self._device.end_step(self.num_steps, is_shared=self._clock_sync is not None)
         self.recorder.step = step + 1
         if self._clock_sync is not None and self._clock_sync.due(step + 1):
             self._synchronise(step + 1)
@@ -232,6 +235,8 @@ class Recording:
     def _synchronise(self, step: int) -> None:
         if self._clock_sync is None:
             return
+        if self._device is not None:
+            self._device.anchor()
         self._collectives.paused = True
         try:
             sample = self._clock_sync.sync(step)
