@@ -32,7 +32,9 @@ _STEP = struct.Struct("<i")
 _STEPPED = ("steps", "phases", "collectives")
 # Where `begin_ns` and `end_ns` are in rows with marks on the device: behind `step`, and behind `step` and `phase`.
 _MARKED = {"steps": struct.Struct("<4xqq"), "phases": struct.Struct("<5xqq")}
-_DEVICE_PATIENCE_NS = 3_000_000_000
+# Longer than the host is ahead of its device, or than a step, since marks are read in the threads that train; shorter
+# than the timeouts that end a job whose device hangs.
+_DEVICE_PATIENCE_NS = 60_000_000_000
 _REMEDY = "make room there, or name another disk in trace.trace_dir"
 # Rows that do not fill a chunk always stay in memory; a bound below that would drop rows for ever.
 _LEAST_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
@@ -57,7 +59,7 @@ class Recorder:
         step: the current step; the owner sets it.
         open_collectives: returns rows of the operations that are entered but not completed; called at each flush.
         device_ns: returns the device's time of a mark, 0 without one, or None if the device has not passed it yet; None
-            if there is no device. Steps and phases wait for it in memory, up to 3 s, while `awaits_device`.
+            if there is no device. Steps and phases wait for it in memory, up to 60 s, while `awaits_device`.
         max_rows: rows kept in memory while the disk takes none.
         num_events: rows taken from the buffers so far.
         phases_seen: codes of the phases among them.
