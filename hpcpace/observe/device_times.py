@@ -91,7 +91,7 @@ class DeviceTimes:
         self.issued_aside: Callable[[int, DeviceOperation], None] = lambda stream, operation: None
         self._device, self._add = device, add
         self._pending: list[DeviceOperation] = []
-        self._lock = threading.Lock()
+        self._lock, self._resolving = threading.Lock(), threading.Lock()
         self._by_work: dict[int, DeviceOperation] = {}
         self._by_address: dict[int, DeviceOperation] = {}
         self._coalesced: DeviceOperation | None = None
@@ -209,13 +209,15 @@ class DeviceTimes:
         Args:
             step: the step that has ended; operations that nobody has waited for in many steps are given up.
         """
-        if not self._device.can_map:
+        if not self._device.can_map or not self._resolving.acquire(blocking=False):
             return
         self._resolve_ns = self._device.now() + _RESOLVE_EVERY_NS
         try:
             self._resolve(step)
         except Exception as error:  # the boundary to the device of somebody else's job
             self._device.fail(error)
+        finally:
+            self._resolving.release()
 
     def _resolve(self, step: int) -> None:
         over, num_asked = set(), 0

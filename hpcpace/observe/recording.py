@@ -253,6 +253,8 @@ class Recording:
     def _rescue(self) -> None:
         self.add_end(end_by_signal(signal.SIGTERM))
         self.recorder.settle_steps()
+        if self._device is not None:
+            self._device.marks.resolve()
         self.recorder.awaits_device = False
         self.recorder.flush(_RESCUE_TIMEOUT_S)
         self.recorder.awaits_device = True
