@@ -52,7 +52,10 @@ class DeviceRun:
         work: the phases of a step, with one BACKWARD, after which the gradients are awaited.
         slow: factor on the device's work, by rank.
         slow_host: factor on the host's work, by rank.
-        noise: standard deviation of the device's work of a phase, relative.
+        factors: on the device's work, (num_steps, num_ranks), on top.
+        pauses_ns: of the host for garbage collection in the midst of forward, (num_steps, num_ranks).
+        transfers: factors on the transfer, (num_steps,).
+        noise: standard deviation of the device's work of a step, relative.
         num_buckets: all-reduces of a step, issued at equal distances of backward.
         transfer_ns: of all of them together.
         blocks: whether the compute stream waits for each all-reduce as it is issued, as in tensor parallelism; else for
@@ -72,6 +75,9 @@ class DeviceRun:
     work: tuple[Work, ...] = STEP
     slow: Mapping[int, float] = field(default_factory=dict)
     slow_host: Mapping[int, float] = field(default_factory=dict)
+    factors: Ns | None = None
+    pauses_ns: Ns | None = None
+    transfers: Ns | None = None
     noise: float = 0.01
     num_buckets: int = 4
     transfer_ns: float = 4 * MS
@@ -140,6 +146,7 @@ class _Step:
         phases: what the phases between them are.
         issue_ns, enter_ns: when host and compute stream get to each bucket, (num_buckets, num_ranks).
         exit_ns: when it is reduced, (num_buckets,).
+        paused_ns, pause_ns: when its host begins to collect garbage, and for how long, (num_ranks,).
     """
 
     number: int
@@ -149,6 +156,8 @@ class _Step:
     issue_ns: Ns
     enter_ns: Ns
     exit_ns: Ns
+    paused_ns: Ns
+    pause_ns: Ns
 
 
 def _steps(run: DeviceRun) -> Iterator[_Step]:
@@ -165,14 +174,22 @@ def _steps(run: DeviceRun) -> Iterator[_Step]:
             host = np.maximum(host, ends[-run.ahead])
         host_marks, stream_marks, phases = [host], [np.maximum(stream, host + LATENCY_NS)], []
         issue, enter, leave = [], [], []
+        factor = device * np.maximum(random.normal(1.0, run.noise, run.num_ranks), 0.1)
+        factor = factor if run.factors is None else factor * run.factors[number]
+        pause_ns = np.zeros(run.num_ranks) if run.pauses_ns is None else run.pauses_ns[number]
+        transfer_ns = run.transfer_ns * (1.0 if run.transfers is None else run.transfers[number])
+        paused = host
         for work in run.work:
-            noise = np.maximum(random.normal(1.0, run.noise, run.num_ranks), 0.1)
-            for part in range(parts := run.num_buckets if work.phase is Phase.BACKWARD else 1):
-                host, stream = _issue(work, parts, host, stream, device * noise, issuing, is_host)
+            num_parts = {Phase.BACKWARD: run.num_buckets, Phase.FORWARD: 1 + bool(pause_ns.any())}.get(work.phase, 1)
+            for part in range(num_parts):
+                host, stream = _issue(work, num_parts, host, stream, factor, issuing, is_host)
+                if work.phase is Phase.FORWARD and pause_ns.any() and not part:
+                    paused, host = host, host + pause_ns
+                    stream = np.where(is_host, host, stream)
                 if work.phase is Phase.BACKWARD:
                     issue.append(host)
                     enter.append(np.where(is_host, host, np.maximum(stream, host + LATENCY_NS)))
-                    network = max(network, float(enter[part].max())) + run.transfer_ns / run.num_buckets
+                    network = max(network, float(enter[part].max())) + transfer_ns / num_parts
                     leave.append(network)
                     if run.blocks:
                         stream, host = np.maximum(stream, network), np.where(is_host, network, host)
@@ -195,6 +212,8 @@ def _steps(run: DeviceRun) -> Iterator[_Step]:
             issue_ns=np.array(issue),
             enter_ns=np.array(enter),
             exit_ns=np.array(leave),
+            paused_ns=paused,
+            pause_ns=pause_ns,
         )
 
 
@@ -223,6 +242,9 @@ def _record(recorder: Recorder, step: _Step, rank: int, run: DeviceRun) -> None:
         end = index + 2 if phase is Phase.BACKWARD else index + 1
         times = (int(there[index]), int(there[end])) if is_timed else ()
         recorder.add_phase(number, phase, host[index], host[end], -1, *times)
+    if pause := int(step.pause_ns[rank]):
+        paused = int(step.paused_ns[rank])
+        recorder.add_phase(number, Phase.GC, paused, paused + pause, -1)
     for bucket, exit_ns in enumerate(step.exit_ns.astype(np.int64).tolist()):
         enter, issue = int(step.enter_ns[bucket, rank]), int(step.issue_ns[bucket, rank])
         seq = number * len(step.exit_ns) + bucket

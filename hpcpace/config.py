@@ -400,6 +400,8 @@ class DiagnosisConfig:
     """Communication-bound: share of exposed transfer in the time without waits."""
     input_share: float = 0.1
     """Input-bound: share of the step spent waiting for data."""
+    host_share: float = 0.05
+    """Host-bound: share of the step in which devices wait for their hosts to issue work."""
     runtime_share: float = 0.02
     """Runtime and control plane: share of the time lost to recurring events or to garbage collection."""
     core_share: float = 0.1

@@ -14,6 +14,7 @@ from hpcpace.diagnosis.diagnose import Diagnosis
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures.audit import audit_figures
 from hpcpace.diagnosis.figures.causes import cause_figures
+from hpcpace.diagnosis.figures.devices import device_figures
 from hpcpace.diagnosis.figures.gpus import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.hotspots import place_excess
 from hpcpace.diagnosis.figures.jitter import jitter_figures
@@ -154,6 +155,7 @@ def analyze_traces(
         pacing=records.pacing,
         end=credible.end,
         unknown=HOST_TIMES if panels.host_timed else "",
+        devices=device_figures(measured),
     )
     plots = plot_data(
         measured,

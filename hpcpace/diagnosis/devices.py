@@ -6,15 +6,19 @@ time there. With those of the device, all figures are measured as on ranks witho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.modes.finding import IdlePhase
+from hpcpace.metrics.host_pace import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
+from hpcpace.metrics.phases import IDLE
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import Phase
+from hpcpace.trace.tables import join_tables
 
 # NCCL and its kin of other vendors (RCCL, HCCL, XCCL) know devices alone. oneCCL, `ccl`, knows hosts, too.
 _OF_DEVICES = b"ccl"
@@ -22,6 +26,7 @@ _OF_HOST = (Phase.GC, Phase.PACE, Phase.OTHER)
 """Phases that may be the host's alone: the device goes on meanwhile, as far as it has work."""
 _LEAST_KNOWN = 0.5
 _DEVICE_COLUMNS = {"begin_ns": DEVICE_BEGIN_COLUMN, "end_ns": DEVICE_END_COLUMN}
+DURING_COLUMN, BOUNDED_COLUMN = "during", "is_bounded"
 HOST_BEGIN_COLUMN, HOST_END_COLUMN = "host_begin_ns", "host_end_ns"
 _HOST_COLUMNS = {HOST_BEGIN_COLUMN: "begin_ns", HOST_END_COLUMN: "end_ns"}
 
@@ -65,11 +70,21 @@ def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """Return traces with steps and phases as the device did them, where that is known; others as they are.
 
     Begin and end are those of the device then, and columns `host_begin_ns` and `host_end_ns` have those of the host.
-    Phases of the host alone are left out, as are steps of which a time or a phase is not known there. A rank of which
-    more than half of the steps would be left out, or whose collectives have no times of the device, keeps its host
-    times.
+    Phases of the host alone are left out, as are steps of which a time or a phase is not known there. Where the device
+    waited for its host, phases IDLE or GC say so, whose column `during` has the phase around them, and `is_bounded`
+    whether they last that long at most. A rank of which more than half of the steps would be left out, or whose
+    collectives have no times of the device, keeps its host times.
     """
-    return [_on_device(trace) for trace in traces]
+    views = [_on_device(trace) for trace in traces]
+    changed = [index for index, (view, trace) in enumerate(zip(views, traces, strict=True)) if view is not trace]
+    found = {index: _stretches(views[index], traces[index]) for index in changed}
+    roles = {index: (traces[index].header.pp, traces[index].header.tp) for index in changed}
+    usual = {
+        role: usual_lengths(found[index] for index in changed if roles[index] == role) for role in set(roles.values())
+    }
+    for index in changed:
+        views[index] = _with_idle(views[index], found[index], usual[roles[index]])
+    return views
 
 
 def _on_device(trace: RankTrace) -> RankTrace:
@@ -94,3 +109,72 @@ def _view(rows: Table) -> Table:
     """Return rows whose begin and end are those of the device, and those of the host in columns of their own."""
     columns = {name: rows[_DEVICE_COLUMNS.get(name, name)] for name in rows if name not in _DEVICE_COLUMNS.values()}
     return Table({**columns, **{name: rows[of] for name, of in _HOST_COLUMNS.items()}})
+
+
+def idle_by_phase(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> tuple[IdlePhase, ...]:
+    """Return how long devices waited for their hosts in each phase, longest first; none where none waited.
+
+    Args:
+        traces: from `on_devices`.
+        step: numbers of the steps to use, ascending, int64.
+    """
+    idle_ns, bounded_ns = np.zeros((2, NO_PHASE + 1))
+    for trace in traces:
+        if not is_on_device(trace):
+            continue
+        phases = trace.tables["phases"]
+        rows = phases.select((phases["phase"] == IDLE) & np.isin(phases["step"], step))
+        length_ns, during = rows["end_ns"] - rows["begin_ns"], rows[DURING_COLUMN]
+        idle_ns += np.bincount(during, weights=length_ns, minlength=NO_PHASE + 1)
+        bounded_ns += np.bincount(during, weights=length_ns * rows[BOUNDED_COLUMN], minlength=NO_PHASE + 1)
+    scale = max(len(traces) * len(step), 1)
+    return tuple(
+        IdlePhase(
+            phase=Phase(code).name.lower() if code != NO_PHASE else "other",
+            idle_ns=float(idle_ns[code]) / scale,
+            bounded_ns=float(bounded_ns[code]) / scale,
+        )
+        for code in idle_ns.argsort()[::-1].tolist()
+        if idle_ns[code]
+    )
+
+
+def _stretches(view: RankTrace, trace: RankTrace) -> Stretches:
+    """Return the stream between the marks of a rank."""
+    steps, phases, of_host = view.tables["steps"], view.tables["phases"], trace.tables["phases"]
+    times = (HOST_BEGIN_COLUMN, HOST_END_COLUMN, "begin_ns", "end_ns")
+    collections = np.flatnonzero(of_host["phase"] == Phase.GC)
+    collections = collections[np.argsort(of_host["begin_ns"][collections], kind="stable")]
+    return stretches_between_marks(
+        (steps["step"], *(steps[name] for name in times)),
+        (phases["phase"], *(phases[name] for name in times)),
+        (of_host["begin_ns"][collections], of_host["end_ns"][collections]),
+    )
+
+
+def _with_idle(view: RankTrace, stretches: Stretches, usual: Mapping[int, UsualLength]) -> RankTrace:
+    """Return a trace with phases in which its device was idle, in front of the marks at which it had run dry."""
+    waited_ns, collected_ns = idle_ns(stretches, usual)
+    phases = view.tables["phases"]
+    is_bounded = np.zeros(len(phases), np.bool_)
+    own = {**{name: phases[name] for name in phases}, DURING_COLUMN: phases["phase"], BOUNDED_COLUMN: is_bounded}
+    rows = [Table(own)]
+    for code, length_ns, end_ns in (
+        (IDLE, waited_ns, stretches.end_ns - collected_ns),
+        (int(Phase.GC), collected_ns, stretches.end_ns),
+    ):
+        chosen = np.flatnonzero(length_ns)
+        begin_ns, end_ns = (end_ns - length_ns)[chosen], end_ns[chosen]
+        columns = {
+            "step": stretches.step[chosen],
+            "phase": np.full(len(chosen), code),
+            "begin_ns": begin_ns,
+            "end_ns": end_ns,
+            "microbatch": np.full(len(chosen), -1),
+            HOST_BEGIN_COLUMN: begin_ns,
+            HOST_END_COLUMN: end_ns,
+            DURING_COLUMN: stretches.phase[chosen],
+            BOUNDED_COLUMN: ~np.isin(stretches.phase[chosen], list(usual)),
+        }
+        rows.append(Table({name: columns[name].astype(rows[0][name].dtype) for name in rows[0]}))
+    return replace(view, tables={**view.tables, "phases": join_tables(rows)})

@@ -27,6 +27,7 @@ from hpcpace.diagnosis.modes.evidence import (
 )
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels
 from hpcpace.diagnosis.modes.hang import hang_finding
+from hpcpace.diagnosis.modes.host import host_finding
 from hpcpace.diagnosis.modes.interruption import interruption_findings
 from hpcpace.diagnosis.modes.jitter import jitter_finding
 from hpcpace.diagnosis.modes.mode import Mode
@@ -136,6 +137,7 @@ def diagnose(
         *straggler,
         *imbalance_finding(panels, without, steps, settings),
         *input_finding(rest, without, settings),
+        *host_finding(rest, without, settings),
         *collection_finding(rest, settings),
         *interruption_findings(panels, settings),
         *communication,
@@ -189,7 +191,7 @@ def _needs_no_others(finding: DiagnosisFinding) -> bool:
     or jitter costs, for the steps may be as long without it.
     """
     is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence, CoreEvidence))
-    return is_own or finding.mode in (*_LEADING, Mode.STRAGGLER, Mode.INPUT)
+    return is_own or finding.mode in (*_LEADING, Mode.STRAGGLER, Mode.INPUT, Mode.HOST)
 
 
 def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:

@@ -15,6 +15,7 @@ from hpcpace.diagnosis.modes.evidence import (
     EndEvidence,
     EventEvidence,
     HangEvidence,
+    HostEvidence,
     ImbalanceEvidence,
     InputEvidence,
     InterruptionEvidence,
@@ -44,6 +45,10 @@ from hpcpace.wording import alias_name, listed, named_ranks, percent, place_name
 _MOST_NAMED = 4
 _MOST_RANKS = 8
 _LEAST_SHOWN = 0.0005
+_LOOKS_ALIKE = (
+    "how long devices worked there is not known: no step shows these phases without waiting for the host. A "
+    "synchronisation at their ends looks the same"
+)
 _REDUCE_JITTER = "synchronise less often per step, keep cores free for the system, or align events to the same step"
 
 
@@ -82,6 +87,8 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
             return _events(evidence, finding, hosts, lost)
         case CollectionEvidence() | InputEvidence():
             return _phase(evidence, finding, hosts, lost)
+        case HostEvidence():
+            return _host(evidence, finding)
         case InterruptionEvidence():
             return _interruption(evidence, hosts, lost)
         case SlowLinkEvidence() | BurstEvidence() | LocalityEvidence() | TransferEvidence():
@@ -185,6 +192,28 @@ def _arrival(evidence: ArrivalEvidence, finding: DiagnosisFinding, hosts: Mappin
         f"at least {percent(evidence.effect)} slower than the others (95 %: {low} to {high})",
         next=advice_of_straggler((None,), _exclude(finding.culprits, hosts)),
         more=(f"found by its arrivals on the device alone: why it is late, and what else costs time, is {HOST_TIMES}",),
+    )
+
+
+def _host(evidence: HostEvidence, finding: DiagnosisFinding) -> FindingWords:
+    at_most = "at most " if evidence.is_most else ""
+    names = [name for name, _ in evidence.phases]
+    where = listed([name for name in names if name != "other"] + ["outside of all phases"] * ("other" in names))
+    shares = ", ".join(f"{name} {percent(share)}" for name, share in evidence.phases)
+    advice = []
+    if set(names) - {"other"}:
+        advice.append(
+            f"issue less work there ({where}): torch.compile, CUDA graphs, fused optimizers, larger batches; remove "
+            "calls that wait for the device, such as .item() and .cpu()"
+        )
+    if "other" in names:
+        advice.append("check what the script does between its phases: logging, metrics, .item(), saving")
+    return FindingWords(
+        headline=f"host-bound: devices wait for their hosts ({where}), which costs {at_most}"
+        f"{percent(finding.loss_share)} of the step time",
+        why=f"idle {at_most}{percent(evidence.share)} of the step, because nothing was issued: {shares}",
+        next="; ".join(advice),
+        more=(_LOOKS_ALIKE,) if evidence.is_most else (),
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.close_up import CloseUp, take_close_up
-from hpcpace.diagnosis.devices import has_device, is_host_timed, is_timed_there, on_devices
+from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, is_timed_there, on_devices
 from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
 from hpcpace.diagnosis.evidence import TimedTraces, reference_times, timed_traces
 from hpcpace.diagnosis.figures.clocks import DEVICE_ERROR_NS, clock_figures
@@ -233,12 +233,14 @@ def panels_of(measured: Measured) -> Panels:
         gc_ns=parts[:, :, Part.GC],
         wait_ns=parts[:, :, list(EXPOSED_WAIT)].sum(axis=2),
         transfer_ns=_transfer_ns(measured),
+        host_ns=parts[:, :, Part.HOST],
         is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
         transient_share=_transient_share(measured),
         parts_ns=parts,
         cores=_cores(measured),
         alternation=measured.alternation,
         host_timed=measured.host_timed,
+        idle=idle_by_phase(measured.timed.traces, measured.chosen.step),
     )
 
 

@@ -19,14 +19,21 @@ _LATE_BY = {
     Stage.COMPUTE: "computation",
     Stage.COLLECTION: "garbage collection",
     Stage.NO_PHASE: "something that no phase accounts for",
+    Stage.HOST: "a host that keeps its device waiting",
 }
-_PHASES = {"data": "data loading", "gc": "garbage collection", "other": "time outside all phases"}
+_PHASES = {
+    "host": "idle time of the device",
+    "data": "data loading",
+    "gc": "garbage collection",
+    "other": "time outside all phases",
+}
 _CHECK_COMPUTE = "check clock speeds, throttling, pinning and other processes there"
 _CHECK = {
     Stage.DATA: "check data loading there: number of workers, file system, tokenising, size of the samples",
     Stage.COMPUTE: _CHECK_COMPUTE,
     Stage.COLLECTION: "call gc.freeze() after start-up there, and collect at the same step on all ranks",
     Stage.NO_PHASE: "check what the script does there outside the phases: logging, metrics, saving, sleeping",
+    Stage.HOST: "check the host there, not its device: pinning, clock speeds and other processes on its cores",
 }
 _CHECK_FORWARD = "this trace has no forward phase, so it may be the forward pass: check that, and what the script does"
 _CHECK_EVENTS = {

@@ -207,6 +207,23 @@ class RoleRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DevicePhase:
+    """A phase on ranks with device times: times are means per step and rank, with the phases inside it.
+
+    Attributes:
+        host_ns, device_ns: how long it takes the host, and its device.
+        lead_ns: how far the host is ahead at its begin, median.
+        dry_share: share of its begins at which the device had run dry.
+    """
+
+    phase: str
+    host_ns: float
+    device_ns: float
+    lead_ns: float
+    dry_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostPair(PairViolations):
     """Violations of causality between two nodes, with the names of their hosts."""
 
@@ -579,7 +596,7 @@ class Summary:
     `history` has all attempts where there are several, `sensitivity` the collectives that take most time. `outcome` and
     `memory` are what `hpcpace train` recorded at its end; empty elsewhere. `audit` is None without snapshots,
     `pacing` where the run was not paced, `end` where nothing ended it before its time. `unknown` says why figures that
-    rest on phases are not known; empty where they are.
+    rest on phases are not known; empty where they are. `devices` has the phases of ranks with device times.
     """
 
     run: str
@@ -610,6 +627,7 @@ class Summary:
     pacing: PacingFigures | None = None
     end: RunEnd | None = None
     unknown: str = ""
+    devices: tuple[DevicePhase, ...] = ()
 
     @property
     def is_whole(self) -> bool:

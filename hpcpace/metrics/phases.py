@@ -23,7 +23,8 @@ class Part(IntEnum):
     """What a nanosecond of a step was spent on, in the order in which tables show it.
 
     SYNC_* is time in the phase grad_sync; WAIT and TRANSFER are blocked communication everywhere else. Waiting ends
-    when the last partner arrives. OTHER is time that no phase covers, and the phase of that name.
+    when the last partner arrives. OTHER is time that no phase covers, and the phase of that name. HOST is time in which
+    a device waited for its host to issue work.
     """
 
     DATA = 0
@@ -39,15 +40,17 @@ class Part(IntEnum):
     WAIT = 10
     TRANSFER = 11
     OTHER = 12
+    HOST = 13
 
 
 BUSY = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER)
-OWN_WORK = (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.GC, Part.OTHER)
-"""What a rank does by itself, whatever others do."""
+OWN_WORK = (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.GC, Part.OTHER, Part.HOST)
+"""What a rank does by itself, whatever others do; a device that waits for its host is as late as one that works."""
 EXPOSED_WAIT = (Part.SYNC_WAIT, Part.WAIT)
 EXPOSED_TRANSFER = (Part.SYNC_TRANSFER, Part.TRANSFER)
 
-_NO_PHASE = len(Phase)
+# Codes of phases that no writer has: a device idle for its host, and no phase. What a later version writes is no phase.
+IDLE, _NO_PHASE = 254, 255
 _FREE, _WAITS, _TRANSFERS = range(3)
 _OVERLAPS = 2  # what the kernel says of calls that it does not take apart
 
@@ -57,6 +60,7 @@ def _parts() -> NDArray[np.int64]:
     table = np.full((_NO_PHASE + 1, 3), Part.OTHER, np.int64)
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC):
         table[phase, _FREE] = Part[phase.name]
+    table[IDLE, _FREE] = Part.HOST
     table[:, _WAITS] = Part.WAIT
     table[:, _TRANSFERS] = Part.TRANSFER
     # Checkpoint, evaluation and pacing have their own rows in the loss table, which include their communication.

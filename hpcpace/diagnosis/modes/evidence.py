@@ -242,6 +242,23 @@ class InputEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostEvidence:
+    """Devices that wait for their hosts to issue work.
+
+    Attributes:
+        share: mean share of the step in which they are idle for that.
+        phases: the phases that hold most of it, with their shares of the step, largest first.
+        is_most: whether these are the most that they can have been idle.
+    """
+
+    mode: ClassVar = Mode.HOST
+    variety: ClassVar = ""
+    share: float
+    phases: tuple[tuple[str, float], ...] = ()
+    is_most: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlowLinkEvidence:
     """A slow link.
 
@@ -381,6 +398,7 @@ Evidence = (
     | CollectionEvidence
     | InterruptionEvidence
     | InputEvidence
+    | HostEvidence
     | SlowLinkEvidence
     | BurstEvidence
     | LocalityEvidence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,19 @@ class DiagnosisFinding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IdlePhase:
+    """How long devices waited for their hosts in a phase, `other` outside of all; nanoseconds, mean per rank and step.
+
+    Attributes:
+        bounded_ns: what of it is only the most that they can have waited.
+    """
+
+    phase: str
+    idle_ns: float
+    bounded_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panels:
     """What is judged: one row a rank, one column a step.
 
@@ -82,6 +95,7 @@ class Panels:
             messages, which carry delays of one stage of a pipeline to the others.
         data_ns, gc_ns, wait_ns, transfer_ns: waiting for data, garbage collection, exposed wait and exposed transfer,
             float64, (num_ranks, num_steps).
+        host_ns: time in which the device waited for its host, likewise.
         is_role_known: whether roles are told; else no two ranks are compared.
         transient_share: what the rebuilt steps of a pipeline lose to changing work, as a share of the step time; None
             where they are not rebuilt.
@@ -90,6 +104,7 @@ class Panels:
             work, waits and exposed transfers of the run are not known.
         cores: what the ranks had of their cores; None where that is not known.
         arrivals: who is late at collectives on devices, the latest first; where own work is not known.
+        idle: how long devices waited for their hosts, by phase, longest first.
         alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
     """
 
@@ -106,12 +121,14 @@ class Panels:
     gc_ns: Floats
     wait_ns: Floats
     transfer_ns: Floats
+    host_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     is_role_known: bool = True
     transient_share: float | None = None
     parts_ns: Floats | None = None
     host_timed: tuple[int, ...] = ()
     cores: CoreUse | None = None
     arrivals: tuple[LateArrival, ...] = ()
+    idle: tuple[IdlePhase, ...] = ()
     alternation: Alternation | None = None
 
     @property

@@ -18,6 +18,7 @@ class Mode(StrEnum):
     LOCALITY = "locality"
     AMPLIFICATION = "synchronisation amplification"
     INPUT = "input-bound"
+    HOST = "host-bound"
     COMMUNICATION = "communication-bound"
     HEALTHY = "healthy"
     CANNOT_TELL = "cannot tell"

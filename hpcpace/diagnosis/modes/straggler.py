@@ -147,7 +147,7 @@ def straggler_findings(
 
 
 def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: Evidence) -> Panels:
-    """Return panels with the data loading and garbage collection of those put back whom these make late."""
+    """Return panels with the data loading, collection and idle devices of those put back whom these make late."""
     stages = evidence.stages if isinstance(evidence, LatenessEvidence) else ()
     for straggler, stage in zip(found, stages, strict=False):
         named = stage.stages if stage is not None else ()
@@ -155,6 +155,8 @@ def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: Eviden
             panels = replace(panels, data_ns=_put_back(panels.data_ns, panels.role, [straggler]))
         if Stage.COLLECTION in named:
             panels = replace(panels, gc_ns=_put_back(panels.gc_ns, panels.role, [straggler]))
+        if Stage.HOST in named:
+            panels = replace(panels, host_ns=_put_back(panels.host_ns, panels.role, [straggler]))
     return panels
 
 

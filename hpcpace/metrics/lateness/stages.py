@@ -1,6 +1,6 @@
 """In which stage a late rank loses its time: each phase of its own work against that of the others, with an interval.
 
-Phases are times of the host. A rank's excess is the sum of those of its phases, so a stage that holds most of the
+A rank's excess is the sum of those of its phases, so a stage that holds most of the
 excess beyond chance explains the lateness; otherwise the data cannot tell the stage.
 """
 
@@ -32,6 +32,7 @@ class Stage(StrEnum):
     COMPUTE = "computation"
     COLLECTION = "garbage collection"
     NO_PHASE = "no phase"
+    HOST = "waiting for the host"
 
 
 _STAGE_OF = {
@@ -41,6 +42,7 @@ _STAGE_OF = {
     Part.OPTIMIZER: Stage.COMPUTE,
     Part.GC: Stage.COLLECTION,
     Part.OTHER: Stage.NO_PHASE,
+    Part.HOST: Stage.HOST,
 }
 
 
@@ -156,7 +158,10 @@ def compare_events(
 def _compared(own: Floats, usual: Floats, num_steps: int) -> StageComparison:
     """Return the comparison of means over blocks, each (num_blocks, len(OWN_WORK))."""
     difference = own - usual
-    mean, half = _intervals(difference, len(OWN_WORK))
+    # Where no device waited for its host there is nothing to compare of that, and no chance to correct for.
+    parts = [part for part, column in zip(OWN_WORK, difference.T, strict=True) if part is not Part.HOST or column.any()]
+    difference = difference[:, : len(parts)]
+    mean, half = _intervals(difference, len(parts))
     phases = [
         PhaseExcess(
             phase=part.name.lower(),
@@ -164,18 +169,21 @@ def _compared(own: Floats, usual: Floats, num_steps: int) -> StageComparison:
             usual_ns=float(usual[:, index].mean()),
             interval_ns=(float(mean[index] - half[index]), float(mean[index] + half[index])),
         )
-        for index, part in enumerate(OWN_WORK)
+        for index, part in enumerate(parts)
     ]
     phases.sort(key=lambda each: each.usual_ns - each.own_ns)
     return StageComparison(stages=_stages(difference), phases=tuple(phases), num_steps=num_steps)
 
 
 def _stages(difference: Floats) -> tuple[Stage, ...]:
-    """Return the stages that hold most of the excess beyond chance, largest first; none if chance may hold it."""
-    stages = list(Stage)
-    of_stage = np.array(
-        [difference[:, [_STAGE_OF[part] is stage for part in OWN_WORK]].sum(axis=1) for stage in stages]
-    ).T
+    """Return the stages that hold most of the excess beyond chance, largest first; none if chance may hold it.
+
+    Args:
+        difference: of the first parts of own work, (num_blocks, num_parts).
+    """
+    parts = OWN_WORK[: difference.shape[1]]
+    stages = list(dict.fromkeys(_STAGE_OF[part] for part in parts))
+    of_stage = np.array([difference[:, [_STAGE_OF[part] is stage for part in parts]].sum(axis=1) for stage in stages]).T
     excess = of_stage.sum(axis=1)
     mean, half = _intervals(of_stage, len(stages))
     named = np.flatnonzero((mean > half) & (mean >= _LEAST_SHARE * excess.mean()))

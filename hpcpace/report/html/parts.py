@@ -10,6 +10,7 @@ PARTS = (
     ("forward", ("forward",), "@busy-1", ""),
     ("backward", ("backward",), "@busy-2", ""),
     ("optimizer", ("optimizer",), "@busy-3", ""),
+    ("waiting for the host", ("host",), "@other", "/"),
     ("garbage collection", ("gc",), "@gc", ""),
     ("pacing", ("pace",), "@pace", ""),
     ("checkpoint, evaluation", ("checkpoint", "eval"), "@checkpoint", ""),

@@ -23,6 +23,7 @@ _EVIDENCE = {
     "locality": ("Places", "Communication by kind"),
     "synchronisation amplification": ("Jitter and scale",),
     "input-bound": ("Phases by rank",),
+    "host-bound": ("Phases by rank",),
     "communication-bound": ("Communication by kind",),
 }
 """The sections that show what each mode rests on."""

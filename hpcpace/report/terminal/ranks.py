@@ -12,7 +12,7 @@ from hpcpace.diagnosis.summary import Excess, Part, RankRow, RoleRow, Summary
 from hpcpace.quoting import printable
 from hpcpace.report.terminal import layout
 from hpcpace.units import format_bytes, format_duration
-from hpcpace.wording import milliseconds, rank_list
+from hpcpace.wording import milliseconds, percent, rank_list
 
 UNKNOWN = "?"
 _MOST_RANKS = 16
@@ -22,6 +22,7 @@ _COLUMNS = {
     "for-\nward": (Part.FORWARD,),
     "back-\nward": (Part.BACKWARD,),
     "opti-\nmizer": (Part.OPTIMIZER,),
+    "host": (Part.HOST,),
     "gc": (Part.GC,),
     "pace": (Part.PACE,),
     "ckpt\neval": (Part.CHECKPOINT, Part.EVAL),
@@ -76,10 +77,25 @@ def print_steps(console: Console, summary: Summary, shown: Sequence[RankRow]) ->
         )
     if any(row.parts_ns is None for row in shown):
         layout.note(console, f"{UNKNOWN}: {summary.unknown}")
+    if "host" in names:
+        layout.note(console, "host: the device waited for its host to issue work")
     if any(row.excess for row in shown):
         layout.note(console, _EXCESS_NOTE)
     if "grad\nsync" in names:
         layout.note(console, "grad sync includes its own wait and transfer; those two columns are of all other phases")
+
+
+def print_devices(console: Console, summary: Summary) -> None:
+    """Print what hosts and devices did in each phase; nothing without device times."""
+    if not summary.devices:
+        return
+    layout.title(console, "Host and device", "per step; lead: how far the host is ahead where a phase begins")
+    table = layout.table("phase", ["host", "device", "lead", "ran dry"])
+    for row in summary.devices:
+        times = (format_duration(time_ns) for time_ns in (row.host_ns, row.device_ns, row.lead_ns))
+        table.add_row(row.phase, *times, percent(row.dry_share))
+    console.print(table)
+    layout.note(console, "ran dry: share of begins at which the device had no work left and waited for the host")
 
 
 def _add(

@@ -49,7 +49,9 @@ def significant_origins(summary: Summary, most: int) -> tuple[OriginRow, ...]:
     """
     causes = summary.causes
     whole = summary.shares.exposed_wait
-    if causes is None or whole is None or causes.traced_share is None or causes.traced_share < _MOSTLY * whole:
+    if causes is None or whole is None or causes.traced_share is None or whole < _LEAST_SHOWN:
+        return ()
+    if causes.traced_share < _MOSTLY * whole:
         return ()
     return tuple(row for row in causes.origins[:most] if row.share_of_waits >= _LEAST_SHOWN)
 

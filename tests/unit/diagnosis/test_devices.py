@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.device_run import MS, DeviceRun
+from experiments.device_run import MS, STEP, DeviceRun
 from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces
 from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
@@ -18,6 +20,7 @@ from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report
 from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.schema import Phase
 
 SLOW = {2: 1.3}
 LAYOUTS = (
@@ -77,7 +80,7 @@ def test_a_sound_run_with_host_times_of_devices_is_neither_healthy_nor_anybodys_
         {"syncs": False},
         {"syncs": False, "ahead": 6},
         {"num_buckets": 1},
-        {"noise": 0.2},
+        {"noise": 0.1},
         {"on_host": (0, 1)},
         {"num_ranks": 16},
         {"num_ranks": 3, "hosts": ("n0", "n1", "n2")},
@@ -227,3 +230,68 @@ def test_phases_of_the_host_alone_are_not_those_of_the_device(tmp_path):
     assert (phases["begin_ns"] == of_file["device_begin_ns"]).all()
     assert (phases["host_begin_ns"] == of_file["begin_ns"]).all()
     assert on_devices([view])[0] is view
+
+
+def with_host(*phases: Phase, factor: float = 1.6) -> dict[str, object]:
+    """Return work of which some phases take the host longer to issue than the device to do, in many small kernels."""
+    return {
+        "work": tuple(
+            replace(work, host_ns=factor * work.device_ns, num_kernels=1000) if work.phase in phases else work
+            for work in STEP
+        )
+    }
+
+
+COMPUTE = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+@pytest.mark.parametrize("syncs", [True, False])
+def test_a_host_that_issues_work_too_slowly_is_host_bound(tmp_path, syncs):
+    verdict = device_timed(tmp_path / "run", syncs=syncs, **with_host(*COMPUTE)).verdict
+    assert verdict.mode == "host-bound"
+    assert verdict.culprits[0].id == "backward"
+    assert "at most" in verdict.headline and "torch.compile" in verdict.next[0]
+
+
+def test_a_slow_phase_of_the_host_behind_a_synchronisation_is_named(tmp_path):
+    verdict = device_timed(tmp_path / "run", **with_host(Phase.FORWARD)).verdict
+    assert (verdict.mode, verdict.culprits[0].id) == ("host-bound", "forward")
+
+
+def test_a_slow_phase_of_a_host_that_stays_ahead_costs_nothing(tmp_path):
+    assert device_timed(tmp_path / "run", syncs=False, **with_host(Phase.FORWARD)).verdict.mode == "healthy"
+
+
+def test_waiting_for_data_is_input_bound_only_where_the_device_waits(tmp_path):
+    work = tuple(replace(each, host_ns=20 * MS) if each.phase is Phase.DATA else each for each in STEP)
+    verdict = device_timed(tmp_path / "run", work=work).verdict
+    assert (verdict.mode, verdict.loss_share) == ("input-bound", pytest.approx(20 / 54, abs=0.02))
+    assert device_timed(tmp_path / "ahead", work=work, syncs=False).verdict.mode == "healthy"
+
+
+@pytest.mark.parametrize("syncs", [True, False])
+def test_a_rank_whose_host_alone_is_slow_is_a_straggler_by_its_host(tmp_path, syncs):
+    verdict = device_timed(tmp_path / "run", syncs=syncs, slow_host={2: 8.0}).verdict
+    assert verdict.mode == "persistent straggler"
+    assert [culprit.id for culprit in verdict.culprits] == ["2"]
+    assert verdict.findings[0].stages[0].stages == ("waiting for the host",)
+    assert len(verdict.findings) == 1
+
+
+def test_garbage_collection_of_the_host_counts_where_its_device_waits_for_it(tmp_path):
+    pauses_ns = np.zeros((60, 4))
+    pauses_ns[::10] = 60 * MS
+    summary = device_timed(tmp_path / "run", pauses_ns=pauses_ns)
+    assert (summary.verdict.mode, summary.verdict.variety) == ("runtime and control plane", "garbage collection")
+    pauses_ns[::10] = 5 * MS
+    assert device_timed(tmp_path / "hidden", pauses_ns=pauses_ns).verdict.mode == "healthy"
+
+
+def test_host_and_device_times_of_phases_and_the_lead_are_shown(tmp_path):
+    summary = device_timed(tmp_path / "run", noise=0.0, syncs=False, ahead=2)
+    forward = next(row for row in summary.devices if row.phase == "forward")
+    assert (forward.host_ns, forward.device_ns) == pytest.approx((3 * MS, 10 * MS), rel=0.01)
+    assert forward.lead_ns > 20 * MS
+    assert forward.dry_share == 0
+    assert "Host and device" in shown(summary)
+    assert summarized(tmp_path / "host", slow=SLOW).devices == ()
