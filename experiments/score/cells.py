@@ -198,6 +198,21 @@ CELLS: tuple[Cell, ...] = (
 )
 
 
+def _on_devices(cell: Cell) -> Cell:
+    """Return a cell of runs on devices whose hosts are ahead, or wait for them at the end of each step."""
+
+    def draw(random: np.random.Generator) -> dict[str, Any]:
+        return cell.draw(random) | {"device": _pick(random, "synchronised", "ahead")}
+
+    return Cell(name=f"{cell.name}-device", title=f"{cell.title}, on devices", draw=draw, cost=4 * cell.cost)
+
+
+DEVICE_CELLS: tuple[Cell, ...] = (
+    *(_on_devices(cell) for cell in CELLS),
+    _cell("host-bound", "no fault, devices wait for their hosts", _any, device="host_bound"),
+)
+CELLS += DEVICE_CELLS
+
 _FAULTS = ("none", "slow_rank", "slow_node", "transient", "input_bound", "communication_bound", "contention", "hang")
 _CONTRADICTIONS = ("zero_times", "unknown_enums", "exits_before_enters", "overlapping_steps", "wrong_clock")
 
@@ -262,6 +277,20 @@ LOST_CELLS: tuple[Cell, ...] = (
         data=(*_CONTRADICTIONS, "no_collectives"),
         lost_share=(0.0, 0.25),
         is_culprit_lost=(False, True),
+    ),
+    _lost_cell(
+        "host-times",
+        "ranks with a device have times of their hosts alone",
+        data="host_times",
+        device=("synchronised", "ahead"),
+    ),
+    _lost_cell(
+        "host-times-straggler",
+        "ranks with a device have times of their hosts alone, and one rank is 30 % slower",
+        faults=("slow_rank",),
+        data="host_times",
+        device=("synchronised", "ahead"),
+        size=0.30,
     ),
 )
 

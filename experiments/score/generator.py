@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.score.on_devices import device_tables, on_device
 from experiments.score.scenario import NUM_WARMUP, Scenario
 from experiments.score.timeline import (
     DATA_GROUP,
@@ -92,7 +93,7 @@ def write_run(scenario: Scenario, folder: Path, *, truth: Mapping[str, Any] | No
     run = RunDirectory(folder)
     attempt = run.new_attempt()
     for header, rows, open_rows in _ranks(scenario):
-        writer = TraceWriter(attempt.trace_file(header.rank), header)
+        writer = TraceWriter(attempt.trace_file(header.rank), header, device_tables=device_tables(scenario))
         for name, table in rows.items():
             writer.add(name, table)
         writer.set_open(open_rows)
@@ -127,7 +128,7 @@ def _ranks(scenario: Scenario) -> Iterator[tuple[TraceHeader, Rows, NDArray[np.v
             open_rows = _hang(scenario, rank, rows)
         num_rows = sum(len(table) for table in rows.values())
         rows["account"] = _account(clocks.local_ns(flushes, np.array(node)), num_rows)
-        yield _header(scenario, rank), rows, open_rows
+        yield _header(scenario, rank), *on_device(scenario, rows, open_rows)
 
 
 def _header(scenario: Scenario, rank: int) -> TraceHeader:

@@ -27,7 +27,7 @@ def with_losses(
         others: returns the traces of another run of as many ranks.
     """
     lost = scenario.lost_ranks
-    if scenario.data == "sound":
+    if scenario.data in ("sound", "host_times"):
         return list(traces)
     if scenario.data == "missing":
         return [trace for trace in traces if trace.header.rank not in lost]

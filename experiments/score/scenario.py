@@ -41,7 +41,9 @@ DataFault = Literal[
     "overlapping_steps",
     "wrong_clock",
     "no_collectives",
+    "host_times",
 ]
+DeviceKind = Literal["none", "synchronised", "ahead", "host_bound"]
 
 NUM_WARMUP = 2
 EVERYWHERE = -1
@@ -66,7 +68,8 @@ class Scenario:
         size: of the fault, relative to the computation of a step: what it adds to a step of its target at most times.
         target: rank, node, leaf or stage, from 0, whichever the fault is about; None leaves it to the seed, EVERYWHERE
             is for a periodic service on all nodes.
-        data: what is wrong with the traces themselves.
+        device: what the hosts of ranks with a device do; none without devices. `host_bound` keeps devices waiting.
+        data: what is wrong with the traces themselves; `host_times` of devices lack those of steps and phases.
         lost_share: of the ranks whose traces that is about; one rank at least, and all but one at the most unless 1.
         is_culprit_lost: whether the ranks that the fault slows are among them.
     """
@@ -89,6 +92,7 @@ class Scenario:
     fault: Fault = "none"
     size: float = 0.0
     target: int | None = None
+    device: DeviceKind = "none"
     data: DataFault = "sound"
     lost_share: float = 0.0
     is_culprit_lost: bool = False
@@ -169,7 +173,7 @@ class Scenario:
     @property
     def lost_ranks(self) -> frozenset[int]:
         """The ranks of which the traces say nothing that can be believed."""
-        if self.data == "sound":
+        if self.data in ("sound", "host_times"):
             return frozenset()
         if self.lost_share == 1:
             return frozenset(range(self.num_ranks))

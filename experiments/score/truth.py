@@ -24,6 +24,7 @@ CONTENTION = "fabric contention"
 RUNTIME = "runtime and control plane"
 COMMUNICATION = "communication-bound"
 CORES = "ranks share cores"
+HOST_BOUND = "host-bound"
 HEALTHY = "healthy"
 CANNOT_TELL = "cannot tell"
 
@@ -94,7 +95,7 @@ def truth_of(scenario: Scenario) -> Truth:
         varieties=_varieties(scenario),
         culprits=culprits,
         ranks=scenario.affected_ranks,
-        tolerated=("phase data",) if scenario.fault == "input_bound" else (),
+        tolerated=_tolerated(scenario),
         is_identifiable=is_identifiable,
         effect=_own_effect(scenario) if link is None else _link_effect(scenario, link, faulty, healthy),
         fault_share=fault_share,
@@ -123,6 +124,12 @@ def _without(truth: Truth, scenario: Scenario) -> Truth:
     )
 
 
+def _tolerated(scenario: Scenario) -> tuple[str, ...]:
+    if scenario.device == "host_bound":
+        return ("phase forward", "phase backward", "phase optimizer", "phase other")
+    return ("phase data",) if scenario.fault == "input_bound" else ()
+
+
 def same_names(scenario: Scenario, ranks: Sequence[int]) -> tuple[str, ...]:
     """Return every name of exactly these ranks: a rank, a node, a leaf or a slot."""
     wanted = frozenset(ranks)
@@ -145,6 +152,8 @@ def _modes(scenario: Scenario, fault_share: float, noise_share: float, *, is_ide
     modes: list[str] = []
     if scenario.fault == "hang":
         return _MODES["hang"]
+    if scenario.device == "host_bound":
+        return (HOST_BOUND,)
     is_worth = fault_share >= 0.5 * noise_share or noise_share < AMPLIFIED_SHARE
     if scenario.fault != "none" and (is_worth or fault_share >= HEALTHY_SHARE):
         modes += _MODES[scenario.fault]
