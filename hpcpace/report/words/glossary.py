@@ -94,7 +94,7 @@ GLOSSARY = (
             "Range that contains the mean over more such steps of these ranks with 95 % confidence. It does not cover "
             "clock errors, nor what other nodes would show."
         ),
-        spoken=(r"95 % intervals?", r"intervals?"),
+        spoken=(r"95 % intervals?",),
     ),
     Term(
         name="jitter",

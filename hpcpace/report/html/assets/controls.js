@@ -103,10 +103,13 @@ function startControls() {
   explainTerms();
 }
 
+const MOST_ROWS_ON_PAPER = 200; // of a table that the reader left closed
+
 const closed = new Set();
 addEventListener("beforeprint", () => {
   root.dataset.print = "";
   for (const details of document.querySelectorAll("details:not([open])")) {
+    if (details.querySelectorAll("tr").length > MOST_ROWS_ON_PAPER) continue;
     closed.add(details);
     details.open = true;
   }
