@@ -10,16 +10,17 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TABLES, Op, Phase, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, TABLES, Op, Phase, TraceHeader
 from hpcpace.units import NS_PER_MS, NS_PER_S
 
 _HEADER = TraceHeader(
@@ -61,20 +62,21 @@ def main() -> None:
     parser.add_argument("--rates", type=int, nargs="+", default=[100, 200, 500])
     parser.add_argument("--columns", action="store_true", help="also print the bytes per record of each HDF5 column")
     args = parser.parse_args()
-    for table, end, target, make_rows in (
-        ("collectives", "exit_ns", 8, _collective_rows),
-        ("phases", "end_ns", 10, _phase_rows),
+    for table, end, target, make_rows, of_device in (
+        ("collectives", "exit_ns", 8, _collective_rows, ()),
+        ("phases", "end_ns", 10, _phase_rows, ()),
+        ("phases", "end_ns", 16, _device_phase_rows, ("phases",)),
     ):
         for rate in args.rates:
-            begin_s = time.perf_counter()
+            begin_s, name = time.perf_counter(), f"{table} with device times" if of_device else table
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "rank-00000.h5"
-                sizes = np.array(record_and_kill(path, table, end, make_rows(args.steps, rate)))
+                sizes = np.array(record_and_kill(path, table, end, make_rows(args.steps, rate), of_device))
                 columns = column_sizes(path, table)
             # A kill comes at any time: the journal is empty or nearly a chunk long then.
             last = (sizes[:, 1] / sizes[:, 0])[-len(sizes) // 10 :]
             print(
-                f"{table}, {rate} records/s, {args.steps} steps: {last.mean():.2f} bytes a record on disk, at most "
+                f"{name}, {rate} records/s, {args.steps} steps: {last.mean():.2f} bytes a record on disk, at most "
                 f"{last.max():.2f} (target {target}), when killed in the last tenth; {len(sizes)} flushes, "
                 f"{time.perf_counter() - begin_s:.0f} s"
             )
@@ -82,12 +84,15 @@ def main() -> None:
                 print("  " + "  ".join(f"{name} {size:.3f}" for name, size in columns.items()))
 
 
-def record_and_kill(path: Path, table: str, end: str, blocks: Iterator[np.ndarray]) -> list[tuple[int, int]]:
+def record_and_kill(
+    path: Path, table: str, end: str, blocks: Iterator[np.ndarray], device_tables: Collection[str]
+) -> list[tuple[int, int]]:
     """Record rows, and leave in their place the files as they are before they are closed.
 
     Args:
         end: the column with the time at which a row was recorded.
         blocks: the rows, in the order of recording.
+        device_tables: the tables that have columns of a device.
 
     Returns:
         after each flush, the number of rows so far and the bytes of both files.
@@ -95,7 +100,14 @@ def record_and_kill(path: Path, table: str, end: str, blocks: Iterator[np.ndarra
     now_ns = 0
     files = (path, path.with_suffix(".journal"))
     sizes: list[tuple[int, int]] = []
-    recorder = Recorder(path, _HEADER, warn=_refuse, clock=lambda: now_ns, flush_interval_s=1e6)
+    recorder = Recorder(
+        path,
+        _HEADER,
+        warn=_refuse,
+        clock=lambda: now_ns,
+        flush_interval_s=1e6,
+        device_tables=device_tables,
+    )
     recorder.start()
     add = {"collectives": recorder.add_collective, "phases": recorder.add_phase}[table]
     num_rows = 0
@@ -150,6 +162,20 @@ def _phase_rows(num_steps: int, rate: int) -> Iterator[np.ndarray]:
         rows["step"], rows["phase"], rows["microbatch"] = steps[:, None], phases, microbatches
         rows["begin_ns"], rows["end_ns"] = begin_ns, begin_ns + taken_ns
         yield rows.reshape(-1)
+
+
+def _device_phase_rows(num_steps: int, rate: int) -> Iterator[np.ndarray]:
+    """Phases that the device reaches about half a step after the host, a distance that wanders by 0.2 ms a phase."""
+    rng, lead_ns = np.random.default_rng(1), 50e6
+    for plain in _phase_rows(num_steps, rate):
+        rows = np.zeros(plain.shape, dtype=row_dtypes(DEVICE_TABLES)["phases"])
+        for name in plain.dtype.names or ():
+            rows[name] = plain[name]
+        leads_ns = np.abs(lead_ns + np.cumsum(rng.normal(0, 2e5, len(rows) + 1))).astype(np.int64)
+        rows["device_begin_ns"] = rows["begin_ns"] + leads_ns[:-1]
+        rows["device_end_ns"] = rows["end_ns"] + leads_ns[1:]
+        lead_ns = float(leads_ns[-1])
+        yield rows
 
 
 def _times(
