@@ -208,7 +208,7 @@ def printed_by(script, run, capsys, **examined) -> str:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_scripts_print_what_the_report_prints(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hpcpace.report.html.page.get_plotlyjs", lambda: "")
+    monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed(""))
     summary, terminal, _, _ = everywhere_of(tmp_path, RUNS[name])
     run = RunDirectory(tmp_path / "run")
     measured = measure(read_attempt(run.attempts()[0]).traces, Selection())
