@@ -146,7 +146,7 @@ def diagnose(
     findings += event_finding(panels, without, settings, is_collection_found=is_collection_found)
     findings += jitter_finding(panels, without, _explained_share(findings), settings)
     findings = _joined(with_cores(cores, findings, panels, settings))
-    findings.sort(key=lambda finding: (*(finding.mode is not mode for mode in _LEADING), -finding.loss_share))
+    findings.sort(key=_place)
     obstacle: Obstacle | None = None
     if absent:
         findings = [finding for finding in findings if _needs_no_others(finding)]
@@ -154,6 +154,16 @@ def diagnose(
     elif not findings:
         obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, panels, is_noise_known=cores is not None)
     return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share, slow=search.slow)
+
+
+def _place(finding: DiagnosisFinding) -> tuple[bool | float, ...]:
+    """Return the sort key of a finding: what stopped the run, then the largest loss.
+
+    That ranks share cores costs between nothing and the share for which they wait, so half of that counts: a slow rank
+    that costs as much for certain comes first.
+    """
+    loss_share = finding.loss_share / 2 if finding.mode is Mode.CORES else finding.loss_share
+    return (*(finding.mode is not mode for mode in _LEADING), -loss_share)
 
 
 def _explained_share(findings: Sequence[DiagnosisFinding]) -> float:

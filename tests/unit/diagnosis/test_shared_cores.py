@@ -172,6 +172,14 @@ def test_a_slow_rank_that_computes_more_is_a_straggler_where_cores_are_shared():
     assert [(finding.mode, finding.culprits[0].id) for finding in found] == [(Mode.STRAGGLER, "2")]
 
 
+@pytest.mark.parametrize(("slow", "first"), [(1.6, Mode.STRAGGLER), (1.2, Mode.CORES)])
+def test_a_slow_rank_comes_before_cores_that_are_waited_for_twice_as_long_at_most(slow, first):
+    use = cores([0.5, 0.5, 0.5 * slow, 0.5], 0.4)
+    found = modes(panels(use, work=np.array([1.0, 1.0, slow, 1.0])))
+    assert set(found) == {Mode.STRAGGLER, Mode.CORES}
+    assert found[0] is first
+
+
 def test_a_slow_rank_that_neither_computes_nor_waits_more_is_a_straggler_beyond_what_ranks_wait():
     assert Mode.STRAGGLER in modes(panels(cores(0.5, 0.12), work=np.array([1.0, 1.0, 1.5, 1.0])))
 
