@@ -69,8 +69,8 @@ def follow_coalescing(cleanup: ExitStack, device_times: DeviceTimes) -> None:
 
         return observed
 
-    replace(cleanup, dist.ProcessGroup, "_start_coalescing", starts)
-    replace(cleanup, dist.ProcessGroup, "_end_coalescing", ends)
+    _replace_if_there(cleanup, dist.ProcessGroup, "_start_coalescing", starts)
+    _replace_if_there(cleanup, dist.ProcessGroup, "_end_coalescing", ends)
 
 
 def follow_streams(cleanup: ExitStack, side_streams: SideStreams) -> None:
@@ -92,8 +92,8 @@ def follow_streams(cleanup: ExitStack, side_streams: SideStreams) -> None:
 
         return observed
 
-    replace(cleanup, torch.cuda.Stream, "record_event", records)
-    replace(cleanup, torch.cuda.Stream, "wait_event", waits)
+    _replace_if_there(cleanup, torch.cuda.Stream, "record_event", records)
+    _replace_if_there(cleanup, torch.cuda.Stream, "wait_event", waits)
 
 
 def follow_captures(cleanup: ExitStack, device: DeviceClock) -> None:
@@ -122,5 +122,11 @@ def follow_captures(cleanup: ExitStack, device: DeviceClock) -> None:
 
         return observed
 
-    replace(cleanup, torch.cuda.CUDAGraph, "capture_begin", begins)
-    replace(cleanup, torch.cuda.CUDAGraph, "capture_end", ends)
+    _replace_if_there(cleanup, torch.cuda.CUDAGraph, "capture_begin", begins)
+    _replace_if_there(cleanup, torch.cuda.CUDAGraph, "capture_end", ends)
+
+
+def _replace_if_there(cleanup: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Replace a function of torch that another release may lack: then there is nothing to see."""
+    if hasattr(owner, name):
+        replace(cleanup, owner, name, wrap)

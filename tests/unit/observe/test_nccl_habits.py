@@ -123,3 +123,13 @@ def test_events_and_waits_of_streams_are_told(monkeypatch):
     torch.cuda.Stream.wait_event("main", "later")
     told = [("recorded", "side", "made"), ("recorded", "side", "mine"), "waits", ("main", "mine"), ("main", "later")]
     assert calls == told
+
+
+def test_a_release_of_torch_that_lacks_these_functions_is_left_as_it_is(monkeypatch):
+    monkeypatch.delattr(dist.ProcessGroup, "_start_coalescing")
+    monkeypatch.delattr(torch.cuda.CUDAGraph, "capture_end")
+    with ExitStack() as stack:
+        follow_coalescing(stack, _Times())
+        follow_captures(stack, DeviceClock(lambda: pytest.fail("no event is needed")))
+        assert not hasattr(dist.ProcessGroup, "_start_coalescing")
+    assert not hasattr(torch.cuda.CUDAGraph, "capture_end")
