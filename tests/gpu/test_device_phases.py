@@ -220,10 +220,12 @@ def test_the_device_is_synchronised_by_the_anchors_alone(tmp_path: Path) -> None
     with hpcpace.session(run_dir=tmp_path / "run") as session:
         torch.cuda._sleep(1_000)
         torch.cuda.synchronize()
+        for _ in range(32):
+            session.step()
         time.sleep(1.1)
-        session.step()  # the second anchor
+        session.step()  # with an anchor; none is due in the next 4 s, and before step 64
         begin_s = time.monotonic()
-        for _ in range(10):
+        for _ in range(20):
             torch.cuda._sleep(100_000_000)
             session.step()
         issued_s = time.monotonic() - begin_s
