@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.modes.finding import IdlePhase
+from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.metrics.host_pace import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
 from hpcpace.metrics.phases import IDLE
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
@@ -73,7 +74,8 @@ def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
     Phases of the host alone are left out, as are steps of which a time or a phase is not known there. Where the device
     waited for its host, phases IDLE or GC say so, whose column `during` has the phase around them, and `is_bounded`
     whether they last that long at most. A rank of which more than half of the steps would be left out, or whose
-    collectives have no times of the device, keeps its host times.
+    collectives have no times of the device, keeps its host times, as does one that shows no wait for its collectives:
+    neither how long they held its stream, nor a phase grad_sync.
     """
     views = [_on_device(trace) for trace in traces]
     changed = [index for index, (view, trace) in enumerate(zip(views, traces, strict=True)) if view is not trace]
@@ -90,15 +92,28 @@ def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
 def _on_device(trace: RankTrace) -> RankTrace:
     steps, phases = trace.tables["steps"], trace.tables["phases"]
     has_times = DEVICE_BEGIN_COLUMN in steps and DEVICE_BEGIN_COLUMN in phases
-    if not has_times or ENQUEUE_COLUMN not in trace.tables["collectives"]:
+    if not has_times or ENQUEUE_COLUMN not in trace.tables["collectives"] or not _shows_waits(trace):
         return trace
     is_known, is_phase_known = _are_known(steps), _are_known(phases)
+    # What ends before it begins, or begins before an earlier step has ended, is damage.
+    is_known &= steps[DEVICE_END_COLUMN] > steps[DEVICE_BEGIN_COLUMN]
+    ended_ns = np.maximum.accumulate(np.where(is_known, steps[DEVICE_END_COLUMN], 0))
+    is_known[1:] &= steps[DEVICE_BEGIN_COLUMN][1:] >= ended_ns[:-1]
+    is_phase_known &= phases[DEVICE_END_COLUMN] >= phases[DEVICE_BEGIN_COLUMN]
     unknown = phases["step"][~is_phase_known & ~np.isin(phases["phase"], _OF_HOST)]
     is_known &= ~np.isin(steps["step"], unknown)
     if not is_known.sum() > _LEAST_KNOWN * len(steps):
         return trace
     tables = {"steps": _view(steps.select(is_known)), "phases": _view(phases.select(is_phase_known))}
     return replace(trace, tables={**trace.tables, **tables})
+
+
+def _shows_waits(trace: RankTrace) -> bool:
+    """Return whether waits for collectives can be told from work; else all ranks seem to work alike."""
+    if trace.header.world_size == 1 or (trace.tables["phases"]["phase"] == Phase.GRAD_SYNC).any():
+        return True
+    some = sound_stream(trace).blocks(0, 1)
+    return not len(some) or bool(some["blocked_ns"].any())
 
 
 def _are_known(rows: Table) -> NDArray[np.bool_]:

@@ -127,7 +127,8 @@ def idle_ns(stretches: Stretches, usual: Mapping[int, UsualLength]) -> tuple[Int
 
     A stretch that begins and ends dry was paced by its host: idle is what exceeds the usual length, or at most all of
     it where that is not known. Of others, which may hide a wait or end with a synchronisation, only what exceeds nearly
-    all usual lengths counts, if the device then had run dry or the host collected garbage.
+    all usual lengths counts, if the device then had run dry or the host collected garbage. Time outside of phases
+    counts only on ranks that have forward and backward: elsewhere it may be these.
 
     Args:
         stretches: of a rank.
@@ -143,6 +144,8 @@ def idle_ns(stretches: Stretches, usual: Mapping[int, UsualLength]) -> tuple[Int
     beyond = np.maximum(length - np.nan_to_num(median[stretches.phase]), 0.0)
     is_far = length > most[stretches.phase]
     is_paced = np.isin(stretches.phase, _PACED)
+    if not np.isin((Phase.FORWARD, Phase.BACKWARD), stretches.phase).all():
+        is_paced &= ~np.isin(stretches.phase, (Phase.OTHER, NO_PHASE))
     is_dry = stretches.is_dry_after & (stretches.is_dry_before | is_far)
     collected = np.where(is_paced & (is_dry | is_far), np.minimum(beyond, stretches.collected_ns), 0.0)
     waited = np.where(is_paced & is_dry, beyond - collected, 0.0)

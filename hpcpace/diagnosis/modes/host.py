@@ -16,8 +16,8 @@ _SURE, _BOUNDED = 0.95, 0.8
 def host_finding(panels: Panels, work_ns: Floats, settings: DiagnosisConfig) -> list[DiagnosisFinding]:
     """Return whether devices wait for their hosts: mean share of the step in which they are idle for them.
 
-    The loss is what the slowest rank of a role takes with this idle time, less without. Time in which devices wait for
-    data is not in it: that is the phase `data`, and another mode.
+    The loss is what the slowest rank of a role takes with this idle time, less without, and must exceed the threshold
+    as well. Time in which devices wait for data is not in it: that is the phase `data`, and another mode.
 
     Args:
         panels: the steps.
@@ -25,9 +25,9 @@ def host_finding(panels: Panels, work_ns: Floats, settings: DiagnosisConfig) -> 
         settings: the thresholds.
     """
     share = float(panels.host_ns.mean()) / panels.mean_time_ns
-    if share < settings.host_share:
-        return []
     gain_ns = slowest_ns(work_ns, panels.role) - slowest_ns(np.maximum(work_ns - panels.host_ns, 0.0), panels.role)
+    if min(share, gain_ns / panels.mean_time_ns) < settings.host_share:
+        return []
     idle = [each for each in panels.idle if each.idle_ns >= _LEAST_SHARE * sum(one.idle_ns for one in panels.idle)]
     is_bound = sum(each.bounded_ns for each in idle) > sum(each.idle_ns for each in idle) / 2
     interval = mean_share_interval(panels, panels.host_ns)
@@ -41,7 +41,7 @@ def host_finding(panels: Panels, work_ns: Floats, settings: DiagnosisConfig) -> 
     return [
         DiagnosisFinding(
             evidence=evidence,
-            loss_share=max(gain_ns / panels.mean_time_ns, 0.0),
+            loss_share=gain_ns / panels.mean_time_ns,
             confidence=_BOUNDED if is_bound else _SURE,
             culprits=culprits,
         )

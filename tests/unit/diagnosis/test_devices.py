@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from experiments.device_run import MS, STEP, DeviceRun
-from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces
+from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces, examine
 from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.summary import Summary
@@ -21,6 +21,7 @@ from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
+from hpcpace.trace.tables import Table
 
 SLOW = {2: 1.3}
 LAYOUTS = (
@@ -295,3 +296,35 @@ def test_host_and_device_times_of_phases_and_the_lead_are_shown(tmp_path):
     assert forward.dry_share == 0
     assert "Host and device" in shown(summary)
     assert summarized(tmp_path / "host", slow=SLOW).devices == ()
+
+
+@pytest.mark.parametrize(("name", "said"), [("phases", "cannot tell"), ("collectives", "healthy")])
+def test_without_phases_or_operations_nobody_is_blamed(tmp_path, name, said):
+    traces = read_attempt(DeviceRun(has_device_times=True).write(tmp_path / "run").last_attempt()).traces
+    empty = [replace(trace, tables={**trace.tables, name: trace.tables[name].select(slice(0))}) for trace in traces]
+    verdict = examine(empty)
+    assert (verdict.mode, verdict.findings) == (said, ())
+
+
+@pytest.mark.parametrize("value", [-5, 2**62, 1])
+def test_damaged_device_times_blame_nobody(tmp_path, value):
+    traces = list(read_attempt(DeviceRun(has_device_times=True).write(tmp_path / "run").last_attempt()).traces)
+    steps = traces[1].tables["steps"]
+    for column in ("device_begin_ns", "device_end_ns"):
+        columns = {name: steps[name].copy() for name in steps}
+        columns[column][::3] = value
+        traces[1] = replace(traces[1], tables={**traces[1].tables, "steps": Table(columns)})
+        assert examine(traces).findings == ()
+
+
+@pytest.mark.parametrize("is_left", [(), (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)], ids=["none", "compute"])
+def test_device_times_that_show_no_wait_for_collectives_are_never_healthy(tmp_path, is_left):
+    run = DeviceRun(has_device_times=True, slow=SLOW).write(tmp_path / "run")
+    traces = [
+        replace(trace, tables={**trace.tables, "phases": phases.select(np.isin(phases["phase"], is_left))})
+        for trace in read_attempt(run.last_attempt()).traces
+        if (phases := trace.tables["phases"])
+    ]
+    verdict = examine(traces)
+    assert [culprit.id for culprit in verdict.culprits] == ["2"]
+    assert "arrivals on the device" in verdict.why[1]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -105,3 +107,10 @@ def test_idle_time_while_the_host_collects_garbage_is_that_of_the_collection():
 def test_other_phases_are_never_idle_for_the_host(phase):
     found = of_steps([16.0] * 5, is_dry_before=True, is_dry_after=True, phase=phase)
     assert not idle_ns(found, {})[0].any()
+
+
+def test_time_outside_of_phases_is_not_idle_on_ranks_that_record_no_forward_and_backward():
+    gap = of_steps([16.0] * 5, is_dry_before=True, is_dry_after=True, phase=NO_PHASE)
+    assert not idle_ns(gap, {})[0].any()
+    phase = np.array([Phase.FORWARD, Phase.BACKWARD, NO_PHASE, NO_PHASE, NO_PHASE])
+    assert (idle_ns(replace(gap, phase=phase), {})[0][2:] == 16 * MS).all()
