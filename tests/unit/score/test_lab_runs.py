@@ -151,5 +151,5 @@ def test_table_counts_jobs_that_failed_as_not_right() -> None:
 def test_expected_modes_are_all_but_those_that_the_lab_cannot_make() -> None:
     shown = {case.modes[0] for case in CASES}
     # A job that ends early needs no cluster (tests/mpi/test_ends_of_jobs.py), nor do ranks that share cores
-    # (experiments/demo): the hosts of a lab always share those of one machine. They have no devices to be bound by hosts.
+    # (experiments/demo): the hosts of a lab always share those of one machine. They have no devices, either.
     assert set(Mode) - shown == {Mode.LOCALITY, Mode.CANNOT_TELL, Mode.ENDED, Mode.CORES, Mode.HOST}
