@@ -162,6 +162,12 @@ def test_a_key_reaches_every_table_that_scrolls(browser, pages):
     assert browser.evaluate("[...document.querySelectorAll('.table')].every((table) => table.tabIndex === 0)")
 
 
+def test_a_window_that_shows_all_plots_has_them_once_the_page_has_loaded(browser, pages):
+    browser.open(pages["plain"][0].as_uri(), width=1280, height=12_000)
+    num_plots = browser.evaluate("document.querySelectorAll('.plot').length")
+    assert browser.evaluate("Number(document.documentElement.dataset.drawn)") == num_plots
+
+
 def test_plots_wait_until_they_are_near(browser, pages):
     browser.open(pages["many"][0].as_uri(), width=1280)
     browser.evaluate("document.querySelector('.plot').scrollIntoView({ behavior: 'instant' })")

@@ -10,6 +10,7 @@ const NOTHING = {
 const places = [...document.querySelectorAll(".plot")];
 const drawn = new Set();
 const waiting = []; // to be drawn next
+const widths = new Map(); // of the places, when they were drawn
 const whenIdle = window.requestIdleCallback ?? setTimeout;
 let descriptions = null;
 let isShown = null; // which ranks and hosts, where the reader has chosen some
@@ -102,7 +103,6 @@ function needLibrary() {
 }
 
 const config = {
-  responsive: true,
   displaylogo: false,
   displayModeBar: isTouched ? false : "hover",
   modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
@@ -113,8 +113,16 @@ function draw(place) {
   const [traces, layout] = figure(described(place.id), place.clientWidth);
   Plotly.react(place, traces, layout, config);
   drawn.add(place);
+  widths.set(place, place.clientWidth);
+  resized.observe(place);
   root.dataset.drawn = String(drawn.size);
 }
+
+// In the frame in which a width changes: plotly.js itself follows some time after the window.
+const resized = new ResizeObserver((entries) => {
+  if ("print" in root.dataset) return; // on paper widths are given
+  for (const { target } of entries) if (target.clientWidth !== widths.get(target)) draw(target);
+});
 
 // What the reader does comes before the next plot.
 function drawNext() {
@@ -138,8 +146,10 @@ function watch(margin) {
   for (const place of places) if (!drawn.has(place)) observer.observe(place);
 }
 
+// What the window shows at once is drawn before the page counts as loaded: a picture of it has its plots.
 function startPlots() {
   root.dataset.drawn = "0";
+  for (const place of places) if (place.getBoundingClientRect().top < innerHeight) draw(place);
   watch("0px");
   // Whoever scrolls reads on: from then on plots are drawn ahead.
   addEventListener("scroll", () => watch(AHEAD), { once: true, passive: true });
