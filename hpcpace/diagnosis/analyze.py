@@ -19,6 +19,7 @@ from hpcpace.diagnosis.figures.gpus import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.hotspots import place_excess
 from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
+from hpcpace.diagnosis.figures.pacing import with_slack
 from hpcpace.diagnosis.figures.ranks import rank_figures
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
 from hpcpace.diagnosis.gpu_words import with_gpus
@@ -152,7 +153,7 @@ def analyze_traces(
         dtype=records.run.dtype,
         memory=records.result.memory,
         audit=audit,
-        pacing=records.pacing,
+        pacing=with_slack(records.pacing, panels),
         end=credible.end,
         unknown=HOST_TIMES if panels.host_timed else "",
         devices=device_figures(measured),

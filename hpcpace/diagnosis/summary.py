@@ -570,6 +570,11 @@ class PacingFigures:
         num_pairs: pairs of a paced and an unpaced block.
         step_off_ns, step_on_ns: mean step of the unpaced and the paced blocks.
         cv_off, cv_on: their coefficients of variation.
+        waits_on_device: whether collectives run on GPUs, where ranks are not delayed.
+        slack_ns: how much longer a rank waits on its device in a step than the one that waits least, mean over ranks
+            and steps; None where that is not known or ranks can be delayed.
+        most_slack_ns, most_slack_rank: mean over steps of the rank with the largest slack, and its number.
+        most_gain: the share of the step that a trial could gain at most, which is that of exposed wait.
     """
 
     policy: str
@@ -587,6 +592,11 @@ class PacingFigures:
     step_on_ns: float | None
     cv_off: float | None
     cv_on: float | None
+    waits_on_device: bool = False
+    slack_ns: float | None = None
+    most_slack_ns: float | None = None
+    most_slack_rank: int | None = None
+    most_gain: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ def _figures(content: Any) -> PacingFigures:
         step_on_ns=_number(trial.get("step_on_ns")),
         cv_off=_number(trial.get("variation_off")),
         cv_on=_number(trial.get("variation_on")),
+        waits_on_device=(content.get("facts") or {}).get("waits_on_device") is True,
     )
 
 

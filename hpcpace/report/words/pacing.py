@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcpace.diagnosis.summary import PacingFigures
 from hpcpace.units import format_duration
-from hpcpace.wording import listed, plural
+from hpcpace.wording import listed, percent, plural
 
 _MOST_POINTS = 4
 # To remove the reason why pacing could help gains more than pacing.
@@ -27,10 +27,23 @@ def pacing_lines(pacing: PacingFigures) -> Iterator[tuple[str, str]]:
     if pacing.points:
         more = [f"{len(pacing.points) - _MOST_POINTS} more"] if len(pacing.points) > _MOST_POINTS else []
         yield "paced at", listed([*pacing.points[:_MOST_POINTS], *more])
+    if pacing.waits_on_device:
+        yield "slack", _slack(pacing)
     yield "could help", listed(pacing.mechanisms) if pacing.mechanisms else "no mechanism found: ranks only wait"
     for mechanism in pacing.mechanisms:
         if mechanism in _REMEDIES:
             yield "try first", _REMEDIES[mechanism]
+
+
+def _slack(pacing: PacingFigures) -> str:
+    """Return what could be gained on devices, where ranks are only observed."""
+    if pacing.slack_ns is None or pacing.most_slack_ns is None or pacing.most_gain is None:
+        return "not known: phases are host times of ranks with a device"
+    return (
+        f"{format_duration(pacing.slack_ns)} a step and rank on its device, at most "
+        f"{format_duration(pacing.most_slack_ns)} (rank {pacing.most_slack_rank}); a trial could gain at most "
+        f"{percent(pacing.most_gain)} of the step time, all exposed wait, and gains nothing if ranks only wait"
+    )
 
 
 def _arm(step_ns: float, cv: float | None) -> str:
