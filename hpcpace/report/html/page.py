@@ -221,7 +221,7 @@ def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
         ("Step times", "", (side_by_side(of("step_ms"), of("distribution")),)),
         ("Slowest step", "", (of("slow_step"),)),
         ("Own delay by rank and step", "", (of("own_delay_ms"),)),
-        ("Phases by rank", "", (of("phases"), sections.rank_table(summary))),
+        ("Phases by rank", "", (of("phases"), sections.devices_table(summary), sections.rank_table(summary))),
         (
             "Communication by kind",
             "",

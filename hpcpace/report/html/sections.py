@@ -288,6 +288,23 @@ def rank_table(summary: Summary) -> str:
     return f"<details><summary>{which} ranks in figures</summary>{inside}</details>" if rows else ""
 
 
+def devices_table(summary: Summary) -> str:
+    """Return what hosts and devices did in each phase; nothing without device times."""
+    rows = [
+        (
+            row.phase,
+            format_duration(row.host_ns),
+            format_duration(row.device_ns),
+            format_duration(row.lead_ns),
+            percent(row.dry_share),
+        )
+        for row in summary.devices
+    ]
+    head = ("phase", "on the host", "on the device", "host ahead at its begin", "ran dry")
+    caption = "Host and device, per step. Ran dry: share of begins at which the device waited for the host"
+    return table(caption, head, rows)
+
+
 def terms() -> str:
     """Return the glossary, which the terms of the page link to."""
     entries = "\n".join(

@@ -22,6 +22,8 @@ from hpcpace.report.terminal.page import print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import Table
+from hpcpace.units import format_duration
+from hpcpace.wording import percent
 
 SLOW = {2: 1.3}
 LAYOUTS = (
@@ -157,6 +159,17 @@ def test_the_page_leaves_out_the_plots_of_what_is_not_known(tmp_path, slow):
     assert "no plot of own delay: not known: phases are host times of ranks with a device" in text
     for name in ("phase-shares", "own-delay", "origins", "gains"):
         assert f'"{name}"' not in text.split("plotly.js")[0]
+
+
+def test_terminal_and_page_have_host_and_device_of_each_phase(tmp_path):
+    found = analyzed(tmp_path / "run", has_device_times=True)
+    text = re.sub(r"<[^>]+>", " ", page(found.summary, found.summary.verdict, found.plots))
+    lines = [line.split() for line in shown(found.summary).splitlines()]
+    assert {row.phase for row in found.summary.devices} >= {"forward", "backward", "optimizer"}
+    for row in found.summary.devices:
+        times = [format_duration(each) for each in (row.host_ns, row.device_ns, row.lead_ns)]
+        assert re.search(r"\s+".join(map(re.escape, [row.phase, *times, percent(row.dry_share)])), text)
+        assert [row.phase, *" ".join([*times, percent(row.dry_share)]).split()] in lines
 
 
 def device_timed(path: Path, **settings: object) -> Summary:
