@@ -14,6 +14,7 @@ from hpcpace.diagnosis.diagnose import Diagnosis
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures.audit import audit_figures
 from hpcpace.diagnosis.figures.causes import cause_figures
+from hpcpace.diagnosis.figures.cores import core_figures
 from hpcpace.diagnosis.figures.devices import device_figures
 from hpcpace.diagnosis.figures.gpus import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.hotspots import place_excess
@@ -157,6 +158,7 @@ def analyze_traces(
         end=credible.end,
         unknown=HOST_TIMES if panels.host_timed else "",
         devices=device_figures(measured),
+        cores=core_figures(panels),
     )
     plots = plot_data(
         measured,

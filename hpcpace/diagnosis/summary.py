@@ -224,6 +224,27 @@ class DevicePhase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostCores:
+    """A host on which ranks wait for cores.
+
+    Attributes:
+        num_ranks, num_cpus: ranks of the job there, and the CPUs that they may use; 0 where these are not known.
+        running, ready: threads of these ranks that run, and that run or wait for a core, on average.
+        waiting: largest share of the time for which a rank waits for a core.
+        pressure, throttled: largest shares of the time of CPU pressure and of throttling by a quota.
+    """
+
+    host: str
+    num_ranks: int
+    num_cpus: int
+    running: float
+    ready: float
+    waiting: float
+    pressure: float
+    throttled: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostPair(PairViolations):
     """Violations of causality between two nodes, with the names of their hosts."""
 
@@ -606,7 +627,8 @@ class Summary:
     `history` has all attempts where there are several, `sensitivity` the collectives that take most time. `outcome` and
     `memory` are what `hpcpace train` recorded at its end; empty elsewhere. `audit` is None without snapshots,
     `pacing` where the run was not paced, `end` where nothing ended it before its time. `unknown` says why figures that
-    rest on phases are not known; empty where they are. `devices` has the phases of ranks with device times.
+    rest on phases are not known; empty where they are. `devices` has the phases of ranks with device times, `cores`
+    the hosts on which ranks wait for cores.
     """
 
     run: str
@@ -638,6 +660,7 @@ class Summary:
     end: RunEnd | None = None
     unknown: str = ""
     devices: tuple[DevicePhase, ...] = ()
+    cores: tuple[HostCores, ...] = ()
 
     @property
     def is_whole(self) -> bool:

@@ -40,7 +40,7 @@ def core_finding(panels: Panels, settings: DiagnosisConfig) -> DiagnosisFinding 
     The loss is the waiting of the rank that waits longest: the others wait for it in the next collective.
     """
     use = panels.cores
-    if use is None or not (waits := _is_notable(use)).any():
+    if use is None or not (waits := is_notable(use)).any():
         return None
     rows = np.flatnonzero(waits)
     first = int(rows[use.waiting[rows].argmax()])
@@ -65,7 +65,8 @@ def core_finding(panels: Panels, settings: DiagnosisConfig) -> DiagnosisFinding 
     return DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=culprits)
 
 
-def _is_notable(use: CoreUse) -> NDArray[np.bool_]:
+def is_notable(use: CoreUse) -> NDArray[np.bool_]:
+    """Return which ranks wait for a core for a notable share of the time, bool, (num_ranks,)."""
     waits: NDArray[np.bool_] = np.nan_to_num(use.waiting) - 2 * np.nan_to_num(use.error) >= NOTABLE_WAIT
     return waits
 

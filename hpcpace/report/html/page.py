@@ -223,6 +223,11 @@ def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
         ("Own delay by rank and step", "", (of("own_delay_ms"),)),
         ("Phases by rank", "", (of("phases"), sections.devices_table(summary), sections.rank_table(summary))),
         (
+            "Cores",
+            "Hosts on which ranks were ready to run and had no core for a part of the time.",
+            (sections.cores_table(summary),),
+        ),
+        (
             "Communication by kind",
             "",
             (

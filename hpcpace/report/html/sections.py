@@ -12,6 +12,7 @@ from hpcpace.report.html.text import escape, facts, notes, stacked_bar, table
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
 from hpcpace.report.words.audit import AUDIT_HEAD, NO_MATCH, audit_cells
 from hpcpace.report.words.causes import skew_reading
+from hpcpace.report.words.cores import CORE_HEAD, core_cells
 from hpcpace.report.words.glossary import GLOSSARY
 from hpcpace.report.words.run import outcome_line
 from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration
@@ -303,6 +304,14 @@ def devices_table(summary: Summary) -> str:
     head = ("phase", "on the host", "on the device", "host ahead at its begin", "ran dry")
     caption = "Host and device, per step. Ran dry: share of begins at which the device waited for the host"
     return table(caption, head, rows)
+
+
+def cores_table(summary: Summary) -> str:
+    """Return the hosts on which ranks wait for cores; nothing without any."""
+    rows = [core_cells(row) for row in summary.cores[:_MOST_HOSTS]]
+    about = [("", row.host) for row in summary.cores[:_MOST_HOSTS]]
+    which = f", the worst {_MOST_HOSTS} of {len(summary.cores)}" if len(summary.cores) > _MOST_HOSTS else ""
+    return table(f"By host, of the rank that waits longest{which}", CORE_HEAD, rows, about=about)
 
 
 def terms() -> str:

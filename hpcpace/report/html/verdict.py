@@ -24,6 +24,7 @@ _EVIDENCE = {
     "synchronisation amplification": ("Jitter and scale",),
     "input-bound": ("Phases by rank",),
     "host-bound": ("Phases by rank",),
+    "ranks share cores": ("Cores",),
     "communication-bound": ("Communication by kind",),
 }
 """The sections that show what each mode rests on."""

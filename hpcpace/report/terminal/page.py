@@ -18,7 +18,14 @@ from hpcpace.report.terminal.losses import (
     print_sensitivity,
     print_verdict,
 )
-from hpcpace.report.terminal.ranks import print_devices, print_kinds, print_rank_communication, print_steps, rows_shown
+from hpcpace.report.terminal.ranks import (
+    print_cores,
+    print_devices,
+    print_kinds,
+    print_rank_communication,
+    print_steps,
+    rows_shown,
+)
 from hpcpace.report.words.audit import audit_lines, audit_subtitle
 from hpcpace.report.words.pacing import pacing_lines
 from hpcpace.report.words.run import MAY_CHANGE, changed_thresholds, outcome_line
@@ -52,6 +59,7 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
     _print_pacing(console, summary)
     print_steps(console, summary, shown)
     print_devices(console, summary)
+    print_cores(console, summary)
     if summary.kinds:
         print_kinds(console, summary)
         print_sensitivity(console, summary)

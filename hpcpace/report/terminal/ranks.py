@@ -11,11 +11,13 @@ from rich.text import Text
 from hpcpace.diagnosis.summary import Excess, Part, RankRow, RoleRow, Summary
 from hpcpace.quoting import printable
 from hpcpace.report.terminal import layout
+from hpcpace.report.words.cores import CORE_HEAD, core_cells
 from hpcpace.units import format_bytes, format_duration
 from hpcpace.wording import milliseconds, percent, rank_list
 
 UNKNOWN = "?"
 _MOST_RANKS = 16
+_MOST_HOSTS = 8
 _EXTREME_RANKS = 8
 _COLUMNS = {
     "data": (Part.DATA,),
@@ -96,6 +98,22 @@ def print_devices(console: Console, summary: Summary) -> None:
         table.add_row(row.phase, *times, percent(row.dry_share))
     console.print(table)
     layout.note(console, "ran dry: share of begins at which the device had no work left and waited for the host")
+
+
+def print_cores(console: Console, summary: Summary) -> None:
+    """Print the hosts on which ranks wait for cores; nothing without any."""
+    if not summary.cores:
+        return
+    layout.title(console, "Cores", "of the hosts on which ranks wait for them")
+    table = layout.table(CORE_HEAD[0], [name.replace(" ", "\n") for name in CORE_HEAD[1:]])
+    for row in summary.cores[:_MOST_HOSTS]:
+        table.add_row(*map(printable, core_cells(row)))
+    console.print(table)
+    if len(summary.cores) > _MOST_HOSTS:
+        layout.note(console, f"{_MOST_HOSTS} of {len(summary.cores)} hosts, those of the longest waiting")
+    layout.note(
+        console, "waiting: share of the time for which a rank was ready to run and had no core, of the worst rank"
+    )
 
 
 def _add(

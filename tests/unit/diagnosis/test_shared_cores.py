@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
+from hpcpace.diagnosis.figures.cores import core_figures
 from hpcpace.diagnosis.modes.cores import NOTABLE_WAIT
 from hpcpace.diagnosis.modes.straggler import search_stragglers
 from hpcpace.diagnosis.verdict import verdict_of
 from hpcpace.metrics.cores import CoreUse, held_up
 from hpcpace.metrics.lateness.stragglers import SearchObstacle
+from hpcpace.report.html.page import page
+from hpcpace.report.terminal.page import print_report
+from hpcpace.report.words.cores import core_cells
 from hpcpace.rundir import write_json
 from hpcpace.trace.attempt_reader import read_attempt
 
@@ -243,3 +251,25 @@ def test_shared_cores_are_found_unless_on_purpose_or_in_a_lab(tmp_path, record, 
     verdict = analyze_traces(run, attempt, read_attempt(attempt), Selection()).summary.verdict
     assert (verdict.mode == Mode.CORES) == is_found
     assert any("on purpose" in line for line in verdict.also) == ("config" in record)
+
+
+def test_hosts_that_ranks_wait_on_are_listed_the_longest_waiting_first():
+    use = cores([0.5, 0.5, 0.6, 0.5], [0.0, 0.0, 0.2, 0.4], cpus=("0", "1", "0-1", "0-1"))
+    (row,) = core_figures(panels(use, per_node=2))
+    assert (row.host, row.num_ranks, row.num_cpus) == ("n1", 2, 2)
+    assert (row.running, row.ready) == (pytest.approx(1.1), pytest.approx(1.7))
+    assert row.waiting == pytest.approx(0.4)
+    assert core_figures(panels(cores(0.5, 0.0))) == core_figures(panels(None)) == ()
+
+
+def test_terminal_and_page_have_the_cores_of_the_hosts(tmp_path):
+    run = write_run(Scenario(seed=3, num_ranks=8, num_steps=60, fault="shared_cores", size=1.0), tmp_path / "run")
+    attempt = run.attempt(0)
+    found = analyze_traces(run, attempt, read_attempt(attempt), Selection())
+    (row, *_) = found.summary.cores
+    console = Console(file=io.StringIO(), width=80)
+    print_report(console, found.summary)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert " ".join(core_cells(row)).split() in lines
+    text = re.sub(r"<[^>]+>", " ", page(found.summary, found.summary.verdict, found.plots))
+    assert re.search(r"\s+".join(map(re.escape, core_cells(row))), text)
