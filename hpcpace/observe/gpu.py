@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 _NO_NVML, _NO_ALLOCATOR = (0,) * 10, (0,) * 2
 UNKNOWN = (*_NO_NVML, *_NO_ALLOCATOR)
@@ -15,18 +15,33 @@ UNKNOWN = (*_NO_NVML, *_NO_ALLOCATOR)
 _MOST_I4, _MOST_I8 = (1 << 31) - 1, (1 << 62) - 1
 
 
-def gpu_counters(uuid: str, index: int, warn: Callable[[str], None]) -> Callable[[], tuple[int, ...]]:
+class Gpu(NamedTuple):
+    """A rank's GPU: its identity for NVML, like `GPU-3f...`, and its number in torch, which is another than NVML's."""
+
+    uuid: str
+    number: int
+
+
+def gpu_in_use() -> Gpu | None:
+    """Return the GPU that this thread computes on; None where torch has not begun to use any, so as not to begin it."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    number = torch.cuda.current_device()
+    return Gpu(f"GPU-{torch.cuda.get_device_properties(number).uuid}", number)
+
+
+def gpu_counters(gpu: Gpu, warn: Callable[[str], None]) -> Callable[[], tuple[int, ...]]:
     """Return a function that reads the GPU's columns of a `host` row, in their order; what is unknown reads as zero.
 
     Args:
-        uuid: identity of the GPU for NVML, like `GPU-3f...`.
-        index: its number in torch.
+        gpu: of this rank.
         warn: takes one warning that says why NVML's columns stay zero.
     """
-    nvml = _open(uuid, warn)
+    nvml = _open(gpu.uuid, warn)
 
     def read() -> tuple[int, ...]:
-        return (*(nvml() if nvml is not None else _NO_NVML), *_allocator(index))
+        return (*(nvml() if nvml is not None else _NO_NVML), *_allocator(gpu.number))
 
     return read
 

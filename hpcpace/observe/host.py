@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcpace.observe.cores import CoreCounters, read_counter
 from hpcpace.observe.gpu import UNKNOWN as NO_GPU
-from hpcpace.observe.gpu import gpu_counters
+from hpcpace.observe.gpu import Gpu, gpu_counters
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -17,9 +17,6 @@ class HostCounters:
     """Reads one row of the trace's `host` table; counters that this host lacks read as zero.
 
     Args:
-        gpu_uuid: identity of this rank's GPU for NVML, like `GPU-3f...`, None without one (NVML and torch number GPUs
-            differently).
-        gpu_index: its number in torch.
         proc: where procfs is mounted.
         cgroup: where the cgroup tree is mounted.
         warn: takes one warning that says why GPU counters stay zero.
@@ -28,8 +25,6 @@ class HostCounters:
     def __init__(
         self,
         *,
-        gpu_uuid: str | None = None,
-        gpu_index: int = 0,
         proc: Path = Path("/proc"),
         cgroup: Path = Path("/sys/fs/cgroup"),
         warn: Callable[[str], None] = lambda message: None,
@@ -38,8 +33,13 @@ class HostCounters:
         self._snmp = proc / "self" / "net" / "snmp"
         self._net_dev = proc / "self" / "net" / "dev"
         self._cpu_stat = _find_cpu_stat(proc / "self" / "cgroup", cgroup)
-        self._gpu = gpu_counters(gpu_uuid, gpu_index, warn) if gpu_uuid else None
+        self._warn = warn
+        self._gpu: Callable[[], tuple[int, ...]] | None = None
         self._cores = CoreCounters(proc=proc, cgroup=cgroup)
+
+    def use_gpu(self, gpu: Gpu) -> None:
+        """Read the counters of this rank's GPU from here on."""
+        self._gpu = gpu_counters(gpu, self._warn)
 
     def read(self) -> tuple[int, ...]:
         """Return the columns of a `host` row behind its time."""

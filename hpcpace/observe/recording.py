@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.errors import ClockSyncError
@@ -18,6 +17,7 @@ from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver, find_layer
 from hpcpace.observe.device_layer import DeviceLayer, find_device
 from hpcpace.observe.ends import EndEvent, end_by_signal
+from hpcpace.observe.gpu import gpu_in_use
 from hpcpace.observe.host import HostCounters
 from hpcpace.observe.left_traces import PREFIX, bring_left_traces_home
 from hpcpace.observe.network import NetworkCounters
@@ -109,11 +109,10 @@ class Recording:
             now=self.now,
         )
         self.steps = steps
-        self._counters = (
-            CounterThread(self.recorder, HostCounters(**_gpu(), warn=warn), network, warn=warn)
-            if config.trace.counters
-            else None
-        )
+        self._host = HostCounters(warn=warn)
+        self._counters = CounterThread(self.recorder, self._host, network, warn=warn) if config.trace.counters else None
+        self._seeks_gpu = self._device is not None and config.trace.counters
+        self._find_gpu()
 
     def start(self, first_step: int = 0) -> None:
         """Start to record. Collective: the clocks are compared for the first time."""
@@ -151,11 +150,20 @@ class Recording:
         self.recorder.add_step(step, begin_ns, end_ns, samples, flags)
         self._collectives.end_step(step)
         self.num_steps += 1
+        if self._seeks_gpu:
+            self._find_gpu()
         if self._device is not None:
             self._device.end_step(self.num_steps, is_shared=self._clock_sync is not None)
         self.recorder.step = step + 1
         if self._clock_sync is not None and self._clock_sync.due(step + 1):
             self._synchronise(step + 1)
+
+    def _find_gpu(self) -> None:
+        """Have the counters of this rank's GPU read once this thread uses one: each has a current device of its own."""
+        gpu = gpu_in_use() if self._seeks_gpu else None
+        if gpu is not None:
+            self._host.use_gpu(gpu)
+            self._seeks_gpu = False
 
     def add_end(self, end: EndEvent) -> None:
         """Record how the program of this rank ends."""
@@ -316,14 +324,3 @@ def _make_place(trace_dir: Path, header: TraceHeader, path: Path) -> NodeLocalTr
     trace = NodeLocalTrace(trace_dir.absolute(), name, path)
     trace.open_folder().close()
     return trace
-
-
-def _gpu() -> dict[str, Any]:
-    """Return this rank's GPU as the host counters take it; nothing without one."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return {}
-    index = torch.cuda.current_device()
-    uuid: Any = torch.cuda.get_device_properties(index).uuid
-    return {"gpu_uuid": f"GPU-{uuid}", "gpu_index": index}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.observe.gpu import UNKNOWN, gpu_counters
+from hpcpace.observe.gpu import UNKNOWN, Gpu, gpu_counters, gpu_in_use
 from hpcpace.observe.host import HostCounters
 from hpcpace.trace.schema import TABLES
 
@@ -75,9 +75,27 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         monkeypatch.setitem(sys.modules, "torch", torch)
         warn = (warnings if warnings is not None else []).append
-        return dict(zip(COLUMNS, gpu_counters("GPU-1", 2, warn)(), strict=True))
+        return dict(zip(COLUMNS, gpu_counters(Gpu("GPU-1", 2), warn)(), strict=True))
 
     return read
+
+
+def test_a_gpu_is_found_once_torch_uses_one_and_not_begun_to_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise AssertionError("this initialises CUDA")
+
+    idle = SimpleNamespace(is_initialized=lambda: False, current_device=refused, get_device_properties=refused)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=idle))
+    assert gpu_in_use() is None
+    busy = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 3,
+        get_device_properties=lambda number: SimpleNamespace(uuid=f"3f{number}"),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=busy))
+    assert gpu_in_use() == Gpu("GPU-3f3", 3)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert gpu_in_use() is None
 
 
 def test_reads_clocks_heat_power_and_errors_in_the_order_of_the_columns(read: Any) -> None:
@@ -122,7 +140,9 @@ def test_a_row_of_the_host_has_the_columns_of_its_gpu_and_zeros_without_one(monk
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setitem(sys.modules, "torch", FakeTorch())
     names = (TABLES["host"].dtype.names or ())[1:]
-    row = dict(zip(names, HostCounters(gpu_uuid="GPU-1", gpu_index=1).read(), strict=True))
+    host = HostCounters()
+    host.use_gpu(Gpu("GPU-1", 1))
+    row = dict(zip(names, host.read(), strict=True))
     assert [row[name] for name in COLUMNS] == [40 << 30, 1215, 0x40, 1980, 91, 312_000, 700_000, 3, 2, 5, 5, 1]
     row = dict(zip(names, HostCounters().read(), strict=True))
     assert tuple(row[name] for name in COLUMNS) == UNKNOWN
