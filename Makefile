@@ -55,7 +55,7 @@ sanitize: $(STAMP)
 	cd build/sanitized && ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$(g++ -print-file-name=libasan.so) PYTHONPATH=$$PWD \
 	  $(CURDIR)/$(BIN)/python -m pytest tests/unit/metrics
 
-# A GPU, and a torch with CUDA.
+# A GPU, and a torch with CUDA. With those, `.venv/bin/python -m experiments.bench --gpu` measures (docs/performance.md).
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu
 

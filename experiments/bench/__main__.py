@@ -1,7 +1,7 @@
 """Runs all benchmarks one after the other: `make bench`; each in a small size: `make bench-quick`.
 
 Each is a module with its own main and prints its figures. Those of `--quick` mean nothing: it shows that the benchmarks
-still run.
+still run. `--gpu` runs those that measure on a GPU, on one GPU; no GPU has been at hand to run it yet.
 """
 
 from __future__ import annotations
@@ -69,13 +69,40 @@ QUICK = (
     ("audit", "--hosts", "16", "--repeats", "1"),
 )
 
+# With `overhead` the steps before a block take more than a second, so that marks are read in it, and blocks end before
+# 5 s, when device and host are tied together again: a step was guessed at 45 ms.
+GPU = tuple(
+    tuple(row.split())
+    for row in (
+        "device_marks",
+        "collective --on-device",
+        "overhead --device cuda --dtype bf16 --preset small --seq-len 1024 --batch-size 16 --settle-steps 40 "
+        "--block-steps 40 --pairs 15",
+        "tokens --device cuda --dtype bf16 --seq-len 1024 --batch-size 12 --block-steps 10 --pairs 10",
+        "images --device cuda --dtype bf16 --batch-size 512 --block-steps 10 --pairs 10",
+    )
+)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="run each benchmark once in a small size")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help="run each benchmark once in a small size")
+    which.add_argument("--gpu", action="store_true", help="run the benchmarks for one GPU, on it")
+    parser.add_argument(
+        "--nanogpt", metavar="PATH", help="with --gpu: compare tokens/s with this checkout of nanoGPT, too"
+    )
     args = parser.parse_args()
+    if args.nanogpt and not args.gpu:
+        parser.error("--nanogpt goes with --gpu")
+    if args.gpu:
+        from experiments.bench.computing import require_gpus  # loads torch
+
+        require_gpus(1)
     failed = []
-    for name, *options in QUICK if args.quick else FULL:
+    for name, *options in QUICK if args.quick else GPU if args.gpu else FULL:
+        if args.gpu and args.nanogpt and name == "tokens":
+            options += ["--nanogpt", args.nanogpt]
         print(f"== python -m experiments.bench.{' '.join((name, *options))}", flush=True)
         begin_s = time.perf_counter()
         if subprocess.run([sys.executable, "-m", f"experiments.bench.{name}", *options], check=False).returncode:

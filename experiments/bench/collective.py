@@ -4,6 +4,11 @@ Blocks of plain calls, of observed calls and of torch's `record_function` (witho
 on one core. The figures are processor time of all threads, since wall time has the scheduler's noise in it; the end of
 the step, in which the compiled layer passes its rows on, is in them. The recorder is real and flushes to disk.
 `python -m experiments.bench.collective`
+
+With `--on-device` it measures the same of a collective that is observed as on a device: over NCCL with CUDA events
+where torch sees a GPU, which has not been tried yet; elsewhere over gloo with events that do nothing, so that the
+figure is what Python costs. The host waits for the device between the calls and the end of the step, which is not
+counted.
 """
 
 from __future__ import annotations
@@ -12,22 +17,32 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.profiler import record_function
 
+from experiments.bench.computing import words
+from experiments.bench.device_marks import FreeEvent
 from experiments.bench.pairs import median_interval, take_turns
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver, find_layer
+from hpcpace.observe.device_clock import DeviceClock
+from hpcpace.observe.device_layer import find_device
+from hpcpace.observe.device_times import DeviceTimes
+from hpcpace.observe.operators import Operator
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 
 _HEADER = TraceHeader(run_id="bench", attempt=0, rank=0, world_size=1, local_rank=0, local_size=1, node=0, host="bench")
+WAYS = (("blocking", False), ("asynchronous, waited for", True))
 # Added time in microseconds, and its ratio to record_function.
 TARGETS = {"blocking": (5.0, 1.2), "asynchronous, waited for": (6.0, 1.4)}
 
@@ -52,17 +67,33 @@ class EmptyLayer:
         """Do nothing."""
 
 
+class DeviceObserver(CollectiveObserver):
+    """The layer in Python as on ranks with a device, whatever the tensors are on."""
+
+    def __init__(self, recorder: Recorder, clock: DeviceClock) -> None:
+        self._times = DeviceTimes(clock, recorder.add_collective)
+        super().__init__(recorder, warn=print, device_times=self._times)
+
+    @property
+    def num_lost(self) -> int:
+        """Operations without a row of their times on the device."""
+        return self._times.num_refused + self.num_failures + len(self._times.open_rows())
+
+    def _is_on_device(self, keyset: Any, operator: Operator, args: tuple[Any, ...]) -> bool:
+        return super()._is_on_device(keyset, operator, args) or (operator.has_work and not torch.cuda.is_available())
+
+
 Observer = CollectiveObserver | CompiledObserver | EmptyLayer
 
 
 class Bench:
     """The measurements, each in microseconds of processor time a call, of `num_calls` calls."""
 
-    def __init__(self, recorder: Recorder, *, num_calls: int, is_async: bool) -> None:
+    def __init__(self, recorder: Recorder, *, num_calls: int, is_async: bool, value: Tensor) -> None:
         self._recorder = recorder
         self._num_calls = num_calls
         self._is_async = is_async
-        self._value = torch.ones(1024)
+        self._value = value
 
     def plain_us(self) -> float:
         """The call without observation."""
@@ -86,35 +117,93 @@ class Bench:
             work.wait()
 
     def _per_call_us(self, call: Callable[[], None], then: Callable[[], None] = lambda: None) -> float:
+        self._wait()
         begin_ns = time.process_time_ns()
         for _ in range(self._num_calls):
             call()
+        called_ns = time.process_time_ns()
+        self._wait()
+        waited_ns = time.process_time_ns()
         then()
-        return (time.process_time_ns() - begin_ns) / self._num_calls / 1e3
+        return (time.process_time_ns() - waited_ns + called_ns - begin_ns) / self._num_calls / 1e3
+
+    def _wait(self) -> None:
+        """Wait for the device, so that none of its work is in the way of what comes."""
+        if self._value.is_cuda:
+            torch.cuda.synchronize()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--on-device", action="store_true", help="observe collectives as on a device")
     args = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
+    if args.on_device:
+        _measure_on_device(args)
+    else:
+        _measure_on_host(args)
+
+
+def _measure_on_host(args: argparse.Namespace) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    for name, is_async in (("blocking", False), ("asynchronous, waited for", True)):
-        with tempfile.TemporaryDirectory() as folder:
-            recorder = Recorder(Path(folder) / "rank-00000.h5", _HEADER, warn=print)
-            recorder.start()
-            bench = Bench(recorder, num_calls=args.calls, is_async=is_async)
+    for name, is_async in WAYS:
+        with _recorder() as recorder:
+            bench = Bench(recorder, num_calls=args.calls, is_async=is_async, value=torch.ones(1024))
             layers = _layers(recorder)
             measures = {"plain": bench.plain_us, "record_function": bench.record_function_us}
             measures |= {layer: partial(bench.observed_us, new) for layer, new in layers.items()}
             times = take_turns(measures, num_rounds=args.rounds, num_warmups=2)
-            recorder.close()
         print(f"all_reduce of 4 KiB, {name}, {args.rounds} rounds of {args.calls} calls, processor time:")
         for layer in layers:
             print(_line(layer, times[layer] - times["plain"], times, TARGETS[name]))
     dist.destroy_process_group()
+
+
+def _measure_on_device(args: argparse.Namespace) -> None:
+    has_gpu = torch.cuda.is_available()
+    value = torch.ones(1024, device="cuda" if has_gpu else "cpu")
+    dist.init_process_group(
+        "nccl" if has_gpu else "gloo",
+        store=dist.HashStore(),
+        rank=0,
+        world_size=1,
+        device_id=value.device if has_gpu else None,
+    )
+    where = f"NCCL on {words(value.device)}" if has_gpu else "gloo, no device, events that do nothing"
+    clock = find_device(print) or DeviceClock(FreeEvent)
+    clock.anchor()
+    time.sleep(1.0)  # the second anchor says how fast the device's clock is
+    clock.anchor()
+    for name, is_async in WAYS:
+        with _recorder(DEVICE_TABLES) as recorder:
+            bench = Bench(recorder, num_calls=args.calls, is_async=is_async, value=value)
+            observers: list[DeviceObserver] = []
+            observed = partial(bench.observed_us, partial(_new_device_observer, recorder, clock, observers))
+            times = take_turns({"plain": bench.plain_us, "observed": observed}, num_rounds=args.rounds, num_warmups=2)
+        num_lost = sum(observer.num_lost for observer in observers)
+        print(
+            f"all_reduce of 4 KiB, {name}, {where}, {args.rounds} rounds of {args.calls} calls, processor time:\n"
+            f"  observed as on a device: +{_interval(times['observed'] - times['plain'], '.1f')} us on "
+            f"{float(np.median(times['plain'])):.1f} us; {num_lost} of {args.calls * len(observers)} not recorded"
+        )
+    dist.destroy_process_group()
+
+
+def _new_device_observer(recorder: Recorder, clock: DeviceClock, made: list[DeviceObserver]) -> DeviceObserver:
+    made.append(DeviceObserver(recorder, clock))
+    return made[-1]
+
+
+@contextmanager
+def _recorder(device_tables: Collection[str] = ()) -> Iterator[Recorder]:
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(Path(folder) / "rank-00000.h5", _HEADER, warn=print, device_tables=device_tables)
+        recorder.start()
+        yield recorder
+        recorder.close()
 
 
 def _layers(recorder: Recorder) -> dict[str, Callable[[], Observer]]:

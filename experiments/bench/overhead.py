@@ -5,6 +5,11 @@ block begins with steps that are not measured, so that opening a session is not 
 of everything else on the machine in it, processor time of all threads much less. Clocks are compared every 30 s, which
 is not in a block: the cost of a comparison is measured for itself.
 
+With `--device cuda`, which has not been run on a GPU yet, there is one rank unless `--ranks` says otherwise: NCCL does
+not let two ranks share a GPU. DDP reduces gradients all the same. The device is waited for at both ends of a block
+alone. In place of processor time, of which the host spends most on waiting for room in the device's queue, the time on
+the device is compared. Steps before a block must take more than a second, for marks are not read before that.
+
 `python -m experiments.bench.overhead`
 """
 
@@ -25,10 +30,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
 
+import hpcpace
+from experiments.bench.computing import add_options, require_gpus, words
+from experiments.bench.device_events import EventUse, counted
 from experiments.bench.pairs import Pairs, alternate, median_interval
+from hpcpace.config import ClockConfig, Config, TrainConfig
+from hpcpace.train.data import open_text
+from hpcpace.train.data_parallel import replicate
+from hpcpace.train.optimizer import build_optimizer
+from hpcpace.train.parallel import build_replica
+from hpcpace.train.plan import plan_training
+from hpcpace.world.clock import ClockSync
+from hpcpace.world.environment import process_environ, rank_info
+from hpcpace.world.mpi import mpi_world
+from hpcpace.world.process_group import init_process_group
 
 _THREADS = ("hpcpace-flush", "hpcpace-counters")
+# Of the settled device clock, and how long the first marks of a session wait to be read (hpcpace.observe.device_clock).
+_ANCHOR_INTERVAL_S, _MARKS_UNREAD_S = 30, 1.0
 
 
 def main() -> None:
@@ -39,53 +62,103 @@ def main() -> None:
     parser.add_argument("--settle-steps", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=128)
+    parser.add_argument("--ranks", type=int, help="default: 2 on CPUs, 1 on a GPU")
     parser.add_argument("--inside-mpi", action="store_true", help=argparse.SUPPRESS)
+    add_options(parser)
     args = parser.parse_args()
-    if args.inside_mpi:
+    args.ranks = args.ranks or (1 if args.device == "cuda" else 2)
+    if args.device == "cuda":
+        require_gpus(args.ranks)
+    if args.inside_mpi or args.ranks == 1:
         measure(args)
     else:
         mpiexec = str(Path(sys.executable).with_name("mpiexec"))
         program = [sys.executable, "-m", "experiments.bench.overhead", *sys.argv[1:], "--inside-mpi"]
-        sys.exit(subprocess.run([mpiexec, "-n", "2", *program], check=False).returncode)
+        sys.exit(subprocess.run([mpiexec, "-n", str(args.ranks), *program], check=False).returncode)
 
 
 def measure(args: argparse.Namespace) -> None:
-    import torch
-
-    from hpcpace.config import Config, TrainConfig
-    from hpcpace.train.data import open_text
-    from hpcpace.train.optimizer import build_optimizer
-    from hpcpace.train.parallel import build_replica
-    from hpcpace.train.plan import plan_training
-    from hpcpace.world.environment import process_environ, rank_info
-    from hpcpace.world.mpi import mpi_world
-    from hpcpace.world.process_group import init_process_group
-
     torch.set_num_threads(1)
     info = rank_info(process_environ())
     comm = mpi_world(info)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[info.rank % len(cores)]})
-    settings = TrainConfig(preset=args.preset, batch_size=args.batch_size, seq_len=args.seq_len)
+    if args.device == "cpu":
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[info.rank % len(cores)]})
+    settings = TrainConfig(preset=args.preset, batch_size=args.batch_size, seq_len=args.seq_len, dtype=args.dtype)
     plan = plan_training(settings, info.world_size)
     text = open_text(None, plan.seq_len)
     place = plan.mesh.coordinates(info.rank)
-    with init_process_group(info, comm, device=torch.device("cpu")):
-        replica = build_replica(plan, rank=info.rank, device=torch.device("cpu"))
-        optimizer = build_optimizer(replica.parameters(), learning_rate=1e-4)
+    with init_process_group(info, comm, device=args.device) as device:
+        model = build_replica(plan, rank=info.rank, device=device).watched[0]
+        if info.world_size == 1:
+            model = replicate(model, group=dist.group.WORLD, settings=settings)
+        optimizer = build_optimizer(model.parameters(), learning_rate=1e-4)
         rows = text.batch(0, seed=0, batch_size=args.batch_size, seq_len=plan.seq_len, rows=plan.rows(place))
-        tokens = torch.from_numpy(rows)
+        tokens = torch.from_numpy(rows).to(device)
 
         def step(session: Any) -> None:
             with session.phase("data") if session is not None else nullcontext():
                 batch = tokens.clone()
-            replica.forward_backward(batch[:, :-1], batch[:, 1:])
+            model(batch[:, :-1], batch[:, 1:]).backward()
             optimizer.step()
             optimizer.zero_grad()
             if session is not None:
                 session.step(samples=1)
 
-        compare(args, comm, step, replica.watched, Config(train=settings))
+        # On devices comparisons of clocks would choose the steps in which device and host are tied together.
+        clock = ClockConfig(enabled=device.type == "cpu")
+        compare(args, comm, step, model, Config(train=settings, clock=clock))
+
+
+class Alone:
+    """The communicator of a world of one, which has no MPI."""
+
+    rank = 0
+
+    def Barrier(self) -> None:
+        """Return at once."""
+
+    def bcast(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def allreduce(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+
+class ProcessorTime:
+    """Measures processor time of all threads."""
+
+    name = "processor time of all threads"
+
+    def start(self) -> None:
+        """Begin."""
+        self._begin_s = time.process_time()
+
+    def stop(self) -> float:
+        """Return the seconds since the begin."""
+        return time.process_time() - self._begin_s
+
+
+class DeviceTime:
+    """Measures time on the current stream of a GPU, and waits for the device at both ends."""
+
+    name = "time on the device"
+
+    def __init__(self) -> None:
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def start(self) -> None:
+        """Begin."""
+        torch.cuda.synchronize()
+        self._begin.record()
+
+    def stop(self) -> float:
+        """Return the seconds since the begin."""
+        self._end.record()
+        torch.cuda.synchronize()
+        return self._begin.elapsed_time(self._end) / 1e3
 
 
 @dataclass(frozen=True)
@@ -94,17 +167,19 @@ class Block:
 
     Attributes:
         step: runs a step in a session or None.
+        watch: measures a block besides its wall time.
         num_steps: of a block.
         num_settle_steps: steps before a block that are not measured.
-        processor_s: processor time of all threads, block by block.
+        watch_s: what the watch measured, block by block.
         threads_s: processor time of each thread of the session, block by block.
     """
 
     comm: Any
     step: Callable[[Any], None]
+    watch: ProcessorTime | DeviceTime
     num_steps: int
     num_settle_steps: int
-    processor_s: list[float] = field(default_factory=list)
+    watch_s: list[float] = field(default_factory=list)
     threads_s: list[list[float]] = field(default_factory=list)
 
     def run(self, session: Any) -> float:
@@ -112,21 +187,25 @@ class Block:
         for _ in range(self.num_settle_steps):
             self.step(session)
         self.comm.Barrier()
-        begin_threads, begin_processor, begin = _threads_s(), time.process_time(), time.perf_counter()
+        begin_threads = _threads_s()
+        self.watch.start()
+        begin = time.perf_counter()
         for _ in range(self.num_steps):
             self.step(session)
+        passed_s = self.watch.stop()
         duration_s = time.perf_counter() - begin
-        self.processor_s.append(time.process_time() - begin_processor)
+        self.watch_s.append(passed_s)
         self.threads_s.append([now - then for now, then in zip(_threads_s(), begin_threads, strict=True)])
         return duration_s
 
 
-def compare(args: argparse.Namespace, comm: Any, step: Callable[[Any], None], watched: Any, config: Any) -> None:
-    import hpcpace
-    from hpcpace.world.clock import ClockSync
-
+def compare(
+    args: argparse.Namespace, mpi: Any | None, step: Callable[[Any], None], model: nn.Module, config: Config
+) -> None:
+    comm = mpi or Alone()
     folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))
-    on, off = (Block(comm, step, args.block_steps, args.settle_steps) for _ in range(2))
+    watch = ProcessorTime() if args.device == "cpu" else DeviceTime()
+    on, off = (Block(comm, step, watch, args.block_steps, args.settle_steps) for _ in range(2))
     comparisons: list[tuple[float, float]] = []
     synchronise = ClockSync.sync
 
@@ -138,42 +217,67 @@ def compare(args: argparse.Namespace, comm: Any, step: Callable[[Any], None], wa
 
     ClockSync.sync = timed_sync
 
-    def traced() -> float:
-        with hpcpace.session(run_dir=folder / "run", config=config, comm=comm) as session:
-            for part in watched:
-                session.watch(part)
-            return on.run(session)
+    def traced(run: Callable[[Any], float] = on.run) -> float:
+        with hpcpace.session(run_dir=folder / "run", config=config, comm=mpi) as session:
+            session.watch(model)
+            return run(session)
 
     num_warmups = 2
     pairs = alternate(traced, lambda: off.run(None), num_pairs=args.pairs, num_warmups=num_warmups)
-    processor = Pairs(np.array(on.processor_s[num_warmups:]), np.array(off.processor_s[num_warmups:]))
+    watched = Pairs(np.array(on.watch_s[num_warmups:]), np.array(off.watch_s[num_warmups:]))
     # All ranks together, pair by pair: they wait for each other, and what one of them saves is the other's noise.
-    pairs, processor = (Pairs(*(comm.allreduce(times) for times in (both.a, both.b))) for both in (pairs, processor))
+    pairs, watched = (
+        Pairs(*(comm.allreduce(times) / args.ranks for times in (both.a, both.b))) for both in (pairs, watched)
+    )
+    use = EventUse()
+    if args.device == "cuda":
+        with counted() as use:
+            traced(Block(comm, step, watch, args.block_steps, args.settle_steps).run)
     if comm.rank == 0:
         shutil.rmtree(folder)
-        _print(args, pairs, processor)
-        _print_parts(processor, np.array(on.threads_s[num_warmups:]), np.array(comparisons), config.clock.interval_s)
+        _print(args, pairs, watched, watch.name)
+        threads_s = np.array(on.threads_s[num_warmups:])
+        if args.device == "cpu":
+            _print_threads("processor time", watched, threads_s)
+            _print_comparisons(np.array(comparisons), config.clock.interval_s)
+        else:
+            _print_threads("step time", pairs, threads_s)
+            _print_events(args, use, step_s=float(np.median(pairs.b)) / args.block_steps)
 
 
-def _print(args: argparse.Namespace, pairs: Pairs, processor: Pairs) -> None:
-    step_ms, processor_ms = (float(np.median(times)) / 2 / args.block_steps * 1e3 for times in (pairs.b, processor.b))
+def _print(args: argparse.Namespace, pairs: Pairs, watched: Pairs, name: str) -> None:
+    step_ms, watched_ms = (float(np.median(times)) / args.block_steps * 1e3 for times in (pairs.b, watched.b))
+    where = "a rank on each core" if args.device == "cpu" else words(torch.device("cuda"))
     print(
-        f"tracing on against off, GPT-2 {args.preset}, dp=2, {args.pairs} pairs of {args.block_steps} steps, a rank on "
-        f"each core, load {os.getloadavg()[1]:.1f}:\n"
-        f"  step time {_percent(pairs)} of {step_ms:.1f} ms, "
-        f"processor time of all threads {_percent(processor)} of {processor_ms:.1f} ms"
+        f"tracing on against off, GPT-2 {args.preset} {args.dtype}, dp={args.ranks}, {args.pairs} pairs of "
+        f"{args.block_steps} steps, {where}, load {os.getloadavg()[1]:.1f}:\n"
+        f"  step time {_percent(pairs)} of {step_ms:.1f} ms, {name} {_percent(watched)} of {watched_ms:.1f} ms"
     )
 
 
-def _print_parts(processor: Pairs, threads_s: np.ndarray, comparisons_s: np.ndarray, interval_s: float) -> None:
-    shares = np.mean(threads_s, axis=0) / (np.median(processor.b) / 2) * 100
+def _print_threads(of: str, pairs: Pairs, threads_s: np.ndarray) -> None:
+    shares = np.mean(threads_s, axis=0) / np.median(pairs.b) * 100
     parts = ", ".join(f"{name} {share:.3f} %" for name, share in zip(_THREADS, shares, strict=True))
-    print(f"  of the processor time, threads of rank 0: {parts}")
+    print(f"  of the {of}, threads of rank 0: {parts}")
+
+
+def _print_comparisons(comparisons_s: np.ndarray, interval_s: float) -> None:
     wall, used = np.median(comparisons_s, axis=0)
     print(
         f"  a clock comparison: {wall * 1e3:.2f} ms, processor time {used * 1e3:.2f} ms, "
         f"which is {wall / interval_s * 100:.3f} % at one every {interval_s:g} s"
     )
+
+
+def _print_events(args: argparse.Namespace, use: EventUse, *, step_s: float) -> None:
+    print(f"  {use.words(args.block_steps + args.settle_steps)}")
+    wall_s = max(use.anchors_s, default=0.0)
+    print(
+        f"  tying the device's clock to the host's waits up to {wall_s * 1e3:.1f} ms for the device, at most "
+        f"{wall_s / _ANCHOR_INTERVAL_S * 100:.3f} % at one every {_ANCHOR_INTERVAL_S} s"
+    )
+    if args.settle_steps * step_s < _MARKS_UNREAD_S:
+        print(f"  marks were not read in the blocks: {args.settle_steps} --settle-steps take less than a second")
 
 
 def _threads_s() -> list[float]:
