@@ -55,8 +55,8 @@ def main() -> None:
     _show(console, outcomes)
     if args.write:
         command = " ".join(["python -m experiments.score", *sys.argv[1:]])
-        DOCUMENT.write_text(document(outcomes, command=command, duration_s=time.monotonic() - begin_s))
-        print(f"written: {DOCUMENT}")
+        args.write.write_text(document(outcomes, command=command, duration_s=time.monotonic() - begin_s))
+        print(f"written: {args.write}")
     if any(outcome.error for outcome in outcomes):
         sys.exit("some examinations failed")
 
@@ -79,10 +79,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"make only {_QUICK} traces per cell")
     parser.add_argument("--jobs", type=int, default=2, help="run this many processes")
     parser.add_argument("--verbose", action="store_true", help="print a line for each wrong verdict")
-    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}")
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=DOCUMENT, help=f"write this file; by default docs/{DOCUMENT.name}"
+    )
     args = parser.parse_args()
-    if args.write and (args.cells or args.seeds != "report"):
-        parser.error("--write is for all cells and --seeds report")
+    if args.write and args.seeds != "report":
+        parser.error("--write is for --seeds report")
+    if args.write == DOCUMENT and args.cells:
+        parser.error(f"{DOCUMENT.name} has all cells: name another file")
     return args
 
 

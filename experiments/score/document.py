@@ -47,9 +47,17 @@ CELL_COLUMNS = (
 )
 
 
+_POWER = "Share of traces in which the report names the slow rank: 64 ranks, 8 per node, 200 steps, normal noise.\n\n"
+
+
 def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) -> str:
-    """Return docs/diagnosis-score.md."""
-    titles = [f"| {cell.name} | {cell.title} |" for cell in CELLS]
+    """Return docs/diagnosis-score.md, or a document like it on some of the cells."""
+    names = {outcome.task.cell for outcome in outcomes}
+    titles = [f"| {cell.name} | {cell.title} |" for cell in CELLS if cell.name in names]
+    lost = [(cell.name, cell.title) for cell in LOST_CELLS if cell.name in names]
+    has_power = bool(names - {cell.name for cell in (*CELLS, *LOST_CELLS)})
+    header = ("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS))
+    power = power_rows(outcomes) if has_power else []
     written = [o for o in outcomes if o.is_same_from_disk is not None]
     num_same = sum(bool(o.is_same_from_disk) for o in written)
     parts = [
@@ -70,12 +78,10 @@ def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) ->
         "transfers.\n\n"
         + _markdown(LOST_COLUMNS, lost_rows(outcomes))
         + "\n\n"
-        + _markdown(("cell", "what happens in it"), [(cell.name, cell.title) for cell in LOST_CELLS])
+        + _markdown(("cell", "what happens in it"), lost)
         + "\n\n"
         + _markdown(("cell", "modes"), mode_rows(outcomes, LOST_CELLS)),
-        "## Power\n\nShare of traces in which the report names the slow rank: 64 ranks, 8 per node, 200 steps, normal "
-        "noise.\n\n"
-        + _markdown(("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS)), power_rows(outcomes)),
+        *(["## Power\n\n" + _POWER + _markdown(header, power)] if has_power else []),
         "## Confidence\n\n" + _markdown(CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
         f"## Through the disk\n\nOf {len(written)} runs that were written as files and read again, {num_same} got the "
         "same verdict.",
