@@ -7,6 +7,7 @@ this waiting, and dropped where it may be nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +120,12 @@ def with_cores(
     if cores is None or use is None:
         return list(findings)
     kept = [finding for finding in findings if not _is_explained(finding, panels, use, settings)]
-    return [*kept, cores] if cores.loss_share >= settings.core_share else kept
+    if cores.loss_share < settings.core_share:
+        return kept
+    # Where the ranks that wait for cores are late, too, that is why, and costs what their lateness costs.
+    named = {alias for culprit in cores.culprits for alias in culprit.aliases}
+    late = [each.loss_share for each in kept if named & {a for culprit in each.culprits for a in culprit.aliases}]
+    return [replace(cores, loss_share=max(cores.loss_share, *late, 0.0)), *kept]
 
 
 def _is_explained(finding: DiagnosisFinding, panels: Panels, use: CoreUse, settings: DiagnosisConfig) -> bool:

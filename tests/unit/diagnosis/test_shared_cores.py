@@ -188,6 +188,15 @@ def test_a_slow_rank_comes_before_cores_that_are_waited_for_twice_as_long_at_mos
     assert found[0] is first
 
 
+def test_a_host_whose_ranks_wait_for_cores_and_are_late_waits_for_cores_first():
+    use = cores([0.5, 0.5, 1.0, 1.0], [0.0, 0.0, 0.3, 0.3])
+    run = panels(use, work=np.array([1.0, 1.0, 2.0, 2.0]), per_node=2)
+    first, second = diagnose(run).findings
+    assert (first.mode, second.mode) == (Mode.CORES, Mode.STRAGGLER)
+    assert {culprit.id for culprit in first.culprits} == {culprit.id for culprit in second.culprits} == {"n1"}
+    assert first.loss_share >= second.loss_share > 0.3
+
+
 def test_a_slow_rank_that_neither_computes_nor_waits_more_is_a_straggler_beyond_what_ranks_wait():
     assert Mode.STRAGGLER in modes(panels(cores(0.5, 0.12), work=np.array([1.0, 1.0, 1.5, 1.0])))
 
