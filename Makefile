@@ -83,7 +83,7 @@ drills: $(STAMP)
 	$(BIN)/python -m experiments.drills
 	HPCPACE_ALL_REQUEUES=1 $(BIN)/python -m pytest -s tests/lab/test_requeue.py
 
-# The diagnosis against known truth, about 30 minutes: writes docs/diagnosis-score.md.
+# The diagnosis against known truth, about an hour on 2 cores: writes docs/diagnosis-score.md.
 score: $(STAMP)
 	$(BIN)/python -m experiments.score --seeds report --per-cell 300 --write
 
