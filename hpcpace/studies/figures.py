@@ -133,12 +133,21 @@ def run_figures(study: StudyFolder, run: StudyRun) -> RunFigures:
         network_bytes_per_sample=traffic[1] / speed.samples if traffic and speed.samples else None,
         peak_memory_bytes=max(device, default=0) or max((row["rss_bytes"] for row in memory), default=None),
         forward_ms=_forward_ms(measured, run.setup),
-        communication_share=float(measured.parts[..., list(_COMMUNICATION)].sum() / measured.parts.sum()),
+        communication_share=_communication_share(measured),
     )
 
 
-def _forward_ms(measured: Measured, setup: Setup) -> float:
-    """Return the forward computation of a microbatch: all ranks of a replica, median over steps."""
+def _communication_share(measured: Measured) -> float | None:
+    """Return the share of communication; None where phases are host times of ranks with a device."""
+    if measured.host_timed:
+        return None
+    return float(measured.parts[..., list(_COMMUNICATION)].sum() / measured.parts.sum())
+
+
+def _forward_ms(measured: Measured, setup: Setup) -> float | None:
+    """Return the forward computation of a microbatch: all ranks of a replica, median over steps; None as above."""
+    if measured.host_timed:
+        return None
     per_step = measured.parts[..., Part.FORWARD].sum(axis=0) / (setup.num_replicas * setup.microbatches)
     return float(np.median(per_step)) / NS_PER_MS
 

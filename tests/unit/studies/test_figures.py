@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from known_study import PEAK_BYTES, STEP_S, write_run, write_study
 
+from hpcpace.diagnosis.measure import Measured
 from hpcpace.errors import CannotTell
 from hpcpace.studies.comparison import compute_spread, order_at, orders
 from hpcpace.studies.figures import SetupFigures, run_figures, study_figures
@@ -69,6 +70,16 @@ def test_forward_computation_is_that_of_one_microbatch_wherever_it_ran(rows: dic
     assert line == (
         "forward computation of a microbatch of 16, gpt2: 10 ms (1x1 none) to 10 ms (2x1 data) over 2 set-ups"
     )
+
+
+def test_what_rests_on_phases_is_not_known_where_they_are_host_times_of_devices(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = next(run for run in study.runs() if str(run.setup.layout) == "2x1")
+    monkeypatch.setattr(Measured, "host_timed", (0, 1))
+    figures = run_figures(study, run)
+    assert (figures.forward_ms, figures.communication_share) == (None, None)
+    assert figures.samples_per_s == pytest.approx(TOKENS_PER_S, rel=1e-4)
 
 
 def test_each_repetition_counts(rows: dict[str, SetupFigures]) -> None:
