@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from experiments.bench.vision import load_torchvision
@@ -46,6 +45,8 @@ class Peer:
 def transformers_peer(shape: GPT2Shape) -> Peer:
     """Return transformers' model, without dropout, with its own loss."""
     load_torchvision()
+    import transformers  # of the extra `bench`, and slow
+
     config = transformers.GPT2Config(
         vocab_size=shape.vocabulary,
         n_positions=shape.context,

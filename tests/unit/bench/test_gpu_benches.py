@@ -23,6 +23,7 @@ from experiments.bench.collective import _HEADER, Bench, DeviceObserver
 from experiments.bench.computing import flops_per_token, peak_tflops
 from experiments.bench.device_events import EventUse, counted
 from experiments.bench.device_marks import FreeEvent
+from experiments.bench.gpt2_peers import nanogpt_peer
 from experiments.bench.turns import compare
 from hpcpace.config import Config, TraceConfig
 from hpcpace.observe import recording
@@ -78,8 +79,6 @@ def test_every_benchmark_for_a_gpu_is_one_of_the_benchmarks() -> None:
 def test_a_benchmark_for_a_gpu_takes_its_options_and_ends_without_one(
     monkeypatch: pytest.MonkeyPatch, row: tuple[str, ...]
 ) -> None:
-    if row[0] == "tokens":
-        pytest.importorskip("transformers")
     monkeypatch.setattr("sys.argv", list(row))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(SystemExit, match="torch sees"):
@@ -221,8 +220,5 @@ def test_models_whose_losses_part_are_not_compared() -> None:
 
 
 def test_a_checkout_of_nanogpt_without_its_model_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from experiments.bench.gpt2_peers import nanogpt_peer
-
     with pytest.raises(SystemExit, match=r"model\.py does not exist"):
         nanogpt_peer(GPT2_PRESETS["tiny"], tmp_path)
