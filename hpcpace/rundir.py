@@ -2,6 +2,7 @@
 
 RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs, pack-00000-1f0c93b7.h5 once it is packed
 RUN/attempt-0/snapshot/HOST.json   RUN/attempt-0/run.json   RUN/attempt-0/trial.json
+RUN/attempt-0/hang/rank-00003.json
 RUN/report.html   RUN/summary.json   RUN/checkpoints/step-00000100
 """
 
@@ -99,6 +100,15 @@ class Attempt:
     def snapshot_dir(self) -> Path:
         """The folder of the audit's snapshots, one file per host."""
         return self.path / "snapshot"
+
+    @property
+    def hang_dir(self) -> Path:
+        """The folder of what ranks wrote that saw a step last too long, one file per rank."""
+        return self.path / "hang"
+
+    def hang_file(self, rank: int) -> Path:
+        """Return the file of a rank that saw a step last too long."""
+        return self.hang_dir / f"rank-{rank:05d}.json"
 
     def trace_file(self, rank: int) -> Path:
         """Return the trace file of a rank."""

@@ -1,0 +1,162 @@
+"""What is known of a job that may hang: of each rank, the operations it entered and finished, and what it does now.
+
+Traces of hpcpace, Flight Recorder dumps of PyTorch and reports of NCCL are all brought into this form, and the rules of
+`hpcpace.hang.rules` know no other. Times are on one clock, as well as their source can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Doing(StrEnum):
+    """What a rank was last seen to do."""
+
+    UNKNOWN = "unknown"
+    STARTING = "starting"
+    COMPUTING = "computing"
+    LOADING = "loading data"
+    SAVING = "saving a checkpoint"
+    EVALUATING = "evaluating"
+    COMMUNICATING = "communicating"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, order=True)
+class Channel:
+    """What has an order of operations of its own: the collectives of a group, or the messages between two ranks of it.
+
+    Attributes:
+        group: index in `JobView.groups`.
+        source, destination: ranks of a message; both -1 for the collectives of the group.
+    """
+
+    group: int
+    source: int = -1
+    destination: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """An operation as one rank called it.
+
+    Attributes:
+        seq: place in the order of its channel, from 0 or from where the record begins; the same on all members.
+        op: its kind, in lower case as torch.distributed names it: all_reduce, reduce_scatter, send, ...
+        size_bytes: of the message; -1 where unknown.
+        root: global rank of its root or peer; -1 where it has none.
+        entered_ns: when the rank called it; None where unknown.
+        is_open: whether it had not finished when the record ended.
+        step: step in which it was entered; -1 where unknown.
+        where: `file:line in function` of the code that called it; empty where unknown.
+    """
+
+    channel: Channel
+    seq: int
+    op: str
+    size_bytes: int = -1
+    root: int = -1
+    entered_ns: int | None = None
+    is_open: bool
+    step: int = -1
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupView:
+    """A process group: its name, and its members by global rank in the order of the group."""
+
+    name: str
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """What is known of one rank.
+
+    Attributes:
+        is_recorded: whether there is any record of it.
+        entered: how many operations it is known to have entered in each channel, counted as `Call.seq` is: those with a
+            lower `seq` were entered. A channel of which its record says nothing is not in it.
+        calls: its last operations, finished and open ones, the oldest first.
+        is_complete: whether its record holds every operation that it entered up to `seen_ns`. Of others it is not known
+            that they were never entered.
+        seen_ns: the last sign of life; None where unknown.
+        is_gone: whether it is known to have ended, or its host to be down; None where unknown.
+        end: how it ended, such as `exit code 7` or `ValueError`; empty where unknown.
+        doing: what it was last seen to do outside operations, and `doing_since_ns`, when that began.
+        stack: Python frames of the training thread, `file:line in function`, the innermost last; empty where unknown.
+    """
+
+    rank: int
+    host: str = ""
+    is_recorded: bool = True
+    entered: Mapping[Channel, int] = field(default_factory=dict)
+    calls: tuple[Call, ...] = ()
+    is_complete: bool = True
+    seen_ns: int | None = None
+    is_gone: bool | None = None
+    end: str = ""
+    doing: Doing = Doing.UNKNOWN
+    doing_since_ns: int | None = None
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    """What is known of a job at one time.
+
+    Attributes:
+        groups: the process groups; `Channel.group` counts in this order.
+        ranks: every rank of the job by number, with or without a record.
+        now_ns: the time of the look, or of the last record.
+        usual_step_ns: median step time; None where unknown.
+        source: what the records are, for words: `traces`, `Flight Recorder dumps`, ...
+    """
+
+    groups: tuple[GroupView, ...]
+    ranks: Mapping[int, RankView]
+    now_ns: int
+    usual_step_ns: int | None = None
+    source: str = "traces"
+
+
+class HangKind(StrEnum):
+    """What holds a job up."""
+
+    NEVER_CALLED = "a rank never called it"
+    MISMATCH = "ranks called different operations"
+    DISORDER = "ranks called the operations of groups in different orders"
+    PEERS_LEFT = "a rank waits in an operation that its peers have finished"
+    OWN_WORK = "a rank is stuck in its own work"
+    GONE = "a rank has ended or its host is gone"
+    NETWORK = "all are inside and nothing moves"
+    UNKNOWN = "cannot tell"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """Who holds up whom.
+
+    Attributes:
+        kind: of the cause.
+        culprits: ranks that hold up the others, ascending; empty where no rank can be named.
+        could_be: ranks of which at least one is to blame where the records cannot separate them; empty where `culprits`
+            says it, or where nothing can be said.
+        call: the operation in which the others wait; None where nobody waits in one.
+        waiting: ranks that are held up, ascending.
+        since_ns: since when, on the clock of the view; None where unknown.
+        chain: operations that were followed from the waiting ranks to the root, the root last.
+        reason: why nothing, or only a set, can be named; empty otherwise.
+    """
+
+    kind: HangKind
+    culprits: tuple[int, ...] = ()
+    could_be: tuple[int, ...] = ()
+    call: Call | None = None
+    waiting: tuple[int, ...] = ()
+    since_ns: int | None = None
+    chain: tuple[Call, ...] = ()
+    reason: str = ""
