@@ -1,0 +1,342 @@
+"""Who holds up whom, from what ranks have entered and finished.
+
+Every rank of a job that no longer moves waits in an operation, is stuck in its own work, or has gone. From each that
+waits, the rules follow the operations to the members that have not come, to those for which these wait themselves, and
+so on, to ranks that nobody else explains. Only these are named. What rests on ranks without a record is a set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView
+from hpcpace.hang.waits import Meeting, Waits
+
+_OWN_WORK = frozenset({Doing.STARTING, Doing.COMPUTING, Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
+_NO_CALLS = frozenset({Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
+_SILENT = 0.5
+
+
+def find_hang(job: JobView, *, least_ns: int = 0) -> Hang | None:
+    """Return what holds a job up; None if no operation has been open for long enough.
+
+    Args:
+        job: what is known of its ranks.
+        least_ns: how long an operation must be open for the job to hang; 0 for records that were written because of a
+            hang. Operations of which it is not known when they were entered count.
+    """
+    waits = Waits(job)
+    ages = [job.now_ns - call.entered_ns for call in _open_calls(waits) if call.entered_ns is not None]
+    if not waits.open_calls or (ages and max(ages) < least_ns and len(ages) == len(list(_open_calls(waits)))):
+        return None
+    graph = _Graph(waits)
+    for rule in (_mismatch, _roots, _unrecorded, _circle, _crossed, _silent):
+        if hang := rule(graph):
+            return hang
+    return _hang(graph, HangKind.NETWORK, call=_oldest(_open_calls(waits)))
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """Who waits for whom.
+
+    Attributes:
+        waits: the unfinished operations.
+        edges: for each rank that waits, the ranks for which it does, with the call in which it does.
+        odd: ranks whose first operation that does not move is finished at a peer, with that call.
+    """
+
+    waits: Waits
+    edges: dict[int, dict[int, Call]] = field(default_factory=dict)
+    odd: dict[int, Call] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for rank in self.waits.open_calls.keys() - self.gone:
+            edges: dict[int, Call] = {}
+            for call, meeting in self.waits.steps(rank):
+                if meeting.is_left and not edges:
+                    self.odd[rank] = call
+                    break
+                for peer in meeting.needed - {rank}:
+                    edges.setdefault(peer, call)
+            if edges:
+                self.edges[rank] = edges
+        for rank in self.waits.open_calls.keys() - self.edges.keys() - self.odd.keys() - self.gone:
+            if queued := self._queued(rank):
+                self.edges[rank] = queued
+
+    def _queued(self, rank: int) -> dict[int, Call]:
+        """Return the peers of a rank's operations that all have entered, but that are held up before them."""
+        return {
+            peer: call
+            for call, meeting in self.waits.steps(rank)
+            for peer, other in meeting.inside.items()
+            if peer != rank and (peer in self.odd or peer in self.gone or self._is_held_up_before(peer, other))
+        }
+
+    def _is_held_up_before(self, rank: int, call: Call) -> bool:
+        for earlier, meeting in self.waits.steps(rank):
+            if earlier is call:
+                return False
+            if meeting.needed - {rank}:
+                return True
+        return False
+
+    @property
+    def gone(self) -> set[int]:
+        """The ranks that are known to have ended."""
+        return {rank for rank, view in self.waits.job.ranks.items() if view.is_gone}
+
+    def known(self, rank: int) -> bool:
+        """Return whether it is known what a rank has never entered."""
+        view = self.waits.job.ranks.get(rank)
+        return view is not None and view.is_recorded and (view.is_complete or view.is_gone is True)
+
+    def awaited(self) -> set[int]:
+        """Return the ranks for which others wait."""
+        return {peer for edges in self.edges.values() for peer in edges}
+
+    def waiting_for(self, targets: Iterable[int]) -> dict[int, tuple[int, Call]]:
+        """Return the ranks that wait for some ranks, directly or not, each with the next rank on its way and its call.
+
+        The order is that of their distance.
+        """
+        callers: dict[int, list[int]] = {}
+        for rank, edges in self.edges.items():
+            for peer in edges:
+                callers.setdefault(peer, []).append(rank)
+        reached = list(dict.fromkeys(targets))
+        seen, found = set(reached), {}
+        for target in reached:  # grows while it is walked
+            for rank in callers.get(target, ()):
+                if rank not in seen:
+                    seen.add(rank)
+                    reached.append(rank)
+                    found[rank] = (target, self.edges[rank][target])
+        return found
+
+
+def _mismatch(graph: _Graph) -> Hang | None:
+    """Ranks that stand in one place of an order, in different operations."""
+    split = [meeting for meeting in graph.waits.meetings.values() if meeting.factions]
+    if not split:
+        return None
+    first = min(split, key=lambda meeting: (_entered_ns(meeting.inside.values()), meeting.channel, meeting.seq))
+    largest, *others = first.factions
+    minority = tuple(sorted(rank for faction in others for rank in faction))
+    call = first.inside[next((rank for rank in largest if rank in first.inside), min(first.inside))]
+    if 2 * len(largest) > len(first.members):
+        return _hang(graph, HangKind.MISMATCH, culprits=minority, call=call)
+    return _hang(
+        graph,
+        HangKind.MISMATCH,
+        could_be=tuple(sorted((*largest, *minority))),
+        call=call,
+        reason="no more than half of the group are known to have called the same",
+    )
+
+
+def _roots(graph: _Graph) -> Hang | None:
+    """Ranks that others wait for and that wait for nobody, and ranks left behind in what their peers have finished."""
+    busy = graph.waits.open_calls.keys() - graph.gone
+    never = {rank for rank in graph.awaited() - busy if graph.known(rank)}
+    left = {rank for rank in graph.odd if 2 * len(_of(graph, rank).inside) <= len(_of(graph, rank).members)}
+    if not never | left:
+        return None
+    culprits = tuple(sorted(never | left))
+    if len(graph.waiting_for(never)) >= len(graph.waiting_for(left)) and never:
+        return _hang(graph, _never_kind(graph, never), culprits=culprits, call=_call_for(graph, never))
+    return _hang(graph, HangKind.PEERS_LEFT, culprits=culprits, call=_oldest(graph.odd[rank] for rank in left))
+
+
+def _unrecorded(graph: _Graph) -> Hang | None:
+    """Ranks of which it is not known what they have entered, where others may wait for them."""
+    unknown = {rank for rank in graph.awaited() if not graph.known(rank)}
+    if not unknown:
+        return None
+    job = graph.waits.job
+    # A rank without a record may itself wait for any other that nothing else explains.
+    suspects = {rank for rank in _ranks(job) if not graph.known(rank) and rank not in graph.waits.open_calls}
+    suspects |= {rank for rank in _ranks(job) if rank not in graph.waits.open_calls and job.ranks[rank].is_recorded}
+    suspects |= unknown | set(graph.odd) | _in_circles(graph)
+    recorded = sum(view.is_recorded for view in job.ranks.values())
+    return _hang(
+        graph,
+        HangKind.UNKNOWN,
+        could_be=tuple(sorted(suspects)) if len(suspects) < len(_ranks(job)) else (),
+        call=_call_for(graph, unknown),
+        reason=f"of {len(_ranks(job))} ranks, {recorded} {'is' if recorded == 1 else 'are'} recorded",
+    )
+
+
+def _circle(graph: _Graph) -> Hang | None:
+    """Ranks that wait for each other in a circle."""
+    circle = _in_circles(graph)
+    if not circle:
+        return None
+    own = tuple(sorted(rank for rank in circle if graph.waits.job.ranks[rank].doing in _NO_CALLS))
+    if own:
+        return _hang(graph, HangKind.OWN_WORK, culprits=own, call=_call_for(graph, own))
+    places: dict[tuple[Channel, int], list[int]] = {}
+    for rank in sorted(circle):
+        call = next(call for peer, call in graph.edges[rank].items() if peer in circle)
+        places.setdefault((call.channel, call.seq), []).append(rank)
+    (place, most), *rest = sorted(places.items(), key=lambda item: (-len(item[1]), item[1]))
+    meeting = graph.waits.meetings[place]
+    are_in_calls_alone = all(len(graph.waits.open_calls[rank]) == 1 for rank in circle)
+    if len(rest) == 1 and are_in_calls_alone and 2 * len(most) > len(meeting.members):
+        return _hang(graph, HangKind.DISORDER, culprits=tuple(rest[0][1]), call=meeting.inside[most[0]])
+    return _hang(
+        graph,
+        HangKind.DISORDER,
+        could_be=tuple(sorted(circle)),
+        call=meeting.inside[most[0]],
+        reason="they wait for each other, and no order is that of most of them",
+    )
+
+
+def _crossed(graph: _Graph) -> Hang | None:
+    """Ranks that are inside the same two collectives, of which they called the other one first."""
+    orders: dict[tuple[Channel, Channel], dict[bool, list[int]]] = {}
+    for rank, calls in graph.waits.open_calls.items():
+        firsts = list(dict.fromkeys(call.channel for call in calls if call.channel.source < 0))
+        for one, other in combinations(firsts, 2):
+            pair = (min(one, other), max(one, other))
+            orders.setdefault(pair, {True: [], False: []})[pair[0] == one].append(rank)
+    crossed = {pair: ranks for pair, ranks in orders.items() if ranks[True] and ranks[False]}
+    if not crossed:
+        return None
+    pair, ranks = max(crossed.items(), key=lambda item: len(item[1][True]) + len(item[1][False]))
+    few, many = sorted(ranks.values(), key=len)
+    call = next(call for call in graph.waits.open_calls[many[0]] if call.channel in pair)
+    if len(few) < len(many):
+        return _hang(graph, HangKind.DISORDER, culprits=tuple(few), call=call)
+    return _hang(
+        graph,
+        HangKind.DISORDER,
+        could_be=tuple(sorted(few + many)),
+        call=call,
+        reason="half of them called the one first, half the other",
+    )
+
+
+def _silent(graph: _Graph) -> Hang | None:
+    """Ranks inside an operation that all have entered, without a sign of life for half of its time."""
+    job, call = graph.waits.job, _oldest(_open_calls(graph.waits))
+    if call is None:
+        return None
+    meeting = graph.waits.meeting(call)
+    entered = [other.entered_ns for other in meeting.inside.values()]
+    if None in entered:
+        return None
+    age_ns = job.now_ns - max(at for at in entered if at is not None)
+    gone = [
+        rank
+        for rank in meeting.inside
+        if (seen_ns := job.ranks[rank].seen_ns) is not None and job.now_ns - seen_ns > _SILENT * age_ns > 0
+    ]
+    if not gone or 2 * len(gone) > len(meeting.members):
+        return None
+    return _hang(graph, HangKind.GONE, culprits=tuple(sorted(gone)), call=call)
+
+
+def _hang(
+    graph: _Graph,
+    kind: HangKind,
+    *,
+    call: Call | None,
+    culprits: tuple[int, ...] = (),
+    could_be: tuple[int, ...] = (),
+    reason: str = "",
+) -> Hang:
+    """Return a hang, with those that wait for its ranks and the longest way to them."""
+    targets = culprits or could_be
+    found = graph.waiting_for(targets)
+    inside = set(graph.waits.meeting(call).inside) if call is not None else set()
+    waiting = set(found) | inside if targets else set(graph.waits.open_calls)
+    chain: list[Call] = []
+    rank = next(reversed(found), None)
+    while rank in found:
+        rank, step = found[rank]
+        chain.append(step)
+    return Hang(
+        kind=kind,
+        culprits=culprits,
+        could_be=could_be,
+        call=call,
+        waiting=tuple(sorted(waiting - set(culprits))),
+        since_ns=_since_ns(graph, call),
+        chain=tuple(chain),
+        reason=reason,
+    )
+
+
+def _since_ns(graph: _Graph, call: Call | None) -> int | None:
+    if call is None:
+        return None
+    entered = [one.entered_ns for one in graph.waits.meeting(call).inside.values() if one.entered_ns is not None]
+    return min(entered, default=None)
+
+
+def _never_kind(graph: _Graph, ranks: Iterable[int]) -> HangKind:
+    views = [graph.waits.job.ranks[rank] for rank in ranks]
+    if any(view.is_gone for view in views):
+        return HangKind.GONE
+    return HangKind.OWN_WORK if any(view.doing in _OWN_WORK for view in views) else HangKind.NEVER_CALLED
+
+
+def _call_for(graph: _Graph, ranks: Iterable[int]) -> Call | None:
+    """Return the operation in which most others wait for some ranks, the oldest of several."""
+    wanted = set(ranks)
+    calls = [call for edges in graph.edges.values() for peer, call in edges.items() if peer in wanted]
+    return min(
+        calls,
+        key=lambda call: (-len(graph.waits.meeting(call).inside), call.entered_ns or 0, call.channel, call.seq),
+        default=None,
+    )
+
+
+def _of(graph: _Graph, rank: int) -> Meeting:
+    return graph.waits.meeting(graph.odd[rank])
+
+
+def _open_calls(waits: Waits) -> Iterable[Call]:
+    return (call for opened in waits.open_calls.values() for call in opened)
+
+
+def _oldest(calls: Iterable[Call]) -> Call | None:
+    return min(calls, key=lambda call: (call.entered_ns or 0, call.channel, call.seq), default=None)
+
+
+def _entered_ns(calls: Iterable[Call]) -> int:
+    return min(call.entered_ns or 0 for call in calls)
+
+
+def _ranks(job: JobView) -> list[int]:
+    return sorted(set(job.ranks) | {rank for group in job.groups for rank in group.members})
+
+
+def _in_circles(graph: _Graph) -> set[int]:
+    """Return the ranks that wait for each other, directly or not."""
+    onward = {rank: set(edges) for rank, edges in graph.edges.items()}
+    circle = set(onward)
+    while True:  # what waits only for ranks outside, or for nobody, is in no circle
+        kept = {rank for rank in circle if onward[rank] & circle}
+        if kept == circle:
+            break
+        circle = kept
+    reached = {rank for rank in circle if rank in graph.waiting_for([rank]) or _comes_back(onward, rank)}
+    return reached
+
+
+def _comes_back(onward: dict[int, set[int]], rank: int) -> bool:
+    seen: set[int] = set()
+    front = set(onward[rank])
+    while front:
+        if rank in front:
+            return True
+        seen |= front
+        front = {peer for one in front for peer in onward.get(one, ())} - seen
+    return False

@@ -1,0 +1,197 @@
+"""A hang in words: who holds up whom, in what, since when, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hpcpace.hang.views import Call, Doing, Hang, HangKind, JobView, RankView
+from hpcpace.quoting import printable
+from hpcpace.units import format_bytes, format_duration
+from hpcpace.wording import listed, named_ranks, plural, rank_list
+
+_MOST_STACKS = 4
+_MOST_FRAMES = 4
+_MOST_LINKS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangWords:
+    """A hang in words.
+
+    Attributes:
+        headline: one line: which operation waits for whom, and since when.
+        why: what it rests on, a sentence each.
+        advice: what to do.
+    """
+
+    headline: str
+    why: tuple[str, ...]
+    advice: str
+
+
+def describe(hang: Hang, job: JobView) -> HangWords:
+    """Return a hang in words.
+
+    Args:
+        hang: what `hpcpace.hang.rules.find_hang` found.
+        job: in which it found it.
+    """
+    since = f"; since {format_duration(job.now_ns - hang.since_ns)}" if hang.since_ns is not None else ""
+    why = [*_waiting(hang), *_chain(hang, job), *_states(hang, job), *_stacks(hang, job)]
+    return HangWords(
+        headline=f"hang: {_headline(hang, job)}{since}",
+        why=tuple(printable(line) for line in why),
+        advice=printable(_advice(hang, job)),
+    )
+
+
+def call_name(call: Call, job: JobView) -> str:
+    """Return a call in words: `all_reduce 123 of group dp (step 44)`, `message 3 from rank 0 to rank 2 of group pp`."""
+    group = printable(job.groups[call.channel.group].name)
+    step = f" (step {call.step})" if call.step >= 0 else ""
+    if call.channel.source >= 0:
+        way = f"from rank {call.channel.source} to rank {call.channel.destination}"
+        return f"{printable(call.op)} {call.seq} {way} of group {group}{step}"
+    return f"{printable(call.op)} {call.seq} of group {group}{step}"
+
+
+def _headline(hang: Hang, job: JobView) -> str:
+    what = call_name(hang.call, job) if hang.call is not None else "the job"
+    who = _named(hang.culprits or hang.could_be, job)
+    if hang.could_be:
+        return _set_headline(hang, what, who)
+    match hang.kind:
+        case HangKind.NEVER_CALLED:
+            return f"{what} waits for {who}, which never called it"
+        case HangKind.OWN_WORK:
+            return f"{what} waits for {who}, which {_is(hang.culprits)} {_doing(hang, job)}"
+        case HangKind.GONE:
+            return f"{what} waits for {who}, which {_gone(hang, job)}"
+        case HangKind.PEERS_LEFT:
+            return f"{who} {_is(hang.culprits)} still in {what}, which others have finished"
+        case HangKind.MISMATCH:
+            return f"{who} called another operation, size or root than the others in the place of {what}"
+        case HangKind.DISORDER:
+            return f"{who} called the operations of two groups in another order than the others, which are in {what}"
+        case HangKind.NETWORK:
+            return f"all members are in {what}, and nothing moves"
+        case _:
+            return f"{what} does not finish, and the records do not show why" + (
+                f": {printable(hang.reason)}" if hang.reason else ""
+            )
+
+
+def _set_headline(hang: Hang, what: str, who: str) -> str:
+    match hang.kind:
+        case HangKind.MISMATCH:
+            return f"{who} called different operations, sizes or roots in the place of {what}"
+        case HangKind.DISORDER:
+            return f"{who} wait for each other, in {what} and in another operation"
+        case _:
+            reason = f": {printable(hang.reason)}" if hang.reason else ""
+            if len(hang.could_be) == 1:
+                return f"{what} may wait for {who}, but that is not sure{reason}"
+            return f"{what} waits for one or more of {who}{reason}"
+
+
+def _waiting(hang: Hang) -> Iterable[str]:
+    if hang.waiting:
+        yield f"{rank_list(hang.waiting)} {'waits' if len(hang.waiting) == 1 else 'wait'}"
+
+
+def _chain(hang: Hang, job: JobView) -> Iterable[str]:
+    """Yield the way from those that wait to the root, where it has more than one link."""
+    if len(hang.chain) > 1:
+        links = [call_name(call, job) for call in hang.chain]
+        if len(links) > _MOST_LINKS:
+            skipped = plural(len(links) - _MOST_LINKS, "more operation")
+            links[_MOST_LINKS // 2 : len(links) - _MOST_LINKS // 2] = [skipped]
+        yield "one waits for the next: " + ", then ".join(links)
+
+
+def _states(hang: Hang, job: JobView) -> Iterable[str]:
+    for rank in hang.culprits[:_MOST_STACKS]:
+        view = job.ranks.get(rank)
+        if view is None:
+            continue
+        called = _differing(hang, view)
+        if called:
+            yield f"rank {rank} called {called}"
+        elif view.doing is not Doing.UNKNOWN:
+            since = ""
+            if view.doing_since_ns is not None:
+                since = f" for {format_duration(job.now_ns - view.doing_since_ns)}"
+            yield f"rank {rank} has been {view.doing}{since}" if since else f"rank {rank}: {view.doing}"
+
+
+def _differing(hang: Hang, view: RankView) -> str:
+    if hang.kind is not HangKind.MISMATCH or hang.call is None:
+        return ""
+    same = [call for call in view.calls if (call.channel, call.seq) == (hang.call.channel, hang.call.seq)]
+    return listed([f"{call.op}{_size(call)}{_root(call)} ({call.where or 'no stack'})" for call in same])
+
+
+def _size(call: Call) -> str:
+    return f" of {format_bytes(call.size_bytes)}" if call.size_bytes >= 0 else ""
+
+
+def _root(call: Call) -> str:
+    return f" with root {call.root}" if call.root >= 0 else ""
+
+
+def _stacks(hang: Hang, job: JobView) -> Iterable[str]:
+    for rank in (hang.culprits or hang.could_be)[:_MOST_STACKS]:
+        view = job.ranks.get(rank)
+        if view is not None and view.stack:
+            yield f"stack of rank {rank}: " + " <- ".join(reversed(view.stack[-_MOST_FRAMES:]))
+
+
+def _doing(hang: Hang, job: JobView) -> str:
+    doing = sorted({job.ranks[rank].doing for rank in hang.culprits} - {Doing.UNKNOWN})
+    return listed(doing) or "busy with its own work"
+
+
+def _gone(hang: Hang, job: JobView) -> str:
+    views = [job.ranks[rank] for rank in hang.culprits]
+    ends = list(dict.fromkeys(view.end for view in views if view.end))
+    if any(view.is_gone for view in views):
+        return "ended" + (f" ({printable(listed(ends))})" if ends else "")
+    seen = [view.seen_ns for view in views if view.seen_ns is not None]
+    silent = f" for {format_duration(job.now_ns - max(seen))}" if seen else ""
+    return f"{'has' if len(views) == 1 else 'have'} shown no sign of life{silent}"
+
+
+def _advice(hang: Hang, job: JobView) -> str:
+    who = rank_list(hang.culprits or hang.could_be) if hang.culprits or hang.could_be else "all ranks"
+    look = f"look at the stack of {who} (py-spy dump --pid)"
+    hosts = named_ranks(hang.culprits or hang.could_be, _hosts(job)) or who
+    match hang.kind:
+        case HangKind.NEVER_CALLED:
+            return f"{look}: find the branch that leaves out the operation, or what it does instead"
+        case HangKind.OWN_WORK:
+            return f"{look}, and check the storage and host on which it works"
+        case HangKind.GONE:
+            return f"read the log of {hosts}, and look for the out-of-memory killer on its host (dmesg)"
+        case HangKind.PEERS_LEFT:
+            return f"check the device and host of {hosts} (nvidia-smi, dmesg), and whether its process is stopped"
+        case HangKind.MISMATCH:
+            return "make all ranks of the group call the same operations with the same sizes and roots, in one order"
+        case HangKind.DISORDER:
+            return "call the operations of all groups in the same order on all ranks"
+        case HangKind.NETWORK:
+            return "check the links, devices and NCCL or gloo logs of the members: no rank is late"
+        case _:
+            return f"bring the records of the ranks that have none, or {look}"
+
+
+def _named(ranks: tuple[int, ...], job: JobView) -> str:
+    return named_ranks(ranks, _hosts(job))
+
+
+def _hosts(job: JobView) -> dict[int, str]:
+    return {rank: view.host for rank, view in job.ranks.items()}
+
+
+def _is(ranks: tuple[int, ...]) -> str:
+    return "is" if len(ranks) == 1 else "are"

@@ -1,0 +1,68 @@
+"""A hang in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcpace.hang.rules import find_hang
+from hpcpace.hang.views import Call, Channel, Doing, GroupView, JobView, RankView
+from hpcpace.hang.words import HangWords, describe
+from hpcpace.units import NS_PER_S
+
+DP = Channel(0)
+
+
+def rank_in(rank: int, *, entered: int, is_open: bool, **known: object) -> RankView:
+    call = Call(
+        channel=DP, seq=entered - 1, op="all_reduce", entered_ns=(entered + rank) * NS_PER_S, is_open=is_open, step=44
+    )
+    return RankView(rank=rank, host=f"n{rank // 2}", entered={DP: entered}, calls=(call,), **known)  # type: ignore[arg-type]
+
+
+def words(views: Sequence[RankView]) -> HangWords:
+    group = GroupView(name="dp", members=tuple(view.rank for view in views))
+    job = JobView(groups=(group,), ranks={view.rank: view for view in views}, now_ns=40 * NS_PER_S)
+    hang = find_hang(job)
+    assert hang is not None
+    return describe(hang, job)
+
+
+def test_a_hang_names_the_operation_the_rank_and_the_time() -> None:
+    said = words([rank_in(rank, entered=4 if rank == 2 else 5, is_open=rank != 2) for rank in range(4)])
+    assert said.headline == (
+        "hang: all_reduce 4 of group dp (step 44) waits for rank 2 on n1, which never called it; since 35.0 s"
+    )
+    assert said.why == ("ranks 0-1, 3 wait",)
+
+
+def test_what_a_rank_does_instead_is_said_with_its_stack() -> None:
+    busy = rank_in(
+        1,
+        entered=4,
+        is_open=False,
+        doing=Doing.LOADING,
+        doing_since_ns=10 * NS_PER_S,
+        stack=("train.py:9 in main", "data.py:5 in read"),
+    )
+    said = words([rank_in(0, entered=5, is_open=True), busy])
+    assert "waits for rank 1, which is loading data" in said.headline
+    assert said.why == (
+        "rank 0 waits",
+        "rank 1 has been loading data for 30.0 s",
+        "stack of rank 1: data.py:5 in read <- train.py:9 in main",
+    )
+
+
+def test_nobody_is_named_where_all_are_inside() -> None:
+    said = words([rank_in(rank, entered=5, is_open=True) for rank in range(4)])
+    assert said.headline == (
+        "hang: all members are in all_reduce 4 of group dp (step 44), and nothing moves; since 35.0 s"
+    )
+
+
+def test_a_rank_without_a_record_is_not_blamed() -> None:
+    said = words([rank_in(0, entered=5, is_open=True), RankView(rank=1, is_recorded=False)])
+    assert said.headline == (
+        "hang: all_reduce 4 of group dp (step 44) may wait for rank 1, but that is not sure: of 2 ranks, 1 is recorded;"
+        " since 35.0 s"
+    )
