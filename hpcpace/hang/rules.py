@@ -160,7 +160,7 @@ def _unrecorded(graph: _Graph) -> Hang | None:
     # A rank without a record may itself wait for any other that nothing else explains.
     suspects = {rank for rank in _ranks(job) if not graph.known(rank) and rank not in graph.waits.open_calls}
     suspects |= {rank for rank in _ranks(job) if rank not in graph.waits.open_calls and job.ranks[rank].is_recorded}
-    suspects |= unknown | set(graph.odd) | _in_circles(graph)
+    suspects |= unknown | set(graph.odd) | _in_circles(graph) | _alone(graph)
     recorded = sum(view.is_recorded for view in job.ranks.values())
     return _hang(
         graph,
@@ -169,6 +169,12 @@ def _unrecorded(graph: _Graph) -> Hang | None:
         call=_call_for(graph, unknown),
         reason=f"of {len(_ranks(job))} ranks, {recorded} {'is' if recorded == 1 else 'are'} recorded",
     )
+
+
+def _alone(graph: _Graph) -> set[int]:
+    """Return the ranks inside an operation with nobody who shows that it was the right one and is not over."""
+    meetings = [meeting for meeting in graph.waits.meetings.values() if meeting.unknown]
+    return {rank for meeting in meetings if len(meeting.inside) == 1 for rank in meeting.inside}
 
 
 def _circle(graph: _Graph) -> Hang | None:

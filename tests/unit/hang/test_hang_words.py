@@ -20,7 +20,7 @@ def rank_in(rank: int, *, entered: int, is_open: bool, **known: object) -> RankV
 
 
 def words(views: Sequence[RankView]) -> HangWords:
-    group = GroupView(name="dp", members=tuple(view.rank for view in views))
+    group = GroupView(name="dp", members=tuple(sorted(view.rank for view in views)))
     job = JobView(groups=(group,), ranks={view.rank: view for view in views}, now_ns=40 * NS_PER_S)
     hang = find_hang(job)
     assert hang is not None
@@ -61,8 +61,9 @@ def test_nobody_is_named_where_all_are_inside() -> None:
 
 
 def test_a_rank_without_a_record_is_not_blamed() -> None:
-    said = words([rank_in(0, entered=5, is_open=True), RankView(rank=1, is_recorded=False)])
+    inside = [rank_in(rank, entered=5, is_open=True) for rank in (0, 1, 3)]
+    said = words([*inside, RankView(rank=2, is_recorded=False)])
     assert said.headline == (
-        "hang: all_reduce 4 of group dp (step 44) may wait for rank 1, but that is not sure: of 2 ranks, 1 is recorded;"
-        " since 35.0 s"
+        "hang: all_reduce 4 of group dp (step 44) may wait for rank 2, but that is not sure: of 4 ranks, 3 are"
+        " recorded; since 35.0 s"
     )
