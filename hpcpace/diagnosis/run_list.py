@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcpace.diagnosis.records.json_files import MOST_BYTES, read_json
 from hpcpace.diagnosis.run_state import State, attempt_state, journals_of, read_start
 from hpcpace.errors import TraceError
+from hpcpace.json_files import MOST_BYTES, read_json
 from hpcpace.rundir import Attempt, RunDirectory, open_run
 from hpcpace.units import NS_PER_S
 

@@ -15,9 +15,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.records.json_files import MOST_BYTES, read_json
 from hpcpace.diagnosis.records.run import model_dtype
 from hpcpace.errors import TraceError
+from hpcpace.json_files import MOST_BYTES, read_json
 from hpcpace.rundir import Attempt
 from hpcpace.units import NS_PER_S
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcpace.diagnosis.records.json_files import json_object, read_json
 from hpcpace.errors import UsageError
 from hpcpace.files import Folder, read_file
+from hpcpace.json_files import json_object, read_json
 from hpcpace.rundir import Attempt, RunDirectory, json_text
 from hpcpace.studies.setups import Layout, Setup, StudyRun
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpcpace.diagnosis.records.json_files import read_json
 from hpcpace.diagnosis.summary import RankMemory
+from hpcpace.json_files import read_json
 from hpcpace.rundir import Attempt
 
 _MOST_BYTES = 1 << 26  # a loss a step, of two million

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcpace.diagnosis.records.json_files import read_json
+from hpcpace.json_files import read_json
 from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt
 from hpcpace.trace.header import MOST_RANKS

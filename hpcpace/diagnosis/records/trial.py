@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hpcpace.diagnosis.records.json_files import read_json
 from hpcpace.diagnosis.summary import PacingFigures
+from hpcpace.json_files import read_json
 from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt
 

@@ -1,13 +1,14 @@
-"""The JSON files of an attempt, which may be missing, damaged, foreign, or made to do harm."""
+"""The JSON files of a run, which may be missing, damaged, foreign, or made to do harm."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
+from hpcpace.files import Folder
 from hpcpace.quoting import printable
-from hpcpace.rundir import Attempt, RunDirectory
 
 MOST_BYTES = 1 << 24
 """Of run.json and trial.json: some hundred bytes for each rank, of 16,384. JSON takes 20 times that in memory."""
@@ -18,6 +19,21 @@ _MOST_REASON = 100
 _FOREIGN_ERRORS = (ValueError, RecursionError, AttributeError, TypeError, KeyError, OverflowError, IndexError)
 
 _Found = TypeVar("_Found")
+
+
+class HasFolder(Protocol):
+    """What has files in a folder, such as a run or an attempt."""
+
+    @property
+    def path(self) -> Path:
+        """What messages call the folder."""
+
+    def open(self) -> Folder:
+        """Open the folder.
+
+        Raises:
+            OSError: it cannot be read, or does not exist.
+        """
 
 
 def json_object(content: Any) -> dict[str, Any]:
@@ -39,24 +55,24 @@ def _check_values(content: bytes, most_values: int) -> None:
 
 
 def read_json(
-    attempt: Attempt | RunDirectory,
+    place: HasFolder,
     name: str,
     made_of: Callable[[Any], _Found],
     problems: list[str],
     *,
     most_bytes: int = MOST_BYTES,
 ) -> _Found | None:
-    """Return what a JSON file of an attempt or a run says; None if it is missing or cannot be used.
+    """Return what a JSON file of a run says; None if it is missing or cannot be used.
 
     Args:
-        attempt: what has the file in its folder.
+        place: what has the file in its folder.
         name: of the file.
         made_of: makes what is returned of the file's content.
         problems: takes the sentence on why a file cannot be used.
         most_bytes: more are not read.
     """
     try:
-        with attempt.open() as folder:
+        with place.open() as folder:
             content = folder.read(name, most_bytes=most_bytes)
         _check_values(content, most_bytes // _LEAST_VALUE_BYTES)
         return made_of(json.loads(content))
@@ -66,5 +82,5 @@ def read_json(
         reason = error.strerror or str(error)
     except _FOREIGN_ERRORS as error:
         reason = f"{type(error).__name__}: {error}"
-    problems.append(f"{attempt.path / name} is left out ({printable(reason)[:_MOST_REASON]})")
+    problems.append(f"{place.path / name} is left out ({printable(reason)[:_MOST_REASON]})")
     return None
