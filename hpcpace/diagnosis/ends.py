@@ -138,7 +138,7 @@ def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
     for trace, clock in zip(timed.traces, timed.clocks, strict=True):
         rank, account, events = trace.header.rank, trace.tables["account"], trace.tables["events"]
         last_step = int(trace.tables["steps"]["step"].max(initial=-1))
-        row = _last_word(trace)
+        row = last_word(trace)
         if row is None and (trace.closed_cleanly or not len(account)):
             continue
         own_ns = account["time_ns"].max() if row is None else events["time_ns"][row]
@@ -150,12 +150,12 @@ def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
             yield _End(rank=rank, kind=EndKind.SILENT, what="", code=0, step=step, time_ns=time_ns)
         else:
             kind, code = EventKind(events["kind"][row]), int(events["code"][row])
-            what = _what(kind, code, bytes(events["text"][row]))
+            what = end_name(kind, code, bytes(events["text"][row]))
             step = int(events["step"][row])
             yield _End(rank=rank, kind=_KINDS[kind], what=what, code=code, step=step, time_ns=time_ns)
 
 
-def _last_word(trace: RankTrace) -> int | None:
+def last_word(trace: RankTrace) -> int | None:
     """Return the row of the event with which a rank ended; None without one, and of a signal that it survived."""
     events = trace.tables["events"]
     last_ns = trace.tables["steps"]["end_ns"].max(initial=-_FOREVER_NS)
@@ -166,7 +166,8 @@ def _last_word(trace: RankTrace) -> int | None:
     return int(rows[events["time_ns"][rows].argmin()]) if len(rows) else None
 
 
-def _what(kind: EventKind, code: int, text: bytes) -> str:
+def end_name(kind: EventKind, code: int, text: bytes) -> str:
+    """Return what `RankEnd.what` says of the event with which a rank ended."""
     if kind is EventKind.EXCEPTION:
         return text.rstrip(b"\0").decode(errors="replace") or "an exception"
     return signal_name(code) if kind is EventKind.SIGNAL else str(code)

@@ -49,6 +49,7 @@ _MOST_JOURNAL_BYTES = 1 << 27
 _JOURNAL_COPIES = 3
 _HEADER_NAMES = frozenset(item.name for item in fields(TraceHeader))
 _OPERATION = ["group", "seq", "op", "peer", "enter_ns"]
+_TORN = "are a torn or damaged record; left out"
 
 
 def read_trace(path: str | os.PathLike[str], *, memory_bytes: float = DEFAULT_MEMORY_BYTES) -> RankTrace:
@@ -63,6 +64,11 @@ def read_trace(path: str | os.PathLike[str], *, memory_bytes: float = DEFAULT_ME
         TraceError: neither can be read, or they have another major version of the format.
     """
     return _read_path(path, most_rows=math.inf, most_bytes=memory_bytes).trace
+
+
+def is_torn(problem: str) -> bool:
+    """Return whether a problem of a trace is that its journal ended within a record, as one that is written may."""
+    return problem.endswith(_TORN)
 
 
 def stream_trace(path: str | os.PathLike[str]) -> TraceStream:
@@ -208,7 +214,7 @@ def _read_journal(folder: Folder, name: str, problems: list[str]) -> journal.Jou
         problems.append(str(error))
         return None
     if content.num_left_bytes:
-        problems.append(f"{path}: the last {content.num_left_bytes} bytes are a torn or damaged record; left out")
+        problems.append(f"{path}: the last {content.num_left_bytes} bytes {_TORN}")
     return content
 
 
@@ -390,4 +396,4 @@ def _identity(header: TraceHeader) -> tuple[Any, ...]:
     return header.run_id, header.attempt, header.rank
 
 
-__all__ = ["RankTrace", "Table", "TooLarge", "TraceStream", "read_rank", "read_trace", "stream_trace"]
+__all__ = ["RankTrace", "Table", "TooLarge", "TraceStream", "is_torn", "read_rank", "read_trace", "stream_trace"]

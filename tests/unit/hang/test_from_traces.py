@@ -1,0 +1,183 @@
+"""What traces show of a job that hangs, as of any time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from written_job import SECOND, WrittenJob, ns
+
+from hpcpace.hang.from_traces import job_view, read_records
+from hpcpace.hang.views import Channel, Doing
+from hpcpace.trace.schema import EventKind, Op, Phase
+
+WORLD = Channel(0)
+
+
+def hung_job(missing: int = 2) -> WrittenJob:
+    """Return four ranks of which all but one stand in the all_reduce of step 20, from second 2 to 60."""
+    job = WrittenJob()
+    job.all_steps(20)
+    for rank in job.ranks:
+        if rank.rank != missing:
+            rank.call(Op.ALL_REDUCE, 2.0, step=20)
+    return job
+
+
+def test_who_has_entered_how_many_operations_and_stands_in_one(tmp_path: Path) -> None:
+    view = job_view(hung_job().write(tmp_path / "run"))
+    assert {rank: one.entered[WORLD] for rank, one in view.ranks.items()} == {0: 21, 1: 21, 2: 20, 3: 21}
+    last = {rank: one.calls[-1] for rank, one in view.ranks.items()}
+    assert {rank: (call.seq, call.is_open) for rank, call in last.items()} == {
+        0: (20, True), 1: (20, True), 2: (19, False), 3: (20, True)
+    }  # fmt: skip
+    assert (last[0].op, last[0].size_bytes, last[0].step, last[0].entered_ns) == ("all_reduce", 4096, 20, ns(2.0))
+    assert (view.now_ns, view.usual_step_ns) == (ns(60), SECOND // 10)
+    assert all(one.is_complete and one.is_gone is False and one.seen_ns == ns(60) for one in view.ranks.values())
+
+
+@pytest.mark.parametrize("offset_s", [-3.0, 0.5, 1e6])
+def test_times_are_on_one_clock(tmp_path: Path, offset_s: float) -> None:
+    job = hung_job()
+    job.ranks[1].host, job.ranks[1].offset_s = "elsewhere", offset_s
+    job.ranks[1].rows.clear()
+    job.ranks[1].open_rows.clear()
+    job.ranks[1].call(Op.ALL_REDUCE, 2.0, step=20)
+    view = job_view(job.write(tmp_path / "run"))
+    call = view.ranks[1].calls[-1]
+    assert call.entered_ns == pytest.approx(ns(2.0), abs=1000)
+    assert view.ranks[1].seen_ns == pytest.approx(ns(60), abs=1000)
+
+
+def test_a_rank_without_a_file_is_there_without_a_record(tmp_path: Path) -> None:
+    job = hung_job()
+    job.missing = (2,)
+    view = job_view(job.write(tmp_path / "run"), hosts={2: "n0"})
+    assert (view.ranks[2].is_recorded, view.ranks[2].host, view.ranks[2].entered) == (False, "n0", {})
+    assert view.groups[0].members == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "text", "end"),
+    [
+        (EventKind.EXIT, 7, b"", "exit code 7"),
+        (EventKind.EXCEPTION, 0, b"ValueError", "ValueError"),
+        (EventKind.SIGNAL, 15, b"", ""),  # it closed its trace after the signal, and so survived it
+    ],
+)
+def test_how_a_rank_ended(tmp_path: Path, kind: EventKind, code: int, text: bytes, end: str) -> None:
+    job = hung_job()
+    job.ranks[2].ends(2.5, kind, code, text, step=20)
+    view = job_view(job.write(tmp_path / "run"))
+    gone = view.ranks[2]
+    assert (gone.is_gone, gone.end, gone.doing, gone.doing_since_ns) == (True, end, Doing.ENDED, ns(2.5))
+
+
+def test_a_rank_without_a_sign_of_life_may_have_gone(tmp_path: Path) -> None:
+    job = hung_job()
+    job.ranks[2].seen_s = 3.0
+    view = job_view(job.write(tmp_path / "run"))
+    assert (view.ranks[2].is_gone, view.ranks[2].seen_ns) == (None, ns(3.0))
+
+
+def test_messages_have_a_channel_for_each_direction(tmp_path: Path) -> None:
+    job = WrittenJob(2)
+    job.ranks[0].call(Op.SEND, 1.0, 1.1, peer=1)
+    job.ranks[1].call(Op.RECV, 1.0, 1.1, peer=0)
+    job.ranks[1].call(Op.SEND, 2.0, 2.1, peer=0)
+    job.ranks[0].call(Op.RECV, 2.0, 2.1, peer=1)
+    job.ranks[1].call(Op.RECV, 3.0, peer=0)
+    view = job_view(job.write(tmp_path / "run"))
+    there, back = Channel(0, 0, 1), Channel(0, 1, 0)
+    assert view.ranks[0].entered == {there: 1, back: 1}
+    assert view.ranks[1].entered == {there: 2, back: 1}
+
+
+def test_groups_of_one_name_and_members_are_one_whatever_their_number(tmp_path: Path) -> None:
+    job = WrittenJob(4, groups={1: ("pair", (0, 1)), 2: ("pair", (2, 3))})
+    job.ranks[0].call(Op.ALL_REDUCE, 1.0, group=1)
+    job.ranks[3].call(Op.BARRIER, 1.0, group=2)
+    view = job_view(job.write(tmp_path / "run"))
+    assert [(group.name, group.members) for group in view.groups] == [
+        ("pair", (0, 1)), ("pair", (2, 3)), ("world", (0, 1, 2, 3))
+    ]  # fmt: skip
+    assert [set(view.ranks[rank].entered) for rank in (0, 3)] == [{Channel(0)}, {Channel(1)}]
+
+
+def test_a_barrier_that_was_called_long_ago_is_found_behind_many_operations(tmp_path: Path) -> None:
+    job = WrittenJob(2, groups={1: ("rare", (0, 1))})
+    for rank in job.ranks:
+        rank.call(Op.BARRIER, 0.1, 0.2, group=1)
+        for number in range(20_000):
+            rank.call(Op.ALL_REDUCE, 1.0 + number * 1e-3, 1.0 + number * 1e-3 + 1e-4)
+    job.ranks[0].call(Op.BARRIER, 30.0, group=1)
+    view = job_view(job.write(tmp_path / "run"))
+    assert view.ranks[1].entered == {Channel(0): 1, Channel(1): 20_000}
+    assert view.ranks[0].entered == {Channel(0): 2, Channel(1): 20_000}
+
+
+def test_a_failed_operation_is_open_and_one_that_was_never_issued_was_not_entered(tmp_path: Path) -> None:
+    job = hung_job(missing=2)
+    for rank in job.ranks:
+        if rank.rank != 2:
+            rank.open_rows.clear()
+            rank.sequences[0] -= 1
+            rank.call(Op.ALL_REDUCE, 2.0, 32.0, step=20, has_failed=True)
+    job.ranks[2].call(Op.ALL_REDUCE, 2.0, 2.001, step=20, has_failed=True)
+    view = job_view(job.write(tmp_path / "run"))
+    assert [one.entered[WORLD] for one in view.ranks.values()] == [21, 21, 20, 21]
+    assert [one.calls[-1].is_open for one in view.ranks.values()] == [True, True, False, True]
+
+
+def test_what_ended_a_hang_does_not_hide_it(tmp_path: Path) -> None:
+    """Rank 2 is stopped inside, and finishes the operation when the others have been killed and it is woken up."""
+    job = hung_job(missing=2)
+    for rank in job.ranks:
+        rank.seen_s = 40.0
+    job.ranks[2].call(Op.ALL_REDUCE, 2.0, 41.0, step=20)
+    job.ranks[2].seen_s = 42.0
+    records = read_records(job.write(tmp_path / "run"))
+    assert records.moments_ns() == [ns(40.0)]
+    assert records.view(ns(40.0)).ranks[2].calls[-1].is_open
+    assert not records.view().ranks[2].calls[-1].is_open
+
+
+def test_a_hang_is_looked_at_before_its_operations_run_out_of_time(tmp_path: Path) -> None:
+    job = hung_job(missing=2)
+    for rank in job.ranks:
+        if rank.rank != 2:
+            rank.open_rows.clear()
+            rank.sequences[0] -= 1
+            rank.call(Op.ALL_REDUCE, 2.0, 32.0 + rank.rank, step=20, has_failed=True)
+    job.ranks[2].call(Op.ALL_REDUCE, 50.0, step=20)
+    records = read_records(job.write(tmp_path / "run"))
+    at_ns = records.moments_ns()[0]
+    assert ns(31.9) < at_ns < ns(32.0)
+    assert records.view(at_ns).ranks[2].entered[WORLD] == 20
+
+
+@pytest.mark.parametrize(
+    ("past", "now", "doing"),
+    [
+        ((), (), Doing.LOADING),
+        ((), (Phase.DATA,), Doing.COMPUTING),
+        ((Phase.CHECKPOINT,), (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER), Doing.SAVING),
+        ((Phase.EVAL,), (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER), Doing.EVALUATING),
+    ],
+)
+def test_what_a_rank_does_follows_from_its_earlier_steps(
+    tmp_path: Path, past: tuple[Phase, ...], now: tuple[Phase, ...], doing: Doing
+) -> None:
+    job = WrittenJob(1)
+    usual = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    for step in range(20):
+        phases = [*usual, *(past if step % 5 == 0 else ())]
+        job.ranks[0].step(step, step * 0.1, [(phase, 0.01) for phase in phases])
+    job.ranks[0].step(20, 2.0, [(phase, 0.01) for phase in now], is_over=False)
+    assert job_view(job.write(tmp_path / "run")).ranks[0].doing is doing
+
+
+def test_a_rank_that_has_finished_nothing_starts(tmp_path: Path) -> None:
+    view = job_view(WrittenJob(2).write(tmp_path / "run"))
+    assert {one.doing for one in view.ranks.values()} == {Doing.STARTING}
+    assert view.usual_step_ns is None
