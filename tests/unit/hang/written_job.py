@@ -115,7 +115,7 @@ class WrittenJob:
         return attempt
 
     def _write_rank(self, attempt: Attempt, rank: WrittenRank) -> None:
-        flushes = [at_s for at_s in range(int(rank.seen_s))] + [rank.seen_s]
+        flushes = [*range(int(rank.seen_s)), rank.seen_s]
         times = iter([rank.ns(at_s) for at_s in flushes] + [rank.ns(rank.seen_s)] * 9)
         path = attempt.trace_file(rank.rank)
         recorder = Recorder(path, self._header(attempt, rank), warn=_fail, clock=lambda: next(times))
