@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
+
+import numpy as np
 
 from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView
 from hpcpace.hang.waits import Meeting, Waits
@@ -51,6 +54,7 @@ class _Graph:
     waits: Waits
     edges: dict[int, dict[int, Call]] = field(default_factory=dict)
     odd: dict[int, Call] = field(default_factory=dict)
+    _held_up: dict[tuple[Channel, int], list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for rank in self.waits.open_calls.keys() - self.gone:
@@ -71,10 +75,20 @@ class _Graph:
         """Return the peers of a rank's operations that all have entered, but that are held up before them."""
         return {
             peer: call
-            for call, meeting in self.waits.steps(rank)
-            for peer, other in meeting.inside.items()
-            if peer != rank and (peer in self.odd or peer in self.gone or self._is_held_up_before(peer, other))
+            for call, _ in self.waits.steps(rank)
+            for peer in self._held_up_inside(call.channel, call.seq)
+            if peer != rank
         }
+
+    def _held_up_inside(self, channel: Channel, seq: int) -> list[int]:
+        """Return the ranks that have entered an operation, but are held up before it."""
+        if (channel, seq) not in self._held_up:
+            self._held_up[channel, seq] = [
+                rank
+                for rank, call in self.waits.meetings[channel, seq].inside.items()
+                if rank in self.odd or rank in self.gone or self._is_held_up_before(rank, call)
+            ]
+        return self._held_up[channel, seq]
 
     def _is_held_up_before(self, rank: int, call: Call) -> bool:
         for earlier, meeting in self.waits.steps(rank):
@@ -84,7 +98,7 @@ class _Graph:
                 return True
         return False
 
-    @property
+    @cached_property
     def gone(self) -> set[int]:
         """The ranks that are known to have ended."""
         return {rank for rank, view in self.waits.job.ranks.items() if view.is_gone}
@@ -294,14 +308,13 @@ def _never_kind(graph: _Graph, ranks: Iterable[int]) -> HangKind:
 
 
 def _call_for(graph: _Graph, ranks: Iterable[int]) -> Call | None:
-    """Return the operation in which most others wait for some ranks, the oldest of several."""
+    """Return the operation in which others began to wait for some ranks; where that is unknown, most of the others."""
     wanted = set(ranks)
-    calls = [call for edges in graph.edges.values() for peer, call in edges.items() if peer in wanted]
-    return min(
-        calls,
-        key=lambda call: (-len(graph.waits.meeting(call).inside), call.entered_ns or 0, call.channel, call.seq),
-        default=None,
-    )
+    calls = {call for edges in graph.edges.values() for peer, call in edges.items() if peer in wanted}
+    firsts = {(call.channel, call.seq): graph.waits.meeting(call) for call in calls}
+    most_first = sorted(firsts.values(), key=lambda meeting: -len(meeting.inside))
+    entered = [min(meeting.inside.values(), key=_call_order) for meeting in most_first]
+    return min(entered, key=lambda call: call.entered_ns or 0, default=None)
 
 
 def _of(graph: _Graph, rank: int) -> Meeting:
@@ -313,7 +326,11 @@ def _open_calls(waits: Waits) -> Iterable[Call]:
 
 
 def _oldest(calls: Iterable[Call]) -> Call | None:
-    return min(calls, key=lambda call: (call.entered_ns or 0, call.channel, call.seq), default=None)
+    return min(calls, key=_call_order, default=None)
+
+
+def _call_order(call: Call) -> tuple[int, Channel, int]:
+    return call.entered_ns or 0, call.channel, call.seq
 
 
 def _entered_ns(calls: Iterable[Call]) -> int:
@@ -326,23 +343,15 @@ def _ranks(job: JobView) -> list[int]:
 
 def _in_circles(graph: _Graph) -> set[int]:
     """Return the ranks that wait for each other, directly or not."""
-    onward = {rank: set(edges) for rank, edges in graph.edges.items()}
-    circle = set(onward)
-    while True:  # what waits only for ranks outside, or for nobody, is in no circle
-        kept = {rank for rank in circle if onward[rank] & circle}
-        if kept == circle:
-            break
-        circle = kept
-    reached = {rank for rank in circle if rank in graph.waiting_for([rank]) or _comes_back(onward, rank)}
-    return reached
+    ranks = sorted(graph.edges.keys() | graph.awaited())
+    place = {rank: index for index, rank in enumerate(ranks)}
+    pairs = [(place[rank], place[peer]) for rank, edges in graph.edges.items() for peer in edges]
+    if not pairs:
+        return set()
+    from scipy.sparse import coo_array  # slow to load, and rarely needed
+    from scipy.sparse.csgraph import connected_components
 
-
-def _comes_back(onward: dict[int, set[int]], rank: int) -> bool:
-    seen: set[int] = set()
-    front = set(onward[rank])
-    while front:
-        if rank in front:
-            return True
-        seen |= front
-        front = {peer for one in front for peer in onward.get(one, ())} - seen
-    return False
+    matrix = coo_array((np.ones(len(pairs), np.int8), tuple(np.array(pairs).T)), shape=(len(ranks), len(ranks)))
+    _, part = connected_components(matrix, connection="strong")
+    has_others = np.bincount(part)[part] > 1
+    return {rank for rank, is_in in zip(ranks, has_others.tolist(), strict=True) if is_in}
