@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 _SAMPLED = 64
 _MOST_MODULES = 64
+_PART_OF_DTENSOR = "_local_tensor"
 
 
 class ParameterProbe:
@@ -56,10 +58,20 @@ class ParameterProbe:
             state = [parameter._version, id(gradient)]
             if gradient is not None:
                 state.append(gradient._version)
-            # Through `.data` parameters change without a new version; on a device, reading them would wait for it.
-            values = [tensor for tensor in (parameter, gradient) if tensor is not None and tensor.device.type == "cpu"]
             with torch.no_grad():
-                state += [tensor.detach().flatten()[-_SAMPLED:].sum().item() for tensor in values]
-        except RuntimeError:  # tensors of inference mode have no version, and fake or sharded ones no values
+                state += [tensor.detach().flatten()[-_SAMPLED:].sum().item() for tensor in _own((parameter, gradient))]
+        except RuntimeError:  # tensors of inference mode have no version, and fake ones no values
             return None
         return state
+
+
+def _own(tensors: Iterable[torch.Tensor | None]) -> Iterator[torch.Tensor]:
+    """Yield what this rank can read by itself of tensors: through `.data` they change without a new version.
+
+    The values of a DTensor are spread over ranks, which would all have to read them; its own part is here. On a device,
+    reading would wait for it.
+    """
+    for tensor in tensors:
+        part: Any = getattr(tensor, _PART_OF_DTENSOR, tensor)
+        if type(part) in (torch.Tensor, torch.nn.Parameter) and part.device.type == "cpu":
+            yield part

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcpace.observe.updates import ParameterProbe
 
@@ -47,6 +52,28 @@ def test_a_module_whose_last_parameter_is_frozen_is_looked_at_anew(model: torch.
     with torch.no_grad():
         model[0].bias.add_(1.0)
     assert probe.has_changed() is True
+
+
+def test_a_sharded_parameter_is_read_without_a_collective(model: torch.nn.Module) -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        probe = ParameterProbe()
+        sharded = distribute_module(model, init_device_mesh("cpu", (2,)), _shard)
+        probe.forward_begins(sharded)
+        with CommDebugMode() as counted:
+            probe.backward_ended()
+            assert probe.has_changed() is False
+            sharded[1].weight.data.to_local().add_(1.0)  # without a new version of the parameter
+            assert probe.has_changed() is True
+    finally:
+        dist.destroy_process_group()
+    assert counted.get_total_counts() == 0
+
+
+def _shard(name: str, module: torch.nn.Module, mesh: DeviceMesh) -> None:
+    if isinstance(module, torch.nn.Linear):
+        module.register_parameter("bias", None)
+        module.weight = torch.nn.Parameter(distribute_tensor(module.weight, mesh, [Shard(1)]))
 
 
 def test_a_module_without_parameters_knows_nothing() -> None:
