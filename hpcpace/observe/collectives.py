@@ -261,7 +261,10 @@ class CollectiveObserver:
         # `contains` walks through the one element of the map, and so appends (opened, time); what it is called with,
         # the future, is what it looks for, and of no interest.
         append: Any = map(self._completions.append, zip((opened,), self._now, strict=False))
-        opened.future = work.get_future()
+        try:
+            opened.future = work.get_future()
+        except RuntimeError:  # works of gloo's coalesced reduce_scatter have none either; their wait closes them
+            return
         opened.future.add_done_callback(partial(contains, append))
 
     def _close_completed(self) -> None:

@@ -67,6 +67,7 @@ struct Group {
 };
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
 struct Open {
   Row row;
@@ -399,6 +400,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
     }
     Row row = new_row(op, call, group, enter_ns, left_ns);
     row.exit_kind = op.has_work ? COMPLETION : WAIT;
+    const FuturePtr future = future_of(work, op, call);
     uint64_t number;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -409,21 +411,30 @@ class Layer : public std::enable_shared_from_this<Layer> {
         return;
       }
       number = ++last_number_;
-      open_[work.get()] = Open{row, work, number, &group, call.address, op.is_message, op.is_recv,
-                              !(op.is_message || call.is_blocking)};
+      open_[work.get()] = Open{row, work, number, &group, call.address, op.is_message, op.is_recv, future != nullptr};
       if (call.address != nullptr) {
         by_address_[call.address] = work.get();
       }
       count();
     }
-    // gloo's point-to-point works have no future; a blocking caller waits at once and closes it.
-    if (op.is_message || call.is_blocking) {
+    if (future == nullptr) {
       return;
     }
-    work->getFuture()->addCallback(
-        [layer = shared_from_this(), key = work.get(), number](c10::ivalue::Future& future) {
-          layer->completed(key, number, future.hasError());
-        });
+    future->addCallback([layer = shared_from_this(), key = work.get(), number](c10::ivalue::Future& future) {
+      layer->completed(key, number, future.hasError());
+    });
+  }
+
+  // gloo's messages and coalesced reduce_scatters have no future; a blocking caller waits at once and closes it.
+  static FuturePtr future_of(const WorkPtr& work, const Operator& op, const Call& call) {
+    if (!work || op.is_message || call.is_blocking) {
+      return nullptr;
+    }
+    try {
+      return work->getFuture();
+    } catch (const c10::Error&) {
+      return nullptr;
+    }
   }
 
   // Takes the ends whose callbacks have not run yet: whoever waits for a future goes on before them.

@@ -18,7 +18,7 @@ from hpcpace.world.process_group import init_process_group
 
 
 def collectives(group: dist.ProcessGroup) -> None:
-    """Twelve operations of the world and its copy, one of which nobody waits for."""
+    """Thirteen operations of the world and its copy, one of which nobody waits for."""
     value, both = torch.ones(4), [torch.zeros(4), torch.zeros(4)]
     dist.all_reduce(value)
     dist.all_reduce(value, group=group, async_op=True).wait()
@@ -29,6 +29,8 @@ def collectives(group: dist.ProcessGroup) -> None:
     dist.scatter(value, both if dist.get_rank() == 1 else None, 1)
     dist.barrier()
     functional.wait_tensor(functional.all_reduce(value, "sum", dist.group.WORLD))
+    for part in functional.reduce_scatter_tensor_coalesced([value, value], "sum", [0, 0], dist.group.WORLD):
+        functional.wait_tensor(part)
     dist.all_reduce(torch.ones(2), async_op=True)
     works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(2)]
     for work in reversed(works):

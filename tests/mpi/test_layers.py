@@ -26,13 +26,14 @@ COLLECTIVES = [
     (0, 0, 5, Op.SCATTER, 32, 1),
     (0, 0, 6, Op.BARRIER, 0, -1),
     (0, 0, 7, Op.ALL_REDUCE, 16, -1),
-    (0, 0, 8, Op.ALL_REDUCE, 8, -1),
-    (0, 0, 9, Op.ALL_REDUCE, 12, -1),
+    (0, 0, 8, Op.REDUCE_SCATTER, 32, -1),
+    (0, 0, 9, Op.ALL_REDUCE, 8, -1),
     (0, 0, 10, Op.ALL_REDUCE, 12, -1),
-    (2, 0, 11, Op.ALL_REDUCE, 64, -1),
+    (0, 0, 11, Op.ALL_REDUCE, 12, -1),
+    (2, 0, 12, Op.ALL_REDUCE, 64, -1),
 ]
-# It takes no number: the next operation would be 12 as well.
-REFUSED = (3, 0, 12, Op.ALL_GATHER, 12, -1)
+# It takes no number: the next operation would be 13 as well.
+REFUSED = (3, 0, 13, Op.ALL_GATHER, 12, -1)
 MESSAGES = [
     [*((1, 0, seq, Op.SEND, 32, 1) for seq in range(4)), (1, 0, 0, Op.RECV, 32, 1)],
     # The second one came from anybody: rank 0 turned out to be the sender when it was over.
