@@ -159,11 +159,13 @@ def diagnose(
 def _place(finding: DiagnosisFinding) -> tuple[bool | float, ...]:
     """Return the sort key of a finding: what stopped the run, then the largest loss.
 
-    That ranks share cores everywhere costs between nothing and the share for which they wait, so half of that counts: a
-    slow rank that costs as much for certain comes first.
+    That ranks share cores everywhere costs between nothing and the share for which they wait, and steady transfers cost
+    between nothing and what they take, for no job is without them. So half of that counts: a slow rank that costs as
+    much for certain comes first.
     """
     is_everywhere = finding.mode is Mode.CORES and not finding.culprits
-    loss_share = finding.loss_share / 2 if is_everywhere else finding.loss_share
+    is_most = is_everywhere or finding.mode is Mode.COMMUNICATION
+    loss_share = finding.loss_share / 2 if is_most else finding.loss_share
     return (*(finding.mode is not mode for mode in _LEADING), -loss_share)
 
 

@@ -119,6 +119,18 @@ def test_transfers_that_always_take_most_of_the_step_are_no_fault():
     assert [f.mode for f in diagnose(panels(transfer_ns=lambda t: t * 20)).findings] == [Mode.COMMUNICATION]
 
 
+@pytest.mark.parametrize(
+    ("transfer_ms", "modes"),
+    [
+        pytest.param(70, [Mode.STRAGGLER, Mode.COMMUNICATION], id="costs two thirds of what transfers take"),
+        pytest.param(120, [Mode.COMMUNICATION, Mode.STRAGGLER], id="costs two fifths of what transfers take"),
+    ],
+)
+def test_a_slow_rank_comes_before_steady_transfers_that_take_twice_as_much_at_most(transfer_ms, modes):
+    slow = panels(work_ns=slowed([5], 1.5), transfer_ns=lambda transfer: transfer * (transfer_ms / 5))
+    assert [finding.mode for finding in diagnose(slow).findings] == modes
+
+
 def test_transfers_are_not_judged_by_wrong_clocks():
     found = diagnose(panels(transfer_ns=lambda t: t * 20), is_clock_wrong=True)
     assert (found.findings, found.obstacle) == ((), WrongClock())
