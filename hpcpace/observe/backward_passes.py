@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from hpcpace.observe.module_calls import ModuleCalls
 from hpcpace.observe.own_frames import leave_out_own_frame
-from hpcpace.observe.replaced import replace
+from hpcpace.observe.replaced import Replacements
 from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.pacer import Pacer
 from hpcpace.trace.schema import Phase
@@ -52,7 +51,7 @@ class BackwardPasses:
         self._now = now
         self._has_open_collectives, self._take_last_ranks = has_open_collectives, take_last_ranks
 
-    def install(self, cleanup: ExitStack) -> None:
+    def install(self, cleanup: Replacements) -> None:
         """Begin to observe, until the stack closes.
 
         What both `torch.autograd.backward` and `grad` call is replaced: Dynamo knows those two by identity,
@@ -60,9 +59,9 @@ class BackwardPasses:
         """
         owner = torch.autograd
         if hasattr(owner, _ENGINE):
-            replace(cleanup, owner, _ENGINE, self._timed)
+            cleanup.replace(owner, _ENGINE, self._timed)
         else:  # releases of torch before 2.2
-            replace(cleanup, owner, "backward", self._timed)
+            cleanup.replace(owner, "backward", self._timed)
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling, now = torch.compiler.is_compiling, self._now

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Hashable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from hpcpace.observe.backward_passes import BackwardPasses
 from hpcpace.observe.module_calls import ModuleCalls
 from hpcpace.observe.own_frames import leave_out_own_frame
-from hpcpace.observe.replaced import replace
+from hpcpace.observe.replaced import Replacements
 from hpcpace.observe.samples import BatchSizes
 from hpcpace.observe.saving import LoadedLibraries
 from hpcpace.observe.steps import StepFinder
@@ -62,7 +61,7 @@ class PhaseObserver:
         self._recorder = recorder
         self._steps = steps
         self._warn = warn
-        self._cleanup = ExitStack()
+        self._cleanup = Replacements()
         self._calls = ModuleCalls(self._call_begins, self._call_ends, now=now)
         self._backward = BackwardPasses(
             self._calls,
@@ -73,7 +72,8 @@ class PhaseObserver:
             ended=self._backward_ended,
             now=now,
         )
-        self._libraries = LoadedLibraries(self._timed, self._cleanup)
+        self._libraries: LoadedLibraries | None = None
+        self._watched: list[Any] = []
         self._probe = ParameterProbe()
         self._microbatch = -1
         self._optimizers: list[tuple[int, int]] = []  # a stack: ZeroRedundancyOptimizer steps one inside its own step
@@ -96,14 +96,20 @@ class PhaseObserver:
         self._backward.pacer = pacer
 
     def install(self) -> None:
-        """Start to record."""
+        """Start to record, for the first time or again."""
+        self._optimizers.clear()
+        self._stepped_inside.clear()
+        self._calls.is_inside = False
         self._replace(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", self._timed_fetch)
         self._backward.install(self._cleanup)
         self._replace(torch.amp.GradScaler, "step", self._scaled_step)
         self._begin_ns = self._now()
         self._calls.install()
         self._cleanup.callback(self._calls.uninstall)
+        self._libraries = LoadedLibraries(self._timed, self._cleanup)
         self._libraries.look()
+        for model in self._watched:
+            self._watch(model)
         if self._steps is not None:
             self._steps.count_idle = self._count_idle
         for handle in (
@@ -117,10 +123,16 @@ class PhaseObserver:
     def uninstall(self) -> None:
         """Remove every hook and wrapper."""
         self._end_eval_loop()
+        self._libraries = None
         self._cleanup.close()
 
     def watch(self, model: Any) -> None:
         """Record the microbatches of a pipeline stage; modules are seen without this."""
+        self._watched.append(model)
+        if self._libraries is not None:
+            self._watch(model)
+
+    def _watch(self, model: Any) -> None:
         if hasattr(model, "forward_one_chunk"):
             self._replace(model, "forward_one_chunk", self._timed_chunk)
             self._replace(model, "backward_one_chunk", self._numbered_chunk)
@@ -131,7 +143,8 @@ class PhaseObserver:
         A step with evaluation or a checkpoint is a special one, unless the step before had the same.
         """
         self._end_eval_loop()
-        self._libraries.look()
+        if self._libraries is not None:
+            self._libraries.look()
         flags, self._flags = self._flags, StepFlag.NONE
         special, self._last_flags = flags & ~self._last_flags, flags
         return special
@@ -148,7 +161,7 @@ class PhaseObserver:
         return tuple(phase for phase in Phase if self._num_rows[phase])
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        replace(self._cleanup, owner, name, wrap)
+        self._cleanup.replace(owner, name, wrap)
 
     def _call_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if not torch.is_grad_enabled():

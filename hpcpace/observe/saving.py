@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from hpcpace.observe.own_frames import leave_out_own_frame
-from hpcpace.observe.replaced import replace
+from hpcpace.observe.replaced import Replacements
 from hpcpace.trace.schema import Phase
 
 _SAVING = (
@@ -38,7 +37,7 @@ class LoadedLibraries:
         cleanup: puts the functions back.
     """
 
-    def __init__(self, timed: Callable[[Phase, Callable[..., Any]], Callable[..., Any]], cleanup: ExitStack) -> None:
+    def __init__(self, timed: Callable[[Phase, Callable[..., Any]], Callable[..., Any]], cleanup: Replacements) -> None:
         self._timed, self._cleanup = timed, cleanup
         self._thread = threading.get_ident()
         self._missing = [(*place, Phase.CHECKPOINT) for place in _SAVING]
@@ -61,7 +60,7 @@ class LoadedLibraries:
         for part in outer:
             owner = getattr(owner, part, None)
         if callable(getattr(owner, name, None)):
-            replace(self._cleanup, owner, name, lambda call: self._in_one_thread(phase, call))
+            self._cleanup.replace(owner, name, lambda call: self._in_one_thread(phase, call))
         return True
 
     def _in_one_thread(self, phase: Phase, call: Callable[..., Any]) -> Callable[..., Any]:
