@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.observe.nccl_habits import device_work, follow_coalescing, follow_streams, runs_on_host
-from hpcpace.observe.open_operations import FORGET_AFTER_STEPS, MESSAGES, ObservedGroup, OpenOperation, record_group
+from hpcpace.observe.open_operations import FORGET_AFTER_STEPS, MESSAGES, GroupNumbers, ObservedGroup, OpenOperation
 from hpcpace.observe.operators import Operator, operators
 from hpcpace.observe.side_streams import SideStreams
 from hpcpace.pace.arrivals import Arrival
@@ -52,9 +52,21 @@ class CollectiveObserver:
         paused: True while hpcpace itself communicates, so that it does not observe itself.
         num_failures: operations that could not be recorded; training is not affected.
         pacer: is called where the caller is about to be blocked, and may delay it; None if the job is not paced.
+
+    Args:
+        groups: the numbers of groups, where other observers have recorded into the same trace.
+        first_number: of the operations of each group.
     """
 
-    def __init__(self, recorder: Recorder, *, warn: Callable[[str], None], device_times: DeviceTimes | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        warn: Callable[[str], None],
+        device_times: DeviceTimes | None,
+        groups: GroupNumbers | None = None,
+        first_number: int = 0,
+    ) -> None:
         self.paused = False
         self.num_failures = 0
         self.pacer: Pacer | None = None
@@ -63,6 +75,7 @@ class CollectiveObserver:
         self._add = recorder.add_collective
         self._warn = warn
         self._device_times = device_times
+        self._numbers, self._first_number = groups or GroupNumbers(recorder), first_number
         self._groups: dict[str, ObservedGroup] = {}
         self._open: dict[int, OpenOperation] = {}
         self._by_address: dict[int, OpenOperation] = {}
@@ -70,6 +83,7 @@ class CollectiveObserver:
         self._now = iter(time.monotonic_ns, None)
         self._libraries: list[torch.library.Library] = []
         self._original_wait: Any = None
+        self._wait: Any = None
         self._on_host: dict[str, bool] = {}
         self._habits = ExitStack()
 
@@ -82,21 +96,28 @@ class CollectiveObserver:
             library.impl(operator.name, self._observed(operator), _KEY.name, with_keyset=True)
         functional.impl("wait_tensor", self._observed_wait_tensor(), _KEY.name, with_keyset=True)
         self._original_wait = dist.Work.wait
-        setattr(dist.Work, _WAIT, self._observed_wait())
+        self._wait = self._observed_wait()
+        setattr(dist.Work, _WAIT, self._wait)
         if self._device_times is not None:
             follow_coalescing(self._habits, self._device_times)
             follow_streams(self._habits, SideStreams(self._device_times, attrgetter("cuda_stream")))
 
-    def uninstall(self) -> None:
-        """Remove the layer; record operations that are still open as never completed."""
+    def detach(self) -> None:
+        """Take no further operations; those that are open are followed until `uninstall`."""
         with ExitStack() as parts:  # every one, whatever another one raises
             parts.callback(self._habits.close)
             for library in self._libraries:
                 parts.callback(library._destroy)
             self._libraries = []
-            if self._original_wait is not None:
+            if (
+                self._original_wait is not None and vars(dist.Work).get(_WAIT) is self._wait
+            ):  # else somebody's is on top of ours
                 parts.callback(setattr, dist.Work, _WAIT, self._original_wait)
-                self._original_wait = None
+            self._original_wait = None
+
+    def uninstall(self) -> None:
+        """Remove the layer; record operations that are still open as never completed."""
+        self.detach()
         if self._device_times is not None:
             self._device_times.resolve()
         self._close_completed()
@@ -244,8 +265,7 @@ class CollectiveObserver:
             self._degrade(operator, error)
 
     def _new_group(self, process_group: Any) -> ObservedGroup:
-        group_id = len(self._groups)
-        group = ObservedGroup(group_id, record_group(self._recorder, group_id, process_group))
+        group = ObservedGroup(*self._numbers.find(process_group), self._first_number)
         self._groups[process_group.group_name] = group
         return group
 

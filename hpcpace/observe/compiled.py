@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpcpace.observe.open_operations import FORGET_AFTER_STEPS, MESSAGES, record_group
+from hpcpace.observe.open_operations import FORGET_AFTER_STEPS, MESSAGES, GroupNumbers
 from hpcpace.observe.operators import Operator, operators
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TABLES, Op
@@ -46,14 +46,23 @@ class CompiledObserver:
         layer: what `find_layer` returned.
     """
 
-    def __init__(self, layer: Any, recorder: Recorder, *, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        recorder: Recorder,
+        *,
+        warn: Callable[[str], None],
+        groups: GroupNumbers | None = None,
+        first_number: int = 0,
+    ) -> None:
         self.num_failures = 0
         self._recorder = recorder
         self._warn = warn
-        self._num_groups = 0
+        self._groups = groups or GroupNumbers(recorder)
         described = [layer.Operator(*_description(operator)) for operator in operators()]
-        self._layer = layer.Layer(described, self._new_group, self._degrade, recorder.max_rows)
+        self._layer = layer.Layer(described, self._new_group, self._degrade, recorder.max_rows, first_number)
         self._original_wait: Any = None
+        self._wait: Any = None
 
     @property
     def paused(self) -> bool:
@@ -70,13 +79,20 @@ class CompiledObserver:
         self._layer.step = self._recorder.step
         self._layer.install()
         self._original_wait = dist.Work.wait
-        setattr(dist.Work, _WAIT, self._layer.observed_wait(self._original_wait))
+        self._wait = self._layer.observed_wait(self._original_wait)
+        setattr(dist.Work, _WAIT, self._wait)
+
+    def detach(self) -> None:
+        """Take no further operations; those that are open are followed until `uninstall`."""
+        # Where somebody else's is on top of ours, both stay.
+        if self._original_wait is not None and vars(dist.Work).get(_WAIT) is self._wait:
+            setattr(dist.Work, _WAIT, self._original_wait)
+        self._original_wait = None
+        self._layer.detach()
 
     def uninstall(self) -> None:
         """Remove the layer; record operations that are still open as never completed."""
-        if self._original_wait is not None:
-            setattr(dist.Work, _WAIT, self._original_wait)
-            self._original_wait = None
+        self.detach()
         self._layer.uninstall()
         self._pass_on()
 
@@ -107,10 +123,7 @@ class CompiledObserver:
             self._recorder.add_packed_collectives(rows, num_dropped)
 
     def _new_group(self, process_group: Any) -> tuple[int, list[int]]:
-        group_id = self._num_groups
-        ranks = record_group(self._recorder, group_id, process_group)
-        self._num_groups += 1
-        return group_id, ranks
+        return self._groups.find(process_group)
 
     def _degrade(self, operator_name: str, reason: str) -> None:
         self.num_failures += 1

@@ -62,8 +62,13 @@ struct Operator {
 struct Group {
   uint16_t id;
   std::vector<int32_t> ranks;
+  int64_t first_number;
   // Collectives of a group are called in one order on all members; send and recv only between two ranks.
   std::map<std::pair<int, int64_t>, int64_t> sequences;
+
+  int64_t& next_number(const std::pair<int, int64_t>& channel) {
+    return sequences.try_emplace(channel, first_number).first->second;
+  }
 };
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -122,22 +127,26 @@ const void* address_of(const c10::IValue& filled) {
 
 class Layer : public std::enable_shared_from_this<Layer> {
  public:
-  Layer(std::vector<Operator> operators, py::object new_group, py::object on_failure, size_t max_rows)
+  Layer(std::vector<Operator> operators, py::object new_group, py::object on_failure, size_t max_rows, int64_t first_number)
       : operators_(std::move(operators)),
         new_group_(std::move(new_group)),
         on_failure_(std::move(on_failure)),
-        max_rows_(max_rows) {}
+        max_rows_(max_rows),
+        first_number_(first_number) {}
 
   std::atomic<bool> paused{false};
   std::atomic<int32_t> step{-1};
 
   void install();
 
+  // Takes no further operations; those that are open are followed until `uninstall`.
+  void detach() {
+    py::gil_scoped_release no_gil;  // the dispatcher's lock is taken
+    libraries_.clear();
+  }
+
   void uninstall() {
-    {
-      py::gil_scoped_release no_gil;  // the dispatcher's lock is taken
-      libraries_.clear();
-    }
+    detach();
     // A callback on another thread may own the layer last, where no Python object can be freed.
     new_group_ = on_failure_ = py::none();
     note_completed();
@@ -359,7 +368,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
       std::tie(id, ranks) = new_group_(py::cast(process_group)).cast<std::tuple<uint16_t, std::vector<int32_t>>>();
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    return groups_.try_emplace(name, Group{id, std::move(ranks), {}}).first->second;  // never removed: stays valid
+    return groups_.try_emplace(name, Group{id, std::move(ranks), first_number_, {}}).first->second;  // never removed: stays valid
   }
 
   // The row of a call that has returned, without its number and its end.
@@ -386,7 +395,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
     row.exit_ns = failed_ns;
     row.exit_kind = FAILED;
     std::lock_guard<std::mutex> lock(mutex_);
-    int64_t& next = group.sequences[channel_of(op, call)];
+    int64_t& next = group.next_number(channel_of(op, call));
     // One with a work was never issued: the next one of the group has its number.
     row.seq = op.has_work ? next : next++;
     keep(row);
@@ -404,7 +413,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
     uint64_t number;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      row.seq = group.sequences[channel_of(op, call)]++;
+      row.seq = group.next_number(channel_of(op, call))++;
       if (!work) {
         row.exit_ns = left_ns;
         keep(row);
@@ -494,7 +503,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
         opened->row.exit_kind = WAIT;
         if (source >= 0) {
           opened->row.peer = opened->group->ranks.at(source);
-          opened->row.seq = opened->group->sequences[{opened->row.op, source}]++;
+          opened->row.seq = opened->group->next_number({opened->row.op, source})++;
         }
       }
       close(*opened, opened->row.exit_ns ? opened->row.exit_ns : end_ns, works);
@@ -570,6 +579,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
   const std::vector<Operator> operators_;
   py::object new_group_, on_failure_;
   const size_t max_rows_;
+  const int64_t first_number_;
   std::vector<torch::Library> libraries_;
 
   std::mutex mutex_;
@@ -642,11 +652,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return Operator{std::move(name), op, group, payload, result, peer, async_op, per_member, has_work, is_message, is_recv};
       }));
   py::class_<Layer, std::shared_ptr<Layer>>(module, "Layer")
-      .def(py::init<std::vector<Operator>, py::object, py::object, size_t>())
+      .def(py::init<std::vector<Operator>, py::object, py::object, size_t, int64_t>())
       .def_property("paused", [](Layer& layer) { return layer.paused.load(); }, [](Layer& layer, bool is) { layer.paused = is; })
       .def_property("step", [](Layer& layer) { return layer.step.load(); }, [](Layer& layer, int32_t step) { layer.step = step; })
       .def_property_readonly("has_open", &Layer::has_open)
       .def("install", &Layer::install)
+      .def("detach", &Layer::detach)
       .def("uninstall", &Layer::uninstall)
       .def("end_step", &Layer::end_step, py::call_guard<py::gil_scoped_release>())
       .def("take_rows", &Layer::take_rows)

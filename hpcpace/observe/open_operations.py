@@ -30,16 +30,38 @@ def record_group(recorder: Recorder, group_id: int, process_group: Any) -> list[
     return ranks
 
 
+class GroupNumbers:
+    """The numbers that process groups have in a trace, for all observers that record into it one after the other."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._known: dict[str, tuple[int, list[int]]] = {}
+
+    def find(self, process_group: Any) -> tuple[int, list[int]]:
+        """Return a group's number and the global ranks of its members; record a group that is new."""
+        name = process_group.group_name
+        if name not in self._known:
+            number = len(self._known)
+            self._known[name] = number, record_group(self._recorder, number, process_group)
+        return self._known[name]
+
+
 class ObservedGroup:
-    """A process group as the trace knows it, with the sequence numbers of its operations."""
+    """A process group as the trace knows it, with the sequence numbers of its operations.
+
+    Args:
+        group_id: its number in the trace.
+        ranks: global ranks of its members.
+        first_number: of its operations, and of its messages with each peer in each direction.
+    """
 
     __slots__ = ("group_id", "members", "ranks", "sequences")
 
-    def __init__(self, group_id: int, ranks: list[int]) -> None:
+    def __init__(self, group_id: int, ranks: list[int], first_number: int = 0) -> None:
         self.group_id = group_id
         self.ranks = ranks
         self.members = tuple(ranks)
-        self.sequences: dict[object, int] = defaultdict(int)
+        self.sequences: dict[object, int] = defaultdict(lambda: first_number)
 
 
 class OpenOperation:
