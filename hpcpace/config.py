@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.settings import AuditConfig
+from hpcpace.detail import DETAILS, parse_steps
 from hpcpace.errors import ConfigError, check_all
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.units import parse_rate, parse_size
@@ -28,6 +29,7 @@ DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl")
 COORDINATIONS = ("auto", "mpi", "torch")
 ZERO_STAGES = (0, 1, 3)
+SWITCH_SIGNALS = ("none", "USR1", "USR2")
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "powersgd")
 
@@ -112,6 +114,13 @@ class TraceConfig:
     """Seconds between two flushes; a killed rank loses at most the rows since its last one."""
     max_rows: int = 1_000_000
     """Rows kept in memory while the disk takes none; further rows are dropped and counted."""
+    steps: str = ""
+    """Steps to record in detail, like 100:200 or 100:200,5000:5100; of all others only their times, and the counters.
+    By default all."""
+    detail: str = "full"
+    """What is recorded of these steps: full, collectives (no phases), or steps (no collectives either)."""
+    switch_signal: str = "none"
+    """none, USR1 or USR2: the signal that switches detail off and on again, if the program does not handle it."""
     counters: bool = True
     """Whether network and host counters are read once a second."""
     compiled: bool = True
@@ -125,7 +134,19 @@ class TraceConfig:
     """Seconds that copying a trace from trace_dir into the run may take at the end; then it stays where it is."""
 
     def __post_init__(self) -> None:
-        check_all(_bounds_checks("trace", self))
+        check_all(self._checks())
+
+    def _checks(self) -> Iterator[Callable[[], None]]:
+        yield partial(_check_choice, "trace", "detail", self.detail, DETAILS)
+        yield partial(_check_choice, "trace", "switch_signal", self.switch_signal, SWITCH_SIGNALS)
+        yield self._check_steps
+        yield from _bounds_checks("trace", self)
+
+    def _check_steps(self) -> None:
+        try:
+            parse_steps(self.steps)
+        except ValueError as error:
+            raise ConfigError(f"trace.steps: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

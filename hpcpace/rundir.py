@@ -3,7 +3,7 @@
 RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs, pack-00000-1f0c93b7.h5 once it is packed
 RUN/attempt-0/snapshot/HOST.json   RUN/attempt-0/run.json   RUN/attempt-0/trial.json
 RUN/attempt-0/hang/rank-00003.json
-RUN/report.html   RUN/summary.json   RUN/checkpoints/step-00000100
+RUN/report.html   RUN/summary.json   RUN/switch   RUN/checkpoints/step-00000100
 """
 
 from __future__ import annotations
@@ -169,6 +169,11 @@ class RunDirectory:
     def summary_json(self) -> Path:
         """The report for programs."""
         return self.path / "summary.json"
+
+    @property
+    def switch_file(self) -> Path:
+        """The order that switches the level of detail while the job runs; `hpcpace switch` writes it."""
+        return self.path / "switch"
 
     @property
     def checkpoint_dir(self) -> Path:

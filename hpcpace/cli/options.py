@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from hpcpace.config import BOUNDS, MOST, Config
+from hpcpace.detail import parse_steps
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -136,3 +137,12 @@ def headed(heading: str, *options: Callable[[Any], Any]) -> Callable[[Decorated]
         return function
 
     return decorate
+
+
+def checked_steps(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """Refuse what is no list of ranges of steps; for the `callback` of an option."""
+    try:
+        parse_steps(text or "")
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    return text

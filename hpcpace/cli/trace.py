@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, Whole, headed, option
+from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
+from hpcpace.detail import DETAILS
 from hpcpace.observe.step_source import StepFrom
 from hpcpace.pace.settings import POLICIES
 
@@ -26,6 +27,20 @@ from hpcpace.pace.settings import POLICIES
 )
 @headed(
     "Steps",
+    option(
+        "--steps",
+        metavar="A:B[,C:D]",
+        callback=checked_steps,
+        help="Record only the steps from A to B - 1 in detail, and of all others their times.",
+        show_default="all",
+    ),
+    option(
+        "--detail",
+        type=click.Choice(DETAILS),
+        metavar="LEVEL",
+        help="Record this of them: full, collectives (no phases), or steps (no collectives either).",
+        show_default="full",
+    ),
     option(
         "--step-from",
         default="auto",
@@ -71,6 +86,8 @@ def command(
     samples_unit: str,
     step_from: str,
     pace: str | None,
+    steps: str | None,
+    detail: str | None,
     program: tuple[str, ...],
 ) -> None:
     """Run a program and trace the training in it.
@@ -89,6 +106,8 @@ def command(
         pace=pace,
         run_dir=run_dir,
         trace_dir=trace_dir,
+        steps=steps,
+        detail=detail,
         warmup_steps=warmup_steps,
         samples_unit=samples_unit,
         step_from=step_from,

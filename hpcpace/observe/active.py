@@ -15,10 +15,11 @@ from hpcpace.observe.pacing import PacedBlock, close_pacer, open_pacer
 from hpcpace.observe.recording import Recording
 from hpcpace.observe.session_settings import SessionSettings
 from hpcpace.observe.steps import StepFinder
+from hpcpace.observe.switching import OrderSources, find_switching
 from hpcpace.observe.warner import Warner
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.rundir import Attempt
+from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.schema import Phase, StepFlag
 from hpcpace.world.environment import RankInfo, process_environ
 
@@ -32,6 +33,7 @@ class ActiveSession:
         attempt: the folder of this attempt.
         recording: not started yet.
         pacer: None where the job is not paced.
+        orders: switch the level of detail; None where nothing does.
         warn: takes a warning.
 
     Attributes:
@@ -47,18 +49,21 @@ class ActiveSession:
         attempt: Attempt,
         recording: Recording,
         pacer: Pacer | None,
+        orders: OrderSources | None = None,
         warn: Callable[[str], None],
     ) -> None:
         self.step = settings.first_step
         self.recording = recording
         self._settings, self._world, self._attempt = settings, world, attempt
-        self._pacer, self._warn = pacer, warn
+        self._pacer, self._orders, self._warn = pacer, orders, warn
         self._step_flags = StepFlag.NONE
         self._begin_ns = 0
 
     def start(self) -> None:
         """Start to record. Collective: the clocks are compared for the first time."""
         self.recording.start(self._settings.first_step)
+        if self._orders is not None:
+            self._orders.start()
         self._begin_ns = self.recording.now()
 
     def end_step(self, end_ns: int, samples: int, flags: StepFlag) -> None:
@@ -76,8 +81,10 @@ class ActiveSession:
             self._pacer.end_step(self.step, end_ns - self._begin_ns, flags)
 
     def begin_step(self, begin_ns: int = 0) -> None:
-        """Start the next step, now or at another time."""
+        """Start the next step, now or at another time; its detail is switched only now."""
         self.step += 1
+        if not begin_ns:
+            self.recording.begin_step(self.step)
         self._begin_ns = begin_ns or self.recording.now()
         self._step_flags = StepFlag.NONE if self._pacer is None else self._pacer.begin_step()
 
@@ -101,6 +108,8 @@ class ActiveSession:
             in_order: whether all ranks end here, none by an error.
             end: how the program of this rank ends, if that is to be recorded.
         """
+        if self._orders is not None:
+            self._orders.stop()
         if end is not None:
             self.recording.add_end(end)
         if self._pacer is not None:
@@ -143,6 +152,8 @@ def open_session(joined: JoinedRank, attempt: Attempt, warner: Warner, *, steps:
             warn=warner.warn,
             deadline=joined.deadline,
         )
+    # What it warns of, all ranks find alike.
+    switching = find_switching(config, warn=warner.warn if world.rank == 0 else lambda message: None)
     recording = Recording(
         path=attempt.trace_file(world.rank),
         header=joined.make_header(attempt),
@@ -150,9 +161,15 @@ def open_session(joined: JoinedRank, attempt: Attempt, warner: Warner, *, steps:
         clock_sync=clock_sync,
         network=find_network_counters() if world.local_rank == 0 else None,
         steps=steps,
+        switching=switching,
         warn=warner.warn,
         warn_once_for_all=warner.warn_once_for_all,
     )
+    orders = None
+    if clock_sync is not None and not is_paced:  # the ranks hear of orders as they compare their clocks
+        run = RunDirectory(attempt.path.parent)
+        name = config.trace.switch_signal
+        orders = OrderSources(switching, run, rank=world.rank, signal_name=name, warn=warner.warn)
     pacer = None
     if is_paced:
         pacer = open_pacer(
@@ -170,5 +187,6 @@ def open_session(joined: JoinedRank, attempt: Attempt, warner: Warner, *, steps:
         attempt=attempt,
         recording=recording,
         pacer=pacer,
+        orders=orders,
         warn=warner.warn,
     )

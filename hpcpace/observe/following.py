@@ -159,6 +159,8 @@ class Follower:
             config_file=launch.config_file,
             pace=launch.pace,
             trace_dir=launch.trace_dir,
+            steps=launch.steps,
+            detail=launch.detail,
             samples_unit=launch.samples_unit,
             warmup_steps=launch.warmup_steps,
             world=world,

@@ -36,6 +36,8 @@ class Launch:
         pid: the process that `hpcpace trace` became; it is the last of the job that ends.
         teller: where the last line is written; see `hpcpace.observe.last_line`. Empty if this process writes none.
         had_python_path: whether PYTHONPATH was set before.
+        steps: the steps to record in detail; None for those of the settings.
+        detail: what is recorded of them; None for that of the settings.
         is_requested: whether a user has started it, and not the site.
     """
 
@@ -52,6 +54,8 @@ class Launch:
     pid: int
     teller: str
     had_python_path: bool
+    steps: str | None = None
+    detail: str | None = None
     is_requested: bool = True
 
     def changes(self, environ: Mapping[str, str]) -> dict[str, str | None]:

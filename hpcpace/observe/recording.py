@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from hpcpace.config import Config
+from hpcpace.detail import ALL_STEPS, Detail, DetailPlan
 from hpcpace.errors import ClockSyncError
 from hpcpace.files import Folder
 from hpcpace.observe.collectives import CollectiveObserver
@@ -23,16 +24,19 @@ from hpcpace.observe.left_traces import PREFIX, bring_left_traces_home
 from hpcpace.observe.network import NetworkCounters
 from hpcpace.observe.node_local import NodeLocalTrace, TerminationTrap
 from hpcpace.observe.node_local_disk import AUTO, find_node_local_disk
+from hpcpace.observe.open_operations import GroupNumbers
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.sampling import CounterThread
 from hpcpace.observe.step_source import StepSource
 from hpcpace.observe.steps import StepFinder
+from hpcpace.observe.switched_collectives import SwitchedCollectives
+from hpcpace.observe.switching import Switching
 from hpcpace.observe.uncompiled import keep_uncompiled
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import DEVICE_TABLES, TABLES, EventKind, Phase, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, EventKind, Phase, StepFlag, TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.environment import process_environ
@@ -55,6 +59,7 @@ class Recording:
         network: the host's interfaces; None on ranks that do not record them.
         clock_sync: compares clocks with the other ranks; None if that is switched off.
         steps: finds steps; None if the job says itself where they end.
+        switching: says in how much detail each step is recorded.
         warn: takes a warning.
         warn_once_for_all: takes a warning that concerns all ranks alike.
 
@@ -74,6 +79,7 @@ class Recording:
         steps: StepFinder | None,
         warn: Callable[[str], None],
         warn_once_for_all: Callable[[str], None],
+        switching: Switching | None = None,
     ) -> None:
         self._copy_timeout_s = config.trace.copy_timeout_s
         self._warn, self._warn_once_for_all = warn, warn_once_for_all
@@ -98,7 +104,10 @@ class Recording:
         )
         if self._device is not None:
             self._device.record_into(self.recorder)
-        self._collectives = self._new_observer(config)
+        self._switching = switching or Switching(DetailPlan.of([ALL_STEPS], Detail.FULL), "", warn=warn)
+        self.recorder.keeps = None if switching is None else switching.keeps
+        self._groups = GroupNumbers(self.recorder)
+        self._collectives = SwitchedCollectives(partial(self._new_observer, config))
         self.recorder.open_collectives = self._collectives.open_collectives
         self.phases = PhaseObserver(
             self.recorder,
@@ -127,15 +136,20 @@ class Recording:
             self._synchronise(first_step)
         self.recorder.step = first_step
         keep_uncompiled()
-        self._collectives.install()
-        self.phases.install()
+        self._switching.live = self._switching.plan.at(first_step)
+        if not self._switching.plan.is_always_full:
+            self._tell_detail()
+        if self._switching.live >= Detail.COLLECTIVES:
+            self._collectives.switch_on(0)
+        if self._observes_phases:
+            self.phases.install()
         if self._device is not None:
             self._device.start(self._cleanup)
 
     def pace_by(self, pacer: Pacer) -> None:
         """Call the pacer wherever this rank is blocked; use this before `start`."""
-        assert isinstance(self._collectives, CollectiveObserver)
-        self._collectives.pacer = self.phases.pacer = pacer
+        assert isinstance(self._collectives.current, CollectiveObserver)
+        self._collectives.current.pacer = self.phases.pacer = pacer
 
     def add_pacing(self, *row: int) -> None:
         """Record a row of the `pacing` table."""
@@ -147,6 +161,10 @@ class Recording:
 
     def end_step(self, step: int, begin_ns: int, end_ns: int, samples: int, flags: int) -> None:
         """Record a step and prepare the next. Collective in those steps in which the clocks are compared."""
+        # Less than the plan says where steps are found only after they have ended.
+        detail = min(self._switching.plan.at(step), self._switching.live)
+        if detail < Detail.FULL:
+            flags |= _flags_without_detail(detail, flags)
         self.recorder.add_step(step, begin_ns, end_ns, samples, flags)
         self._collectives.end_step(step)
         self.num_steps += 1
@@ -157,6 +175,33 @@ class Recording:
         self.recorder.step = step + 1
         if self._clock_sync is not None and self._clock_sync.due(step + 1):
             self._synchronise(step + 1)
+
+    def begin_step(self, step: int) -> None:
+        """Switch to the detail of a step that begins now, between two operations that are the same on all ranks."""
+        detail, before = self._switching.plan.at(step), self._switching.live
+        if detail == before:
+            return
+        had_phases = self._observes_phases
+        self._switching.live = detail
+        if before >= Detail.COLLECTIVES > detail:
+            self._collectives.switch_off()
+        elif detail >= Detail.COLLECTIVES > before:
+            # Ranks that begin with the same step number the same operations alike; others have other numbers.
+            self._collectives.switch_on(step << NUMBER_BITS)
+        if had_phases and not self._observes_phases:
+            self.phases.uninstall()
+        elif self._observes_phases and not had_phases:
+            self.phases.install()
+        keep_uncompiled()
+        self._tell_detail()
+
+    @property
+    def _observes_phases(self) -> bool:
+        """Whether phases are seen: without them, steps could not be found either."""
+        return self._switching.live == Detail.FULL or self.steps is not None
+
+    def _tell_detail(self) -> None:
+        self._add_event(EventKind.SWITCH, self._switching.live, self._switching.why)
 
     def _find_gpu(self) -> None:
         """Have the counters of this rank's GPU read once this thread uses one: each has a current device of its own."""
@@ -232,20 +277,29 @@ class Recording:
         if in_order and clock_sync is not None:
             clock_sync.close()
 
-    def _new_observer(self, config: Config) -> CollectiveObserver | CompiledObserver:
+    def _new_observer(self, config: Config, first_number: int) -> CollectiveObserver | CompiledObserver:
         is_paced = config.pace.policy != NO_POLICY
         layer = find_layer() if config.trace.compiled and not is_paced and self._device is None else None
         if layer is not None:
-            return CompiledObserver(layer, self.recorder, warn=self._warn)
+            return CompiledObserver(
+                layer, self.recorder, warn=self._warn, groups=self._groups, first_number=first_number
+            )
         device_times = None if self._device is None else self._device.times
-        return CollectiveObserver(self.recorder, warn=self._warn, device_times=device_times)
+        return CollectiveObserver(
+            self.recorder,
+            warn=self._warn,
+            device_times=device_times,
+            groups=self._groups,
+            first_number=first_number,
+        )
 
     def _synchronise(self, step: int) -> None:
         if self._clock_sync is None:
             return
         if self._device is not None:
             self._device.anchor()
-        self._collectives.paused = True
+        self._collectives.pause(is_paused=True)
+        self._clock_sync.notice = self._switching.notice
         try:
             sample = self._clock_sync.sync(step)
         except ClockSyncError as error:
@@ -255,8 +309,9 @@ class Recording:
             )
         else:
             self.recorder.add_clock(*sample)
+            self._switching.hear(self._clock_sync.notice, step)
         finally:
-            self._collectives.paused = False
+            self._collectives.pause(is_paused=False)
 
     def _rescue(self) -> None:
         self.add_end(end_by_signal(signal.SIGTERM))
@@ -311,6 +366,12 @@ class Recording:
             )
             return False
         return True
+
+
+def _flags_without_detail(detail: Detail, flags: int) -> StepFlag:
+    """Return the marks of a step with less than full detail; a warm-up without phases needs no mark of its own."""
+    is_plain = detail == Detail.STEPS or flags & StepFlag.WARMUP
+    return StepFlag.WARMUP | (StepFlag.PLAIN if is_plain else StepFlag.UNPHASED)
 
 
 def _make_place(trace_dir: Path, header: TraceHeader, path: Path) -> NodeLocalTrace:

@@ -60,6 +60,8 @@ class Session:
         pace: the policy that delays early ranks, see docs/pacing.md; by default that of the settings.
         trace_dir: folder for traces while the job runs, such as a node-local disk, or `auto`; by default that of the
             settings.
+        steps: the steps to record in detail, like `100:200`; by default those of the settings.
+        detail: what is recorded of them: `full`, `collectives` or `steps`; by default that of the settings.
 
     Attributes:
         phase: `with session.phase("data"): ...` marks a part of the step; the names are those of
@@ -96,6 +98,8 @@ class Session:
         step_from: str | None = None,
         pace: str | None = None,
         trace_dir: str | os.PathLike[str] | None = None,
+        steps: str | None = None,
+        detail: str | None = None,
     ) -> None:
         self.run: RunDirectory | None = None
         self.attempt: Attempt | None = None
@@ -117,6 +121,8 @@ class Session:
             step_from=step_from,
             pace=pace,
             trace_dir=trace_dir,
+            steps=steps,
+            detail=detail,
         )
         self._warner = Warner(self._settings.environ)
         self._config = Config()

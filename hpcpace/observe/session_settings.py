@@ -35,6 +35,8 @@ class SessionSettings:
     step_from: str | None
     pace: str | None
     trace_dir: str | os.PathLike[str] | None
+    steps: str | None = None
+    detail: str | None = None
 
     @property
     def first_counted_step(self) -> int:
@@ -53,6 +55,10 @@ class SessionSettings:
             config = replace(config, pace=replace(config.pace, policy=self.pace))
         if self.trace_dir is not None:
             config = replace(config, trace=replace(config.trace, trace_dir=Path(self.trace_dir)))
+        if self.steps is not None:
+            config = replace(config, trace=replace(config.trace, steps=self.steps))
+        if self.detail is not None:
+            config = replace(config, trace=replace(config.trace, detail=self.detail))
         return config
 
     def unknown_variables(self) -> str:
@@ -82,6 +88,8 @@ def shared_settings(config: Config) -> dict[str, Any]:
     return {
         "trace.enabled": config.trace.enabled,
         "trace.snapshot": config.trace.snapshot,
+        "trace.steps": config.trace.steps,
+        "trace.detail": config.trace.detail,
         "clock.enabled": config.clock.enabled,
         "clock.num_pings": config.clock.num_pings,
         "pace.policy": config.pace.policy,

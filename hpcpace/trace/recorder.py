@@ -60,6 +60,8 @@ class Recorder:
         open_collectives: returns rows of the operations that are entered but not completed; called at each flush.
         device_ns: returns the device's time of a mark, 0 without one, or None if the device has not passed it yet; None
             if there is no device. Steps and phases wait for it in memory, up to 60 s, while `awaits_device`.
+        keeps: takes a table and the steps of rows of phases or collectives, and returns which of them to write; None
+            for all.
         max_rows: rows kept in memory while the disk takes none.
         num_events: rows taken from the buffers so far.
         phases_seen: codes of the phases among them.
@@ -87,6 +89,7 @@ class Recorder:
         self.open_collectives: Callable[[], list[tuple[Any, ...]]] | None = None
         self.device_ns: Callable[[int], int | None] | None = None
         self.awaits_device = True
+        self.keeps: Callable[[str, np.ndarray], np.ndarray] | None = None
         self.num_events = 0
         self.phases_seen: set[int] = set()
         self.num_dropped = 0
@@ -357,7 +360,8 @@ class Recorder:
                 del buffer[:num_rows]
             if not num_rows:
                 continue
-            rows = np.frombuffer(bytearray(packed), dtype=self._dtypes[name])
+            rows = self._kept(name, np.frombuffer(bytearray(packed), dtype=self._dtypes[name]))
+            num_rows = len(rows)
             if num_rows > room:
                 with self._drop_lock:
                     self._dropped.add_rows(name, rows[room:], self._why_full)
@@ -408,8 +412,16 @@ class Recorder:
         except Exception as error:
             self._warn_once("open", f"open operations cannot be recorded: {error!r}; everything else is")
             packed = np.zeros(0, dtype=dtype)
+        packed = self._kept("collectives", packed)
         round_times("collectives", packed)
         return packed
+
+    def _kept(self, table: str, rows: np.ndarray) -> np.ndarray:
+        """Return the rows of a table that are written: not those of steps without such detail."""
+        if self.keeps is None or table not in ("phases", "collectives") or not len(rows):
+            return rows
+        is_kept = self.keeps(table, rows["step"])
+        return rows if is_kept.all() else rows[is_kept]
 
     def _warn_once(self, kind: str, message: str) -> None:
         if kind not in self._warned:

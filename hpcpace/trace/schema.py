@@ -1,6 +1,6 @@
 """The groups and columns of trace format 1, as data that recorder, writer, reader and documents follow.
 
-docs/trace-format.md describes the format; tests/golden/trace-1.1.h5 freezes it.
+docs/trace-format.md describes the format; tests/golden/trace-1.2.h5 freezes it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 FORMAT = "hpcpace-trace"
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "1.2"
 CLOCK = "CLOCK_MONOTONIC"
 CHUNK_ROWS = 8192
 # For tables that get about one row per second: a chunk of 8,192 rows would leave them in the journal for hours.
 SLOW_CHUNK_ROWS = 1024
 NO_STEP = -1
+NUMBER_BITS = 31
+"""Operations that are observed from a later step on, and were not before, are numbered from `step << NUMBER_BITS`."""
 
 
 class Phase(IntEnum):
@@ -89,6 +91,7 @@ class EventKind(IntEnum):
     EXIT = 4
     SIGNAL = 5
     DEVICE_SOURCE = 6
+    SWITCH = 7
 
 
 class ErrorCode(IntEnum):
@@ -100,13 +103,15 @@ class ErrorCode(IntEnum):
 
 
 class StepFlag(IntFlag):
-    """Marks of special steps."""
+    """Marks of special steps; one with less than full detail is marked as a warm-up, too, which readers leave out."""
 
     NONE = 0
     WARMUP = 1
     CHECKPOINT = 2
     EVAL = 4
     GC = 8
+    PLAIN = 16
+    UNPHASED = 32
 
 
 @dataclass(frozen=True, kw_only=True)

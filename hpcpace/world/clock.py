@@ -85,7 +85,11 @@ class SyncTree:
 
 
 class ClockSync:
-    """Synchronisations of one rank, and when the next one is due."""
+    """Synchronisations of one rank, and when the next one is due.
+
+    Attributes:
+        notice: up to `NUM_VALUES - 1` numbers that the reference passes on to all ranks with each synchronisation.
+    """
 
     def __init__(
         self,
@@ -122,6 +126,7 @@ class ClockSync:
         self._schedule = SyncSchedule(interval_ns=round(interval_s * NS_PER_S))
         self._next_step: int | None = 0
         self._deadline_ns = 0
+        self.notice: tuple[int, ...] = ()
 
     @property
     def broken(self) -> bool:
@@ -212,9 +217,10 @@ class ClockSync:
             self._recv(rank)
         if self._tree.parent is not None:
             self._send(self._tree.parent)
-            proposed_step = self._recv(self._tree.parent)[0]
+            proposed_step, *notice = self._recv(self._tree.parent)
+            self.notice = tuple(notice)
         for rank in below:
-            self._send(rank, proposed_step)
+            self._send(rank, proposed_step, *self.notice)
         return proposed_step
 
     def _send(self, peer: int, *values: int) -> None:

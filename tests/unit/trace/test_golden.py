@@ -1,4 +1,4 @@
-"""The golden file freezes trace format 1.1: what it means to the reader, and how it is laid out."""
+"""The golden file freezes trace format 1.2: what it means to the reader, and how it is laid out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TABLES
 
-_GOLDEN = Path(__file__).parents[2] / "golden" / "trace-1.1.h5"
+_GOLDEN = Path(__file__).parents[2] / "golden" / "trace-1.2.h5"
 _FIRST = _GOLDEN.with_name("trace-1.0.h5")
 
 
@@ -69,6 +69,14 @@ def test_a_file_of_the_first_version_reads_as_one_without_events_and_with_zeros_
         for name, values in today.tables[table].items():
             expected = np.zeros_like(values) if name in TABLES[table].optional else values
             assert np.array_equal(trace.tables[table][name], expected), (table, name)
+
+
+def test_a_file_of_version_1_1_reads_as_one_of_today():
+    trace, today = read_trace(_GOLDEN.with_name("trace-1.1.h5")), read_trace(_GOLDEN)
+    assert (trace.problems, trace.header.format_version) == ((), "1.1")
+    for table in set(TABLES) - {"account"}:
+        for name, values in today.tables[table].items():
+            assert np.array_equal(trace.tables[table][name], values), (table, name)
 
 
 def test_todays_writer_lays_out_the_golden_file(script, tmp_path):

@@ -244,7 +244,7 @@ def _change_resolution(file: h5py.File) -> None:
 
 
 def _raise_version(file: h5py.File) -> None:
-    file.attrs["format_version"] = "1.2"
+    file.attrs["format_version"] = "1.3"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,232 @@
+"""Switching the level of detail while a job runs: by steps, by a file in the run, and by a signal.
+
+Ranks must agree on the step from which a level holds. Steps from the settings are the same on all ranks. The file and
+the signal count on rank 0 alone, which tells the others with the next comparison of the clocks; all ranks are in it
+between the same two steps. Nothing is added to the collectives of the job.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.config import Config
+from hpcpace.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_detail, parse_order, parse_steps
+from hpcpace.errors import TraceError
+from hpcpace.files import Folder
+from hpcpace.pace.settings import NO_POLICY
+from hpcpace.rundir import RunDirectory
+
+NO_SIGNAL = "none"
+
+_LOOK_EVERY_S = 2.0
+_MOST_BYTES = 4096
+_LEAST_DETAIL = {"collectives": Detail.COLLECTIVES, "phases": Detail.FULL}
+
+Notice = tuple[int, int, int, int]
+"""An order between ranks: its number, the level, and the steps."""
+
+NO_NOTICE: Notice = (0, 0, 0, 0)
+
+
+class Switching:
+    """The level of detail of one rank, step by step.
+
+    Args:
+        plan: what the settings say.
+        why: the same in words, for the trace.
+        warn: takes a warning.
+
+    Attributes:
+        plan: which level holds in which steps.
+        why: what the last level follows from.
+        live: the level at which this rank observes now.
+        notice: the last order, for the other ranks; rank 0 gives it, the others hear it.
+    """
+
+    def __init__(self, plan: DetailPlan, why: str, *, warn: Callable[[str], None]) -> None:
+        self.plan, self.why = plan, why
+        self.live = plan.at(0)
+        self.notice = NO_NOTICE
+        self._warn = warn
+        self._num_heard = 0
+
+    def give(self, order: Order) -> None:
+        """Give an order, on rank 0; it takes effect when all ranks have heard it."""
+        self.notice = (self.notice[0] + 1, int(order.detail), *order.steps)
+
+    def hear(self, notice: tuple[int, ...], step: int) -> None:
+        """Follow an order that all ranks hear before a step; one that was heard before changes nothing."""
+        number, detail, first, stop = notice[: len(NO_NOTICE)]
+        if number == self._num_heard:
+            return
+        order = Order(Detail(detail), (first, stop))
+        self._num_heard = number
+        self.plan, self.why = self.plan.follow(order, step), f"order {number}: {order.text}"
+        if stop <= step:
+            self._warn(f"the order {order.text!r} came before step {step}: nothing more is recorded in detail")
+
+    def keeps(self, table: str, step: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return which rows of a table belong to steps that are recorded in such detail, bool, (num_rows,)."""
+        plan, least = self.plan, _LEAST_DETAIL.get(table, Detail.STEPS)
+        has_detail = np.array([detail >= least for detail in plan.details])
+        kept: NDArray[np.bool_] = has_detail[np.searchsorted(plan.starts, np.maximum(step, 0), side="right") - 1]
+        return kept
+
+    def toggle(self) -> None:
+        """Order full detail, or the least if this rank observes more than that now; on rank 0."""
+        self.give(Order(Detail.STEPS if self.live > Detail.STEPS else Detail.FULL))
+
+
+def find_switching(config: Config, *, warn: Callable[[str], None]) -> Switching:
+    """Return what the settings say about the detail of steps; a paced job is recorded in full, as pacing needs it.
+
+    Args:
+        config: the configuration.
+        warn: takes a warning that concerns all ranks alike.
+    """
+    trace = config.trace
+    plan = DetailPlan.of(parse_steps(trace.steps), parse_detail(trace.detail))
+    if plan.is_always_full or config.pace.policy == NO_POLICY:
+        steps = f"steps {trace.steps}" if trace.steps else "all steps"
+        return Switching(plan, f"settings: {steps}, {trace.detail}", warn=warn)
+    warn("all steps are recorded in full, whatever trace.steps and trace.detail say: pacing needs what it sees there")
+    return Switching(DetailPlan.of([ALL_STEPS], Detail.FULL), "pacing", warn=warn)
+
+
+class OrderFile:
+    """Looks every few seconds for the file with an order in the run directory, from a thread of its own.
+
+    Args:
+        run: the run directory.
+        give: takes an order.
+        warn: takes a warning: of a file that holds no order, which changes nothing.
+    """
+
+    def __init__(self, run: RunDirectory, *, give: Callable[[Order], None], warn: Callable[[str], None]) -> None:
+        self._run, self._give, self._warn = run, give, warn
+        self._seen = b""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="hpcpace-switch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a file system that hangs is not waited for."""
+        self._stopped.set()
+
+    def look(self) -> None:
+        """Give the order in the file, if it is another one than at the last look; without a file, nothing changes."""
+        path = self._run.switch_file
+        try:
+            with Folder.open(self._run.path) as folder:
+                content = folder.read(path.name, most_bytes=_MOST_BYTES)
+        except FileNotFoundError:
+            return
+        except (OSError, TraceError) as error:
+            self._warn(f"{path} is not followed: {getattr(error, 'strerror', None) or error}")
+            return
+        if content == self._seen:
+            return
+        self._seen = content
+        try:
+            self._give(parse_order(content.decode(errors="replace")))
+        except ValueError as error:
+            self._warn(f"{path} is not followed: {error}")
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                self.look()
+            except Exception as error:  # the boundary of this thread: the job does not depend on it
+                self._warn(f"{self._run.switch_file} is not followed any more: {error or type(error).__name__}")
+                return
+            if self._stopped.wait(_LOOK_EVERY_S):
+                return
+
+
+class OrderSources:
+    """Where orders come from while a session records: the file on rank 0, and the signal on all ranks.
+
+    Args:
+        switching: of this rank.
+        run: the run directory.
+        rank: this rank.
+        signal_name: of the signal, such as `USR1`; `none` for none.
+        warn: takes a warning.
+    """
+
+    def __init__(
+        self, switching: Switching, run: RunDirectory, *, rank: int, signal_name: str, warn: Callable[[str], None]
+    ) -> None:
+        self._warn = warn
+        self._file = OrderFile(run, give=switching.give, warn=warn) if rank == 0 else None
+        self._signal: OrderSignal | None = None
+        self._signal_name = signal_name
+        if signal_name != NO_SIGNAL:
+            number = signal.Signals[f"SIG{signal_name}"]
+            self._signal = OrderSignal(number, switching.toggle if rank == 0 else None)
+
+    def start(self) -> None:
+        """Begin to take orders."""
+        if self._file is not None:
+            self._file.start()
+        if self._signal is not None and (problem := self._signal.install()):
+            self._warn(f"SIG{self._signal_name} switches nothing: {problem}")
+            self._signal = None
+
+    def stop(self) -> None:
+        """Take no further orders."""
+        if self._file is not None:
+            self._file.stop()
+        if self._signal is not None:
+            self._signal.remove()
+
+
+class OrderSignal:
+    """Turns detail off and on again by a signal, unless the program or its libraries have a handler for it.
+
+    All ranks take the signal, whose default action would end them; only rank 0 gives an order.
+
+    Args:
+        number: the signal.
+        toggle: called on rank 0 when it arrives; None on other ranks.
+    """
+
+    def __init__(self, number: signal.Signals, toggle: Callable[[], None] | None) -> None:
+        self._number, self._toggle = number, toggle
+
+    def install(self) -> str:
+        """Take the signal; return why that does not work, empty if it does."""
+        if threading.current_thread() is not threading.main_thread():
+            return "the session was not entered in the main thread"
+        if not _has_default_action(self._number):
+            return "the program handles it itself"
+        signal.signal(self._number, self._arrived)
+        signal.siginterrupt(self._number, False)  # system calls of the job go on
+        return ""
+
+    def remove(self) -> None:
+        """Give the signal its default action back, unless the program has taken it since."""
+        is_ours = signal.getsignal(self._number) == self._arrived
+        if is_ours and threading.current_thread() is threading.main_thread():
+            signal.signal(self._number, signal.SIG_DFL)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._toggle is not None:
+            self._toggle()
+
+
+def _has_default_action(number: signal.Signals) -> bool:
+    # Handlers set in C, such as those of faulthandler, are unknown to Python.
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
+    return signal.getsignal(number) is signal.SIG_DFL and not int(caught, 16) >> (number - 1) & 1
