@@ -32,7 +32,6 @@ from hpcpace.diagnosis.modes.straggler import work_excess
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
-from hpcpace.diagnosis.sentences import HOST_TIMES
 from hpcpace.diagnosis.summary import Causes, Jitter, RankRow, RoleRow, SensitivityRow, Summary, Verdict, World
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of, with_end
 from hpcpace.errors import CannotTell
@@ -156,7 +155,7 @@ def analyze_traces(
         audit=audit,
         pacing=with_slack(records.pacing, panels),
         end=credible.end,
-        unknown=HOST_TIMES if panels.host_timed else "",
+        unknown=measured.unknown,
         devices=device_figures(measured),
         cores=core_figures(panels),
     )

@@ -34,6 +34,7 @@ from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.diagnosis.modes.obstacle import (
     AbsentRanks,
     HostTimes,
+    NoPhases,
     NothingCompared,
     Obstacle,
     TooFewSteps,
@@ -125,7 +126,8 @@ def diagnose(
         return known(findings=stopped, obstacle=None if stopped else few, smallest_effect=None)
     if panels.host_timed:
         seen = (*stopped, *arrival_finding(panels, settings))  # nothing else rests on what devices did
-        return known(findings=seen, obstacle=None if seen else HostTimes(ranks=panels.host_timed), smallest_effect=None)
+        why = NoPhases() if panels.is_unphased else HostTimes(ranks=panels.host_timed)
+        return known(findings=seen, obstacle=None if seen else why, smallest_effect=None)
     search = search_stragglers(panels, settings)
     # Messages of absent ranks would be missing from it, and most steps have to be alike.
     is_usable = rebuilt is not None and not absent and len(rebuilt.graph.step) >= rebuilt.graph.num_left_out

@@ -21,6 +21,7 @@ from hpcpace.diagnosis.figures.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.modes.hang import silence_ns
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
+from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.errors import CannotTell
@@ -37,7 +38,7 @@ from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
 from hpcpace.metrics.roles import others_median
 from hpcpace.metrics.step_pattern import Alternation, alternation
-from hpcpace.metrics.steps import StepPanel, common_steps, step_times, used_steps
+from hpcpace.metrics.steps import StepPanel, common_steps, is_plain, is_unphased, step_times, used_steps
 from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.parallel import Team
 from hpcpace.trace.reader import RankTrace
@@ -91,9 +92,21 @@ class Measured:
         return (self.chosen.end_ns - self.chosen.begin_ns).astype(np.float64)
 
     @cached_property
+    def is_unphased(self) -> bool:
+        """Whether the used steps were recorded without phases, so that work and waits in them are not known."""
+        return bool(is_unphased(self.chosen.flags).any())
+
+    @cached_property
     def host_timed(self) -> tuple[int, ...]:
-        """Ranks with a device whose phases are times of the host, which do not show what the device does."""
-        return tuple(trace.header.rank for trace in self.timed.traces if is_host_timed(trace))
+        """Ranks whose phases do not show what takes time: times of the host on ranks with a device, or not recorded."""
+        return tuple(trace.header.rank for trace in self.timed.traces if self.is_unphased or is_host_timed(trace))
+
+    @property
+    def unknown(self) -> str:
+        """Why figures that rest on phases are not known; empty where they are."""
+        if self.is_unphased:
+            return NO_PHASES
+        return HOST_TIMES if self.host_timed else ""
 
     @cached_property
     def halfwidth_ns(self) -> NDArray[np.float64]:
@@ -203,6 +216,11 @@ def measure(
 
 
 def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
+    if len(panel) and is_plain(panel.flags).all():
+        return (
+            f"all {len(panel)} common steps ({panel.step[0]} to {panel.step[-1]}) were recorded without detail: "
+            "neither collectives nor phases are known: record some in detail (trace.steps, hpcpace switch)"
+        )
     if len(panel):
         return (
             f"none of the {len(panel)} common steps ({panel.step[0]} to {panel.step[-1]}) is left: "
@@ -240,6 +258,7 @@ def panels_of(measured: Measured) -> Panels:
         cores=_cores(measured),
         alternation=measured.alternation,
         host_timed=measured.host_timed,
+        is_unphased=measured.is_unphased,
         idle=idle_by_phase(measured.timed.traces, measured.chosen.step),
     )
 
@@ -386,7 +405,7 @@ def diagnose_run(
     groups, places, clocks = measured.groups, measured.places, measured.clocks
     # How long a message takes depends on its receiver, too; that of a collective depends on the link alone.
     collectives = [group for group in groups if group.op != "send"] or groups
-    if panels.host_timed:
+    if any(is_host_timed(trace) for trace in measured.timed.traces):
         panels = replace(panels, arrivals=late_arrivals_of(measured, panels.node, settings.level))
     return diagnose(
         panels,

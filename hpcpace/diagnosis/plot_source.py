@@ -12,7 +12,6 @@ from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.figures.step_timeline import regular_steps, slowest_step
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
-from hpcpace.diagnosis.sentences import HOST_TIMES
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
@@ -49,7 +48,7 @@ def plot_data(
     transfer_ns = panels.transfer_ns.mean(axis=0)
     reasons = {}
     if panels.host_timed:
-        reasons = dict.fromkeys(_OF_PHASES, HOST_TIMES)
+        reasons = dict.fromkeys(_OF_PHASES, measured.unknown)
     elif excess_ns is None:
         reasons["own_delay_ms"] = "no two ranks are known to do the same work"
     few = 2 <= places.num_nodes <= _MOST_NODES

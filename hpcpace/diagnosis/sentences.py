@@ -9,17 +9,27 @@ from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, IncompleteRank
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.quoting import printable
+from hpcpace.trace.schema import NUMBER_BITS
 from hpcpace.units import format_duration
 from hpcpace.wording import listed, named_ranks, plural
 
 HOST_TIMES = "not known: phases are host times of ranks with a device"
 """Why figures that rest on phases are left out where nobody recorded what the device did when."""
+NO_PHASES = "not known: phases were not recorded (trace.detail)"
+"""Why they are left out where collectives were recorded, and phases were not."""
 _MOST_AGAINST = 4
+
+
+def operation_number(seq: int) -> str:
+    """Return the number of an operation in words: counted from a step, where its group was observed from there on."""
+    first_step, number = divmod(seq, 1 << NUMBER_BITS)
+    return f"{number} since step {first_step}" if first_step > 0 else str(seq)
 
 
 def open_line(operation: OpenOperation, hosts: Mapping[int, str]) -> str:
     """Return one sentence on an operation that never completed or that failed."""
-    where = f"{operation.op} {operation.seq} of group '{printable(operation.group)}' in step {operation.step}"
+    number = operation_number(operation.seq)
+    where = f"{operation.op} {number} of group '{printable(operation.group)}' in step {operation.step}"
     parts = [f"{named_ranks(operation.inside, hosts)} inside for {format_duration(operation.age_ns)}"]
     parts += [f"{named_ranks(operation.completed, hosts)} completed it"] if operation.completed else []
     parts += [f"no record of it from {named_ranks(operation.absent, hosts)}"] if operation.absent else []

@@ -98,6 +98,9 @@ class Steps:
         num_common: steps that all ranks have.
         num_seen: steps that any rank has.
         num_warmup: common steps left out as warm-up.
+        num_plain: common steps recorded without detail, and so left out.
+        num_unphased: common steps recorded without phases.
+        has_phases: whether the used steps were recorded with phases; others are used only if none was.
         num_checkpoint, num_eval: used steps with a checkpoint or an evaluation.
         num_apart: used steps that were taken apart operation by operation: all, or stretches spread over a long run.
         sources: how the traces say that steps were found; with the ranks, where these differ.
@@ -113,6 +116,9 @@ class Steps:
     num_checkpoint: int
     num_eval: int
     num_apart: int
+    num_plain: int = 0
+    num_unphased: int = 0
+    has_phases: bool = True
     sources: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -15,6 +15,7 @@ from hpcpace.diagnosis.modes.evidence import CoreEvidence, numbers_of, stages_of
 from hpcpace.diagnosis.modes.obstacle import (
     AbsentRanks,
     HostTimes,
+    NoPhases,
     NothingCompared,
     NothingMeasured,
     Obstacle,
@@ -153,6 +154,8 @@ def _undecided(diagnosis: Diagnosis, obstacle: Obstacle, remarks: Sequence[str])
         advice = "say how ranks are laid out: hpcpace.session(mesh={'dp': 2, 'pp': 2})"
     elif isinstance(obstacle, HostTimes):
         advice = "trace a few hundred steps with device times of phases (docs/diagnosis.md, ranks with a device)"
+    elif isinstance(obstacle, NoPhases):
+        advice = "record some hundred steps in full: hpcpace switch RUN on, or trace.detail"
     return Verdict(
         mode=str(Mode.CANNOT_TELL),
         variety="",
@@ -180,6 +183,8 @@ def _obstacle_words(obstacle: Obstacle) -> str:
             return (
                 f"phases of {_shortened_ranks(obstacle.ranks)} are host times, and what their devices do is not known"
             )
+        case NoPhases():
+            return "phases were not recorded, so who works and who waits inside a step is not known"
         case TooMuchNoise():
             return f"noise hides any rank that is less than {obstacle.smallest_share:.0%} slower than its role"
         case NothingCompared():

@@ -125,15 +125,37 @@ def step_times(step: NDArray[np.int64], begin_ns: NDArray[np.int64], end_ns: NDA
 def used_steps(
     panel: StepPanel, *, include_warmup: bool, first: int | None = None, stop: int | None = None
 ) -> NDArray[np.bool_]:
-    """Return which steps of a panel the figures use, bool, (num_steps,): not the warm-up, `first <= step < stop`."""
-    mask = np.ones(len(panel), np.bool_)
+    """Return which steps of a panel the figures use, bool, (num_steps,): not the warm-up, `first <= step < stop`.
+
+    Steps without detail are left out, and those without phases where there are others.
+    """
+    mask = ~is_plain(panel.flags)
     if not include_warmup:
-        mask &= (panel.flags & StepFlag.WARMUP) == 0
+        mask &= ~is_warmup(panel.flags)
     if first is not None:
         mask &= panel.step >= first
     if stop is not None:
         mask &= panel.step < stop
-    return mask
+    has_phases = mask & ~is_unphased(panel.flags)
+    return has_phases if has_phases.any() else mask
+
+
+def is_plain(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which steps were recorded without detail on some rank, bool, (num_steps,)."""
+    found: NDArray[np.bool_] = flags & StepFlag.PLAIN != 0
+    return found
+
+
+def is_unphased(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which steps were recorded with collectives and without phases on some rank, bool, (num_steps,)."""
+    found: NDArray[np.bool_] = flags & (StepFlag.PLAIN | StepFlag.UNPHASED) == StepFlag.UNPHASED
+    return found
+
+
+def is_warmup(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which steps are a warm-up, bool, (num_steps,); those with less than full detail have its mark, too."""
+    found: NDArray[np.bool_] = flags & (StepFlag.WARMUP | StepFlag.PLAIN | StepFlag.UNPHASED) == StepFlag.WARMUP
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

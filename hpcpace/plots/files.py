@@ -20,7 +20,6 @@ from rich.table import Table
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
-from hpcpace.diagnosis.sentences import HOST_TIMES
 from hpcpace.errors import CannotTell, HpcpaceError, UsageError
 from hpcpace.files import Folder
 from hpcpace.plots.csv_text import csv_bytes
@@ -104,7 +103,7 @@ def examined(paths: Sequence[Path]) -> Iterator[ExaminedRun]:
         except CannotTell as error:
             raise CannotTell(f"{run.path}: {error}") from None
         if measured.host_timed:
-            raise CannotTell(f"{run.path}: {HOST_TIMES}")
+            raise CannotTell(f"{run.path}: {measured.unknown}")
         unique = name if names.count(name) == 1 else str(run.path)
         yield ExaminedRun(name=unique, problems=tuple(found.problems), measured=measured, panels=panels_of(measured))
 

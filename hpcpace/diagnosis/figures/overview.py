@@ -10,6 +10,7 @@ from hpcpace.diagnosis.summary import Shares, Steps, Tracing
 from hpcpace.metrics.operations.overlap import overlap_share
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, share_of
 from hpcpace.metrics.step_pattern import num_far_shorter
+from hpcpace.metrics.steps import is_plain, is_unphased, is_warmup
 from hpcpace.rundir import Attempt
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import StepFlag
@@ -27,7 +28,10 @@ def step_figures(measured: Measured, selection: Selection, traces: Sequence[Rank
         last=int(panel.step[used][-1]),
         num_common=len(panel),
         num_seen=panel.num_seen,
-        num_warmup=0 if selection.include_warmup else int(((panel.flags & StepFlag.WARMUP) != 0).sum()),
+        num_warmup=0 if selection.include_warmup else int(is_warmup(panel.flags).sum()),
+        num_plain=int(is_plain(panel.flags).sum()),
+        num_unphased=int(is_unphased(panel.flags).sum()),
+        has_phases=not measured.is_unphased,
         num_checkpoint=int(((flags & StepFlag.CHECKPOINT) != 0).sum()),
         num_eval=int(((flags & StepFlag.EVAL) != 0).sum()),
         num_apart=len(measured.close_up.steps) if measured.close_up is not None else 0,

@@ -100,8 +100,9 @@ class Panels:
         transient_share: what the rebuilt steps of a pipeline lose to changing work, as a share of the step time; None
             where they are not rebuilt.
         parts_ns: the parts of each step, float64, (num_ranks, num_steps, num_parts); None where they are not known.
-        host_timed: ranks with a device whose phases are times of the host. They do not show what takes time there, so
-            work, waits and exposed transfers of the run are not known.
+        host_timed: ranks with a device whose phases are times of the host, or all ranks where phases were not recorded.
+            They do not show what takes time there, so work, waits and exposed transfers of the run are not known.
+        is_unphased: whether phases were not recorded.
         cores: what the ranks had of their cores; None where that is not known.
         arrivals: who is late at collectives on devices, the latest first; where own work is not known.
         idle: how long devices waited for their hosts, by phase, longest first.
@@ -126,6 +127,7 @@ class Panels:
     transient_share: float | None = None
     parts_ns: Floats | None = None
     host_timed: tuple[int, ...] = ()
+    is_unphased: bool = False
     cores: CoreUse | None = None
     arrivals: tuple[LateArrival, ...] = ()
     idle: tuple[IdlePhase, ...] = ()

@@ -31,6 +31,11 @@ class HostTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoPhases:
+    """The steps were recorded without phases: nobody knows what of them is work and what is a wait inside one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TooMuchNoise:
     """Only a rank slower than its role by more than `smallest_share` would stand out from the noise."""
 
@@ -49,4 +54,6 @@ class NothingMeasured:
     error: str
 
 
-Obstacle = TooFewSteps | WrongClock | AbsentRanks | HostTimes | TooMuchNoise | NothingCompared | NothingMeasured
+Obstacle = (
+    TooFewSteps | WrongClock | AbsentRanks | HostTimes | NoPhases | TooMuchNoise | NothingCompared | NothingMeasured
+)

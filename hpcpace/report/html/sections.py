@@ -200,6 +200,8 @@ def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
     hosts = {row.rank: row.host for row in summary.ranks} | {rank.rank: rank.host for rank in cut.ranks}
     counts = (
         (steps.num_warmup, "left out as warm-up"),
+        (steps.num_plain, "left out, because they were recorded without detail"),
+        (steps.num_unphased if steps.has_phases else 0, "left out, because they were recorded without phases"),
         (steps.num_seen - steps.num_common, "left out, because not all ranks have them"),
     )
     lines = [f"{plural(count, 'step')} {why}" for count, why in counts if count]

@@ -121,6 +121,8 @@ def _steps(summary: Summary) -> str:
     steps = summary.steps
     remarks = (
         (steps.num_warmup, "warm-up left out"),
+        (steps.num_plain, "without detail left out"),
+        (steps.num_unphased, f"without phases {'left out' if steps.has_phases else 'used'}"),
         (steps.num_seen - steps.num_common, "not on all ranks"),
         (steps.num_checkpoint, "with a checkpoint"),
         (steps.num_eval, "with an evaluation"),
