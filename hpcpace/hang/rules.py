@@ -8,7 +8,7 @@ so on, to ranks that nobody else explains. Only these are named. What rests on r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 
@@ -159,10 +159,43 @@ def _roots(graph: _Graph) -> Hang | None:
     left = {rank for rank in graph.odd if 2 * len(_of(graph, rank).inside) <= len(_of(graph, rank).members)}
     if not never | left:
         return None
-    culprits = tuple(sorted(never | left))
-    if len(graph.waiting_for(never)) >= len(graph.waiting_for(left)) and never:
-        return _hang(graph, _never_kind(graph, never), culprits=culprits, call=_call_for(graph, never))
-    return _hang(graph, HangKind.PEERS_LEFT, culprits=culprits, call=_oldest(graph.odd[rank] for rank in left))
+    parts = [*_never_called(graph, never), *_left_behind(graph, left)]
+    first, *others = sorted(parts, key=lambda part: -len(part.waiting))
+    # Whoever waits for one of them waits for all: each is named.
+    return replace(
+        first,
+        culprits=tuple(sorted(never | left)),
+        waiting=tuple(sorted({rank for part in parts for rank in part.waiting} - never - left)),
+        also=tuple(others),
+    )
+
+
+def _never_called(graph: _Graph, ranks: set[int]) -> list[Hang]:
+    """Return a hang for each operation that some of these ranks have not entered; each rank is in one."""
+    found = []
+    left = set(ranks)
+    while left:
+        call = _call_for(graph, left)
+        assert call is not None  # others wait for each of them
+        here = left & {
+            peer
+            for edges in graph.edges.values()
+            for peer, step in edges.items()
+            if (step.channel, step.seq) == (call.channel, call.seq)
+        }
+        found.append(_hang(graph, _never_kind(graph, here), culprits=tuple(sorted(here)), call=call))
+        left -= here
+    return found
+
+
+def _left_behind(graph: _Graph, ranks: set[int]) -> list[Hang]:
+    """Return a hang for each operation in which some of these ranks are still, and their peers no longer."""
+    by_place: dict[tuple[Channel, int], list[int]] = {}
+    for rank in sorted(ranks):
+        by_place.setdefault((graph.odd[rank].channel, graph.odd[rank].seq), []).append(rank)
+    return [
+        _hang(graph, HangKind.PEERS_LEFT, culprits=tuple(here), call=graph.odd[here[0]]) for here in by_place.values()
+    ]
 
 
 def _unrecorded(graph: _Graph) -> Hang | None:

@@ -114,6 +114,8 @@ class JobView:
         now_ns: the time of the look, or of the last record.
         usual_step_ns: median step time; None where unknown.
         source: what the records are, for words: `traces`, `Flight Recorder dumps`, ...
+        is_dated: whether times are Unix times, and it is not known how long after the last record the job was looked
+            at: words then say when a hang began, and not how long ago.
     """
 
     groups: tuple[GroupView, ...]
@@ -121,6 +123,7 @@ class JobView:
     now_ns: int
     usual_step_ns: int | None = None
     source: str = "traces"
+    is_dated: bool = False
 
 
 class HangKind(StrEnum):
@@ -150,6 +153,7 @@ class Hang:
         since_ns: since when, on the clock of the view; None where unknown.
         chain: operations that were followed from the waiting ranks to the root, the root last.
         reason: why nothing, or only a set, can be named; empty otherwise.
+        also: where `culprits` hold up others in several operations, a hang for each operation but `call`.
     """
 
     kind: HangKind
@@ -160,3 +164,4 @@ class Hang:
     since_ns: int | None = None
     chain: tuple[Call, ...] = ()
     reason: str = ""
+    also: tuple[Hang, ...] = ()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from hpcpace.hang.views import Call, Doing, Hang, HangKind, JobView, RankView
 from hpcpace.quoting import printable
-from hpcpace.units import format_bytes, format_duration
+from hpcpace.units import NS_PER_S, format_bytes, format_duration
 from hpcpace.wording import listed, named_ranks, plural, rank_list
 
 _MOST_STACKS = 4
@@ -37,22 +38,23 @@ def describe(hang: Hang, job: JobView) -> HangWords:
         hang: what `hpcpace.hang.rules.find_hang` found.
         job: in which it found it.
     """
-    since = f"; since {format_duration(job.now_ns - hang.since_ns)}" if hang.since_ns is not None else ""
-    why = [*_waiting(hang), *_chain(hang, job), *_states(hang, job), *_stacks(hang, job)]
+    parts = [replace(hang, culprits=_here(hang)), *hang.also]
+    also = [f"also: {_headline(part, job)}" for part in hang.also]
+    why = [*also, *_waiting(hang), *_chain(hang, job), *_states(parts, job), *_stacks(hang, job)]
     return HangWords(
-        headline=f"hang: {_headline(hang, job)}{since}",
+        headline=f"hang: {_headline(parts[0], job)}{_since(hang, job)}",
         why=tuple(printable(line) for line in why),
         advice=printable(_advice(hang, job)),
     )
 
 
 def call_name(call: Call, job: JobView) -> str:
-    """Return a call in words: `all_reduce 123 of group dp (step 44)`, `message 3 from rank 0 to rank 2 of group pp`."""
+    """Return a call in words: `all_reduce 123 of group dp (step 44)`, `send from rank 0 to rank 2 in group pp`."""
     group = printable(job.groups[call.channel.group].name)
     step = f" (step {call.step})" if call.step >= 0 else ""
-    if call.channel.source >= 0:
+    if call.channel.source >= 0:  # their numbers are ours, and tell nobody anything
         way = f"from rank {call.channel.source} to rank {call.channel.destination}"
-        return f"{printable(call.op)} {call.seq} {way} of group {group}{step}"
+        return f"{printable(call.op)} {way} in group {group}{step}"
     return f"{printable(call.op)} {call.seq} of group {group}{step}"
 
 
@@ -95,6 +97,21 @@ def _set_headline(hang: Hang, what: str, who: str) -> str:
             return f"{what} waits for one or more of {who}{reason}"
 
 
+def _here(hang: Hang) -> tuple[int, ...]:
+    """Return the culprits of a hang without those that hold up others in another operation."""
+    elsewhere = {rank for part in hang.also for rank in part.culprits}
+    return tuple(rank for rank in hang.culprits if rank not in elsewhere)
+
+
+def _since(hang: Hang, job: JobView) -> str:
+    if hang.since_ns is None:
+        return ""
+    if job.is_dated:
+        began = datetime.fromtimestamp(hang.since_ns / NS_PER_S, UTC)
+        return f"; since {began:%Y-%m-%d %H:%M:%S} UTC"
+    return f"; since {format_duration(job.now_ns - hang.since_ns)}"
+
+
 def _waiting(hang: Hang) -> Iterable[str]:
     if hang.waiting:
         yield f"{rank_list(hang.waiting)} {'waits' if len(hang.waiting) == 1 else 'wait'}"
@@ -110,19 +127,21 @@ def _chain(hang: Hang, job: JobView) -> Iterable[str]:
         yield "one waits for the next: " + ", then ".join(links)
 
 
-def _states(hang: Hang, job: JobView) -> Iterable[str]:
-    for rank in hang.culprits[:_MOST_STACKS]:
-        view = job.ranks.get(rank)
-        if view is None:
-            continue
-        called = _differing(hang, view)
-        if called:
+def _states(parts: Sequence[Hang], job: JobView) -> Iterable[str]:
+    """Yield what each culprit called instead, does, or did last."""
+    of_rank = {rank: part for part in parts for rank in part.culprits}
+    for rank in sorted(of_rank)[:_MOST_STACKS]:
+        view = job.ranks[rank]
+        if called := _differing(of_rank[rank], view):
             yield f"rank {rank} called {called}"
         elif view.doing is not Doing.UNKNOWN:
             since = ""
             if view.doing_since_ns is not None:
                 since = f" for {format_duration(job.now_ns - view.doing_since_ns)}"
             yield f"rank {rank} has been {view.doing}{since}" if since else f"rank {rank}: {view.doing}"
+        elif view.calls and of_rank[rank].kind is HangKind.NEVER_CALLED:
+            where = f", at {view.calls[-1].where}" if view.calls[-1].where else ""
+            yield f"rank {rank} last called {call_name(view.calls[-1], job)}{where}"
 
 
 def _differing(hang: Hang, view: RankView) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from known_hangs import KINDS, broken_job
 
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import HangKind
-from tests.unit.hang.schedules import KINDS, broken_job
 
 NAMED = [kind for kind in KINDS if kind not in ("network", "disorder")]
 

@@ -32,7 +32,7 @@ def test_a_hang_names_the_operation_the_rank_and_the_time() -> None:
     assert said.headline == (
         "hang: all_reduce 4 of group dp (step 44) waits for rank 2 on n1, which never called it; since 35.0 s"
     )
-    assert said.why == ("ranks 0-1, 3 wait",)
+    assert said.why == ("ranks 0-1, 3 wait", "rank 2 last called all_reduce 3 of group dp (step 44)")
 
 
 def test_what_a_rank_does_instead_is_said_with_its_stack() -> None:
@@ -67,3 +67,25 @@ def test_a_rank_without_a_record_is_not_blamed() -> None:
         "hang: all_reduce 4 of group dp (step 44) may wait for rank 2, but that is not sure: of 4 ranks, 3 are"
         " recorded; since 35.0 s"
     )
+
+
+def test_culprits_in_several_operations_are_said_with_each() -> None:
+    groups = (GroupView(name="a", members=(0, 1)), GroupView(name="b", members=(2, 3)))
+    waiting = [
+        Call(channel=Channel(group), seq=7, op="barrier", entered_ns=group * NS_PER_S, is_open=True) for group in (0, 1)
+    ]
+    views = {
+        0: RankView(rank=0, entered={Channel(0): 8}, calls=(waiting[0],)),
+        1: RankView(rank=1, entered={Channel(0): 7}),
+        2: RankView(rank=2, entered={Channel(1): 8}, calls=(waiting[1],)),
+        3: RankView(rank=3, entered={Channel(1): 7}),
+    }
+    job = JobView(groups=groups, ranks=views, now_ns=3 * NS_PER_S, is_dated=True)
+    hang = find_hang(job)
+    assert hang is not None
+    assert (hang.culprits, hang.waiting) == ((1, 3), (0, 2))
+    said = describe(hang, job)
+    assert said.headline == (
+        "hang: barrier 7 of group a waits for rank 1, which never called it; since 1970-01-01 00:00:00 UTC"
+    )
+    assert said.why[0] == "also: barrier 7 of group b waits for rank 3, which never called it"
