@@ -7,99 +7,28 @@ does not count then. That matters after the end of a hang, when ranks run out of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpcpace.diagnosis.ends import end_name, last_word
-from hpcpace.diagnosis.evidence import rank_clocks, reference_times
-from hpcpace.hang.last_operations import LastOperations, last_operations, with_missing_channels
-from hpcpace.hang.under_way import Finished, finished, under_way
-from hpcpace.hang.views import Call, Channel, Doing, GroupView, JobView, RankView
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.operations.communication import op_name
+from hpcpace.diagnosis.evidence import rank_clocks
+from hpcpace.hang.last_operations import last_operations, with_missing_channels
+from hpcpace.hang.noticed import with_notice
+from hpcpace.hang.notices import Notice, read_notices
+from hpcpace.hang.rank_record import ALWAYS_NS, TOGETHER_NS, RankRecord, rank_record, rank_view
+from hpcpace.hang.views import Channel, Doing, GroupView, JobView, RankView
 from hpcpace.metrics.operations.table import ProcessGroup, groups_of
 from hpcpace.rundir import Attempt
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
-from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, is_torn
-from hpcpace.trace.schema import EventKind, ExitKind
+from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES
+from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import RankTrace
 
 TABLES_USED = frozenset(("steps", "phases", "collectives", "groups", "clock", "account", "events"))
 """The tables of a trace that this needs."""
 
-_MOST_CALLS = 16
 _MOST_RANKS = 1 << 17
-_NEVER = np.iinfo(np.int64).max
-# What a rank does wrong itself, such as a tensor of the wrong size, fails sooner, and was never under way.
-_LEAST_WAIT_NS = 50_000_000
-# Flushes of ranks that live are at most this far apart.
-_TOGETHER_NS = 2_000_000_000
-
-Int64s = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Record:
-    """The record of one rank; times on the common clock, rows of operations in the order in which they were entered.
-
-    Attributes:
-        channels: what `channel` indexes.
-        channel, seq, op, size_bytes, peer, step, enter_ns: of each operation, int64, (num_rows,).
-        exit_ns: when it finished or failed; the largest number where it never did.
-        has_failed: whether it failed then, bool, (num_rows,).
-        flushes_ns: its signs of life, ascending.
-        done: its steps and phases.
-        is_timed: whether its times can be compared with those of others. All of its record counts at any time if not.
-        end_ns: when it ended or closed its trace; None where it did neither.
-        end: how it ended; empty where unknown.
-        is_complete: whether no operation up to the last flush is missing.
-    """
-
-    rank: int
-    host: str
-    channels: tuple[Channel, ...]
-    channel: Int64s
-    seq: Int64s
-    op: Int64s
-    size_bytes: Int64s
-    peer: Int64s
-    step: Int64s
-    enter_ns: Int64s
-    exit_ns: Int64s
-    has_failed: NDArray[np.bool_]
-    flushes_ns: Int64s
-    done: Finished
-    is_timed: bool
-    end_ns: int | None
-    end: str
-    is_complete: bool
-
-    @property
-    def last_ns(self) -> int | None:
-        """Its last sign of life; None without one that can be compared."""
-        return int(self.flushes_ns[-1]) if len(self.flushes_ns) and self.is_timed else None
-
-    def is_entered(self, at_ns: int) -> NDArray[np.bool_]:
-        """Return which operations were entered by a time, bool, (num_rows,)."""
-        was_issued = ~self.has_failed | (self.exit_ns - self.enter_ns >= _LEAST_WAIT_NS)
-        return was_issued & (self.enter_ns <= at_ns)
-
-    def is_open(self, at_ns: int) -> NDArray[np.bool_]:
-        """Return which operations had not finished by a time, bool, (num_rows,).
-
-        One that failed counts as open, for it never did its work. A rank that completed a later step was not held up:
-        it caught the failure, or never waited for a message that it sent.
-        """
-        is_unfinished = self.has_failed | (self.exit_ns > at_ns)
-        return self.is_entered(at_ns) & is_unfinished & (self.step >= self.done.last_step(at_ns))
-
-    def calls_of(self, rows: NDArray[np.bool_]) -> set[tuple[Channel, int]]:
-        """Return channel and number of the operations of some rows."""
-        pairs = zip(self.channel[rows].tolist(), self.seq[rows].tolist(), strict=True)
-        return {(self.channels[channel], seq) for channel, seq in pairs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +40,14 @@ class JobRecords:
         ranks: the ranks with a record, ascending.
         world_size: number of ranks.
         hosts: host names by rank, as far as they are known.
+        notices: what ranks wrote of a step that lasts too long.
     """
 
     groups: tuple[ProcessGroup, ...]
-    ranks: Sequence[_Record]
+    ranks: Sequence[RankRecord]
     world_size: int
     hosts: Mapping[int, str]
+    notices: Mapping[int, Notice] = field(default_factory=dict)
 
     @property
     def last_ns(self) -> int:
@@ -129,6 +60,16 @@ class JobRecords:
         times_ns = np.concatenate([np.zeros(0, np.int64), *(rank.done.step_times_ns for rank in self.ranks)])
         return int(np.median(times_ns)) if len(times_ns) else None
 
+    def usual_ns(self, at_ns: int) -> dict[Doing, int]:
+        """Return the median length of the checkpoints and evaluations that had ended by a time."""
+        lengths = {
+            doing: np.concatenate(
+                [np.zeros(0, np.int64), *(rank.done.times_of_ns(phase, at_ns) for rank in self.ranks)]
+            )
+            for phase, doing in ((Phase.CHECKPOINT, Doing.SAVING), (Phase.EVAL, Doing.EVALUATING))
+        }
+        return {doing: int(np.median(times_ns)) for doing, times_ns in lengths.items() if len(times_ns)}
+
     def moments_ns(self) -> list[int]:
         """Return the times at which a hang may have lasted longest, ascending: before what ended it could hide it.
 
@@ -137,7 +78,7 @@ class JobRecords:
         """
         found = []
         for rank in self.ranks:
-            failed_ns = rank.exit_ns[rank.is_open(_NEVER - 1) & rank.has_failed]
+            failed_ns = rank.exit_ns[rank.is_open(ALWAYS_NS) & rank.has_failed]
             if rank.last_ns is None:
                 continue
             if len(failed_ns):
@@ -146,7 +87,7 @@ class JobRecords:
                 found.append(rank.last_ns)
         moments: list[int] = []
         for at_ns in sorted(found):
-            if not moments or at_ns > moments[-1] + _TOGETHER_NS:
+            if not moments or at_ns > moments[-1] + TOGETHER_NS:
                 moments.append(at_ns)
         return moments
 
@@ -155,17 +96,24 @@ class JobRecords:
         at_ns = self.last_ns if at_ns is None else at_ns
         unfinished: set[tuple[Channel, int]] = set()
         for rank in self.ranks:
-            unfinished |= rank.calls_of(rank.is_open(at_ns if rank.is_timed else _NEVER - 1))
+            unfinished |= rank.calls_of(rank.is_open(at_ns if rank.is_timed else ALWAYS_NS))
         ranks = {
             number: RankView(rank=number, host=self.hosts.get(number, ""), is_recorded=False)
             for number in range(min(self.world_size, _MOST_RANKS))
         }
         return JobView(
             groups=tuple(GroupView(name=group.name, members=group.ranks) for group in self.groups),
-            ranks=ranks | {rank.rank: _rank_view(rank, at_ns, unfinished) for rank in self.ranks},
+            ranks=ranks | {rank.rank: self._rank_view(rank, at_ns, unfinished) for rank in self.ranks},
             now_ns=at_ns,
             usual_step_ns=self.usual_step_ns,
+            usual_ns=self.usual_ns(at_ns),
         )
+
+    def _rank_view(self, rank: RankRecord, at_ns: int, unfinished: Set[tuple[Channel, int]]) -> RankView:
+        view, notice = rank_view(rank, at_ns, unfinished), self.notices.get(rank.rank)
+        if notice is None or notice.host_key != rank.host_key or not rank.is_timed:
+            return view
+        return with_notice(view, notice, rank.clock, at_ns)
 
 
 def job_view(
@@ -187,18 +135,26 @@ def job_view(
 def read_records(
     attempt: Attempt, *, hosts: Mapping[int, str] | None = None, memory_bytes: int = DEFAULT_MEMORY_BYTES
 ) -> JobRecords:
-    """Read what the traces of an attempt show of its ranks; arguments and errors as of `job_view`."""
+    """Read what the traces and notices of an attempt show of its ranks; arguments and errors as of `job_view`."""
     found = read_attempt(attempt, most_rows=0, tables=TABLES_USED, memory_bytes=memory_bytes)
-    return records_of(found.traces, world_size=world_size_of(found.traces), hosts=hosts)
+    world_size = world_size_of(found.traces)
+    return records_of(found.traces, world_size=world_size, hosts=hosts, notices=read_notices(attempt))
 
 
-def records_of(traces: Sequence[RankTrace], *, world_size: int, hosts: Mapping[int, str] | None = None) -> JobRecords:
+def records_of(
+    traces: Sequence[RankTrace],
+    *,
+    world_size: int,
+    hosts: Mapping[int, str] | None = None,
+    notices: Mapping[int, Notice] | None = None,
+) -> JobRecords:
     """Return what traces of one attempt show.
 
     Args:
         traces: ascending by rank, at least one; their operations may be on disk.
         world_size: number of ranks of the job.
         hosts: host names of ranks without a trace, as far as they are known.
+        notices: what ranks wrote of a step that lasts too long.
     """
     clocks, unknown = rank_clocks(traces)
     named = [groups_of(trace.tables["groups"]) for trace in traces]
@@ -209,108 +165,8 @@ def records_of(traces: Sequence[RankTrace], *, world_size: int, hosts: Mapping[i
         for trace, table in zip(traces, named, strict=True)
     ]
     ranks = [
-        _record(of_rank, clock, is_timed=of_rank.rank not in unknown)
+        rank_record(of_rank, clock, is_timed=of_rank.rank not in unknown)
         for of_rank, clock in zip(with_missing_channels(last, groups), clocks, strict=True)
     ]
     known = {**(hosts or {}), **{trace.header.rank: trace.header.host for trace in traces}}
-    return JobRecords(groups=groups, ranks=ranks, world_size=world_size, hosts=known)
-
-
-def _record(last: LastOperations, clock: CommonClock, *, is_timed: bool) -> _Record:
-    trace, rows = last.trace, last.rows
-    order = np.argsort(rows["enter_ns"], kind="stable")
-    order = order[last.channel[order] >= 0]
-    exit_kind = rows["exit_kind"][order]
-    exit_ns = reference_times(clock, rows["exit_ns"][order])
-    tables = trace.tables
-    step_ns, phase_ns = (
-        (reference_times(clock, tables[name]["begin_ns"]), reference_times(clock, tables[name]["end_ns"]))
-        for name in ("steps", "phases")
-    )
-    flushes_ns = np.sort(reference_times(clock, tables["account"]["time_ns"]))
-    end_ns, end = _end(trace, clock, flushes_ns)
-    has_lost = bool(tables["account"]["dropped"].any()) or not all(map(is_torn, trace.problems))
-    return _Record(
-        rank=trace.header.rank,
-        host=trace.header.host,
-        channels=last.channels,
-        channel=last.channel[order],
-        seq=np.asarray(rows["seq"][order], np.int64),
-        op=np.asarray(rows["op"][order], np.int64),
-        size_bytes=np.asarray(rows["bytes"][order], np.int64),
-        peer=np.asarray(rows["peer"][order], np.int64),
-        step=np.asarray(rows["step"][order], np.int64),
-        enter_ns=reference_times(clock, rows["enter_ns"][order]),
-        exit_ns=np.where(exit_kind == ExitKind.NEVER, _NEVER, exit_ns),
-        has_failed=exit_kind == ExitKind.FAILED,
-        flushes_ns=flushes_ns,
-        done=finished(tables["steps"], tables["phases"], step_ns, phase_ns),
-        is_timed=is_timed,
-        end_ns=end_ns,
-        end=end,
-        is_complete=not (has_lost or last.is_damaged or len(order) < len(rows)),
-    )
-
-
-def _end(trace: RankTrace, clock: CommonClock, flushes_ns: Int64s) -> tuple[int | None, str]:
-    """Return when and how a rank ended; None for one that did not, as far as is known."""
-    row = last_word(trace)
-    if row is not None:
-        events = trace.tables["events"]
-        end_ns = int(reference_times(clock, events["time_ns"][row : row + 1])[0])
-        kind, code = EventKind(events["kind"][row]), int(events["code"][row])
-        name = end_name(kind, code, bytes(events["text"][row]))
-        return end_ns, f"exit code {name}" if kind is EventKind.EXIT else name
-    if trace.closed_cleanly and len(flushes_ns):
-        return int(flushes_ns[-1]), ""
-    return None, ""
-
-
-def _rank_view(rank: _Record, at_ns: int, unfinished: Set[tuple[Channel, int]]) -> RankView:
-    """Return what is known of a rank as of a time; `unfinished` are operations that some ranks had not finished."""
-    until_ns = at_ns if rank.is_timed else _NEVER - 1
-    is_entered, is_open = rank.is_entered(until_ns), rank.is_open(until_ns)
-    counts = np.full(len(rank.channels), -1, np.int64)
-    np.maximum.at(counts, rank.channel[is_entered], rank.seq[is_entered] + 1)
-    left_ns = rank.exit_ns[is_entered & ~is_open]
-    now = under_way(rank.done, until_ns, last_exit_ns=int(left_ns.max()) if len(left_ns) else None)
-    seen_ns = rank.flushes_ns[rank.flushes_ns <= until_ns]
-    has_ended = rank.end_ns is not None and rank.end_ns <= until_ns
-    is_alive = rank.is_timed and len(seen_ns) > 0 and int(seen_ns[-1]) >= at_ns - _TOGETHER_NS
-    return RankView(
-        rank=rank.rank,
-        host=rank.host,
-        entered={channel: count for channel, count in zip(rank.channels, counts.tolist(), strict=True) if count >= 0},
-        calls=_calls(rank, is_entered, is_open, unfinished),
-        is_complete=rank.is_complete,
-        seen_ns=int(seen_ns[-1]) if len(seen_ns) and rank.is_timed else None,
-        is_gone=True if has_ended else False if is_alive else None,
-        end=rank.end if has_ended else "",
-        doing=Doing.ENDED if has_ended else now.doing,
-        doing_since_ns=(rank.end_ns if has_ended else now.since_ns) if rank.is_timed else None,
-    )
-
-
-def _calls(
-    rank: _Record, is_entered: NDArray[np.bool_], is_open: NDArray[np.bool_], unfinished: Set[tuple[Channel, int]]
-) -> tuple[Call, ...]:
-    """Return the open operations of a rank, its own of those that others had not finished, and its last ones."""
-    rows = np.flatnonzero(is_entered)
-    is_shown = is_open.copy()
-    is_shown[rows[-_MOST_CALLS:]] = True
-    numbers = {number for _, number in unfinished}
-    for row in rows[np.isin(rank.seq[rows], list(numbers))].tolist():
-        is_shown[row] |= (rank.channels[rank.channel[row]], int(rank.seq[row])) in unfinished
-    return tuple(
-        Call(
-            channel=rank.channels[rank.channel[row]],
-            seq=int(rank.seq[row]),
-            op=op_name(int(rank.op[row])),
-            size_bytes=int(rank.size_bytes[row]),
-            root=int(rank.peer[row]),
-            entered_ns=int(rank.enter_ns[row]) if rank.is_timed else None,
-            is_open=bool(is_open[row]),
-            step=int(rank.step[row]),
-        )
-        for row in np.flatnonzero(is_shown).tolist()
-    )
+    return JobRecords(groups=groups, ranks=ranks, world_size=world_size, hosts=known, notices=notices or {})

@@ -53,15 +53,15 @@ class Finished:
         """Return the last step that had ended by a time; -1 without one."""
         return int(self.step[self.step_end_ns <= at_ns].max(initial=-1))
 
-    def times_of_ns(self, phase: Phase) -> Int64s:
-        """Return how long each phase of a kind lasted, int64, (num_such,)."""
-        times_ns: Int64s = self.phase_times_ns[self.phase == phase]
+    def times_of_ns(self, phase: Phase, at_ns: int) -> Int64s:
+        """Return how long each phase of a kind lasted that had ended by a time, int64, (num_such,)."""
+        times_ns: Int64s = self.phase_times_ns[(self.phase == phase) & (self.phase_end_ns <= at_ns)]
         return times_ns
 
 
-def doing_of(phase: Phase) -> Doing:
-    """Return what a rank does in a phase."""
-    return _DOING.get(phase, Doing.COMPUTING)
+def doing_of_code(phase: int) -> Doing:
+    """Return what a rank does in a phase of this code."""
+    return _DOING.get(Phase(phase), Doing.COMPUTING) if phase in Phase._value2member_map_ else Doing.UNKNOWN
 
 
 def finished(steps: Table, phases: Table, step_ns: tuple[Int64s, Int64s], phase_ns: tuple[Int64s, Int64s]) -> Finished:
@@ -89,6 +89,11 @@ def under_way(done: Finished, at_ns: int, *, last_exit_ns: int | None) -> UnderW
         at_ns: the time.
         last_exit_ns: when it last left an operation; None without one.
     """
+    begin_ns = done.phase_end_ns - done.phase_times_ns
+    within = np.flatnonzero((begin_ns <= at_ns) & (at_ns < done.phase_end_ns))
+    if len(within):  # it ended later
+        row = int(within[begin_ns[within].argmax()])
+        return UnderWay(doing_of_code(int(done.phase[row])), int(begin_ns[row]))
     step_ends, phase_ends = (ends[ends <= at_ns] for ends in (done.step_end_ns, done.phase_end_ns))
     since = [*step_ends[-1:].tolist(), *phase_ends[-1:].tolist(), *([] if last_exit_ns is None else [last_exit_ns])]
     if not since:
@@ -100,18 +105,18 @@ def under_way(done: Finished, at_ns: int, *, last_exit_ns: int | None) -> UnderW
 def _next(done: Finished, at_ns: int, this_step: int) -> Doing:
     is_past = done.phase_end_ns <= at_ns
     num_before = int((is_past & (done.phase_step == this_step)).sum())
-    next_of: dict[int, Phase] = {}
+    next_of: dict[int, Doing] = {}
     recent = is_past & (done.phase_step < this_step) & (done.phase_step >= this_step - _STEPS_COMPARED)
     for step in np.unique(done.phase_step[recent]).tolist():
         phases = done.phase[is_past & (done.phase_step == step)]
-        if len(phases) > num_before and int(phases[num_before]) in Phase._value2member_map_:
-            next_of[step] = Phase(int(phases[num_before]))
+        if len(phases) > num_before:
+            next_of[step] = doing_of_code(int(phases[num_before]))
     if not next_of:
         return Doing.UNKNOWN
     usual, num_usual = Counter(next_of.values()).most_common(1)[0]
-    for phase in set(next_of.values()) - {usual}:
-        steps = [step for step, one in next_of.items() if one is phase]
+    for doing in set(next_of.values()) - {usual}:
+        steps = [step for step, one in next_of.items() if one is doing]
         apart = {later - earlier for earlier, later in pairwise([*steps, this_step])}
         if len(steps) > 1 and len(apart) == 1:
-            return doing_of(phase)
-    return doing_of(usual) if 2 * num_usual > len(next_of) else Doing.UNKNOWN
+            return doing
+    return usual if 2 * num_usual > len(next_of) else Doing.UNKNOWN

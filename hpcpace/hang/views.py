@@ -113,6 +113,7 @@ class JobView:
         ranks: every rank of the job by number, with or without a record.
         now_ns: the time of the look, or of the last record.
         usual_step_ns: median step time; None where unknown.
+        usual_ns: median length of checkpoints and of evaluations; without an entry where there was none.
         source: what the records are, for words: `traces`, `Flight Recorder dumps`, ...
         is_dated: whether times are Unix times, and it is not known how long after the last record the job was looked
             at: words then say when a hang began, and not how long ago.
@@ -122,6 +123,7 @@ class JobView:
     ranks: Mapping[int, RankView]
     now_ns: int
     usual_step_ns: int | None = None
+    usual_ns: Mapping[Doing, int] = field(default_factory=dict)
     source: str = "traces"
     is_dated: bool = False
 
