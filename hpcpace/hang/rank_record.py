@@ -26,6 +26,7 @@ TOGETHER_NS = 2_000_000_000
 """Flushes of ranks that live are at most this far apart."""
 
 _MOST_CALLS = 16
+_USUAL_SILENCES = 3
 _NEVER_NS = ALWAYS_NS + 1
 # What a rank does wrong itself, such as a tensor of the wrong size, fails sooner, and was never under way.
 _LEAST_WAIT_NS = 50_000_000
@@ -75,6 +76,12 @@ class RankRecord:
     def last_ns(self) -> int | None:
         """Its last sign of life; None without one that can be compared."""
         return int(self.flushes_ns[-1]) if len(self.flushes_ns) and self.is_timed else None
+
+    @property
+    def most_silent_ns(self) -> int:
+        """How long it may be silent while it lives."""
+        usual_ns = int(np.median(np.diff(self.flushes_ns))) if len(self.flushes_ns) > 1 else 0
+        return max(TOGETHER_NS, _USUAL_SILENCES * usual_ns)
 
     def is_entered(self, at_ns: int) -> NDArray[np.bool_]:
         """Return which operations were entered by a time, bool, (num_rows,)."""
@@ -165,7 +172,7 @@ def rank_view(rank: RankRecord, at_ns: int, unfinished: Set[tuple[Channel, int]]
     now = under_way(rank.done, until_ns, last_exit_ns=int(left_ns.max()) if len(left_ns) else None)
     seen_ns = rank.flushes_ns[rank.flushes_ns <= until_ns]
     has_ended = rank.end_ns is not None and rank.end_ns <= until_ns
-    is_alive = rank.is_timed and len(seen_ns) > 0 and int(seen_ns[-1]) >= at_ns - TOGETHER_NS
+    is_alive = rank.is_timed and len(seen_ns) > 0 and int(seen_ns[-1]) >= at_ns - rank.most_silent_ns
     return RankView(
         rank=rank.rank,
         host=rank.host,

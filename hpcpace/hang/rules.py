@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView
+from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView, RankView
 from hpcpace.hang.waits import Meeting, Waits
 
 _OWN_WORK = frozenset({Doing.STARTING, Doing.COMPUTING, Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
@@ -285,11 +285,7 @@ def _silent(graph: _Graph) -> Hang | None:
     if None in entered:
         return None
     age_ns = job.now_ns - max(at for at in entered if at is not None)
-    gone = [
-        rank
-        for rank in meeting.inside
-        if (seen_ns := job.ranks[rank].seen_ns) is not None and job.now_ns - seen_ns > _SILENT * age_ns > 0
-    ]
+    gone = [rank for rank in meeting.inside if _is_silent(job.ranks[rank], job.now_ns, age_ns)]
     if not gone or 2 * len(gone) > len(meeting.members):
         return None
     return _hang(graph, HangKind.GONE, culprits=tuple(sorted(gone)), call=call)
@@ -326,6 +322,13 @@ def _hang(
     )
 
 
+def _is_silent(view: RankView, now_ns: int, age_ns: int) -> bool:
+    """Return whether a rank has shown no sign of life for half of a time, and does not usually show so few."""
+    if view.is_gone is False or view.seen_ns is None:
+        return False
+    return now_ns - view.seen_ns > _SILENT * age_ns > 0
+
+
 def _since_ns(graph: _Graph, call: Call | None) -> int | None:
     if call is None:
         return None
@@ -335,7 +338,11 @@ def _since_ns(graph: _Graph, call: Call | None) -> int | None:
 
 def _never_kind(graph: _Graph, ranks: Iterable[int]) -> HangKind:
     views = [graph.waits.job.ranks[rank] for rank in ranks]
-    if any(view.is_gone for view in views):
+    call = _call_for(graph, ranks)
+    since_ns, now_ns = _since_ns(graph, call), graph.waits.job.now_ns
+    if any(view.is_gone for view in views) or (
+        since_ns is not None and all(_is_silent(view, now_ns, now_ns - since_ns) for view in views)
+    ):
         return HangKind.GONE
     return HangKind.OWN_WORK if any(view.doing in _OWN_WORK for view in views) else HangKind.NEVER_CALLED
 
