@@ -86,7 +86,6 @@ _SINGLE = (
         num_steps=FAULT_STEP + 6,
     ),
     _cell("another operation", "dp", "other_operation", "reduce", (HangKind.MISMATCH,)),
-    _cell("another size", "dp", "other_size", "reduce", (HangKind.MISMATCH,)),
     _cell("another order of groups", "dp in two groups", "other_order", "reduce", (HangKind.DISORDER,)),
     _cell("skipped barrier", "dp with a barrier", "skip", "barrier", (HangKind.MISMATCH, HangKind.NEVER_CALLED)),
     replace(

@@ -101,11 +101,6 @@ def other_operation(folder: Path, groups: Groups) -> None:
     dist.all_gather([torch.zeros(10) for _ in range(groups.size)], torch.ones(10))
 
 
-def other_size(folder: Path, groups: Groups) -> None:
-    """Call the operation with a larger message."""
-    dist.all_reduce(torch.ones(1 << 20))
-
-
 def other_order(folder: Path, groups: Groups) -> None:
     """Call the operation of the second group before that of the first."""
     dist.all_reduce(torch.ones(10), group=groups.twin)
@@ -115,6 +110,6 @@ FAULTS: Mapping[str, Callable[[Path, Groups], None]] = {
     fault.__name__: fault
     for fault in (
         endless, stuck, stop, stop_inside, late, exit_with_code, raise_error, kill, swallow, skip, other_operation,
-        other_size, other_order,
+        other_order,
     )
 }  # fmt: skip

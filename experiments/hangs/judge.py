@@ -147,7 +147,7 @@ def _look(job: Job, hang_s: float) -> Hang | None:
     if not attempts:
         return None
     try:
-        _, found = hang_in(read_records(attempts[-1]), hang_s=hang_s)
+        found = hang_in(read_records(attempts[-1]), hang_s=hang_s)
     except TraceError:  # no rank has flushed yet
         return None
-    return found
+    return None if found is None else found.hang

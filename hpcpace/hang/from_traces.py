@@ -158,10 +158,12 @@ def records_of(
     """
     clocks, unknown = rank_clocks(traces)
     named = [groups_of(trace.tables["groups"]) for trace in traces]
-    groups = tuple(sorted({group for table in named for group in table.values()}))
+    num_ranks = min(world_size, _MOST_RANKS)
+    found = {group for table in named for group in table.values()}
+    groups = tuple(sorted(group for group in found if group.ranks[-1] < num_ranks))  # members are ascending
     number = {group: index for index, group in enumerate(groups)}
     last = [
-        last_operations(trace, {own: number[group] for own, group in table.items()})
+        last_operations(trace, {own: number[group] for own, group in table.items() if group in number})
         for trace, table in zip(traces, named, strict=True)
     ]
     ranks = [

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hpcpace.diagnosis.ends import end_name, last_word
 from hpcpace.diagnosis.evidence import reference_times
 from hpcpace.hang.last_operations import LastOperations
-from hpcpace.hang.under_way import Finished, finished, under_way
+from hpcpace.hang.under_way import Finished, UnderWay, finished, under_way
 from hpcpace.hang.views import Call, Channel, Doing, RankView
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.operations.communication import op_name
@@ -170,6 +170,9 @@ def rank_view(rank: RankRecord, at_ns: int, unfinished: Set[tuple[Channel, int]]
     np.maximum.at(counts, rank.channel[is_entered], rank.seq[is_entered] + 1)
     left_ns = rank.exit_ns[is_entered & ~is_open]
     now = under_way(rank.done, until_ns, last_exit_ns=int(left_ns.max()) if len(left_ns) else None)
+    inside_ns = int(rank.enter_ns[is_open].max(initial=-ALWAYS_NS))
+    if is_open.any() and (now.since_ns is None or inside_ns >= now.since_ns):
+        now = UnderWay(Doing.COMMUNICATING, inside_ns)
     seen_ns = rank.flushes_ns[rank.flushes_ns <= until_ns]
     has_ended = rank.end_ns is not None and rank.end_ns <= until_ns
     is_alive = rank.is_timed and len(seen_ns) > 0 and int(seen_ns[-1]) >= at_ns - rank.most_silent_ns

@@ -194,7 +194,13 @@ def _left_behind(graph: _Graph, ranks: set[int]) -> list[Hang]:
     for rank in sorted(ranks):
         by_place.setdefault((graph.odd[rank].channel, graph.odd[rank].seq), []).append(rank)
     return [
-        _hang(graph, HangKind.PEERS_LEFT, culprits=tuple(here), call=graph.odd[here[0]]) for here in by_place.values()
+        _hang(
+            graph,
+            HangKind.GONE if _are_silent(graph, here) else HangKind.PEERS_LEFT,
+            culprits=tuple(here),
+            call=graph.odd[here[0]],
+        )
+        for here in by_place.values()
     ]
 
 
@@ -322,6 +328,15 @@ def _hang(
     )
 
 
+def _are_silent(graph: _Graph, ranks: Iterable[int]) -> bool:
+    """Return whether ranks show no sign of life since most others wait for them."""
+    job, oldest = graph.waits.job, _oldest(_open_calls(graph.waits))
+    since_ns = None if oldest is None else _since_ns(graph, oldest)
+    return since_ns is not None and all(
+        _is_silent(job.ranks[rank], job.now_ns, job.now_ns - since_ns) for rank in ranks
+    )
+
+
 def _is_silent(view: RankView, now_ns: int, age_ns: int) -> bool:
     """Return whether a rank has shown no sign of life for half of a time, and does not usually show so few."""
     if view.is_gone is False or view.seen_ns is None:
@@ -338,11 +353,7 @@ def _since_ns(graph: _Graph, call: Call | None) -> int | None:
 
 def _never_kind(graph: _Graph, ranks: Iterable[int]) -> HangKind:
     views = [graph.waits.job.ranks[rank] for rank in ranks]
-    call = _call_for(graph, ranks)
-    since_ns, now_ns = _since_ns(graph, call), graph.waits.job.now_ns
-    if any(view.is_gone for view in views) or (
-        since_ns is not None and all(_is_silent(view, now_ns, now_ns - since_ns) for view in views)
-    ):
+    if any(view.is_gone for view in views) or _are_silent(graph, ranks):
         return HangKind.GONE
     return HangKind.OWN_WORK if any(view.doing in _OWN_WORK for view in views) else HangKind.NEVER_CALLED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcpace.hang.from_traces import JobRecords
 from hpcpace.hang.rules import find_hang
-from hpcpace.hang.views import Doing, Hang, JobView
+from hpcpace.hang.views import Doing, FoundHang, Hang, JobView
 from hpcpace.units import NS_PER_S
 
 USUAL_STEPS = 20
@@ -19,8 +19,8 @@ USUAL_LENGTHS = 5
 _LONG = frozenset((Doing.SAVING, Doing.EVALUATING))
 
 
-def hang_in(records: JobRecords, *, hang_s: float) -> tuple[JobView, Hang | None]:
-    """Return what traces show when the job hung, and the hang; what they show last, and None, where it does not.
+def hang_in(records: JobRecords, *, hang_s: float) -> FoundHang | None:
+    """Return the hang that traces show, with what was known of the job then; None where it did not hang.
 
     Args:
         records: of all ranks.
@@ -29,8 +29,8 @@ def hang_in(records: JobRecords, *, hang_s: float) -> tuple[JobView, Hang | None
     for at_ns in records.moments_ns():
         job = records.view(at_ns)
         if (hang := hang_now(job, hang_s=hang_s)) is not None:
-            return job, hang
-    return records.view(), None
+            return FoundHang(hang=hang, job=job)
+    return None
 
 
 def hang_now(job: JobView, *, hang_s: float) -> Hang | None:

@@ -167,3 +167,11 @@ class Hang:
     chain: tuple[Call, ...] = ()
     reason: str = ""
     also: tuple[Hang, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundHang:
+    """A hang, and what was known of the job at the time of it."""
+
+    hang: Hang
+    job: JobView

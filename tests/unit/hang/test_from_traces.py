@@ -81,7 +81,7 @@ def test_a_rank_without_a_sign_of_life_may_have_gone(tmp_path: Path) -> None:
 
 
 def test_messages_have_a_channel_for_each_direction(tmp_path: Path) -> None:
-    job = WrittenJob(2)
+    job = WrittenJob(num_ranks=2)
     job.ranks[0].call(Op.SEND, 1.0, 1.1, peer=1)
     job.ranks[1].call(Op.RECV, 1.0, 1.1, peer=0)
     job.ranks[1].call(Op.SEND, 2.0, 2.1, peer=0)
@@ -94,7 +94,7 @@ def test_messages_have_a_channel_for_each_direction(tmp_path: Path) -> None:
 
 
 def test_groups_of_one_name_and_members_are_one_whatever_their_number(tmp_path: Path) -> None:
-    job = WrittenJob(4, groups={1: ("pair", (0, 1)), 2: ("pair", (2, 3))})
+    job = WrittenJob(num_ranks=4, groups={1: ("pair", (0, 1)), 2: ("pair", (2, 3))})
     job.ranks[0].call(Op.ALL_REDUCE, 1.0, group=1)
     job.ranks[3].call(Op.BARRIER, 1.0, group=2)
     view = job_view(job.write(tmp_path / "run"))
@@ -105,7 +105,7 @@ def test_groups_of_one_name_and_members_are_one_whatever_their_number(tmp_path: 
 
 
 def test_a_barrier_that_was_called_long_ago_is_found_behind_many_operations(tmp_path: Path) -> None:
-    job = WrittenJob(2, groups={1: ("rare", (0, 1))})
+    job = WrittenJob(num_ranks=2, groups={1: ("rare", (0, 1))})
     for rank in job.ranks:
         rank.call(Op.BARRIER, 0.1, 0.2, group=1)
         for number in range(20_000):
@@ -168,7 +168,7 @@ def test_a_hang_is_looked_at_before_its_operations_run_out_of_time(tmp_path: Pat
 def test_what_a_rank_does_follows_from_its_earlier_steps(
     tmp_path: Path, past: tuple[Phase, ...], now: tuple[Phase, ...], doing: Doing
 ) -> None:
-    job = WrittenJob(1)
+    job = WrittenJob(num_ranks=1)
     usual = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
     for step in range(20):
         phases = [*usual, *(past if step % 5 == 0 else ())]
@@ -178,6 +178,6 @@ def test_what_a_rank_does_follows_from_its_earlier_steps(
 
 
 def test_a_rank_that_has_finished_nothing_starts(tmp_path: Path) -> None:
-    view = job_view(WrittenJob(2).write(tmp_path / "run"))
+    view = job_view(WrittenJob(num_ranks=2).write(tmp_path / "run"))
     assert {one.doing for one in view.ranks.values()} == {Doing.STARTING}
     assert view.usual_step_ns is None

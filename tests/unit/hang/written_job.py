@@ -27,6 +27,7 @@ class WrittenRank:
 
     Attributes:
         seen_s: when it flushes for the last time.
+        flush_until_s: when it flushes for the last time before that; always once a second, if not given.
         is_closed: whether it closes its trace then.
     """
 
@@ -34,6 +35,7 @@ class WrittenRank:
     host: str
     offset_s: float = 0.0
     seen_s: float = 60.0
+    flush_until_s: float | None = None
     is_closed: bool = False
     run_id: str = "written"
     rows: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -85,9 +87,10 @@ class WrittenRank:
 
 @dataclass
 class WrittenJob:
-    """A job to be written; group 0 has all ranks."""
+    """A job to be written; group 0 has all ranks. `world_size` is what its traces say, by default the truth."""
 
     num_ranks: int = 4
+    world_size: int = 0
     groups: Mapping[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     per_host: int = 4
     ranks: list[WrittenRank] = field(default_factory=list)
@@ -115,7 +118,8 @@ class WrittenJob:
         return attempt
 
     def _write_rank(self, attempt: Attempt, rank: WrittenRank) -> None:
-        flushes = [*range(int(rank.seen_s)), rank.seen_s]
+        until_s = rank.seen_s if rank.flush_until_s is None else rank.flush_until_s
+        flushes = [*range(int(until_s)), rank.seen_s]
         times = iter([rank.ns(at_s) for at_s in flushes] + [rank.ns(rank.seen_s)] * 9)
         path = attempt.trace_file(rank.rank)
         recorder = Recorder(path, self._header(attempt, rank), warn=_fail, clock=lambda: next(times))
@@ -142,7 +146,7 @@ class WrittenJob:
             run_id=rank.run_id,
             attempt=attempt.number,
             rank=rank.rank,
-            world_size=self.num_ranks,
+            world_size=self.world_size or self.num_ranks,
             local_rank=rank.rank % self.per_host,
             local_size=self.per_host,
             node=rank.rank // self.per_host,
