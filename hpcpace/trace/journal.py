@@ -10,7 +10,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
@@ -32,6 +32,9 @@ _MOST_RECORDS = 1024
 # Each flush appends at most one run of records per table, and a new journal is begun after some thousand flushes.
 _MOST_RUNS = 1 << 16
 _MOST_HEADER_BYTES = 1 << 20
+MOST_START_BYTES = _PREAMBLE.size + _MOST_HEADER_BYTES
+"""The most bytes before the first record of a journal."""
+_PREFIX_BYTES = 16
 _CHECK_SEED = 0xCBF29CE484222325
 _CHECK_FACTOR = 0x9E3779B97F4A7C15
 
@@ -57,6 +60,36 @@ class JournalContent:
     rows: dict[str, tuple[NDArray[np.int64], NDArray[np.void]]] = field(default_factory=dict)
     open_rows: NDArray[np.void] | None = None
     num_left_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalStart:
+    """What is before the first record of a journal.
+
+    Attributes:
+        tables: dtypes of the rows of its tables, by name, in the order of their numbers.
+        size_bytes: where the first record begins.
+    """
+
+    header: TraceHeader
+    tables: dict[str, np.dtype]
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordRun:
+    """Consecutive records of one table and kind.
+
+    Attributes:
+        numbers, rows: row numbers, int64, and rows, each (num_records,).
+        end: where the records end in the bytes that they were read from.
+    """
+
+    table: str
+    kind: RecordKind
+    numbers: NDArray[np.int64]
+    rows: NDArray[np.void]
+    end: int
 
 
 @cache
@@ -100,13 +133,9 @@ def decode(content: bytes, place: str) -> JournalContent:
     Raises:
         TraceError: not an hpcpace journal, a damaged header, or another major version.
     """
-    description, offset = _decode_header(content, place)
-    journal = JournalContent(parse_header(description["header"], place))
-    try:
-        names = [str(table["name"]) for table in description["tables"]]
-        dtypes = [_row_dtype(table["columns"]) for table in description["tables"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{place}: the journal's tables cannot be understood ({error}); leave the file out") from error
+    start = decode_start(content, place)
+    journal, offset = JournalContent(start.header), start.size_bytes
+    names, dtypes = list(start.tables), list(start.tables.values())
     records: list[list[NDArray[np.void]]] = [[] for _ in names]
     for _ in range(_MOST_RUNS):
         if (run := _run_of_records(content, offset, dtypes)) is None:
@@ -122,6 +151,91 @@ def decode(content: bytes, place: str) -> JournalContent:
         if name == "collectives":
             journal.open_rows = found["data"][found["kind"] == RecordKind.OPEN]
     return journal
+
+
+def decode_start(content: bytes, place: str) -> JournalStart:
+    """Return what is before the first record of a journal.
+
+    Args:
+        content: its first bytes, `MOST_START_BYTES` or all that there are.
+        place: the file, for error messages.
+
+    Raises:
+        TraceError: not an hpcpace journal, a damaged header, or another major version.
+    """
+    description, size_bytes = _decode_header(content, place)
+    header = parse_header(description["header"], place)
+    try:
+        tables = {str(table["name"]): _row_dtype(table["columns"]) for table in description["tables"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{place}: the journal's tables cannot be understood ({error}); leave the file out") from error
+    if len(tables) != len(description["tables"]):
+        raise TraceError(f"{place}: the journal names a table twice; leave the file out")
+    return JournalStart(header=header, tables=tables, size_bytes=size_bytes)
+
+
+def records_after(
+    content: bytes, offset: int, tables: Mapping[str, np.dtype], wanted: Collection[str]
+) -> tuple[list[RecordRun], int]:
+    """Return the records of some tables in a part of a journal, and where the first record begins that is not whole.
+
+    Records of other tables are stepped over, and not checked.
+
+    Args:
+        content: bytes of the journal.
+        offset: where a record begins in them.
+        tables: dtypes of the rows, see `JournalStart`.
+        wanted: names of the tables.
+    """
+    names, dtypes = list(tables), [record_dtype(row) for row in tables.values()]
+    octets = np.frombuffer(content, np.uint8)
+    found: list[RecordRun] = []
+    while len(content) - offset >= _PREFIX_BYTES and content[offset + 4] < len(dtypes):
+        table = content[offset + 4]
+        dtype = dtypes[table]
+        count = (len(content) - offset) // dtype.itemsize
+        if not count or int.from_bytes(content[offset + 6 : offset + 8], "little") != dtype.itemsize:
+            break
+        count = _num_leading(octets[offset + 4 :: dtype.itemsize][:count] == table)
+        if names[table] in wanted:
+            records = np.frombuffer(content, dtype, count=count, offset=offset)
+            num_sound = _num_leading(records["check"] == _checks(records))
+            found += _runs(names[table], records[:num_sound], offset)
+            if num_sound < count:
+                return found, offset + num_sound * dtype.itemsize
+        offset += count * dtype.itemsize
+    return found, offset
+
+
+def first_record(content: bytes, tables: Mapping[str, np.dtype]) -> int | None:
+    """Return where the first whole record begins in bytes from the middle of a journal; None without one.
+
+    Args:
+        content: bytes from a place on that is a multiple of 8 bytes away from the first record.
+        tables: dtypes of the rows, see `JournalStart`.
+    """
+    dtypes = [record_dtype(row) for row in tables.values()]
+    for offset in range(0, len(content) - _PREFIX_BYTES + 1, 8):
+        if content[offset + 4] >= len(dtypes):
+            continue
+        dtype = dtypes[content[offset + 4]]
+        has_size = int.from_bytes(content[offset + 6 : offset + 8], "little") == dtype.itemsize
+        if has_size and len(content) - offset >= dtype.itemsize:
+            record = np.frombuffer(content, dtype, count=1, offset=offset)
+            if record["check"][0] == _checks(record)[0]:
+                return offset
+    return None
+
+
+def _runs(table: str, records: NDArray[np.void], offset: int) -> list[RecordRun]:
+    """Return rows and open operations of consecutive records of one table apart."""
+    found = []
+    for kind in RecordKind:
+        chosen = records[records["kind"] == kind]
+        if len(chosen):
+            numbers, end = chosen["row"].astype(np.int64), offset + records.nbytes
+            found.append(RecordRun(table=table, kind=kind, numbers=numbers, rows=chosen["data"], end=end))
+    return found
 
 
 def _decode_header(content: bytes, place: str) -> tuple[dict[str, Any], int]:
