@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -40,6 +42,7 @@ class Job:
     Attributes:
         folder: a new one, for the run and what the ranks say.
         slowed: seconds that a rank takes longer at a place, by step, place and rank.
+        slow_steps: how many usual steps it takes longer there.
     """
 
     folder: Path
@@ -49,6 +52,7 @@ class Job:
     num_steps: int
     blows: dict[int, Blow]
     slowed: dict[tuple[int, str, int], float]
+    slow_steps: dict[tuple[int, str, int], float]
 
     @property
     def run(self) -> Path:
@@ -118,17 +122,22 @@ def _run_rank(job: Job, rank: int, port: int) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     groups, step_of = Groups(job.width), PROGRAMS[job.program]()
     with hpcpace.session(run_dir=job.run, warmup_steps=2) as session:
+        times_s: list[float] = []
         for step in range(job.num_steps):
-            place = Place(session=session, step=step, at=lambda name, step=step: _at(job, groups, step, name))
+            begin_s = time.monotonic()
+            usual_s = median(times_s) if times_s else 0.0
+            at = partial(_at, job, groups, step, usual_s)
             with suppress(SkippedError, SwallowedError):
-                step_of(place, groups)
+                step_of(Place(session=session, step=step, at=at), groups)
             session.step(samples=1)
+            times_s.append(time.monotonic() - begin_s)
     dist.destroy_process_group()
 
 
-def _at(job: Job, groups: Groups, step: int, name: str) -> None:
-    """Strike this rank where it has come to the place."""
-    time.sleep(job.slowed.get((step, name, groups.rank), 0.0))
+def _at(job: Job, groups: Groups, step: int, usual_s: float, name: str) -> None:
+    """Strike this rank where it has come to the place, or make it slow there."""
+    here = (step, name, groups.rank)
+    time.sleep(job.slowed.get(here, 0.0) + job.slow_steps.get(here, 0.0) * usual_s)
     blow = job.blows.get(groups.rank)
     marker = job.folder / f"{STRUCK}-{groups.rank}"
     if blow is None or (blow.step, blow.place) != (step, name) or marker.exists():

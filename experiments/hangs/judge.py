@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.hangs.cells import Cell
-from experiments.hangs.healthy import HealthyJob
+from experiments.hangs.healthy import NUM_STEPS, HealthyJob
 from experiments.hangs.jobs import Blow, Job, have_ended, started
 from hpcpace.errors import TraceError
 from hpcpace.hang.from_traces import read_records
@@ -92,7 +92,13 @@ def judge_cell(cell: Cell) -> Outcome:
 def judge_healthy(job: HealthyJob) -> Outcome:
     """Run a healthy job once, and return whether its traces named nobody at any time."""
     found, _ = _first_hang(
-        program=job.program, num_ranks=4, width=2, num_steps=job.num_steps, slowed=job.slowed, hang_s=job.hang_s
+        program=job.program,
+        num_ranks=4,
+        width=2,
+        num_steps=NUM_STEPS,
+        slowed=job.slowed,
+        slow_steps=job.slow_steps,
+        hang_s=job.hang_s,
     )
     kind, named, could_be = ("", (), ()) if found is None else (str(found.kind), found.culprits, found.could_be)
     return Outcome(
@@ -114,6 +120,7 @@ def _first_hang(
     num_steps: int,
     blows: dict[int, Blow] | None = None,
     slowed: dict[tuple[int, str, int], float] | None = None,
+    slow_steps: dict[tuple[int, str, int], float] | None = None,
     hang_s: float = HANG_S,
 ) -> tuple[Hang | None, int | None]:
     """Run a job until it hangs or ends; return the hang, and the time from the fault to it, nanoseconds."""
@@ -126,6 +133,7 @@ def _first_hang(
         num_steps=num_steps,
         blows=blows or {},
         slowed=slowed or {},
+        slow_steps=slow_steps or {},
     )
     try:
         with started(job) as pids:

@@ -115,6 +115,12 @@ def _checkpointing(place: Place, groups: Groups) -> None:
         place.work("checkpoint", 0.1)
 
 
+def _evaluating(place: Place, groups: Groups) -> None:
+    _data_parallel(place, groups)
+    if place.step % 4 == 3 and groups.rank == 0:
+        place.work("eval", 0.1)
+
+
 class _Sharded:
     """A model of two layers in FSDP2."""
 
@@ -152,6 +158,7 @@ PROGRAMS: Mapping[str, Callable[[], Program]] = {
     "FSDP2": _Sharded,
     "dp with a barrier": lambda: _rare_barrier,
     "dp with checkpoints": lambda: _checkpointing,
+    "dp with evaluations": lambda: _evaluating,
     "dp in two groups": lambda: _two_groups,
 }
 """By group layout: what makes the function that does one step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ from hpcpace.diagnosis.figures.causes import cause_figures
 from hpcpace.diagnosis.figures.cores import core_figures
 from hpcpace.diagnosis.figures.devices import device_figures
 from hpcpace.diagnosis.figures.gpus import gpu_differences, gpu_state
+from hpcpace.diagnosis.figures.hang import hang_figures
 from hpcpace.diagnosis.figures.hotspots import place_excess
 from hpcpace.diagnosis.figures.jitter import jitter_figures
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
@@ -35,6 +36,10 @@ from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
 from hpcpace.diagnosis.summary import Causes, Jitter, RankRow, RoleRow, SensitivityRow, Summary, Verdict, World
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of, with_end
 from hpcpace.errors import CannotTell
+from hpcpace.hang.from_traces import records_of
+from hpcpace.hang.notices import Notice, read_notices
+from hpcpace.hang.search import hang_in
+from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.steps import throughput
@@ -120,7 +125,8 @@ def analyze_traces(
     if records.run.is_lab:  # its hosts share the cores of one machine, which says nothing of the cluster that it shows
         panels = replace(panels, cores=None)
     thresholds = _thresholds(config.diagnosis, records)
-    figures = _figures(credible, panels, thresholds)
+    hang = _hang(credible, thresholds, read_notices(attempt))
+    figures = _figures(credible, panels, thresholds, hang)
     audit = audit_figures(attempt, figures.diagnosis.findings, credible.hosts, config.audit)
     remarks = (
         *near_misses(figures.diagnosis, panels, figures.hotspots, figures.first_excess),
@@ -158,6 +164,7 @@ def analyze_traces(
         unknown=measured.unknown,
         devices=device_figures(measured),
         cores=core_figures(panels),
+        hang=hang_figures(hang),
     )
     plots = plot_data(
         measured,
@@ -211,7 +218,8 @@ def examine(
             Diagnosis(findings=(), obstacle=NothingMeasured(error=str(error)), smallest_effect=None), hosts={}
         )
     panels = panels_of(credible.measured)
-    return _verdict(credible, panels, _diagnosis(credible, panels, settings or DiagnosisConfig()))
+    settings = settings or DiagnosisConfig()
+    return _verdict(credible, panels, _diagnosis(credible, panels, settings, _hang(credible, settings, {})))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,13 +237,13 @@ class _Figures:
     sensitivity: tuple[SensitivityRow, ...]
 
 
-def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -> _Figures:
+def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig, hang: FoundHang | None) -> _Figures:
     measured = credible.measured
     # The steps are taken apart before the processes part, which then take about as long as each other.
     num_close = len(measured.close_up.evidence.operations) if measured.close_up is not None else 0
     start = in_background if num_close > _LEAST_SHARED else nullcontext
     with start(partial(_jitter_and_sensitivity, measured, panels)) as finish:
-        diagnosis = _diagnosis(credible, panels, settings)
+        diagnosis = _diagnosis(credible, panels, settings, hang)
         excess = None if panels.host_timed else work_excess(panels, diagnosis.slow)
         hotspots = hotspots_of(measured, panels)
         # Nobody knows where waits for an absent rank began; they would be taken for transfers.
@@ -268,11 +276,24 @@ def _jitter_and_sensitivity(
     return jitter_figures(measured, panels), sensitivity_figures(measured)
 
 
-def _diagnosis(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig) -> Diagnosis:
-    hangs = held_up(credible.incomplete.open, credible.traces)
+def _diagnosis(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig, hang: FoundHang | None) -> Diagnosis:
     return diagnose_run(
-        credible.measured, panels, hangs=hangs, absent=credible.absent, end=credible.end, settings=settings
+        credible.measured,
+        panels,
+        hang=hang,
+        opened=credible.incomplete.open,
+        absent=credible.absent,
+        end=credible.end,
+        settings=settings,
     )
+
+
+def _hang(credible: CredibleRun, settings: DiagnosisConfig, notices: Mapping[int, Notice]) -> FoundHang | None:
+    """Return what held the job up; None without an operation that a rank may have been in at its end."""
+    if not held_up(credible.incomplete.open, credible.traces):
+        return None
+    records = records_of(credible.traces, world_size=credible.world_size, hosts=credible.hosts, notices=notices)
+    return hang_in(records, hang_s=settings.hang_s)
 
 
 def _verdict(credible: CredibleRun, panels: Panels, diagnosis: Diagnosis, remarks: Sequence[str] = ()) -> Verdict:

@@ -6,7 +6,7 @@ who is late is judged by it; transfers need one, and are not judged where a cloc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
@@ -45,6 +45,7 @@ from hpcpace.diagnosis.modes.phase import collection_finding, input_finding
 from hpcpace.diagnosis.modes.pipeline import imbalance_finding
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.modes.straggler import search_stragglers, straggler_findings
+from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.causes.what_if import Rebuilt
 from hpcpace.metrics.lateness.stragglers import LEAST_STEPS, SearchObstacle, StragglerSearch
 from hpcpace.metrics.network.links import LinkFindings, Locality
@@ -91,8 +92,8 @@ class Diagnosis:
 def diagnose(
     panels: Panels,
     *,
-    hangs: Sequence[OpenOperation] = (),
-    silences_ns: Mapping[int, int] | None = None,
+    hang: FoundHang | None = None,
+    opened: Sequence[OpenOperation] = (),
     links: LinkFindings | None = None,
     crossing: Locality | None = None,
     is_clock_wrong: bool = False,
@@ -105,8 +106,8 @@ def diagnose(
 
     Args:
         panels: the steps that are judged.
-        hangs: operations that some members entered and that never completed.
-        silences_ns: by rank, the longest time without a sign of life.
+        hang: what held the job up; None where nothing did.
+        opened: operations that some members entered and that never completed, or that failed.
         links: what comparing the transfers of groups found; None where they were not compared.
         crossing: groups that cross switches against those inside; None unless there are both.
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
@@ -117,8 +118,8 @@ def diagnose(
     """
     settings = settings or DiagnosisConfig()
     num_steps = len(panels.times_ns)
-    hang = hang_finding(hangs, panels, silences_ns or {}, settings, unrecorded=absent)
-    stopped = (*end_finding(end, hang, panels), *hang)
+    hangs = hang_finding(hang, panels, opened)
+    stopped = (*end_finding(end, hangs, panels), *hangs)
     cores = core_finding(panels, settings)
     known = partial(Diagnosis, absent=tuple(absent), num_present=len(panels.rank), cores=cores)
     if num_steps < settings.least_steps:

@@ -37,6 +37,8 @@ from hpcpace.diagnosis.stage_words import (
     stage_sentences,
     subject_of_events,
 )
+from hpcpace.hang.views import FoundHang
+from hpcpace.hang.words import describe
 from hpcpace.hostlist import exclusion, node_name
 from hpcpace.quoting import printable
 from hpcpace.units import format_duration
@@ -76,7 +78,7 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
         case EndEvidence():
             return _end(evidence.end, hosts)
         case HangEvidence():
-            return _hang(evidence, finding, hosts)
+            return _hang(evidence.found)
         case LatenessEvidence():
             return _lateness(evidence, finding, hosts, lost)
         case ArrivalEvidence():
@@ -121,26 +123,10 @@ def _end(end: RunEnd, hosts: Mapping[int, str]) -> FindingWords:
     )
 
 
-def _hang(evidence: HangEvidence, finding: DiagnosisFinding, hosts: Mapping[int, str]) -> FindingWords:
-    who = named_ranks([int(culprit.id) for culprit in finding.culprits][:_MOST_RANKS], hosts)
-    if evidence.absent and finding.culprits:
-        reason = f", because {who} never entered it"
-    elif evidence.absent:
-        reason = ", although every rank with a trace entered it"
-    elif evidence.late and finding.culprits:
-        reason = f", because {who} entered it only when it had failed on the others"
-    else:
-        reason = ", although all of its ranks entered it"
-        reason += f"; {who} showed no sign of life in it" if finding.culprits else ""
-    whose = "the named ranks'" if finding.culprits else "all ranks'"
-    inside = plural(evidence.inside, "rank")
-    where = f" on {evidence.inside} of its ranks" if evidence.completed else ""
-    until = "it failed" if evidence.failed == evidence.inside else "the recording ended"
-    return FindingWords(
-        headline=f"hang: {evidence.op} in step {evidence.step} never completed{where}{reason}",
-        why=f"{inside} waited inside for {format_duration(evidence.age_ns)} until {until}",
-        next=f"check {whose} logs and stacks (py-spy dump), and their hosts",
-    )
+def _hang(found: FoundHang) -> FindingWords:
+    words = describe(found.hang, found.job)
+    first, *more = words.why or ("no rank is known to wait",)
+    return FindingWords(headline=words.headline, why=first, next=words.advice, more=tuple(more))
 
 
 def _lateness(

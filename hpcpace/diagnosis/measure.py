@@ -18,13 +18,13 @@ from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, 
 from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
 from hpcpace.diagnosis.evidence import TimedTraces, reference_times, timed_traces
 from hpcpace.diagnosis.figures.clocks import DEVICE_ERROR_NS, clock_figures
-from hpcpace.diagnosis.modes.hang import silence_ns
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.errors import CannotTell
+from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.causes.what_if import Rebuilt, rebuild, transient_loss_ns
 from hpcpace.metrics.cores import CoreUse, core_use
 from hpcpace.metrics.found_stages import stages_of_traffic
@@ -396,7 +396,8 @@ def diagnose_run(
     measured: Measured,
     panels: Panels,
     *,
-    hangs: Sequence[OpenOperation],
+    hang: FoundHang | None,
+    opened: Sequence[OpenOperation],
     absent: Sequence[int],
     end: RunEnd | None = None,
     settings: DiagnosisConfig,
@@ -409,10 +410,8 @@ def diagnose_run(
         panels = replace(panels, arrivals=late_arrivals_of(measured, panels.node, settings.level))
     return diagnose(
         panels,
-        hangs=hangs,
-        silences_ns={
-            trace.header.rank: silence_ns(trace.tables["account"]["time_ns"]) for trace in measured.timed.traces
-        },
+        hang=hang,
+        opened=opened,
         links=_widened(
             locate_links(collectives, places, floor_share=settings.link_share, level=settings.level),
             collectives,

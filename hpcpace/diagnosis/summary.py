@@ -314,6 +314,46 @@ class Clocks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankStack:
+    """Where the training thread of a rank was when a step had lasted too long: Python frames, the innermost last."""
+
+    rank: int
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangFigures:
+    """Who held up whom when the job hung.
+
+    Attributes:
+        kind: of the cause, one of `hpcpace.hang.views.HangKind`.
+        culprits: ranks that held up the others.
+        could_be: ranks of which at least one did, where the records cannot separate them.
+        waiting: ranks that were held up.
+        reason: why only a set, or nobody, can be named; empty otherwise.
+        operation: in which they waited, in words; empty where unknown.
+        op, group, seq, step: of that operation; empty and -1 where unknown.
+        age_ns: how long the hang had lasted at the time for which it was found; None where unknown.
+        chain: operations that lead from those that waited to the cause, in words, the cause last.
+        stacks: of the culprits, where they have written them.
+    """
+
+    kind: str
+    culprits: tuple[int, ...]
+    could_be: tuple[int, ...]
+    waiting: tuple[int, ...]
+    reason: str
+    operation: str
+    op: str
+    group: str
+    seq: int
+    step: int
+    age_ns: int | None
+    chain: tuple[str, ...]
+    stacks: tuple[RankStack, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class IncompleteRank:
     """A rank whose trace is missing, was not closed, or lacks records.
 
@@ -667,6 +707,7 @@ class Summary:
     unknown: str = ""
     devices: tuple[DevicePhase, ...] = ()
     cores: tuple[HostCores, ...] = ()
+    hang: HangFigures | None = None
 
     @property
     def is_whole(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -54,11 +53,11 @@ class JobRecords:
         """The last sign of life of any rank, on the common clock; 0 without any."""
         return max((rank.last_ns for rank in self.ranks if rank.last_ns is not None), default=0)
 
-    @cached_property
-    def usual_step_ns(self) -> int | None:
-        """Median step time; None without a step."""
-        times_ns = np.concatenate([np.zeros(0, np.int64), *(rank.done.step_times_ns for rank in self.ranks)])
-        return int(np.median(times_ns)) if len(times_ns) else None
+    def usual_step_ns(self, at_ns: int) -> int | None:
+        """Return the median time of the steps that had ended by a time; None without one."""
+        times_ns = [rank.done.step_times_ns[rank.done.step_end_ns <= at_ns] for rank in self.ranks]
+        joined = np.concatenate([np.zeros(0, np.int64), *times_ns])
+        return int(np.median(joined)) if len(joined) else None
 
     def usual_ns(self, at_ns: int) -> dict[Doing, int]:
         """Return the median length of the checkpoints and evaluations that had ended by a time."""
@@ -105,7 +104,7 @@ class JobRecords:
             groups=tuple(GroupView(name=group.name, members=group.ranks) for group in self.groups),
             ranks=ranks | {rank.rank: self._rank_view(rank, at_ns, unfinished) for rank in self.ranks},
             now_ns=at_ns,
-            usual_step_ns=self.usual_step_ns,
+            usual_step_ns=self.usual_step_ns(at_ns),
             usual_ns=self.usual_ns(at_ns),
         )
 

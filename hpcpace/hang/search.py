@@ -35,8 +35,9 @@ def hang_in(records: JobRecords, *, hang_s: float) -> FoundHang | None:
 
 def hang_now(job: JobView, *, hang_s: float) -> Hang | None:
     """Return what holds a job up at the time of a view; None if nothing does, or not for long enough."""
-    hang = find_hang(job, least_ns=least_ns(job, hang_s=hang_s))
-    return None if hang is None or _may_last(hang, job) else hang
+    most_ns = least_ns(job, hang_s=hang_s)
+    hang = find_hang(job, least_ns=most_ns)
+    return None if hang is None or _may_have_moved(hang, job, most_ns) or _may_last(hang, job) else hang
 
 
 def least_ns(job: JobView, *, hang_s: float) -> int:
@@ -44,6 +45,17 @@ def least_ns(job: JobView, *, hang_s: float) -> int:
     if job.usual_step_ns is None:
         return round(max(hang_s, FIRST_STEP_S) * NS_PER_S)
     return max(round(hang_s * NS_PER_S), USUAL_STEPS * job.usual_step_ns)
+
+
+def _may_have_moved(hang: Hang, job: JobView, most_ns: int) -> bool:
+    """Return whether a rank that lives was last seen too soon after others began to wait for it."""
+    views = [job.ranks[rank] for rank in hang.culprits or hang.could_be]
+    since_ns = hang.since_ns
+    if since_ns is None:
+        return False
+    return any(
+        view.is_gone is False and view.seen_ns is not None and view.seen_ns - since_ns < most_ns for view in views
+    )
 
 
 def _may_last(hang: Hang, job: JobView) -> bool:

@@ -109,8 +109,8 @@ def _next(done: Finished, at_ns: int, this_step: int) -> Doing:
     recent = is_past & (done.phase_step < this_step) & (done.phase_step >= this_step - _STEPS_COMPARED)
     for step in np.unique(done.phase_step[recent]).tolist():
         phases = done.phase[is_past & (done.phase_step == step)]
-        if len(phases) > num_before:
-            next_of[step] = doing_of_code(int(phases[num_before]))
+        has_next = len(phases) > num_before
+        next_of[step] = doing_of_code(int(phases[num_before])) if has_next else Doing.UNKNOWN
     if not next_of:
         return Doing.UNKNOWN
     usual, num_usual = Counter(next_of.values()).most_common(1)[0]

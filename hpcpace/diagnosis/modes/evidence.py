@@ -11,6 +11,7 @@ from typing import ClassVar, assert_never
 
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.diagnosis.modes.run_end import RunEnd
+from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.lateness.stages import StageComparison
 
 
@@ -59,20 +60,23 @@ class EndEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class HangEvidence:
-    """An operation that never completed.
+    """An operation that does not end.
 
     Attributes:
-        op: name of the operation.
-        age_ns: from the first enter to the end of the recording.
-        step: in which it was entered.
-        inside: how many ranks wait inside.
-        absent: how many ranks never entered.
-        completed: how many ranks completed it.
-        failed: how many of those inside it failed on, such as by a timeout.
-        late: how many of those inside entered it when it had failed on others.
+        found: who holds up whom, and what was known of the job then.
+        op: name of the operation; empty where nobody waits in one.
+        age_ns: from the first enter to the time for which the hang was found: the last sign of life of the ranks
+            inside, or just before the operation failed on the first one.
+        step: in which it was entered; -1 where unknown.
+        inside: how many ranks wait inside then.
+        absent: how many members have not entered it by then.
+        completed: how many ranks have completed it by then.
+        failed: on how many of those inside it failed in the end, such as by a timeout.
+        late: how many ranks entered it after it had failed on others.
     """
 
     mode: ClassVar = Mode.HANG
+    found: FoundHang
     op: str
     age_ns: int
     step: int

@@ -24,7 +24,7 @@ from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_t
 from hpcpace.report.html.lanes import slow_step
 from hpcpace.report.html.packed import asset, compressed, embedded, plot_library, script_hash, unpacked
 from hpcpace.report.html.text import contents, escape, facts, figure, notes, section, side_by_side, warning
-from hpcpace.report.html.verdict import verdict_head
+from hpcpace.report.html.verdict import hang_stacks, verdict_head
 from hpcpace.report.words.audit import audit_subtitle
 from hpcpace.report.words.causes import named_ranks_of
 from hpcpace.report.words.pacing import pacing_lines
@@ -169,6 +169,7 @@ def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, 
         f'<div class="head">{head}{_TOOLS}</div>',
         warning(f"{progress}: {MAY_CHANGE}" if progress else "", "State"),
         verdict_head(verdict, [title for title, content in made if content]),
+        hang_stacks(summary.hang),
         warning(suspect_line(summary.clocks)),
         *(warning(sentence) for sentence in summary.steps.warnings),
         warning(summary.world.emulation, "Lab"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from hpcpace.diagnosis.diagnose import Culprit
-from hpcpace.diagnosis.summary import Verdict
+from hpcpace.diagnosis.summary import HangFigures, Verdict
 from hpcpace.report.html.text import About, anchor, escape, first_terms, prose, table, with_terms
 from hpcpace.wording import alias_name, percent, place_name
 
@@ -48,6 +48,17 @@ def verdict_head(verdict: Verdict, titles: Collection[str] = ()) -> str:
         f"<h1{long}>{prose(_capital(headline))}</h1>\n<dl>{rows}</dl>\n{_culprits(verdict.culprits)}"
     )
     return f'<div class="verdict {kind}">\n{first_terms(inside)}\n</div>'
+
+
+def hang_stacks(hang: HangFigures | None) -> str:
+    """Return where the threads of ranks were that held up the others, innermost frame first; empty if unknown."""
+    stacks = () if hang is None else hang.stacks
+    return "".join(_stack(stack.rank, stack.frames) for stack in stacks)
+
+
+def _stack(rank: int, frames: Sequence[str]) -> str:
+    lines = "\n".join(escape(frame) for frame in reversed(frames))
+    return f"<details open><summary>Stack of rank {rank}</summary><pre>{lines}</pre></details>\n"
 
 
 def _culprits(culprits: Sequence[Culprit]) -> str:

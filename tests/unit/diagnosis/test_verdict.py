@@ -28,6 +28,7 @@ from hpcpace.diagnosis.modes.obstacle import (
 )
 from hpcpace.diagnosis.summary import Causes, PipelineBubble
 from hpcpace.diagnosis.verdict import remarks_of, verdict_of
+from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, Hang, HangKind, JobView, RankView
 
 HOSTS = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 
@@ -55,7 +56,14 @@ def told(*findings, obstacle=None, smallest=0.03, remarks=()):
     return verdict_of(diagnosis, hosts=HOSTS, remarks=remarks)
 
 
-HANG = {"op": "all_reduce", "age_ns": 9_000_000_000, "step": 7, "inside": 3, "completed": 0}
+def hang(hang_kind=HangKind.NEVER_CALLED, culprits=(), **changed):
+    """Return the evidence of a hang of ranks 0 to 3 in an all_reduce of step 7."""
+    call = Call(channel=Channel(0), seq=9, op="all_reduce", entered_ns=1_000_000_000, is_open=True, step=7)
+    ranks = {rank: RankView(rank=rank, host=host, seen_ns=6_000_000_000) for rank, host in HOSTS.items()}
+    job = JobView(groups=(GroupView(name="dp", members=(0, 1, 2, 3)),), ranks=ranks, now_ns=10_000_000_000)
+    found = Hang(kind=hang_kind, culprits=culprits, call=call, since_ns=1_000_000_000, **changed)
+    numbers = {"op": "all_reduce", "age_ns": 9_000_000_000, "step": 7, "inside": 3, "absent": 1, "completed": 0}
+    return HangEvidence(found=FoundHang(hang=found, job=job), **numbers)
 
 
 @pytest.mark.parametrize(
@@ -78,20 +86,24 @@ HANG = {"op": "all_reduce", "age_ns": 9_000_000_000, "step": 7, "inside": 3, "co
             "pipeline imbalance: pipeline stage 1 (or rank 2 on n2: not distinguishable here) has more work",
         ),
         (
-            finding(HangEvidence(**HANG, absent=1), culprit("rank", "2")),
-            "hang: all_reduce in step 7 never completed, because rank 2 on n2 never entered it",
+            finding(hang(culprits=(2,)), culprit("rank", "2")),
+            "hang: all_reduce 9 of group dp (step 7) waits for rank 2 on n2, which never called it; since 9.00 s",
         ),
         (
-            finding(HangEvidence(**HANG, absent=1)),
-            "hang: all_reduce in step 7 never completed, although every rank with a trace entered it",
+            finding(hang(HangKind.UNKNOWN, reason="of 4 ranks, 3 are recorded")),
+            "hang: all_reduce 9 of group dp (step 7) does not finish, and the records do not show why: of 4 ranks, 3",
         ),
         (
-            finding(HangEvidence(**HANG, absent=0), culprit("rank", "2")),
-            "never completed, although all of its ranks entered it; rank 2 on n2 showed no sign of life in it",
+            finding(hang(HangKind.NETWORK)),
+            "hang: all members are in all_reduce 9 of group dp (step 7), and nothing moves; since 9.00 s",
         ),
         (
-            finding(HangEvidence(**HANG | {"completed": 1}, absent=0), culprit("rank", "2")),
-            "never completed on 3 of its ranks, although all of its ranks entered it; rank 2 on n2 showed no sign of",
+            finding(hang(HangKind.GONE, culprits=(2,)), culprit("rank", "2")),
+            "all_reduce 9 of group dp (step 7) waits for rank 2 on n2, which has shown no sign of life for 4.00 s",
+        ),
+        (
+            finding(hang(HangKind.PEERS_LEFT, culprits=(2,)), culprit("rank", "2")),
+            "hang: rank 2 on n2 is still in all_reduce 9 of group dp (step 7), which others have finished",
         ),
         (
             finding(SlowLinkEvidence(effect=0.2, share=0.3), culprit("link", "n1", "link n2")),

@@ -119,7 +119,7 @@ class WrittenJob:
 
     def _write_rank(self, attempt: Attempt, rank: WrittenRank) -> None:
         until_s = rank.seen_s if rank.flush_until_s is None else rank.flush_until_s
-        flushes = [*range(int(until_s)), rank.seen_s]
+        flushes = [0.0, *range(max(int(until_s) - 6, 1), int(until_s)), rank.seen_s]  # once a second at the end
         times = iter([rank.ns(at_s) for at_s in flushes] + [rank.ns(rank.seen_s)] * 9)
         path = attempt.trace_file(rank.rank)
         recorder = Recorder(path, self._header(attempt, rank), warn=_fail, clock=lambda: next(times))
