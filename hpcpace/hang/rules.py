@@ -154,8 +154,11 @@ def _mismatch(graph: _Graph) -> Hang | None:
 
 def _roots(graph: _Graph) -> Hang | None:
     """Ranks that others wait for and that wait for nobody, and ranks left behind in what their peers have finished."""
-    busy = graph.waits.open_calls.keys() - graph.gone
-    never = {rank for rank in graph.awaited() - busy if graph.known(rank)}
+    awaited = graph.awaited()
+    # What a rank without a sign of life was in is only what it was in then.
+    stale = {rank for rank in awaited - graph.edges.keys() - graph.odd.keys() if _are_silent(graph, [rank])}
+    busy = graph.waits.open_calls.keys() - graph.gone - stale
+    never = {rank for rank in awaited - busy if graph.known(rank)}
     left = {rank for rank in graph.odd if 2 * len(_of(graph, rank).inside) <= len(_of(graph, rank).members)}
     if not never | left:
         return None
@@ -235,6 +238,9 @@ def _circle(graph: _Graph) -> Hang | None:
     circle = _in_circles(graph)
     if not circle:
         return None
+    silent = tuple(sorted(rank for rank in circle if _are_silent(graph, [rank])))
+    if silent and 2 * len(silent) <= len(circle):
+        return _hang(graph, HangKind.GONE, culprits=silent, call=_call_for(graph, silent))
     own = tuple(sorted(rank for rank in circle if graph.waits.job.ranks[rank].doing in _NO_CALLS))
     if own:
         return _hang(graph, HangKind.OWN_WORK, culprits=own, call=_call_for(graph, own))

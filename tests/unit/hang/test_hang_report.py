@@ -55,8 +55,9 @@ def notice(**changed: object) -> Notice:
 
 def test_the_report_names_the_rank_its_kind_and_who_waits(tmp_path: Path) -> None:
     summary = summary_of(hung_attempt(tmp_path / "run"))
-    assert (summary.verdict.mode, [one.id for one in summary.verdict.culprits]) == ("hang", ["2"])
-    assert summary.verdict.headline.startswith("hang: all_reduce 40 of group world (step 40) waits for rank 2 on n0")
+    first = summary.verdict.findings[0]
+    assert (first.mode, [one.id for one in first.culprits]) == ("hang", ["2"])
+    assert summary.verdict.headline.startswith("hang: all_reduce 40 of group world (step 40) waits for rank 2, which is")
     hang = summary.hang
     assert hang is not None
     assert (hang.kind, hang.culprits, hang.waiting) == ("a rank is stuck in its own work", (2,), (0, 1, 3))
@@ -105,7 +106,8 @@ def test_stacks_are_shown_escaped(tmp_path: Path) -> None:
 
 def test_with_the_culprits_record_missing_nobody_innocent_is_named(tmp_path: Path) -> None:
     summary = summary_of(hung_attempt(tmp_path / "run", missing=(2,)))
-    assert summary.verdict.mode == "hang" and summary.verdict.culprits == ()
+    first = summary.verdict.findings[0]
+    assert (first.mode, first.culprits) == ("hang", ())
     assert summary.hang is not None and summary.hang.kind == "cannot tell"
 
 

@@ -231,3 +231,18 @@ def test_ranks_beyond_the_world_are_not_named(tmp_path: Path) -> None:
     job.world_size = 5
     hang = found_in(job.write(tmp_path / "run"))
     assert hang is None or max((*hang.culprits, *hang.could_be), default=0) < 5
+
+
+@pytest.mark.parametrize("has_come", [True, False])
+def test_a_stage_that_is_stopped_is_named_whatever_it_was_in_when_last_seen(tmp_path: Path, has_come: bool) -> None:
+    """Stage 2 was last seen waiting for stage 1, which has sent since, or waits for stage 2 itself."""
+    job = WrittenJob(num_ranks=4)
+    job.all_steps(20)
+    job.ranks[2].call(Op.RECV, 2.0, step=20, peer=1)
+    job.ranks[2].seen_s = 2.3
+    if has_come:
+        job.ranks[1].call(Op.SEND, 2.3, 2.31, step=20, peer=2)
+    job.ranks[1].call(Op.RECV, 2.32, step=20, peer=2)
+    job.ranks[0].call(Op.RECV, 2.1, step=20, peer=1)
+    job.ranks[3].call(Op.RECV, 2.1, step=20, peer=2)
+    assert named(found_in(job.write(tmp_path / "run"))) == (HangKind.GONE, (2,))
