@@ -114,7 +114,7 @@ class TraceConfig:
     """Seconds between two flushes; a killed rank loses at most the rows since its last one."""
     max_rows: int = 1_000_000
     """Rows kept in memory while the disk takes none; further rows are dropped and counted."""
-    steps: str = ""
+    detail_steps: str = ""
     """Steps to record in detail, like 100:200 or 100:200,5000:5100; of all others only their times, and the counters.
     By default all."""
     detail: str = "full"
@@ -144,9 +144,9 @@ class TraceConfig:
 
     def _check_steps(self) -> None:
         try:
-            parse_steps(self.steps)
+            parse_steps(self.detail_steps)
         except ValueError as error:
-            raise ConfigError(f"trace.steps: {error}") from error
+            raise ConfigError(f"trace.detail_steps: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ Steps = tuple[int, int]
 
 ALL_STEPS: Steps = (0, MOST_STEPS)
 
-_RANGE = re.compile(r"(\d{1,10}):(\d{0,10})")
+_RANGE = re.compile(r"([0-9]{1,10}):([0-9]{0,10})")
 
 
 def parse_detail(text: str) -> Detail:

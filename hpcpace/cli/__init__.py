@@ -19,6 +19,7 @@ from hpcpace.world.environment import process_environ, rank_info
 COMMANDS = {
     "train": "Train a reference workload and trace it.",
     "trace": "Run your own program and trace its training.",
+    "switch": "Change what a running job records.",
     "report": "Say why a run is slow and where its steps went.",
     "list": "List runs with their state, verdict and speed.",
     "dump": "Show what is in a trace file.",

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hpcpace.cli.commands import Command, Group
-from hpcpace.cli.options import PATH, Decorated, Whole, headed, option, setting
+from hpcpace.cli.options import PATH, Decorated, Whole, checked_steps, headed, option, setting
 from hpcpace.config import (
     BACKENDS,
     COMPRESSIONS,
@@ -24,6 +24,7 @@ from hpcpace.config import (
     Config,
 )
 from hpcpace.config_sources import REQUESTED, load_config
+from hpcpace.detail import DETAILS
 from hpcpace.errors import EXIT_WARNING, HpcpaceError, WorldError
 from hpcpace.pace.settings import POLICIES
 from hpcpace.train.data import check_data, open_data
@@ -43,7 +44,7 @@ _SETTINGS = {
         "model vocabulary eval_every eval_batches checkpoint_every resume shared_cores"
     ),
     "world": "device backend interface timeout_s",
-    "trace": "enabled trace_dir",
+    "trace": "enabled trace_dir detail_steps detail",
     "pace": "policy",
 }
 
@@ -244,6 +245,23 @@ _TRACE = headed(
         default="the run",
         help="Keep traces in this node-local folder (auto: a disk of the node) while the job runs, and move them into "
         "the run at the end.",
+    ),
+    setting(
+        "trace",
+        "detail_steps",
+        flag="--trace-steps",
+        metavar="A:B[,C:D]",
+        callback=checked_steps,
+        default="all",
+        help="Record only the steps from A to B - 1 in detail, and of all others their times.",
+    ),
+    setting(
+        "trace",
+        "detail",
+        flag="--trace-detail",
+        type=click.Choice(DETAILS),
+        metavar="LEVEL",
+        help="Record this of them: full, collectives (no phases), or steps (no collectives either).",
     ),
     setting(
         "pace",

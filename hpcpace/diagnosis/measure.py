@@ -219,7 +219,7 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
     if len(panel) and is_plain(panel.flags).all():
         return (
             f"all {len(panel)} common steps ({panel.step[0]} to {panel.step[-1]}) were recorded without detail: "
-            "neither collectives nor phases are known: record some in detail (trace.steps, hpcpace switch)"
+            "neither collectives nor phases are known: record some in detail (trace.detail_steps, hpcpace switch)"
         )
     if len(panel):
         return (

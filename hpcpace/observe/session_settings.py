@@ -56,7 +56,7 @@ class SessionSettings:
         if self.trace_dir is not None:
             config = replace(config, trace=replace(config.trace, trace_dir=Path(self.trace_dir)))
         if self.steps is not None:
-            config = replace(config, trace=replace(config.trace, steps=self.steps))
+            config = replace(config, trace=replace(config.trace, detail_steps=self.steps))
         if self.detail is not None:
             config = replace(config, trace=replace(config.trace, detail=self.detail))
         return config
@@ -88,7 +88,7 @@ def shared_settings(config: Config) -> dict[str, Any]:
     return {
         "trace.enabled": config.trace.enabled,
         "trace.snapshot": config.trace.snapshot,
-        "trace.steps": config.trace.steps,
+        "trace.detail_steps": config.trace.detail_steps,
         "trace.detail": config.trace.detail,
         "clock.enabled": config.clock.enabled,
         "clock.num_pings": config.clock.num_pings,

@@ -93,11 +93,11 @@ def find_switching(config: Config, *, warn: Callable[[str], None]) -> Switching:
         warn: takes a warning that concerns all ranks alike.
     """
     trace = config.trace
-    plan = DetailPlan.of(parse_steps(trace.steps), parse_detail(trace.detail))
+    plan = DetailPlan.of(parse_steps(trace.detail_steps), parse_detail(trace.detail))
     if plan.is_always_full or config.pace.policy == NO_POLICY:
-        steps = f"steps {trace.steps}" if trace.steps else "all steps"
+        steps = f"steps {trace.detail_steps}" if trace.detail_steps else "all steps"
         return Switching(plan, f"settings: {steps}, {trace.detail}", warn=warn)
-    warn("all steps are recorded in full, whatever trace.steps and trace.detail say: pacing needs what it sees there")
+    warn("all steps are recorded in full, whatever trace.detail_steps and trace.detail say: pacing needs it")
     return Switching(DetailPlan.of([ALL_STEPS], Detail.FULL), "pacing", warn=warn)
 
 
@@ -135,7 +135,7 @@ class OrderFile:
         except (OSError, TraceError) as error:
             self._warn(f"{path} is not followed: {getattr(error, 'strerror', None) or error}")
             return
-        if content == self._seen:
+        if not content or content == self._seen:  # a shell empties a file before it writes
             return
         self._seen = content
         try:

@@ -53,10 +53,10 @@ LAYER = find_layer()
 def new_observer(request: pytest.FixtureRequest, rows: RecordedRows) -> Callable[..., Observer]:
     """Make an observer that records into `rows`, once with each layer that there is."""
 
-    def new(warn: Callable[[str], None]) -> Observer:
+    def new(warn: Callable[[str], None], **settings: Any) -> Observer:
         if request.param == "python":
-            return CollectiveObserver(rows, warn=warn, device_times=None)
-        return CompiledObserver(LAYER, rows, warn=warn)
+            return CollectiveObserver(rows, warn=warn, device_times=None, **settings)
+        return CompiledObserver(LAYER, rows, warn=warn, **settings)
 
     return new
 

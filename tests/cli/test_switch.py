@@ -1,0 +1,106 @@
+"""`hpcpace switch`: an order for a running job, or why there can be none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hpcpace.cli import cli
+from hpcpace.config import Config
+from hpcpace.detail import parse_order
+from hpcpace.errors import HpcpaceError
+from hpcpace.rundir import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path / "run")
+    attempt = run.new_attempt()
+    attempt.write_json(attempt.run_json, {"config": Config().to_json()})
+    return run
+
+
+def _said(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["switch", *words])
+    if isinstance(result.exception, HpcpaceError):
+        return result.exception.exit_code, str(result.exception)
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["on"], "on"),
+        (["off"], "off"),
+        (["--steps", "100:200"], "steps 100:200"),
+        (["on", "--steps", "100:"], "steps 100:"),
+        (["--steps", "1:2", "--detail", "collectives"], "steps 1:2 collectives"),
+        (["--detail", "collectives"], "on collectives"),
+        (["--detail", "steps"], "off"),
+    ],
+)
+def test_an_order_is_written_into_the_run(run: RunDirectory, words: list[str], order: str) -> None:
+    code, said = _said(str(run.path), *words)
+    assert code == 0, said
+    assert run.switch_file.read_text() == f"{order}\n"
+    assert parse_order(order).text == order
+    assert order in said and "30.0 s" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "nothing to switch"),
+        (["off", "--steps", "1:2"], "off takes neither"),
+        (["off", "--detail", "full"], "off takes neither"),
+        (["--steps", "5:3"], "empty range"),
+        (["--steps", "-1:3"], "not a range"),
+        (["--steps", "1:3,2:5"], "out of order"),
+        (["--steps", "1:2,3:4"], "takes one"),
+        (["--detail", "low"], "low"),
+        (["maybe"], "maybe"),
+    ],
+)
+def test_what_is_no_order_is_refused(run: RunDirectory, words: list[str], problem: str) -> None:
+    code, said = _said(str(run.path), *words)
+    assert code == 2 and problem in said
+    assert not run.switch_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"clock": {"enabled": False, "interval_s": 30}}, "do not compare clocks"),
+        ({"pace": {"policy": "slack"}}, "paced"),
+        ({"clock": {}}, "damaged"),
+    ],
+)
+def test_a_job_that_follows_no_orders_is_refused(
+    run: RunDirectory, change: dict[str, dict[str, object]], problem: str
+) -> None:
+    attempt = run.last_attempt()
+    attempt.write_json(attempt.run_json, {"config": Config().to_json() | change})
+    code, said = _said(str(run.path), "off")
+    assert code == 2 and problem in said
+    assert not run.switch_file.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", json.dumps({"config": 5})])
+def test_a_damaged_record_is_refused(run: RunDirectory, content: str) -> None:
+    run.last_attempt().run_json.write_text(content)
+    code, said = _said(str(run.path), "off")
+    assert code == 2 and "damaged" in said
+
+
+def test_a_folder_in_the_place_of_the_order_is_refused(run: RunDirectory) -> None:
+    run.switch_file.mkdir()
+    code, said = _said(str(run.path), "off")
+    assert code == 2 and "cannot write" in said
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    code, said = _said(str(tmp_path), "off")
+    assert code == 2 and str(tmp_path) in said

@@ -1,0 +1,291 @@
+"""Detail switched by a file or a signal, and collectives observed in stretches."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import hpcpace
+from hpcpace.config import Config, TraceConfig
+from hpcpace.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_order
+from hpcpace.files import Folder
+from hpcpace.observe.collectives import CollectiveObserver
+from hpcpace.observe.compiled import CompiledObserver
+from hpcpace.observe.open_operations import GroupNumbers
+from hpcpace.observe.replaced import Replacements
+from hpcpace.observe.switched_collectives import SwitchedCollectives
+from hpcpace.observe.switching import NO_NOTICE, OrderFile, OrderSignal, OrderSources, Switching, find_switching
+from hpcpace.pace.settings import PaceSettings
+from hpcpace.rundir import RunDirectory
+from hpcpace.trace.reader import read_trace
+from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
+
+OFF, ON = Order(Detail.STEPS), Order(Detail.FULL)
+Observer = CollectiveObserver | CompiledObserver
+
+
+def _switching(warnings: list[str] | None = None, *, plan: DetailPlan | None = None) -> Switching:
+    plan = plan or DetailPlan.of([ALL_STEPS], Detail.FULL)
+    return Switching(plan, "test", warn=(warnings if warnings is not None else []).append)
+
+
+def test_ranks_follow_an_order_once_and_from_the_same_step() -> None:
+    first, other = _switching(), _switching()
+    for switching in (first, other):
+        switching.hear(NO_NOTICE, 3)
+    first.give(OFF)
+    for step in (7, 9):  # the same order comes again with each comparison of the clocks
+        notice = first.notice
+        first.hear(notice, step)
+        other.hear((*notice, 0), step)  # messages are padded
+    assert first.plan == other.plan
+    assert [first.plan.at(step) for step in (6, 7, 9)] == [Detail.FULL, Detail.STEPS, Detail.STEPS]
+    first.give(parse_order("steps 12:14 collectives"))
+    first.hear(first.notice, 10)
+    assert [first.plan.at(step) for step in (6, 11, 12, 14)] == [
+        Detail.FULL,
+        Detail.STEPS,
+        Detail.COLLECTIVES,
+        Detail.STEPS,
+    ]
+
+
+def test_an_order_for_steps_that_are_over_is_a_warning() -> None:
+    warnings: list[str] = []
+    switching = _switching(warnings)
+    switching.give(parse_order("steps 3:5"))
+    switching.hear(switching.notice, 5)
+    assert len(warnings) == 1 and "steps 3:5" in warnings[0] and "step 5" in warnings[0]
+
+
+def test_rows_of_steps_without_their_detail_are_not_kept() -> None:
+    switching = _switching(plan=DetailPlan.of([(2, 4)], Detail.COLLECTIVES).follow(parse_order("steps 6:7"), 5))
+    steps = np.array([-1, 0, 2, 3, 4, 6, 7], np.int32)
+    assert switching.keeps("collectives", steps).tolist() == [False, False, True, True, False, True, False]
+    assert switching.keeps("phases", steps).tolist() == [False] * 5 + [True, False]
+
+
+def test_a_paced_job_is_recorded_in_full_with_a_warning() -> None:
+    warnings: list[str] = []
+    config = Config(trace=TraceConfig(detail_steps="5:8"), pace=PaceSettings(policy="slack"))
+    assert find_switching(config, warn=warnings.append).plan.is_always_full
+    assert len(warnings) == 1 and "pacing" in warnings[0]
+
+
+@pytest.fixture
+def orders() -> list[Order]:
+    return []
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def order_file(tmp_path: Path, orders: list[Order], warnings: list[str]) -> OrderFile:
+    def warn(message: str) -> None:
+        if message not in warnings:
+            warnings.append(message)
+
+    return OrderFile(RunDirectory(tmp_path), give=orders.append, warn=warn)
+
+
+def test_each_order_in_the_file_is_given_once(order_file: OrderFile, tmp_path: Path, orders: list[Order]) -> None:
+    order_file.look()
+    for text in ("", "off\n", "off\n", "on"):
+        (tmp_path / "switch").write_text(text)
+        order_file.look()
+        order_file.look()
+    (tmp_path / "switch").unlink()
+    order_file.look()
+    assert orders == [OFF, ON]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_bytes(b"\xff\0garbage"),
+        lambda path: path.write_text("steps 9:3"),
+        lambda path: path.write_text("on " * 4000),
+        lambda path: os.mkfifo(path),
+        lambda path: path.symlink_to("/etc/passwd"),
+        lambda path: path.mkdir(),
+    ],
+    ids=["garbage", "wrong range", "too long", "pipe", "link", "folder"],
+)
+def test_what_is_no_order_is_one_warning_and_changes_nothing(
+    make: Callable[[Path], object], order_file: OrderFile, tmp_path: Path, orders: list[Order], warnings: list[str]
+) -> None:
+    make(tmp_path / "switch")
+    order_file.look()
+    order_file.look()
+    assert orders == []
+    assert len(warnings) == 1 and str(tmp_path / "switch") in warnings[0]
+
+
+@pytest.fixture
+def free_signal() -> Iterator[signal.Signals]:
+    before = signal.getsignal(signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    yield signal.SIGUSR2
+    signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_signal_switches_off_and_on_again(free_signal: signal.Signals) -> None:
+    switching, warnings = _switching(), list[str]()
+    sources = OrderSources(switching, RunDirectory(Path("none")), rank=1, signal_name="USR2", warn=warnings.append)
+    sources.start()
+    signal.raise_signal(free_signal)  # a rank other than 0 survives it
+    assert switching.notice == NO_NOTICE and warnings == []
+    sources.stop()
+    assert signal.getsignal(free_signal) is signal.SIG_DFL
+    taken = OrderSignal(free_signal, switching.toggle)
+    assert taken.install() == ""
+    signal.raise_signal(free_signal)
+    assert switching.notice[1] == Detail.STEPS
+    switching.live = Detail.STEPS
+    signal.raise_signal(free_signal)
+    assert switching.notice[:2] == (2, Detail.FULL)
+    taken.remove()
+
+
+def test_a_handler_of_the_program_is_left_alone(free_signal: signal.Signals) -> None:
+    arrived: list[int] = []
+
+    def handler(number: int, _: object) -> None:
+        arrived.append(number)
+
+    signal.signal(free_signal, handler)
+    warnings: list[str] = []
+    sources = OrderSources(_switching(), RunDirectory(Path("none")), rank=1, signal_name="USR2", warn=warnings.append)
+    sources.start()
+    assert signal.getsignal(free_signal) is handler
+    assert len(warnings) == 1 and "the program handles it" in warnings[0]
+    sources.stop()
+    assert signal.getsignal(free_signal) is handler
+    # One that the program sets later stays as well.
+    signal.signal(free_signal, signal.SIG_DFL)
+    taken = OrderSignal(free_signal, None)
+    taken.install()
+    signal.signal(free_signal, handler)
+    taken.remove()
+    assert signal.getsignal(free_signal) is handler
+
+
+def test_a_file_that_cannot_be_read_is_one_warning(
+    order_file: OrderFile, tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "switch").write_text("on")
+
+    def read(*_: object, **__: object) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Folder, "read", read)
+    order_file.look()
+    order_file.look()
+    assert len(warnings) == 1 and "Permission denied" in warnings[0]
+
+
+class _Owner:
+    def call(self) -> str:
+        return "original"
+
+
+def test_a_function_put_on_top_of_ours_stays_and_ours_is_not_put_there_twice() -> None:
+    replacements = Replacements()
+    replacements.replace(_Owner, "call", lambda original: lambda self: f"ours({original(self)})")
+    ours = _Owner.call
+    _Owner.call = lambda self: f"theirs({ours(self)})"  # type: ignore[method-assign]
+    replacements.close()
+    assert _Owner().call() == "theirs(ours(original))"
+    replacements.replace(_Owner, "call", lambda original: lambda self: f"ours({original(self)})")
+    assert _Owner().call() == "theirs(ours(original))"
+    replacements.close()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_each_stretch_has_numbers_of_its_own_and_the_same_groups(new_observer, rows) -> None:
+    groups = GroupNumbers(rows)
+
+    def make(first_number: int) -> Observer:
+        return new_observer(pytest.fail, groups=groups, first_number=first_number)
+
+    collectives = SwitchedCollectives(make)
+    torch_wait = dist.Work.wait
+    for first_number in (0, 70, 90):
+        dist.all_reduce(torch.ones(2))  # nobody sees this one
+        collectives.switch_on(first_number)
+        for _ in range(2):
+            dist.all_reduce(torch.ones(2))
+        collectives.switch_off()
+        assert dist.Work.wait is torch_wait
+        collectives.end_step(0)
+    collectives.uninstall()
+    assert [row["seq"] for row in rows.collectives] == [0, 1, 70, 71, 90, 91]
+    assert {row["group"] for row in rows.collectives} == {0}
+    assert len(rows.groups) == 1
+
+
+@pytest.mark.usefixtures("process_group")
+def test_an_operation_in_flight_when_detail_is_switched_off_is_followed_to_its_end(new_observer, rows) -> None:
+    collectives = SwitchedCollectives(lambda number: new_observer(pytest.fail, first_number=number))
+    collectives.switch_on(0)
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    collectives.switch_off()
+    work.wait()
+    collectives.end_step(0)
+    assert [row["exit_kind"] for row in rows.collectives] in ([ExitKind.COMPLETION], [ExitKind.WAIT])
+    assert collectives.open_collectives() == [] and not collectives.has_open
+    collectives.uninstall()
+    assert len(rows.collectives) == 1
+
+
+def _train(run: Path, num_steps: int, **settings: str) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    with hpcpace.session(run_dir=run, **settings) as session:  # type: ignore[arg-type]
+        for _ in range(num_steps):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).square().sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if "step_from" not in settings:
+                session.step(samples=2)
+    return losses
+
+
+@pytest.mark.parametrize("step_from", [{}, {"step_from": "auto"}], ids=["named", "found"])
+def test_phases_are_recorded_in_the_steps_of_the_setting_alone(tmp_path: Path, step_from: dict[str, str]) -> None:
+    losses = _train(tmp_path / "run", 40, steps="20:25,30:32", **step_from)
+    assert losses == _train(tmp_path / "all", 40, **step_from)
+    trace = read_trace(RunDirectory(tmp_path / "run").attempt(0).trace_file(0))
+    inside = [20, 21, 22, 23, 24, 30, 31]
+    assert sorted(set(trace.tables["phases"]["step"].tolist())) == inside
+    steps = trace.tables["steps"]
+    assert steps["step"].tolist() == list(range(40))
+    is_plain = (steps["flags"] & StepFlag.PLAIN) != 0
+    assert steps["step"][~is_plain].tolist() == inside
+    assert ((steps["flags"][is_plain] & StepFlag.WARMUP) != 0).all()  # for readers that do not know the other mark
+    events = trace.tables["events"]
+    switches = events["kind"] == EventKind.SWITCH
+    assert events["step"][switches].tolist() == [0, 20, 25, 30, 32]
+    assert events["code"][switches].tolist() == [0, 2, 0, 2, 0]
+
+
+def test_a_level_without_phases_marks_its_steps(tmp_path: Path) -> None:
+    _train(tmp_path / "run", 6, detail="collectives")
+    trace = read_trace(RunDirectory(tmp_path / "run").attempt(0).trace_file(0))
+    assert len(trace.tables["phases"]) == 0
+    marks = StepFlag.UNPHASED | StepFlag.WARMUP
+    assert trace.tables["steps"]["flags"].tolist() == [StepFlag.PLAIN | StepFlag.WARMUP, *[marks] * 5]
