@@ -44,6 +44,8 @@ def main() -> None:
         measures["a session"] = partial(_traced_us, step, args.steps)
         measures["a session without phases"] = partial(_traced_us, step, args.steps, has_phases=False)
     measures["a session with the layer in Python"] = partial(_traced_us, step, args.steps, is_compiled=False)
+    measures["a session outside of its steps"] = partial(_traced_us, step, args.steps, detail="steps")
+    measures["the same where it finds the steps"] = partial(_traced_us, step, args.steps, detail="steps", finds=True)
     times = take_turns(measures, num_rounds=args.rounds, num_warmups=2)
     dist.destroy_process_group()
     off = times.pop("off")
@@ -64,21 +66,30 @@ def _training_step() -> Callable[[Any], None]:
         model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        if session is not None:
+        if session is not None and not session.finds_steps:
             session.step(samples=1)
 
     step.model = model
     return step
 
 
-def _traced_us(step: Any, num_steps: int, *, is_compiled: bool = True, has_phases: bool = True) -> float:
+def _traced_us(
+    step: Any,
+    num_steps: int,
+    *,
+    is_compiled: bool = True,
+    has_phases: bool = True,
+    detail: str = "full",
+    finds: bool = False,
+) -> float:
     # Without the threads that run once a second: see the bench `overhead`.
-    trace = TraceConfig(compiled=is_compiled, counters=False, snapshot=False, flush_interval_s=1000.0)
+    trace = TraceConfig(compiled=is_compiled, detail=detail, counters=False, snapshot=False, flush_interval_s=1000.0)
     config = dataclasses.replace(Config(), trace=trace)
     with (
         tempfile.TemporaryDirectory() as folder,
-        hpcpace.session(run_dir=Path(folder, "run"), config=config) as session,
+        hpcpace.session(run_dir=Path(folder, "run"), config=config, step_from="auto" if finds else None) as session,
     ):
+        session.finds_steps = finds
         if has_phases:
             session.watch(step.model)
         else:

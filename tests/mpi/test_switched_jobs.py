@@ -18,7 +18,7 @@ from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
 
 Run = Callable[..., CompletedProcess[str]]
-PROGRAM = Path(__file__).with_name("switching_program.py")
+PROGRAM = Path(__file__).with_name("switched_program.py")
 LAYERS = [False] if find_layer() is None else [False, True]
 
 
