@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 _DEPTH = 3
+_PIPELINES = "torch.distributed.pipelining"
 
 
 class BatchSizes:
@@ -130,7 +131,7 @@ def _has_batch_alone(module: Any) -> bool:
     """Return whether each rank gives a module batches of its own, as far as its class shows."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return True
-    if "torch.distributed.pipelining.schedules" in sys.modules:
+    if _is_called_by(_PIPELINES):
         return False
     group = getattr(module, "process_group", None)
     if isinstance(group, dist.ProcessGroup):  # DDP and FSDP
@@ -140,3 +141,13 @@ def _has_batch_alone(module: Any) -> bool:
         return True
     is_fully_sharded = any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
     return is_fully_sharded and mesh.ndim == 1 and mesh.size() == dist.get_world_size()
+
+
+def _is_called_by(package: str) -> bool:
+    """Return whether a function of a package is among the callers."""
+    frame = sys._getframe() if package in sys.modules else None
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(package):
+            return True
+        frame = frame.f_back
+    return False

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcpace.observe.samples import BatchSizes
 
@@ -83,3 +86,20 @@ def test_samples_of_each_step(work: list[list[tuple[str, int]]], counts: list[in
 def test_two_loaders_of_which_one_feeds_no_module_alone_count_both_in_the_long_run() -> None:
     counts = _steps([[_FETCH, ("other", 8), _FORWARD]] * 4, {})
     assert counts == [8, 16, 16, 16]
+
+
+@pytest.mark.parametrize(("is_stage", "count"), [(True, 0), (False, 8)], ids=["a stage", "a module beside it"])
+def test_samples_are_guessed_unless_a_pipeline_calls_the_module(is_stage: bool, count: int) -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        sizes, model, inputs = BatchSizes(), torch.nn.Linear(4, 4), torch.ones(8, 4)
+        model.register_forward_pre_hook(lambda module, args: sizes.forwarded(module, args, {}))
+        if is_stage:
+            stage = PipelineStage(model, 0, 1, torch.device("cpu"), group=dist.new_group([0]))
+            ScheduleGPipe(stage, 1, loss_fn=torch.nn.functional.mse_loss).step(inputs, target=inputs)
+        else:
+            model(inputs)
+        sizes.backward_ended()
+        assert sizes.take() == count
+    finally:
+        dist.destroy_process_group()
