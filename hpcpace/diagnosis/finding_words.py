@@ -31,6 +31,7 @@ from hpcpace.diagnosis.modes.run_end import EndKind, RunEnd
 from hpcpace.diagnosis.sentences import HOST_TIMES, rank_end_line, run_end_line
 from hpcpace.diagnosis.stage_words import (
     advice_of_events,
+    advice_of_imbalance,
     advice_of_straggler,
     by_stage,
     interval_words,
@@ -84,7 +85,7 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
         case ArrivalEvidence():
             return _arrival(evidence, finding, hosts)
         case ImbalanceEvidence():
-            return _imbalance(finding, hosts, lost)
+            return _imbalance(evidence, finding, hosts, lost)
         case EventEvidence():
             return _events(evidence, finding, hosts, lost)
         case CollectionEvidence() | InputEvidence():
@@ -203,12 +204,17 @@ def _host(evidence: HostEvidence, finding: DiagnosisFinding) -> FindingWords:
     )
 
 
-def _imbalance(finding: DiagnosisFinding, hosts: Mapping[int, str], lost: str) -> FindingWords:
+def _imbalance(
+    evidence: ImbalanceEvidence, finding: DiagnosisFinding, hosts: Mapping[int, str], lost: str
+) -> FindingWords:
     excess, interval = _first_effect(finding)
+    names = [place_name(culprit.kind, culprit.id) for culprit in finding.culprits]
+    costs = f"costs {lost}{by_stage(evidence.stages)}"
     return FindingWords(
-        headline=f"pipeline imbalance: {_named(finding, hosts)} has more work than the other stages and costs {lost}",
+        headline=f"pipeline imbalance: {_named(finding, hosts)} has more work than the other stages and {costs}",
         why=f"own work {percent(excess)} above that of the other stages {interval}; the others wait for it",
-        next="move layers from that stage to the others; if the partition is even, check the stage's host",
+        next=advice_of_imbalance(evidence.stages),
+        more=stage_sentences(evidence.stages, names),
     )
 
 

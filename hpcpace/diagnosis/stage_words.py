@@ -35,6 +35,7 @@ _CHECK = {
     Stage.NO_PHASE: "check what the script does there outside the phases: logging, metrics, saving, sleeping",
     Stage.HOST: "check the host there, not its device: pinning, clock speeds and other processes on its cores",
 }
+_MOVE_LAYERS = "move layers from that stage to the others; if the partition is even, check the stage's host"
 _CHECK_FORWARD = "this trace has no forward phase, so it may be the forward pass: check that, and what the script does"
 _CHECK_EVENTS = {
     Stage.DATA: "check what the loader does then: a new epoch that restarts workers, a new shard, tokenising",
@@ -91,6 +92,12 @@ def advice_of_straggler(comparisons: Sequence[StageComparison | None], exclusion
         advice = "; ".join(_check(stage, comparisons) for stage in stages)
     is_of_hardware = not stages or Stage.COMPUTE in stages
     return f"{advice}, or leave it out: {exclusion}" if exclusion and is_of_hardware else advice
+
+
+def advice_of_imbalance(comparisons: Sequence[StageComparison | None]) -> str:
+    """Return what to do about a pipeline stage with more work: layers can only be moved where it computes more."""
+    stages = _stages(comparisons) or [Stage.COMPUTE]
+    return "; ".join(_MOVE_LAYERS if stage is Stage.COMPUTE else _check(stage, comparisons) for stage in stages)
 
 
 def _check(stage: Stage, comparisons: Sequence[StageComparison | None]) -> str:

@@ -159,11 +159,17 @@ class ArrivalEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class ImbalanceEvidence:
-    """A pipeline stage with more work than the others; `effect` is the excess as a share of their work."""
+    """A pipeline stage with more work than the others.
+
+    Attributes:
+        effect: the excess as a share of their work.
+        stages: what the pipeline stage takes longer for; empty where phases are not known.
+    """
 
     mode: ClassVar = Mode.IMBALANCE
     variety: ClassVar = ""
     effect: float
+    stages: tuple[StageComparison | None, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,4 +430,4 @@ def numbers_of(evidence: Evidence) -> dict[str, float]:
 
 def stages_of(evidence: Evidence) -> tuple[StageComparison | None, ...]:
     """Return in which stage each culprit is late; empty for evidence that compares no stages."""
-    return evidence.stages if isinstance(evidence, (LatenessEvidence, EventEvidence)) else ()
+    return evidence.stages if isinstance(evidence, (LatenessEvidence, ImbalanceEvidence, EventEvidence)) else ()

@@ -10,6 +10,7 @@ from hpcpace.diagnosis.modes.evidence import ImbalanceEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Int64s, Panels
 from hpcpace.metrics.causes.what_if import Rebuilt, stage_change
 from hpcpace.metrics.lateness.recurrence import mean_interval
+from hpcpace.metrics.lateness.stages import StageComparison, compare_with_others
 from hpcpace.metrics.resampling import block_means
 from hpcpace.metrics.roles import others_median
 
@@ -65,12 +66,21 @@ def imbalance_finding(
     )
     return [
         DiagnosisFinding(
-            evidence=ImbalanceEvidence(effect=effect),
+            evidence=ImbalanceEvidence(effect=effect, stages=_stages(panels, members)),
             loss_share=loss_ns / panels.mean_time_ns,
             confidence=confidence_of(p_value_of(mean[slowest], error[slowest], share.shape[1]) * len(stages)),
             culprits=(culprit,),
         )
     ]
+
+
+def _stages(panels: Panels, members: Int64s) -> tuple[StageComparison | None, ...]:
+    """Return what the ranks of a pipeline stage take longer for than those of the others."""
+    if panels.parts_ns is None:
+        return ()
+    others = np.flatnonzero((panels.stage >= 0) & (panels.stage != panels.stage[members[0]]))
+    every_step = slice(0, panels.work_ns.shape[1])
+    return (panels.qualified(compare_with_others(panels.parts_ns, members, others, every_step)),)
 
 
 def stage_excess(work_ns: Floats, stage: Int64s, slow: int) -> tuple[float, tuple[float, float]]:

@@ -12,6 +12,7 @@ from experiments.score.scenario import Scenario
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Verdict
+from hpcpace.metrics.lateness.stages import Stage
 from hpcpace.trace.attempt_reader import read_attempt
 
 
@@ -24,13 +25,17 @@ def _verdict(scenario: Scenario, folder: Path) -> Verdict:
 
 
 @pytest.mark.parametrize("num_ranks", [4, 8])
-def test_a_slow_stage_is_named(tmp_path: Path, num_ranks: int) -> None:
+def test_a_slow_stage_is_named_with_what_it_takes_longer_for(tmp_path: Path, num_ranks: int) -> None:
     verdict = _verdict(
         Scenario(seed=3, num_ranks=num_ranks, num_stages=4, num_steps=60, fault="slow_stage", size=0.5, target=2),
         tmp_path / "run",
     )
     assert verdict.mode == "pipeline imbalance"
     assert verdict.culprits[0].id == "pp2"
+    assert [found and found.stages for found in verdict.findings[0].stages] == [(Stage.COMPUTE,)]
+    assert verdict.headline.endswith("of the step time by computation")
+    assert "move layers" in verdict.next[0]
+    assert any(sentence.startswith("backward of pipeline stage 2: ") for sentence in verdict.why)
 
 
 def test_stages_that_work_alike_are_healthy(tmp_path: Path) -> None:

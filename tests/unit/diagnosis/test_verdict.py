@@ -29,6 +29,7 @@ from hpcpace.diagnosis.modes.obstacle import (
 from hpcpace.diagnosis.summary import Causes, PipelineBubble
 from hpcpace.diagnosis.verdict import remarks_of, verdict_of
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, Hang, HangKind, JobView, RankView
+from hpcpace.metrics.lateness.stages import PhaseExcess, Stage, StageComparison
 
 HOSTS = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 
@@ -265,3 +266,20 @@ def test_a_long_list_of_missing_ranks_is_shortened():
     assert (
         "100 ranks (ranks 0, 2, 4, 6, ...) of 200 have no usable trace" in verdict_of(diagnosis, hosts=HOSTS).headline
     )
+
+
+@pytest.mark.parametrize(
+    ("stages", "advice"),
+    [
+        pytest.param((), "move layers", id="not known"),
+        pytest.param((Stage.COMPUTE,), "move layers", id="computation"),
+        pytest.param((Stage.DATA,), "check data loading there", id="data"),
+    ],
+)
+def test_layers_are_moved_only_where_a_pipeline_stage_computes_more(stages, advice):
+    phases = tuple(
+        PhaseExcess(phase=phase, own_ns=2e6, usual_ns=1e6, interval_ns=(9e5, 11e5)) for phase in ("forward", "data")
+    )
+    compared = StageComparison(stages=stages, phases=phases, num_steps=40)
+    verdict = told(finding(ImbalanceEvidence(effect=0.2, stages=(compared,)), culprit("slot", "pp1")))
+    assert verdict.next[0].startswith(advice)
