@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 from pathlib import Path
@@ -29,7 +30,8 @@ def lay_out(row: Row, sources: Path | None, folder: Path) -> Path:
     if sources is None or not clone.is_dir():
         raise CheckoutError(f"needs a clone of {row.source.repository} at {clone}: give --sources")
     archive = subprocess.run(
-        ["git", "-C", clone, "archive", row.source.commit, *([row.folder] if row.folder else [])], capture_output=True
+        ["git", "-C", clone, "archive", row.source.commit, *(row.parts or filter(None, [row.folder]))],
+        capture_output=True,
     )
     if archive.returncode:
         raise CheckoutError(f"{clone} has no commit {row.source.commit}: {archive.stderr.decode().strip()}")
@@ -51,10 +53,14 @@ def _apply(place: Path, edit: Edit) -> None:
 
 
 def _make_data(place: Path) -> None:
-    """Write the tokens that nanoGPT reads."""
+    """Write the tokens that nanoGPT reads, and the texts that torchtitan reads."""
     folder = place / "data" / "tiny"
     folder.mkdir(parents=True, exist_ok=True)
     tokens = np.random.default_rng(0).integers(0, _VOCABULARY, 20_000, dtype=np.uint16)
     for name in ("train.bin", "val.bin"):
         tokens.tofile(folder / name)
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": _VOCABULARY}))
+    texts = place / "tests" / "assets" / "c4_test" / "data.json"
+    texts.parent.mkdir(parents=True, exist_ok=True)
+    words = [" ".join(np.binary_repr(number) for number in row) for row in tokens[:16_000].reshape(-1, 80)]
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in words))

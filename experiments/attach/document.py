@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.attach.judge import IN_PLACE
-from experiments.attach.rows import FAULTS, ROWS, UNTESTED, Row
+from experiments.attach.rows import FAULTS, ROWS, Row
 
 _PROSE = Path(__file__).with_name("prose")
 
@@ -62,7 +62,6 @@ def _matrix(found: dict[Row, dict[str, Any] | None]) -> str:
         else:
             cells += [result["steps"], result["samples"], _phases(result), _faults(row, result)]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += [f"| {title} | untested | | | | |" for title in UNTESTED]
     return "\n".join(lines)
 
 
@@ -87,7 +86,6 @@ def _details(found: dict[Row, dict[str, Any] | None]) -> str:
         said = list(_remarks(row, result))
         if said:
             lines.append(f"- **{row.title}**: {'; '.join(said)}")
-    lines += [f"- **{title}**: {reason}" for title, reason in UNTESTED.items()]
     return "\n".join(lines)
 
 

@@ -38,6 +38,10 @@ def drop(path: str, text: str) -> Edit:
 
 TORCHRUN, SPAWN = "multigpu_torchrun.py", "multigpu.py"
 TENSOR_PARALLEL = "tensor_parallel_example.py"
+FSDP_TP, LLAMA2 = "fsdp_tp_example.py", "llama2_model.py"
+_TITAN = "torchtitan"
+_METRICS = f"{_TITAN}/components/metrics.py"
+_DEBUG_MODEL = '"debugmodel": TransformerModelArgs(\n        dim=256, n_layers=6'
 
 
 def _ddp_series(path: str) -> tuple[Edit, ...]:
@@ -94,6 +98,24 @@ EXAMPLES_TP = (
     Edit(TENSOR_PARALLEL, "num_iters = 10", "num_iters = 40"),
     before(TENSOR_PARALLEL, "        return self.out_proj(", '        hold("compute")\n'),
 )
+EXAMPLES_FSDP_TP = (
+    after(FSDP_TP, "import sys\nimport os\n", _IMPORT),
+    Edit(FSDP_TP, "if not verify_min", "if False and not verify_min"),
+    Edit(FSDP_TP, "torch.accelerator.current_accelerator().type", '"cpu"'),
+    after(FSDP_TP, "logger = get_logger()\n", "witness = Witness()\ntorch.manual_seed(0)\n"),
+    Edit(FSDP_TP, "vocab_size=32000", "vocab_size=1000"),
+    Edit(FSDP_TP, "torch.randint(32000, (8, 256)", "torch.randint(1000, (8, 32)"),
+    Edit(FSDP_TP, "num_iterations = 10", "num_iterations = 40"),
+    after(FSDP_TP, "    optimizer.step()\n", "    witness.step(output, len(inp))\n"),
+    # DTensor has no rule for the attention that torch chooses on CPUs. Heads are apart, so each rank attends by itself.
+    Edit(
+        LLAMA2,
+        "scaled_dot_product_attention(xq, xk, xv, ",
+        "scaled_dot_product_attention(xq.to_local(), xk.to_local(), xv.to_local(), ",
+    ),
+    before(LLAMA2, "import torch\nimport torch.nn.functional", _IMPORT),
+    before(LLAMA2, "        h = self.tok_embeddings(tokens)", '        hold("compute")\n'),
+)
 MINGPT_DDP = (
     after("main.py", "import os\nimport sys\n", _IMPORT),
     Edit("main.py", "    if not verify_min", "    if False and not verify_min"),
@@ -129,6 +151,43 @@ NANOGPT = (
     ),
     before("model.py", "import torch\n", _IMPORT),
     before("model.py", "        device = idx.device\n        b, t", '        hold("compute", parts=2)\n'),
+)
+TORCHTITAN = (
+    Edit(f"{_TITAN}/tools/utils.py", 'or "cuda"', 'or "cpu"'),
+    # torch.cpu has no name, size and statistics of a device's memory.
+    Edit(_METRICS, "device_module.get_device_name(self.device)", '"cpu"'),
+    Edit(_METRICS, "device_module.current_device()", "0"),
+    Edit(_METRICS, "device_module.get_device_properties(\n            self.device\n        ).total_memory", "1"),
+    drop(_METRICS, "        device_module.reset_peak_memory_stats()\n        device_module.empty_cache()\n"),
+    Edit(_METRICS, "device_module.memory_stats(self.device)", "{}"),
+    Edit(_METRICS, "self):\n        device_module.reset_peak_memory_stats()\n", "self):\n        pass\n"),
+    drop(f"{_TITAN}/distributed/utils.py", "device_ids=[device_module.current_device()]"),
+    # gloo cannot multiply before it adds.
+    after(
+        f"{_TITAN}/models/llama3/infra/parallelize.py",
+        "            module.set_gradient_divide_factor(1.0)\n",
+        "            module.set_force_sum_reduction_for_comms(True)\n",
+    ),
+    Edit(f"{_TITAN}/models/llama3/__init__.py", _DEBUG_MODEL, _DEBUG_MODEL[:-1] + "2"),
+    before(f"{_TITAN}/train.py", "import torch\nimport torch.distributed", _IMPORT),
+    before(f"{_TITAN}/train.py", "        device_module, device_type = utils.", "        self.witness = Witness()\n"),
+    after(
+        f"{_TITAN}/train.py",
+        "        loss = torch.sum(torch.stack(accumulated_losses))\n",
+        "        self.witness.step(loss, len(labels))\n",
+    ),
+    before(f"{_TITAN}/models/llama3/model/model.py", "import torch\n", _IMPORT),
+    before(
+        f"{_TITAN}/models/llama3/model/model.py",
+        "        # passthrough for nonexistent layers,",
+        '        hold("compute")\n',
+    ),
+    before(f"{_TITAN}/hf_datasets/text_datasets.py", "import torch\n", _IMPORT),
+    before(
+        f"{_TITAN}/hf_datasets/text_datasets.py",
+        '                    yield {"input": input}, label\n',
+        '                    hold("data", parts=2)\n',
+    ),
 )
 IMAGENET = (
     before("main.py", "import torch\n", _IMPORT),

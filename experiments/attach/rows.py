@@ -27,6 +27,7 @@ class Source:
 
 
 EXAMPLES = Source(repository="pytorch/examples", commit="77f55b912142e11fcfdf5b530231fb9c52f181e8")
+TORCHTITAN = Source(repository="pytorch/torchtitan", commit="73a0e6979dd10b6b1904098eb3c8f62c18ab87ce")
 NANOGPT = Source(repository="karpathy/nanoGPT", commit="3adf61e154c3fe3fca428ad6bc3818b27a3b8291")
 
 
@@ -37,11 +38,12 @@ class Row:
     Attributes:
         name: for --only.
         title: in the document.
-        program: file in programs/, or in the source's folder.
+        program: file in programs/, or in the source's folder; a module of it where it has no `.py`.
         arguments: of the program.
         launches_itself: whether it starts its ranks; torchrun does otherwise.
         shares_batches: whether ranks compute on the same samples, of which hpcpace then makes no guess.
         source, folder, edits: the public script; None for a program of this experiment.
+        parts: what of the repository is laid out, where that is not its folder.
         packages: distributions whose version counts.
         faults: those that the script has a place for.
         note: what a reader must know.
@@ -55,10 +57,16 @@ class Row:
     shares_batches: bool = False
     source: Source | None = None
     folder: str = ""
+    parts: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()
     packages: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = FAULTS
     note: str = ""
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the program is started as a module."""
+        return not self.program.endswith(".py")
 
     @property
     def has_callback(self) -> bool:
@@ -211,6 +219,19 @@ _IMAGENET = Row(
     ),
     packages=("torchvision",),
 )
+_TORCHTITAN = Row(
+    name="torchtitan",
+    title="torchtitan `torchtitan.train`, Llama 3 with FSDP2",
+    source=TORCHTITAN,
+    parts=("torchtitan", "tests/assets/tokenizer"),
+    program="torchtitan.train",
+    edits=edits.TORCHTITAN,
+    arguments=_words(
+        "--job.config_file=torchtitan/models/llama3/train_configs/debug_model.toml --training.steps=40 "
+        "--training.seq_len=64 --training.local_batch_size=2 --debug.seed=0"
+    ),
+    packages=("triton", "datasets", "torchdata"),
+)
 ROWS: tuple[Row, ...] = (
     *_TORCH,
     *_FRAMEWORKS,
@@ -220,10 +241,7 @@ ROWS: tuple[Row, ...] = (
     _ddp_series("ddp-spawn", edits.SPAWN, edits.DDP_SPAWN, launches_itself=True),
     _made_in_loop("examples-fsdp2", "FSDP2", "example.py", edits.FSDP2, shares_batches=False),
     _made_in_loop("examples-tp", "tensor_parallelism", edits.TENSOR_PARALLEL, edits.EXAMPLES_TP, shares_batches=True),
+    _made_in_loop("examples-fsdp-tp", "tensor_parallelism", edits.FSDP_TP, edits.EXAMPLES_FSDP_TP, shares_batches=True),
     _IMAGENET,
+    _TORCHTITAN,
 )
-UNTESTED: dict[str, str] = {
-    "pytorch/examples: tensor_parallelism `fsdp_tp_example.py`": "its attention does not run on CPUs with DTensor",
-    "torchtitan": "its training loop needs an accelerator",
-}
-"""What was asked for and never ran, with the reason."""

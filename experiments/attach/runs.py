@@ -100,7 +100,7 @@ class Bench:
         # The script itself opens the session where it has our callback.
         by_trace = run_dir is not None and not row.has_callback
         trace = ["-m", "hpcpace", "trace", "--run-dir", str(run_dir), "--"] if by_trace else []
-        return [*launcher, *trace, str(script), *row.arguments]
+        return [*launcher, *trace, *(("-m", row.program) if row.is_module else (str(script),)), *row.arguments]
 
     def _environ(self, row: Row, folder: Path, fault: Fault | None) -> dict[str, str]:
         paths = [_REPOSITORY, *([self.torchvision] if self.torchvision and "torchvision" in row.packages else [])]
