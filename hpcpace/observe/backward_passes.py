@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ class BackwardPasses:
     """Wraps the functions of torch that compute gradients.
 
     Args:
-        calls: is told that modules are inside a backward pass, where checkpointed ones run again.
+        calls: is told that modules are inside a backward pass, where checkpointed ones run again, and who trains.
         add: takes a phase with its begin and end.
         has_open_collectives, take_last_ranks: see PhaseObserver.
         begins: called before a backward pass that is not part of another.
@@ -99,6 +100,7 @@ class BackwardPasses:
     def _enter(self) -> bool:
         is_inside, self._calls.is_inside = self._calls.is_inside, True
         if not self.depth:
+            self._calls.thread = threading.get_ident()
             self._begins()
         self.depth += 1
         return is_inside

@@ -24,7 +24,7 @@ _REMEMBERED = "unpatched_nn_module_call"
 
 
 class ModuleCalls:
-    """Reports the outermost calls of modules in the thread that made it.
+    """Reports the outermost calls of modules in the thread that trains.
 
     Args:
         begins: called before a call, with the module and its arguments; returns what `ends` gets.
@@ -33,9 +33,10 @@ class ModuleCalls:
 
     Attributes:
         is_inside: whether a module or a backward pass is running; then nothing is reported.
+        thread: the thread that trains: the one that made this, until another one runs a backward pass.
     """
 
-    __slots__ = ("_begins", "_ends", "_now", "_observed", "_original", "is_inside")
+    __slots__ = ("_begins", "_ends", "_now", "_observed", "_original", "is_inside", "thread")
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class ModuleCalls:
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.is_inside = False
+        self.thread = threading.get_ident()
         self._now = now
         self._begins, self._ends = begins, ends
         self._original: Any = None
@@ -65,7 +67,7 @@ class ModuleCalls:
         self.is_inside = True  # whoever has kept our function goes on without it
 
     def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        thread, this_thread = threading.get_ident(), threading.get_ident
+        this_thread = threading.get_ident
         is_compiling, clock = torch.compiler.is_compiling, self._now
         begins, ends, calls = self._begins, self._ends, self
 
@@ -75,7 +77,7 @@ class ModuleCalls:
             is_outermost = False
             kind = begin_ns = 0
             try:
-                if not (calls.is_inside or is_compiling() or this_thread() != thread):
+                if not (calls.is_inside or is_compiling() or this_thread() != calls.thread):
                     calls.is_inside = is_outermost = True
                     kind = begins(self, args, kwargs)
                     begin_ns = clock()

@@ -4,6 +4,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -44,6 +45,28 @@ def test_finds_the_phases_of_an_ordinary_loop(observer: PhaseObserver, rows: Any
     # The loader is asked a third time and says that it is at its end.
     assert _phases(rows) == [*in_order, *in_order, Phase.DATA]
     assert all(row["begin_ns"] <= row["end_ns"] for row in rows.phases)
+
+
+def test_a_loop_in_a_thread_has_its_phases_from_its_first_backward_on(observer: PhaseObserver, rows: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        for _ in range(2):
+            _step(model, optimizer, torch.ones(2, 3))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(train).result()
+    once = [Phase.BACKWARD, Phase.OPTIMIZER]
+    assert _phases(rows) == [*once, Phase.FORWARD, *once]
+
+
+def test_a_module_in_a_thread_beside_the_loop_is_not_its_forward(observer: PhaseObserver, rows: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    _step(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(2, 3))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.nn.Linear(3, 1), torch.ones(2, 3)).result()
+    assert _phases(rows) == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
 
 
 def test_gradients_on_their_way_after_the_local_backward_are_grad_sync(rows: Any) -> None:
