@@ -1,0 +1,1 @@
+"""Runs beyond a single report: what others recorded of them, brought into the form of hpcpace."""

@@ -1,0 +1,1 @@
+"""Records that other tools wrote: PyTorch's Flight Recorder, NCCL's RAS."""

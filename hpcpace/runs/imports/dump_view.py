@@ -1,0 +1,207 @@
+"""Flight Recorder dumps as what is known of a job.
+
+Collectives have the same number on all members of a group. Messages have not: torch counts all messages of a process
+in a group together. Between two ranks they are counted from the first one where both records go back to it, and else
+from the oldest that has not finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcpace.hang.views import Call, Channel, GroupView, JobView, RankView
+from hpcpace.runs.imports.dumps import Dumps
+from hpcpace.runs.imports.flight_recorder import Dump, Entry
+
+SOURCE = "Flight Recorder dumps"
+_MOST_FINISHED = 64
+_DEFAULT = "default_pg"
+_Key = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpGroups:
+    """The process groups of a job.
+
+    Attributes:
+        views: each once, as `JobView` has them.
+        index: of each rank, the place in `views` of its groups, by name.
+        guessed: places of those of which the dumps do not say who is in them.
+    """
+
+    views: tuple[GroupView, ...]
+    index: Mapping[int, Mapping[str, int]]
+    guessed: frozenset[int]
+
+
+def job_view(dumps: Dumps) -> JobView:
+    """Return what dumps show of a job: `now_ns` is the last time in any of them."""
+    groups = groups_of(dumps)
+    whole = {rank for rank, dump in dumps.by_rank.items() if dump.is_from_start}
+    ranks = {
+        rank: (
+            _rank_view(rank, dumps.by_rank[rank], groups, whole)
+            if rank in dumps.by_rank
+            else RankView(rank=rank, is_recorded=False)
+        )
+        for rank in range(dumps.world_size)
+    }
+    return JobView(groups=groups.views, ranks=ranks, now_ns=last_ns(dumps), source=SOURCE, is_dated=True)
+
+
+def last_ns(dumps: Dumps) -> int:
+    """Return the last time that the dumps know of, Unix nanoseconds; 0 for none."""
+    entries = (entry for dump in dumps.by_rank.values() for entry in dump.entries)
+    return max((max(entry.created_ns, entry.completed_ns or 0) for entry in entries), default=0)
+
+
+def first_ns(dumps: Dumps) -> int:
+    """Return the first time that the dumps know of, Unix nanoseconds; 0 for none."""
+    return min((entry.created_ns for dump in dumps.by_rank.values() for entry in dump.entries), default=0)
+
+
+def groups_of(dumps: Dumps) -> DumpGroups:
+    """Return the process groups of a job, each once."""
+    members: dict[_Key, None] = {}
+    described: dict[_Key, str] = {}
+    of_rank: dict[int, dict[str, _Key]] = {}
+    for rank, dump in sorted(dumps.by_rank.items()):
+        of_rank[rank] = {}
+        for group in dump.groups.values():
+            if group.ranks and group.name:
+                of_rank[rank][group.name] = key = (group.name, group.ranks)
+                described[key] = group.description
+    unsaid = _unsaid_members(dumps, of_rank)
+    said = {entry.group: entry.description for dump in dumps.by_rank.values() for entry in dump.entries}
+    for rank, named in unsaid.items():
+        for name, ranks in named.items():
+            of_rank[rank][name] = key = (name, ranks)
+            described[key] = said[name]
+    for named_keys in of_rank.values():
+        members.update(dict.fromkeys(named_keys.values()))
+    keys = list(members)
+    place = {key: number for number, key in enumerate(keys)}
+    names = _names(keys, described)
+    return DumpGroups(
+        views=tuple(GroupView(name=name, members=key[1]) for key, name in zip(keys, names, strict=True)),
+        index={rank: {name: place[key] for name, key in named.items()} for rank, named in of_rank.items()},
+        guessed=frozenset(place[name, ranks] for named in unsaid.values() for name, ranks in named.items()),
+    )
+
+
+def _unsaid_members(dumps: Dumps, of_rank: Mapping[int, Mapping[str, _Key]]) -> dict[int, dict[str, tuple[int, ...]]]:
+    """Return the likely members of groups of which no dump says who is in them.
+
+    Whoever called something in it is a member. So may be any rank without a dump.
+    """
+    callers: dict[str, set[int]] = {}
+    default: set[str] = set()
+    for rank, dump in dumps.by_rank.items():
+        for entry in dump.entries:
+            if entry.group not in of_rank[rank]:
+                callers.setdefault(entry.group, set()).add(rank)
+                default |= {entry.group} if entry.description == _DEFAULT else set()
+    found: dict[int, dict[str, tuple[int, ...]]] = {rank: {} for rank in dumps.by_rank}
+    for name, ranks in callers.items():
+        everyone = range(dumps.world_size) if name in default else ()
+        likely = tuple(sorted(ranks | set(dumps.missing) | set(everyone)))
+        for rank in set(likely) & dumps.by_rank.keys():
+            if name not in of_rank[rank]:
+                found[rank][name] = likely
+    return found
+
+
+def _names(keys: list[_Key], described: Mapping[_Key, str]) -> list[str]:
+    """Return a name for each group that no other has: its description where that is enough."""
+    plain = [described.get(key, "") for key in keys]
+    plain = [key[0] if name in ("", "undefined") else name for key, name in zip(keys, plain, strict=True)]
+    return [name if plain.count(name) == 1 else f"{name} {key[0]}" for key, name in zip(keys, plain, strict=True)]
+
+
+def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> RankView:
+    places = groups.index[rank]
+    calls: dict[tuple[Channel, int], Call] = {}
+    entered: dict[Channel, int] = {}
+    counts: dict[Channel, int] = {}
+    for entry in dump.entries:
+        members = groups.views[places[entry.group]].members
+        if max(entry.source, entry.destination) >= len(members):
+            continue  # a message beyond its group
+        channel = _channel(entry, places[entry.group], members)
+        seq = entry.seq
+        if entry.is_message:
+            peer = channel.destination if channel.source == rank else channel.source
+            if not entry.is_open and not (rank in whole and peer in whole):
+                continue
+            seq = counts.get(channel, 0)
+            counts[channel] = seq + 1
+        elif entry.is_p2p:
+            continue
+        call = _call(entry, channel, seq)
+        known = calls.get((channel, seq))
+        calls[channel, seq] = call if known is None else _both(known, call)
+        entered[channel] = max(entered.get(channel, 0), seq + 1)
+    is_complete = _add_enqueued(dump, groups, places, entered)
+    finished = [key for key, call in calls.items() if not call.is_open]
+    for key in finished[: -_MOST_FINISHED or None]:
+        del calls[key]
+    return RankView(rank=rank, entered=entered, calls=tuple(calls.values()), is_complete=is_complete)
+
+
+def _channel(entry: Entry, group: int, members: tuple[int, ...]) -> Channel:
+    if not entry.is_message:
+        return Channel(group)
+    # torch counts the members of a group in ascending order.
+    ordered = sorted(members)
+    return Channel(group, ordered[entry.source], ordered[entry.destination])
+
+
+def _call(entry: Entry, channel: Channel, seq: int) -> Call:
+    return Call(
+        channel=channel,
+        seq=seq,
+        op=entry.op,
+        size_bytes=entry.size_bytes,
+        entered_ns=entry.created_ns,
+        is_open=entry.is_open,
+        where=entry.where,
+    )
+
+
+def _both(one: Call, other: Call) -> Call:
+    """Return two calls that torch put together as one; of what it did with both, only the first is said."""
+    return Call(**{**vars(one), "size_bytes": -1, "is_open": one.is_open or other.is_open})
+
+
+def _add_enqueued(dump: Dump, groups: DumpGroups, places: Mapping[str, int], entered: dict[Channel, int]) -> bool:
+    """Add what the status of groups says was called; return whether it is known of all groups of the rank.
+
+    A dump of unfinished operations has no entry of a group in which all are over.
+    """
+    silent = {name: place for name, place in places.items() if Channel(place) not in entered}
+    with_messages = {entry.group for entry in dump.entries if entry.is_p2p}
+    if dump.is_from_start or any(entry.backend == "gloo" for entry in dump.entries):
+        return True
+    numbers = _numbers(dump)
+    is_complete = True
+    for name, place in silent.items():
+        last = dump.enqueued.get(numbers.get(name, -1))
+        if last is None or name in with_messages:
+            is_complete = is_complete and name in with_messages
+        elif last >= 0:
+            entered[Channel(place)] = last + 1
+    return is_complete
+
+
+def _numbers(dump: Dump) -> dict[str, int]:
+    """Return the number of each group in its process, by its name.
+
+    Entries say it of their group. The others are known if the names are numbers, which torch gives in the same order.
+    """
+    known = {entry.group: entry.group_id for entry in dump.entries}
+    names = [name for name in dump.groups if name.isdecimal()]
+    if len(names) != len(dump.groups) or len(names) != len(dump.enqueued):
+        return known
+    inferred = dict(zip(sorted(names, key=int), sorted(dump.enqueued), strict=True))
+    return inferred if known.items() <= inferred.items() else known

@@ -1,0 +1,157 @@
+"""NCCL's RAS as a second witness: which processes it has lost, and how many operations each rank has called.
+
+What `ncclras -f json` prints, from NCCL 2.28.7 on (src/ras/client_support.cc). Up to 2.28.9 a comma is missing behind
+the device of a rank that does not answer; that comma alone is put in. RAS counts ranks by communicator. Global ranks
+are those of a communicator of all ranks, and others are known by host and process from there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcpace.errors import TraceError
+from hpcpace.files import read_file
+from hpcpace.hang.views import JobView, RankView
+from hpcpace.quoting import printable
+from hpcpace.wording import rank_list
+
+_MOST_BYTES = 64 << 20
+_MOST_RANKS = 1 << 20
+_MOST_LINES = 6
+_MISSING_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s*"status":)')
+_DEAD = "NCCL RAS considers it dead"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RasRank:
+    """A rank of a communicator: its process, what is wrong with it, and how often it called each operation."""
+
+    rank: int
+    process: tuple[str, int]
+    is_missing: bool
+    is_dead: bool
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RasReport:
+    """A report of RAS: version of NCCL, when it was made, and for each communicator its size and ranks."""
+
+    version: str
+    timestamp: str
+    communicators: tuple[tuple[int, tuple[RasRank, ...]], ...]
+
+
+def read_ras(path: Path) -> RasReport:
+    """Read a report of RAS.
+
+    Raises:
+        TraceError: it cannot be read, or is none.
+    """
+    try:
+        data = read_file(path, most_bytes=_MOST_BYTES)
+        content = json.loads(_MISSING_COMMA.sub(rb"\1,\2", data).decode())
+        return _report(content)
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise TraceError(
+            f"{path} is no report of NCCL RAS ({printable(reason)[:120]}); write one with ncclras -f json"
+        ) from error
+
+
+def with_witness(job: JobView, ras: RasReport) -> tuple[JobView, tuple[str, ...]]:
+    """Return what is known of a job with what RAS saw, and that in words.
+
+    A process that RAS considers dead has gone. Its counts are told, and decide nothing: they do not say which operation
+    of a communicator a rank is in.
+    """
+    ranks_of = _processes(job, ras)
+    if not ranks_of:
+        size = len(job.ranks)
+        return job, (f"NCCL RAS has no communicator of all {size} ranks, so that its ranks are not known here",)
+    dead: set[int] = set()
+    silent: set[int] = set()
+    lines: list[str] = []
+    for size, members in ras.communicators:
+        for one in members:
+            if one.is_missing and one.process in ranks_of:
+                (dead if one.is_dead else silent).add(ranks_of[one.process])
+        lines += list(_behind(size, members, ranks_of))
+    ranks = {rank: _dead(view) if rank in dead else view for rank, view in job.ranks.items()}
+    told = [
+        *([f"NCCL RAS ({ras.version}) considers {rank_list(sorted(dead))} dead"] if dead else []),
+        *([f"NCCL RAS ({ras.version}) gets no answer of {rank_list(sorted(silent - dead))}"] if silent - dead else []),
+        *list(dict.fromkeys(lines))[:_MOST_LINES],
+    ]
+    nothing = f"NCCL RAS ({ras.version}): all ranks answer, and have called equally many operations"
+    return replace(job, ranks=ranks), tuple(told) or (nothing,)
+
+
+def _dead(view: RankView) -> RankView:
+    if view.is_recorded:
+        return replace(view, is_gone=True, end=view.end or _DEAD)
+    return replace(view, is_recorded=True, is_complete=False, is_gone=True, end=_DEAD)
+
+
+def _processes(job: JobView, ras: RasReport) -> dict[tuple[str, int], int]:
+    """Return the global rank of each process, from a communicator of all ranks."""
+    for size, members in ras.communicators:
+        if size == len(job.ranks):
+            return {one.process: one.rank for one in members if one.rank in job.ranks and one.process[1] >= 0}
+    return {}
+
+
+def _behind(size: int, members: tuple[RasRank, ...], ranks_of: Mapping[tuple[str, int], int]) -> Iterator[str]:
+    """Yield which ranks of a communicator have called an operation fewer times than others."""
+    present = [one for one in members if not one.is_missing and one.process in ranks_of]
+    for op in sorted({op for one in present for op in one.counts}):
+        counts = {ranks_of[one.process]: one.counts.get(op, 0) for one in present}
+        most = max(counts.values())
+        behind = sorted(rank for rank, count in counts.items() if count < most)
+        if behind and 2 * len(behind) <= len(counts):
+            least = min(counts.values())
+            has = "has" if len(behind) == 1 else "have"
+            yield (
+                f"NCCL RAS: of a communicator of {size} ranks, {rank_list(behind)} {has} called {op} {least} times,"
+                f" others {most} times"
+            )
+
+
+def _report(content: dict[str, Any]) -> RasReport:
+    communicators = []
+    for one in content["communicators"]:
+        present = [_rank(rank, is_missing=False) for rank in one["ranks"]]
+        missing = [_rank(rank, is_missing=True) for rank in one["missing_ranks"]]
+        communicators.append((_whole(one, "size"), (*present, *missing)))
+    return RasReport(
+        version=printable(str(content["nccl_version"]))[:20],
+        timestamp=printable(str(content["timestamp"]))[:30],
+        communicators=tuple(communicators),
+    )
+
+
+def _rank(content: dict[str, Any], *, is_missing: bool) -> RasRank:
+    counts = {} if is_missing else content["collective_counts"]
+    if not all(type(count) is int for count in counts.values()):
+        raise ValueError("a count of operations is no number")
+    return RasRank(
+        rank=_whole(content, "rank"),
+        process=(str(content["host"]), _whole(content, "pid", least=-1, most=1 << 32)),
+        is_missing=is_missing,
+        is_dead=is_missing and content["status"]["considered_dead"] is True,
+        counts={printable(str(op))[:40]: count for op, count in counts.items()},
+    )
+
+
+def _whole(content: dict[str, Any], key: str, *, least: int = 0, most: int = _MOST_RANKS) -> int:
+    value = content[key]
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{key} is {value!r:.40}, not a number from {least} to {most}")
+    return value

@@ -1,0 +1,200 @@
+"""Dumps of one job: whose each is, which do not belong together, and what they show of the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from known_dumps import dump, entry, hung_job, unfinished, write
+
+from hpcpace.errors import CannotTell, TraceError
+from hpcpace.hang.rules import find_hang
+from hpcpace.hang.views import Channel, Hang, HangKind
+from hpcpace.runs.imports.dump_view import groups_of, job_view
+from hpcpace.runs.imports.dumps import read_dumps
+
+DAY_NS = 24 * 3600 * 10**9
+PAIRS = {"1": ("tp", (0, 1)), "2": ("tp", (2, 3))}
+
+
+def verdict(folder: Path) -> Hang:
+    hang = find_hang(job_view(read_dumps([folder])))
+    assert hang is not None
+    return hang
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nccl_trace_rank_2", "rank2.pickle", "job77_rank-2", "2024-01-05_rank_2.bin", "_dump_2", "trace2.pkl", "x_2.json"],
+)
+def test_the_rank_is_in_the_name_of_a_file(tmp_path: Path, name: str) -> None:
+    assert list(read_dumps([write(tmp_path, {name: dump([entry(0)])})]).by_rank) == [2]
+
+
+def test_the_groups_of_a_process_say_its_rank_where_only_one_is_in_all_of_them(tmp_path: Path) -> None:
+    groups = {"1": ("tp", (2, 3)), "2": ("dp", (1, 3))}
+    assert list(read_dumps([write(tmp_path, {"whatever": dump([], groups=groups)})]).by_rank) == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "reason"),
+    [
+        ("dump", {}, "neither its name nor its groups say"),
+        ("rank_3", {"1": ("tp", (0, 1))}, "its name says rank 3, but its groups are those of ranks 0-1"),
+        ("rank_9999999", None, "its name says rank 9999999"),
+        ("rank_1", {"1": ("tp", (0, 1)), "2": ("dp", (2, 3))}, "no rank is in all of its groups"),
+    ],
+)
+def test_a_dump_of_an_unknown_rank_is_left_out(
+    tmp_path: Path, name: str, groups: dict[str, Any] | None, reason: str
+) -> None:
+    content = dump([], groups=groups) if groups is not None else dump([], pg_config={})
+    with pytest.raises(CannotTell, match=reason):
+        read_dumps([write(tmp_path, {name: content})])
+    dumps = read_dumps([write(tmp_path, {name: content, "rank_0": dump([])})])
+    assert list(dumps.by_rank) == [0]
+    assert len(dumps.problems) == 1
+    assert reason in dumps.problems[0]
+
+
+def test_what_cannot_be_read_is_named_and_the_others_are_used(tmp_path: Path) -> None:
+    folder = write(tmp_path, hung_job())
+    (folder / "nccl_trace_rank_1").write_bytes(b"")
+    (folder / "nccl_trace_rank_3").write_bytes((folder / "nccl_trace_rank_3").read_bytes()[:200])
+    (folder / "slurm.log").write_text("not a dump, and not expected to be one")
+    dumps = read_dumps([folder])
+    assert sorted(dumps.by_rank) == [0, 2]
+    assert dumps.missing == (1, 3)
+    assert dumps.problems == (
+        "nccl_trace_rank_1 was left out: it is empty: the job ended before PyTorch wrote it",
+        "nccl_trace_rank_3 was left out: it is cut off",
+    )
+
+
+def test_a_folder_without_dumps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no file in"):
+        read_dumps([tmp_path])
+    with pytest.raises(TraceError, match="neither a pickle nor JSON"):
+        (tmp_path / "rank_0").write_text("x")
+        read_dumps([tmp_path])
+    with pytest.raises(TraceError, match="No such file"):
+        read_dumps([tmp_path / "nothing"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"b_rank_5": dump([entry(0)], world=8)},
+        {"b_rank_1": dump([entry(0)], groups={"1": ("tp", (1, 3))})},
+        {"b_rank_2": dump([entry(0, time_created_ns=entry(0)["time_created_ns"] + 2 * DAY_NS)])},
+    ],
+    ids=["other world", "other groups", "other day"],
+)
+def test_dumps_of_two_jobs_are_not_mixed(tmp_path: Path, other: dict[str, Any]) -> None:
+    folder = write(tmp_path, {"a_rank_0": dump([entry(0)], groups={"1": ("tp", (0, 1))})} | other)
+    (name,) = other
+    with pytest.raises(TraceError, match=f"are of 2 jobs: job 1: a_rank_0; job 2: {name}; name the files of one"):
+        read_dumps([folder])
+
+
+def test_parts_of_a_split_group_have_one_name_in_one_job(tmp_path: Path) -> None:
+    contents = {f"rank_{r}": dump([], groups={"s": ("tp", (0, 1) if r < 2 else (2, 3))}) for r in range(4)}
+    assert len(groups_of(read_dumps([write(tmp_path, contents)])).views) == 3
+
+
+def test_two_different_dumps_of_one_rank_are_refused(tmp_path: Path) -> None:
+    contents = {"a_rank_1": dump([entry(0)]), "b_rank_1": dump([entry(0), entry(1)])}
+    with pytest.raises(TraceError, match="a_rank_1 and b_rank_1 are both of rank 1, and differ"):
+        read_dumps([write(tmp_path, contents)])
+
+
+def test_a_pickle_and_its_json_are_one_dump_and_the_pickle_is_used(tmp_path: Path) -> None:
+    plain = dump([{**entry(0), "frames": []}])
+    dumps = read_dumps([write(tmp_path, {"rank_1": dump([entry(0)]), "rank_1.json": plain})])
+    assert dumps.by_rank[1].path.name == "rank_1"
+
+
+def test_different_versions_are_said(tmp_path: Path) -> None:
+    contents = {"rank_0": dump([]), "rank_1": dump([], version="2.9", comm_lib_version="2.26.2")}
+    assert read_dumps([write(tmp_path, contents)]).problems == (
+        "ranks ran different software: the format has versions 2.10 and 2.9",
+        "ranks ran different software: the library is NCCL 2.26.2 and NCCL 2.27.3",
+    )
+
+
+def test_the_rank_that_never_came_is_named(tmp_path: Path) -> None:
+    hang = verdict(write(tmp_path, hung_job()))
+    assert (hang.kind, hang.culprits, hang.waiting) == (HangKind.NEVER_CALLED, (2,), (0, 1, 3))
+    assert hang.call is not None
+    assert hang.call.where == "train.py:44 in step"
+
+
+def test_a_rank_without_a_dump_is_not_blamed(tmp_path: Path) -> None:
+    folder = write(tmp_path, hung_job())
+    (folder / "nccl_trace_rank_2").unlink()
+    hang = verdict(folder)
+    assert (hang.kind, hang.culprits, hang.could_be) == (HangKind.UNKNOWN, (), (2,))
+
+
+def test_nothing_hangs_where_all_has_finished(tmp_path: Path) -> None:
+    contents = {f"rank_{rank}": dump([entry(0)]) for rank in range(4)}
+    assert find_hang(job_view(read_dumps([write(tmp_path, contents)]))) is None
+
+
+def test_another_size_in_one_place_is_a_mismatch(tmp_path: Path) -> None:
+    shapes = {rank: [[8 if rank == 3 else 9]] for rank in range(4)}
+    contents = {f"rank_{r}": dump([unfinished(0, input_sizes=s, output_sizes=s)]) for r, s in shapes.items()}
+    hang = verdict(write(tmp_path, contents))
+    assert (hang.kind, hang.culprits) == (HangKind.MISMATCH, (3,))
+
+
+def test_a_message_that_nobody_sends_is_followed_to_its_sender(tmp_path: Path) -> None:
+    group = {"1": ("pp", (1, 3))}
+    message = {"is_p2p": True, "process_group": ("1", "pp"), "pg_id": 1, "p2p_seq_id": 1}
+    contents = {
+        "rank_1": dump([entry(0)], groups=group),
+        "rank_3": dump([entry(0), unfinished(1, "recv 1<-0", **message)], groups=group),
+        **{f"rank_{rank}": dump([entry(0)]) for rank in (0, 2)},
+    }
+    hang = verdict(write(tmp_path, contents))
+    assert (hang.kind, hang.culprits, hang.waiting) == (HangKind.NEVER_CALLED, (1,), (3,))
+    assert hang.call is not None
+    assert hang.call.channel == Channel(1, 1, 3)
+
+
+def test_unfinished_operations_alone_say_with_the_status_who_has_not_come(tmp_path: Path) -> None:
+    """With TORCH_INCLUDE_ONLY_ACTIVE, a rank that is in no operation has no entry at all."""
+    status = {"last_started_collective": -1, "last_completed_collective": 99}
+    groups = {"1": ("tp", (0, 1))}
+    behind = {"0": {**status, "last_enqueued_collective": 99}, "4": {**status, "last_enqueued_collective": 7}}
+    inside = {"pg_id": 0, "collective_seq_id": 100, "record_id": 5000}
+    contents = {
+        "rank_0": dump([], groups=groups, pg_status=behind),
+        "rank_1": dump([unfinished(0, **inside)], groups=groups, pg_status=behind),
+        "rank_2": dump([unfinished(0, **inside)], pg_status={"0": behind["0"]}),
+        "rank_3": dump([unfinished(0, **inside)], pg_status={"0": behind["0"]}),
+    }
+    folder = write(tmp_path, contents)
+    hang = verdict(folder)
+    assert (hang.kind, hang.culprits) == (HangKind.NEVER_CALLED, (0,))
+    # Without a status it is not known what rank 0 has called.
+    write(folder, {"rank_0": dump([], groups=groups, pg_status={})})
+    assert verdict(folder).kind is HangKind.UNKNOWN
+
+
+def test_who_is_in_a_group_of_gloo_follows_from_who_used_it(tmp_path: Path) -> None:
+    """gloo's dumps have one group, without a name."""
+    nameless = {"": {"name": "", "desc": "", "ranks": "[]"}}
+
+    def gloo(number: int, *, is_over: bool = True) -> dict[str, Any]:
+        return unfinished(number, profiling_name="gloo:all_reduce", retired=is_over)
+
+    contents = {
+        "rank_0": dump([gloo(0), gloo(1, is_over=False)], pg_config=nameless),
+        "rank_1": dump([gloo(0)], pg_config=nameless),
+        "rank_2": dump([gloo(0), gloo(1, is_over=False)], pg_config=nameless),
+    }
+    folder = write(tmp_path, contents)
+    assert [view.name for view in groups_of(read_dumps([folder])).views] == ["default_pg"]
+    assert verdict(folder).culprits == (1,)

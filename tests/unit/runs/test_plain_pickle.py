@@ -1,0 +1,94 @@
+"""Pickles of plain values: every name is refused, and nothing is made that could take the memory of the machine."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcpace.runs.imports import plain_pickle
+from hpcpace.runs.imports.plain_pickle import read_plain_pickle
+
+PLAIN = {"version": "2.10", "a": [1, -1, 2.5, None, True, "é", ("x", 2**40), {}], "empty": []}
+
+
+class Evil:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_values_are_read(protocol: int) -> None:
+    assert read_plain_pickle(pickle.dumps(PLAIN, protocol)) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (Evil(os.system, "true"), "posix.system"),
+        (Evil(threading.Thread), "threading.Thread"),
+        (Evil(eval, "1"), "builtins.eval"),
+        (collections.OrderedDict(), "collections.OrderedDict"),
+        (datetime.date(2026, 1, 1), "datetime.date"),
+        (Path("x"), "pathlib"),
+        ({"entries": [Evil(print)]}, "builtins.print"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_every_name_is_refused_and_said(content: Any, name: str, protocol: int) -> None:
+    name = name.replace("builtins", "__builtin__") if protocol == 2 else name
+    with pytest.raises(ValueError, match=f"it asks for {name}"):
+        read_plain_pickle(pickle.dumps(content, protocol))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "cut off"),
+        (b"\x80", "cut off"),
+        (pickle.dumps(PLAIN, 2)[:-1], "cut off"),
+        (pickle.dumps(PLAIN, 2)[:30], "cut off"),
+        (pickle.dumps(PLAIN, 4)[:30], "cut off"),
+        (pickle.dumps({1: 2}), "a key is a int"),
+        (pickle.dumps({("a",): 2}), "a key is a tuple"),
+        (pickle.dumps(b"bytes", 4), "instruction"),
+        (pickle.dumps({1, 2}, 4), "instruction"),
+        (b"cos\nsystem\n(S'true'\ntR.", "asks for os.system"),
+        (b"(S'true'\nios\nsystem\n.", "instruction"),
+        (b"\x80\x02]q\x00(", "cut off"),
+        (b"\x80\x02h\x07.", "Memo value not found"),
+        (b"\x80\x02Qx.", "instruction"),
+        (b"\x80\x09.", "damaged"),
+        (b"\x80\x04\x8c\xffabc.", "cut off"),
+        (b"\x80\x02X\xff\xff\xff\xffabc.", "cut off"),
+        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff", "damaged"),
+        (b"\x80\x02X\x02\x00\x00\x00\xff\xfe.", "damaged"),
+        (b"\x80\x02K\x01a.", "cut off"),
+    ],
+)
+def test_what_is_no_plain_pickle_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read_plain_pickle(data)
+
+
+def test_a_pickle_of_nothing_but_lists_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_pickle, "MOST_VALUES", 1000)
+    with pytest.raises(ValueError, match="more than 1000 lists"):
+        read_plain_pickle(b"\x80\x02" + b"]" * 1001 + b".")
+
+
+def test_deep_nesting_takes_no_stack() -> None:
+    depth = 100_000
+    value = read_plain_pickle(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".")
+    assert isinstance(value, list)

@@ -1,0 +1,132 @@
+"""Reports of NCCL's RAS, as src/ras/client_support.cc prints them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from known_dumps import hung_job, write
+
+from hpcpace.errors import TraceError
+from hpcpace.hang.rules import find_hang
+from hpcpace.hang.views import HangKind, JobView
+from hpcpace.runs.imports.dump_view import job_view
+from hpcpace.runs.imports.dumps import read_dumps
+from hpcpace.runs.imports.ras import RasReport, read_ras, with_witness
+
+
+def report(
+    counts: Mapping[int, int], *, missing: Sequence[int] = (), is_dead: bool = True, size: int = 4, comma: str = ","
+) -> str:
+    """Return a report on one communicator; without the comma, as NCCL 2.28.7 and 2.28.9 write it."""
+    ranks = [
+        {
+            **{"rank": rank, "host": "10.0.0.1", "pid": 100 + rank, "cuda_dev": rank, "nvml_dev": rank},
+            "status": {"init_state": 0, "async_error": 0, "finalize_called": False, "destroy_flag": False},
+            "collective_counts": {"Broadcast": 0, "AllReduce": count},
+        }
+        for rank, count in counts.items()
+    ]
+    lost = ",\n".join(
+        f'        {{\n          "rank": {rank},\n          "host": "10.0.0.1",\n          "pid": {100 + rank},\n'
+        f'          "cuda_dev": {rank},\n          "nvml_dev": {rank}{comma}\n          "status": {{\n'
+        f'            "unresponsive": true,\n            "considered_dead": {json.dumps(is_dead)}\n          }}\n'
+        "        }"
+        for rank in missing
+    )
+    return (
+        '{\n  "nccl_version": "2.28.9",\n  "cuda_runtime_version": 12080,\n  "cuda_driver_version": 12080,\n'
+        '  "timestamp": "2026-11-24 09:00:00",\n  "communicators_count": 1,\n  "communicators": [\n    {\n'
+        f'      "hash": "0x1",\n      "secondary_hash": "0x2:0x3",\n      "size": {size},\n'
+        f'      "ranks_count": {len(ranks)},\n      "missing_ranks_count": {len(missing)},\n'
+        f'      "ranks": {json.dumps(ranks)},\n      "missing_ranks": [\n{lost}\n      ]\n    }}\n  ],\n'
+        '  "ras": {\n    "collection_time_sec": 0.012,\n    "timeouts_count": 0\n  }\n}\n'
+    )
+
+
+def read(tmp_path: Path, text: str) -> RasReport:
+    path = tmp_path / "ras.json"
+    path.write_text(text)
+    return read_ras(path)
+
+
+def job_of(tmp_path: Path, *, without: int | None = None) -> JobView:
+    contents = hung_job()
+    contents.pop(f"nccl_trace_rank_{without}", None)
+    return job_view(read_dumps([write(tmp_path / "dumps", contents)]))
+
+
+@pytest.mark.parametrize("comma", [",", ""], ids=["2.29", "2.28.9"])
+def test_the_comma_that_nccl_left_out_is_put_in(tmp_path: Path, comma: str) -> None:
+    found = read(tmp_path, report({0: 6, 1: 6, 3: 6}, missing=[2], comma=comma))
+    ((size, ranks),) = found.communicators
+    assert (found.version, size, [one.rank for one in ranks if one.is_dead]) == ("2.28.9", 4, [2])
+
+
+def test_a_rank_that_ras_considers_dead_has_gone(tmp_path: Path) -> None:
+    ras = read(tmp_path, report({0: 6, 1: 6, 3: 6}, missing=[2]))
+    job, told = with_witness(job_of(tmp_path, without=2), ras)
+    hang = find_hang(job)
+    assert hang is not None
+    assert (hang.kind, hang.culprits) == (HangKind.GONE, (2,))
+    assert job.ranks[2].end == "NCCL RAS considers it dead"
+    assert told == ("NCCL RAS (2.28.9) considers rank 2 dead",)
+
+
+def test_a_rank_that_does_not_answer_has_not_gone_for_that(tmp_path: Path) -> None:
+    ras = read(tmp_path, report({0: 6, 1: 6, 3: 6}, missing=[2], is_dead=False))
+    job, told = with_witness(job_of(tmp_path), ras)
+    assert job.ranks[2].is_gone is None
+    assert told == ("NCCL RAS (2.28.9) gets no answer of rank 2",)
+
+
+def test_counts_are_told_and_decide_nothing(tmp_path: Path) -> None:
+    job, told = with_witness(job_of(tmp_path), read(tmp_path, report({0: 6, 1: 5, 2: 6, 3: 6})))
+    assert told == ("NCCL RAS: of a communicator of 4 ranks, rank 1 has called AllReduce 5 times, others 6 times",)
+    hang = find_hang(job)
+    assert hang is not None
+    assert hang.culprits == (2,)
+
+
+def test_a_report_in_which_all_is_well_says_so(tmp_path: Path) -> None:
+    told = with_witness(job_of(tmp_path), read(tmp_path, report(dict.fromkeys(range(4), 6))))[1]
+    assert told == ("NCCL RAS (2.28.9): all ranks answer, and have called equally many operations",)
+
+
+def test_without_a_communicator_of_all_ranks_its_ranks_are_not_known(tmp_path: Path) -> None:
+    ras = read(tmp_path, report({0: 6, 1: 5}, size=2))
+    job = job_of(tmp_path)
+    assert with_witness(job, ras) == (
+        job,
+        ("NCCL RAS has no communicator of all 4 ranks, so that its ranks are not known here",),
+    )
+
+
+def _changed(**changes: Any) -> str:
+    return json.dumps(json.loads(report({0: 1})) | changes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "NCCL version 2.28.9 compiled with CUDA 12.8",
+        "[]",
+        "{}",
+        report({0: 1})[:-40],
+        _changed(communicators=7),
+        _changed(communicators=[{"size": 1, "ranks": [{}], "missing_ranks": []}]),
+        _changed(communicators=[{"size": "x", "ranks": [], "missing_ranks": []}]),
+        report({0: 1}).replace('"AllReduce": 1', '"AllReduce": "x"'),
+        report({0: 1}).replace('"rank": 0', '"rank": -5'),
+        report({0: 1}).replace('"rank": 0', f'"rank": {10**12}'),
+        report({0: 1}).replace('"size": 4,', '"size": 4'),  # another comma
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TraceError, match=r"ras\.json is no report of NCCL RAS \(.*\); write one with ncclras -f json"):
+        read(tmp_path, text)
