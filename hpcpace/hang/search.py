@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcpace.hang.from_traces import JobRecords
 from hpcpace.hang.rules import find_hang
-from hpcpace.hang.views import Doing, FoundHang, Hang, JobView
+from hpcpace.hang.views import Doing, FoundHang, Hang, HangKind, JobView
 from hpcpace.units import NS_PER_S
 
 USUAL_STEPS = 20
@@ -17,6 +17,7 @@ USUAL_LENGTHS = 5
 """Usual lengths of a checkpoint or an evaluation that one may last."""
 
 _LONG = frozenset((Doing.SAVING, Doing.EVALUATING))
+_ALL_INSIDE = frozenset((HangKind.NETWORK, HangKind.PEERS_LEFT))
 
 
 def hang_in(records: JobRecords, *, hang_s: float) -> FoundHang | None:
@@ -48,9 +49,16 @@ def least_ns(job: JobView, *, hang_s: float) -> int:
 
 
 def _may_have_moved(hang: Hang, job: JobView, most_ns: int) -> bool:
-    """Return whether a rank that lives was last seen too soon after others began to wait for it."""
-    views = [job.ranks[rank] for rank in hang.culprits or hang.could_be]
+    """Return whether a rank that lives was last seen too soon after the hang began.
+
+    Where all are inside an operation, that is when the last one came, until when the others waited for that one.
+    """
+    views = [job.ranks[rank] for rank in hang.culprits or hang.could_be or hang.waiting]
     since_ns = hang.since_ns
+    if hang.kind in _ALL_INSIDE and hang.call is not None:
+        place = (hang.call.channel, hang.call.seq)
+        calls = (call for view in job.ranks.values() for call in view.calls if (call.channel, call.seq) == place)
+        since_ns = max((call.entered_ns for call in calls if call.entered_ns is not None), default=None)
     if since_ns is None:
         return False
     return any(

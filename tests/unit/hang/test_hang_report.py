@@ -57,7 +57,9 @@ def test_the_report_names_the_rank_its_kind_and_who_waits(tmp_path: Path) -> Non
     summary = summary_of(hung_attempt(tmp_path / "run"))
     first = summary.verdict.findings[0]
     assert (first.mode, [one.id for one in first.culprits]) == ("hang", ["2"])
-    assert summary.verdict.headline.startswith("hang: all_reduce 40 of group world (step 40) waits for rank 2, which is")
+    assert summary.verdict.headline.startswith(
+        "hang: all_reduce 40 of group world (step 40) waits for rank 2, which is"
+    )
     hang = summary.hang
     assert hang is not None
     assert (hang.kind, hang.culprits, hang.waiting) == ("a rank is stuck in its own work", (2,), (0, 1, 3))

@@ -86,6 +86,15 @@ def test_a_network_on_which_nothing_moves_names_nobody(tmp_path: Path) -> None:
     assert named(found_in(waiting_job(missing=-1).write(tmp_path / "run"))) == (HangKind.NETWORK, ())
 
 
+@pytest.mark.parametrize("late_s", [58.0, 59.9])
+def test_an_operation_that_the_last_rank_has_just_entered_is_no_network_on_which_nothing_moves(
+    tmp_path: Path, late_s: float
+) -> None:
+    job = waiting_job()
+    job.ranks[2].call(Op.ALL_REDUCE, late_s, step=20)
+    assert found_in(job.write(tmp_path / "run")) is None
+
+
 def test_the_root_of_a_chain_of_stages_is_named(tmp_path: Path) -> None:
     """Stage 2 of a pipeline computes without end; stage 3 waits for it, and 1 and 0 for what comes back."""
     job = WrittenJob(num_ranks=4)
