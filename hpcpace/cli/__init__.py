@@ -22,6 +22,8 @@ COMMANDS = {
     "switch": "Change what a running job records.",
     "report": "Say why a run is slow and where its steps went.",
     "list": "List runs with their state, verdict and speed.",
+    "hang": "Say which ranks hold up a job that no longer moves.",
+    "import": "Read what other tools recorded of a job.",
     "dump": "Show what is in a trace file.",
     "collect": "Bring traces of killed ranks home from node-local disk.",
     "pack": "Put the trace files of all ranks into a few.",
@@ -35,7 +37,8 @@ COMMANDS = {
     "completion": "Print the completion script of bash, zsh or fish.",
 }
 
-_MODULES = {"list": "runs"}  # a module `list` of this package would hide what Python calls so
+# A module `list` of this package would hide what Python calls so, and `import` is a word of Python.
+_MODULES = {"list": "runs", "import": "import_"}
 
 _READERS = ("report", "dump", "pack")  # they read traces by libraries that crash for want of memory
 

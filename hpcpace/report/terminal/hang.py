@@ -1,0 +1,55 @@
+"""A hang on a terminal, and what the dumps of other tools showed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hpcpace.hang.words import HangWords
+from hpcpace.quoting import printable
+from hpcpace.report.terminal.layout import line, note, title
+from hpcpace.runs.imports.dump_timeline import LastOfRank
+from hpcpace.units import format_duration
+from hpcpace.wording import plural
+
+_MOST_ROWS = 24
+_MOST_PROBLEMS = 10
+
+
+def print_hang(console: Console, words: HangWords) -> None:
+    """Print the verdict on a hang: headline, why, and what to do."""
+    line(console, "Verdict", words.headline, style="bold")
+    for number, why in enumerate(words.why):
+        line(console, "Why" if not number else "", why)
+    line(console, "Next", words.advice)
+
+
+def print_problems(console: Console, problems: Sequence[str]) -> None:
+    """Print what was left out of files, and what is odd about them."""
+    for problem in problems[:_MOST_PROBLEMS]:
+        note(console, problem)
+    if len(problems) > _MOST_PROBLEMS:
+        note(console, f"{plural(len(problems) - _MOST_PROBLEMS, 'more problem')}; --json lists all")
+
+
+def print_last(console: Console, rows: Sequence[LastOfRank], span_ns: int, *, named: Sequence[int]) -> None:
+    """Print the end of the record of each rank, of those that a verdict names first."""
+    title(console, "The end of the records", f"the last {format_duration(span_ns)}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("rank", justify="right")
+    table.add_column("finished", justify="right")
+    table.add_column("open", justify="right")
+    table.add_column("oldest open operation", overflow="fold")
+    table.add_column("called", justify="right", no_wrap=True)
+    order = sorted(rows, key=lambda row: (row.rank not in named, row.rank))
+    for row in order[:_MOST_ROWS]:
+        since = "" if row.since_ns is None else f"-{format_duration(row.since_ns)}" if row.since_ns else "last"
+        style = "bold" if row.rank in named else ""
+        cells = (str(row.rank), str(row.num_finished), str(row.num_open), printable(row.stands_in) or "none", since)
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    console.print(table)
+    if len(rows) > _MOST_ROWS:
+        note(console, f"{plural(len(rows) - _MOST_ROWS, 'more rank')}; --json lists all")

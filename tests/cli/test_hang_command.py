@@ -1,0 +1,148 @@
+"""`hpcpace hang` and `hpcpace import flight-recorder` on dumps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hpcpace.cli import cli
+from hpcpace.errors import HpcpaceError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "runs"))
+from known_dumps import dump, entry, hung_job, write
+
+COMMANDS = [("hang",), ("import", "flight-recorder")]
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, [*map(str, words)])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_hang_is_named_with_what_was_read(tmp_path: Path, command: tuple[str, ...]) -> None:
+    result = run(*command, write(tmp_path, hung_job()))
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[:2] == [
+        "Verdict    hang: all_reduce 6 of group default_pg waits for rank 2, which never",
+        "           called it; since 2025-09-23 06:55:05 UTC",
+    ]
+    assert "Why        ranks 0-1, 3 wait" in lines
+    assert "Read       dumps of 4 of 4 ranks (format 2.10, NCCL 2.27.3); 1 group, 23" in lines
+    assert "   2         5     0  none" in [line.rstrip() for line in lines]
+    assert max(map(len, lines)) <= 80
+
+
+def test_files_of_any_name_are_taken_one_by_one(tmp_path: Path) -> None:
+    folder = write(tmp_path, hung_job())
+    assert run("hang", *sorted(folder.iterdir())).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("contents", "code", "says"),
+    [
+        ({f"rank_{rank}": dump([entry(0)]) for rank in range(4)}, 0, "no hang: every operation has finished"),
+        ({"rank_0": dump([entry(0)])}, 3, "ranks 1-3 left no dump"),
+        ({name: one for name, one in hung_job().items() if name[-1] != "2"}, 3, "may wait for rank 2, but that is not"),
+    ],
+)
+def test_exit_codes(tmp_path: Path, contents: dict[str, object], code: int, says: str) -> None:
+    result = run("hang", write(tmp_path, contents))
+    assert (result.exit_code, says in " ".join(result.output.split())) == (code, True)
+
+
+def test_a_file_that_is_left_out_is_a_warning(tmp_path: Path) -> None:
+    folder = write(tmp_path, {f"rank_{rank}": dump([entry(0)]) for rank in range(4)})
+    (folder / "core.4711").write_bytes(b"\x7fELF")
+    result = run("hang", folder)
+    assert result.exit_code == 1
+    assert "core.4711 was left out: it is neither a pickle nor JSON" in " ".join(result.output.split())
+
+
+def test_json_has_what_the_text_says_and_more(tmp_path: Path) -> None:
+    result = run("hang", write(tmp_path, hung_job()), "--json")
+    content = json.loads(result.output)
+    assert content["hang"]["kind"] == "never_called"
+    assert content["hang"]["culprits"] == [2]
+    assert content["hang"]["waiting"] == [0, 1, 3]
+    assert content["hang"]["operation"]["where"] == "train.py:44 in step"
+    assert (content["ranks"], content["missing"], content["versions"]) == ([0, 1, 2, 3], [], ["2.10"])
+    assert content["groups"] == {"default_pg": [0, 1, 2, 3]}
+    assert [row["num_open"] for row in content["last"]] == [1, 1, 0, 1]
+
+
+def test_a_timeline_is_written(tmp_path: Path) -> None:
+    timeline = tmp_path / "out.json"
+    result = run("import", "flight-recorder", write(tmp_path / "dumps", hung_job()), "--timeline", timeline)
+    assert f"written: {timeline}" in result.output
+    assert json.loads(timeline.read_text())["traceEvents"]
+
+
+def test_a_timeline_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    result = run("hang", write(tmp_path / "dumps", hung_job()), "--timeline", tmp_path / "no" / "out.json")
+    assert isinstance(result.exception, HpcpaceError)
+    assert result.exception.exit_code == 2
+
+
+def test_names_of_files_and_groups_steer_no_terminal(tmp_path: Path) -> None:
+    contents = {f"a\x1b[2Jrank_{name[-1]}": one for name, one in hung_job().items()}
+    for one in contents.values():
+        one["pg_config"]["0"]["desc"] = "dp\x1b[31m"
+    output = run("hang", write(tmp_path, contents)).output
+    assert "\x1b" not in output
+    assert "group dp\\x1b[31m waits" in " ".join(output.split())
+
+
+def test_a_run_of_hpcpace_is_not_taken_for_dumps(tmp_path: Path) -> None:
+    (tmp_path / "attempt-0" / "trace").mkdir(parents=True)
+    result = run("hang", tmp_path)
+    assert isinstance(result.exception, HpcpaceError)
+    assert result.exception.exit_code == 2
+
+
+PROGRAM = """
+import os, sys
+import torch, torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
+rank, world, folder = int(sys.argv[1]), 3, sys.argv[2]
+store = dist.FileStore(folder + "/store", world)
+dist.init_process_group("gloo", rank=rank, world_size=world, store=store)
+group = dist.new_group([0, 1])
+tensor = torch.ones(8)
+dist.all_reduce(tensor)
+if rank < 2:
+    dist.all_reduce(tensor, group=group)
+dist.barrier()
+if rank != 1:
+    work = dist.all_reduce(tensor, async_op=True)
+with open(f"{folder}/dumps/rank_{rank}", "wb") as file:
+    file.write(_dump_fr_trace(True, True, False))
+with open(f"{folder}/json/rank_{rank}.json", "wb") as file:
+    file.write(_dump_fr_trace_json(True, False))
+store.set(f"done {rank}", "")
+store.wait([f"done {other}" for other in range(world)])
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("form", ["dumps", "json"])
+def test_dumps_that_pytorch_wrote_of_gloo(tmp_path: Path, form: str) -> None:
+    for folder in ("dumps", "json"):
+        (tmp_path / folder).mkdir()
+    environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM, str(rank), str(tmp_path)], env=environ) for rank in range(3)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0]
+    content = json.loads(run("hang", tmp_path / form, "--json").output)
+    assert content["hang"]["kind"] == "never_called"
+    assert content["hang"]["culprits"] == [1]
+    assert content["hang"]["operation"]["op"] == "all_reduce"
+    assert content["groups"] == {"default_pg": [0, 1, 2], "1": [0, 1]}
+    assert content["problems"] == []
