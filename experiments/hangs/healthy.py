@@ -26,8 +26,8 @@ class HealthyJob:
 
 
 def _long_one(phase: str) -> dict[tuple[int, str, int], float]:
-    """Return what makes a phase of every fourth step 0.5 s long, and the fifth one four times that."""
-    return {**{(step, phase, 0): 0.4 for step in range(3, NUM_STEPS, 4)}, (19, phase, 0): 1.9}
+    """Return what makes a phase of every fourth step 0.5 s long, and the fifth one three times that."""
+    return {**{(step, phase, 0): 0.4 for step in range(3, NUM_STEPS, 4)}, (19, phase, 0): 1.4}
 
 
 HEALTHY = (

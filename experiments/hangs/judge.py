@@ -15,7 +15,8 @@ from experiments.hangs.jobs import Blow, Job, have_ended, started
 from hpcpace.errors import TraceError
 from hpcpace.hang.from_traces import read_records
 from hpcpace.hang.search import hang_in
-from hpcpace.hang.views import Hang
+from hpcpace.hang.views import FoundHang
+from hpcpace.hang.words import describe
 from hpcpace.rundir import RunDirectory
 from hpcpace.units import NS_PER_S
 
@@ -41,6 +42,7 @@ class Outcome:
         after_s: from the fault to the verdict; None without one.
         is_kind_right, are_ranks_right: whether they are those of the cell; of a healthy job, whether nothing was found.
         wrong: ranks that were named and are not to blame.
+        said: the verdict in words; empty without one.
     """
 
     cell: str
@@ -51,6 +53,7 @@ class Outcome:
     is_kind_right: bool
     are_ranks_right: bool
     wrong: tuple[int, ...] = ()
+    said: str = ""
 
     @property
     def is_in_time(self) -> bool:
@@ -79,13 +82,14 @@ def judge_cell(cell: Cell) -> Outcome:
         return Outcome(cell=cell.key, is_kind_right=False, are_ranks_right=False)
     return Outcome(
         cell=cell.key,
-        kind=str(found.kind),
-        named=found.culprits,
-        could_be=found.could_be,
+        kind=str(found.hang.kind),
+        named=found.hang.culprits,
+        could_be=found.hang.could_be,
         after_s=None if after_ns is None else round(after_ns / NS_PER_S, 2),
-        is_kind_right=found.kind in cell.kinds,
-        are_ranks_right=found.culprits == (cell.culprit,),
-        wrong=tuple(sorted(set(found.culprits) - {cell.culprit})),
+        is_kind_right=found.hang.kind in cell.kinds,
+        are_ranks_right=found.hang.culprits == (cell.culprit,),
+        wrong=tuple(sorted(set(found.hang.culprits) - {cell.culprit})),
+        said=describe(found.hang, found.job).headline,
     )
 
 
@@ -100,15 +104,17 @@ def judge_healthy(job: HealthyJob) -> Outcome:
         slow_steps=job.slow_steps,
         hang_s=job.hang_s,
     )
-    kind, named, could_be = ("", (), ()) if found is None else (str(found.kind), found.culprits, found.could_be)
+    if found is None:
+        return Outcome(cell=job.name, is_kind_right=True, are_ranks_right=True)
     return Outcome(
         cell=job.name,
-        kind=kind,
-        named=named,
-        could_be=could_be,
-        is_kind_right=found is None,
-        are_ranks_right=found is None,
-        wrong=named,
+        kind=str(found.hang.kind),
+        named=found.hang.culprits,
+        could_be=found.hang.could_be,
+        is_kind_right=False,
+        are_ranks_right=False,
+        wrong=found.hang.culprits,
+        said=describe(found.hang, found.job).headline,
     )
 
 
@@ -122,7 +128,7 @@ def _first_hang(
     slowed: dict[tuple[int, str, int], float] | None = None,
     slow_steps: dict[tuple[int, str, int], float] | None = None,
     hang_s: float = HANG_S,
-) -> tuple[Hang | None, int | None]:
+) -> tuple[FoundHang | None, int | None]:
     """Run a job until it hangs or ends; return the hang, and the time from the fault to it, nanoseconds."""
     folder = Path(tempfile.mkdtemp(prefix="hpcpace-hangs-"))
     job = Job(
@@ -150,12 +156,11 @@ def _first_hang(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _look(job: Job, hang_s: float) -> Hang | None:
+def _look(job: Job, hang_s: float) -> FoundHang | None:
     attempts = RunDirectory(job.run).attempts() if job.run.exists() else []
     if not attempts:
         return None
     try:
-        found = hang_in(read_records(attempts[-1]), hang_s=hang_s)
+        return hang_in(read_records(attempts[-1]), hang_s=hang_s)
     except TraceError:  # no rank has flushed yet
         return None
-    return None if found is None else found.hang

@@ -7,7 +7,7 @@ does not count then. That matters after the end of a hang, when ranks run out of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from hpcpace.hang.views import Channel, Doing, GroupView, JobView, RankView
 from hpcpace.metrics.operations.table import ProcessGroup, groups_of
 from hpcpace.rundir import Attempt
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
-from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES
+from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, is_torn
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import RankTrace
 
@@ -40,6 +40,7 @@ class JobRecords:
         world_size: number of ranks.
         hosts: host names by rank, as far as they are known.
         notices: what ranks wrote of a step that lasts too long.
+        problems: what could not be read.
     """
 
     groups: tuple[ProcessGroup, ...]
@@ -47,6 +48,13 @@ class JobRecords:
     world_size: int
     hosts: Mapping[int, str]
     notices: Mapping[int, Notice] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks without a record, ascending."""
+        known = {rank.rank for rank in self.ranks}
+        return tuple(rank for rank in range(min(self.world_size, _MOST_RANKS)) if rank not in known)
 
     @property
     def last_ns(self) -> int:
@@ -137,7 +145,11 @@ def read_records(
     """Read what the traces and notices of an attempt show of its ranks; arguments and errors as of `job_view`."""
     found = read_attempt(attempt, most_rows=0, tables=TABLES_USED, memory_bytes=memory_bytes)
     world_size = world_size_of(found.traces)
-    return records_of(found.traces, world_size=world_size, hosts=hosts, notices=read_notices(attempt))
+    problems = [problem for problem in found.problems if not is_torn(problem)]
+    notices = read_notices(attempt, problems)
+    return replace(
+        records_of(found.traces, world_size=world_size, hosts=hosts, notices=notices), problems=tuple(problems)
+    )
 
 
 def records_of(
