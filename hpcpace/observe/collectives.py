@@ -149,6 +149,19 @@ class CollectiveObserver:
                 rows.append(tuple(row))
         return rows + (self._device_times.open_rows() if self._device_times is not None else [])
 
+    def entered(self) -> list[tuple[int, int, int, int]]:
+        """Return how many operations were called; safe in any thread.
+
+        Each entry is a channel: the group's number, the kind of a message or -1 for the group's collectives, the global
+        rank of the message's other end or -1, and how many were called.
+        """
+        counts = []
+        for group in list(self._groups.values()):
+            for channel, number in list(group.sequences.items()):
+                op, peer = channel if isinstance(channel, tuple) else (-1, -1)
+                counts.append((group.group_id, int(op), group.ranks[peer] if peer >= 0 else -1, number))
+        return counts
+
     def take_last_ranks(self) -> tuple[int, ...]:
         """Return the global ranks of the last collective's group since the last call; empty without a collective."""
         ranks, self._last_ranks = self._last_ranks, ()

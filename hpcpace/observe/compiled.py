@@ -108,6 +108,11 @@ class CompiledObserver:
         rows: list[tuple[int, ...]] = np.frombuffer(self._layer.open_rows(), dtype=_ROW).tolist()
         return rows
 
+    def entered(self) -> list[tuple[int, int, int, int]]:
+        """Return how many operations were called; see CollectiveObserver."""
+        counts: list[tuple[int, int, int, int]] = self._layer.entered()
+        return counts
+
     def end_step(self, step: int) -> None:
         """Record operations that nobody waits for, and pass the rows of the step on to the recorder."""
         self._layer.end_step(step, FORGET_AFTER_STEPS)

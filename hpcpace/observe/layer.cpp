@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -224,6 +225,19 @@ class Layer : public std::enable_shared_from_this<Layer> {
       }
     }
     return as_bytes(rows);
+  }
+
+  // Returns how many operations were called: group, kind of a message or -1, rank of its other end or -1, number.
+  std::vector<std::tuple<uint16_t, int, int32_t, int64_t>> entered() {
+    std::vector<std::tuple<uint16_t, int, int32_t, int64_t>> counts;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [name, group] : groups_) {
+      for (const auto& [channel, number] : group.sequences) {
+        const bool has_peer = channel.first >= 0 && channel.second >= 0;
+        counts.emplace_back(group.id, channel.first, has_peer ? group.ranks.at(channel.second) : -1, number);
+      }
+    }
+    return counts;
   }
 
   // The kernel of one operator.
@@ -662,6 +676,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("end_step", &Layer::end_step, py::call_guard<py::gil_scoped_release>())
       .def("take_rows", &Layer::take_rows)
       .def("open_rows", &Layer::open_rows)
+      .def("entered", &Layer::entered)
       .def("observed_wait", [](std::shared_ptr<Layer> layer, py::object original) {
         return observed_wait(std::move(layer), std::move(original));
       });

@@ -37,6 +37,11 @@ class GroupNumbers:
         self._recorder = recorder
         self._known: dict[str, tuple[int, list[int]]] = {}
 
+    @property
+    def named(self) -> dict[int, tuple[str, tuple[int, ...]]]:
+        """Name and global ranks of each group by its number; safe in any thread."""
+        return {number: (name, tuple(ranks)) for name, (number, ranks) in list(self._known.items())}
+
     def find(self, process_group: Any) -> tuple[int, list[int]]:
         """Return a group's number and the global ranks of its members; record a group that is new."""
         name = process_group.group_name

@@ -81,6 +81,8 @@ class PhaseObserver:
         self._stepped: set[int] = set()
         self._existing: set[int] | None = None
         self._eval_loop: tuple[int, int] | None = None
+        self._evaluates_since_ns = self._num_evaluated = 0
+        self._under_way: tuple[Phase, int] | None = None
         self._begin_ns = self._gc_begin_ns = 0
         self._is_degraded = False
         self._num_rows = [0] * len(Phase)
@@ -160,11 +162,26 @@ class PhaseObserver:
         """The phases of which there is a row."""
         return tuple(phase for phase in Phase if self._num_rows[phase])
 
+    @property
+    def num_ended(self) -> int:
+        """How many phases and calls of evaluated modules have ended, garbage collection left out.
+
+        That goes on where training does not, in other threads.
+        """
+        return sum(self._num_rows) - self._num_rows[Phase.GC] + self._num_evaluated
+
+    @property
+    def under_way(self) -> tuple[Phase, int] | None:
+        """The evaluation, checkpoint or wait for data in which the rank is, and when it began; safe in any thread."""
+        since_ns = self._evaluates_since_ns
+        return (Phase.EVAL, since_ns) if since_ns else self._under_way
+
     def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         self._cleanup.replace(owner, name, wrap)
 
     def _call_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if not torch.is_grad_enabled():
+            self._evaluates_since_ns = self._evaluates_since_ns or time.monotonic_ns()
             return _EVAL if module.training else _EVAL_LOOP
         self._end_eval_loop()
         if self._steps is not None:
@@ -182,6 +199,7 @@ class PhaseObserver:
             self._add(Phase.FORWARD, begin_ns)
             return
         self.samples.evaluated()
+        self._num_evaluated += 1
         self._flags |= StepFlag.EVAL
         if kind == _EVAL:
             self._end_eval_loop()
@@ -190,6 +208,7 @@ class PhaseObserver:
             self._eval_loop = (begin_ns if self._eval_loop is None else self._eval_loop[0], self._now())
 
     def _end_eval_loop(self) -> None:
+        self._evaluates_since_ns = 0
         if self._eval_loop is not None:
             (begin_ns, end_ns), self._eval_loop = self._eval_loop, None
             self._add(Phase.EVAL, begin_ns, end_ns)
@@ -215,12 +234,14 @@ class PhaseObserver:
             if phase == Phase.CHECKPOINT:
                 self._flags |= StepFlag.CHECKPOINT
             begin_ns = self._now()
+            outer, self._under_way = self._under_way, (phase, begin_ns)
             try:
                 return call(*args, **kwargs)
             except BaseException as error:
                 leave_out_own_frame(error)
                 raise
             finally:
+                self._under_way = outer
                 self._add(phase, begin_ns)
 
         return timed
@@ -231,12 +252,14 @@ class PhaseObserver:
                 return fetch(loader)
             self._work_begins()
             begin_ns = self._now()
+            outer, self._under_way = self._under_way, (Phase.DATA, begin_ns)
             try:
                 batch = fetch(loader)
             except BaseException as error:
                 leave_out_own_frame(error)
                 raise
             finally:
+                self._under_way = outer
                 self._add(Phase.DATA, begin_ns)
             if self._steps is not None:
                 self.samples.fetched(batch, loader)

@@ -67,6 +67,15 @@ class SwitchedCollectives:
         observers = [*self._ending, *([self.current] if self._is_on else [])]
         return [row for observer in observers for row in observer.open_collectives()]
 
+    def entered(self) -> list[tuple[int, int, int, int]]:
+        """Return how many operations were called in this stretch, or in the last one; see CollectiveObserver."""
+        return self.current.entered()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every operation is observed now."""
+        return self._is_on and not self.current.num_failures
+
     def end_step(self, step: int) -> None:
         """Record operations that nobody waits for."""
         if self._is_on:

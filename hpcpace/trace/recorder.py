@@ -129,8 +129,10 @@ class Recorder:
         self.add_network = self._adder("network", self._buffers["network"])
         self.add_host = self._adder("host", self._buffers["host"])
         self.add_event = self._adder("events", self._buffers["events"])
+        regions = {phase: self._region(phase) for phase in Phase}
+        self._regions = regions
         self.phase: Callable[[str], AbstractContextManager[None]] = _Regions(
-            {phase.name.lower(): self._region(phase) for phase in Phase}
+            {phase.name.lower(): region for phase, region in regions.items()}
         ).__getitem__
         self._row_cost_ns = self._measured_row_cost_ns()
 
@@ -139,6 +141,11 @@ class Recorder:
         if self._thread is None and self._process == os.getpid():
             self._thread = threading.Thread(target=self._run, name="hpcpace-flush", daemon=True)
             self._thread.start()
+
+    def regions_under_way(self) -> list[tuple[Phase, int]]:
+        """Return the phases whose blocks `phase` has entered and not left, and when each began; for any thread."""
+        begun = ((phase, region.begins[0]) for phase, region in self._regions.items())
+        return [(phase, begin_ns) for phase, begin_ns in begun if begin_ns]
 
     def add_packed_collectives(self, packed: bytes, num_dropped: int = 0) -> None:
         """Take rows of `collectives` as the bytes of their dtype, and count rows that found no room before that."""
@@ -247,7 +254,7 @@ class Recorder:
         zeros = (0,) * (num_all - num_least)
         return lambda *row: add(*row, *zeros) if len(row) == num_least else add(*row)
 
-    def _region(self, phase: Phase) -> AbstractContextManager[None]:
+    def _region(self, phase: Phase) -> Any:
         """Return the region of a phase, which records its row itself: one call less than with `add_phase`."""
         rows = self._buffers["phases"]
         pack = row_struct(TABLES["phases"].dtype, self._dtypes["phases"]).pack

@@ -164,3 +164,16 @@ def test_a_recorder_that_fails_costs_one_warning_and_no_collective(
     assert len(warnings_given) == 1
     assert "allreduce_" in warnings_given[0]
     assert [value.sum().item() for value in values] == [4, 4]
+
+
+def test_counts_the_operations_of_a_group_and_the_messages_of_each_pair(observer: Observer, rows: Any) -> None:
+    dist.all_reduce(_tensor())
+    dist.barrier(async_op=True).wait()
+    assert [(op, peer, number) for _, op, peer, number in observer.entered()] == [(-1, -1, 2)]
+
+
+def test_operations_that_hpcpace_itself_calls_are_not_counted(observer: Observer) -> None:
+    dist.all_reduce(_tensor())
+    observer.paused = True
+    dist.all_reduce(_tensor())
+    assert [number for *_, number in observer.entered()] == [1]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -228,6 +229,41 @@ def test_evaluation_is_one_interval_from_its_first_call_to_its_last(observer: Ph
         model(torch.ones(2, 3))
     _step(model, optimizer, torch.ones(2, 3))
     assert _phases(rows) == [Phase.EVAL, Phase.EVAL, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+
+
+def test_an_evaluation_is_under_way_from_its_first_call_to_the_next_training(observer: PhaseObserver) -> None:
+    model = torch.nn.Linear(3, 1).eval()
+    assert observer.under_way is None
+    num_ended = observer.num_ended
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    assert observer.under_way is not None
+    assert observer.under_way[0] == Phase.EVAL
+    assert observer.num_ended == num_ended + 1
+    model(torch.ones(2, 3))
+    assert observer.under_way is None
+
+
+def test_a_checkpoint_and_a_wait_for_data_are_under_way_while_they_last(observer: PhaseObserver) -> None:
+    seen: list[Any] = []
+
+    class Watching(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            seen.append(observer.under_way)
+            return index
+
+    class File(io.BytesIO):
+        def write(self, content: Any) -> int:
+            seen.append(observer.under_way)
+            return super().write(content)
+
+    list(DataLoader(Watching()))
+    torch.save({"a": 1}, File())
+    assert {phase for phase, _ in seen} == {Phase.DATA, Phase.CHECKPOINT}
+    assert observer.under_way is None
 
 
 def test_modules_that_run_again_inside_backward_belong_to_it(observer: PhaseObserver, rows: Any) -> None:
