@@ -31,6 +31,9 @@ COORDINATIONS = ("auto", "mpi", "torch")
 ZERO_STAGES = (0, 1, 3)
 SWITCH_SIGNALS = ("none", "USR1", "USR2")
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
+ON_HANG = ("report", "stop", "off")
+ON_HANG_VARIABLE = "HPCPACE_HANG_ON_HANG"
+"""By this variable, `hpcpace trace` hands on what to do about a hang."""
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "powersgd")
 
 
@@ -54,6 +57,7 @@ BOUNDS: dict[str, dict[str, _Bounds]] = {
         "start_timeout_s": (0.1, MOST),
         "copy_timeout_s": (1, MOST),
     },
+    "hang": {"factor": (2, MOST), "least_s": (1, MOST), "first_step_s": (1, MOST)},
     "clock": {"interval_s": (0.1, MOST), "num_pings": _COUNT, "timeout_s": (0.1, MOST)},
     "world": {"start_timeout_s": (1, MOST), "timeout_s": (1, MOST)},
     "train": {
@@ -147,6 +151,29 @@ class TraceConfig:
             parse_steps(self.detail_steps)
         except ValueError as error:
             raise ConfigError(f"trace.detail_steps: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangConfig:
+    """When a step lasts too long, and what a session does then."""
+
+    on_hang: str = "report"
+    """report: write what each rank does and where its threads are, and say so; stop: also end the job with exit code 4
+    if nothing has moved after twice the time; off: do not watch."""
+    factor: float = 30.0
+    """How many times the usual step (the median of recent ones) a step may last."""
+    least_s: float = 60.0
+    """Seconds that any step may last, however short steps usually are."""
+    first_step_s: float = 120.0
+    """Seconds that torch's process group and each of the first steps may take; stop waits ten times as long there, and
+    in the first checkpoint or evaluation."""
+
+    def __post_init__(self) -> None:
+        check_all(self._checks())
+
+    def _checks(self) -> Iterator[Callable[[], None]]:
+        yield partial(_check_choice, "hang", "on_hang", self.on_hang, ON_HANG)
+        yield from _bounds_checks("hang", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,6 +474,7 @@ class Config:
     """All settings; each section is a table of the TOML file."""
 
     trace: TraceConfig = field(default_factory=TraceConfig)
+    hang: HangConfig = field(default_factory=HangConfig)
     clock: ClockConfig = field(default_factory=ClockConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -8,6 +8,7 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
+from hpcpace.config import ON_HANG, ON_HANG_VARIABLE
 from hpcpace.detail import DETAILS
 from hpcpace.observe.step_source import StepFrom
 from hpcpace.pace.settings import POLICIES
@@ -66,7 +67,7 @@ from hpcpace.pace.settings import POLICIES
     ),
 )
 @headed(
-    "Pacing and settings",
+    "Pacing, hangs and settings",
     option(
         "--pace",
         type=click.Choice(POLICIES),
@@ -74,6 +75,14 @@ from hpcpace.pace.settings import POLICIES
         help=f"Hold early ranks back by this policy, if a trial in the job shows a gain: {', '.join(POLICIES)}; see "
         "docs/pacing.md.",
         show_default="none",
+    ),
+    option(
+        "--on-hang",
+        type=click.Choice(ON_HANG),
+        metavar="WHAT",
+        help="Write down what holds a step up that lasts too long and say so (report), also end the job with exit code "
+        "4 (stop), or do not watch (off); see docs/hang.md.",
+        show_default="report",
     ),
     option("--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none"),
 )
@@ -88,6 +97,7 @@ def command(
     pace: str | None,
     steps: str | None,
     detail: str | None,
+    on_hang: str | None,
     program: tuple[str, ...],
 ) -> None:
     """Run a program and trace the training in it.
@@ -98,6 +108,10 @@ def command(
     setting is wrong, the program runs untraced.
     """
     from hpcpace.observe.traced_program import become_traced
+    from hpcpace.world.environment import change_environ
+
+    if on_hang is not None:
+        change_environ({ON_HANG_VARIABLE: on_hang})
 
     # Settings are read where they can be wrong on one rank alone and the script still runs.
     become_traced(

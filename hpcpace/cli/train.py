@@ -17,6 +17,7 @@ from hpcpace.config import (
     COMPRESSIONS,
     DEVICES,
     DTYPES,
+    ON_HANG,
     PRESETS,
     SCHEDULES,
     SHORT_DTYPES,
@@ -46,6 +47,7 @@ _SETTINGS = {
     "world": "device backend interface timeout_s",
     "trace": "enabled trace_dir detail_steps detail",
     "pace": "policy",
+    "hang": "on_hang",
 }
 
 
@@ -271,6 +273,14 @@ _TRACE = headed(
         metavar="POLICY",
         help=f"Hold early ranks back by this policy, if a trial in the job shows a gain: {', '.join(POLICIES)}; see "
         "docs/pacing.md.",
+    ),
+    setting(
+        "hang",
+        "on_hang",
+        type=click.Choice(ON_HANG),
+        metavar="WHAT",
+        help="Write down what holds a step up that lasts too long and say so (report), also end the job with exit code "
+        "4 (stop), or do not watch (off); see docs/hang.md.",
     ),
     setting(
         "train",

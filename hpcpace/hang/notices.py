@@ -1,7 +1,8 @@
 """What a rank writes of itself when a step lasts too long: open operations, stacks, and what it was doing.
 
-One file per rank, RUN/attempt-k/hang/rank-00003.json, replaced at each further look. A reader takes nothing in it for
-granted: the run may belong to somebody else.
+One file per rank, RUN/attempt-k/hang/rank-00003.json, replaced at each further look; RUN/hang/rank-00003.json where
+torch's process group is not made, before there is an attempt. A reader takes nothing in it for granted: the run may
+belong to somebody else.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Notice:
     Attributes:
         rank, host, pid: who wrote it.
         host_key: equal on ranks that share a clock; see `hpcpace.world.environment.HostIdentity`.
-        time_ns, unix_ns: time of the last look.
+        time_ns: time of the last look.
+        unix_ns: when this was written, on the host's clock of the day.
         first_time_ns: time of the first look.
         num_looks: looks so far, 1 at first.
         step: number of the step.
@@ -111,7 +113,7 @@ class Notice:
         groups, calls, entered: process groups that it has used, its open operations, and how many it has entered.
         is_complete: whether `entered` counts every operation of the rank.
         stacks: of all threads at the last look, the one that trains first.
-        first_stack: of the thread that trains at the first look.
+        earlier_stack: of the thread that trains at the look before the last; empty at the first look.
         ended: empty while the step lasts, else `resumed`, or `closed` where the session ended before the step.
         ended_ns: when; 0 while the step lasts.
     """
@@ -137,7 +139,7 @@ class Notice:
     entered: tuple[NoticedCount, ...] = ()
     is_complete: bool = False
     stacks: tuple[ThreadStack, ...] = ()
-    first_stack: tuple[str, ...] = ()
+    earlier_stack: tuple[str, ...] = ()
     ended: str = ""
     ended_ns: int = 0
 
@@ -148,8 +150,8 @@ class Notice:
 
     @property
     def has_moved(self) -> bool | None:
-        """Whether the thread that trains was elsewhere at the first look; None after one look only."""
-        return None if self.num_looks < 2 else self.stack != self.first_stack
+        """Whether the thread that trains was elsewhere one look earlier; None after one look only."""
+        return None if self.num_looks < 2 else self.stack != self.earlier_stack
 
 
 @dataclass(frozen=True)
@@ -169,9 +171,14 @@ class HangFolder:
         Raises:
             OSError: it does not exist and was not, or could not be, made.
         """
-        with self.attempt.open() as folder:
+        with self.attempt.open(make=make) as folder:
             name = self.path.name
             return folder.make_folder(name) if make else folder.folder(name)
+
+    @property
+    def verdict_name(self) -> str:
+        """Name of the file in which the rank that speaks for all says what it has found."""
+        return "verdict.json"
 
     def ranks(self) -> list[int]:
         """Return the ranks of which there is a notice, ascending."""
@@ -216,7 +223,7 @@ def _text(notice: Notice) -> str:
     short = tuple(replace(stack, frames=stack.frames[-_MOST_FRAMES_KEPT:]) for stack in own)
     bounded = replace(notice, groups=notice.groups[:_MOST_GROUPS], calls=notice.calls[:_MOST_OPEN])
     for stacks in (notice.stacks[:_MOST_THREADS], own, short):
-        text = json_text(_content(replace(bounded, stacks=stacks, first_stack=_last(notice.first_stack))))
+        text = json_text(_content(replace(bounded, stacks=stacks, earlier_stack=_last(notice.earlier_stack))))
         if len(text.encode()) <= MOST_BYTES:
             return text
     return json_text(_content(replace(bounded, groups=(), calls=(), entered=(), is_complete=False, stacks=())))
@@ -265,7 +272,7 @@ class _Reading:
             calls=tuple(map(_call, _entries(content, "calls", _MOST_OPEN))),
             entered=tuple(map(_count, _entries(content, "entered", _MOST_ENTERED))),
             stacks=tuple(map(_stack, _entries(content, "stacks", _MOST_THREADS))),
-            first_stack=_frames(content, "first_stack"),
+            earlier_stack=_frames(content, "earlier_stack"),
         )
 
     def _group(self, entry: Any) -> NoticedGroup:

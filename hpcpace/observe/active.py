@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from hpcpace.observe.alarm import PAUSE_S, Alarm
 from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.exchange import open_exchange
 from hpcpace.observe.host_snapshot import save_host_snapshots
@@ -17,6 +18,7 @@ from hpcpace.observe.session_settings import SessionSettings
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.switching import OrderSources, find_switching
 from hpcpace.observe.warner import Warner
+from hpcpace.observe.watchdog import Watchdog
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import Attempt, RunDirectory
@@ -34,11 +36,13 @@ class ActiveSession:
         recording: not started yet.
         pacer: None where the job is not paced.
         orders: switch the level of detail; None where nothing does.
+        watchdog: None where no step is watched.
         warn: takes a warning.
 
     Attributes:
         step: number of the step that is running.
         recording: what observes the job and writes the trace.
+        watchdog: notices steps that last too long.
     """
 
     def __init__(
@@ -50,10 +54,12 @@ class ActiveSession:
         recording: Recording,
         pacer: Pacer | None,
         orders: OrderSources | None = None,
+        watchdog: Watchdog | None,
         warn: Callable[[str], None],
     ) -> None:
         self.step = settings.first_step
         self.recording = recording
+        self.watchdog = watchdog
         self._settings, self._world, self._attempt = settings, world, attempt
         self._pacer, self._orders, self._warn = pacer, orders, warn
         self._step_flags = StepFlag.NONE
@@ -65,6 +71,8 @@ class ActiveSession:
         if self._orders is not None:
             self._orders.start()
         self._begin_ns = self.recording.now()
+        if self.watchdog is not None:
+            self.watchdog.start()
 
     def end_step(self, end_ns: int, samples: int, flags: StepFlag) -> None:
         """End the step that is running. Collective in those steps in which the clocks are compared.
@@ -110,6 +118,8 @@ class ActiveSession:
         """
         if self._orders is not None:
             self._orders.stop()
+        if self.watchdog is not None:
+            self.watchdog.stop()
         if end is not None:
             self.recording.add_end(end)
         if self._pacer is not None:
@@ -188,5 +198,27 @@ def open_session(joined: JoinedRank, attempt: Attempt, warner: Warner, *, steps:
         recording=recording,
         pacer=pacer,
         orders=orders,
+        watchdog=_watchdog(joined, attempt, recording, warner),
+        warn=warner.warn,
+    )
+
+
+def _watchdog(joined: JoinedRank, attempt: Attempt, recording: Recording, warner: Warner) -> Watchdog | None:
+    settings, rank = joined.config.hang, joined.world.rank
+    if settings.on_hang == "off":
+        return None
+    return Watchdog(
+        rank=rank,
+        identity=joined.identity,
+        attempt=attempt,
+        settings=settings,
+        watched=recording,
+        alarm=Alarm(
+            attempt,
+            rank,
+            stops=settings.on_hang == "stop",
+            tell=warner.tell,
+            pause_s=min(PAUSE_S, settings.least_s),
+        ),
         warn=warner.warn,
     )

@@ -10,8 +10,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcpace.errors import ConfigError, WorldError
@@ -26,6 +28,7 @@ from hpcpace.world.deadline import in_time
 from hpcpace.world.environment import RankInfo, change_environ, process_environ, rank_info, rank_info_of_group
 
 if TYPE_CHECKING:
+    from hpcpace.config import HangConfig
     from hpcpace.observe.session import Session
 
 _SEE_WARNING = "see the warning above"
@@ -69,7 +72,8 @@ class Follower:
         @wraps(initialise)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             try:
-                result = initialise(*args, **kwargs)
+                with self._watched_start(kwargs):
+                    result = initialise(*args, **kwargs)
             except BaseException as error:
                 leave_out_own_frame(error)
                 raise
@@ -89,6 +93,37 @@ class Follower:
 
         module.init_process_group = init_process_group
         module.destroy_process_group = destroy_process_group
+
+    def _watched_start(self, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Return what says so if torch's group is not made for a long time."""
+        from hpcpace.observe.start_watch import Waiting, watched_start
+
+        try:
+            config = self._hang_config()
+            if config.on_hang == "off":
+                return nullcontext()
+            environ = process_environ()
+            rank, world_size = arguments.get("rank", -1), arguments.get("world_size", -1)
+            if rank < 0 or world_size < 0:
+                world = rank_info(environ)
+                rank, world_size = world.rank, world.world_size
+            return watched_start(
+                Waiting(
+                    run=Path(self._launch.run_dir),
+                    rank=rank,
+                    world_size=world_size,
+                    timeout_s=config.first_step_s,
+                    tell=Warner(environ).tell,
+                )
+            )
+        except Exception:  # the boundary to somebody else's job; the session says what is wrong with the settings
+            return nullcontext()
+
+    def _hang_config(self) -> HangConfig:
+        from hpcpace.config_sources import load_config
+
+        file = None if self._launch.config_file is None else Path(self._launch.config_file)
+        return load_config(file=file, environ=process_environ()).hang
 
     def _join(self, groups: Any) -> None:
         """Record this process as a rank of torch's default group. Collective: every rank gets here."""
@@ -167,6 +202,7 @@ class Follower:
             record={"script": sys.argv[0], "arguments": sys.argv[1:], "launch": launch.identity},
             step_from=launch.step_from,
         ).__enter__()
+        self._session.before_stop(lambda verdict: self._note("stopped", verdict=verdict))
         self._end.watch()
         attempt = self._session.attempt
         if self._session.is_recording and attempt is not None:

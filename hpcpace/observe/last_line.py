@@ -140,7 +140,7 @@ def last_line(notes: list[dict[str, Any]], problem: str, folder: str) -> str:
     """Return the last line of a job.
 
     Args:
-        notes: what ranks told, in order: `began`, `ended` and `failed`.
+        notes: what ranks told, in order: `began`, `ended`, `stopped` and `failed`.
         problem: why the world of the first process is unclear; empty if it is clear.
         folder: the working folder.
     """
@@ -150,6 +150,9 @@ def last_line(notes: list[dict[str, Any]], problem: str, folder: str) -> str:
         why = failures[-1] if failures else "no process group was made and no optimizer stepped"
         unclear = f"; {problem}" if problem else ""
         return f"hpcpace: {'warning: ' if problem else ''}nothing was recorded: {printable(why + unclear)}"
+    stopped = [note["verdict"] for note in notes if note["kind"] == "stopped"]
+    if stopped:
+        return f"hpcpace: {printable(stopped[-1])}"
     last = max(began, key=lambda note: (note["attempt"], -note["rank"]))
     ended = [n for n in notes if n["kind"] == "ended" and (n["attempt"], n["rank"]) == (last["attempt"], last["rank"])]
     run = os.path.relpath(last["run"], folder) if Path(last["run"]).is_relative_to(folder) else last["run"]

@@ -24,9 +24,11 @@ from hpcpace.observe.left_traces import PREFIX, bring_left_traces_home
 from hpcpace.observe.network import NetworkCounters
 from hpcpace.observe.node_local import NodeLocalTrace, TerminationTrap
 from hpcpace.observe.node_local_disk import AUTO, find_node_local_disk
+from hpcpace.observe.noticed_operations import Operations, operations
 from hpcpace.observe.open_operations import GroupNumbers
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.sampling import CounterThread
+from hpcpace.observe.step_age import Seen
 from hpcpace.observe.step_source import StepSource
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.switched_collectives import SwitchedCollectives
@@ -313,8 +315,36 @@ class Recording:
         finally:
             self._collectives.pause(is_paused=False)
 
+    def seen(self) -> Seen:
+        """Return what shows whether this rank moves; safe in any thread, and cheap."""
+        regions = self.recorder.regions_under_way()
+        return Seen(
+            step=self.recorder.step,
+            num_moves=sum(number for *_, number in self._collectives.entered()) + self.phases.num_ended,
+            under_way=self.phases.under_way or (regions[-1] if regions else None),
+            phases_before=self.recorder.phases_seen,
+            sees_phases=self._observes_phases,
+        )
+
+    def operations(self, rank: int) -> Operations:
+        """Return the operations of this rank, for a notice; safe in any thread."""
+        return operations(
+            rank,
+            groups=self._groups.named,
+            rows=self._collectives.open_collectives(),
+            entered=self._collectives.entered(),
+            is_complete=self._collectives.is_complete,
+        )
+
+    def rescue(self, end: EndEvent) -> None:
+        """Bring to disk what is in memory, and record how the program ends: it does so without closing the trace."""
+        self._save(end, is_last=True)
+
     def _rescue(self) -> None:
-        self.add_end(end_by_signal(signal.SIGTERM))
+        self._save(end_by_signal(signal.SIGTERM), is_last=self._trap.is_decisive)
+
+    def _save(self, end: EndEvent, *, is_last: bool) -> None:
+        self.add_end(end)
         self.recorder.settle_steps()
         if self._device is not None:
             self._device.marks.resolve()
@@ -325,7 +355,7 @@ class Recording:
             self.recorder.tell_losses()
             if self._local is not None and is_held:
                 timeout_s = min(self._copy_timeout_s, _RESCUE_COPY_TIMEOUT_S)
-                self._bring_home(self._local, timeout_s, is_last=self._trap.is_decisive)
+                self._bring_home(self._local, timeout_s, is_last=is_last)
 
     def _place_on_node(self, config: Config, header: TraceHeader, path: Path) -> NodeLocalTrace | None:
         """Return where the trace is on node-local disk while the job runs; None if that is the run itself."""

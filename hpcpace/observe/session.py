@@ -5,7 +5,8 @@
             ...
             session.step(samples=len(batch))  # ends a step
 
-A session runs in somebody else's job and never ends it: what it cannot record costs one warning on stderr.
+A session runs in somebody else's job and ends it only where it is asked to end hangs: what it cannot record costs one
+warning on stderr.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Session:
         recorded: once the session is over, what it has recorded: `steps`, their number, `steps_from`, how they were
             found, and the names of `phases`; None if it recorded nothing.
 
-    A session never ends the job: if settings and environment contradict each other, it warns once and records nothing.
+    A session never ends the job, but for a hang where `hang.on_hang` is `stop`. If settings and environment contradict
+    each other, it warns once and records nothing.
     If the job leaves SIGTERM its default action, the session writes what it has in memory before that action.
     """
 
@@ -173,6 +175,11 @@ class Session:
         """
         block = None if self._active is None else self._active.paced_block(name)
         return block or nullcontext()
+
+    def before_stop(self, told: Callable[[str], None]) -> None:
+        """Have a function called with the verdict before `hang.on_hang` ends this process, in another thread."""
+        if self._active is not None and self._active.watchdog is not None:
+            self._active.watchdog.stopping = told
 
     def __enter__(self) -> Session:
         self._known_error = error_in_flight(None)

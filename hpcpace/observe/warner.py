@@ -32,6 +32,11 @@ class Warner:
             who = "" if self.rank is None else f"rank {self.rank}: "
             print(f"hpcpace: {who}warning: {message}", file=sys.stderr, flush=True)
 
+    def tell(self, message: str) -> None:
+        """Print what is no warning of hpcpace about itself, each time."""
+        message = Redaction.of(self._environ, sys.argv).text(message)
+        print(f"hpcpace: {message}", file=sys.stderr, flush=True)
+
     def warn_once_for_all(self, message: str) -> None:
         """Warn of what all ranks meet alike: only the first time, and only on ranks 0 and 1, as one may be dead."""
         if not self._has_warned_for_all and (self.rank is None or self.rank <= 1):

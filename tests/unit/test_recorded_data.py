@@ -14,6 +14,7 @@ from hpcpace.audit import collect_rank, facts
 from hpcpace.config import Config
 from hpcpace.diagnosis import summary
 from hpcpace.files import Folder
+from hpcpace.hang.notices import Notice
 from hpcpace.observe import record
 from hpcpace.observe.node_local import NodeLocalTrace
 from hpcpace.pace.pacing_record import PacingRecord
@@ -84,6 +85,10 @@ def test_every_field_of_a_claim_on_node_local_disk_is_documented(tmp_path: Path)
     assert _fields("TRACE_DIR/hpcpace-RUN-attempt-N-rank-R-TIME") == set(claim)
 
 
+def test_every_field_of_a_notice_is_documented() -> None:
+    assert _fields("RUN/attempt-N/hang/rank-NNNNN.json") == {"schema", *_fields_of(Notice)}
+
+
 def test_every_field_of_trial_json_is_documented() -> None:
     assert _fields("RUN/attempt-N/trial.json") == set(PacingRecord(policy="slack").to_json())
 
@@ -130,7 +135,7 @@ def _names_within(value: Any) -> set[str]:
 
 
 def test_no_name_of_ours_is_taken_for_that_of_a_secret() -> None:
-    kinds = [TraceHeader, *SNAPSHOT_PARTS]
+    kinds = [TraceHeader, Notice, *SNAPSHOT_PARTS]
     kinds += [kind for kind in vars(summary).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
     names = {name for kind in kinds for name in _fields_of(kind)} | OF_COMMANDS | OF_SESSION
     names |= _names_within(record.run_record(name="mine", config=Config(), environ={}, hosts=[], facts={}))

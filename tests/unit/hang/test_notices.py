@@ -48,7 +48,7 @@ NOTICE = Notice(
         ThreadStack(name="MainThread", is_training=True, frames=("train.py:9 in <module>", "train.py:4 in save")),
         ThreadStack(name="pin", is_training=False, frames=("pin.py:3 in run",)),
     ),
-    first_stack=("train.py:9 in <module>", "train.py:3 in load"),
+    earlier_stack=("train.py:9 in <module>", "train.py:3 in load"),
 )
 
 
@@ -74,7 +74,7 @@ def test_an_attempt_without_notices_has_none(attempt: Attempt) -> None:
 
 def test_whether_the_training_thread_has_moved_is_known_from_the_second_look_on() -> None:
     assert NOTICE.has_moved is True
-    assert replace(NOTICE, first_stack=NOTICE.stack).has_moved is False
+    assert replace(NOTICE, earlier_stack=NOTICE.stack).has_moved is False
     assert replace(NOTICE, num_looks=1).has_moved is None
 
 

@@ -1,0 +1,77 @@
+"""The operations of a rank as its notice of a hang has them: named by group and rank, not by numbers of the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcpace.hang.notices import NoticedCall, NoticedCount, NoticedGroup
+from hpcpace.trace.schema import TABLES, Op
+
+_COLUMNS = TABLES["collectives"].dtype.names or ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """What a rank has called and not finished, and how much it has called; see `Notice`."""
+
+    groups: tuple[NoticedGroup, ...] = ()
+    calls: tuple[NoticedCall, ...] = ()
+    entered: tuple[NoticedCount, ...] = ()
+    is_complete: bool = False
+
+
+def operations(
+    rank: int,
+    *,
+    groups: Mapping[int, tuple[str, tuple[int, ...]]],
+    rows: Iterable[Sequence[Any]],
+    entered: Iterable[tuple[int, int, int, int]],
+    is_complete: bool,
+) -> Operations:
+    """Return the operations of one rank.
+
+    Args:
+        rank: its number.
+        groups: name and ranks of each group by its number.
+        rows: open operations, as rows of `collectives`.
+        entered: as `CollectiveObserver.entered` returns it.
+        is_complete: whether every operation was observed.
+    """
+    known = [(numbers, groups[numbers[0]][0]) for numbers in entered if numbers[0] in groups]
+    return Operations(
+        groups=tuple(NoticedGroup(name=name, members=members) for name, members in groups.values()),
+        calls=tuple(
+            _call(dict(zip(_COLUMNS, row, strict=False)), groups) for row in sorted(rows, key=lambda row: row[6])
+        ),
+        entered=tuple(_count(rank, numbers, name) for numbers, name in known if not _is_unnamed(numbers)),
+        is_complete=is_complete,
+    )
+
+
+def _call(row: Mapping[str, Any], groups: Mapping[int, tuple[str, tuple[int, ...]]]) -> NoticedCall:
+    name, _ = groups.get(row["group"], (f"group {row['group']}", ()))
+    return NoticedCall(
+        group=name,
+        op=Op(row["op"]).name.lower(),
+        seq=int(row["seq"]),
+        size_bytes=int(row["bytes"]),
+        peer=int(row["peer"]),
+        entered_ns=int(row["enter_ns"]),
+        step=int(row["step"]),
+    )
+
+
+def _is_unnamed(numbers: tuple[int, int, int, int]) -> bool:
+    """Return whether it counts receives from any rank, which are counted again once their sender is known."""
+    _, op, peer, _ = numbers
+    return op >= 0 and peer < 0
+
+
+def _count(rank: int, numbers: tuple[int, int, int, int], name: str) -> NoticedCount:
+    _, op, peer, number = numbers
+    source, destination = (rank, peer) if op == Op.SEND else (peer, rank)
+    if op < 0:
+        source = destination = -1
+    return NoticedCount(group=name, source=source, destination=destination, num_entered=number)
