@@ -20,6 +20,7 @@ FULL = (
     ("collective",),
     ("device_marks",),
     ("session_step",),
+    ("watchdog",),
     ("overhead",),
     (
         "overhead",
@@ -56,6 +57,7 @@ QUICK = (
     ("collective", "--rounds", "4", "--calls", "200"),
     ("device_marks", "--rounds", "4"),
     ("session_step", "--rounds", "2", "--steps", "30"),
+    ("watchdog", "--rounds", "2", "--steps", "30", "--seconds", "5"),
     ("overhead", "--pairs", "2", "--block-steps", "2", "--batch-size", "2", "--seq-len", "32"),
     ("tokens", "--pairs", "2", "--preset", "tiny", "--seq-len", "64"),
     ("compiled", "--pairs", "2", "--preset", "tiny", "--seq-len", "64"),
