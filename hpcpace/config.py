@@ -56,6 +56,7 @@ BOUNDS: dict[str, dict[str, _Bounds]] = {
         "max_rows": (100_000, MOST),
         "start_timeout_s": (0.1, MOST),
         "copy_timeout_s": (1, MOST),
+        "keep_last": _COUNT_OR_NONE,
     },
     "hang": {"factor": (2, MOST), "least_s": (1, MOST), "first_step_s": (1, MOST)},
     "clock": {"interval_s": (0.1, MOST), "num_pings": _COUNT, "timeout_s": (0.1, MOST)},
@@ -123,6 +124,8 @@ class TraceConfig:
     By default all."""
     detail: str = "full"
     """What is recorded of these steps: full, collectives (no phases), or steps (no collectives either)."""
+    keep_last: int = 0
+    """Last steps to keep at least; those before them are dropped from the trace while the job runs. 0: all are kept."""
     switch_signal: str = "none"
     """none, USR1 or USR2: the signal that switches detail off and on again, if the program does not handle it."""
     counters: bool = True

@@ -43,6 +43,12 @@ from hpcpace.pace.settings import POLICIES
         show_default="full",
     ),
     option(
+        "--keep-last",
+        type=Whole(0),
+        help="Keep at least this many of the last steps, and drop what is older while the program runs; 0: keep all.",
+        show_default="0",
+    ),
+    option(
         "--step-from",
         default="auto",
         show_default=True,
@@ -98,6 +104,7 @@ def command(
     steps: str | None,
     detail: str | None,
     on_hang: str | None,
+    keep_last: int | None,
     program: tuple[str, ...],
 ) -> None:
     """Run a program and trace the training in it.
@@ -122,6 +129,7 @@ def command(
         trace_dir=trace_dir,
         steps=steps,
         detail=detail,
+        keep_last=keep_last,
         warmup_steps=warmup_steps,
         samples_unit=samples_unit,
         step_from=step_from,

@@ -45,7 +45,7 @@ _SETTINGS = {
         "model vocabulary eval_every eval_batches checkpoint_every resume shared_cores"
     ),
     "world": "device backend interface timeout_s",
-    "trace": "enabled trace_dir detail_steps detail",
+    "trace": "enabled trace_dir detail_steps detail keep_last",
     "pace": "policy",
     "hang": "on_hang",
 }
@@ -247,6 +247,12 @@ _TRACE = headed(
         default="the run",
         help="Keep traces in this node-local folder (auto: a disk of the node) while the job runs, and move them into "
         "the run at the end.",
+    ),
+    setting(
+        "trace",
+        "keep_last",
+        type=int,
+        help="Keep at least this many of the last steps in the trace, and drop older ones while the job runs; 0: all.",
     ),
     setting(
         "trace",

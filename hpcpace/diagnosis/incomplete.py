@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
 from hpcpace.diagnosis.summary import Incomplete, IncompleteRank
 from hpcpace.metrics.operations.incomplete import OpenOperation, open_operations
 from hpcpace.metrics.operations.lost_records import LostOperations, Records, lost_operations, records_of
-from hpcpace.metrics.operations.matching import RankOperations, gather_operations
+from hpcpace.metrics.operations.matching import RankOperations, gather_operations, select_rows
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import ExitKind
 
@@ -57,7 +57,8 @@ def find_incomplete(
     ends_ns = _ends_ns(timed)
     end_ns = max([*ends_ns.values(), done.end_ns])
     closed = {trace.header.rank: trace.closed_cleanly for trace in timed.traces}
-    lost = lost_operations(done.records, opened, closed | dict.fromkeys(missing, False))
+    first_step = max((trace.first_step for trace in timed.traces), default=0)
+    lost = lost_operations(_kept_records(done.records, first_step), opened, closed | dict.fromkeys(missing, False))
     last_ns = max((ns for rank, ns in ends_ns.items() if rank not in timed.unknown_clocks), default=0)
     gaps_ns = {rank: last_ns - ns for rank, ns in ends_ns.items() if rank not in timed.unknown_clocks}
     cut = [_incomplete_rank(trace, lost.get(trace.header.rank, _NOTHING), gaps_ns) for trace in timed.traces]
@@ -71,6 +72,13 @@ def find_incomplete(
         open=tuple(open_operations(opened, done.records.rows, end_ns=end_ns, ends_ns=ends_ns, limit=_MOST_OPEN_SHOWN)),
         ranks=tuple(cut[:_MOST_RANKS]),
     )
+
+
+def _kept_records(records: Records, first_step: int) -> Records:
+    """Return records without those before the first step that all ranks have kept: ranks drop them chunk by chunk."""
+    if not first_step:
+        return records
+    return replace(records, rows=select_rows(records.rows, np.flatnonzero(records.rows.step >= first_step)))
 
 
 def completed_of(evidence: Evidence) -> Completed:

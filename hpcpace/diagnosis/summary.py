@@ -100,6 +100,7 @@ class Steps:
         num_warmup: common steps left out as warm-up.
         num_plain: common steps recorded without detail, and so left out.
         num_unphased: common steps recorded without phases.
+        kept_from: the first step that the trace still has, where ranks were told to keep only the last ones; else 0.
         has_phases: whether the used steps were recorded with phases; others are used only if none was.
         num_checkpoint, num_eval: used steps with a checkpoint or an evaluation.
         num_apart: used steps that were taken apart operation by operation: all, or stretches spread over a long run.
@@ -119,6 +120,7 @@ class Steps:
     num_plain: int = 0
     num_unphased: int = 0
     has_phases: bool = True
+    kept_from: int = 0
     sources: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -196,6 +196,7 @@ class Follower:
             trace_dir=launch.trace_dir,
             steps=launch.steps,
             detail=launch.detail,
+            keep_last=launch.keep_last,
             samples_unit=launch.samples_unit,
             warmup_steps=launch.warmup_steps,
             world=world,

@@ -38,6 +38,7 @@ class Launch:
         had_python_path: whether PYTHONPATH was set before.
         steps: the steps to record in detail; None for those of the settings.
         detail: what is recorded of them; None for that of the settings.
+        keep_last: how many of the last steps to keep at least; None for that of the settings.
         is_requested: whether a user has started it, and not the site.
     """
 
@@ -56,6 +57,7 @@ class Launch:
     had_python_path: bool
     steps: str | None = None
     detail: str | None = None
+    keep_last: int | None = None
     is_requested: bool = True
 
     def changes(self, environ: Mapping[str, str]) -> dict[str, str | None]:

@@ -103,6 +103,7 @@ class Recording:
             mark=self.now,
             device_tables=() if self._device is None else DEVICE_TABLES,
             open_folder=open_folder if self._local is None else self._local.open_folder,
+            keep_last=config.trace.keep_last,
         )
         if self._device is not None:
             self._device.record_into(self.recorder)

@@ -63,6 +63,7 @@ class Session:
             settings.
         steps: the steps to record in detail, like `100:200`; by default those of the settings.
         detail: what is recorded of them: `full`, `collectives` or `steps`; by default that of the settings.
+        keep_last: how many of the last steps the trace keeps at least, 0 for all; by default that of the settings.
 
     Attributes:
         phase: `with session.phase("data"): ...` marks a part of the step; the names are those of
@@ -102,6 +103,7 @@ class Session:
         trace_dir: str | os.PathLike[str] | None = None,
         steps: str | None = None,
         detail: str | None = None,
+        keep_last: int | None = None,
     ) -> None:
         self.run: RunDirectory | None = None
         self.attempt: Attempt | None = None
@@ -125,6 +127,7 @@ class Session:
             trace_dir=trace_dir,
             steps=steps,
             detail=detail,
+            keep_last=keep_last,
         )
         self._warner = Warner(self._settings.environ)
         self._config = Config()

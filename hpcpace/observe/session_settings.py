@@ -37,6 +37,7 @@ class SessionSettings:
     trace_dir: str | os.PathLike[str] | None
     steps: str | None = None
     detail: str | None = None
+    keep_last: int | None = None
 
     @property
     def first_counted_step(self) -> int:
@@ -57,6 +58,8 @@ class SessionSettings:
             config = replace(config, trace=replace(config.trace, trace_dir=Path(self.trace_dir)))
         if self.steps is not None:
             config = replace(config, trace=replace(config.trace, detail_steps=self.steps))
+        if self.keep_last is not None:
+            config = replace(config, trace=replace(config.trace, keep_last=self.keep_last))
         if self.detail is not None:
             config = replace(config, trace=replace(config.trace, detail=self.detail))
         return config
@@ -90,6 +93,7 @@ def shared_settings(config: Config) -> dict[str, Any]:
         "trace.snapshot": config.trace.snapshot,
         "trace.detail_steps": config.trace.detail_steps,
         "trace.detail": config.trace.detail,
+        "trace.keep_last": config.trace.keep_last,
         "clock.enabled": config.clock.enabled,
         "clock.num_pings": config.clock.num_pings,
         "pace.policy": config.pace.policy,

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from hpcpace.files import copy_file
 from hpcpace.trace.encoding import DEFLATE_LEVEL, RESOLUTION_NS, compress_chunk
 from hpcpace.trace.header import header_values
-from hpcpace.trace.schema import TABLES, TableSchema, TraceHeader
+from hpcpace.trace.keep_last import mark_steps
+from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, TableSchema, TraceHeader
 
 # Readable by HDF5 1.10 and later; SWMR needs at least this version.
 _LIBRARY_VERSIONS = ("v110", "v110")
@@ -24,10 +25,22 @@ _METADATA_BYTES = 65_536
 _INDEX_BYTES = 128
 
 
-def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> bytes:
+def container_image(
+    header: TraceHeader,
+    dtypes: Mapping[str, np.dtype],
+    *,
+    first_rows: Mapping[str, int] | None = None,
+    first_step: int = 0,
+) -> bytes:
     """Return the bytes of a trace file with every object and attribute and no rows.
 
     It is made in memory, so that a plain write meets a full disk, and never HDF5.
+
+    Args:
+        header: root attributes.
+        dtypes: of the rows of each table.
+        first_rows: of tables whose first rows were dropped, how many.
+        first_step: the first step of which nothing was dropped.
     """
     values = header_values(header)
     samples_unit, interfaces = values.pop("samples_unit"), values.pop("interfaces")
@@ -50,6 +63,10 @@ def container_image(header: TraceHeader, dtypes: Mapping[str, np.dtype]) -> byte
                 )
                 if column in RESOLUTION_NS.get(name, {}):
                     dataset.attrs["resolution_ns"] = RESOLUTION_NS[name][column]
+        for name, num_dropped in (first_rows or {}).items():
+            file[name].attrs[FIRST_ROW] = num_dropped
+        if first_step:
+            file["steps"].attrs[FIRST_STEP] = first_step
         file["steps"].attrs["samples_unit"] = samples_unit
         file["network"].attrs.create("interfaces", interfaces, shape=(len(interfaces),), dtype=h5py.string_dtype())
         file.flush()
@@ -100,6 +117,34 @@ class Container:
             self._file[name][column].resize((first_row + len(rows),))
         for column, chunk in chunks.items():
             self._file[name][column].id.write_direct_chunk((first_row,), chunk)
+
+    def copy_chunks(self, source: Container, name: str, num_dropped: int) -> None:
+        """Append the chunks of a table of another file but the first ones, as they are.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
+        chunk_rows = TABLES[name].chunk_rows
+        for column, values in source._file[name].items():
+            num_rows = values.shape[0] - num_dropped * chunk_rows
+            if num_rows <= 0:
+                continue
+            self._reserve(values.id.get_storage_size() + num_rows // chunk_rows * _INDEX_BYTES)
+            copied = self._file[name][column]
+            copied.resize((num_rows,))
+            for first_row in range(0, num_rows, chunk_rows):
+                mask, chunk = values.id.read_direct_chunk((first_row + num_dropped * chunk_rows,))
+                copied.id.write_direct_chunk((first_row,), chunk, mask)
+
+    def mark_steps(self, first_step: int) -> None:
+        """Mark the steps before some step as no longer known in detail; they are in the first chunk."""
+        steps = self._file["steps"]
+        flags, step = steps["flags"], steps["step"][: TABLES["steps"].chunk_rows]
+        if len(step) and step[0] < first_step:
+            marked = mark_steps(flags[: len(step)], step, first_step)
+            chunk = compress_chunk(marked, TABLES["steps"].chunk_rows)
+            self._reserve(len(chunk))
+            flags.id.write_direct_chunk((0,), chunk)
 
     def flush(self, *, is_last: bool = False) -> None:
         """Write all chunks to the file.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+import operator
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
@@ -36,7 +37,7 @@ from hpcpace.trace.opening import (
 )
 from hpcpace.trace.pack_groups import GROUP_ROW_BYTES, MOST_GROUP_ROWS
 from hpcpace.trace.pack_reader import read_packed_rank
-from hpcpace.trace.schema import TABLES, TableSchema, TraceHeader
+from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, TableSchema, TraceHeader
 from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of, read_blocks
 from hpcpace.trace.tables import RankTrace, Table
 
@@ -48,6 +49,7 @@ _MOST_JOURNAL_BYTES = 1 << 27
 # Its bytes, its rows, and their copies while they are sorted.
 _JOURNAL_COPIES = 3
 _HEADER_NAMES = frozenset(item.name for item in fields(TraceHeader))
+_MOST_ROWS = 1 << 62
 _OPERATION = ["group", "seq", "op", "peer", "enter_ns"]
 _TORN = "are a torn or damaged record; left out"
 
@@ -188,6 +190,7 @@ def read_rank(
         problems=tuple(problems),
         closed_cleanly=is_closed,
         open_collectives=_still_open(content, merged["collectives"]),
+        first_step=found.first_step,
     )
     return TraceStream(trace=trace, chunks=found.left, identity=found.identity)
 
@@ -227,6 +230,8 @@ class _Container:
         is_open: whether the writer has not closed the file.
         left: the chunks of collectives that stay on disk.
         identity: identity of the file, to recognise it.
+        first_rows: of tables whose first rows were dropped, how many.
+        first_step: the first step of which none was.
     """
 
     header: TraceHeader
@@ -234,6 +239,8 @@ class _Container:
     tables: dict[str, Table] = field(default_factory=dict)
     left: TableChunks | None = None
     identity: tuple[int, int] | None = None
+    first_rows: dict[str, int] = field(default_factory=dict)
+    first_step: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -294,8 +301,29 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
                 problems.append(
                     f"{path}: columns of {table_name} hold {num_rows} to {longest} rows; {num_rows} are read"
                 )
-    found = _Container(header=header, is_open=is_open, identity=identity_of(descriptor), problems=problems)
+        first_rows = {name: row for name, group in groups.items() if (row := _number(group, FIRST_ROW))}
+        first_step = _number(groups["steps"], FIRST_STEP) if "steps" in groups else 0
+    found = _Container(
+        header=header,
+        is_open=is_open,
+        identity=identity_of(descriptor),
+        first_rows=first_rows,
+        first_step=first_step,
+        problems=problems,
+    )
     return found, chunks
+
+
+def _number(group: h5py.h5g.GroupID, name: str) -> int:
+    """Return an attribute that a table may have; 0 without it.
+
+    Raises:
+        ValueError: it is no number, or one that no writer writes.
+    """
+    value = attribute_values(group, (name,)).get(name, 0)
+    if isinstance(value, (str, bytes, tuple, list)) or not 0 <= operator.index(value) < _MOST_ROWS:
+        raise ValueError(f"attribute {name} is {value!r}")
+    return operator.index(value)
 
 
 def _open_tables(root: h5py.h5g.GroupID, path: Path) -> tuple[dict[str, h5py.h5g.GroupID], list[str]]:
@@ -335,6 +363,7 @@ def _merged(
     if numbers is None or journalled is None:
         return stored
     journalled = _with_optional(journalled, schema)
+    numbers = numbers - found.first_rows.get(schema.name, 0)
     if found.left is not None and schema.name == "collectives":
         numbers = numbers - found.left.num_rows
     return _merge(stored, numbers, journalled, f"{path}: table {schema.name}", problems)

@@ -54,6 +54,7 @@ class Recorder:
         mark: what regions read in its place, in the thread that enters and leaves them.
         device_tables: the tables that have the columns of ranks with a device.
         open_folder: opens the folder of the file and makes it if necessary; by default the folder of `path`.
+        keep_last: how many of the last steps to keep at least, see `hpcpace.trace.keep_last`; 0 keeps all.
 
     Attributes:
         step: the current step; the owner sets it.
@@ -82,6 +83,7 @@ class Recorder:
         mark: Callable[[], int] | None = None,
         device_tables: Collection[str] = (),
         open_folder: Callable[[], Folder] | None = None,
+        keep_last: int = 0,
     ) -> None:
         if max_rows < _LEAST_MAX_ROWS:
             raise UsageError(f"max_rows is {max_rows}: use {_LEAST_MAX_ROWS} or more, a chunk of each table")
@@ -103,7 +105,9 @@ class Recorder:
         self._rank, self._flush_interval_s = header.rank, flush_interval_s
         self._dtypes = row_dtypes(device_tables)
         self._buffers: dict[str, list[bytes]] = {name: [] for name in self._dtypes}
-        self._writer = TraceWriter(Path(path), header, device_tables=device_tables, open_folder=open_folder)
+        self._writer = TraceWriter(
+            Path(path), header, device_tables=device_tables, open_folder=open_folder, keep_last=keep_last
+        )
         self._reported = (0, 0, 0)
         self._drop_lock = threading.Lock()
         self._dropped = Losses()

@@ -20,6 +20,9 @@ NO_STEP = -1
 NUMBER_BITS = 31
 """Operations that are observed from a later step on, and were not before, are numbered from `step << NUMBER_BITS`."""
 
+FIRST_ROW, FIRST_STEP = "first_row", "first_step"
+"""Attributes of a table whose first rows were dropped: how many, and of `steps` the first step of which none was."""
+
 
 class Phase(IntEnum):
     """What a rank does during part of its step."""

@@ -18,6 +18,7 @@ from hpcpace.trace.container import Container, container_image
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, encode_header
 from hpcpace.trace.journal_file import JournalFile, Run
+from hpcpace.trace.keep_last import KeptSteps, mark_steps
 from hpcpace.trace.schema import TABLES, TraceHeader
 
 # A full disk gets these tables first: they are small, and the others are worth little without them. The journal begins
@@ -40,6 +41,7 @@ class TraceWriter:
         path: the HDF5 file; the journal is next to it.
         device_tables: the tables that have the columns of ranks with a device.
         open_folder: opens the folder of both and makes it if necessary.
+        keep_last: how many of the last steps to keep at least, see `hpcpace.trace.keep_last`; 0 keeps all.
 
     Attributes:
         num_removed: rows by table in an HDF5 file that somebody removed and that could never be recreated.
@@ -52,6 +54,7 @@ class TraceWriter:
         *,
         device_tables: Collection[str] = (),
         open_folder: Callable[[], Folder] | None = None,
+        keep_last: int = 0,
     ) -> None:
         self.path = path
         self.journal_path = path.with_suffix(".journal")
@@ -63,6 +66,8 @@ class TraceWriter:
         self._journal: JournalFile | None = None
         self._is_begun = self._is_journal_stale = False
         self._num_stored = dict.fromkeys(self._dtypes, 0)
+        self._kept = KeptSteps(keep_last)
+        self._first_rows = dict.fromkeys(self._dtypes, 0)  # rows that were dropped
         self._tails = {name: np.zeros(0, dtype=dtype) for name, dtype in self._dtypes.items()}
         self._open_rows = self._tails["collectives"]
         # For each table, the number after that of the journal's last row, even once it is closed.
@@ -83,6 +88,8 @@ class TraceWriter:
 
     def add(self, name: str, rows: NDArray[np.void]) -> None:
         """Accept rows of a table; nothing is written yet."""
+        if name == "steps":
+            self._kept.note_step_rows(rows)
         if len(rows):
             # As bytes: NumPy copies structured rows field by field.
             parts = [part.view(np.uint8) for part in (self._tails[name], rows)]
@@ -99,7 +106,9 @@ class TraceWriter:
             OSError: a file cannot be made or written. What the disk took is kept, the other rows stay in memory, and
                 the next flush tries again.
         """
-        return self._write(self._store_chunks)
+        was_removed = self._write(self._store_chunks)
+        self._drop_old()
+        return was_removed
 
     def close(self) -> None:
         """Write everything into the HDF5 file, close it and remove the journal.
@@ -124,7 +133,8 @@ class TraceWriter:
             self._folder = None
         if self._container is not None:
             container, self._container = self._container, None
-            self.num_removed = dict(self._num_stored) if container.is_removed else {}
+            stored = {name: count - self._first_rows[name] for name, count in self._num_stored.items()}
+            self.num_removed = stored if container.is_removed else {}
             container.close()
 
     def _write(self, store: Callable[[], None]) -> bool:
@@ -173,7 +183,8 @@ class TraceWriter:
                 rows, chunk_rows = self._tails[name][: num_rows[name]], TABLES[name].chunk_rows
                 for start in range(0, len(rows), chunk_rows):
                     chunk = rows[start : start + chunk_rows]
-                    self._container.append(name, self._num_stored[name] + start, chunk)
+                    self._container.append(name, self._num_stored[name] - self._first_rows[name] + start, chunk)
+                    self._kept.note_chunk(name, chunk)
                     num_taken[name] += len(chunk)
         finally:
             if any(num_taken.values()):
@@ -184,6 +195,52 @@ class TraceWriter:
                 self._tails[name] = self._tails[name][count:].copy() if count else self._tails[name]
             # The journal needs the space reserved for a chunk that did not fit.
             self._container.release()
+
+    def _drop_old(self) -> None:
+        """Replace the HDF5 file by one without the steps that are not kept; what is in the journal does not change.
+
+        Row numbers go on, so file and journal fit together whichever file a kill leaves.
+
+        Raises:
+            OSError: there is no room for the new file beside the old one, which stays; the next flush tries again.
+        """
+        first_step = self._kept.next_first_step
+        if first_step is None:
+            return
+        assert self._container is not None and self._folder is not None
+        num_chunks = self._kept.num_dropped_chunks(first_step)
+        if not num_chunks:
+            return
+        self._mark_waiting_steps(first_step)
+        num_rows = {name: count * TABLES[name].chunk_rows for name, count in num_chunks.items()}
+        first_rows = {name: self._first_rows[name] + num_rows.get(name, 0) for name in self._dtypes}
+        dropped = {name: count for name, count in first_rows.items() if count}
+        with self._folder.replacing(self.path.name) as descriptor:
+            image = container_image(self._header, self._dtypes, first_rows=dropped, first_step=first_step)
+            write_all(descriptor, image, 0)
+            shorter = Container(descriptor)
+            try:
+                for name in self._dtypes:
+                    shorter.copy_chunks(self._container, name, num_chunks.get(name, 0))
+                shorter.mark_steps(first_step)
+                shorter.flush()
+                shorter.release()
+            except BaseException:
+                shorter.close()
+                raise
+        longer, self._container = self._container, shorter
+        self._first_rows = first_rows
+        self._kept.drop(first_step, num_chunks)
+        longer.close()
+
+    def _mark_waiting_steps(self, first_step: int) -> None:
+        """Mark the steps that are not in the HDF5 file yet, and before the first one that is kept."""
+        steps = self._tails["steps"]
+        if len(steps) and steps["step"].min() < first_step:
+            steps = steps.copy()
+            steps["flags"] = mark_steps(steps["flags"], steps["step"], first_step)
+            self._tails["steps"] = steps
+            self._start_journal()
 
     def _write_journal(self) -> None:
         """Write the rows that the HDF5 file lacks to the journal, as far as the disk takes them."""

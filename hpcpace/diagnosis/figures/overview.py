@@ -12,7 +12,7 @@ from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, share_o
 from hpcpace.metrics.step_pattern import num_far_shorter
 from hpcpace.metrics.steps import is_plain, is_unphased, is_warmup
 from hpcpace.rundir import Attempt
-from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import StepFlag
 
 _LEAST_COMMUNICATION = 0.001
@@ -32,6 +32,7 @@ def step_figures(measured: Measured, selection: Selection, traces: Sequence[Rank
         num_plain=int(is_plain(panel.flags).sum()),
         num_unphased=int(is_unphased(panel.flags).sum()),
         has_phases=not measured.is_unphased,
+        kept_from=max(trace.first_step for trace in traces),
         num_checkpoint=int(((flags & StepFlag.CHECKPOINT) != 0).sum()),
         num_eval=int(((flags & StepFlag.EVAL) != 0).sum()),
         num_apart=len(measured.close_up.steps) if measured.close_up is not None else 0,
@@ -49,9 +50,17 @@ def share_figures(measured: Measured) -> Shares:
     return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=_overlap(measured))
 
 
+def _account_of_steps(trace: RankTrace) -> Table:
+    """Return the account of a trace; where its first steps were dropped, that of the others."""
+    account, begins_ns = trace.tables["account"], trace.tables["steps"]["begin_ns"]
+    if not trace.first_step or not len(begins_ns):
+        return account
+    return account.select(account["time_ns"] >= begins_ns.min())
+
+
 def tracing_figures(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
     """Return what recording these traces cost."""
-    accounts = [trace.tables["account"] for trace in traces]
+    accounts = [_account_of_steps(trace) for trace in traces]
     cost_ns = sum(int(account["cost_ns"].sum()) for account in accounts)
     span_ns = sum(
         int(account["time_ns"].max()) - int(trace.tables["steps"]["begin_ns"].min(initial=account["time_ns"].max()))

@@ -205,6 +205,8 @@ def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
         (steps.num_seen - steps.num_common, "left out, because not all ranks have them"),
     )
     lines = [f"{plural(count, 'step')} {why}" for count, why in counts if count]
+    if steps.kept_from:
+        lines.append(f"the traces keep only the steps from {steps.kept_from} on; what came before was dropped")
     if 0 < steps.num_apart < steps.num_used:
         lines.append(
             f"jitter, gains, suspected ranks and transfer against skew come from {steps.num_apart} of the "

@@ -128,10 +128,12 @@ def _steps(summary: Summary) -> str:
         (steps.num_eval, "with an evaluation"),
         (steps.num_apart if steps.num_apart < steps.num_used else 0, "taken apart"),
     )
+    kept = [f"only those from {steps.kept_from} on were kept"] if steps.kept_from else []
     span = f"{steps.first} to {steps.last}" if steps.num_used > 1 else f"{steps.first}"
     return "; ".join(
         [
             f"{steps.num_used} used ({span}) of {steps.num_seen}",
+            *kept,
             *(f"{count} {what}" for count, what in remarks if count),
         ]
     )
