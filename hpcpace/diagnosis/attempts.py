@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcpace.diagnosis.common_steps import ranks_with_common_steps
-from hpcpace.diagnosis.evidence import rank_clocks
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import AttemptRow
 from hpcpace.errors import TraceError
+from hpcpace.metrics.clocks.rank_clocks import rank_clocks
 from hpcpace.metrics.steps import common_steps, step_times, used_steps
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of

@@ -13,10 +13,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.evidence import Evidence, TimedTraces, evidence_of, reference_times
+from hpcpace.diagnosis.evidence import Evidence, TimedTraces, evidence_of
 from hpcpace.diagnosis.step_ranges import blocks_of_steps
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.step_graph import step_graph
+from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.lateness.segments import LocalWork, local_work
 from hpcpace.metrics.operations.blocked_time import Blocks
 from hpcpace.metrics.steps import StepPanel, columns_of

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.diagnosis.evidence import TimedTraces, reference_times
-from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd, signal_name
+from hpcpace.diagnosis.evidence import TimedTraces
+from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd
 from hpcpace.diagnosis.summary import Incomplete
+from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.operations.matching import RankOperations
-from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.ends import end_name, last_word
 from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
 
 _KINDS = {EventKind.EXCEPTION: EndKind.EXCEPTION, EventKind.EXIT: EndKind.EXIT, EventKind.SIGNAL: EndKind.SIGNAL}
@@ -153,24 +154,6 @@ def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
             what = end_name(kind, code, bytes(events["text"][row]))
             step = int(events["step"][row])
             yield _End(rank=rank, kind=_KINDS[kind], what=what, code=code, step=step, time_ns=time_ns)
-
-
-def last_word(trace: RankTrace) -> int | None:
-    """Return the row of the event with which a rank ended; None without one, and of a signal that it survived."""
-    events = trace.tables["events"]
-    last_ns = trace.tables["steps"]["end_ns"].max(initial=-_FOREVER_NS)
-    is_end = np.isin(events["kind"], list(_KINDS)) & (events["time_ns"] >= last_ns)
-    if trace.closed_cleanly:
-        is_end &= events["kind"] != EventKind.SIGNAL
-    rows = np.flatnonzero(is_end)
-    return int(rows[events["time_ns"][rows].argmin()]) if len(rows) else None
-
-
-def end_name(kind: EventKind, code: int, text: bytes) -> str:
-    """Return what `RankEnd.what` says of the event with which a rank ended."""
-    if kind is EventKind.EXCEPTION:
-        return text.rstrip(b"\0").decode(errors="replace") or "an exception"
-    return signal_name(code) if kind is EventKind.SIGNAL else str(code)
 
 
 def _first(causes: Sequence[_End], found: _Found) -> _End | None:

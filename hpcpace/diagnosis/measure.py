@@ -16,7 +16,7 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.close_up import CloseUp, take_close_up
 from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, is_timed_there, on_devices
 from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
-from hpcpace.diagnosis.evidence import TimedTraces, reference_times, timed_traces
+from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.figures.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
@@ -26,6 +26,7 @@ from hpcpace.diagnosis.summary import Clocks
 from hpcpace.errors import CannotTell
 from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.causes.what_if import Rebuilt, rebuild, transient_loss_ns
+from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.cores import CoreUse, core_use
 from hpcpace.metrics.found_stages import stages_of_traffic
 from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals

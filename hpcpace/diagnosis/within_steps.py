@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.evidence import Evidence, TimedTraces, reference_times
+from hpcpace.diagnosis.evidence import Evidence, TimedTraces
 from hpcpace.diagnosis.step_ranges import MARGIN_STEPS
 from hpcpace.metrics.causes.critical_path import WORK, critical_path
 from hpcpace.metrics.causes.propagation import Origins, delay_origins, join_origins, last_partner
+from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.lateness.segments import Blocking, blocks_caller
 from hpcpace.metrics.operations.blocked_time import Blocks
 from hpcpace.metrics.operations.exposed_waits import HeldUp, Stretches, exposed_waits_ns

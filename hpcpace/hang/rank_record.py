@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.ends import end_name, last_word
-from hpcpace.diagnosis.evidence import reference_times
 from hpcpace.hang.last_operations import LastOperations
 from hpcpace.hang.under_way import Finished, UnderWay, finished, under_way
 from hpcpace.hang.views import Call, Channel, Doing, RankView
 from hpcpace.metrics.clocks.common_clock import CommonClock
+from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.operations.communication import op_name
+from hpcpace.trace.ends import end_name, last_word
 from hpcpace.trace.reader import is_torn
 from hpcpace.trace.schema import EventKind, ExitKind
 from hpcpace.trace.tables import RankTrace

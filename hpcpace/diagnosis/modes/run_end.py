@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -61,11 +60,3 @@ class RunEnd:
     waited_ns: int
     is_everywhere: bool
     ends: tuple[RankEnd, ...]
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal, or `signal N` for one that this system does not know."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

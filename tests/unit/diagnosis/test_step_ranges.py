@@ -8,10 +8,11 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcpace.diagnosis.evidence import evidence_of, gather_evidence, reference_times, timed_traces
+from hpcpace.diagnosis.evidence import evidence_of, gather_evidence, timed_traces
 from hpcpace.diagnosis.step_ranges import divide_steps, iter_share
 from hpcpace.errors import TraceError
 from hpcpace.metrics.clocks.common_clock import CommonClock
+from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import read_trace, stream_trace
 from hpcpace.trace.schema import CHUNK_ROWS, NO_STEP, Op, TraceHeader
