@@ -114,6 +114,7 @@ def command(
     where a process makes torch's process group, or trains without one; the last line says what was recorded. If a
     setting is wrong, the program runs untraced.
     """
+    from hpcpace.observe.launch import Wishes
     from hpcpace.observe.traced_program import become_traced
     from hpcpace.world.environment import change_environ
 
@@ -121,12 +122,10 @@ def command(
         change_environ({ON_HANG_VARIABLE: on_hang})
 
     # Settings are read where they can be wrong on one rank alone and the script still runs.
-    become_traced(
-        program,
-        config_file=config_file,
+    wishes = Wishes(
+        config_file=None if config_file is None else str(config_file.absolute()),
         pace=pace,
-        run_dir=run_dir,
-        trace_dir=trace_dir,
+        trace_dir=None if trace_dir is None else str(trace_dir),
         steps=steps,
         detail=detail,
         keep_last=keep_last,
@@ -134,3 +133,4 @@ def command(
         samples_unit=samples_unit,
         step_from=step_from,
     )
+    become_traced(program, wishes, run_dir=run_dir)

@@ -19,26 +19,44 @@ _STARTUP = str(Path(__file__).parent / "startup")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What `hpcpace trace` was asked for.
+class Wishes:
+    """What a user asked `hpcpace trace` for.
+
+    Attributes:
+        config_file: a TOML file with settings, absolute; None without one.
+        pace: the policy of pacing; None for that of the settings.
+        trace_dir: the folder for traces while the job runs; None for that of the settings.
+        steps: the steps to record in detail; None for those of the settings.
+        detail: what is recorded of them; None for that of the settings.
+        keep_last: how many of the last steps to keep at least; None for that of the settings.
+        warmup_steps: number of first steps that the report leaves out.
+        samples_unit: what a step's samples are.
+        step_from: what ends a step.
+    """
+
+    config_file: str | None = None
+    pace: str | None = None
+    trace_dir: str | None = None
+    steps: str | None = None
+    detail: str | None = None
+    keep_last: int | None = None
+    warmup_steps: int = _SITE_WARMUP_STEPS
+    samples_unit: str = "samples"
+    step_from: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch(Wishes):
+    """One call of `hpcpace trace`, as the processes that it starts know it.
 
     Attributes:
         run_dir: the run directory of all ranks, absolute.
         is_new_run: whether it is named after the time, so that what another launch left there is another run.
         identity: of the launch; restarts by the same launcher have the same.
         name: names the run.
-        config_file: a TOML file with settings, absolute; None without one.
-        pace: the policy of pacing; None for that of the settings.
-        trace_dir: the folder for traces while the job runs; None for that of the settings.
-        warmup_steps: number of first steps that the report leaves out.
-        samples_unit: what a step's samples are.
-        step_from: what ends a step.
         pid: the process that `hpcpace trace` became; it is the last of the job that ends.
         teller: where the last line is written; see `hpcpace.observe.last_line`. Empty if this process writes none.
         had_python_path: whether PYTHONPATH was set before.
-        steps: the steps to record in detail; None for those of the settings.
-        detail: what is recorded of them; None for that of the settings.
-        keep_last: how many of the last steps to keep at least; None for that of the settings.
         is_requested: whether a user has started it, and not the site.
     """
 
@@ -46,18 +64,9 @@ class Launch:
     is_new_run: bool
     identity: str
     name: str
-    config_file: str | None
-    pace: str | None
-    trace_dir: str | None
-    warmup_steps: int
-    samples_unit: str
-    step_from: str
     pid: int
     teller: str
     had_python_path: bool
-    steps: str | None = None
-    detail: str | None = None
-    keep_last: int | None = None
     is_requested: bool = True
 
     def changes(self, environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -82,12 +91,6 @@ def site_launch(run_dir: Path, name: str, environ: Mapping[str, str]) -> Launch:
         is_new_run=False,
         identity="",
         name=name,
-        config_file=None,
-        pace=None,
-        trace_dir=None,
-        warmup_steps=_SITE_WARMUP_STEPS,
-        samples_unit="samples",
-        step_from="auto",
         pid=0,
         teller="",
         had_python_path=has_python_path(environ),

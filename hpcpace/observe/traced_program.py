@@ -14,11 +14,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from hpcpace.errors import DataError, WorldError
 from hpcpace.observe.last_line import open_teller
-from hpcpace.observe.launch import Launch, find_launch, has_python_path
+from hpcpace.observe.launch import Launch, Wishes, find_launch, has_python_path
 from hpcpace.rundir import default_run_path
 from hpcpace.world.environment import change_environ, process_environ, rank_info
 
@@ -29,24 +30,13 @@ _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.c
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 
 
-def become_traced(
-    command: Sequence[str],
-    *,
-    config_file: Path | None,
-    pace: str | None,
-    run_dir: Path | None,
-    trace_dir: Path | None,
-    steps: str | None,
-    detail: str | None,
-    keep_last: int | None,
-    warmup_steps: int,
-    samples_unit: str,
-    step_from: str,
-) -> None:
+def become_traced(command: Sequence[str], wishes: Wishes, *, run_dir: Path | None) -> None:
     """Replace this process by a program whose training is traced; return never.
 
     Args:
         command: a script of Python, `-m` and a module, or any program, with its arguments.
+        wishes: what the user asked for.
+        run_dir: the run directory; None for one that is named after job or time.
 
     Raises:
         DataError: there is no such script or program.
@@ -58,19 +48,11 @@ def become_traced(
     launcher, launched_s = _launcher(environ)
     place = run_dir or default_run_path(name, environ, launched_s=launched_s)
     launch = Launch(
+        **asdict(wishes),
         run_dir=str(place.absolute()),
         is_new_run=run_dir is None and "SLURM_JOB_ID" not in environ,
         identity=launcher,
         name=name,
-        config_file=None if config_file is None else str(config_file.absolute()),
-        pace=pace,
-        trace_dir=None if trace_dir is None else str(trace_dir),
-        steps=steps,
-        detail=detail,
-        keep_last=keep_last,
-        warmup_steps=warmup_steps,
-        samples_unit=samples_unit,
-        step_from=step_from,
         pid=os.getpid(),
         teller=_teller(environ),
         had_python_path=has_python_path(environ),
