@@ -1,0 +1,50 @@
+"""Loops of kinds that no framework writes have their steps, phases and losses under `hpcpace trace`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+
+from hpcpace.rundir import open_run
+from hpcpace.trace.reader import read_trace
+from hpcpace.trace.schema import Phase
+
+Run = Callable[..., CompletedProcess[str]]
+SCRIPT = Path(__file__).with_name("unusual_loops.py")
+STEPS = 6
+USUAL = {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+
+
+def _losses(result: CompletedProcess[str]) -> list[str]:
+    assert result.returncode == 0, result.stderr
+    return sorted(line for line in result.stdout.splitlines() if line.startswith("loss"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "phases", "num_forward"),
+    [
+        pytest.param("gan", {*USUAL, Phase.DATA}, 2 * STEPS, id="two models in turn"),
+        # The thread is known from its first backward pass on.
+        pytest.param("in_a_thread", USUAL, STEPS - 1, id="in a thread"),
+        pytest.param("accumulating", USUAL, 3 * STEPS, id="microbatches without synchronisation"),
+    ],
+)
+def test_an_unusual_loop_has_its_steps_phases_and_losses(
+    torchrun: Run, tmp_path: Path, kind: str, phases: set[Phase], num_forward: int
+) -> None:
+    plain = torchrun(2, SCRIPT, kind)
+    traced = torchrun(2, "-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", "--", SCRIPT, kind)
+    assert _losses(traced) == _losses(plain)
+    assert "warning" not in traced.stderr
+    files = open_run(tmp_path / "run").attempt(0).trace_files()
+    assert sorted(files) == [0, 1]
+    for path in files.values():
+        tables = read_trace(path).tables
+        assert len(tables["steps"]) == STEPS
+        seen = tables["phases"]["phase"]
+        assert {Phase(phase) for phase in np.unique(seen)} >= phases
+        assert int((seen == Phase.FORWARD).sum()) == num_forward
