@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,9 @@ class RecordKind(IntEnum):
 
     ROW = 0
     OPEN = 1
+
+
+_KINDS = frozenset(map(int, RecordKind))
 
 
 @dataclass
@@ -229,13 +232,23 @@ def first_record(content: bytes, tables: Mapping[str, np.dtype]) -> int | None:
 
 def _runs(table: str, records: NDArray[np.void], offset: int) -> list[RecordRun]:
     """Return rows and open operations of consecutive records of one table apart."""
-    found = []
-    for kind in RecordKind:
-        chosen = records[records["kind"] == kind]
-        if len(chosen):
-            numbers, end = chosen["row"].astype(np.int64), offset + records.nbytes
-            found.append(RecordRun(table=table, kind=kind, numbers=numbers, rows=chosen["data"], end=end))
-    return found
+    end = offset + records.nbytes
+    kinds = records["kind"]
+    if not len(records) or (kinds == kinds[0]).all():  # nearly always
+        parts = [records] if len(records) else []
+    else:
+        parts = [part for kind in RecordKind if len(part := records[kinds == kind])]
+    return [
+        RecordRun(
+            table=table,
+            kind=RecordKind(int(part["kind"][0])),
+            numbers=part["row"].astype(np.int64),
+            rows=part["data"],
+            end=end,
+        )
+        for part in parts
+        if part["kind"][0] in _KINDS
+    ]
 
 
 def _decode_header(content: bytes, place: str) -> tuple[dict[str, Any], int]:
@@ -258,7 +271,13 @@ def _row_dtype(columns: list[list[str]]) -> np.dtype:
     for _, kind in columns:
         if not _COLUMN_KIND.fullmatch(kind):
             raise ValueError(f"column type {kind!r}")
-    return np.dtype([(name, kind) for name, kind in columns])
+    return _shared_dtype(tuple((name, kind) for name, kind in columns))
+
+
+@lru_cache(maxsize=256)
+def _shared_dtype(columns: tuple[tuple[str, str], ...]) -> np.dtype:
+    """Return a dtype, the same object for the same columns: the tables of all ranks of a run have few."""
+    return np.dtype(list(columns))
 
 
 def _run_of_records(content: bytes, offset: int, dtypes: list[np.dtype]) -> NDArray[np.void] | None:

@@ -153,12 +153,16 @@ class JournalTail:
             if run.kind == RecordKind.OPEN:
                 rows.setdefault(_OPEN, []).append(run.rows)
                 continue
-            is_new = run.numbers >= self._next_rows.get(run.table, 0)
+            next_row = self._next_rows.get(run.table, 0)
             if run.table == "account":
                 self._account_end = begin + run.end
-            if is_new.any():
+            if run.numbers[0] >= next_row:  # nearly always
+                rows.setdefault(run.table, []).append(run.rows)
+            elif (is_new := run.numbers >= next_row).any():
                 rows.setdefault(run.table, []).append(run.rows[is_new])
-                self._next_rows[run.table] = int(run.numbers.max()) + 1
+            else:
+                continue
+            self._next_rows[run.table] = int(run.numbers[-1]) + 1
         joined = {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in rows.items()}
         open_rows = joined.pop(_OPEN, None)
         return joined, open_rows
