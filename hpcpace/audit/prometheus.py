@@ -7,7 +7,8 @@ from collections import Counter
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.result import AuditResult
 from hpcpace.audit.rulebook import BY_ID
-from hpcpace.quoting import printable
+from hpcpace.exposition import Family, Kind
+from hpcpace.exposition import exposition as text_of
 
 
 def exposition(result: AuditResult) -> str:
@@ -16,23 +17,19 @@ def exposition(result: AuditResult) -> str:
     Rules without findings are listed with 0, so that an alert can distinguish a clean node from one not audited.
     """
     counts = Counter((finding.host, finding.rule, finding.severity) for finding in result.findings)
-    lines = [
-        "# HELP hpcpace_audit_findings Findings by host, rule and severity (F fail, W warning, U unknown).",
-        "# TYPE hpcpace_audit_findings gauge",
-    ]
-    severities = (Severity.FAIL, Severity.WARNING, Severity.UNKNOWN)
+    findings = Family(
+        name="hpcpace_audit_findings",
+        kind=Kind.GAUGE,
+        help="Findings by node, rule and severity (F fail, W warning, U unknown).",
+    )
     for host in result.hosts:
         for rule in BY_ID:
-            for severity in severities:
-                labels = f'host="{_escaped(host)}",rule="{rule}",severity="{severity}"'
-                lines.append(f"hpcpace_audit_findings{{{labels}}} {counts[host, rule, severity]}")
-    lines += [
-        "# HELP hpcpace_audit_exit_code Exit code of the audit (0 clean, 1 warning, 3 unknown or incomplete, 4 fail).",
-        "# TYPE hpcpace_audit_exit_code gauge",
-        f"hpcpace_audit_exit_code {result.exit_code}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return printable(text).replace("\\", "\\\\").replace('"', '\\"')
+            for severity in (Severity.FAIL, Severity.WARNING, Severity.UNKNOWN):
+                findings.add(counts[host, rule, severity], {"node": host, "rule": rule, "severity": str(severity)})
+    code = Family(
+        name="hpcpace_audit_exit_code",
+        kind=Kind.GAUGE,
+        help="Exit code of the audit (0 clean, 1 warning, 3 unknown or incomplete, 4 fail).",
+    )
+    code.add(result.exit_code, {})
+    return text_of([findings, code])

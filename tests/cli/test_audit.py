@@ -155,8 +155,8 @@ def test_a_wrong_setting_is_refused(text: str, tree: Path, tmp_path: Path) -> No
 
 def test_metrics_for_prometheus_count_each_rule(tree: Path) -> None:
     lines = _audit("--sysfs-root", str(tree), "--prometheus").stdout.splitlines()
-    assert 'hpcpace_audit_findings{host="smt1",rule="A04",severity="F"} 1' in lines
-    assert 'hpcpace_audit_findings{host="smt1",rule="N01",severity="F"} 0' in lines
+    assert 'hpcpace_audit_findings{node="smt1",rule="A04",severity="F"} 1' in lines
+    assert 'hpcpace_audit_findings{node="smt1",rule="N01",severity="F"} 0' in lines
     assert "hpcpace_audit_exit_code 4" in lines
     samples = [line for line in lines if not line.startswith("#")]
     assert len(samples) == 3 * len(BY_ID) + 1
