@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "Train a reference workload and trace it.",
     "trace": "Run your own program and trace its training.",
     "switch": "Change what a running job records.",
+    "watch": "Show what a run does now.",
     "report": "Say why a run is slow and where its steps went.",
     "list": "List runs with their state, verdict and speed.",
     "hang": "Say which ranks hold up a job that no longer moves.",

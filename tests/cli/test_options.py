@@ -143,6 +143,7 @@ TEXTS = {
     "--layout": [["study", "left", "s", "--layout", "-1x2"]],
     "--nodes": [["study", "pacing", "s", "--nodes", f"{10**30}"], ["study", "scaling", "s", "--nodes", "nan"]],
     "--oversubscriptions": [["study", "scaling", "s", "--oversubscriptions", "inf"]],
+    "--listen": [["watch", "r", "--listen", f":{10**30}"], ["watch", "r", "--listen", "n1:nan"]],
     "--rate": [],  # needs a lab: tests/lab/test_faults.py
 }
 PLAIN_TEXTS = {

@@ -1,0 +1,113 @@
+"""Looks at a run once per interval in a thread of its own: a slow file system holds up neither keys nor view."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcpace.watch.figures import job_state
+from hpcpace.watch.follower import Follower
+from hpcpace.watch.hang_search import HangSearch
+from hpcpace.watch.state import JobState
+
+# Of one core: looks end there, and the next one goes on with the ranks that are left.
+_MOST_CPU_SHARE = 0.12
+DETAILED_RANKS = 64
+"""Ranks that are looked at in detail at a time; with more, they take turns."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A state, and when it was seen, by the clock of the looks."""
+
+    state: JobState
+    at_s: float
+
+
+class Watcher:
+    """Looks at a run until it is closed.
+
+    Args:
+        path: of the run.
+        number: follow this attempt alone; None: always the newest.
+        interval_s: seconds between two looks.
+        hang_s: seconds that an operation must last for a hang.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        number: int | None = None,
+        interval_s: float,
+        hang_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._follower = Follower(path, number=number, clock=clock)
+        self._search = HangSearch(hang_s=hang_s, clock=clock)
+        self.interval_s, self._clock = interval_s, clock
+        self._seen: Seen | None = None
+        self._changed = threading.Condition()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hpcpace-watch", daemon=True)
+        self._error: BaseException | None = None
+
+    def look(self, *, wait_s: float = 0.0) -> JobState:
+        """Look once, in this thread, at all ranks; wait so long for the verdict on a step that lasts too long."""
+        self._follower.look(most_s=float("inf"), most_cpu_s=float("inf"), num_detailed=DETAILED_RANKS)
+        followed = self._follower.followed
+        hang = self._search.ask(followed, wait_s=wait_s) if followed is not None else None
+        return job_state(self._follower, hang=hang)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the state was seen; 0 before the first."""
+        return self._clock() - self._seen.at_s if self._seen is not None else 0.0
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; a look that hangs in a file system is left to itself."""
+        self._is_closed.set()
+        self._thread.join(timeout=0.5)
+
+    def seen(self, *, after_s: float = -1.0, timeout_s: float | None = None) -> Seen | None:
+        """Return what was seen last; None if nothing was seen after a time, not even until the timeout.
+
+        Raises:
+            BaseException: what ended the looks.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._is_after(after_s), timeout=timeout_s)
+            if self._error is not None:
+                raise self._error
+            return self._seen if self._is_after(after_s) else None
+
+    def _is_after(self, after_s: float) -> bool:
+        return self._seen is not None and self._seen.at_s > after_s
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed.is_set():
+                begin_s = self._clock()
+                self._follower.look(
+                    most_s=self.interval_s,
+                    most_cpu_s=_MOST_CPU_SHARE * self.interval_s,
+                    num_detailed=DETAILED_RANKS,
+                )
+                followed = self._follower.followed
+                hang = self._search.ask(followed) if followed is not None else None
+                state = job_state(self._follower, hang=hang)
+                with self._changed:
+                    self._seen = Seen(state, self._clock())
+                    self._changed.notify_all()
+                self._is_closed.wait(max(self.interval_s - (self._clock() - begin_s), 0.01))
+        except BaseException as error:  # the boundary of this thread: it is raised where the state is asked for
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
