@@ -125,7 +125,13 @@ TEXTS = {
         ["trace", "--step-from", f"optimizer:{10**30}", "x.py"],
         ["trace", "--step-from", "optimizer:0", "x"],
     ],
-    "--steps": [["report", "--steps", f"0:{10**30}"], ["report", "--steps", "-1:5"]],
+    "--steps": [
+        ["report", "--steps", f"0:{10**30}"],
+        ["report", "--steps", "-1:5"],
+        ["trace", "--steps", f"0:{10**30}", "x.py"],
+        ["switch", "--steps", "-1:5", "r"],
+    ],
+    "--trace-steps": [["train", "gpt2", "--trace-steps", f"0:{10**30}"], ["train", "gpt2", "--trace-steps", "-1:5"]],
     "--ranks": [["report", "--ranks", f"0-{10**30}"], ["report", "--ranks", "nan"]],
     "--memory": [
         ["report", "--memory", f"{10**400}"],
