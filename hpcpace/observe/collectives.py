@@ -135,8 +135,13 @@ class CollectiveObserver:
     @property
     def has_open(self) -> bool:
         """Whether an operation is in flight."""
+        return self.has_open_on_host or (self._device_times is not None and self._device_times.has_pending)
+
+    @property
+    def has_open_on_host(self) -> bool:
+        """Whether an operation is in flight that is not on a device."""
         self._close_completed()
-        return bool(self._open) or (self._device_times is not None and self._device_times.has_pending)
+        return bool(self._open)
 
     def open_collectives(self) -> list[tuple[int, ...]]:
         """Return rows of the operations that have not completed; called by the recorder at each flush."""

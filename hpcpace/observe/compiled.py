@@ -102,6 +102,8 @@ class CompiledObserver:
         has_open: bool = self._layer.has_open
         return has_open
 
+    has_open_on_host = has_open
+
     def open_collectives(self) -> list[tuple[int, ...]]:
         """Return rows of the operations that have not completed; called by the recorder at each flush."""
         self._pass_on()

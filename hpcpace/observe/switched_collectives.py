@@ -65,7 +65,8 @@ class SwitchedCollectives:
     def open_collectives(self) -> list[tuple[int, ...]]:
         """Return rows of the operations that have not completed; called by the recorder at each flush."""
         observers = [*self._ending, *([self.current] if self._is_on else [])]
-        return [row for observer in observers for row in observer.open_collectives()]
+        # Those of one device are known to each of them.
+        return list(dict.fromkeys(row for observer in observers for row in observer.open_collectives()))
 
     def entered(self) -> list[tuple[int, int, int, int]]:
         """Return how many operations were called in this stretch, or in the last one; see CollectiveObserver."""
@@ -82,6 +83,7 @@ class SwitchedCollectives:
             self.current.end_step(step)
         for observer in tuple(self._ending):
             observer.end_step(step)
-            if not observer.has_open:
+            # What is pending on the device, the current one follows, too.
+            if not (observer.has_open_on_host if self._is_on else observer.has_open):
                 observer.uninstall()
                 self._ending.remove(observer)
