@@ -32,6 +32,8 @@ def ask_verdict(attempt: Attempt, timeout_s: float) -> HangWords | None:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
         )
+        if done.returncode:
+            raise ValueError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:_MOST_TEXT])
         content = json.loads(done.stdout)
         words = HangWords(
             headline=str(content["headline"])[:_MOST_TEXT],

@@ -319,10 +319,11 @@ class Recording:
     def seen(self) -> Seen:
         """Return what shows whether this rank moves; safe in any thread, and cheap."""
         regions = self.recorder.regions_under_way()
+        named = next((region for region in regions if region[0] in (Phase.CHECKPOINT, Phase.EVAL)), None)
         return Seen(
             step=self.recorder.step,
             num_moves=sum(number for *_, number in self._collectives.entered()) + self.phases.num_ended,
-            under_way=self.phases.under_way or (regions[-1] if regions else None),
+            under_way=named or self.phases.under_way or next(iter(regions), None),
             phases_before=self.recorder.phases_seen,
             sees_phases=self._observes_phases,
         )

@@ -76,7 +76,8 @@ def main(fault: str, num_steps: int) -> None:
     model = DistributedDataParallel(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     losses = []
-    batches = iter(DataLoader(Numbers(fault), batch_size=1))
+    num_workers = 0 if fault == "data" else 1  # forked beside the threads of the session
+    batches = iter(DataLoader(Numbers(fault), batch_size=1, num_workers=num_workers))
     for step in range(num_steps):
         batch = next(batches)
         if step == FAULTY_STEP and dist.get_rank() == VICTIM:

@@ -183,3 +183,8 @@ def test_a_run_that_cannot_be_read_is_another_one(tmp_path: Path) -> None:
     _record(tmp_path / "run", "host/7/1", ["train.py"])
     (tmp_path / "run" / "attempt-0" / "run.json").write_text("[]")
     assert run_place(replace(LAUNCH, run_dir=str(tmp_path / "run")), ["train.py"]) == str(tmp_path / "run-2")
+
+
+def test_the_verdict_that_ended_a_job_is_its_last_line() -> None:
+    stopped = {"kind": "stopped", "verdict": "hang: barrier 3 waits for rank 1; the job ends here: hpcpace hang runs/a"}
+    assert last_line([BEGAN, stopped], "", "/work") == f"hpcpace: {stopped['verdict']}"
