@@ -10,26 +10,41 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.hang_dumps import DumpOptions, dump_options, report_dumps
 from hpcpace.cli.hang_run import report_run
 from hpcpace.cli.options import PATH
+from hpcpace.diagnosis.run_list import newest_run
 from hpcpace.errors import TraceError, UsageError
-from hpcpace.run_search import open_named_run
+from hpcpace.run_search import find_runs, open_named_run
+from hpcpace.rundir import RUNS
 
 
 @click.command(cls=Command)
-@click.argument("paths", metavar="RUN|DUMPS...", nargs=-1, required=True, type=PATH)
+@click.argument("paths", metavar="[RUN | DUMPS...]", nargs=-1, type=PATH)
 @dump_options
 def command(paths: tuple[Path, ...], ras: Path | None, span_s: float, timeline: Path | None, as_json: bool) -> None:
     """Say which ranks hold up a job that no longer moves, in which operation, and since when.
 
-    RUN is a run of hpcpace, also one that goes on. DUMPS are Flight Recorder dumps of PyTorch: a folder of them, or
-    files, one a rank. Exit codes: 0 nothing hangs; 1 the job hangs, or a file was left out; 2 bad input; 3 cannot tell
+    RUN is a run of hpcpace, also one that goes on; without it, the newest run in runs. DUMPS are Flight Recorder dumps
+    of PyTorch: a folder of them, or files, one a rank.
+
+    Exit codes: 0 nothing hangs; 1 the job hangs, or a file was left out; 2 bad input; 3 cannot tell
     why it hangs, or ranks left no record.
     """
+    paths = paths or (_newest(),)
     if _is_run(paths):
         if ras is not None or timeline is not None:
             raise UsageError(f"{paths[0]} is a run of hpcpace: --ras and --timeline go with Flight Recorder dumps")
         raise SystemExit(report_run(paths[0], as_json=as_json))
     options = DumpOptions(ras=ras, timeline=timeline, span_s=span_s, as_json=as_json)
     raise SystemExit(report_dumps(paths, options))
+
+
+def _newest() -> Path:
+    try:
+        newest = newest_run(find_runs(RUNS))
+    except OSError:
+        newest = None
+    if newest is None:
+        raise TraceError(f"no run in {RUNS}: name a run, or a folder of Flight Recorder dumps")
+    return newest
 
 
 def _is_run(paths: tuple[Path, ...]) -> bool:

@@ -16,7 +16,7 @@ def command() -> None:
     """Read what other tools recorded of a job."""
 
 
-@command.command("flight-recorder", cls=Command)
+@command.command("flight-recorder", cls=Command, short_help="Read dumps of PyTorch's Flight Recorder.")
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=PATH)
 @dump_options
 def flight_recorder(

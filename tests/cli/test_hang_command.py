@@ -13,9 +13,12 @@ from click.testing import CliRunner, Result
 
 from hpcpace.cli import cli
 from hpcpace.errors import HpcpaceError
+from hpcpace.trace.schema import Op
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "runs"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "hang"))
 from known_dumps import dump, entry, hung_job, write
+from written_job import WrittenJob
 
 COMMANDS = [("hang",), ("import", "flight-recorder")]
 
@@ -99,11 +102,46 @@ def test_names_of_files_and_groups_steer_no_terminal(tmp_path: Path) -> None:
     assert "group dp\\x1b[31m waits" in " ".join(output.split())
 
 
-def test_a_run_of_hpcpace_is_not_taken_for_dumps(tmp_path: Path) -> None:
-    (tmp_path / "attempt-0" / "trace").mkdir(parents=True)
-    result = run("hang", tmp_path)
+def hung_run(path: Path) -> Path:
+    """Write a run of which rank 2 stays out of the all_reduce of step 40."""
+    job = WrittenJob(num_ranks=4)
+    job.all_steps(40)
+    for rank in job.ranks:
+        if rank.rank != 2:
+            rank.call(Op.ALL_REDUCE, 4.08, step=40)
+    job.write(path)
+    return path
+
+
+def test_without_a_path_the_newest_run_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    nothing = run("hang")
+    assert "no run in runs" in str(nothing.exception)
+    (tmp_path / "runs").mkdir()
+    hung_run(tmp_path / "runs" / "one")
+    assert run("hang").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "--timeline", "x.json"], "--ras and --timeline go with Flight Recorder dumps"),
+        (["run", "--ras", "x.json"], "--ras and --timeline go with Flight Recorder dumps"),
+        (["dumps", "run"], "no Flight Recorder dump"),
+        (["nothing"], "cannot read nothing"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hung_run(tmp_path / "run")
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / "rank_0").write_text("x")
+    result = run("hang", *words)
     assert isinstance(result.exception, HpcpaceError)
     assert result.exception.exit_code == 2
+    assert says in str(result.exception)
 
 
 PROGRAM = """
