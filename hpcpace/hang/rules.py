@@ -174,18 +174,22 @@ def _roots(graph: _Graph) -> Hang | None:
 
 
 def _never_called(graph: _Graph, ranks: set[int]) -> list[Hang]:
-    """Return a hang for each operation that some of these ranks have not entered; each rank is in one."""
-    found = []
-    left = set(ranks)
+    """Return a hang for each operation that some of these ranks have not entered; each rank is in one.
+
+    Operations in which most of them are missing come first.
+    """
+    missed: dict[tuple[Channel, int], set[int]] = {}
+    for edges in graph.edges.values():
+        for peer, step in edges.items():
+            if peer in ranks:
+                missed.setdefault((step.channel, step.seq), set()).add(peer)
+    found, left = [], set(ranks)
     while left:
-        call = _call_for(graph, left)
-        assert call is not None  # others wait for each of them
-        here = left & {
-            peer
-            for edges in graph.edges.values()
-            for peer, step in edges.items()
-            if (step.channel, step.seq) == (call.channel, call.seq)
-        }
+        most = max(len(peers & left) for peers in missed.values())
+        calls = [min(graph.waits.meetings[place].inside.values(), key=_call_order) for place in missed]
+        widest = [call for call in calls if len(missed[call.channel, call.seq] & left) == most]
+        call = _first(graph, widest)
+        here = missed[call.channel, call.seq] & left
         found.append(_hang(graph, _never_kind(graph, here), culprits=tuple(sorted(here)), call=call))
         left -= here
     return found
@@ -369,9 +373,14 @@ def _call_for(graph: _Graph, ranks: Iterable[int]) -> Call | None:
     wanted = set(ranks)
     calls = {call for edges in graph.edges.values() for peer, call in edges.items() if peer in wanted}
     firsts = {(call.channel, call.seq): graph.waits.meeting(call) for call in calls}
-    most_first = sorted(firsts.values(), key=lambda meeting: -len(meeting.inside))
-    entered = [min(meeting.inside.values(), key=_call_order) for meeting in most_first]
-    return min(entered, key=lambda call: call.entered_ns or 0, default=None)
+    entered = [min(meeting.inside.values(), key=_call_order) for meeting in firsts.values()]
+    return _first(graph, entered) if entered else None
+
+
+def _first(graph: _Graph, calls: Iterable[Call]) -> Call:
+    """Return the call that was entered first; where that is unknown, the one of most others."""
+    most_first = sorted(calls, key=lambda call: -len(graph.waits.meeting(call).inside))
+    return min(most_first, key=lambda call: call.entered_ns or 0)
 
 
 def _of(graph: _Graph, rank: int) -> Meeting:

@@ -65,7 +65,7 @@ def _headline(hang: Hang, job: JobView) -> str:
         return _set_headline(hang, what, who)
     match hang.kind:
         case HangKind.NEVER_CALLED:
-            return f"{what} waits for {who}, which never called it"
+            return f"{what} waits for {who}, which never {_own_word(hang.call)} it"
         case HangKind.OWN_WORK:
             return f"{what} waits for {who}, which {_is(hang.culprits)} {_doing(hang, job)}"
         case HangKind.GONE:
@@ -82,6 +82,11 @@ def _headline(hang: Hang, job: JobView) -> str:
             return f"{what} does not finish, and the records do not show why" + (
                 f": {printable(hang.reason)}" if hang.reason else ""
             )
+
+
+def _own_word(call: Call | None) -> str:
+    """Return what the other side does to an operation: a message that was sent is received."""
+    return {"send": "received", "recv": "sent"}.get(call.op if call is not None else "", "called")
 
 
 def _set_headline(hang: Hang, what: str, who: str) -> str:

@@ -145,7 +145,7 @@ def test_what_does_not_fit_together_is_refused(
 
 
 PROGRAM = """
-import os, sys
+import json, os, sys
 import torch, torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
 rank, world, folder = int(sys.argv[1]), 3, sys.argv[2]
@@ -159,6 +159,12 @@ if rank < 2:
 dist.barrier()
 if rank != 1:
     work = dist.all_reduce(tensor, async_op=True)
+def is_recorded():  # gloo's threads record an operation as they begin and end it
+    entries = json.loads(_dump_fr_trace_json(True, False)).get("entries", [])
+    num_open = sum(not entry["retired"] for entry in entries)
+    return (len(entries), num_open) == {0: (4, 1), 1: (3, 0), 2: (3, 1)}[rank]
+while not is_recorded():
+    pass
 with open(f"{folder}/dumps/rank_{rank}", "wb") as file:
     file.write(_dump_fr_trace(True, True, False))
 with open(f"{folder}/json/rank_{rank}.json", "wb") as file:
@@ -169,16 +175,27 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("form", ["dumps", "json"])
-def test_dumps_that_pytorch_wrote_of_gloo(tmp_path: Path, form: str) -> None:
-    for folder in ("dumps", "json"):
-        (tmp_path / folder).mkdir()
+@pytest.fixture(scope="module")
+def dumps_of_gloo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Let PyTorch write the dumps of a job in which rank 1 stays out of the last all_reduce, as pickles and as JSON."""
+    folder = tmp_path_factory.mktemp("gloo")
+    for name in ("dumps", "json"):
+        (folder / name).mkdir()
     environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM, str(rank), str(tmp_path)], env=environ) for rank in range(3)
+        subprocess.Popen([sys.executable, "-c", PROGRAM, str(rank), str(folder)], env=environ) for rank in range(3)
     ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0]
-    content = json.loads(run("hang", tmp_path / form, "--json").output)
+    try:
+        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return folder
+
+
+@pytest.mark.parametrize("form", ["dumps", "json"])
+def test_dumps_that_pytorch_wrote_of_gloo(dumps_of_gloo: Path, form: str) -> None:
+    content = json.loads(run("hang", dumps_of_gloo / form, "--json").output)
     assert content["hang"]["kind"] == "never_called"
     assert content["hang"]["culprits"] == [1]
     assert content["hang"]["operation"]["op"] == "all_reduce"
