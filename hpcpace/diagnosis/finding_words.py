@@ -38,7 +38,6 @@ from hpcpace.diagnosis.stage_words import (
     stage_sentences,
     subject_of_events,
 )
-from hpcpace.hang.views import FoundHang
 from hpcpace.hang.words import describe
 from hpcpace.hostlist import exclusion, node_name
 from hpcpace.quoting import printable
@@ -79,7 +78,7 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
         case EndEvidence():
             return _end(evidence.end, hosts)
         case HangEvidence():
-            return _hang(evidence.found)
+            return _hang(evidence, hosts)
         case LatenessEvidence():
             return _lateness(evidence, finding, hosts, lost)
         case ArrivalEvidence():
@@ -124,9 +123,11 @@ def _end(end: RunEnd, hosts: Mapping[int, str]) -> FindingWords:
     )
 
 
-def _hang(found: FoundHang) -> FindingWords:
-    words = describe(found.hang, found.job)
-    first, *more = words.why or ("no rank is known to wait",)
+def _hang(evidence: HangEvidence, hosts: Mapping[int, str]) -> FindingWords:
+    words = describe(evidence.found.hang, evidence.found.job)
+    late = evidence.late_ranks[:_MOST_RANKS]
+    came = [f"{named_ranks(late, hosts)} entered it only when it had failed on the others"] if late else []
+    first, *more = (*came, *words.why) or ("no rank is known to wait",)
     return FindingWords(headline=words.headline, why=first, next=words.advice, more=tuple(more))
 
 

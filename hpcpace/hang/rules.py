@@ -365,7 +365,20 @@ def _never_kind(graph: _Graph, ranks: Iterable[int]) -> HangKind:
     views = [graph.waits.job.ranks[rank] for rank in ranks]
     if any(view.is_gone for view in views) or _are_silent(graph, ranks):
         return HangKind.GONE
-    return HangKind.OWN_WORK if any(view.doing in _OWN_WORK for view in views) else HangKind.NEVER_CALLED
+    is_at_work = any(view.doing in _OWN_WORK for view in views) and not all(_has_skipped(graph, rank) for rank in ranks)
+    return HangKind.OWN_WORK if is_at_work else HangKind.NEVER_CALLED
+
+
+def _has_skipped(graph: _Graph, rank: int) -> bool:
+    """Return whether a rank called collectives in other steps than those that wait: it left one out before."""
+    ranks, tied = graph.waits.job.ranks, [call for call in graph.waits.job.ranks[rank].calls if call.channel.source < 0]
+    steps = {(call.channel, call.seq): call.step for call in tied if call.step >= 0}
+    return any(
+        steps.get((call.channel, call.seq), call.step) != call.step
+        for other in graph.waiting_for([rank])
+        for call in ranks[other].calls
+        if call.step >= 0
+    )
 
 
 def _call_for(graph: _Graph, ranks: Iterable[int]) -> Call | None:

@@ -73,6 +73,7 @@ class HangEvidence:
         completed: how many ranks have completed it by then.
         failed: on how many of those inside it failed in the end, such as by a timeout.
         late: how many ranks entered it after it had failed on others.
+        late_ranks: which ones.
     """
 
     mode: ClassVar = Mode.HANG
@@ -85,6 +86,7 @@ class HangEvidence:
     completed: int
     failed: int = 0
     late: int = 0
+    late_ranks: tuple[int, ...] = ()
 
     @property
     def variety(self) -> str:

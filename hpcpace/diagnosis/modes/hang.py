@@ -50,7 +50,8 @@ def _evidence(found: FoundHang, opened: Sequence[OpenOperation]) -> HangEvidence
     calls = {rank: one for rank in members for one in job.ranks[rank].calls if (one.channel, one.seq) == place}
     inside = {rank for rank, one in calls.items() if one.is_open}
     entered = {rank for rank in members if job.ranks[rank].entered.get(call.channel, 0) > call.seq}
-    same = [one for one in opened if (one.op, one.seq) == (call.op, call.seq) and inside & set(one.inside)]
+    of_same = [one for one in opened if (one.op, one.seq) == (call.op, call.seq) and inside & set(one.inside)]
+    late = max((one.late for one in of_same), key=len, default=())
     return HangEvidence(
         found=found,
         op=call.op,
@@ -59,6 +60,7 @@ def _evidence(found: FoundHang, opened: Sequence[OpenOperation]) -> HangEvidence
         inside=len(inside),
         absent=len(members) - len(entered | inside),
         completed=len(entered - inside),
-        failed=max((len(one.failed) for one in same), default=0),
-        late=max((len(one.late) for one in same), default=0),
+        failed=max((len(one.failed) for one in of_same), default=0),
+        late=len(late),
+        late_ranks=late,
     )

@@ -255,3 +255,16 @@ def test_a_stage_that_is_stopped_is_named_whatever_it_was_in_when_last_seen(tmp_
     job.ranks[0].call(Op.RECV, 2.1, step=20, peer=1)
     job.ranks[3].call(Op.RECV, 2.1, step=20, peer=2)
     assert named(found_in(job.write(tmp_path / "run"))) == (HangKind.GONE, (2,))
+
+
+def test_a_rank_that_left_out_an_operation_before_is_not_said_to_be_at_work(tmp_path: Path) -> None:
+    """It swallowed an error in step 20, and so took the operation of step 21 for the one in which the others were."""
+    job = WrittenJob(num_ranks=4)
+    job.all_steps(20)
+    for rank in job.ranks:
+        has_skipped = rank.rank == 2
+        rank.call(Op.ALL_REDUCE, 2.08, 2.1, step=21 if has_skipped else 20)
+        rank.step(21 if has_skipped else 20, 2.0, [(Phase.DATA, 0.01), (Phase.FORWARD, 0.1)])
+        if not has_skipped:
+            rank.call(Op.ALL_REDUCE, 2.2, step=21)
+    assert named(found_in(job.write(tmp_path / "run"))) == (HangKind.NEVER_CALLED, (2,))
