@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.detail import Detail
 from hpcpace.hang.last_operations import LastOperations
 from hpcpace.hang.under_way import Finished, UnderWay, finished, under_way
 from hpcpace.hang.views import Call, Channel, Doing, RankView
@@ -16,7 +17,7 @@ from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.trace.ends import end_name, last_word
 from hpcpace.trace.reader import is_torn
-from hpcpace.trace.schema import EventKind, ExitKind
+from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
 from hpcpace.trace.tables import RankTrace
 
 ALWAYS_NS = np.iinfo(np.int64).max - 1
@@ -48,7 +49,8 @@ class RankRecord:
         is_timed: whether its times can be compared with those of others. All of its record counts at any time if not.
         end_ns: when it ended or closed its trace; None where it did neither.
         end: how it ended; empty where unknown.
-        is_complete: whether no operation up to the last flush is missing.
+        switched_ns, levels: when detail was switched, ascending, and to which level, int64, (num_switches,).
+        is_complete: whether no operation of steps with detail is missing up to the last flush.
     """
 
     rank: int
@@ -70,6 +72,8 @@ class RankRecord:
     is_timed: bool
     end_ns: int | None
     end: str
+    switched_ns: Int64s
+    levels: Int64s
     is_complete: bool
 
     @property
@@ -82,6 +86,14 @@ class RankRecord:
         """How long it may be silent while it lives."""
         usual_ns = int(np.median(np.diff(self.flushes_ns))) if len(self.flushes_ns) > 1 else 0
         return max(TOGETHER_NS, _USUAL_SILENCES * usual_ns)
+
+    def observes(self, at_ns: int) -> bool:
+        """Return whether it records its operations at a time, and not only its steps."""
+        switched = np.flatnonzero(self.switched_ns <= at_ns)
+        if len(switched):
+            return int(self.levels[switched[-1]]) >= Detail.COLLECTIVES
+        flags = self.done.step_flags[self.done.step_end_ns <= at_ns]
+        return not (len(flags) and int(flags[-1]) & StepFlag.PLAIN)
 
     def is_entered(self, at_ns: int) -> NDArray[np.bool_]:
         """Return which operations were entered by a time, bool, (num_rows,)."""
@@ -123,6 +135,8 @@ def rank_record(last: LastOperations, clock: CommonClock, *, is_timed: bool) -> 
     )
     flushes_ns = np.sort(reference_times(clock, tables["account"]["time_ns"]))
     end_ns, end = _end(trace, clock, flushes_ns)
+    events = tables["events"]
+    is_switch = events["kind"] == EventKind.SWITCH
     has_lost = bool(tables["account"]["dropped"].any()) or not all(map(is_torn, trace.problems))
     return RankRecord(
         rank=trace.header.rank,
@@ -144,6 +158,8 @@ def rank_record(last: LastOperations, clock: CommonClock, *, is_timed: bool) -> 
         is_timed=is_timed,
         end_ns=end_ns,
         end=end,
+        switched_ns=reference_times(clock, events["time_ns"][is_switch]),
+        levels=np.asarray(events["code"][is_switch], np.int64),
         is_complete=not (has_lost or last.is_damaged or len(order) < len(rows)),
     )
 
@@ -181,7 +197,7 @@ def rank_view(rank: RankRecord, at_ns: int, unfinished: Set[tuple[Channel, int]]
         host=rank.host,
         entered={channel: count for channel, count in zip(rank.channels, counts.tolist(), strict=True) if count >= 0},
         calls=_calls(rank, is_entered, is_open, unfinished),
-        is_complete=rank.is_complete,
+        is_complete=rank.is_complete and rank.observes(until_ns),
         seen_ns=int(seen_ns[-1]) if len(seen_ns) and rank.is_timed else None,
         is_gone=True if has_ended else False if is_alive else None,
         end=rank.end if has_ended else "",

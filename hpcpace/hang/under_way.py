@@ -37,13 +37,14 @@ class Finished:
     """The steps and phases that a rank has finished, in the order of their ends; times on one clock.
 
     Attributes:
-        step, step_end_ns, step_times_ns: of each step, int64, (num_steps,).
+        step, step_end_ns, step_times_ns, step_flags: of each step, int64, (num_steps,).
         phase, phase_step, phase_end_ns, phase_times_ns: of each phase, int64, (num_phases,).
     """
 
     step: Int64s
     step_end_ns: Int64s
     step_times_ns: Int64s
+    step_flags: Int64s
     phase: Int64s
     phase_step: Int64s
     phase_end_ns: Int64s
@@ -71,6 +72,7 @@ def finished(steps: Table, phases: Table, step_ns: tuple[Int64s, Int64s], phase_
         step=np.asarray(steps["step"], np.int64)[by_end],
         step_end_ns=step_ns[1][by_end],
         step_times_ns=(step_ns[1] - step_ns[0])[by_end],
+        step_flags=np.asarray(steps["flags"], np.int64)[by_end],
         phase=np.asarray(phases["phase"], np.int64)[order],
         phase_step=np.asarray(phases["step"], np.int64)[order],
         phase_end_ns=phase_ns[1][order],

@@ -268,3 +268,10 @@ def test_a_rank_that_left_out_an_operation_before_is_not_said_to_be_at_work(tmp_
         if not has_skipped:
             rank.call(Op.ALL_REDUCE, 2.2, step=21)
     assert named(found_in(job.write(tmp_path / "run"))) == (HangKind.NEVER_CALLED, (2,))
+
+
+def test_of_a_rank_that_records_only_its_steps_nothing_is_said_to_be_missing(tmp_path: Path) -> None:
+    job = waiting_job()
+    job.ranks[2].rows.append(("event", (job.ranks[2].ns(1.95), 20, EventKind.SWITCH, 0, b"a file in the run")))
+    hang = found_in(job.write(tmp_path / "run"))
+    assert hang is not None and (hang.kind, hang.culprits) == (HangKind.UNKNOWN, ())
