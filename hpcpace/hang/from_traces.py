@@ -80,8 +80,9 @@ class JobRecords:
     def moments_ns(self) -> list[int]:
         """Return the times at which a hang may have lasted longest, ascending: before what ended it could hide it.
 
-        That is the last sign of life of each rank that is in an operation to the end, and the time of its first
-        failure. When a job is ended, ranks that were stopped may wake up, and finish what the others were killed in.
+        That is the last sign of life of each rank that is in an operation to the end, before the rank ends by itself,
+        and the time of its first failure. When a job is ended, ranks that were stopped may wake up, and finish what the
+        others were killed in.
         """
         found = []
         for rank in self.ranks:
@@ -91,7 +92,7 @@ class JobRecords:
             if len(failed_ns):
                 found.append(int(failed_ns.min()) - 1)
             elif rank.is_open(rank.last_ns).any():
-                found.append(rank.last_ns)
+                found.append(rank.last_ns if rank.end_ns is None else min(rank.end_ns - 1, rank.last_ns))
         moments: list[int] = []
         for at_ns in sorted(found):
             if not moments or at_ns > moments[-1] + TOGETHER_NS:
