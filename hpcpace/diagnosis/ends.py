@@ -18,10 +18,11 @@ from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.operations.matching import RankOperations
-from hpcpace.trace.ends import end_name, last_word
+from hpcpace.trace.ends import STOPPED_FOR_HANG, end_name, last_word
 from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
 
 _KINDS = {EventKind.EXCEPTION: EndKind.EXCEPTION, EventKind.EXIT: EndKind.EXIT, EventKind.SIGNAL: EndKind.SIGNAL}
+_TOLD = (EndKind.EXCEPTION, EndKind.EXIT, EndKind.HANG)
 # A rank that is killed lives up to a flush longer than its trace shows.
 _FLUSH_NS = 1_500_000_000
 # Within this time, a signal to a whole job reaches all of its ranks.
@@ -153,12 +154,14 @@ def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
             kind, code = EventKind(events["kind"][row]), int(events["code"][row])
             what = end_name(kind, code, bytes(events["text"][row]))
             step = int(events["step"][row])
-            yield _End(rank=rank, kind=_KINDS[kind], what=what, code=code, step=step, time_ns=time_ns)
+            is_stopped = kind is EventKind.EXIT and bytes(events["text"][row]).rstrip(b"\0") == STOPPED_FOR_HANG
+            end_kind = EndKind.HANG if is_stopped else _KINDS[kind]
+            yield _End(rank=rank, kind=end_kind, what=what, code=code, step=step, time_ns=time_ns)
 
 
 def _first(causes: Sequence[_End], found: _Found) -> _End | None:
     """Return the end that came first of those that follow from none of the others."""
-    told = [end for end in causes if end.kind in (EndKind.EXCEPTION, EndKind.EXIT)]
+    told = [end for end in causes if end.kind in _TOLD]
     until_ns = min((end.time_ns for end in told), default=_FOREVER_NS)
     # Where a rank says why it ended, a launcher may have killed the silent ones for that.
     others = [end for end in causes if end not in told]
@@ -232,7 +235,7 @@ def _ended(first: _End, causes: Sequence[_End], found: _Found) -> RunEnd:
 def _is_alike(end: _End, first: _End) -> bool:
     if (end.kind, end.what) != (first.kind, first.what):
         return False
-    if first.kind in (EndKind.EXCEPTION, EndKind.EXIT):
+    if first.kind in _TOLD:
         return end.step == first.step
     return end.time_ns - first.time_ns <= (_TOGETHER_NS if first.kind is EndKind.SIGNAL else _FLUSH_NS)
 

@@ -108,6 +108,7 @@ def _end(end: RunEnd, hosts: Mapping[int, str]) -> FindingWords:
     advice = {
         EndKind.EXCEPTION: f"read the traceback of {who} in its log; errors of other ranks may follow from it",
         EndKind.EXIT: f"find what made {who} exit, in its log; errors of other ranks may follow from it",
+        EndKind.HANG: f"see what {who} wrote into the folder hang of the attempt",
         EndKind.SIGNAL: f"find who sent the signal to {who}: a launcher, a memory limit, or a user",
         EndKind.SILENT: f"look for a crash in the log of {who}, and for the out-of-memory killer on its host (dmesg)",
         EndKind.FAILURE: f"find what kept {who} from it, or give the process group a longer timeout",

@@ -51,6 +51,8 @@ def run_end_line(end: RunEnd, hosts: Mapping[int, str]) -> str:
             told = f"{who} raised {what} {when}"
         case EndKind.EXIT:
             told = f"{who} exited with code {what} {when}"
+        case EndKind.HANG:
+            told = f"{who} {'were' if end.ranks[1:] else 'was'} ended by hpcpace {when}, because the job hung"
         case EndKind.SIGNAL:
             told = f"{who} {'were' if end.ranks[1:] else 'was'} ended by {what} {when}"
         case EndKind.SILENT:
@@ -69,6 +71,7 @@ def rank_end_line(end: RankEnd, hosts: Mapping[int, str]) -> str:
     did = {
         EndKind.EXCEPTION: f"raised {printable(end.what)}",
         EndKind.EXIT: f"exited with code {end.what}",
+        EndKind.HANG: "was ended by hpcpace, because the job hung,",
         EndKind.SIGNAL: f"was ended by {end.what}",
     }.get(end.kind, "left no word, its last sign of life was")
     after = f", {format_duration(end.after_ns)} after the first" if end.after_ns else ""

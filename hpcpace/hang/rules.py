@@ -38,7 +38,10 @@ def find_hang(job: JobView, *, least_ns: int = 0) -> Hang | None:
     for rule in (_mismatch, _roots, _unrecorded, _circle, _crossed, _silent):
         if hang := rule(graph):
             return hang
-    return _hang(graph, HangKind.NETWORK, call=_oldest(_open_calls(waits)))
+    call = _oldest(_open_calls(waits))
+    if any(not meeting.needed for meeting in waits.meetings.values()):
+        return _hang(graph, HangKind.NETWORK, call=call)
+    return _hang(graph, HangKind.UNKNOWN, call=call, reason="those that waited in it have ended, too")
 
 
 @dataclass(frozen=True)

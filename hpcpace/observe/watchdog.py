@@ -28,12 +28,13 @@ from hpcpace.observe.siblings import wake_siblings
 from hpcpace.observe.stacks import excuse_of, thread_stacks
 from hpcpace.observe.step_age import Age, Seen, StepAge
 from hpcpace.rundir import Attempt
+from hpcpace.trace.ends import STOPPED_FOR_HANG
 from hpcpace.trace.schema import EventKind, Phase
 from hpcpace.units import NS_PER_S
 from hpcpace.world.deadline import in_time
 from hpcpace.world.environment import HostIdentity
 
-STOPPED: EndEvent = (EventKind.EXIT, EXIT_FAILED, b"stopped because of a hang")
+STOPPED: EndEvent = (EventKind.EXIT, EXIT_FAILED, STOPPED_FOR_HANG)
 """How a rank ends that `on_hang = stop` ends."""
 
 _LONGEST_TICK_S = 2.0

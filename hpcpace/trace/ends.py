@@ -12,6 +12,9 @@ from hpcpace.trace.tables import RankTrace
 _ENDS = (EventKind.EXCEPTION, EventKind.EXIT, EventKind.SIGNAL)
 _FOREVER_NS = 1 << 62
 
+STOPPED_FOR_HANG = b"stopped because of a hang"
+"""The text of the event of an exit with which hpcpace ends a rank of a job that hangs."""
+
 
 def last_word(trace: RankTrace) -> int | None:
     """Return the row of the event with which a rank ended; None without one, and of a signal that it survived."""

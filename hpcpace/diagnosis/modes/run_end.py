@@ -12,6 +12,7 @@ class EndKind(StrEnum):
     EXCEPTION = "exception"
     EXIT = "exit"
     SIGNAL = "signal"
+    HANG = "hang"
     SILENT = "silent"
     FAILURE = "failed operation"
 
@@ -21,7 +22,8 @@ class RankEnd:
     """How the program of one rank ended before its time.
 
     Attributes:
-        kind: how; `silent` where a trace ends without a word and the program was killed, crashed or still runs.
+        kind: how; `hang` where hpcpace ended it because the job hung; `silent` where a trace ends without a word and
+            the program was killed, crashed or still runs.
         what: name of the exception's type, or of the signal, or the exit code; empty where silent.
         step: the step that was running.
         after_ns: time since the first end of any rank, on the common clock; None where that cannot be compared. Where
