@@ -30,6 +30,7 @@ _PATIENCE_S = 30.0
 _LONGEST_PAUSE_S = 30.0
 _CONFIRMED = 3
 _LATE_S = 60.0
+_ASKS = "a verdict is asked for"
 _NOBODY_WAITS = "no rank is known to wait for another"
 _MOST_BYTES = 1 << 16
 _MOST_TEXT = 2000
@@ -106,7 +107,7 @@ class Alarm:
 
     def _consider(self, now_ns: int, notice: Notice, may_end_job: bool, is_held: Callable[[], bool]) -> str | None:
         decided = self._decision()
-        if decided is not None and abs(decided.step - notice.step) > 1:
+        if decided is not None and (abs(decided.step - notice.step) > 1 or decided.is_stale):
             decided = None
         if decided is not None and decided.stops and self._stops:
             return decided.line
@@ -122,6 +123,8 @@ class Alarm:
         if decided is not None and not may_end_job:
             return None
         self._asked_at = (notice.step, notice.num_looks)
+        if decided is None:
+            self._decide(notice.step, _ASKS, stops=False)
         words, problem = self._verdict()
         ends = may_end_job and words is not None and is_held()
         if decided is not None and not ends:
@@ -181,6 +184,11 @@ class _Decision:
     line: str
     unix_ns: int
     stops: bool
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the rank that wrote this has asked for a verdict so long ago that it must have gone since."""
+        return self.line == _ASKS and time.time_ns() - self.unix_ns > 2 * _VERDICT_TIMEOUT_S * NS_PER_S
 
 
 def _decision_of(content: object) -> _Decision:

@@ -178,6 +178,21 @@ def test_one_rank_speaks_once_for_all(attempt: Attempt) -> None:
     assert sum(rank.num_asked for rank in ranks) == 1
 
 
+def test_a_rank_that_notices_while_another_asks_for_the_verdict_is_silent(attempt: Attempt) -> None:
+    ranks = [Rank(attempt, number) for number in range(2)]
+    ask = ranks[1]._ask
+
+    def ask_slowly(attempt: Attempt, timeout_s: float) -> HangWords | None:
+        ranks[0].stay(70)
+        return ask(attempt, timeout_s)
+
+    ranks[1].watchdog._alarm._ask = ask_slowly
+    for rank in ranks:
+        rank.train(30)
+    ranks[1].stay(70)
+    assert [len(rank.told) for rank in ranks] == [0, 1]
+
+
 def test_another_rank_speaks_where_the_lowest_one_has_been_stopped_since(attempt: Attempt) -> None:
     ranks = [Rank(attempt, number) for number in range(2)]
     for rank in ranks:
