@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 
 from experiments.hangs.cells import CELLS
 from experiments.hangs.healthy import HEALTHY
@@ -34,9 +35,10 @@ def _summary(hangs: Sequence[Outcome], healthy: Sequence[Outcome]) -> str:
     kinds, ranks = sum(one.is_kind_right for one in hangs), sum(one.are_ranks_right for one in hangs)
     soon, wrong = sum(one.is_in_time for one in hangs), sum(bool(one.wrong) for one in hangs)
     named = sum(not one.are_ranks_right for one in healthy)
-    return (
+    return fill(
         f"Of {len(hangs)} jobs that hang, the kind is right in {kinds}, the rank is right in {ranks}, and {soon} are "
-        f"found in time; {wrong} have a wrong name. Of {len(healthy)} healthy jobs, {named} are said to hang."
+        f"found in time; {wrong} have a wrong name. Of {len(healthy)} healthy jobs, {named} are said to hang.",
+        width=120,
     )
 
 
