@@ -60,6 +60,7 @@ BOUNDS: dict[str, dict[str, _Bounds]] = {
     },
     "hang": {"factor": (2, MOST), "least_s": (1, MOST), "first_step_s": (1, MOST)},
     "clock": {"interval_s": (0.1, MOST), "num_pings": _COUNT, "timeout_s": (0.1, MOST)},
+    "metrics": {"interval_s": (1, MOST)},
     "world": {"start_timeout_s": (1, MOST), "timeout_s": (1, MOST)},
     "train": {
         "batch_size": _COUNT,
@@ -194,6 +195,31 @@ class ClockConfig:
 
     def __post_init__(self) -> None:
         check_all(_bounds_checks("clock", self))
+
+
+METRICS_RANKS = ("first", "node")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsConfig:
+    """What a job tells the centre of itself."""
+
+    prometheus: str | None = None
+    """File into which a rank writes metrics while the job runs, like /var/lib/node_exporter/hpcpace-{jobid}.prom;
+    {jobid}, {step}, {node} and {rank} are replaced. By default none."""
+    ranks: str = "first"
+    """first or node: whether rank 0 alone writes metrics, or the first rank of each node."""
+    interval_s: float = 15.0
+    """Seconds between two writes of the metrics."""
+    job_comment: bool = False
+    """Whether rank 0 adds a line on the run to the comment of the Slurm job at its end."""
+
+    def __post_init__(self) -> None:
+        check_all(self._checks())
+
+    def _checks(self) -> Iterator[Callable[[], None]]:
+        yield partial(_check_choice, "metrics", "ranks", self.ranks, METRICS_RANKS)
+        yield from _bounds_checks("metrics", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,6 +505,7 @@ class Config:
     trace: TraceConfig = field(default_factory=TraceConfig)
     hang: HangConfig = field(default_factory=HangConfig)
     clock: ClockConfig = field(default_factory=ClockConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     pace: PaceSettings = field(default_factory=PaceSettings)

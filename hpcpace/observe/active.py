@@ -17,6 +17,7 @@ from hpcpace.observe.recording import Recording
 from hpcpace.observe.session_settings import SessionSettings
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.switching import OrderSources, find_switching
+from hpcpace.observe.telling import Telling
 from hpcpace.observe.warner import Warner
 from hpcpace.observe.watchdog import Watchdog
 from hpcpace.pace.pacer import Pacer
@@ -37,6 +38,7 @@ class ActiveSession:
         pacer: None where the job is not paced.
         orders: switch the level of detail; None where nothing does.
         watchdog: None where no step is watched.
+        telling: tells the centre of this rank; None where that is not asked for.
         warn: takes a warning.
 
     Attributes:
@@ -55,6 +57,7 @@ class ActiveSession:
         pacer: Pacer | None,
         orders: OrderSources | None = None,
         watchdog: Watchdog | None,
+        telling: Telling | None = None,
         warn: Callable[[str], None],
     ) -> None:
         self.step = settings.first_step
@@ -62,6 +65,7 @@ class ActiveSession:
         self.watchdog = watchdog
         self._settings, self._world, self._attempt = settings, world, attempt
         self._pacer, self._orders, self._warn = pacer, orders, warn
+        self._telling = telling
         self._step_flags = StepFlag.NONE
         self._begin_ns = 0
 
@@ -70,6 +74,8 @@ class ActiveSession:
         self.recording.start(self._settings.first_step)
         if self._orders is not None:
             self._orders.start()
+        if self._telling is not None:
+            self._telling.start()
         self._begin_ns = self.recording.now()
         if self.watchdog is not None:
             self.watchdog.start()
@@ -85,6 +91,8 @@ class ActiveSession:
         if self.step < self._settings.first_counted_step:
             flags |= StepFlag.WARMUP
         self.recording.end_step(self.step, self._begin_ns, end_ns, samples, flags)
+        if self._telling is not None:
+            self._telling.end_step(self._begin_ns, end_ns, samples)
         if self._pacer is not None:
             self._pacer.end_step(self.step, end_ns - self._begin_ns, flags)
 
@@ -135,6 +143,11 @@ class ActiveSession:
             self.recording.close(in_order=in_order)
         except Exception as error:  # the boundary to somebody else's job
             self._warn(f"the trace may lack its end: {error or type(error).__name__}")
+        if self._telling is not None:
+            try:
+                self._telling.close()
+            except Exception as error:  # the boundary to somebody else's job
+                self._warn(f"the centre is not told of the end: {error or type(error).__name__}")
 
 
 def open_session(joined: JoinedRank, attempt: Attempt, warner: Warner, *, steps: StepFinder | None) -> ActiveSession:
@@ -199,6 +212,21 @@ def open_session(joined: JoinedRank, attempt: Attempt, warner: Warner, *, steps:
         pacer=pacer,
         orders=orders,
         watchdog=_watchdog(joined, attempt, recording, warner),
+        telling=_telling(joined, attempt, recording, warner),
+        warn=warner.warn,
+    )
+
+
+def _telling(joined: JoinedRank, attempt: Attempt, recording: Recording, warner: Warner) -> Telling | None:
+    asked = joined.config.metrics
+    if asked.prometheus is None and not asked.job_comment:
+        return None
+    return Telling(
+        asked,
+        world=joined.world,
+        host=joined.identity.host,
+        attempt=attempt,
+        recording=recording,
         warn=warner.warn,
     )
 

@@ -67,6 +67,7 @@ class Recording:
 
     Attributes:
         num_steps: steps that have ended.
+        halfwidth_ns: uncertainty of this rank's clock at the last comparison; None before the first.
         now: the clock of what happens in the training: that of the host, and on ranks with a device a mark there, too.
     """
 
@@ -88,6 +89,7 @@ class Recording:
         self._local = self._place_on_node(config, header, path)
         self._trap = TerminationTrap(self._rescue)
         self.num_steps = 0
+        self.halfwidth_ns: int | None = None
         self._clock_sync = clock_sync
         self._cleanup = ExitStack()
         clock = find_device(warn)
@@ -312,6 +314,7 @@ class Recording:
             )
         else:
             self.recorder.add_clock(*sample)
+            self.halfwidth_ns = sample.halfwidth_ns
             self._switching.hear(self._clock_sync.notice, step)
         finally:
             self._collectives.pause(is_paused=False)
