@@ -28,7 +28,7 @@ _LEAST_PAST = 20
 _MOST_TIMED = 64  # ranks of a synchronous job, which all take as long for a step
 _LEAST_EXCESS = 0.05
 _LEAST_WAIT = 0.05
-_CLOCK_TOLERANCE_S = 2.0
+_CLOCK_TOLERANCE_S, _JUST_S = 2.0, 2.0
 _MOST_OPEN = 8
 _NO_CAUSE = frozenset({"grad_sync", "pace", "other"})
 
@@ -46,7 +46,7 @@ def job_state(follower: Follower, *, hang: HangState | None = None, unix_s: floa
         doing = Doing.REMOVED if follower.is_removed else Doing.NOT_STARTED
         return JobState(path=path, doing=doing, versions={}, notes=tuple(follower.notes))
     unix_s = time.time() if unix_s is None else unix_s
-    clock_note = _clock_note(followed, unix_s)
+    clock_note = _clock_note(followed, follower.now_s, unix_s)
     ages = _Ages(followed, follower.now_s, unix_s=None if clock_note else unix_s)
     ranks = _rank_states(followed, ages, follower.now_s)
     live = [followed.ranks[one.rank] for one in ranks if one.doing == RankDoing.LIVE]
@@ -167,12 +167,24 @@ def _role(details: Sequence[Detail]) -> _Role:
     )
 
 
-def _clock_note(followed: Followed, unix_s: float) -> str:
-    """Return a sentence if the file system's clock is ahead of this host's; empty if not, or if that cannot be told."""
-    ahead_s = max((one.written_ns / NS_PER_S - unix_s for one in followed.ranks.values()), default=0.0)
-    if ahead_s <= _CLOCK_TOLERANCE_S:
+def _clock_note(followed: Followed, now_s: float, unix_s: float) -> str:
+    """Return a sentence if the file system's clock differs from this host's; empty if not, or if that cannot be told.
+
+    A file that has a time to come shows it, and so does one that was just seen to change and has an old time.
+    """
+    ages_s = [unix_s - one.written_ns / NS_PER_S for one in followed.ranks.values()]
+    just_s = [
+        unix_s - one.written_ns / NS_PER_S
+        for one in followed.ranks.values()
+        if one.changed_s is not None and now_s - one.changed_s < _JUST_S
+    ]
+    if min(ages_s, default=0.0) < -_CLOCK_TOLERANCE_S:
+        off = f"{-min(ages_s):.0f} s ahead of"
+    elif min(just_s, default=0.0) > _FRESH_S:
+        off = f"{min(just_s):.0f} s behind"
+    else:
         return ""
-    return f"the file system's clock is {ahead_s:.0f} s ahead of this host's: times of files are not compared with it"
+    return f"the file system's clock is {off} this host's: times of files are not compared with it"
 
 
 def _rank_states(followed: Followed, ages: _Ages, now_s: float) -> list[RankState]:

@@ -15,6 +15,7 @@ from hpcpace.watch.state import JobState
 
 # Of one core: looks end there, and the next one goes on with the ranks that are left.
 _MOST_CPU_SHARE = 0.12
+_SECOND_LOOK_S = 2.5  # flushes come once a second
 DETAILED_RANKS = 64
 """Ranks that are looked at in detail at a time; with more, they take turns."""
 
@@ -55,8 +56,20 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="hpcpace-watch", daemon=True)
         self._error: BaseException | None = None
 
-    def look(self, *, wait_s: float = 0.0) -> JobState:
-        """Look once, in this thread, at all ranks; wait so long for the verdict on a step that lasts too long."""
+    def look(self, *, wait_s: float = 0.0, pause: Callable[[float], None] = time.sleep) -> JobState:
+        """Look at all ranks in this thread; once more after a pause if ranks seem silent, as by a clock that is off.
+
+        Args:
+            wait_s: seconds to wait for the verdict on a step that lasts too long.
+            pause: waits some seconds.
+        """
+        state = self._look(wait_s)
+        if state.silent:
+            pause(_SECOND_LOOK_S)
+            state = self._look(wait_s)
+        return state
+
+    def _look(self, wait_s: float) -> JobState:
         self._follower.look(most_s=float("inf"), most_cpu_s=float("inf"), num_detailed=DETAILED_RANKS)
         followed = self._follower.followed
         hang = self._search.ask(followed, wait_s=wait_s) if followed is not None else None

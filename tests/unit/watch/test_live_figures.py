@@ -12,6 +12,7 @@ from live_run import UNIX_S, LiveRun, S, row
 from hpcpace.rundir import write_json
 from hpcpace.trace.schema import StepFlag
 from hpcpace.watch.state import Doing, RankDoing
+from hpcpace.watch.watcher import Watcher
 
 
 def test_step_time_rate_and_eta(run: LiveRun) -> None:
@@ -120,6 +121,25 @@ def test_a_clock_that_is_behind_the_files_is_named_and_not_compared(run: LiveRun
     state = run.look(unix_s=UNIX_S - 3600)
     assert state.doing == Doing.RUNNING and not state.silent
     assert any("ahead of this host's" in note for note in state.notes)
+
+
+def test_a_clock_that_is_ahead_of_the_files_is_known_once_they_change(run: LiveRun) -> None:
+    assert run.look(unix_s=UNIX_S + run.now_s + 3600).doing == Doing.SILENT
+    run.steps(10)
+    run.flush()
+    state = run.look(unix_s=UNIX_S + run.now_s + 3600)
+    assert state.doing == Doing.RUNNING and not state.silent
+    assert any("3600 s behind this host's" in note for note in state.notes)
+
+
+def test_one_look_looks_twice_where_ranks_seem_silent(run: LiveRun) -> None:
+    def pause(seconds: float) -> None:
+        run.steps(10)
+        run.flush()
+
+    watcher = Watcher(run.run.path, interval_s=1.0, hang_s=5.0, clock=lambda: run.now_s)
+    state = watcher.look(pause=pause)  # by the clock of this host, the files are years old
+    assert state.doing == Doing.RUNNING and not state.silent
 
 
 def test_a_rank_without_a_file_is_missing(run: LiveRun) -> None:
