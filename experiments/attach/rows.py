@@ -193,6 +193,9 @@ def _ddp_series(name: str, program: str, changed: tuple[Edit, ...], *, launches_
 
 
 def _made_in_loop(name: str, folder: str, program: str, changed: tuple[Edit, ...], *, shares_batches: bool) -> Row:
+    note = "The script makes its data in the loop, where no loader can be seen."
+    if program == edits.FSDP_TP:
+        note += " On CPUs its attention needs local tensors (`llama2_model.py:223`)."
     return Row(
         name=name,
         title=f"pytorch/examples: {folder} `{program}`",
@@ -202,7 +205,7 @@ def _made_in_loop(name: str, folder: str, program: str, changed: tuple[Edit, ...
         edits=changed,
         shares_batches=shares_batches,
         faults=_WITHOUT_LOADER,
-        note="The script makes its data in the loop, where no loader can be seen.",
+        note=note,
     )
 
 
@@ -231,6 +234,13 @@ _TORCHTITAN = Row(
         "--training.seq_len=64 --training.local_batch_size=2 --debug.seed=0"
     ),
     packages=("triton", "datasets", "torchdata"),
+    note=(
+        "It insists on CUDA, first at `train.py:90` (`set_device`), because `tools/utils.py:37` falls back to it. On "
+        "CPUs the monitor of device memory (`components/metrics.py:45`) and a barrier's device "
+        "(`distributed/utils.py:386`) fail as well, and gloo cannot reduce with the factor of "
+        "`models/llama3/infra/parallelize.py:284`. `experiments/attach/edits.py` changes these lines. "
+        "`models/moe/kernels.py:8` needs triton."
+    ),
 )
 ROWS: tuple[Row, ...] = (
     *_TORCH,
