@@ -18,7 +18,7 @@ from experiments.attach.checkout import CheckoutError
 from experiments.attach.document import write_document
 from experiments.attach.judge import judge_fault, judge_runs
 from experiments.attach.rows import FAULTS, ROWS, Row
-from experiments.attach.runs import Bench, report
+from experiments.attach.runs import HOLD_S, Bench, report
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "attach.md"
 
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="a folder for runs and results")
     parser.add_argument("--only", nargs="+", metavar="ROW", choices=[row.name for row in ROWS], help="run only these")
     parser.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS), help="inject only these")
+    parser.add_argument("--hold-s", type=float, default=HOLD_S, help=f"let faults sleep for so long; default {HOLD_S}")
     parser.add_argument("--reuse", action="store_true", help="run nothing without tracing where that is there already")
     parser.add_argument("--keep", action="store_true", help="run nothing; use the results that are there")
     parser.add_argument("--write", action="store_true", help="write docs/attach.md from all results")
@@ -44,6 +45,7 @@ def main() -> None:
         torchvision=args.torchvision and args.torchvision.absolute(),
         folder=args.results.absolute(),
         reuse=args.reuse,
+        hold_s=args.hold_s,
     )
     for row in () if args.keep else [row for row in ROWS if not args.only or row.name in args.only]:
         begin_s = time.monotonic()

@@ -18,8 +18,9 @@ from experiments.attach.rows import Fault, Row
 _PROGRAMS = Path(__file__).with_name("programs")
 _REPOSITORY = Path(__file__).parents[2]
 _PLAIN, _CODE = "plain", "exit-code"
-_HOLD_S = 0.08
 _LIMIT_S = 240
+HOLD_S = 0.08
+"""How long a fault sleeps in each step, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class Bench:
         torchvision: folder with torchvision, where it is apart from the other packages.
         folder: for everything that the runs write.
         reuse: whether runs without tracing that are there count.
+        hold_s: how long a fault sleeps in each step.
     """
 
     python: Path
@@ -62,6 +64,7 @@ class Bench:
     torchvision: Path | None
     folder: Path
     reuse: bool = False
+    hold_s: float = HOLD_S
 
     def run_plainly(self, row: Row) -> Ran:
         """Run a row's script once without tracing, or return its last such run if that may be reused.
@@ -115,7 +118,7 @@ class Bench:
             "ATTACH_FOLDER": str(folder),
             "ATTACH_PORT": str(_free_port()),
             "ATTACH_FAULT": fault or "",
-            "ATTACH_HOLD_S": str(_HOLD_S),
+            "ATTACH_HOLD_S": str(self.hold_s),
             "ATTACH_PROFILE": "" if fault else "1",
             # Scripts with a callback open the session by themselves, in the run that is traced.
             "ATTACH_RUN": str(folder / "run"),
