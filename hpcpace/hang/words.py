@@ -114,7 +114,7 @@ def _since(hang: Hang, job: JobView) -> str:
     if job.is_dated:
         began = datetime.fromtimestamp(hang.since_ns / NS_PER_S, UTC)
         return f"; since {began:%Y-%m-%d %H:%M:%S} UTC"
-    return f"; since {format_duration(job.now_ns - hang.since_ns)}"
+    return f"; {format_duration(job.now_ns - hang.since_ns)} so far"
 
 
 def _waiting(hang: Hang) -> Iterable[str]:

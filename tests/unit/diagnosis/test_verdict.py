@@ -88,7 +88,7 @@ def hang(hang_kind=HangKind.NEVER_CALLED, culprits=(), **changed):
         ),
         (
             finding(hang(culprits=(2,)), culprit("rank", "2")),
-            "hang: all_reduce 9 of group dp (step 7) waits for rank 2 on n2, which never called it; since 9.00 s",
+            "hang: all_reduce 9 of group dp (step 7) waits for rank 2 on n2, which never called it; 9.00 s so far",
         ),
         (
             finding(hang(HangKind.UNKNOWN, reason="of 4 ranks, 3 are recorded")),
@@ -96,7 +96,7 @@ def hang(hang_kind=HangKind.NEVER_CALLED, culprits=(), **changed):
         ),
         (
             finding(hang(HangKind.NETWORK)),
-            "hang: all members are in all_reduce 9 of group dp (step 7), and nothing moves; since 9.00 s",
+            "hang: all members are in all_reduce 9 of group dp (step 7), and nothing moves; 9.00 s so far",
         ),
         (
             finding(hang(HangKind.GONE, culprits=(2,)), culprit("rank", "2")),

@@ -30,7 +30,7 @@ def words(views: Sequence[RankView]) -> HangWords:
 def test_a_hang_names_the_operation_the_rank_and_the_time() -> None:
     said = words([rank_in(rank, entered=4 if rank == 2 else 5, is_open=rank != 2) for rank in range(4)])
     assert said.headline == (
-        "hang: all_reduce 4 of group dp (step 44) waits for rank 2 on n1, which never called it; since 35.0 s"
+        "hang: all_reduce 4 of group dp (step 44) waits for rank 2 on n1, which never called it; 35.0 s so far"
     )
     assert said.why == ("ranks 0-1, 3 wait", "rank 2 last called all_reduce 3 of group dp (step 44)")
 
@@ -56,7 +56,7 @@ def test_what_a_rank_does_instead_is_said_with_its_stack() -> None:
 def test_nobody_is_named_where_all_are_inside() -> None:
     said = words([rank_in(rank, entered=5, is_open=True) for rank in range(4)])
     assert said.headline == (
-        "hang: all members are in all_reduce 4 of group dp (step 44), and nothing moves; since 35.0 s"
+        "hang: all members are in all_reduce 4 of group dp (step 44), and nothing moves; 35.0 s so far"
     )
 
 
@@ -65,7 +65,7 @@ def test_a_rank_without_a_record_is_not_blamed() -> None:
     said = words([*inside, RankView(rank=2, is_recorded=False)])
     assert said.headline == (
         "hang: all_reduce 4 of group dp (step 44) may wait for rank 2, but that is not sure: of 4 ranks, 3 are"
-        " recorded; since 35.0 s"
+        " recorded; 35.0 s so far"
     )
 
 
