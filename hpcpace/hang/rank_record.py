@@ -28,6 +28,8 @@ TOGETHER_NS = 2_000_000_000
 
 _MOST_CALLS = 16
 _USUAL_SILENCES = 3
+# Times of operations are rounded, those of phases are not.
+_ROUNDING_NS = 1000
 _NEVER_NS = ALWAYS_NS + 1
 # What a rank does wrong itself, such as a tensor of the wrong size, fails sooner, and was never under way.
 _LEAST_WAIT_NS = 50_000_000
@@ -187,7 +189,7 @@ def rank_view(rank: RankRecord, at_ns: int, unfinished: Set[tuple[Channel, int]]
     left_ns = rank.exit_ns[is_entered & ~is_open]
     now = under_way(rank.done, until_ns, last_exit_ns=int(left_ns.max()) if len(left_ns) else None)
     inside_ns = int(rank.enter_ns[is_open].max(initial=-ALWAYS_NS))
-    if is_open.any() and (now.since_ns is None or inside_ns >= now.since_ns):
+    if is_open.any() and (now.since_ns is None or inside_ns + _ROUNDING_NS >= now.since_ns):
         now = UnderWay(Doing.COMMUNICATING, inside_ns)
     seen_ns = rank.flushes_ns[rank.flushes_ns <= until_ns]
     has_ended = rank.end_ns is not None and rank.end_ns <= until_ns

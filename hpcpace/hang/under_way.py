@@ -96,7 +96,9 @@ def under_way(done: Finished, at_ns: int, *, last_exit_ns: int | None) -> UnderW
     if len(within):  # it ended later
         row = int(within[begin_ns[within].argmax()])
         return UnderWay(doing_of_code(int(done.phase[row])), int(begin_ns[row]))
-    step_ends, phase_ends = (ends[ends <= at_ns] for ends in (done.step_end_ns, done.phase_end_ns))
+    # Garbage is collected at any place of a step, and by any thread.
+    ends_ns = (done.step_end_ns, done.phase_end_ns[done.phase != Phase.GC])
+    step_ends, phase_ends = (ends[ends <= at_ns] for ends in ends_ns)
     since = [*step_ends[-1:].tolist(), *phase_ends[-1:].tolist(), *([] if last_exit_ns is None else [last_exit_ns])]
     if not since:
         return UnderWay(Doing.STARTING, None)
@@ -105,7 +107,7 @@ def under_way(done: Finished, at_ns: int, *, last_exit_ns: int | None) -> UnderW
 
 
 def _next(done: Finished, at_ns: int, this_step: int) -> Doing:
-    is_past = done.phase_end_ns <= at_ns
+    is_past = (done.phase_end_ns <= at_ns) & (done.phase != Phase.GC)
     num_before = int((is_past & (done.phase_step == this_step)).sum())
     next_of: dict[int, Doing] = {}
     recent = is_past & (done.phase_step < this_step) & (done.phase_step >= this_step - _STEPS_COMPARED)

@@ -181,3 +181,12 @@ def test_a_rank_that_has_finished_nothing_starts(tmp_path: Path) -> None:
     view = job_view(WrittenJob(num_ranks=2).write(tmp_path / "run"))
     assert {one.doing for one in view.ranks.values()} == {Doing.STARTING}
     assert view.usual_step_ns is None
+
+
+def test_garbage_collection_at_any_place_of_a_step_changes_nothing_about_what_comes_next(tmp_path: Path) -> None:
+    job = WrittenJob(num_ranks=1)
+    for step in range(20):
+        phases = [Phase.DATA, *([Phase.GC] if step % 3 == 0 else []), Phase.FORWARD, Phase.BACKWARD]
+        job.ranks[0].step(step, step * 0.1, [(phase, 0.01) for phase in phases])
+    job.ranks[0].step(20, 2.0, [(phase, 0.01) for phase in (Phase.DATA, Phase.FORWARD, Phase.GC)], is_over=False)
+    assert job_view(job.write(tmp_path / "run")).ranks[0].doing is Doing.COMPUTING
