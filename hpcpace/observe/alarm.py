@@ -133,7 +133,9 @@ class Alarm:
         self._decide(notice.step, line, stops=ends)
         self._spoken_step = notice.step
         reasons = () if words is None else tuple(f"  {reason}" for reason in words.why)
-        self._tell("\n".join((*reasons, line) if ends else (line, *reasons)))
+        if ends:
+            self._tell("\n".join(("what holds the job up:", *reasons)))
+        self._tell(line if ends else "\n".join((line, *reasons)))
         return line if ends else None
 
     def _verdict(self) -> tuple[HangWords | None, str]:
