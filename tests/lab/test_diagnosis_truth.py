@@ -63,11 +63,9 @@ def test_rank_that_stopped_is_named_as_the_cause_of_a_hang(runs: dict[str, Futur
     _, judgement = verdict(runs, "hang")
     assert judgement.is_mode_right and judgement.is_found and not judgement.is_wrong
     log = " ".join(runs["hang"].result()[0].log().split())
-    # Where in its step a rank is stopped is chance, and an all_reduce that it has entered goes on behind its backward.
-    before, inside = "rank 2 on n3 never entered it", "rank 2 on n3 showed no sign of life in it"
+    # Where in its step a rank is stopped is chance: before an all_reduce or inside it, it shows no sign of life.
     assert "hang: all_reduce" in log
-    assert (before in log) != (inside in log)
-    assert (inside in log) == ("though all of its ranks entered it" in log)
+    assert "waits for rank 2 on n3, which has shown no sign of life for" in log
 
 
 def test_the_truth_lies_outside_of_every_run(site: DrillSite, runs: dict[str, Future[Run]]) -> None:
