@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,16 @@ def test_a_script_under_srun_is_one_run_with_its_own_exit_code(queue: JobQueue, 
     assert recorded(tmp_path) == [("traced_job", FOUR)]
     (line,) = last_lines(done)
     assert line.startswith("hpcpace: recorded 4 ranks, 6 steps (")
+
+
+def test_a_job_says_behind_its_own_comment_how_fast_it_was(queue: JobQueue, tmp_path: Path) -> None:
+    srun = (*SRUN, "--comment=of the user", "--ntasks-per-node=2", sys.executable)
+    environ = GLOO | {"HPCPACE_METRICS_JOB_COMMENT": "true"}
+    done = queue.run(*srun, *TRACE, SCRIPT, "29524", "0", cwd=tmp_path, environ=environ, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    shown = queue.run("scontrol", "show", "job", run.name.partition("-")[0].partition(".")[0]).stdout
+    assert re.search(r"Comment=of the user; hpcpace: 6 steps of .*, see hpcpace report", shown), shown
 
 
 @pytest.mark.parametrize("is_below", [True, False], ids=["trace torchrun", "torchrun trace"])
