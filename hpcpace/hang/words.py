@@ -139,6 +139,9 @@ def _states(parts: Sequence[Hang], job: JobView) -> Iterable[str]:
         view = job.ranks[rank]
         if called := _differing(of_rank[rank], view):
             yield f"rank {rank} called {called}"
+        elif of_rank[rank].kind is HangKind.GONE:
+            if view.doing not in (Doing.UNKNOWN, Doing.ENDED):
+                yield f"rank {rank} was last seen {view.doing}"
         elif view.doing is not Doing.UNKNOWN:
             since = ""
             if view.doing_since_ns is not None:
@@ -196,7 +199,9 @@ def _advice(hang: Hang, job: JobView) -> str:
         case HangKind.OWN_WORK:
             return f"{look}, and check the storage and host on which it works"
         case HangKind.GONE:
-            return f"read the log of {hosts}, and look for the out-of-memory killer on its host (dmesg)"
+            if any(job.ranks[rank].is_gone for rank in hang.culprits):
+                return f"read the log of {hosts}, and look for the out-of-memory killer on its host (dmesg)"
+            return f"see whether the host of {hosts} answers, and whether its process was stopped or killed (ps, dmesg)"
         case HangKind.PEERS_LEFT:
             return f"check the device and host of {hosts} (nvidia-smi, dmesg), and whether its process is stopped"
         case HangKind.MISMATCH:

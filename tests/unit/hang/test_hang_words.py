@@ -53,6 +53,18 @@ def test_what_a_rank_does_instead_is_said_with_its_stack() -> None:
     )
 
 
+def test_of_a_rank_without_a_sign_of_life_it_is_not_said_what_it_does_now() -> None:
+    views = [rank_in(rank, entered=5, is_open=True, seen_ns=39 * NS_PER_S) for rank in (0, 1, 3)]
+    silent = rank_in(2, entered=4, is_open=False, seen_ns=5 * NS_PER_S, doing=Doing.COMPUTING, doing_since_ns=0)
+    said = words([*views, silent])
+    assert said.headline == (
+        "hang: all_reduce 4 of group dp (step 44) waits for rank 2 on n1, which has shown no sign of life for 35.0 s;"
+        " 35.0 s so far"
+    )
+    assert said.why == ("ranks 0-1, 3 wait", "rank 2 was last seen computing")
+    assert said.advice.startswith("see whether the host of rank 2 on n1 answers")
+
+
 def test_nobody_is_named_where_all_are_inside() -> None:
     said = words([rank_in(rank, entered=5, is_open=True) for rank in range(4)])
     assert said.headline == (
