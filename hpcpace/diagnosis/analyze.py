@@ -40,12 +40,13 @@ from hpcpace.hang.from_traces import records_of
 from hpcpace.hang.notices import Notice, read_notices
 from hpcpace.hang.search import hang_in
 from hpcpace.hang.views import FoundHang
+from hpcpace.hang.words import describe
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.steps import throughput
 from hpcpace.parallel import Team, in_background
 from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
+from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.same_run import of_one_run
 
@@ -96,7 +97,7 @@ def analyze(
     found = read() if team is None else team.agree(read, _signature)
     measuring = begin_stage("measuring")
     if team is not None and team.rank:
-        _credible_run(attempt, found, selection, progress=measuring, team=team)
+        _credible_run(attempt, found, selection, config.diagnosis, progress=measuring, team=team)
         return None
     return analyze_traces(run, attempt, found, selection, config, progress=measuring, team=team)
 
@@ -119,7 +120,7 @@ def analyze_traces(
 ) -> Analysis:
     """Return all that is known of an attempt whose traces have been read; arguments and errors as of `analyze`."""
     config = config or Config()
-    credible, records = _credible_run(attempt, found, selection, progress=progress, team=team)
+    credible, records = _credible_run(attempt, found, selection, config.diagnosis, progress=progress, team=team)
     measured = credible.measured
     panels = panels_of(measured)
     if records.run.is_lab:  # its hosts share the cores of one machine, which says nothing of the cluster that it shows
@@ -184,13 +185,29 @@ def _thresholds(settings: DiagnosisConfig, records: AttemptRecords) -> Diagnosis
 
 
 def _credible_run(
-    attempt: Attempt, found: AttemptTraces, selection: Selection, *, progress: Progress | None, team: Team | None
+    attempt: Attempt,
+    found: AttemptTraces,
+    selection: Selection,
+    settings: DiagnosisConfig,
+    *,
+    progress: Progress | None,
+    team: Team | None,
 ) -> tuple[CredibleRun, AttemptRecords]:
     records = read_records(attempt)
     try:
         return measure_credible_run(found, selection, records, progress=progress, team=team), records
     except CannotTell as error:
-        raise CannotTell(f"{attempt.path}: {error}") from None
+        raise CannotTell(f"{attempt.path}: {error}{_told_hang(attempt, found, records, settings)}") from None
+
+
+def _told_hang(attempt: Attempt, found: AttemptTraces, records: AttemptRecords, settings: DiagnosisConfig) -> str:
+    """Return who holds up a job of which nothing can be measured, such as one in its first step; empty if none does."""
+    traces, _ = of_one_run(found.traces)
+    if not traces:
+        return ""
+    job = records_of(traces, world_size=world_size_of(traces), hosts=records.run.hosts, notices=read_notices(attempt))
+    hang = hang_in(job, hang_s=settings.hang_s)
+    return "" if hang is None else f"; {describe(hang.hang, hang.job).headline}"
 
 
 def examine(

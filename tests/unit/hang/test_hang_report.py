@@ -12,6 +12,7 @@ from written_job import WrittenJob, ns
 from hpcpace.config import Config
 from hpcpace.diagnosis.analyze import Selection, analyze
 from hpcpace.diagnosis.summary import Summary
+from hpcpace.errors import CannotTell
 from hpcpace.hang.notices import Notice, ThreadStack, write
 from hpcpace.hang.views import Doing
 from hpcpace.report.html.verdict import hang_stacks
@@ -66,6 +67,17 @@ def test_the_report_names_the_rank_its_kind_and_who_waits(tmp_path: Path) -> Non
     assert (hang.op, hang.group, hang.seq, hang.step, hang.stacks) == ("all_reduce", "world", 40, 40, ())
     assert hang.age_ns == pytest.approx(55.92e9, abs=1e6)
     assert summary.verdict.findings[0].numbers["age_ns"] == hang.age_ns
+
+
+def test_of_a_job_that_hangs_in_its_first_step_the_error_says_who_holds_it_up(tmp_path: Path) -> None:
+    job = WrittenJob(num_ranks=4)
+    for rank in job.ranks:
+        rank.seen_s = 200.0
+        if rank.rank != 2:
+            rank.call(Op.ALL_REDUCE, 0.08, step=0)
+    told = r"; hang: all_reduce 0 of group world \(step 0\) waits for rank 2, which"
+    with pytest.raises(CannotTell, match=told):
+        summary_of(job.write(tmp_path / "run"))
 
 
 def test_a_first_checkpoint_of_which_the_rank_wrote_may_take_longer(tmp_path: Path) -> None:
