@@ -73,7 +73,7 @@ def _headline(hang: Hang, job: JobView) -> str:
         case HangKind.PEERS_LEFT:
             return f"{who} {_is(hang.culprits)} still in {what}, which others have finished"
         case HangKind.MISMATCH:
-            return f"{who} called another operation, size or root than the others in the place of {what}"
+            return f"{who} called {_instead(hang, job)} where the others called {what}{_own_size(hang, job)}"
         case HangKind.DISORDER:
             return f"{who} called the operations of two groups in another order than the others, which are in {what}"
         case HangKind.NETWORK:
@@ -82,6 +82,19 @@ def _headline(hang: Hang, job: JobView) -> str:
             return f"{what} does not finish, and the records do not show why" + (
                 f": {printable(hang.reason)}" if hang.reason else ""
             )
+
+
+def _instead(hang: Hang, job: JobView) -> str:
+    """Return what the culprits of a mismatch called, if that is one thing."""
+    called = {_differing(hang, job.ranks[rank]).partition(" (")[0] for rank in _here(hang)} - {""}
+    return called.pop() if len(called) == 1 else "other operations"
+
+
+def _own_size(hang: Hang, job: JobView) -> str:
+    """Return the size of the operation that most called, if only that tells it from what the culprits called."""
+    if hang.call is None or not _instead(hang, job).startswith(f"{hang.call.op} "):
+        return ""
+    return f",{_size(hang.call)}{_root(hang.call)}" if hang.call.size_bytes >= 0 or hang.call.root >= 0 else ""
 
 
 def _own_word(call: Call | None) -> str:
@@ -139,6 +152,9 @@ def _states(parts: Sequence[Hang], job: JobView) -> Iterable[str]:
         view = job.ranks[rank]
         if called := _differing(of_rank[rank], view):
             yield f"rank {rank} called {called}"
+        elif of_rank[rank].kind is HangKind.DISORDER:
+            if opened := [call_name(call, job) for call in view.calls if call.is_open]:
+                yield f"rank {rank} is in {listed(opened)}"
         elif of_rank[rank].kind is HangKind.GONE:
             if view.doing not in (Doing.UNKNOWN, Doing.ENDED):
                 yield f"rank {rank} was last seen {view.doing}"
@@ -156,7 +172,7 @@ def _differing(hang: Hang, view: RankView) -> str:
     if hang.kind is not HangKind.MISMATCH or hang.call is None:
         return ""
     same = [call for call in view.calls if (call.channel, call.seq) == (hang.call.channel, hang.call.seq)]
-    return listed([f"{call.op}{_size(call)}{_root(call)} ({call.where or 'no stack'})" for call in same])
+    return listed([f"{call.op}{_size(call)}{_root(call)}{f' ({call.where})' if call.where else ''}" for call in same])
 
 
 def _size(call: Call) -> str:

@@ -101,3 +101,42 @@ def test_culprits_in_several_operations_are_said_with_each() -> None:
         "hang: barrier 7 of group a waits for rank 1, which never called it; since 1970-01-01 00:00:00 UTC"
     )
     assert said.why[0] == "also: barrier 7 of group b waits for rank 3, which never called it"
+
+
+def called(rank: int, **known: object) -> RankView:
+    call = Call(channel=DP, seq=7, entered_ns=NS_PER_S, is_open=True, step=44, **known)  # type: ignore[arg-type]
+    return RankView(rank=rank, entered={DP: 8}, calls=(call,))
+
+
+def test_what_a_rank_called_stands_beside_what_the_others_called() -> None:
+    others = [called(rank, op="barrier") for rank in (0, 2, 3)]
+    said = words([*others, called(1, op="all_reduce", size_bytes=16_640, where="train.py:9 in main")])
+    assert said.headline == (
+        "hang: rank 1 called all_reduce of 16.6 kB where the others called barrier 7 of group dp (step 44);"
+        " 39.0 s so far"
+    )
+    assert "rank 1 called all_reduce of 16.6 kB (train.py:9 in main)" in said.why
+
+
+def test_of_two_sizes_of_one_operation_both_are_said() -> None:
+    others = [called(rank, op="all_reduce", size_bytes=8) for rank in (0, 2, 3)]
+    said = words([*others, called(1, op="all_reduce", size_bytes=16_640)])
+    assert said.headline == (
+        "hang: rank 1 called all_reduce of 16.6 kB where the others called all_reduce 7 of group dp (step 44), of 8 B;"
+        " 39.0 s so far"
+    )
+
+
+def test_ranks_in_another_order_are_said_to_be_where_they_are() -> None:
+    groups = tuple(GroupView(name=name, members=(0, 1, 2)) for name in ("a", "b"))
+    views = {}
+    for rank in range(3):
+        own = Channel(int(rank == 2))
+        call = Call(channel=own, seq=3, op="all_reduce", entered_ns=NS_PER_S, is_open=True)
+        views[rank] = RankView(rank=rank, entered={own: 4, Channel(1 - own.group): 3}, calls=(call,))
+    job = JobView(groups=groups, ranks=views, now_ns=40 * NS_PER_S)
+    hang = find_hang(job)
+    assert hang is not None
+    said = describe(hang, job)
+    assert said.headline.startswith("hang: rank 2 called the operations of two groups in another order than the others")
+    assert "rank 2 is in all_reduce 3 of group b" in said.why
