@@ -207,7 +207,8 @@ def _gone(hang: Hang, job: JobView) -> str:
 
 def _advice(hang: Hang, job: JobView) -> str:
     who = rank_list(hang.culprits or hang.could_be) if hang.culprits or hang.could_be else "all ranks"
-    look = f"look at the stack of {who} (py-spy dump --pid)"
+    has_stacks = all(rank in job.ranks and job.ranks[rank].stack for rank in hang.culprits or hang.could_be or [-1])
+    look = f"see where the stack of {who} ends" if has_stacks else f"look at the stack of {who} (py-spy dump --pid)"
     hosts = named_ranks(hang.culprits or hang.could_be, _hosts(job)) or who
     match hang.kind:
         case HangKind.NEVER_CALLED:

@@ -28,6 +28,8 @@ _EVIDENCE = {
     "communication-bound": ("Communication by kind",),
 }
 """The sections that show what each mode rests on."""
+_STOPPED = ("hang", "ended early")
+"""Modes whose culprits did not take more of the time than others: the sentences name them."""
 _KINDS = {"healthy": "healthy", "cannot tell": "unsure"}
 
 
@@ -43,9 +45,10 @@ def verdict_head(verdict: Verdict, titles: Collection[str] = ()) -> str:
     also = [(line, _EVIDENCE.get(line.partition(":")[0], ())) for line in verdict.also]
     parts = (("Why", why), ("Next", [(line, ()) for line in verdict.next]), ("Also", also))
     rows = "".join(f"<dt>{name}</dt><dd>{_paragraphs(lines, titles)}</dd>" for name, lines in parts if lines)
+    culprits = "" if verdict.mode in _STOPPED else _culprits(verdict.culprits)
     inside = (
         f'<p class="mode">{escape(_capital(tag))}<span>{with_terms(sure)}</span></p>\n'
-        f"<h1{long}>{prose(_capital(headline))}</h1>\n<dl>{rows}</dl>\n{_culprits(verdict.culprits)}"
+        f"<h1{long}>{prose(_capital(headline))}</h1>\n<dl>{rows}</dl>\n{culprits}"
     )
     return f'<div class="verdict {kind}">\n{first_terms(inside)}\n</div>'
 

@@ -15,7 +15,7 @@ from hpcpace.diagnosis.summary import Summary
 from hpcpace.errors import CannotTell
 from hpcpace.hang.notices import Notice, ThreadStack, write
 from hpcpace.hang.views import Doing
-from hpcpace.report.html.verdict import hang_stacks
+from hpcpace.report.html.verdict import hang_stacks, verdict_head
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.schema import EventKind, Op
 
@@ -116,6 +116,11 @@ def test_stacks_are_shown_escaped(tmp_path: Path) -> None:
     assert "<script>" not in hang_stacks(summary.hang) and "&lt;script&gt;" in hang_stacks(summary.hang)
     assert "loading data" in summary.verdict.headline
     assert any("load" in line for line in summary.verdict.why)
+
+
+def test_the_page_gives_no_share_of_the_time_to_a_rank_that_holds_up_a_job(tmp_path: Path) -> None:
+    head = verdict_head(summary_of(hung_attempt(tmp_path / "run")).verdict)
+    assert "waits for rank 2" in head and "more than others" not in head
 
 
 def test_with_the_culprits_record_missing_nobody_innocent_is_named(tmp_path: Path) -> None:
