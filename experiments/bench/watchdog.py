@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -84,17 +85,14 @@ def _thread_cost(step: Callable[[Any], None], seconds: float) -> list[int]:
         costs.append(now_ns - last_ns)
         last_ns = now_ns
 
-    watchdog_module.Watchdog.look = measured  # type: ignore[method-assign]
-    try:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            hpcpace.session(run_dir=Path(folder, "run"), config=_config("report")) as session,
-        ):
-            end_s = time.monotonic() + seconds
-            while time.monotonic() < end_s:
-                step(session)
-    finally:
-        watchdog_module.Watchdog.look = look  # type: ignore[method-assign]
+    with (
+        patch.object(watchdog_module.Watchdog, "look", measured),
+        tempfile.TemporaryDirectory() as folder,
+        hpcpace.session(run_dir=Path(folder, "run"), config=_config("report")) as session,
+    ):
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            step(session)
     return costs
 
 

@@ -8,18 +8,15 @@ so on, to ranks that nobody else explains. Only these are named. What rests on r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import combinations
 
-import numpy as np
-
-from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView, RankView
+from hpcpace.hang.graph import Graph, call_order, is_silent
+from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView
 from hpcpace.hang.waits import Meeting, Waits
 
 _OWN_WORK = frozenset({Doing.STARTING, Doing.COMPUTING, Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
 _NO_CALLS = frozenset({Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
-_SILENT = 0.5
 
 
 def find_hang(job: JobView, *, least_ns: int = 0) -> Hang | None:
@@ -31,111 +28,22 @@ def find_hang(job: JobView, *, least_ns: int = 0) -> Hang | None:
             hang. Operations of which it is not known when they were entered count.
     """
     waits = Waits(job)
-    ages = [job.now_ns - call.entered_ns for call in _open_calls(waits) if call.entered_ns is not None]
-    if not waits.open_calls or (ages and max(ages) < least_ns and len(ages) == len(list(_open_calls(waits)))):
+    entered_ns = [call.entered_ns for opened in waits.open_calls.values() for call in opened]
+    known_ns = [at for at in entered_ns if at is not None]
+    are_known = len(known_ns) == len(entered_ns)
+    if not entered_ns or (are_known and job.now_ns - min(known_ns) < least_ns):
         return None
-    graph = _Graph(waits)
+    graph = Graph(waits)
     for rule in (_mismatch, _roots, _unrecorded, _circle, _crossed, _silent):
         if hang := rule(graph):
             return hang
-    call = _oldest(_open_calls(waits))
+    call = graph.oldest
     if any(not meeting.needed for meeting in waits.meetings.values()):
         return _hang(graph, HangKind.NETWORK, call=call)
     return _hang(graph, HangKind.UNKNOWN, call=call, reason="those that waited in it have ended, too")
 
 
-@dataclass(frozen=True)
-class _Graph:
-    """Who waits for whom.
-
-    Attributes:
-        waits: the unfinished operations.
-        edges: for each rank that waits, the ranks for which it does, with the call in which it does.
-        odd: ranks whose first operation that does not move is finished at a peer, with that call.
-    """
-
-    waits: Waits
-    edges: dict[int, dict[int, Call]] = field(default_factory=dict)
-    odd: dict[int, Call] = field(default_factory=dict)
-    _held_up: dict[tuple[Channel, int], list[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for rank in self.waits.open_calls.keys() - self.gone:
-            edges: dict[int, Call] = {}
-            for call, meeting in self.waits.steps(rank):
-                if meeting.is_left and not edges:
-                    self.odd[rank] = call
-                    break
-                for peer in meeting.needed - {rank}:
-                    edges.setdefault(peer, call)
-            if edges:
-                self.edges[rank] = edges
-        for rank in self.waits.open_calls.keys() - self.edges.keys() - self.odd.keys() - self.gone:
-            if queued := self._queued(rank):
-                self.edges[rank] = queued
-
-    def _queued(self, rank: int) -> dict[int, Call]:
-        """Return the peers of a rank's operations that all have entered, but that are held up before them."""
-        return {
-            peer: call
-            for call, _ in self.waits.steps(rank)
-            for peer in self._held_up_inside(call.channel, call.seq)
-            if peer != rank
-        }
-
-    def _held_up_inside(self, channel: Channel, seq: int) -> list[int]:
-        """Return the ranks that have entered an operation, but are held up before it."""
-        if (channel, seq) not in self._held_up:
-            self._held_up[channel, seq] = [
-                rank
-                for rank, call in self.waits.meetings[channel, seq].inside.items()
-                if rank in self.odd or rank in self.gone or self._is_held_up_before(rank, call)
-            ]
-        return self._held_up[channel, seq]
-
-    def _is_held_up_before(self, rank: int, call: Call) -> bool:
-        for earlier, meeting in self.waits.steps(rank):
-            if earlier is call:
-                return False
-            if meeting.needed - {rank}:
-                return True
-        return False
-
-    @cached_property
-    def gone(self) -> set[int]:
-        """The ranks that are known to have ended."""
-        return {rank for rank, view in self.waits.job.ranks.items() if view.is_gone}
-
-    def known(self, rank: int) -> bool:
-        """Return whether it is known what a rank has never entered."""
-        view = self.waits.job.ranks.get(rank)
-        return view is not None and view.is_recorded and (view.is_complete or view.is_gone is True)
-
-    def awaited(self) -> set[int]:
-        """Return the ranks for which others wait."""
-        return {peer for edges in self.edges.values() for peer in edges}
-
-    def waiting_for(self, targets: Iterable[int]) -> dict[int, tuple[int, Call]]:
-        """Return the ranks that wait for some ranks, directly or not, each with the next rank on its way and its call.
-
-        The order is that of their distance.
-        """
-        callers: dict[int, list[int]] = {}
-        for rank, edges in self.edges.items():
-            for peer in edges:
-                callers.setdefault(peer, []).append(rank)
-        reached = list(dict.fromkeys(targets))
-        seen, found = set(reached), {}
-        for target in reached:  # grows while it is walked
-            for rank in callers.get(target, ()):
-                if rank not in seen:
-                    seen.add(rank)
-                    reached.append(rank)
-                    found[rank] = (target, self.edges[rank][target])
-        return found
-
-
-def _mismatch(graph: _Graph) -> Hang | None:
+def _mismatch(graph: Graph) -> Hang | None:
     """Ranks that stand in one place of an order, in different operations."""
     split = [meeting for meeting in graph.waits.meetings.values() if meeting.factions]
     if not split:
@@ -155,11 +63,11 @@ def _mismatch(graph: _Graph) -> Hang | None:
     )
 
 
-def _roots(graph: _Graph) -> Hang | None:
+def _roots(graph: Graph) -> Hang | None:
     """Ranks that others wait for and that wait for nobody, and ranks left behind in what their peers have finished."""
     awaited = graph.awaited()
     # What a rank without a sign of life was in is only what it was in then.
-    stale = {rank for rank in awaited - graph.edges.keys() - graph.odd.keys() if _are_silent(graph, [rank])}
+    stale = {rank for rank in awaited - graph.edges.keys() - graph.odd.keys() if graph.are_silent([rank])}
     busy = graph.waits.open_calls.keys() - graph.gone - stale
     never = {rank for rank in awaited - busy if graph.known(rank)}
     left = {rank for rank in graph.odd if 2 * len(_of(graph, rank).inside) <= len(_of(graph, rank).members)}
@@ -176,7 +84,7 @@ def _roots(graph: _Graph) -> Hang | None:
     )
 
 
-def _never_called(graph: _Graph, ranks: set[int]) -> list[Hang]:
+def _never_called(graph: Graph, ranks: set[int]) -> list[Hang]:
     """Return a hang for each operation that some of these ranks have not entered; each rank is in one.
 
     Operations in which most of them are missing come first.
@@ -189,16 +97,16 @@ def _never_called(graph: _Graph, ranks: set[int]) -> list[Hang]:
     found, left = [], set(ranks)
     while left:
         most = max(len(peers & left) for peers in missed.values())
-        calls = [min(graph.waits.meetings[place].inside.values(), key=_call_order) for place in missed]
+        calls = [min(graph.waits.meetings[place].inside.values(), key=call_order) for place in missed]
         widest = [call for call in calls if len(missed[call.channel, call.seq] & left) == most]
-        call = _first(graph, widest)
+        call = graph.first(widest)
         here = missed[call.channel, call.seq] & left
         found.append(_hang(graph, _never_kind(graph, here), culprits=tuple(sorted(here)), call=call))
         left -= here
     return found
 
 
-def _left_behind(graph: _Graph, ranks: set[int]) -> list[Hang]:
+def _left_behind(graph: Graph, ranks: set[int]) -> list[Hang]:
     """Return a hang for each operation in which some of these ranks are still, and their peers no longer."""
     by_place: dict[tuple[Channel, int], list[int]] = {}
     for rank in sorted(ranks):
@@ -206,7 +114,7 @@ def _left_behind(graph: _Graph, ranks: set[int]) -> list[Hang]:
     return [
         _hang(
             graph,
-            HangKind.GONE if _are_silent(graph, here) else HangKind.PEERS_LEFT,
+            HangKind.GONE if graph.are_silent(here) else HangKind.PEERS_LEFT,
             culprits=tuple(here),
             call=graph.odd[here[0]],
         )
@@ -214,7 +122,7 @@ def _left_behind(graph: _Graph, ranks: set[int]) -> list[Hang]:
     ]
 
 
-def _unrecorded(graph: _Graph) -> Hang | None:
+def _unrecorded(graph: Graph) -> Hang | None:
     """Ranks of which it is not known what they have entered, where others may wait for them."""
     unknown = {rank for rank in graph.awaited() if not graph.known(rank)}
     if not unknown:
@@ -223,34 +131,34 @@ def _unrecorded(graph: _Graph) -> Hang | None:
     # A rank without a record may itself wait for any other that nothing else explains.
     suspects = {rank for rank in _ranks(job) if not graph.known(rank) and rank not in graph.waits.open_calls}
     suspects |= {rank for rank in _ranks(job) if rank not in graph.waits.open_calls and job.ranks[rank].is_recorded}
-    suspects |= unknown | set(graph.odd) | _in_circles(graph) | _alone(graph)
+    suspects |= unknown | set(graph.odd) | graph.circles | _alone(graph)
     recorded = sum(view.is_recorded for view in job.ranks.values())
     return _hang(
         graph,
         HangKind.UNKNOWN,
         could_be=tuple(sorted(suspects)) if len(suspects) < len(_ranks(job)) else (),
-        call=_call_for(graph, unknown),
+        call=graph.call_for(unknown),
         reason=f"of {len(_ranks(job))} ranks, {recorded} {'is' if recorded == 1 else 'are'} recorded",
     )
 
 
-def _alone(graph: _Graph) -> set[int]:
+def _alone(graph: Graph) -> set[int]:
     """Return the ranks inside an operation with nobody who shows that it was the right one and is not over."""
     meetings = [meeting for meeting in graph.waits.meetings.values() if meeting.unknown]
     return {rank for meeting in meetings if len(meeting.inside) == 1 for rank in meeting.inside}
 
 
-def _circle(graph: _Graph) -> Hang | None:
+def _circle(graph: Graph) -> Hang | None:
     """Ranks that wait for each other in a circle."""
-    circle = _in_circles(graph)
+    circle = graph.circles
     if not circle:
         return None
-    silent = tuple(sorted(rank for rank in circle if _are_silent(graph, [rank])))
+    silent = tuple(sorted(rank for rank in circle if graph.are_silent([rank])))
     if silent and 2 * len(silent) <= len(circle):
-        return _hang(graph, HangKind.GONE, culprits=silent, call=_call_for(graph, silent))
+        return _hang(graph, HangKind.GONE, culprits=silent, call=graph.call_for(silent))
     own = tuple(sorted(rank for rank in circle if graph.waits.job.ranks[rank].doing in _NO_CALLS))
     if own:
-        return _hang(graph, HangKind.OWN_WORK, culprits=own, call=_call_for(graph, own))
+        return _hang(graph, HangKind.OWN_WORK, culprits=own, call=graph.call_for(own))
     places: dict[tuple[Channel, int], list[int]] = {}
     for rank in sorted(circle):
         call = next(call for peer, call in graph.edges[rank].items() if peer in circle)
@@ -269,7 +177,7 @@ def _circle(graph: _Graph) -> Hang | None:
     )
 
 
-def _crossed(graph: _Graph) -> Hang | None:
+def _crossed(graph: Graph) -> Hang | None:
     """Ranks that are inside the same two collectives, of which they called the other one first."""
     orders: dict[tuple[Channel, Channel], dict[bool, list[int]]] = {}
     for rank, calls in graph.waits.open_calls.items():
@@ -294,9 +202,9 @@ def _crossed(graph: _Graph) -> Hang | None:
     )
 
 
-def _silent(graph: _Graph) -> Hang | None:
+def _silent(graph: Graph) -> Hang | None:
     """Ranks inside an operation that all have entered, without a sign of life for half of its time."""
-    job, call = graph.waits.job, _oldest(_open_calls(graph.waits))
+    job, call = graph.waits.job, graph.oldest
     if call is None:
         return None
     meeting = graph.waits.meeting(call)
@@ -304,14 +212,14 @@ def _silent(graph: _Graph) -> Hang | None:
     if None in entered:
         return None
     age_ns = job.now_ns - max(at for at in entered if at is not None)
-    gone = [rank for rank in meeting.inside if _is_silent(job.ranks[rank], job.now_ns, age_ns)]
+    gone = [rank for rank in meeting.inside if is_silent(job.ranks[rank], job.now_ns, age_ns)]
     if not gone or 2 * len(gone) > len(meeting.members):
         return None
     return _hang(graph, HangKind.GONE, culprits=tuple(sorted(gone)), call=call)
 
 
 def _hang(
-    graph: _Graph,
+    graph: Graph,
     kind: HangKind,
     *,
     call: Call | None,
@@ -335,44 +243,21 @@ def _hang(
         could_be=could_be,
         call=call,
         waiting=tuple(sorted(waiting - set(culprits))),
-        since_ns=_since_ns(graph, call),
+        since_ns=graph.since_ns(call),
         chain=tuple(chain),
         reason=reason,
     )
 
 
-def _are_silent(graph: _Graph, ranks: Iterable[int]) -> bool:
-    """Return whether ranks show no sign of life since most others wait for them."""
-    job, oldest = graph.waits.job, _oldest(_open_calls(graph.waits))
-    since_ns = None if oldest is None else _since_ns(graph, oldest)
-    return since_ns is not None and all(
-        _is_silent(job.ranks[rank], job.now_ns, job.now_ns - since_ns) for rank in ranks
-    )
-
-
-def _is_silent(view: RankView, now_ns: int, age_ns: int) -> bool:
-    """Return whether a rank has shown no sign of life for half of a time, and does not usually show so few."""
-    if view.is_gone is False or view.seen_ns is None:
-        return False
-    return now_ns - view.seen_ns > _SILENT * age_ns > 0
-
-
-def _since_ns(graph: _Graph, call: Call | None) -> int | None:
-    if call is None:
-        return None
-    entered = [one.entered_ns for one in graph.waits.meeting(call).inside.values() if one.entered_ns is not None]
-    return min(entered, default=None)
-
-
-def _never_kind(graph: _Graph, ranks: Iterable[int]) -> HangKind:
+def _never_kind(graph: Graph, ranks: Iterable[int]) -> HangKind:
     views = [graph.waits.job.ranks[rank] for rank in ranks]
-    if any(view.is_gone for view in views) or _are_silent(graph, ranks):
+    if any(view.is_gone for view in views) or graph.are_silent(ranks):
         return HangKind.GONE
     is_at_work = any(view.doing in _OWN_WORK for view in views) and not all(_has_skipped(graph, rank) for rank in ranks)
     return HangKind.OWN_WORK if is_at_work else HangKind.NEVER_CALLED
 
 
-def _has_skipped(graph: _Graph, rank: int) -> bool:
+def _has_skipped(graph: Graph, rank: int) -> bool:
     """Return whether a rank called collectives in other steps than those that wait: it left one out before."""
     ranks, tied = graph.waits.job.ranks, [call for call in graph.waits.job.ranks[rank].calls if call.channel.source < 0]
     steps = {(call.channel, call.seq): call.step for call in tied if call.step >= 0}
@@ -384,35 +269,8 @@ def _has_skipped(graph: _Graph, rank: int) -> bool:
     )
 
 
-def _call_for(graph: _Graph, ranks: Iterable[int]) -> Call | None:
-    """Return the operation in which others began to wait for some ranks; where that is unknown, most of the others."""
-    wanted = set(ranks)
-    calls = {call for edges in graph.edges.values() for peer, call in edges.items() if peer in wanted}
-    firsts = {(call.channel, call.seq): graph.waits.meeting(call) for call in calls}
-    entered = [min(meeting.inside.values(), key=_call_order) for meeting in firsts.values()]
-    return _first(graph, entered) if entered else None
-
-
-def _first(graph: _Graph, calls: Iterable[Call]) -> Call:
-    """Return the call that was entered first; where that is unknown, the one of most others."""
-    most_first = sorted(calls, key=lambda call: -len(graph.waits.meeting(call).inside))
-    return min(most_first, key=lambda call: call.entered_ns or 0)
-
-
-def _of(graph: _Graph, rank: int) -> Meeting:
+def _of(graph: Graph, rank: int) -> Meeting:
     return graph.waits.meeting(graph.odd[rank])
-
-
-def _open_calls(waits: Waits) -> Iterable[Call]:
-    return (call for opened in waits.open_calls.values() for call in opened)
-
-
-def _oldest(calls: Iterable[Call]) -> Call | None:
-    return min(calls, key=_call_order, default=None)
-
-
-def _call_order(call: Call) -> tuple[int, Channel, int]:
-    return call.entered_ns or 0, call.channel, call.seq
 
 
 def _entered_ns(calls: Iterable[Call]) -> int:
@@ -421,19 +279,3 @@ def _entered_ns(calls: Iterable[Call]) -> int:
 
 def _ranks(job: JobView) -> list[int]:
     return sorted(set(job.ranks) | {rank for group in job.groups for rank in group.members})
-
-
-def _in_circles(graph: _Graph) -> set[int]:
-    """Return the ranks that wait for each other, directly or not."""
-    ranks = sorted(graph.edges.keys() | graph.awaited())
-    place = {rank: index for index, rank in enumerate(ranks)}
-    pairs = [(place[rank], place[peer]) for rank, edges in graph.edges.items() for peer in edges]
-    if not pairs:
-        return set()
-    from scipy.sparse import coo_array  # slow to load, and rarely needed
-    from scipy.sparse.csgraph import connected_components
-
-    matrix = coo_array((np.ones(len(pairs), np.int8), tuple(np.array(pairs).T)), shape=(len(ranks), len(ranks)))
-    _, part = connected_components(matrix, connection="strong")
-    has_others = np.bincount(part)[part] > 1
-    return {rank for rank, is_in in zip(ranks, has_others.tolist(), strict=True) if is_in}

@@ -47,7 +47,7 @@ def job_state(follower: Follower, *, hang: HangState | None = None, unix_s: floa
         return JobState(path=path, doing=doing, versions={}, notes=tuple(follower.notes))
     unix_s = time.time() if unix_s is None else unix_s
     clock_note = _clock_note(followed, follower.now_s, unix_s)
-    ages = _Ages(followed, follower.now_s, unix_s=None if clock_note else unix_s)
+    ages = _Ages(followed, unix_s=None if clock_note else unix_s)
     ranks = _rank_states(followed, ages, follower.now_s)
     live = [followed.ranks[one.rank] for one in ranks if one.doing == RankDoing.LIVE]
     silent = tuple(one.rank for one in ranks if one.doing == RankDoing.SILENT)
@@ -133,8 +133,7 @@ class _Ages:
     clocks agree.
     """
 
-    def __init__(self, followed: Followed, now_s: float, *, unix_s: float | None) -> None:
-        self._now_s = now_s
+    def __init__(self, followed: Followed, *, unix_s: float | None) -> None:
         self._newest_ns = max((one.written_ns for one in followed.ranks.values()), default=0)
         has_changed = any(one.changed_s is not None for one in followed.ranks.values())
         self._all_s = max(unix_s - self._newest_ns / NS_PER_S, 0.0) if unix_s is not None and not has_changed else 0.0

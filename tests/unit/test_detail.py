@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hpcpace.config import TraceConfig
@@ -49,9 +51,9 @@ def test_what_is_no_list_of_ranges_is_refused(text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"detail": "low"}, {"switch_signal": "KILL"}])
-def test_a_level_or_signal_that_is_none_is_refused(settings: dict[str, str]) -> None:
+def test_a_level_or_signal_that_is_none_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="choose one of"):
-        TraceConfig(**settings)  # type: ignore[arg-type]
+        TraceConfig(**settings)
 
 
 @pytest.mark.parametrize(

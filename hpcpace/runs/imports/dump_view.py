@@ -27,12 +27,10 @@ class DumpGroups:
     Attributes:
         views: each once, as `JobView` has them.
         index: of each rank, the place in `views` of its groups, by name.
-        guessed: places of those of which the dumps do not say who is in them.
     """
 
     views: tuple[GroupView, ...]
     index: Mapping[int, Mapping[str, int]]
-    guessed: frozenset[int]
 
 
 def job_view(dumps: Dumps) -> JobView:
@@ -86,7 +84,6 @@ def groups_of(dumps: Dumps) -> DumpGroups:
     return DumpGroups(
         views=tuple(GroupView(name=name, members=key[1]) for key, name in zip(keys, names, strict=True)),
         index={rank: {name: place[key] for name, key in named.items()} for rank, named in of_rank.items()},
-        guessed=frozenset(place[name, ranks] for named in unsaid.values() for name, ranks in named.items()),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,9 +35,9 @@ def _with_detail(trace: RankTrace, marks: dict[range, StepFlag]) -> RankTrace:
 
 
 def _summary(
-    tmp_path: Path, marks: dict[range, StepFlag], selection: Selection | None = None, **options: object
+    tmp_path: Path, marks: dict[range, StepFlag], selection: Selection | None = None, **options: Any
 ) -> Summary:
-    run = SyntheticRun(**options).write(tmp_path / "run")  # type: ignore[arg-type]
+    run = SyntheticRun(**options).write(tmp_path / "run")
     attempt = run.last_attempt()
     found = read_attempt(attempt)
     traces = [_with_detail(trace, marks) for trace in found.traces]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hpcpace.hang.views import Call, Channel, Doing, GroupView, HangKind, JobView, RankView
 
@@ -90,9 +91,9 @@ def program(mesh: Mesh, rank: int, *, with_buckets: bool) -> list[Operation]:
         op = "send" if rank == source else "recv"
         lines.append(Operation(channel=Channel(pp, source, destination), op=op))
 
-    def together(group: int | None, op: str, **known: object) -> None:
+    def together(group: int | None, op: str, **known: Any) -> None:
         if group is not None:
-            lines.append(Operation(channel=Channel(group), op=op, **known))  # type: ignore[arg-type]
+            lines.append(Operation(channel=Channel(group), op=op, **known))
 
     for step in range(STEPS):
         for _ in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Channel, Doing, GroupView, JobView, RankView
@@ -12,11 +13,11 @@ from hpcpace.units import NS_PER_S
 DP = Channel(0)
 
 
-def rank_in(rank: int, *, entered: int, is_open: bool, **known: object) -> RankView:
+def rank_in(rank: int, *, entered: int, is_open: bool, **known: Any) -> RankView:
     call = Call(
         channel=DP, seq=entered - 1, op="all_reduce", entered_ns=(entered + rank) * NS_PER_S, is_open=is_open, step=44
     )
-    return RankView(rank=rank, host=f"n{rank // 2}", entered={DP: entered}, calls=(call,), **known)  # type: ignore[arg-type]
+    return RankView(rank=rank, host=f"n{rank // 2}", entered={DP: entered}, calls=(call,), **known)
 
 
 def words(views: Sequence[RankView]) -> HangWords:
@@ -103,8 +104,8 @@ def test_culprits_in_several_operations_are_said_with_each() -> None:
     assert said.why[0] == "also: barrier 7 of group b waits for rank 3, which never called it"
 
 
-def called(rank: int, **known: object) -> RankView:
-    call = Call(channel=DP, seq=7, entered_ns=NS_PER_S, is_open=True, step=44, **known)  # type: ignore[arg-type]
+def called(rank: int, **known: Any) -> RankView:
+    call = Call(channel=DP, seq=7, entered_ns=NS_PER_S, is_open=True, step=44, **known)
     return RankView(rank=rank, entered={DP: 8}, calls=(call,))
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,7 +204,8 @@ def test_a_function_put_on_top_of_ours_stays_and_ours_is_not_put_there_twice() -
     replacements = Replacements()
     replacements.replace(_Owner, "call", lambda original: lambda self: f"ours({original(self)})")
     ours = _Owner.call
-    _Owner.call = lambda self: f"theirs({ours(self)})"  # type: ignore[method-assign]
+    owner: Any = _Owner
+    owner.call = lambda self: f"theirs({ours(self)})"
     replacements.close()
     assert _Owner().call() == "theirs(ours(original))"
     replacements.replace(_Owner, "call", lambda original: lambda self: f"ours({original(self)})")
@@ -248,12 +250,12 @@ def test_an_operation_in_flight_when_detail_is_switched_off_is_followed_to_its_e
     assert len(rows.collectives) == 1
 
 
-def _train(run: Path, num_steps: int, **settings: str) -> list[float]:
+def _train(run: Path, num_steps: int, **settings: Any) -> list[float]:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses = []
-    with hpcpace.session(run_dir=run, **settings) as session:  # type: ignore[arg-type]
+    with hpcpace.session(run_dir=run, **settings) as session:
         for _ in range(num_steps):
             optimizer.zero_grad()
             loss = model(torch.ones(2, 4)).square().sum()

@@ -343,11 +343,11 @@ def test_a_fork_neither_waits_for_the_watchdog_nor_ends_its_notice(attempt: Atte
     assert read_notices(attempt)[0].ended == ""
 
 
-def test_the_thread_looks_until_it_is_stopped(attempt: Attempt) -> None:
+def test_the_thread_looks_until_it_is_stopped(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
     rank = Rank(attempt)
     rank.watchdog._tick_s = 0.01
-    rank.watchdog.look = looked.set  # type: ignore[method-assign]
+    monkeypatch.setattr(rank.watchdog, "look", looked.set)
     rank.watchdog.start()
     assert looked.wait(10)
     rank.watchdog.stop()
