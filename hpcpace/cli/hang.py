@@ -52,6 +52,15 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
         return False
     try:
         open_named_run(paths[0])
-    except TraceError:
+    except TraceError:  # it names the runs in a folder, which has no dumps then
+        if _has_runs(paths[0]):
+            raise
         return False
     return True
+
+
+def _has_runs(path: Path) -> bool:
+    try:
+        return next(find_runs(path), None) is not None
+    except OSError:
+        return False

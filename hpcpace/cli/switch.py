@@ -11,11 +11,12 @@ import click
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, checked_steps, option
 from hpcpace.detail import DETAILS, Detail, Order, parse_detail, parse_steps
+from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.errors import TraceError, UsageError
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.quoting import printable
 from hpcpace.run_search import open_named_run
-from hpcpace.rundir import RunDirectory
+from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.units import format_duration
 
 _MOST_RECORD_BYTES = 64 << 20
@@ -53,7 +54,14 @@ def command(steps: str | None, detail: str | None, run: Path, state: str | None)
     except OSError as error:
         raise TraceError(f"cannot write {directory.switch_file}: {error.strerror}") from error
     within = format_duration(round(interval_s * _NS_PER_S))
-    click.echo(printable(f"{directory.switch_file}: {order.text}; the ranks follow within about {within}"))
+    is_over = _is_over(directory.last_attempt())
+    who = "no rank runs now, the next attempt follows" if is_over else f"the ranks follow within about {within}"
+    click.echo(printable(f"{directory.switch_file}: {order.text}; {who}"))
+
+
+def _is_over(attempt: Attempt) -> bool:
+    """Return whether an attempt has left traces, and no rank of it writes; while they are elsewhere it may run."""
+    return bool(attempt.trace_files() or attempt.packs()) and not is_running(attempt, read_start(attempt, []))
 
 
 def _order(steps: str | None, detail: str | None, state: str | None) -> Order:

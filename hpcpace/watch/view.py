@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hpcpace.quoting import shell_word
 from hpcpace.units import NS_PER_S, format_count, format_duration, format_rate
 from hpcpace.watch.state import Doing, HangState, JobState, RankDoing, RankState
 from hpcpace.wording import percent, plural, rank_list
@@ -134,6 +135,8 @@ def _head(state: JobState, age_s: float) -> Iterator[Text]:
         yield Text("no rank has begun to record yet", style="yellow")
     elif state.doing == Doing.SILENT:
         yield Text("no rank writes any more: its ranks were killed or stopped, or their hosts are gone", style="red")
+    elif not state.ranks:
+        yield Text(f"nothing is written any more: hpcpace report {shell_word(state.path)} says how it went")
 
 
 def _job(state: JobState, width: int) -> Iterator[Text]:

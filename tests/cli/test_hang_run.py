@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpcpace.cli import cli
-from hpcpace.errors import UsageError
+from hpcpace.errors import TraceError, UsageError
 from hpcpace.rundir import Attempt
 from hpcpace.trace.schema import Op
 
@@ -72,6 +72,13 @@ def test_the_limit_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HPCPACE_DIAGNOSIS_HANG_S", "90")
     result = run("hang", tmp_path / "run")
     assert (result.exit_code, "has been open for 90.0 s" in " ".join(result.output.split())) == (0, True)
+
+
+def test_of_a_folder_of_runs_the_runs_are_named(tmp_path: Path) -> None:
+    written(tmp_path / "a")
+    result = run("hang", tmp_path)
+    assert isinstance(result.exception, TraceError)
+    assert "1 run in" in str(result.exception) and str(tmp_path / "a") in str(result.exception)
 
 
 def test_options_of_dumps_are_refused_with_a_run(tmp_path: Path) -> None:

@@ -50,6 +50,14 @@ def test_an_order_is_written_into_the_run(run: RunDirectory, words: list[str], o
     assert order in said and "30.0 s" in said
 
 
+def test_of_a_job_that_is_over_it_is_said_that_no_rank_follows(run: RunDirectory) -> None:
+    trace = run.last_attempt().trace_file(0)
+    trace.write_bytes(b"")
+    assert _said(str(run.path), "off") == (0, f"{run.switch_file}: off; no rank runs now, the next attempt follows\n")
+    trace.with_suffix(".journal").write_bytes(b"")
+    assert "within about 30.0 s" in _said(str(run.path), "off")[1]
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -82,6 +82,15 @@ def test_a_run_that_was_killed_has_failed(hpcpace, live: Path) -> None:
     assert code == 4 and out.startswith("SILENT") and "no rank writes any more" in out
 
 
+def test_of_a_run_that_is_over_the_report_is_named(hpcpace, live: Path) -> None:
+    copy = live.with_name("over")
+    shutil.copytree(live, copy)
+    for path in copy.rglob("*.journal"):
+        path.unlink()
+    _, out, _ = hpcpace("watch", copy, "--once")
+    assert f"hpcpace report {copy}" in out
+
+
 def test_a_run_on_which_nothing_can_be_written_is_watched(hpcpace, live: Path) -> None:
     for folder in (live, live / "attempt-0", live / "attempt-0" / "trace"):
         folder.chmod(0o555)
