@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from hpcpace.trace.schema import StepFlag
 
 _BY_STEP = ("steps", "phases", "collectives", "pacing")
-_BY_TIME = {"clock": "local_ns", "network": "time_ns", "host": "time_ns", "account": "time_ns"}
-# `groups` are needed by all later rows, and `events` are few.
+_BY_TIME = {"clock": "local_ns", **dict.fromkeys(("network", "host", "account", "flows"), "time_ns")}
+# `groups` and `connections` are needed by all later rows, and `events` are few.
 
 
 class KeptSteps:

@@ -30,9 +30,8 @@ from hpcpace.trace.opening import (
 from hpcpace.trace.pack_groups import MOST_GROUP_ROWS, PackedGroups
 from hpcpace.trace.pack_schema import (
     COUNTED,
-    FIRST_LACKS,
-    FIRST_VERSION,
     INDEX,
+    LACKING,
     MOST_PACKED_RANKS,
     OF_RANKS,
     OPEN,
@@ -140,7 +139,7 @@ def _chunks(descriptor: int, path: Path, problems: list[str]) -> dict[str, Table
         root = h5py.h5g.open(file.id, b"/")
         check_object(root)
         version = _checked_version(attribute_values(root, ("format", "format_version")), path)
-        lacking = FIRST_LACKS if version == FIRST_VERSION else ()
+        lacking = LACKING.get(version, ())
         if is_marked_open(descriptor):
             raise TraceError(f"{path} was never finished; leave it out")
         for name in (*INDEX, *OF_RANKS, "groups", "collectives", OPEN):
@@ -171,7 +170,7 @@ def _chunks_of(root: h5py.h5g.GroupID, name: str, schema: TableSchema, file_byte
 
 def _with_counts(ranks: Table) -> Table:
     """Return the rows of `ranks` with the counts of tables that came later."""
-    lacking = [name for name in FIRST_LACKS if f"num_{name}" not in ranks]
+    lacking = [name for name in COUNTED if f"num_{name}" not in ranks]
     return Table({**ranks, **{f"num_{name}": np.zeros(len(ranks), np.int64) for name in lacking}})
 
 

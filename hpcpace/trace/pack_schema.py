@@ -19,15 +19,14 @@ from hpcpace.trace.schema import TABLES, TableSchema
 from hpcpace.trace.tables import Table
 
 PACK_FORMAT = "hpcpace-pack"
-PACK_VERSION = "1.1"
+PACK_VERSION = "1.2"
 PACK_CHUNK_ROWS = 1 << 15
 BLOCK_ROWS = 1 << 17
 """Rows of a block of collectives, about: enough of each rank for one read, few enough for a short range of steps."""
 MOST_PACKED_RANKS = 1 << 14
 
-FIRST_VERSION = "1.0"
-FIRST_LACKS = ("events",)
-"""The tables that packs of the first version lack."""
+LACKING = {"1.0": ("events", "connections", "flows"), "1.1": ("connections", "flows")}
+"""The tables that packs of earlier versions lack."""
 
 OPEN = "open_collectives"
 OF_RANKS = tuple(name for name in TABLES if name not in ("groups", "collectives"))

@@ -132,6 +132,8 @@ class Recorder:
         self.add_pacing = self._adder("pacing", self._buffers["pacing"])
         self.add_network = self._adder("network", self._buffers["network"])
         self.add_host = self._adder("host", self._buffers["host"])
+        self.add_connection = self._adder("connections", self._buffers["connections"])
+        self.add_flow = self._adder("flows", self._buffers["flows"])
         self.add_event = self._adder("events", self._buffers["events"])
         regions = {phase: self._region(phase) for phase in Phase}
         self._regions = regions

@@ -1,6 +1,6 @@
 """The groups and columns of trace format 1, as data that recorder, writer, reader and documents follow.
 
-docs/trace-format.md describes the format; tests/golden/trace-1.2.h5 freezes it.
+docs/trace-format.md describes the format; tests/golden/trace-1.3.h5 freezes it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 FORMAT = "hpcpace-trace"
-FORMAT_VERSION = "1.2"
+FORMAT_VERSION = "1.3"
 CLOCK = "CLOCK_MONOTONIC"
 CHUNK_ROWS = 8192
 # For tables that get about one row per second: a chunk of 8,192 rows would leave them in the journal for hours.
 SLOW_CHUNK_ROWS = 1024
 NO_STEP = -1
+OTHER_CONNECTIONS = -1
+"""In `flows`, the number of all connections of the rank together that have no rows of their own."""
 NUMBER_BITS = 31
 """Operations that are observed from a later step on, and were not before, are numbered from `step << NUMBER_BITS`."""
 
@@ -103,6 +105,21 @@ class ErrorCode(IntEnum):
     OTHER = 0
     TIMEOUT = 1
     DISCONNECTED = 2
+
+
+class LinkState(IntEnum):
+    """Whether a network interface has a link."""
+
+    UNKNOWN = 0
+    DOWN = 1
+    UP = 2
+
+
+class FlowFlag(IntFlag):
+    """What the kernel says of a connection."""
+
+    NONE = 0
+    APPLICATION_LIMITED = 1
 
 
 class StepFlag(IntFlag):
@@ -201,7 +218,14 @@ TABLES: dict[str, TableSchema] = {
             policy=PacePolicy,
             arm=PaceArm,
         ),
-        _table("network", "time_ns:i8 interface:u1 tx_bytes:i8 rx_bytes:i8", chunk_rows=SLOW_CHUNK_ROWS),
+        _table(
+            "network",
+            "time_ns:i8 interface:u1 tx_bytes:i8 rx_bytes:i8",
+            optional="errors:i8 drops:i8 pauses:i8 marks:i8 retransmits:i8 out_of_order:i8 link_downs:i8 rate_bps:i8 "
+            "state:u1",
+            chunk_rows=SLOW_CHUNK_ROWS,
+            state=LinkState,
+        ),
         _table(
             "host",
             "time_ns:i8 involuntary_switches:i8 major_faults:i8 cpu_throttled_ns:i8 rss_bytes:i8 gpu_memory_bytes:i8 "
@@ -218,6 +242,18 @@ TABLES: dict[str, TableSchema] = {
             chunk_rows=SLOW_CHUNK_ROWS,
         ),
         _table("events", "time_ns:i8 step:i4 kind:u1 code:i8 text:S240", chunk_rows=SLOW_CHUNK_ROWS, kind=EventKind),
+        _table(
+            "connections",
+            "connection:i4 peer_rank:i4 peer_host:S64 local:S64 remote:S64 interface:S16",
+            chunk_rows=SLOW_CHUNK_ROWS,
+        ),
+        _table(
+            "flows",
+            "time_ns:i8 connection:i4 sent_bytes:i8 acked_bytes:i8 received_bytes:i8 retransmitted_bytes:i8 busy_ns:i8 "
+            "receiver_limited_ns:i8 sender_limited_ns:i8 rtt_ns:i8 least_rtt_ns:i8 delivery_bytes_per_s:i8 "
+            "unsent_bytes:i8 marked_packets:i8 flags:u1",
+            chunk_rows=SLOW_CHUNK_ROWS,
+        ),
     )
 }
 

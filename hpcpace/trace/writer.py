@@ -23,7 +23,8 @@ from hpcpace.trace.schema import TABLES, TraceHeader
 
 # A full disk gets these tables first: they are small, and the others are worth little without them. The journal begins
 # with account, whose last row there says what is missing. HDF5 ends with it, because its rows cannot be changed.
-_SMALL_FIRST = tuple(dict.fromkeys(("steps", "clock", "groups", "network", "host", "pacing", "events", *TABLES)))
+_SMALL = ("steps", "clock", "groups", "connections", "network", "host", "pacing", "events", "flows")
+_SMALL_FIRST = tuple(dict.fromkeys((*_SMALL, *TABLES)))
 _STORED_ORDER = (*(name for name in _SMALL_FIRST if name != "account"), "account")
 _JOURNALLED_ORDER = ("account", *(name for name in _SMALL_FIRST if name != "account"))
 # Rows that the journal keeps although they would fill a chunk.

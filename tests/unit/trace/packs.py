@@ -19,6 +19,7 @@ from hpcpace.trace.writer import TraceWriter
 NUM_RANKS = 7
 CLOSED, SHORT, KILLED, EMPTY, WITH_ENQUEUE, JOURNAL, WITH_DEVICE = range(NUM_RANKS)
 _DEVICE_TABLES = {WITH_ENQUEUE: ("collectives",), WITH_DEVICE: DEVICE_TABLES}
+SAMPLED = ("pacing", "network", "host", "connections", "flows")
 _NUM_ROWS = {
     CLOSED: 20_000,
     SHORT: 300,
@@ -62,7 +63,7 @@ def write_attempt(folder: Path, *, run_id: str = "run") -> Attempt:
             ("groups", np.array(members, dtypes["groups"])),
             ("steps", steps),
             ("collectives", collectives(rank, num_rows, device_tables=device_tables)),
-            *((name, random_rows(name, 40 + rank)) for name in ("pacing", "network", "host") if num_rows),
+            *((name, random_rows(name, 40 + rank)) for name in SAMPLED if num_rows),
         ):
             round_times(name, rows)
             writer.add(name, rows)

@@ -146,7 +146,7 @@ def test_a_damaged_table_is_left_out_and_said_so(closed, damage, message):
         damage(file)
     trace = read_trace(closed)
     assert len(trace.tables["collectives"]) == 0
-    assert [len(trace.tables[table]) for table in ADDERS if table != "collectives"] == [50] * 8
+    assert [len(trace.tables[table]) for table in ADDERS if table != "collectives"] == [50] * (len(ADDERS) - 1)
     assert len(trace.problems) == 1
     assert "collectives" in trace.problems[0] and message in trace.problems[0]
 

@@ -1,4 +1,4 @@
-"""The golden file freezes trace format 1.2: what it means to the reader, and how it is laid out."""
+"""The golden file freezes trace format 1.3: what it means to the reader, and how it is laid out."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TABLES
 
-_GOLDEN = Path(__file__).parents[2] / "golden" / "trace-1.2.h5"
-_FIRST = _GOLDEN.with_name("trace-1.0.h5")
+_GOLDEN = Path(__file__).parents[2] / "golden" / "trace-1.3.h5"
 
 
 @pytest.fixture(scope="module")
@@ -62,21 +61,23 @@ def test_the_golden_file_reads_as_the_rows_that_its_script_recorded(script, monk
     assert account["dropped"].sum() == 0
 
 
-def test_a_file_of_the_first_version_reads_as_one_without_events_and_with_zeros_in_optional_columns():
-    trace, today = read_trace(_FIRST), read_trace(_GOLDEN)
-    assert (trace.problems, trace.header.format_version, len(trace.tables["events"])) == ((), "1.0", 0)
-    for table in set(TABLES) - {"events", "account"}:
+@pytest.mark.parametrize(
+    ("version", "lacks", "zeros"),
+    [
+        ("1.0", {"events", "connections", "flows"}, {"host", "network"}),
+        ("1.1", {"connections", "flows"}, {"network"}),
+        ("1.2", {"connections", "flows"}, {"network"}),
+    ],
+)
+def test_a_file_of_an_earlier_version_reads_without_later_tables_and_with_zeros_in_later_columns(version, lacks, zeros):
+    trace, today = read_trace(_GOLDEN.with_name(f"trace-{version}.h5")), read_trace(_GOLDEN)
+    assert (trace.problems, trace.header.format_version) == ((), version)
+    assert {table for table in TABLES if not len(trace.tables[table])} == lacks
+    for table in set(TABLES) - {"account", *lacks}:
         for name, values in today.tables[table].items():
-            expected = np.zeros_like(values) if name in TABLES[table].optional else values
+            is_later = table in zeros and name in TABLES[table].optional
+            expected = np.zeros_like(values) if is_later else values
             assert np.array_equal(trace.tables[table][name], expected), (table, name)
-
-
-def test_a_file_of_version_1_1_reads_as_one_of_today():
-    trace, today = read_trace(_GOLDEN.with_name("trace-1.1.h5")), read_trace(_GOLDEN)
-    assert (trace.problems, trace.header.format_version) == ((), "1.1")
-    for table in set(TABLES) - {"account"}:
-        for name, values in today.tables[table].items():
-            assert np.array_equal(trace.tables[table][name], values), (table, name)
 
 
 def test_todays_writer_lays_out_the_golden_file(script, tmp_path):
