@@ -26,6 +26,7 @@ class Connections:
         node: index of the rank's node in the names of the topology's nodes.
         peer_node: likewise of the peer, -1 unknown.
         local, remote: addresses with ports, as `10.0.0.1:4711` or `[fe80::1]:4711`.
+        interface: name of the interface that has the local address, empty unknown; without entries none is known.
     """
 
     rank: IntArray
@@ -34,6 +35,7 @@ class Connections:
     peer_node: IntArray
     local: tuple[str, ...]
     remote: tuple[str, ...]
+    interface: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,8 @@ class InterfaceUse:
         sent_bytes, received_bytes: with headers, as the interface counts them.
         errors, drops, pauses, marks: events by counter: frames with errors, dropped frames, pause frames (or, for RDMA,
             ticks in which a port could not send), congestion marks (RDMA: CNPs handled).
+        retransmits: of RDMA, packets sent or asked for again; None if not known.
+        link_downs: how often the link went down; None if not known.
     """
 
     names: tuple[tuple[str, str], ...]
@@ -102,3 +106,5 @@ class InterfaceUse:
     drops: IntArray
     pauses: IntArray
     marks: IntArray
+    retransmits: IntArray | None = None
+    link_downs: IntArray | None = None
