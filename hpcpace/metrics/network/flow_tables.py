@@ -56,6 +56,8 @@ class Flows:
         is_application_limited: whether that estimate was limited by the application.
         unsent_bytes: waiting in the send buffer at the end of the interval.
         marked_packets: delivered with a congestion mark (ECN).
+        segment_bytes: the largest payload of a packet that the connection sends, at the end of the interval (TCP_INFO's
+            tcpi_snd_mss), 0 unknown; None where it was not recorded.
     """
 
     connections: Connections
@@ -75,6 +77,7 @@ class Flows:
     is_application_limited: BoolArray
     unsent_bytes: IntArray
     marked_packets: IntArray
+    segment_bytes: IntArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
