@@ -251,7 +251,7 @@ TABLES: dict[str, TableSchema] = {
             "flows",
             "time_ns:i8 connection:i4 sent_bytes:i8 acked_bytes:i8 received_bytes:i8 retransmitted_bytes:i8 busy_ns:i8 "
             "receiver_limited_ns:i8 sender_limited_ns:i8 rtt_ns:i8 least_rtt_ns:i8 delivery_bytes_per_s:i8 "
-            "unsent_bytes:i8 marked_packets:i8 flags:u1",
+            "unsent_bytes:i8 marked_packets:i8 segment_bytes:i4 flags:u1",
             chunk_rows=SLOW_CHUNK_ROWS,
         ),
     )

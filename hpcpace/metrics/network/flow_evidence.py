@@ -32,7 +32,7 @@ _CUMULATIVE = (
     "marked_packets",
 )
 _BYTES = ("sent_bytes", "acked_bytes", "received_bytes")
-_AT_THE_END = ("rtt_ns", "least_rtt_ns", "delivery_bytes_per_s", "unsent_bytes")
+_AT_THE_END = ("rtt_ns", "least_rtt_ns", "delivery_bytes_per_s", "unsent_bytes", "segment_bytes")
 _MOST_BYTES_PER_NS = 1250
 """10 Tb/s, more than any host sends: larger differences are damage."""
 _BUSY_SLACK_NS = NS_PER_S

@@ -81,10 +81,11 @@ ONE = connections(("10.0.0.1:1", "10.0.0.2:2"))
 
 
 def test_differences_of_consecutive_rows_are_on_the_common_clock():
-    table = flow_rows((0, 10, 100), (0, 11, 160), (0, 14, 400), busy_ns=0, rtt_ns=7, flags=1)
+    table = flow_rows((0, 10, 100), (0, 11, 160), (0, 14, 400), busy_ns=0, rtt_ns=7, segment_bytes=1448, flags=1)
     found = of(trace(0, connections=ONE, flows=table), clocks=[clock(offset_ns=2 * S)])
     assert sent(found) == [(0, 8, 9, 60), (0, 9, 12, 240)]
     assert found.rtt_ns.tolist() == [7, 7] and found.is_application_limited.all()
+    assert found.segment_bytes is not None and found.segment_bytes.tolist() == [1448, 1448]
     assert found.delivery_bytes_per_s.dtype == np.float64
 
 
