@@ -1,0 +1,290 @@
+"""How busy each network interface was, and which part of its traffic was this job's.
+
+Interfaces count the frames of everybody on a host, connections only what this job sends. The difference is foreign:
+other jobs, but also what this job moves past the connections of its ranks, such as files and checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
+from hpcpace.units import NS_PER_S
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+SENT, RECEIVED = 0, 1
+"""Rows of the first dimension of loads."""
+
+_MOST_CELLS = 4_000_000
+_BITS = 8
+_LEAST_COVERED = 0.5  # of a cell, for its bytes to be known
+_USUAL_MTU = 1500
+_HEADER_BYTES = 14 + 20 + 32  # Ethernet, IPv4, TCP with timestamps: docs/network-volume.md
+_MORE_OF_IPV6 = 20
+_ACKNOWLEDGED_BYTES = 65536  # by one acknowledgement, where Linux joins segments before TCP sees them
+_LEAST_ACKNOWLEDGED = 2  # segments, by RFC 5681, section 4.2
+_PART_CARRIED = 0.9  # of the job's bytes of a host, for an interface to be the one that carries them
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterfaceLoads:
+    """Bytes of each interface over time, in cells of equal length.
+
+    Attributes:
+        names: (host, interface), (num_interfaces,).
+        node: index of the host in the names of the topology's nodes, (num_interfaces,).
+        line_rate_bps: line rate in bit/s, 0 unknown, (num_interfaces,).
+        edges_ns: ends of the cells on the common clock, int64, (num_cells + 1,).
+        total_bytes: bytes sent and received, with headers, (2, num_interfaces, num_cells); NaN where not known.
+        job_bytes: those of this job's connections, with headers by formula, likewise; NaN where not known.
+        slack_bytes: by how much headers and acknowledgements may make `job_bytes` wrong, likewise.
+        carries_job: whether the interface carries the job's connections of its host, (num_interfaces,); False also
+            where that cannot be told.
+    """
+
+    names: tuple[tuple[str, str], ...]
+    node: IntArray
+    line_rate_bps: IntArray
+    edges_ns: IntArray
+    total_bytes: FloatArray
+    job_bytes: FloatArray
+    slack_bytes: FloatArray
+    carries_job: BoolArray
+
+    @property
+    def cell_s(self) -> float:
+        """Length of a cell in seconds, 1 but for long runs of many interfaces."""
+        return float(self.edges_ns[1] - self.edges_ns[0]) / NS_PER_S
+
+    @property
+    def foreign_bytes(self) -> FloatArray:
+        """Bytes that were not this job's, (2, num_interfaces, num_cells); NaN where not known.
+
+        What samples at different times put into the wrong cell cancels out in sums over cells, so single cells may be
+        below 0.
+        """
+        return self.total_bytes - self.job_bytes
+
+    @property
+    def utilisation(self) -> FloatArray:
+        """Share of the line rate, (2, num_interfaces, num_cells); NaN where the line rate is not known."""
+        return self.total_bytes / self._capacity_bytes
+
+    @property
+    def foreign_utilisation(self) -> FloatArray:
+        """Share of the line rate that foreign traffic took, likewise."""
+        return self.foreign_bytes / self._capacity_bytes
+
+    @property
+    def _capacity_bytes(self) -> FloatArray:
+        capacity = np.where(self.line_rate_bps > 0, self.line_rate_bps, np.nan) / _BITS * self.cell_s
+        return np.asarray(capacity[None, :, None])
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterfaceTotals:
+    """What each interface carried on the whole; each (2, num_interfaces): sent, received. NaN where not known.
+
+    Attributes:
+        bytes_per_s: mean over the cells that are known.
+        peak_bytes_per_s: of the busiest cell.
+        foreign_bytes_per_s: mean of what was not this job's, at least 0.
+        slack_bytes_per_s: by how much headers may make that wrong.
+    """
+
+    bytes_per_s: FloatArray
+    peak_bytes_per_s: FloatArray
+    foreign_bytes_per_s: FloatArray
+    slack_bytes_per_s: FloatArray
+
+    @property
+    def is_foreign(self) -> BoolArray:
+        """Whether more was foreign than headers can explain."""
+        return np.asarray(self.foreign_bytes_per_s > self.slack_bytes_per_s)
+
+
+def interface_totals(loads: InterfaceLoads) -> InterfaceTotals:
+    """Return means and peaks over time."""
+    foreign = _mean(loads.foreign_bytes)
+    peak = np.fmax.reduce(loads.total_bytes, axis=2)
+    return InterfaceTotals(
+        bytes_per_s=_mean(loads.total_bytes) / loads.cell_s,
+        peak_bytes_per_s=peak / loads.cell_s,
+        foreign_bytes_per_s=np.maximum(foreign, 0.0) / loads.cell_s,
+        slack_bytes_per_s=_mean(np.where(np.isnan(loads.job_bytes), np.nan, loads.slack_bytes)) / loads.cell_s,
+    )
+
+
+def _mean(values: FloatArray) -> FloatArray:
+    """Return the mean over the cells that are known, (2, num_interfaces); NaN where none is."""
+    is_known = np.isfinite(values)
+    count = is_known.sum(axis=2)
+    sums = np.where(is_known, values, 0.0).sum(axis=2)
+    return np.asarray(np.divide(sums, count, out=np.full(sums.shape, np.nan), where=count > 0))
+
+
+def interface_loads(
+    use: InterfaceUse,
+    flows: Flows | None,
+    *,
+    begin_ns: int,
+    end_ns: int,
+    is_recorded: BoolArray,
+    mtu: IntArray | None = None,
+) -> InterfaceLoads:
+    """Return what interfaces carried between two times, and what of it was this job's.
+
+    Where one interface of a host carried at least the bytes of its connections, it is theirs. Where several did, or
+    none (several rails), no sample says which connection took which interface, and `job_bytes` is not known. Counters
+    of RDMA do not say whose bytes they count.
+
+    Args:
+        use: counters of interfaces; without the loopback, and without members of bonds and bridges, whose bytes are
+            counted twice.
+        flows: the connections of all ranks; None in traces without them.
+        begin_ns, end_ns: from when to when, on the common clock, at least a nanosecond.
+        is_recorded: of which nodes all ranks recorded their connections, (num_nodes,).
+        mtu: of each interface of `use`, 0 unknown, which counts as 1500.
+    """
+    edges_ns = cell_edges(begin_ns, end_ns, len(use.names))
+    total_bytes = np.stack([_interface_cells(use, edges_ns, values) for values in (use.sent_bytes, use.received_bytes)])
+    shape = total_bytes.shape
+    loads = InterfaceLoads(
+        names=use.names,
+        node=use.node,
+        line_rate_bps=use.line_rate_bps,
+        edges_ns=edges_ns,
+        total_bytes=total_bytes,
+        job_bytes=np.full(shape, np.nan),
+        slack_bytes=np.zeros(shape),
+        carries_job=np.zeros(len(use.names), np.bool_),
+    )
+    if flows is None:
+        return loads
+    payload = _node_payload(flows, edges_ns, len(is_recorded))
+    is_ethernet = ~np.array([is_rdma(name) for _, name in use.names], np.bool_)
+    for node in np.flatnonzero(is_recorded).tolist():
+        rows = np.flatnonzero((use.node == node) & is_ethernet)
+        carrier = _carrier(total_bytes[:, rows], payload[:, node])
+        if carrier < 0 and payload[:, node].any():
+            continue
+        # What the interfaces carry that the job does not use is foreign altogether.
+        loads.job_bytes[:, rows] = np.where(np.isfinite(total_bytes[:, rows]), 0.0, np.nan)
+        if payload[:, node].any():
+            row = rows[carrier]
+            size = int(mtu[row]) if mtu is not None and mtu[row] > 0 else _USUAL_MTU
+            job_bytes, slack_bytes = wire_bytes(payload[:, node], size, has_ipv6=_has_ipv6(flows, node))
+            loads.job_bytes[:, row] = np.where(np.isfinite(total_bytes[:, row]), job_bytes, np.nan)
+            loads.slack_bytes[:, row] = slack_bytes
+            loads.carries_job[row] = True
+    return loads
+
+
+def is_rdma(interface: str) -> bool:
+    """Return whether an interface is a port of an RDMA adapter or of Slingshot, whose counters are not of TCP."""
+    return "/" in interface or interface.startswith("cxi")
+
+
+def cell_edges(begin_ns: int, end_ns: int, num_interfaces: int) -> IntArray:
+    """Return the ends of cells of whole seconds that cover a time: as short as memory for all interfaces allows."""
+    num_seconds = max(-(-(end_ns - begin_ns) // NS_PER_S), 1)
+    cell_ns = -(-num_seconds * max(num_interfaces, 1) // _MOST_CELLS) * NS_PER_S
+    num_cells = max((end_ns - begin_ns) // cell_ns, 1)
+    return begin_ns + cell_ns * np.arange(num_cells + 1, dtype=np.int64)
+
+
+def wire_bytes(payload: FloatArray, mtu: int, *, has_ipv6: bool = False) -> tuple[FloatArray, FloatArray]:
+    """Return what payload takes in frames in both directions, and how much of it is uncertain.
+
+    Counters of adapters have the headers of each segment, those of virtual links one header for up to 64 KiB. What is
+    received is acknowledged once for 64 KiB to once for two segments (docs/network-volume.md).
+
+    Args:
+        payload: bytes sent and received, (2, ...).
+        mtu: largest IP packet, in bytes.
+        has_ipv6: whether headers are those of IPv6.
+    """
+    header_bytes = _HEADER_BYTES + _MORE_OF_IPV6 * has_ipv6
+    segment_bytes = max(mtu - header_bytes + 14, 1)
+    back = payload[::-1]
+    headers = payload * (header_bytes / segment_bytes)
+    few_acks = back * (header_bytes / _ACKNOWLEDGED_BYTES)
+    most_acks = back * (header_bytes / (_LEAST_ACKNOWLEDGED * segment_bytes))
+    return payload + headers + few_acks, np.maximum(headers, most_acks)
+
+
+def spread(begin_ns: IntArray, end_ns: IntArray, values: NDArray[np.number], edges_ns: IntArray) -> FloatArray:
+    """Return how much of values that accrued evenly over intervals fell into each cell, (num_cells,).
+
+    Args:
+        begin_ns, end_ns: the intervals, (num_rows,); empty ones count for nothing.
+        values: what accrued, (num_rows,).
+        edges_ns: ascending, (num_cells + 1,).
+    """
+    is_whole = end_ns > begin_ns
+    begin_ns, end_ns = begin_ns[is_whole], end_ns[is_whole]
+    origin_ns = int(edges_ns[0])  # doubles hold times since the first edge to the nanosecond
+    rate = values[is_whole].astype(np.float64) / (end_ns - begin_ns)
+    times = np.concatenate([begin_ns, end_ns]) - origin_ns
+    if not len(times):
+        return np.zeros(len(edges_ns) - 1)
+    order = np.argsort(times, kind="stable")
+    times, rates = times[order], np.cumsum(np.concatenate([rate, -rate])[order])
+    so_far = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(times))])
+    return np.diff(np.interp(edges_ns - origin_ns, times, so_far))
+
+
+def _interface_cells(use: InterfaceUse, edges_ns: IntArray, values: IntArray) -> FloatArray:
+    """Return the bytes of each interface in each cell; NaN where less than half of a cell was sampled."""
+    cells = np.full((len(use.names), len(edges_ns) - 1), np.nan)
+    length_ns = float(edges_ns[1] - edges_ns[0])
+    order = np.argsort(use.interface, kind="stable")
+    ends = np.searchsorted(use.interface[order], np.arange(len(use.names) + 1))
+    for number in range(len(use.names)):
+        rows = order[ends[number] : ends[number + 1]]
+        begin_ns, end_ns = use.begin_ns[rows], use.end_ns[rows]
+        covered = spread(begin_ns, end_ns, end_ns - begin_ns, edges_ns) / length_ns
+        found = spread(begin_ns, end_ns, values[rows], edges_ns)
+        is_known = covered >= _LEAST_COVERED
+        cells[number, is_known] = found[is_known] / covered[is_known]
+    return cells
+
+
+def _node_payload(flows: Flows, edges_ns: IntArray, num_nodes: int) -> FloatArray:
+    """Return the payload of the connections of each node in each cell, (2, num_nodes, num_cells)."""
+    found = np.zeros((2, num_nodes, len(edges_ns) - 1))
+    node = _row_node(flows)
+    for number in np.unique(node[node >= 0]).tolist():
+        rows = np.flatnonzero(node == number)
+        for direction, values in ((SENT, flows.sent_bytes), (RECEIVED, flows.received_bytes)):
+            found[direction, number] = spread(flows.begin_ns[rows], flows.end_ns[rows], values[rows], edges_ns)
+    return found
+
+
+def _row_node(flows: Flows) -> IntArray:
+    """Return the node of each row, -1 for connections that are summed up."""
+    return np.append(flows.connections.node, -1)[flows.connection]
+
+
+def _has_ipv6(flows: Flows, node: int) -> bool:
+    return any(flows.connections.local[row].startswith("[") for row in np.flatnonzero(flows.connections.node == node))
+
+
+def _carrier(total_bytes: FloatArray, payload: FloatArray) -> int:
+    """Return the interface that carried the payload of a node, -1 where none or several may have.
+
+    Args:
+        total_bytes: of the interfaces of the node, (2, num_interfaces, num_cells).
+        payload: (2, num_cells).
+    """
+    is_known: BoolArray = np.isfinite(total_bytes[SENT]) & np.isfinite(total_bytes[RECEIVED])
+    carried = np.where(is_known, total_bytes, 0.0).sum(axis=2)
+    asked = np.where(is_known, payload[:, None, :], 0.0).sum(axis=2)
+    could = np.flatnonzero((carried >= _PART_CARRIED * asked).all(axis=0) & is_known.any(axis=1))
+    return int(could[0]) if len(could) == 1 else -1
