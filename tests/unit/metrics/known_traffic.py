@@ -1,0 +1,105 @@
+"""Tables of connections and interfaces whose truth is made here, one row a second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.network.flow_tables import Connections, Flows, InterfaceUse
+from hpcpace.units import NS_PER_S
+
+S = NS_PER_S
+MB = 1_000_000
+GIGABIT = 10**9
+
+
+def ints(values: Sequence[int]) -> NDArray[np.int64]:
+    """Return a column."""
+    return np.array(values, np.int64)
+
+
+def interface_use(
+    sent: dict[tuple[str, str], Sequence[int]],
+    *,
+    nodes: Sequence[int],
+    rates: Sequence[int],
+    received: dict[tuple[str, str], Sequence[int]] | None = None,
+    drops: dict[tuple[str, str], int] | None = None,
+) -> InterfaceUse:
+    """Return counters of interfaces by (host, interface), one value a second.
+
+    Without `received` each receives what it sends; `drops` are those of each second.
+    """
+    rows = [
+        (number, at, value, (received or sent)[name][at], (drops or {}).get(name, 0))
+        for number, (name, values) in enumerate(sent.items())
+        for at, value in enumerate(values)
+    ]
+    number, at, sent_bytes, received_bytes, dropped = (ints(column) for column in zip(*rows, strict=True))
+    zero = np.zeros(len(rows), np.int64)
+    return InterfaceUse(
+        names=tuple(sent),
+        node=ints(nodes),
+        line_rate_bps=ints(rates),
+        interface=number,
+        begin_ns=at * S,
+        end_ns=(at + 1) * S,
+        sent_bytes=sent_bytes,
+        received_bytes=received_bytes,
+        errors=zero,
+        drops=dropped,
+        pauses=zero,
+        marks=zero,
+    )
+
+
+def flows(
+    payload: Sequence[tuple[tuple[int, int], tuple[int, int], Sequence[int]]],
+    *,
+    received: Sequence[Sequence[int]] | None = None,
+    busy_share: Sequence[float] | None = None,
+    again_share: Sequence[float] | None = None,
+    local: str = "10.0.0.1:1000",
+    delay_ns: int = 0,
+) -> Flows:
+    """Return one connection for each ((rank, node), (peer rank, peer node), bytes sent in each second).
+
+    Without `received` each receives what it sends. Rows of all connections are sampled `delay_ns` late.
+    """
+    got = received or [values for *_, values in payload]
+    busy, again = busy_share or [1.0] * len(payload), again_share or [0.0] * len(payload)
+    rows = [
+        (row, at, value, got[row][at], round(busy[row] * S), round(again[row] * value))
+        for row, (_, _, values) in enumerate(payload)
+        for at, value in enumerate(values)
+    ]
+    connection, at, sent_bytes, received_bytes, busy_ns, repeated = (ints(column) for column in zip(*rows, strict=True))
+    zero = np.zeros(len(rows), np.int64)
+    return Flows(
+        connections=Connections(
+            rank=ints([own[0] for own, _, _ in payload]),
+            peer_rank=ints([peer[0] for _, peer, _ in payload]),
+            node=ints([own[1] for own, _, _ in payload]),
+            peer_node=ints([peer[1] for _, peer, _ in payload]),
+            local=(local,) * len(payload),
+            remote=("10.0.0.2:2000",) * len(payload),
+        ),
+        connection=connection,
+        begin_ns=at * S + delay_ns,
+        end_ns=(at + 1) * S + delay_ns,
+        sent_bytes=sent_bytes,
+        acked_bytes=sent_bytes - repeated,
+        received_bytes=received_bytes,
+        retransmitted_bytes=repeated,
+        busy_ns=busy_ns,
+        receiver_limited_ns=zero,
+        sender_limited_ns=zero,
+        rtt_ns=zero,
+        least_rtt_ns=zero,
+        delivery_bytes_per_s=zero.astype(np.float64),
+        is_application_limited=zero.astype(np.bool_),
+        unsent_bytes=zero,
+        marked_packets=zero,
+    )
