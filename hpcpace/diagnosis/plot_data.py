@@ -141,6 +141,52 @@ class SlowStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InterfaceLine:
+    """What one interface carried over time; each array (2, num_cells): sent, received.
+
+    Attributes:
+        host, interface: whose, and its name.
+        line_mbps: line rate in Mb/s; None where it is not known.
+        total_mbps: all bytes; NaN where nothing was sampled.
+        foreign_mbps: what no connection of this job carried; NaN where that is not known.
+    """
+
+    host: str
+    interface: str
+    line_mbps: float | None
+    total_mbps: Values
+    foreign_mbps: Values
+
+    def __post_init__(self) -> None:
+        _check_lengths("InterfaceLine", self.total_mbps.shape[1], [self.foreign_mbps.shape[1]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkPlots:
+    """What the plots of the network show.
+
+    Attributes:
+        time_s: begin of each interval, seconds since the first used step, (num_cells,).
+        lines: the interfaces, the busiest first; of very many a part.
+        num_interfaces: all of them.
+        hosts: names of hosts, (num_hosts,).
+        step_mb: payload from host (row) to host in a step, in MB, (num_hosts, num_hosts); NaN without connection.
+        rate_mbps: achieved rate in Mb/s, likewise; NaN where that is not known.
+    """
+
+    time_s: Values
+    lines: tuple[InterfaceLine, ...]
+    num_interfaces: int
+    hosts: tuple[str, ...]
+    step_mb: Values
+    rate_mbps: Values
+
+    def __post_init__(self) -> None:
+        _check_lengths("lines of NetworkPlots", len(self.time_s), [line.total_mbps.shape[1] for line in self.lines])
+        _check_lengths("hosts of NetworkPlots", len(self.hosts), [*self.step_mb.shape, *self.rate_mbps.shape])
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlotData:
     """What the plots show; None where it is not known.
 
@@ -156,6 +202,7 @@ class PlotData:
         leaf_matrix, node_matrix: transfer between leaf switches and between nodes.
         hotspots: places ranked by their effect.
         clocks: the error of each host's clock.
+        network: what interfaces and hosts carried.
         versions: names and versions of what ran.
         reasons: why data is missing, by name of a field above, as a clause: `the run is too short`.
     """
@@ -172,6 +219,7 @@ class PlotData:
     node_matrix: Matrix | None = None
     hotspots: tuple[HotspotRow, ...] | None = None
     clocks: tuple[HostClock, ...] | None = None
+    network: NetworkPlots | None = None
     versions: tuple[tuple[str, str], ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 

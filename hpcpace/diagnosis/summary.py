@@ -11,6 +11,7 @@ from typing import Any
 from hpcpace import __version__
 from hpcpace.diagnosis.modes.finding import Culprit
 from hpcpace.diagnosis.modes.run_end import RunEnd as RunEnd
+from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.metrics.clocks.causality import PairViolations
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.lateness.stages import StageComparison as StageComparison
@@ -676,7 +677,7 @@ class Summary:
     `memory` are what `hpcpace train` recorded at its end; empty elsewhere. `audit` is None without snapshots,
     `pacing` where the run was not paced, `end` where nothing ended it before its time. `unknown` says why figures that
     rest on phases are not known; empty where they are. `devices` has the phases of ranks with device times, `cores`
-    the hosts on which ranks wait for cores.
+    the hosts on which ranks wait for cores, `network` what interfaces and connections carried between hosts.
     """
 
     run: str
@@ -710,6 +711,7 @@ class Summary:
     devices: tuple[DevicePhase, ...] = ()
     cores: tuple[HostCores, ...] = ()
     hang: HangFigures | None = None
+    network: NetworkFigures | None = None
 
     @property
     def is_whole(self) -> bool:

@@ -53,7 +53,7 @@ def usual_rate(counts: NDArray[np.number], exposures: NDArray[np.number]) -> Flo
     found = np.full(len(counts), np.nan)
     rows = np.flatnonzero(exposures > 0)
     if len(rows) > 1:
-        found[rows] = others_median((counts[rows] / exposures[rows])[:, None])[:, 0]
+        found[rows] = others_median(np.asarray(counts[rows] / exposures[rows], np.float64)[:, None])[:, 0]
     return found
 
 

@@ -6,7 +6,7 @@ other jobs, but also what this job moves past the connections of its ranks, such
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,6 +184,21 @@ def interface_loads(
             loads.slack_bytes[:, row] = slack_bytes
             loads.carries_job[row] = True
     return loads
+
+
+def select_interfaces(use: InterfaceUse, is_meant: BoolArray) -> InterfaceUse:
+    """Return the counters of some interfaces, numbered anew; `is_meant` is of each, (num_interfaces,)."""
+    number = np.where(is_meant, np.cumsum(is_meant) - 1, -1)
+    rows = is_meant[use.interface]
+    columns = ("begin_ns", "end_ns", "sent_bytes", "received_bytes", "errors", "drops", "pauses", "marks")
+    return replace(
+        use,
+        names=tuple(name for name, is_one in zip(use.names, is_meant.tolist(), strict=True) if is_one),
+        node=use.node[is_meant],
+        line_rate_bps=use.line_rate_bps[is_meant],
+        interface=number[use.interface[rows]],
+        **{name: getattr(use, name)[rows] for name in columns},
+    )
 
 
 def is_rdma(interface: str) -> bool:

@@ -59,7 +59,7 @@ def own_delay(
                 "zmin": -limit,
                 "zmax": limit,
                 "colorscale": "@diverging",
-                "colorbar": _colorbar("ms"),
+                "colorbar": colorbar("ms"),
                 "hovertemplate": "%{y}, step %{x}: %{z:.3~g} ms<extra></extra>",
             }
         ],
@@ -105,20 +105,18 @@ def transfer_matrix(matrix: Matrix, unit: str, units: str) -> Plot:
                 "colorscale": "@diverging",
                 "xgap": 1 if len(names) <= 64 else 0,
                 "ygap": 1 if len(names) <= 64 else 0,
-                "colorbar": _colorbar("%"),
+                "colorbar": colorbar("%"),
                 "hovertemplate": "%{y} and %{x}: %{z:+.3~g} % of the usual<extra></extra>",
             }
         ],
-        layout={
-            "xaxis": {
-                **names_axis(len(names)),
-                "range": [-0.5, len(names) - 0.5],
-                "tickangle": -45 if len(names) > 6 else 0,
-            },
-            "yaxis": names_axis(len(names)),
-            "margin": {"t": 46, "b": 44},
-        },
+        layout=matrix_axes(len(names)),
     )
+
+
+def matrix_axes(num_names: int) -> dict[str, Any]:
+    """Return the layout of a map whose rows and columns have the same names."""
+    columns = {**names_axis(num_names), "range": [-0.5, num_names - 0.5], "tickangle": -45 if num_names > 6 else 0}
+    return {"xaxis": columns, "yaxis": names_axis(num_names), "margin": {"t": 46, "b": 44}}
 
 
 def _limit(values: Values) -> float:
@@ -129,7 +127,8 @@ def _limit(values: Values) -> float:
     return limit or float(known.max(initial=0.0)) or 1.0
 
 
-def _colorbar(unit: str) -> dict[str, Any]:
+def colorbar(unit: str) -> dict[str, Any]:
+    """Return the scale of a heat map."""
     # Above the plot: to its right it would leave no room for the plot on a phone.
     place = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "ypad": 6, "xpad": 0}
     ticks = {"ticksuffix": f" {unit}", "nticks": 4, "tickangle": 0}

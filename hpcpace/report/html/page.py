@@ -22,6 +22,7 @@ from hpcpace.report.html.causes import cause_content, cause_plots
 from hpcpace.report.html.figure import Plot
 from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
 from hpcpace.report.html.lanes import slow_step
+from hpcpace.report.html.network import network_content, network_drawn
 from hpcpace.report.html.packed import asset, compressed, embedded, plot_library, script_hash, unpacked
 from hpcpace.report.html.text import contents, escape, facts, figure, notes, section, side_by_side, warning
 from hpcpace.report.html.verdict import hang_stacks, verdict_head
@@ -142,7 +143,7 @@ def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
         drawn["node_matrix"] = maps.transfer_matrix(plots.node_matrix, "node", "nodes")
     if plots.clocks and any(len(clock.time_s) for clock in plots.clocks):
         drawn["clocks"] = charts.clock_error(plots.clocks)
-    return drawn | cause_plots(summary)
+    return drawn | network_drawn(plots.network) | cause_plots(summary)
 
 
 def _rows_of(named: Collection[int], summary: Summary) -> list[int]:
@@ -237,6 +238,11 @@ def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
                 sections.sensitivity_table(summary),
                 of("communication_share", "Transfer over steps"),
             ),
+        ),
+        (
+            "Network",
+            "What interfaces carried during the used steps, and what hosts sent to each other.",
+            network_content(summary.network, drawn),
         ),
         (
             "Jitter and scale",

@@ -18,6 +18,7 @@ from hpcpace.report.terminal.losses import (
     print_sensitivity,
     print_verdict,
 )
+from hpcpace.report.terminal.network import print_network
 from hpcpace.report.terminal.ranks import (
     print_cores,
     print_devices,
@@ -64,6 +65,7 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
         print_kinds(console, summary)
         print_sensitivity(console, summary)
         print_rank_communication(console, shown)
+    print_network(console, summary)
     _print_clocks(console, summary)
     _print_incomplete(console, summary)
 

@@ -19,6 +19,8 @@ const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).tri
 
 const scales = {
   "@diverging": () => [[0, color("early")], [0.5, color("middle")], [1, color("late")]],
+  "@amount": () => [[0, color("middle")], [1, color("busy")]],
+  "@rate": () => [[0, color("late")], [0.7, color("late-soft")], [1, color("busy-1")]],
 };
 
 // Only values of keys that name a colour are looked up: a host may be called @wait.

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.figures.interface_facts import KnownInterfaces
+from hpcpace.diagnosis.figures.network import NetworkEvidence, StepWindow, network_evidence
+from hpcpace.diagnosis.network_summary import RateSource
 from hpcpace.metrics.network.flow_tables import Connections, Flows, InterfaceUse
+from hpcpace.metrics.network.interface_use import wire_bytes
+from hpcpace.metrics.topology import topology_of
 from hpcpace.units import NS_PER_S
 
 S = NS_PER_S
@@ -103,3 +108,65 @@ def flows(
         unsent_bytes=zero,
         marked_packets=zero,
     )
+
+
+def ring_job(
+    num_hosts: int,
+    *,
+    payload: int = 30 * MB,
+    foreign: dict[int, int] | None = None,
+    drops: dict[int, int] | None = None,
+    slow: dict[int, float] | None = None,
+    line_rate_bps: int = GIGABIT,
+    rate_source: RateSource = "device",
+    num_seconds: int = 20,
+    has_flows: bool = True,
+    interface: str = "eth0",
+) -> NetworkEvidence:
+    """Return a ring all-reduce of one rank a host, `payload` bytes a second to the next host; 10 steps a second.
+
+    Args:
+        num_hosts: hosts n1, n2, ..., four a leaf.
+        payload: what each rank sends in a second.
+        foreign: bytes a second that a host receives from elsewhere, by its number.
+        drops: of a second, by host.
+        slow: for which share of the time a host's sending is busy, by host; 0.3 for the others.
+        line_rate_bps, rate_source: of all interfaces.
+        num_seconds: length.
+        has_flows: whether connections were recorded.
+        interface: its name.
+    """
+    hosts = [f"n{row + 1}" for row in range(num_hosts)]
+    names = [(host, interface) for host in hosts]
+    framed = int(wire_bytes(np.full((2, 1), float(payload)), 1500)[0][0, 0])
+    more = foreign or {}
+    use = interface_use(
+        {name: [framed] * num_seconds for name in names},
+        nodes=range(num_hosts),
+        rates=[line_rate_bps] * num_hosts,
+        received={name: [framed + more.get(row, 0)] * num_seconds for row, name in enumerate(names)},
+        drops={names[row]: count for row, count in (drops or {}).items()},
+    )
+    # One connection to the next host and one to the host before, of which the first carries data.
+    ends = [
+        end
+        for row in range(num_hosts)
+        for end in (
+            ((row, row), ((row + 1) % num_hosts,) * 2, [payload] * num_seconds),
+            ((row, row), ((row - 1) % num_hosts,) * 2, [0] * num_seconds),
+        )
+    ]
+    carried = flows(
+        ends,
+        received=[[0] * num_seconds, [payload] * num_seconds] * num_hosts,
+        busy_share=[share for row in range(num_hosts) for share in ((slow or {}).get(row, 0.3), 0.0)],
+    )
+    known = KnownInterfaces(use=use, rate_source=(rate_source,) * num_hosts, mtu=np.full(num_hosts, 1500))
+    places = topology_of(
+        ranks=range(num_hosts),
+        nodes=range(num_hosts),
+        hosts=hosts,
+        addresses=[f"spine.leaf{row // 4 + 1}.{host}" for row, host in enumerate(hosts)],
+    )
+    window = StepWindow(begin_ns=0, end_ns=num_seconds * S, num_steps=10 * num_seconds)
+    return network_evidence(known, carried if has_flows else None, window, places, np.full(num_hosts, has_flows))
