@@ -9,6 +9,7 @@
     |   +-- DataError       2  training data
     |   +-- TraceError      2  a trace file or run directory cannot be read
     |   +-- SnapshotError   2  a snapshot of the audit cannot be read
+    |   +-- ProbeError      2  a saved probe cannot be read, or is one of another cluster
     |   +-- NotEnoughMemory 2  what was asked for takes more memory than this process may use
     +-- CannotTell          3  the data cannot answer the question
     +-- ReportError         4  a bug in hpcpace made a report fail
@@ -75,6 +76,10 @@ class TraceError(UsageError):
 
 class SnapshotError(UsageError):
     """A snapshot of the audit cannot be read."""
+
+
+class ProbeError(UsageError):
+    """A saved probe cannot be read, or cannot be compared."""
 
 
 class NotEnoughMemory(UsageError):

@@ -1,0 +1,72 @@
+"""What a probe consists of: parts that measure one thing each, one after the other, within a common time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hpcpace.probe.record import ProbeRecord
+from hpcpace.probe.world import ProbeWorld
+from hpcpace.world.deadline import Deadline
+
+
+class Part(Protocol):
+    """One thing that a probe measures."""
+
+    @property
+    def name(self) -> str:
+        """A word, which `--only` takes."""
+
+    @property
+    def weight(self) -> float:
+        """Its share of the time, relative to the other parts."""
+
+    def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
+        """Measure, and return the record with what was found.
+
+        Collective: every rank alive calls this; rank 0 returns the record with the results, the others what they were
+        given. Failures of an operation, or ranks that are lost, become sentences of `world.problems` by `world.meet`.
+
+        Args:
+            world: the ranks.
+            deadline: when to be done, the same for all ranks within their start; no operation may begin later.
+            record: what was found so far.
+
+        Raises:
+            RankZeroLost: rank 0 does not answer any more.
+        """
+
+
+def measure_parts(
+    world: ProbeWorld,
+    parts: Sequence[Part],
+    record: ProbeRecord,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> ProbeRecord:
+    """Run all parts within record.time_s, and return the record with what they found.
+
+    A part that needs less than its share leaves the rest to those behind it.
+
+    Collective: every rank calls this with the same parts.
+
+    Raises:
+        RankZeroLost: rank 0 does not answer any more.
+    """
+    began_s = clock()
+    for number, part in enumerate(parts):
+        world.meet(f"the start of {part.name}")
+        left_s = record.time_s - (clock() - began_s)
+        share = part.weight / sum(one.weight for one in parts[number:])
+        part_began_s = clock()
+        record = part.measure(world, Deadline(max(left_s * share, 0.001), clock), record)
+        took_s = clock() - part_began_s
+        record = dataclasses.replace(record, part_s={**record.part_s, part.name: took_s})
+    return dataclasses.replace(
+        record,
+        took_s=clock() - began_s,
+        problems=(*record.problems, *world.problems),
+        lost_hosts=tuple(world.lost_hosts),
+    )

@@ -1,0 +1,271 @@
+"""A saved probe: what `hpcpace probe` measured, as frozen dataclasses and as a file of JSON.
+
+docs/probe.md describes the file. A reader refuses what is no probe, is cut off, or has another version; times are
+nanoseconds, sizes bytes, rates bytes per second.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hpcpace
+from hpcpace.audit.schema import decoded, plain
+from hpcpace.errors import ProbeError, SnapshotError
+from hpcpace.files import read_file
+from hpcpace.quoting import printable
+
+SCHEMA = "hpcpace-probe/1"
+MOST_BYTES = 1 << 26
+_FAMILY = SCHEMA.partition("/")[0] + "/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedHost:
+    """One host, and what its hardware allows by the audit's facts.
+
+    Attributes:
+        name: its name; hosts with the same name have a number behind it.
+        topology_addr: Slurm's address of it in the network; empty if unknown.
+        ranks: ranks of the probe on it.
+        interfaces: network interfaces or RDMA ports that carry the probe, such as `eth0` or `mlx5_0/1`.
+        line_rate: of all these interfaces together, bytes per second; None if the kernel does not say.
+        pcie_rate: of the PCIe links of their adapters together, bytes per second; None if there are none or unknown.
+        rate_words: where the line rate comes from, such as `2 x 200 Gb/s`; why it is unknown otherwise.
+    """
+
+    name: str
+    topology_addr: str
+    ranks: tuple[int, ...]
+    interfaces: tuple[str, ...]
+    line_rate: float | None
+    pcie_rate: float | None
+    rate_words: str
+
+    @property
+    def limit(self) -> float | None:
+        """The lower one of line rate and PCIe rate, bytes per second; None if the line rate is unknown."""
+        if self.line_rate is None:
+            return None
+        return min(self.line_rate, self.line_rate if self.pcie_rate is None else self.pcie_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """One operation of one size on some of the hosts.
+
+    Attributes:
+        op: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, or send_recv: each rank sends to the next one
+            and receives from the one before.
+        num_nodes: hosts that took part, the first ones.
+        num_ranks: ranks that took part, all of these hosts.
+        size_bytes: as nccl-tests count it: of all_gather what each rank has afterwards, of reduce_scatter before, of
+            all_to_all what each rank sends, its own part included.
+        num_repetitions: measured ones.
+        p50_ns, p95_ns, p99_ns: quantiles of the time of an operation, the mean over ranks, over all repetitions.
+        rounds_ns: the median of each round through the sweep; rounds are apart in time.
+        algbw: size_bytes per p50_ns, bytes per second.
+        busbw: algbw times what the operation's algorithm moves over the slowest link (nccl-tests, PERFORMANCE.md).
+        limit: the busbw that the hosts' interfaces allow; None if unknown, or between ranks of one host.
+    """
+
+    op: str
+    num_nodes: int
+    num_ranks: int
+    size_bytes: int
+    num_repetitions: int
+    p50_ns: float
+    p95_ns: float
+    p99_ns: float
+    rounds_ns: tuple[float, ...]
+    algbw: float
+    busbw: float
+    limit: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawPiece:
+    """One piece of a law: time = latency_ns + ns_per_byte * size, for sizes of at least from_bytes.
+
+    Attributes:
+        from_bytes: the switch point; 0 for the first piece.
+        from_low_bytes, from_high_bytes: its 95 % interval.
+        latency_ns: with its 95 % interval, latency_low_ns and latency_high_ns.
+        ns_per_byte: with its 95 % interval, ns_per_byte_low and ns_per_byte_high.
+    """
+
+    from_bytes: float
+    from_low_bytes: float
+    from_high_bytes: float
+    latency_ns: float
+    latency_low_ns: float
+    latency_high_ns: float
+    ns_per_byte: float
+    ns_per_byte_low: float
+    ns_per_byte_high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyLaw:
+    """How the time of an operation grows with its size.
+
+    Attributes:
+        op, num_nodes, num_ranks: as in `SweepRow`.
+        pieces: in ascending order of size, at least one.
+        least_bytes, most_bytes: the sizes that it was fitted to.
+        least_error, most_error: its relative errors, fitted minus measured over measured, the lowest and highest.
+        single_least_error, single_most_error: those of one latency and one rate for all sizes.
+    """
+
+    op: str
+    num_nodes: int
+    num_ranks: int
+    pieces: tuple[LawPiece, ...]
+    least_bytes: int
+    most_bytes: int
+    least_error: float
+    most_error: float
+    single_least_error: float
+    single_most_error: float
+
+    def time_ns(self, size_bytes: float) -> float:
+        """Return the time of an operation of a size, nanoseconds."""
+        piece = [one for one in self.pieces if one.from_bytes <= size_bytes][-1]
+        return piece.latency_ns + piece.ns_per_byte * size_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSkew:
+    """What a rank adds by itself between two operations, apart from all waiting.
+
+    Attributes:
+        rank: its number.
+        host: its host.
+        mean_ns: mean time from the end of an operation to the begin of the next one, minus the median over all ranks.
+        p99_ns: its 99 % quantile, minus the same median.
+    """
+
+    rank: int
+    host: str
+    mean_ns: float
+    p99_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRecord:
+    """What one call of `hpcpace probe` found.
+
+    Attributes:
+        schema: `hpcpace-probe/1`.
+        versions: of hpcpace, Python, torch, NCCL.
+        cluster: Slurm's name of the cluster; empty if unknown.
+        job_id: Slurm's job; empty outside.
+        started_unix_ns: when it began.
+        device: `cpu` or `cuda`.
+        device_name: such as `NVIDIA H100 80GB HBM3`; empty for CPUs.
+        backend: `gloo` or `nccl`.
+        time_s: the time that was allowed.
+        took_s: the time that it took, from the first measurement to the last.
+        part_s: of it, each part's.
+        hosts: in the order of their first rank.
+        sweep: rows in the order op, num_nodes, size_bytes.
+        laws: one for each op and num_nodes with enough sizes.
+        skews: one for each rank.
+        problems: what was not measured, and why, a sentence each.
+        lost_hosts: hosts that stopped answering.
+    """
+
+    schema: str = SCHEMA
+    versions: dict[str, str]
+    cluster: str
+    job_id: str
+    started_unix_ns: int
+    device: str
+    device_name: str
+    backend: str
+    time_s: float
+    took_s: float = 0.0
+    part_s: dict[str, float]
+    hosts: tuple[ProbedHost, ...]
+    sweep: tuple[SweepRow, ...] = ()
+    laws: tuple[LatencyLaw, ...] = ()
+    skews: tuple[RankSkew, ...] = ()
+    problems: tuple[str, ...] = ()
+    lost_hosts: tuple[str, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks took part."""
+        return sum(len(host.ranks) for host in self.hosts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        content: dict[str, Any] = plain(self)
+        return content
+
+
+def probe_from(content: str | bytes, name: str = "the file") -> ProbeRecord:
+    """Return the probe that a JSON text encodes.
+
+    Args:
+        content: of the file.
+        name: what errors call it.
+
+    Raises:
+        ProbeError: it is cut off, foreign, of another version, or has a value of the wrong type.
+    """
+    try:
+        document = json.loads(content, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = printable(str(error))[:100]
+        raise ProbeError(f"{name} is cut off or not JSON ({reason}): save the probe again with --json") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not schema.startswith(_FAMILY):
+        raise ProbeError(
+            f"{name} is no saved probe: its `schema` is not {SCHEMA}; name a file of `hpcpace probe --json`"
+        )
+    if schema != SCHEMA:
+        seen = printable(schema[:60])
+        raise ProbeError(f"{name} has schema {seen}; hpcpace {hpcpace.__version__} reads {SCHEMA}: probe again")
+    try:
+        record: ProbeRecord = decoded(ProbeRecord, document)
+        _check(record)
+    except SnapshotError as error:
+        raise ProbeError(f"{name} is damaged: {error}") from None
+    return record
+
+
+def read_probe(path: Path) -> ProbeRecord:
+    """Return the probe saved in a file.
+
+    Raises:
+        ProbeError: it cannot be read, or see `probe_from`.
+    """
+    try:
+        content = read_file(path, most_bytes=MOST_BYTES)
+    except OSError as error:
+        hint = "save one with `hpcpace probe --json FILE`" if error.errno == errno.ENOENT else "name another file"
+        raise ProbeError(f"cannot read the probe {path} ({error.strerror or error}): {hint}") from error
+    return probe_from(content, printable(str(path)))
+
+
+def _check(record: ProbeRecord) -> None:
+    """Refuse what its types allow and no probe writes.
+
+    Raises:
+        SnapshotError: naming the field.
+    """
+    for row in record.sweep:
+        if not (0 < row.p50_ns <= row.p95_ns <= row.p99_ns and row.size_bytes > 0 and row.num_ranks > 0):
+            raise SnapshotError(f"sweep has a row with p50_ns {row.p50_ns:g} and size_bytes {row.size_bytes}")
+    for law in record.laws:
+        starts = [piece.from_bytes for piece in law.pieces]
+        if not starts or starts[0] > 0 or starts != sorted(starts):
+            raise SnapshotError(f"laws has one of {printable(law.op)[:40]} whose pieces begin at {starts}")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not valid JSON")

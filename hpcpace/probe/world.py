@@ -1,0 +1,128 @@
+"""The ranks that probe together: who is on which host, who still answers, and how they agree on what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hpcpace.errors import HpcpaceError
+from hpcpace.probe.board import Board
+
+if TYPE_CHECKING:
+    import torch
+
+GRACE_S = 2.0
+"""How much longer than an operation's timeout rank 0 waits for the word of a rank, and others for rank 0's."""
+
+
+class RankZeroLost(HpcpaceError):
+    """Rank 0, which keeps the results, does not answer."""
+
+
+@dataclass(kw_only=True)
+class ProbeWorld:
+    """All ranks of a probe, the same on each but for `rank`.
+
+    Attributes:
+        rank: of this process.
+        node_of_rank: index into `hosts` of every rank.
+        hosts: names of the hosts, distinct, in the order of their first rank.
+        topology_addrs: Slurm's address of each host; empty if unknown.
+        device: of this rank.
+        backend: `gloo` or `nccl`.
+        board: where ranks leave each other messages.
+        timeout_s: time after which an operation of which a rank is missing fails.
+        alive: ranks that still answer, ascending; the same on all of them.
+        problems: what went wrong so far, a sentence each; rank 0's are saved.
+    """
+
+    rank: int
+    node_of_rank: tuple[int, ...]
+    hosts: tuple[str, ...]
+    topology_addrs: tuple[str, ...]
+    device: torch.device
+    backend: str
+    board: Board
+    timeout_s: float
+    alive: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    _num_meetings: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.alive:
+            self.alive = list(range(len(self.node_of_rank)))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which collects and returns results."""
+        return self.rank == 0
+
+    @property
+    def nodes(self) -> list[int]:
+        """Hosts all of whose ranks answer, as indices into `hosts`."""
+        silent = {self.node_of_rank[rank] for rank in range(len(self.node_of_rank)) if rank not in set(self.alive)}
+        return [node for node in range(len(self.hosts)) if node not in silent]
+
+    @property
+    def lost_hosts(self) -> list[str]:
+        """Hosts with a rank that has stopped answering."""
+        present = set(self.nodes)
+        return [name for node, name in enumerate(self.hosts) if node not in present]
+
+    def ranks_of(self, nodes: Sequence[int]) -> list[int]:
+        """Return the ranks on some hosts, ascending."""
+        wanted = set(nodes)
+        return [rank for rank, node in enumerate(self.node_of_rank) if node in wanted]
+
+    def leader_of(self, node: int) -> int:
+        """Return the first rank of a host."""
+        return self.node_of_rank.index(node)
+
+    def meet(self, what: str, problem: str = "", *, wait_s: float = 0.0) -> list[str]:
+        """Wait for all ranks that are alive, drop those that do not answer, and return what went wrong for others.
+
+        Collective: every rank alive calls this, equally often. A host with a rank that does not answer is left out from
+        then on, with all its ranks.
+
+        Args:
+            what: was just done, for the sentence on a host that is lost.
+            problem: of this rank; empty if all is well.
+            wait_s: how much earlier than another this rank may be here, beyond the timeout of an operation.
+
+        Returns:
+            distinct problems, each with the host of the first rank that had it.
+
+        Raises:
+            RankZeroLost: rank 0 does not answer.
+        """
+        name = f"meet/{self._num_meetings}"
+        self._num_meetings += 1
+        limit_s = self.timeout_s + wait_s + GRACE_S
+        try:
+            self.board.post(f"{name}/{self.rank}", problem)
+            if self.is_first:
+                self.board.post(f"{name}/decision", self._decide(name, what, limit_s))
+            decision = self.board.read(f"{name}/decision", limit_s + GRACE_S)
+        except (TimeoutError, RuntimeError) as error:
+            raise RankZeroLost(
+                f"{self.hosts[0]} does not answer: rank 0 runs there and keeps the results, which are lost; check the "
+                "host and probe without it"
+            ) from error
+        lost = set(decision["lost"])
+        self.alive = [rank for rank in self.alive if self.node_of_rank[rank] not in lost]
+        self.problems += [one for one in decision["sentences"] if one not in self.problems]
+        if self.node_of_rank[self.rank] in lost:
+            raise HpcpaceError(f"{self.hosts[self.node_of_rank[self.rank]]} answered too late; the others went on")
+        failures: list[str] = decision["failures"]
+        return failures
+
+    def _decide(self, name: str, what: str, limit_s: float) -> dict[str, list[str] | list[int]]:
+        answers = self.board.gather(name, self.alive, limit_s)
+        lost = sorted({self.node_of_rank[rank] for rank in self.alive if rank not in answers})
+        sentences = [f"{self.hosts[node]} stopped answering during {what}; the others went on" for node in lost]
+        failures: dict[str, str] = {}
+        for rank, text in sorted(answers.items()):
+            if text:
+                failures.setdefault(text, f"{self.hosts[self.node_of_rank[rank]]}: {text}")
+        return {"lost": lost, "sentences": sentences, "failures": list(failures.values())}
