@@ -28,6 +28,7 @@ COMMANDS = {
     "dump": "Show what is in a trace file.",
     "collect": "Bring traces of killed ranks home from node-local disk.",
     "pack": "Put the trace files of all ranks into a few.",
+    "probe": "Measure what the network, cores and memory of a job can do.",
     "audit": "Check nodes and bindings, and print the fix for each fault.",
     "config": "Show the settings that hold, and where each comes from.",
     "batch": "Run a training or an audit as a batch job.",

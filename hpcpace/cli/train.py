@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from hpcpace.cli.commands import Command, Group
+from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Decorated, Whole, checked_steps, headed, option, setting
+from hpcpace.cli.rank_zero import RankZeroCommand
 from hpcpace.config import (
     BACKENDS,
     COMPRESSIONS,
@@ -26,7 +27,7 @@ from hpcpace.config import (
 )
 from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.detail import DETAILS
-from hpcpace.errors import EXIT_WARNING, HpcpaceError, WorldError
+from hpcpace.errors import EXIT_WARNING, WorldError
 from hpcpace.pace.settings import POLICIES
 from hpcpace.train.data import check_data, open_data
 from hpcpace.train.launch import become_mpiexec, become_torchrun, check_compiler, lacks_mpi, threads_of_rank
@@ -35,7 +36,7 @@ from hpcpace.train.progress import STYLES
 from hpcpace.units import format_bytes, format_count
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
-from hpcpace.world.mpi import abort_guard, let_rank_zero_speak, locate_ranks
+from hpcpace.world.mpi import abort_guard, locate_ranks
 
 # Which setting an option sets: section and key are those of hpcpace.config.
 _SETTINGS = {
@@ -49,24 +50,6 @@ _SETTINGS = {
     "pace": "policy",
     "hang": "on_hang",
 }
-
-
-class RankZeroCommand(Command):
-    """A command of which only rank 0 reports wrong options, because every rank has the same ones."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse options; ranks other than 0 exit without a message."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            try:
-                info = rank_info(process_environ())
-            except HpcpaceError:
-                raise error from None
-            if info.rank > 0:
-                let_rank_zero_speak(info)
-                ctx.exit(error.exit_code)
-            raise
 
 
 _RANKS = headed(

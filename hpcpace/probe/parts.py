@@ -39,6 +39,18 @@ class Part(Protocol):
         """
 
 
+PART_NAMES = ("sweep",)
+"""The parts of a probe, in their order."""
+
+
+def chosen_parts(names: Sequence[str]) -> list[Part]:
+    """Return the parts with some names, in the order of `PART_NAMES`."""
+    from hpcpace.probe.sweep import Sweep
+
+    known: dict[str, Part] = {part.name: part for part in (Sweep(),)}
+    return [known[name] for name in PART_NAMES if name in names]
+
+
 def measure_parts(
     world: ProbeWorld,
     parts: Sequence[Part],

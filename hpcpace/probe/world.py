@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hpcpace.errors import HpcpaceError
 from hpcpace.probe.board import Board
 
 if TYPE_CHECKING:
     import torch
+
+_Value = TypeVar("_Value")
 
 GRACE_S = 2.0
 """How much longer than an operation's timeout rank 0 waits for the word of a rank, and others for rank 0's."""
@@ -35,6 +37,7 @@ class ProbeWorld:
         timeout_s: time after which an operation of which a rank is missing fails.
         alive: ranks that still answer, ascending; the same on all of them.
         problems: what went wrong so far, a sentence each; rank 0's are saved.
+        num_meetings: how often all ranks have met or agreed so far.
     """
 
     rank: int
@@ -47,7 +50,7 @@ class ProbeWorld:
     timeout_s: float
     alive: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    _num_meetings: int = 0
+    num_meetings: int = 0
 
     def __post_init__(self) -> None:
         if not self.alive:
@@ -96,8 +99,8 @@ class ProbeWorld:
         Raises:
             RankZeroLost: rank 0 does not answer.
         """
-        name = f"meet/{self._num_meetings}"
-        self._num_meetings += 1
+        name = f"meet/{self.num_meetings}"
+        self.num_meetings += 1
         limit_s = self.timeout_s + wait_s + GRACE_S
         try:
             self.board.post(f"{name}/{self.rank}", problem)
@@ -105,10 +108,7 @@ class ProbeWorld:
                 self.board.post(f"{name}/decision", self._decide(name, what, limit_s))
             decision = self.board.read(f"{name}/decision", limit_s + GRACE_S)
         except (TimeoutError, RuntimeError) as error:
-            raise RankZeroLost(
-                f"{self.hosts[0]} does not answer: rank 0 runs there and keeps the results, which are lost; check the "
-                "host and probe without it"
-            ) from error
+            raise self._without_rank_zero() from error
         lost = set(decision["lost"])
         self.alive = [rank for rank in self.alive if self.node_of_rank[rank] not in lost]
         self.problems += [one for one in decision["sentences"] if one not in self.problems]
@@ -116,6 +116,31 @@ class ProbeWorld:
             raise HpcpaceError(f"{self.hosts[self.node_of_rank[self.rank]]} answered too late; the others went on")
         failures: list[str] = decision["failures"]
         return failures
+
+    def agree(self, value: _Value) -> _Value:
+        """Return rank 0's value on all ranks; it must be what JSON takes.
+
+        Collective: every rank alive calls this, equally often, and within the timeout of an operation.
+
+        Raises:
+            RankZeroLost: rank 0 does not answer.
+        """
+        name = f"agree/{self.num_meetings}"
+        self.num_meetings += 1
+        try:
+            if self.is_first:
+                self.board.post(name, value)
+                return value
+            agreed: _Value = self.board.read(name, self.timeout_s + GRACE_S)
+        except (TimeoutError, RuntimeError) as error:
+            raise self._without_rank_zero() from error
+        return agreed
+
+    def _without_rank_zero(self) -> RankZeroLost:
+        return RankZeroLost(
+            f"{self.hosts[0]} does not answer: rank 0 runs there and keeps the results, which are lost; check the host "
+            "and probe without it"
+        )
 
     def _decide(self, name: str, what: str, limit_s: float) -> dict[str, list[str] | list[int]]:
         answers = self.board.gather(name, self.alive, limit_s)

@@ -1,0 +1,183 @@
+"""`hpcpace probe`: what the network, the cores and the memory of a job's hosts can do."""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcpace.cli.options import PATH, Real, headed, option
+from hpcpace.cli.rank_zero import RankZeroCommand
+from hpcpace.config import BACKENDS, DEVICES, Config
+from hpcpace.config_sources import load_config
+from hpcpace.errors import EXIT_FAILED, EXIT_OK, HpcpaceError, UsageError
+from hpcpace.probe.parts import PART_NAMES, chosen_parts, measure_parts
+from hpcpace.probe.record import ProbeRecord
+from hpcpace.report.terminal.probe import probe_lines
+from hpcpace.rundir import write_json
+from hpcpace.world.connection import Connection, connect
+from hpcpace.world.environment import RankInfo, process_environ, rank_info, set_environ_default
+from hpcpace.world.mpi import abort_guard
+
+DEFAULT_TIME_S = 60.0
+DEFAULT_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """What was asked for."""
+
+    parts: tuple[str, ...]
+    time_s: float
+    timeout_s: float
+    json_file: Path | None
+
+
+@click.command(cls=RankZeroCommand)
+@headed(
+    "What to measure",
+    option(
+        "--time",
+        "time_s",
+        type=Real(1, 86_400),
+        default=DEFAULT_TIME_S,
+        metavar="S",
+        show_default=True,
+        help="Measure for S seconds, over all parts together.",
+    ),
+    option(
+        "--only",
+        "parts",
+        multiple=True,
+        type=click.Choice(PART_NAMES),
+        help="Measure this part only; may be repeated.",
+        show_default="all parts",
+    ),
+)
+@headed(
+    "Ranks of a job",
+    option(
+        "--device", type=click.Choice(DEVICES), help="Send from GPUs (over NCCL) or from CPUs.", show_default="auto"
+    ),
+    option("--backend", type=click.Choice(BACKENDS), help="Send over this backend of torch.", show_default="auto"),
+    option("--interface", help="Use these network interfaces, like eth0,eth1.", show_default="the fastest shared ones"),
+    option(
+        "--timeout-s",
+        type=Real(1, 3600),
+        default=DEFAULT_TIMEOUT_S,
+        show_default=True,
+        help="Give up on a host that does not answer for this long, in seconds.",
+    ),
+    option("--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none"),
+)
+@headed(
+    "Output",
+    option("--json", "json_file", type=PATH, help="Write the probe to this file.", show_default="not written"),
+)
+def command(
+    time_s: float,
+    parts: tuple[str, ...],
+    device: str | None,
+    backend: str | None,
+    interface: str | None,
+    timeout_s: float,
+    config_file: Path | None,
+    json_file: Path | None,
+) -> None:
+    """Measure what a job's hosts can do: collectives, pairs of hosts, noise and copies.
+
+    Start it as the job would start: srun hpcpace probe, mpiexec -n 4 hpcpace probe, or torchrun --no-python. Exit
+    codes: 0 fine, 1 slower than the probe of --against, 2 bad input, 3 cannot tell, 4 a host stopped answering.
+    """
+    environ = process_environ()
+    info = rank_info(environ)
+    world_options = {"device": device, "backend": backend, "interface": interface}
+    with abort_guard(None, info, errors_alike=True):
+        config = load_config(file=config_file, environ=environ, options={"world": world_options})
+        _check_folders(json_file)
+        connection = _connected(info, config)
+    call = _Call(parts=parts or PART_NAMES, time_s=time_s, timeout_s=timeout_s, json_file=json_file)
+    with abort_guard(connection.comm, info):
+        code = _probe(call, config, info, connection)
+    # Outside of the guard, and of rank 0 alone: under srun --kill-on-bad-exit any rank would end the others.
+    if info.rank == 0 and code != EXIT_OK:
+        sys.exit(code)
+
+
+def _check_folders(*files: Path | None) -> None:
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"no folder {file.parent} for {file.name}: make it, or name another file")
+
+
+def _connected(info: RankInfo, config: Config) -> Connection:
+    # MPI would end all ranks with the first host that dies; in a step of Slurm torch can do without.
+    coordination = config.world.coordination
+    if coordination == "auto" and info.launcher == "slurm":
+        coordination = "torch"
+    return connect(
+        info,
+        process_environ(),
+        coordination=coordination,
+        rendezvous=config.world.rendezvous,
+        timeout_s=config.world.start_timeout_s,
+    )
+
+
+def _probe(call: _Call, config: Config, info: RankInfo, connection: Connection) -> int:
+    set_environ_default("OMP_NUM_THREADS", "1")
+    # Imported this late because torch takes more than a second and reads the variable above.
+    from hpcpace.probe.start import begin_record, probe_world
+    from hpcpace.world.gloo import own_store
+    from hpcpace.world.process_group import init_process_group
+
+    with init_process_group(
+        info,
+        connection.comm,
+        device=config.world.device,
+        backend=config.world.backend,
+        interface=config.world.interface,
+        rendezvous=connection.rendezvous,
+        timeout_s=call.timeout_s,
+        start_timeout_s=config.world.start_timeout_s,
+    ) as device:
+        store, _ = own_store(call.timeout_s)
+        backend = _backend(config.world.backend, device)
+        world = probe_world(info, store, device=device, backend=backend, timeout_s=call.timeout_s)
+        record = begin_record(world, process_environ(), time_s=call.time_s)
+        record = measure_parts(world, chosen_parts(call.parts), record)
+        gc.collect()  # groups end before the process group does
+        code = _shown(call, record) if info.rank == 0 else EXIT_OK
+        if record.lost_hosts:
+            raise SystemExit(EXIT_FAILED)  # what is left of the process group cannot end in order
+        return code
+
+
+def _backend(name: str, device: Any) -> str:
+    if name != "auto":
+        return name
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def _shown(call: _Call, record: ProbeRecord) -> int:
+    """Print and save a probe on rank 0, and return the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names more
+        sys.stdout.reconfigure(errors="backslashreplace")
+    _echo(probe_lines(record))
+    if call.json_file is not None:
+        try:
+            write_json(call.json_file, record.to_json())
+        except OSError as error:
+            raise HpcpaceError(f"cannot write {call.json_file}: {error.strerror}; name another file") from error
+    return EXIT_OK
+
+
+def _echo(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)

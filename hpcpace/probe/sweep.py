@@ -1,0 +1,228 @@
+"""The sweep: every operation over sizes and numbers of hosts, in several rounds until the time is over.
+
+A round passes all operations, sizes and groups; so samples of one point are apart in time, and what drifts shows as a
+difference between rounds. How often an operation is called follows from the time that its calls took, as agreed by all
+members of its group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.probe.groups import ProbeGroup
+from hpcpace.probe.operations import OPERATIONS, Operation
+from hpcpace.probe.record import ProbeRecord
+from hpcpace.probe.stopwatch import timed_calls
+from hpcpace.probe.sweep_rows import Cell, Point, rank_skews, sweep_laws, sweep_rows
+from hpcpace.probe.world import ProbeWorld
+from hpcpace.units import NS_PER_S, format_bytes
+from hpcpace.world.deadline import Deadline
+
+SIZES_BYTES = tuple(4**power for power in range(3, 14))
+"""64 B to 64 MiB."""
+_NUM_ROUNDS = 5
+_LEAST_CALLS, _MOST_CALLS = 2, 200
+_FIRST_CALLS = 3  # a guess of the smallest size; its time is not known yet
+_MOST_REASON = 160
+
+
+class Unavailable(Exception):
+    """A backend lacks an operation; every rank is told the same before any message."""
+
+
+class Sweep:
+    """The part that measures operations over sizes and numbers of hosts, and fits their laws.
+
+    Args:
+        sizes_bytes: ascending.
+        operations: which.
+    """
+
+    name = "sweep"
+    weight = 4.0
+
+    def __init__(self, sizes_bytes: Sequence[int] = SIZES_BYTES, operations: Sequence[Operation] = OPERATIONS) -> None:
+        self._sizes_bytes = tuple(sizes_bytes)
+        self._operations = tuple(operations)
+
+    def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
+        """Measure; see `hpcpace.probe.parts.Part`."""
+        if len(world.alive) < 2:
+            world.problems.append("one rank has nobody to send to: start the probe on several ranks for the sweep")
+            return record
+        survey = _Survey(world)
+        share_s, number = deadline.left_s / _NUM_ROUNDS, 0
+        while world.agree(number == 0 or deadline.left_s > share_s / 2):
+            counts = node_counts(world)
+            for count in counts:
+                survey.visit(self._cell(survey, count), Deadline(share_s / len(counts)), deadline)
+            number += 1
+        survey.close()
+        gaps_ns = survey.gathered_gaps()
+        if not world.is_first:
+            return record
+        world.problems += _words_on_sizes(survey.cells.values())
+        cells = list(survey.cells.values())
+        return dataclasses.replace(
+            record,
+            sweep=sweep_rows(cells, record.hosts, world.backend),
+            laws=sweep_laws(cells),
+            skews=rank_skews(gaps_ns, record.hosts),
+        )
+
+    def _cell(self, survey: _Survey, count: int) -> Cell:
+        world, nodes = survey.world, tuple(survey.world.nodes[:count])
+        if nodes not in survey.cells:
+            ranks = tuple(world.ranks_of(nodes))
+            points = tuple(tuple(self._points(operation, len(ranks))) for operation in self._operations)
+            node_of_rank = tuple(world.node_of_rank[rank] for rank in ranks)
+            survey.cells[nodes] = Cell(nodes=nodes, ranks=ranks, node_of_rank=node_of_rank, points=points)
+        return survey.cells[nodes]
+
+    def _points(self, operation: Operation, num_ranks: int) -> Iterable[Point]:
+        sizes = dict.fromkeys(operation.rounded(size, num_ranks) for size in self._sizes_bytes)
+        return (Point(operation=operation, size_bytes=size) for size in sizes)
+
+
+def node_counts(world: ProbeWorld) -> list[int]:
+    """Return the numbers of hosts to measure, descending: all, then powers of 2, and 1 where a host has several ranks.
+
+    Groups consist of the first hosts, so that rank 0 is in each.
+    """
+    most = len(world.nodes)
+    powers = [1 << power for power in range(most.bit_length()) if 1 << power < most]
+    has_several = len(world.ranks_of(world.nodes[:1])) > 1
+    return [count for count in sorted({*powers, most}, reverse=True) if count > 1 or has_several]
+
+
+class _Survey:
+    """What a sweep has measured so far, on one rank."""
+
+    def __init__(self, world: ProbeWorld) -> None:
+        self.world = world
+        self.cells: dict[tuple[int, ...], Cell] = {}
+        self._groups: dict[tuple[int, ...], ProbeGroup] = {}
+        self._gaps_ns: list[NDArray[np.float64]] = []
+
+    def visit(self, cell: Cell, share: Deadline, deadline: Deadline) -> None:
+        """Measure all points of a cell, if this rank is in it, and meet the others; a failure costs the round.
+
+        Collective: every rank alive calls this.
+        """
+        world, problem = self.world, ""
+        if world.rank in cell.ranks:
+            try:
+                if cell.nodes not in self._groups:
+                    name = f"sweep/{world.num_meetings}"
+                    self._groups[cell.nodes] = ProbeGroup(world, name, cell.ranks)
+                self._pass(cell, self._groups[cell.nodes], share, deadline)
+            except RuntimeError as error:
+                problem = str(error).partition("\n")[0][:_MOST_REASON]
+        failures = world.meet("the sweep", problem, wait_s=share.timeout_s)
+        if failures:
+            group = self._groups.pop(cell.nodes, None)
+            if group is not None:
+                group.close()
+            world.problems += [] if world.lost_hosts else [f"the sweep over {len(cell.nodes)} hosts: {failures[0]}"]
+
+    def close(self) -> None:
+        """End all groups."""
+        for group in self._groups.values():
+            group.close()
+
+    def gathered_gaps(self) -> dict[int, tuple[float, float]]:
+        """Return mean and 99 % quantile of the time between calls of each rank; empty but on rank 0.
+
+        Collective: every rank alive calls this.
+        """
+        world, gaps_ns = self.world, np.concatenate(self._gaps_ns) if self._gaps_ns else np.zeros(1)
+        world.board.post(f"gaps/{world.rank}", [float(gaps_ns.mean()), float(np.quantile(gaps_ns, 0.99))])
+        if not world.is_first:
+            return {}
+        found = world.board.gather("gaps", world.alive, world.timeout_s)
+        return {rank: (mean, high) for rank, (mean, high) in found.items()}
+
+    def _pass(self, cell: Cell, group: ProbeGroup, share: Deadline, deadline: Deadline) -> None:
+        fair_s = share.timeout_s / len(cell.points)
+        for number, points in enumerate(cell.points):
+            # What is left is shared by the operations that are left.
+            operation = Deadline(share.left_s / (len(cell.points) - number))
+            self._pass_operation(group, points, operation, deadline, fair_s)
+
+    def _pass_operation(
+        self, group: ProbeGroup, points: Sequence[Point], share: Deadline, deadline: Deadline, fair_s: float
+    ) -> None:
+        before = None
+        for number, point in enumerate(points):
+            if point.is_left_out:
+                return  # and so are all larger ones
+            expected_s = point.call_s or (before.call_s * point.size_bytes / before.size_bytes if before else 0.0)
+            # The shortest time left counts, so that all members decide alike.
+            share_left_s, left_s = (-value for value in group.maxima([-share.left_s, -deadline.left_s]))
+            num_calls = _num_calls(min(share_left_s / (len(points) - number), left_s), expected_s)
+            if num_calls < _LEAST_CALLS:
+                least_s = (1 + _LEAST_CALLS) * expected_s
+                point.is_left_out = not point.rounds_ns and least_s > fair_s
+                if least_s > min(share_left_s, left_s):
+                    return
+                num_calls = _LEAST_CALLS
+            if not self._measure(group, point, num_calls):
+                for one in points:
+                    one.is_left_out = True
+                return
+            before = point
+
+    def _measure(self, group: ProbeGroup, point: Point, num_calls: int) -> bool:
+        """Measure a point; return False if the backend has no such operation."""
+        operation = point.operation
+        buffers = operation.buffers(point.size_bytes, group)
+        if not point.is_checked:
+            try:
+                works = operation.issue(group.backend, buffers, group.own, group.size)
+            except (RuntimeError, NotImplementedError, AttributeError) as error:
+                reason = str(error).partition("\n")[0][:_MOST_REASON]
+                self.world.problems.append(f"{self.world.backend} has no {operation.name} here: {reason}")
+                return False
+            for work in works:
+                work.wait()
+            self._check(group, point, buffers_are_right=operation.is_right(buffers, group))
+        for tensor in (buffers.send, buffers.receive):
+            tensor.zero_()  # sums of sums would overflow
+        times = timed_calls(
+            lambda: operation.issue(group.backend, buffers, group.own, group.size), num_calls, group.device
+        )
+        (longest_s,) = group.maxima([float(times.duration_ns.mean()) / NS_PER_S])
+        point.call_s = longest_s
+        point.rounds_ns.append(np.array(group.sums(times.duration_ns.tolist())) / group.size)
+        self._gaps_ns.append(times.gap_ns)
+        return True
+
+    def _check(self, group: ProbeGroup, point: Point, *, buffers_are_right: bool) -> None:
+        point.is_checked = True
+        (num_wrong,) = group.sums([0.0 if buffers_are_right else 1.0])
+        if num_wrong:
+            size = format_bytes(point.size_bytes)
+            self.world.problems.append(
+                f"{point.operation.name} of {size} returned wrong data on {num_wrong:.0f} of {group.size} ranks: "
+                "do not train on these hosts before memory and network are checked"
+            )
+
+
+def _num_calls(allowed_s: float, expected_s: float) -> int:
+    """Return how many timed calls fit, one more for warming up; above the least only where the time is known."""
+    if not expected_s:
+        return _FIRST_CALLS
+    return min(int(allowed_s / expected_s) - 1, _MOST_CALLS)
+
+
+def _words_on_sizes(cells: Iterable[Cell]) -> list[str]:
+    """Return a sentence on sizes that did not fit into the time."""
+    left_out = [point.size_bytes for cell in cells for ops in cell.points for point in ops[1:] if not point.rounds_ns]
+    has_any = any(point.rounds_ns for cell in cells for ops in cell.points for point in ops)
+    if not left_out or not has_any:
+        return []
+    return [f"sizes from {format_bytes(min(left_out))} did not fit everywhere: allow more with --time"]
