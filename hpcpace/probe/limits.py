@@ -42,7 +42,7 @@ def network_rate(snapshot: Snapshot, interfaces: Sequence[str], *, with_rdma: bo
         (f"{device.name}/{port.number}", port.rate_gbps, device.pci or "")
         for device in snapshot.rdma or ()
         for port in device.ports
-        if with_rdma and (port.state or "").lower().endswith("active")
+        if with_rdma and (port.state or "").upper() == "ACTIVE"
     ]
     if ports:
         names = tuple(name for name, _, _ in ports)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.probe.world import ProbeWorld
@@ -37,6 +37,14 @@ class Part(Protocol):
         Raises:
             RankZeroLost: rank 0 does not answer any more.
         """
+
+
+@runtime_checkable
+class Concluding(Protocol):
+    """A part that computes something when all time is over."""
+
+    def conclude(self, record: ProbeRecord) -> ProbeRecord:
+        """Return the record with what follows from what was measured; rank 0 alone calls this."""
 
 
 PART_NAMES = ("sweep",)
@@ -76,9 +84,13 @@ def measure_parts(
         record = part.measure(world, Deadline(max(left_s * share, 0.001), clock), record)
         took_s = clock() - part_began_s
         record = dataclasses.replace(record, part_s={**record.part_s, part.name: took_s})
+    took_s = clock() - began_s
+    for part in parts:
+        if world.is_first and isinstance(part, Concluding):
+            record = part.conclude(record)
     return dataclasses.replace(
         record,
-        took_s=clock() - began_s,
+        took_s=took_s,
         problems=(*record.problems, *world.problems),
         lost_hosts=tuple(world.lost_hosts),
     )

@@ -30,8 +30,17 @@ _FIRST_CALLS = 3  # a guess of the smallest size; its time is not known yet
 _MOST_REASON = 160
 
 
-class Unavailable(Exception):
-    """A backend lacks an operation; every rank is told the same before any message."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Left:
+    """Seconds left, the same on all members of a group.
+
+    Attributes:
+        share_s: of the share of an operation in this round.
+        all_s: of the whole sweep.
+    """
+
+    share_s: float
+    all_s: float
 
 
 class Sweep:
@@ -48,6 +57,7 @@ class Sweep:
     def __init__(self, sizes_bytes: Sequence[int] = SIZES_BYTES, operations: Sequence[Operation] = OPERATIONS) -> None:
         self._sizes_bytes = tuple(sizes_bytes)
         self._operations = tuple(operations)
+        self._measured: list[Cell] = []
 
     def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
         """Measure; see `hpcpace.probe.parts.Part`."""
@@ -66,13 +76,13 @@ class Sweep:
         if not world.is_first:
             return record
         world.problems += _words_on_sizes(survey.cells.values())
-        cells = list(survey.cells.values())
-        return dataclasses.replace(
-            record,
-            sweep=sweep_rows(cells, record.hosts, world.backend),
-            laws=sweep_laws(cells),
-            skews=rank_skews(gaps_ns, record.hosts),
-        )
+        self._measured = list(survey.cells.values())
+        rows = sweep_rows(self._measured, record.hosts, world.backend)
+        return dataclasses.replace(record, sweep=rows, skews=rank_skews(gaps_ns, record.hosts))
+
+    def conclude(self, record: ProbeRecord) -> ProbeRecord:
+        """Return the record with the laws; see `hpcpace.probe.parts.Concluding`."""
+        return dataclasses.replace(record, laws=sweep_laws(self._measured))
 
     def _cell(self, survey: _Survey, count: int) -> Cell:
         world, nodes = survey.world, tuple(survey.world.nodes[:count])
@@ -147,34 +157,35 @@ class _Survey:
         return {rank: (mean, high) for rank, (mean, high) in found.items()}
 
     def _pass(self, cell: Cell, group: ProbeGroup, share: Deadline, deadline: Deadline) -> None:
-        fair_s = share.timeout_s / len(cell.points)
         for number, points in enumerate(cell.points):
             # What is left is shared by the operations that are left.
             operation = Deadline(share.left_s / (len(cell.points) - number))
-            self._pass_operation(group, points, operation, deadline, fair_s)
+            self._pass_operation(group, points, operation, deadline)
 
-    def _pass_operation(
-        self, group: ProbeGroup, points: Sequence[Point], share: Deadline, deadline: Deadline, fair_s: float
-    ) -> None:
+    def _pass_operation(self, group: ProbeGroup, points: Sequence[Point], share: Deadline, deadline: Deadline) -> None:
         before = None
+        left = self._left(group, share, deadline)
         for number, point in enumerate(points):
-            if point.is_left_out:
-                return  # and so are all larger ones
-            expected_s = point.call_s or (before.call_s * point.size_bytes / before.size_bytes if before else 0.0)
-            # The shortest time left counts, so that all members decide alike.
-            share_left_s, left_s = (-value for value in group.maxima([-share.left_s, -deadline.left_s]))
-            num_calls = _num_calls(min(share_left_s / (len(points) - number), left_s), expected_s)
-            if num_calls < _LEAST_CALLS:
-                least_s = (1 + _LEAST_CALLS) * expected_s
-                point.is_left_out = not point.rounds_ns and least_s > fair_s
-                if least_s > min(share_left_s, left_s):
-                    return
-                num_calls = _LEAST_CALLS
-            if not self._measure(group, point, num_calls):
-                for one in points:
-                    one.is_left_out = True
+            if not point.is_available:
                 return
-            before = point
+            expected_s = point.call_s or (before.call_s * point.size_bytes / before.size_bytes if before else 0.0)
+            num_calls = _num_calls(min(left.share_s / (len(points) - number), left.all_s), expected_s)
+            if num_calls < _LEAST_CALLS:
+                if (1 + _LEAST_CALLS) * expected_s > min(left.share_s, left.all_s):
+                    return  # a later round may have more time left
+                num_calls = _LEAST_CALLS
+            if left.all_s <= 0 or not self._measure(group, point, num_calls):
+                return
+            before, left = point, self._left(group, share, deadline, point)
+
+    def _left(self, group: ProbeGroup, share: Deadline, deadline: Deadline, point: Point | None = None) -> _Left:
+        """Return the time left, as the member sees it that has the least, and agree on how long calls took."""
+        call_s, share_s, all_s = group.maxima(
+            [point.call_s if point else 0.0, -_seconds_left(share), -_seconds_left(deadline)]
+        )
+        if point is not None:
+            point.call_s = call_s
+        return _Left(share_s=-share_s, all_s=-all_s)
 
     def _measure(self, group: ProbeGroup, point: Point, num_calls: int) -> bool:
         """Measure a point; return False if the backend has no such operation."""
@@ -183,33 +194,40 @@ class _Survey:
         if not point.is_checked:
             try:
                 works = operation.issue(group.backend, buffers, group.own, group.size)
-            except (RuntimeError, NotImplementedError, AttributeError) as error:
-                reason = str(error).partition("\n")[0][:_MOST_REASON]
-                self.world.problems.append(f"{self.world.backend} has no {operation.name} here: {reason}")
+            except (NotImplementedError, AttributeError, TypeError) as error:
+                self._leave_out(point, str(error))
                 return False
             for work in works:
                 work.wait()
-            self._check(group, point, buffers_are_right=operation.is_right(buffers, group))
+            self._check(group, point, is_right=operation.is_right(buffers, group))
         for tensor in (buffers.send, buffers.receive):
             tensor.zero_()  # sums of sums would overflow
         times = timed_calls(
             lambda: operation.issue(group.backend, buffers, group.own, group.size), num_calls, group.device
         )
-        (longest_s,) = group.maxima([float(times.duration_ns.mean()) / NS_PER_S])
-        point.call_s = longest_s
+        point.call_s = float(times.duration_ns.mean()) / NS_PER_S
         point.rounds_ns.append(np.array(group.sums(times.duration_ns.tolist())) / group.size)
         self._gaps_ns.append(times.gap_ns)
         return True
 
-    def _check(self, group: ProbeGroup, point: Point, *, buffers_are_right: bool) -> None:
+    def _leave_out(self, point: Point, reason: str) -> None:
+        point.is_available = False
+        reason = reason.partition("\n")[0][:_MOST_REASON]
+        self.world.problems.append(f"{self.world.backend} has no {point.operation.name} here: {reason}")
+
+    def _check(self, group: ProbeGroup, point: Point, *, is_right: bool) -> None:
         point.is_checked = True
-        (num_wrong,) = group.sums([0.0 if buffers_are_right else 1.0])
+        (num_wrong,) = group.sums([0.0 if is_right else 1.0])
         if num_wrong:
             size = format_bytes(point.size_bytes)
             self.world.problems.append(
                 f"{point.operation.name} of {size} returned wrong data on {num_wrong:.0f} of {group.size} ranks: "
                 "do not train on these hosts before memory and network are checked"
             )
+
+
+def _seconds_left(deadline: Deadline) -> float:
+    return 0.0 if deadline.is_over else deadline.left_s
 
 
 def _num_calls(allowed_s: float, expected_s: float) -> int:

@@ -23,7 +23,7 @@ class Point:
         operation, size_bytes: of the point.
         call_s: the longest mean time of a call so far, of all ranks; 0 before the first one.
         is_checked: whether its result has been compared with what it must be.
-        is_left_out: whether it does not fit into the time, or is not available.
+        is_available: whether the backend has the operation.
         rounds_ns: durations of each round, mean over ranks, float64, (num_calls,).
     """
 
@@ -31,7 +31,7 @@ class Point:
     size_bytes: int
     call_s: float = 0.0
     is_checked: bool = False
-    is_left_out: bool = False
+    is_available: bool = True
     rounds_ns: list[NDArray[np.float64]] = field(default_factory=list)
 
 

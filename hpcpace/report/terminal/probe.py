@@ -40,14 +40,15 @@ def _heading(record: ProbeRecord) -> Iterator[str]:
 
 def _summary(record: ProbeRecord) -> Iterator[str]:
     """Yield one line for each operation and number of hosts."""
-    yield f"{'':14} hosts  latency   best busbw    of limit  switches at"
+    yield f"{'':14} hosts  latency   largest       busbw  of limit  switches at"
     laws = {(law.op, law.num_nodes): law for law in record.laws}
     for rows in _grouped(record.sweep):
-        best = max(rows, key=lambda row: row.busbw)
-        law = laws.get((best.op, best.num_nodes))
+        largest = rows[-1]
+        law = laws.get((largest.op, largest.num_nodes))
         yield (
-            f"{best.op:14} {best.num_nodes:5}  {format_duration(rows[0].p50_ns):>7}  {rate_words(best.busbw):>11}  "
-            f"{share_words(best):>10}  {_switches(law)}"
+            f"{largest.op:14} {largest.num_nodes:5}  {format_duration(rows[0].p50_ns):>7} "
+            f"{size_words(largest.size_bytes):>9} {rate_words(largest.busbw):>11} {share_words(largest):>9}  "
+            f"{_switches(law)}"
         ).rstrip()
 
 

@@ -1,0 +1,54 @@
+"""How the transfer of a step grows with nodes, by the laws of a probe over several numbers of hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.jitter.extrapolation import Algorithm, TransferTerm
+from hpcpace.probe.record import LatencyLaw
+
+FloatArray = NDArray[np.float64]
+
+
+def transfer_term(
+    laws: Sequence[LatencyLaw], calls: Sequence[tuple[str, float, float]], *, num_nodes: int, transfer_ns: float
+) -> TransferTerm | None:
+    """Return how the transfer of a step grows with nodes, for `hpcpace.metrics.jitter.extrapolation.extrapolate`.
+
+    The operation with the most transfer decides between ring and tree: of both forms, the one that fits its laws over
+    numbers of hosts with the smaller squared relative error; a ring where it has laws of fewer than three.
+
+    Args:
+        laws: of one probe.
+        calls: of a step: operation, size in bytes, and how often.
+        num_nodes: of the run.
+        transfer_ns: exposed transfer per step on these nodes.
+
+    Returns:
+        None without a law of these operations on as many hosts.
+    """
+    of_op = {(law.op, law.num_nodes): law for law in laws if law.num_nodes > 1}
+    known = [(of_op[op, num_nodes], size, count) for op, size, count in calls if (op, num_nodes) in of_op]
+    if num_nodes < 2 or not known:
+        return None
+    largest, size_bytes, _ = max(known, key=lambda one: one[0].time_ns(one[1]) * one[2])
+    counts = np.array(sorted(law.num_nodes for law in laws if law.op == largest.op and law.num_nodes > 1), np.float64)
+    times_ns = np.array([of_op[largest.op, int(count)].time_ns(size_bytes) for count in counts])
+    if len(counts) >= 3 and _misfit([np.log2(counts)], times_ns) < _misfit(
+        [(counts - 1) / counts, counts - 1], times_ns
+    ):
+        return TransferTerm(algorithm=Algorithm.TREE, transfer_ns=transfer_ns)
+    latency_ns = sum(count * max(law.pieces[0].latency_ns, 0.0) for law, _, count in known) / (num_nodes - 1)
+    return TransferTerm(algorithm=Algorithm.RING, transfer_ns=transfer_ns, latency_ns=latency_ns)
+
+
+def _misfit(terms: Sequence[FloatArray], times_ns: FloatArray) -> float:
+    """Return the squared relative error of the best sum of terms with coefficients of at least 0, per free point."""
+    from scipy.optimize import nnls
+
+    matrix = np.stack(terms, axis=1) / times_ns[:, np.newaxis]
+    _, residual = nnls(matrix, np.ones(len(times_ns)))
+    return float(residual**2 / (len(times_ns) - len(terms)))
