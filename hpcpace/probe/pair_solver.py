@@ -1,0 +1,170 @@
+"""Which link is slow, from transfers between pairs of hosts: a slow pair accuses its links, a fast one clears them.
+
+A link is at least as fast as the fastest transfer that passed it, its capability. A kind of link (of hosts, or uplinks)
+has a usual capability, the median over its links, and a link below that by more than three robust deviations and 10 %
+is not cleared. A slow transfer accuses the links on its path that are not cleared. Where that is one link, it is the
+slow one; where it is several, nobody can tell which, and all of them are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcpace.probe.pair_network import NO_LINK, BoolArray, FloatArray, IntArray
+
+_DEVIATIONS = 3.0
+_LEAST_SHARE = 0.10
+# The standard deviation of a normal distribution is 1.4826 times its median absolute deviation.
+_MAD_TO_DEVIATION = 1.4826
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTests:
+    """Transfers and the directed links that they passed.
+
+    Attributes:
+        path: numbers of links, int64, (num_tests, most_links), filled up with NO_LINK.
+        value: what was reached, the more the better, such as bytes per second, (num_tests,); nan where nothing was
+            measured.
+        is_apart: whether nothing else passed these links meanwhile, (num_tests,); other transfers clear links and
+            accuse none.
+        kind: kind of each link, int64, (num_links,).
+    """
+
+    path: IntArray
+    value: FloatArray
+    is_apart: BoolArray
+    kind: IntArray
+
+    @property
+    def num_links(self) -> int:
+        """Directed links."""
+        return len(self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLinks:
+    """What the transfers say about the links.
+
+    Attributes:
+        capability: of each link, in the unit of the values, (num_links,); nan where nothing passed it.
+        usual: usual capability by kind, (num_kinds,); nan where no link of a kind was passed.
+        threshold: the least capability by kind that counts as usual, (num_kinds,).
+        is_cleared: links that a fast transfer passed, (num_links,).
+        is_slow: transfers that accuse, (num_tests,).
+        num_alone: slow transfers that leave each link as the only possible one, int64, (num_links,).
+        certain: links that some slow transfer leaves as the only possible one, ascending.
+        unclear: sets of links of which at least one is slow; no set shares a link with another.
+        unexplained: slow transfers all of whose links are cleared, indices of tests.
+        doubtful: links that would be certain if they were not as fast as transfers that are unexplained.
+    """
+
+    capability: FloatArray
+    usual: FloatArray
+    threshold: FloatArray
+    is_cleared: BoolArray
+    is_slow: BoolArray
+    num_alone: IntArray
+    certain: tuple[int, ...]
+    unclear: tuple[tuple[int, ...], ...]
+    unexplained: tuple[int, ...]
+    doubtful: tuple[int, ...] = ()
+
+    @property
+    def suspects(self) -> set[int]:
+        """Links that are certain or possible."""
+        return set(self.certain) | {link for links in self.unclear for link in links}
+
+
+def find_slow_links(tests: LinkTests) -> SlowLinks:
+    """Return which links are slow, or among which links one is."""
+    on_path = tests.path != NO_LINK
+    capability = _capability(tests, on_path)
+    usual, threshold = _references(_comparable(tests, on_path, capability), tests.kind)
+    with np.errstate(invalid="ignore"):
+        is_cleared = capability >= threshold[tests.kind]
+        # A transfer cannot be faster than what is usual of the slowest kind of link on its path.
+        limits = np.where(on_path, usual[tests.kind[tests.path]], np.inf)
+        limiting = np.take_along_axis(tests.kind[tests.path], np.nanargmin(_finite(limits), axis=1)[:, None], axis=1)
+        is_slow = tests.is_apart & (tests.value < threshold[limiting[:, 0]])
+    accused = on_path & ~is_cleared[tests.path] & is_slow[:, None]
+    count = accused.sum(axis=1)
+    num_alone = np.bincount(tests.path[(count == 1)[:, None] & accused], minlength=tests.num_links)
+    certain = np.flatnonzero(num_alone)
+    unclear = _unclear(tests, accused, certain, capability)
+    return SlowLinks(
+        capability=capability,
+        usual=usual,
+        threshold=threshold,
+        is_cleared=is_cleared,
+        is_slow=is_slow,
+        num_alone=num_alone,
+        certain=tuple(certain.tolist()),
+        unclear=unclear,
+        unexplained=tuple(np.flatnonzero(is_slow & (count == 0)).tolist()),
+    )
+
+
+def _capability(tests: LinkTests, on_path: BoolArray) -> FloatArray:
+    capability = np.full(tests.num_links, -np.inf)
+    known = on_path & np.isfinite(tests.value)[:, None]
+    np.maximum.at(capability, tests.path[known], np.broadcast_to(tests.value[:, None], known.shape)[known])
+    return np.where(np.isfinite(capability), capability, np.nan)
+
+
+def _comparable(tests: LinkTests, on_path: BoolArray, capability: FloatArray) -> FloatArray:
+    """Return the capabilities of links that something passed alone; all of them where nothing did.
+
+    What links carry while others share them varies with the others.
+    """
+    is_comparable = np.zeros(tests.num_links, np.bool_)
+    is_comparable[tests.path[on_path & (tests.is_apart & np.isfinite(tests.value))[:, None]]] = True
+    return np.where(is_comparable, capability, np.nan) if is_comparable.any() else capability
+
+
+def _references(capability: FloatArray, kind: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Return the usual capability and the threshold of each kind.
+
+    Of an even number of links the upper middle one counts, and the lower middle deviation: where half of four hosts are
+    slow, the mean of both halves would be what no link has.
+    """
+    num_kinds = int(kind.max(initial=-1)) + 1
+    usual, threshold = np.full(num_kinds, np.nan), np.full(num_kinds, np.nan)
+    for number in range(num_kinds):
+        values = np.sort(capability[(kind == number) & np.isfinite(capability)])
+        if len(values):
+            usual[number] = values[len(values) // 2]
+            away = np.sort(np.abs(values - usual[number]))
+            deviation = _MAD_TO_DEVIATION * away[(len(away) - 1) // 2]
+            threshold[number] = usual[number] - max(_DEVIATIONS * deviation, _LEAST_SHARE * usual[number])
+    return usual, threshold
+
+
+def _finite(limits: FloatArray) -> FloatArray:
+    return np.where(np.isnan(limits), np.inf, limits)
+
+
+def _unclear(
+    tests: LinkTests, accused: BoolArray, certain: IntArray, capability: FloatArray
+) -> tuple[tuple[int, ...], ...]:
+    """Return the sets of links that slow transfers accuse, without transfers that a certain link explains."""
+    is_certain = np.zeros(tests.num_links + 1, np.bool_)  # the last entry is that of NO_LINK
+    is_certain[certain] = True
+    # A transfer much slower than the certain links on its path has passed another slow link.
+    certain_limit = np.where(is_certain[tests.path] & accused, capability[tests.path], np.inf).min(axis=1)
+    with np.errstate(invalid="ignore"):
+        is_explained = tests.value >= (1 - _LEAST_SHARE) * certain_limit
+    open_links = accused & ~is_certain[tests.path] & ~is_explained[:, None]
+    return tuple(_joined([set(path[links].tolist()) for path, links in zip(tests.path, open_links, strict=True)]))
+
+
+def _joined(groups: list[set[int]]) -> Iterator[tuple[int, ...]]:
+    """Yield the unions of groups that share a link."""
+    joined: list[set[int]] = []
+    for group in filter(None, groups):
+        touching = [each for each in joined if each & group]
+        joined = [each for each in joined if not each & group] + [group.union(*touching)]
+    yield from sorted(tuple(sorted(each)) for each in joined)
