@@ -8,6 +8,7 @@ RUN/report.html   RUN/summary.json   RUN/switch   RUN/checkpoints/step-00000100
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -125,12 +126,26 @@ class Attempt:
 
     def trace_bytes(self) -> int:
         """Return the size of all its traces on disk; 0 if they were removed."""
+        return sum(self.trace_sizes().values())
+
+    def trace_sizes(self) -> dict[str, int]:
+        """Return the size of each of its trace files, journals and packs by name, in order; empty if removed."""
         try:
             with self.open() as folder, folder.folder(self.trace_dir.name) as traces:
                 names = [name for name in traces.names() if _TRACE.fullmatch(name) or is_pack(name)]
-                return sum(traces.size_bytes(name) for name in names)
+                return {name: traces.size_bytes(name) for name in names}
         except OSError:
-            return 0
+            return {}
+
+    def trace_digest(self) -> str:
+        """Return a digest of the names and sizes of its trace files; empty if they were removed.
+
+        A trace grows while its rank records, and its journal disappears at the end, so this changes when it does. Times
+        of files would not do: a copy of a run has new ones.
+        """
+        sizes = self.trace_sizes()
+        lines = "".join(f"{name} {size}\n" for name, size in sizes.items())
+        return hashlib.sha256(lines.encode()).hexdigest()[:16] if sizes else ""
 
     def _trace_names(self) -> list[str]:
         try:

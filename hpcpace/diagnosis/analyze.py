@@ -14,6 +14,7 @@ from hpcpace.diagnosis.diagnose import Diagnosis
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures.audit import audit_figures
 from hpcpace.diagnosis.figures.causes import cause_figures
+from hpcpace.diagnosis.figures.comparable import comparable_figures
 from hpcpace.diagnosis.figures.cores import core_figures
 from hpcpace.diagnosis.figures.devices import device_figures
 from hpcpace.diagnosis.figures.gpus import gpu_differences, gpu_state
@@ -166,6 +167,7 @@ def analyze_traces(
         devices=device_figures(measured),
         cores=core_figures(panels),
         hang=hang_figures(hang),
+        comparable=comparable_figures(measured, selection),
     )
     plots = plot_data(
         measured,

@@ -149,12 +149,16 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """What the trace itself cost; the overhead is the recorder's own time relative to that of the recording."""
+    """What the trace itself cost; the overhead is the recorder's own time relative to that of the recording.
+
+    `files` is a digest of the names and sizes of the trace files, which tells whether they have changed since.
+    """
 
     overhead_share: float | None
     size_bytes: int
     num_events: int
     num_dropped: int
+    files: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -613,6 +617,7 @@ class AuditFigures:
         num_hosts, num_ranks: those that the snapshots have.
         counts: findings by severity, alike ones of several hosts once.
         matches: those on whom the verdict blames.
+        found: each warning and failure in a few words, host and place included, in order.
         problems: snapshots that cannot be read, or are not there, one sentence each.
     """
 
@@ -621,6 +626,7 @@ class AuditFigures:
     counts: dict[str, int]
     matches: tuple[AuditMatch, ...]
     problems: tuple[str, ...]
+    found: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -670,6 +676,42 @@ class PacingFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ComparedRank:
+    """How one rank compares with itself in another run.
+
+    Attributes:
+        work_ns: own work per step, the mean; None where it is not known.
+        work_error: its standard error relative to it, over blocks of steps; None likewise, and for few steps.
+        caused_wait_ns: exposed wait of all ranks that began at this one, mean over ranks and steps.
+    """
+
+    rank: int
+    work_ns: float | None
+    work_error: float | None
+    caused_wait_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparable:
+    """What a comparison with other runs takes from this one besides all else; see docs/compare.md.
+
+    Attributes:
+        is_all: whether all steps but the warm-up were used, as by a report without `--steps`.
+        samples_per_step: samples of the global batch, mean over the used steps.
+        log_p50_error: standard error of the logarithm of the median step time by a block bootstrap over steps; None for
+            fewer than 8 steps.
+        block_p50_ns: median step times of up to 20 blocks of consecutive steps, in their order.
+        ranks: ascending.
+    """
+
+    is_all: bool
+    samples_per_step: float
+    log_p50_error: float | None
+    block_p50_ns: tuple[float, ...]
+    ranks: tuple[ComparedRank, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """All that a report says about one attempt of a run; `settings` are the thresholds of `[diagnosis]` by name.
 
@@ -678,6 +720,7 @@ class Summary:
     `pacing` where the run was not paced, `end` where nothing ended it before its time. `unknown` says why figures that
     rest on phases are not known; empty where they are. `devices` has the phases of ranks with device times, `cores`
     the hosts on which ranks wait for cores, `network` what interfaces and connections carried between hosts.
+    `comparable` is what comparisons with other runs need.
     """
 
     run: str
@@ -712,6 +755,7 @@ class Summary:
     cores: tuple[HostCores, ...] = ()
     hang: HangFigures | None = None
     network: NetworkFigures | None = None
+    comparable: Comparable | None = None
 
     @property
     def is_whole(self) -> bool:

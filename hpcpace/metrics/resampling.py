@@ -111,6 +111,37 @@ def moving_block_bootstrap(
     return estimate + (low - estimate) * factor, estimate + (high - estimate) * factor
 
 
+def log_median_error(values: NDArray[np.float64], *, num_draws: int = 200, seed: int = 0) -> float | None:
+    """Return the standard error of the logarithm of a median over steps, or None for fewer than 8 steps.
+
+    Moving-block bootstrap, as of `moving_block_bootstrap`; the error is the standard deviation of the draws, with the
+    same correction for few blocks.
+
+    Args:
+        values: float64, positive, (num_steps,).
+        num_draws: resamples.
+        seed: of the generator.
+    """
+    num_steps = len(values)
+    if num_steps < 8:
+        return None
+    length = block_length(num_steps, lag_one(values))
+    num_blocks = -(-num_steps // length)
+    generator = np.random.default_rng(seed)
+    starts = generator.integers(num_steps - length + 1, size=(num_draws, num_blocks))
+    at_once = max(_MOST_ELEMENTS // (num_blocks * length), 1)
+    medians = np.concatenate(
+        [
+            np.median(
+                values[starts[i : i + at_once, :, np.newaxis] + np.arange(length)].reshape(-1, num_blocks * length), 1
+            )
+            for i in range(0, num_draws, at_once)
+        ]
+    )
+    factor = num_blocks * length / num_steps * num_blocks / max(num_blocks - 1, 1)
+    return float(np.log(medians).std(ddof=1) * factor**0.5)
+
+
 def mean_above_zero(values: NDArray[np.float64]) -> MeanTest | None:
     """Return whether the mean over steps is above 0, or None for fewer than 8 steps or constant data.
 

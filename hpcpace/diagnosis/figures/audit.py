@@ -23,6 +23,7 @@ from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt
 
 _MOST_OWN, _MOST_COMMON, _MOST_CULPRITS = 3, 1, 8
+_MOST_FOUND, _MOST_TEXT = 1000, 200
 _ORDER = {Severity.FAIL: 0, Severity.WARNING: 1}
 _OF_NODES = "H01"  # its place is a fact of the node, such as its kernel
 _LOCAL_RANK = re.compile(r"(?:local )?rank \d+")
@@ -53,6 +54,7 @@ def audit_figures(
     absent = sorted({host for rank, host in hosts.items() if rank not in seen})
     if absent:
         problems.append(f"no snapshot has the ranks of {short_list(absent)}")
+    found = sorted({_in_short(finding) for finding in findings if finding.severity in _ORDER})
     counts = {str(severity): 0 for severity in Severity}
     for block in blocks(grouped(findings)):
         counts[block[0].severity] += len(block)
@@ -62,7 +64,13 @@ def audit_figures(
         counts=counts,
         matches=matches,
         problems=tuple(printable(problem) for problem in problems),
+        found=tuple(found[:_MOST_FOUND]),
     )
+
+
+def _in_short(finding: AuditFinding) -> str:
+    where = " ".join(part for part in (finding.host, finding.place) if part) or "job"
+    return printable(f"{finding.rule} on {where}: {finding.seen}")[:_MOST_TEXT]
 
 
 def _matches(

@@ -72,6 +72,7 @@ def tracing_figures(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
         size_bytes=attempt.trace_bytes(),
         num_events=sum(int(account["events"].sum()) for account in accounts),
         num_dropped=sum(int(account["dropped"].sum()) for account in accounts),
+        files=attempt.trace_digest(),
     )
 
 

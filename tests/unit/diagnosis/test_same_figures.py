@@ -33,7 +33,7 @@ def summary_of(run, found):
         summary = analyze_traces(run, run.attempt(0), found, Selection()).summary.to_json()
     except CannotTell as error:
         return str(error)
-    del summary["tracing"]["size_bytes"]  # a pack has another size
+    del summary["tracing"]["size_bytes"], summary["tracing"]["files"]  # a pack has another size and name
     return json.dumps(summary, sort_keys=True)
 
 

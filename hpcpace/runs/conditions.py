@@ -1,0 +1,93 @@
+"""What a run was started with, from run.json: work, settings, software and environment, as flat text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcpace.json_files import read_json
+from hpcpace.rundir import Attempt
+
+_MOST_TEXT = 200
+_MOST_VALUES = 2000
+_MOST_UNIX_NS = 1 << 62
+# New in every run, or said elsewhere.
+_VARIABLES_OF_A_RUN = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_JOB_NAME")
+_NOT_OF_THE_WORK = ("dtype",)  # the same work, done in another precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What a run was started with; empty where it is not recorded.
+
+    Attributes:
+        name: of the run.
+        job_name: of its Slurm job, else that of the run.
+        begun_unix_ns: when it began; 0 where unknown.
+        work: what was trained on what, by name: other work cannot be compared.
+        settings: hpcpace's own, by name.
+        versions: of the software, the kernel included.
+        environment: the variables that run.json keeps.
+        command: that started a rank.
+        commit: of the working directory.
+        dtype: in which the training computed.
+    """
+
+    name: str = ""
+    job_name: str = ""
+    begun_unix_ns: int = 0
+    work: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    commit: str = ""
+    dtype: str = ""
+
+
+def read_conditions(attempt: Attempt, problems: list[str]) -> Conditions:
+    """Return what run.json says; a sentence is added to `problems` where it cannot be used."""
+    return read_json(attempt, attempt.run_json.name, _conditions, problems) or Conditions()
+
+
+def _conditions(content: Any) -> Conditions:
+    model, data = content.get("model"), content.get("data")
+    environment = dict(_flat(content.get("environment", {})))
+    work = {name: value for name, value in _flat({"model": model, "data": data}) if value}
+    name = _text(content.get("name", ""))
+    return Conditions(
+        name=name,
+        job_name=environment.get("SLURM_JOB_NAME", "") or name,
+        begun_unix_ns=_unix_ns(content.get("created_unix_ns", 0)),
+        work={key: value for key, value in work.items() if key.rpartition(".")[2] not in _NOT_OF_THE_WORK},
+        settings=dict(_flat(content.get("config", {}))),
+        versions={**dict(_flat(content.get("versions", {}))), "kernel": _text(content.get("kernel", ""))},
+        environment={key: value for key, value in environment.items() if key not in _VARIABLES_OF_A_RUN},
+        command=" ".join(map(_text, content.get("command", []))),
+        commit=_text(content.get("git_commit", "")),
+        dtype=work.get("model.dtype", ""),
+    )
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each single value as text with its path."""
+    budget = [_MOST_VALUES]
+    yield from _values(value, path, budget)
+
+
+def _values(value: Any, path: str, budget: list[int]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _values(item, f"{path}.{key}" if path else str(key), budget)
+    elif budget[0]:
+        budget[0] -= 1
+        yield path[:_MOST_TEXT], "" if value is None else _text(value)
+
+
+def _text(value: Any) -> str:
+    return (value if isinstance(value, str) else str(value))[:_MOST_TEXT]
+
+
+def _unix_ns(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST_UNIX_NS else 0

@@ -1,0 +1,177 @@
+"""Runs that another tool has measured, as CSV: one line a run, with its date, its speed and the nodes that it used.
+
+docs/history.md documents the form. A file with a wrong line is refused as a whole, so that no result rests on the part
+of it that happened to be readable.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from hpcpace.errors import UsageError
+from hpcpace.files import read_file
+from hpcpace.hostlist import expand
+from hpcpace.quoting import printable
+
+COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
+_REQUIRED = ("run",)
+_SPEEDS = ("step_time_s", "throughput")
+_MOST_BYTES = 1 << 26
+_MOST_TOLD = 3
+_MOST_VALUE = 1e15
+_MOST_COUNT = 10_000_000
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvRun:
+    """One line.
+
+    Attributes:
+        line: its number in the file, the header being 1.
+        begun_unix_ns: when the run began; 0 where it has no date.
+        run, job: names of the run and of its kind; the kind is empty where not given.
+        step_ns: median step time; None where only a throughput is given.
+        throughput: per second; None where only a step time is given.
+        nodes: names of the nodes; empty where only their number is given, or nothing.
+        num_nodes, num_ranks: 0 where not given.
+        batch: samples of the global batch; 0 where not given.
+    """
+
+    line: int
+    begun_unix_ns: int
+    run: str
+    job: str
+    step_ns: float | None
+    throughput: float | None
+    nodes: tuple[str, ...]
+    num_nodes: int
+    num_ranks: int
+    batch: float
+
+
+def read_csv(path: Path) -> list[CsvRun]:
+    """Return the runs of a CSV file, in the order of its lines.
+
+    Raises:
+        UsageError: it cannot be read, has no or wrong columns, or wrong values.
+    """
+    try:
+        text = read_file(path, most_bytes=_MOST_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no CSV in UTF-8 (byte {error.start}): save it as UTF-8") from error
+    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True, restkey="", strict=True)
+    mistakes: list[str] = []
+    try:
+        _check_columns(path, rows.fieldnames)
+        found = list(_runs(rows, mistakes))
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {rows.line_num}: not CSV ({error})") from error
+    if mistakes:
+        more = f"; {len(mistakes) - _MOST_TOLD} more" if len(mistakes) > _MOST_TOLD else ""
+        raise UsageError(f"{path}: {'; '.join(mistakes[:_MOST_TOLD])}{more}: correct them or leave the lines out")
+    if not found:
+        raise UsageError(f"{path} has no runs below its header")
+    return found
+
+
+def _check_columns(path: Path, names: object) -> None:
+    columns = [str(name) for name in names] if isinstance(names, list) else []
+    known = f"known are {', '.join(COLUMNS)}"
+    if missing := [name for name in _REQUIRED if name not in columns]:
+        raise UsageError(f"{path} has no column {missing[0]!r} in its first line; {known}")
+    if not set(_SPEEDS) & set(columns):
+        raise UsageError(f"{path} has neither a column step_time_s nor throughput; {known}")
+    if unknown := [name for name in columns if name not in COLUMNS]:
+        raise UsageError(f"{path} has a column {printable(unknown[0])!r}; {known}")
+    if len(set(columns)) < len(columns):
+        raise UsageError(f"{path} has a column twice: {printable(', '.join(columns))}")
+
+
+def _runs(rows: csv.DictReader[str], mistakes: list[str]) -> Iterator[CsvRun]:
+    for row in rows:
+        try:
+            yield _run(rows.line_num, row)
+        except ValueError as error:
+            mistakes.append(f"line {rows.line_num}: {printable(str(error))}")
+
+
+def _run(line: int, row: Mapping[str, str | None]) -> CsvRun:
+    if "" in row:
+        raise ValueError("it has more values than there are columns")
+    step_s, rate = (_optional(row, name, _speed) for name in _SPEEDS)
+    if step_s is None and rate is None:
+        raise ValueError("it has neither a step time nor a throughput")
+    name = (row["run"] or "").strip()
+    if not name:
+        raise ValueError("its run has no name")
+    nodes, num_nodes = _optional(row, "nodes", _nodes) or ((), 0)
+    return CsvRun(
+        line=line,
+        begun_unix_ns=_optional(row, "date", _unix_ns) or 0,
+        run=name,
+        job=(row.get("job") or "").strip(),
+        step_ns=None if step_s is None else step_s * 1e9,
+        throughput=rate,
+        nodes=nodes,
+        num_nodes=num_nodes,
+        num_ranks=_optional(row, "ranks", _count) or 0,
+        batch=_optional(row, "batch", _speed) or 0.0,
+    )
+
+
+def _optional(row: Mapping[str, str | None], name: str, made_of: Callable[[str], _Value]) -> _Value | None:
+    text = (row.get(name) or "").strip()
+    if not text:
+        return None
+    try:
+        return made_of(text)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is {text[:60]!r}: {error}") from None
+
+
+def _speed(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("write a number") from None
+    if not (math.isfinite(value) and 0 < value < _MOST_VALUE):
+        raise ValueError("write a number above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= _MOST_COUNT:
+        raise ValueError("write a whole number above 0")
+    return int(text)
+
+
+def _unix_ns(text: str) -> int:
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("write a date like 2026-05-07 or 2026-05-07T14:00:00+02:00") from None
+    # Without a zone, a date is of the place where it is read, as dates on a terminal are.
+    seconds = (date if date.tzinfo else date.astimezone()).astimezone(UTC).timestamp()
+    if seconds <= 0:
+        raise ValueError("write a date after 1970")
+    return round(seconds * 1e9)
+
+
+def _nodes(text: str) -> tuple[tuple[str, ...], int]:
+    """Return the names of nodes and their number, of a number, a list of hosts as Slurm writes it, or names with ;."""
+    if re.fullmatch(r"\d+", text):
+        return (), _count(text)
+    names = tuple(dict.fromkeys(name for part in re.split(r"[;\s]+", text) if part for name in expand(part)))
+    return names, len(names)

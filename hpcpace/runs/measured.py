@@ -1,0 +1,262 @@
+"""What comparing, scaling and history take from one run, without its traces.
+
+It is read from RUN/summary.json where that is of this version's schema and of the trace files as they are now: their
+names and sizes are compared with those that the report had read. Otherwise the run is analysed. Where the traces were
+removed, the summary stands for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcpace.diagnosis.run_state import journals_of
+from hpcpace.diagnosis.summary import SCHEMA
+from hpcpace.json_files import read_json
+from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.runs.conditions import Conditions, read_conditions
+
+_MOST_BYTES = 1 << 28  # of the summary of 16,384 ranks
+_MOST_NUMBER = 1e19
+_MOST_TEXT = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTimes:
+    """One rank's mean step.
+
+    Attributes:
+        host: where it ran.
+        role: pipeline stage and tensor slot, such as `pp0 tp0`.
+        parts_ns: by name of `Part` in lower case, adding up to its step; None where they are not known.
+        work_ns, work_error: its own work per step, and the relative standard error of that; None where not known.
+        caused_wait_ns: exposed wait of all ranks that began at this one, mean over ranks.
+    """
+
+    rank: int
+    host: str
+    role: str
+    parts_ns: Mapping[str, float] | None
+    work_ns: float | None
+    work_error: float | None
+    caused_wait_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfers:
+    """All transfers of one kind of operation over groups of one size, exposed or hidden, mean per rank and step."""
+
+    op: str
+    group_size: int
+    transfer_ns: float
+    size_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """One run as others are compared with it; times are nanoseconds, of the used steps.
+
+    Attributes:
+        path: its folder.
+        attempt: the attempt that the figures are of.
+        is_from_summary: whether summary.json was taken, and not its traces.
+        is_final: whether all its traces were closed.
+        p50_ns, mean_ns: median and mean step time.
+        log_p50_error: standard error of ln(p50_ns) within the run; None for fewer than 8 steps.
+        block_p50_ns: medians of up to 20 blocks of consecutive steps.
+        cv: coefficient of variation of the step time; None for a single step.
+        samples_per_s: throughput; None where no samples were credited.
+        samples_per_step, samples_unit: the global batch; 0 where unknown.
+        num_steps: steps used.
+        world_size: ranks of the job.
+        num_missing: ranks without a readable trace.
+        hosts: in order of their ranks.
+        mesh: such as `dp=4,pp=2,tp=1`; empty where unknown.
+        ranks: ascending.
+        transfers: by kind of operation.
+        shares: busy, exposed wait, transfer and other of the step; None where not known.
+        amplification: A(k) by number of units k; empty where not known.
+        waiting_share: what the group that loses most to waiting for its slowest loses; None without one.
+        audit: warnings and failures of the audit, in short; None without snapshots.
+        mode, headline: of the verdict.
+        emulation: in what way computation was not real; empty where it was.
+        conditions: what the run was started with.
+    """
+
+    path: str
+    attempt: int
+    is_from_summary: bool
+    is_final: bool
+    p50_ns: float
+    mean_ns: float
+    log_p50_error: float | None
+    block_p50_ns: tuple[float, ...]
+    cv: float | None
+    samples_per_s: float | None
+    samples_per_step: float
+    samples_unit: str
+    num_steps: int
+    world_size: int
+    num_missing: int
+    hosts: tuple[str, ...]
+    mesh: str
+    ranks: tuple[RankTimes, ...]
+    transfers: tuple[Transfers, ...]
+    shares: tuple[float, float, float, float] | None
+    amplification: tuple[tuple[int, float], ...]
+    waiting_share: float | None
+    audit: tuple[str, ...] | None
+    mode: str
+    headline: str
+    emulation: str = ""
+    conditions: Conditions = field(default_factory=Conditions)
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.path.rstrip("/").rpartition("/")[2] or self.path
+
+
+def from_summary(
+    content: Any, run: RunDirectory, conditions: Conditions, *, is_from_summary: bool = True
+) -> MeasuredRun:
+    """Return a run from the content of a summary, which may be foreign.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is no summary, or one without what a comparison needs.
+    """
+    if content["schema"] != SCHEMA or content.get("comparable") is None:
+        raise ValueError("it is of another version")
+    speed, world, steps, extra = content["throughput"], content["world"], content["steps"], content["comparable"]
+    shares = [_number(content["shares"][name]) for name in ("busy", "exposed_wait", "transfer", "other")]
+    jitter, audit = content["jitter"], content["audit"]
+    num_ranks = len(content["ranks"])
+    return MeasuredRun(
+        path=str(run.path),
+        attempt=_count(content["attempt"]),
+        is_from_summary=is_from_summary,
+        is_final=not content["cut_off"]["not_closed"],
+        p50_ns=_positive(speed["p50_ns"]),
+        mean_ns=_positive(speed["mean_ns"]),
+        log_p50_error=_number(extra["log_p50_error"]),
+        block_p50_ns=tuple(_positive(value) for value in extra["block_p50_ns"]),
+        cv=_number(speed["cv"]),
+        samples_per_s=_number(speed["samples_per_s"]),
+        samples_per_step=_number(extra["samples_per_step"]) or 0.0,
+        samples_unit=_text(world["samples_unit"]),
+        num_steps=_count(steps["num_used"]),
+        world_size=_count(world["world_size"]),
+        num_missing=len(world["missing"]),
+        hosts=tuple(_text(host) for host in world["hosts"]),
+        mesh=_text(world["mesh"]),
+        ranks=_ranks(content["ranks"], extra["ranks"]),
+        transfers=_transfers(content["kinds"], num_ranks * _count(steps["num_used"])),
+        shares=None if None in shares else (shares[0] or 0.0, shares[1] or 0.0, shares[2] or 0.0, shares[3] or 0.0),
+        amplification=_amplification(jitter),
+        waiting_share=None if jitter is None else _number(jitter["loss_share"]),
+        audit=None if audit is None else tuple(_text(finding) for finding in audit.get("found", ())),
+        mode=_text(content["verdict"]["mode"]),
+        headline=_text(content["verdict"]["headline"]),
+        emulation=_text(world["emulation"]),
+        conditions=conditions,
+    )
+
+
+def stored_run(run: RunDirectory, attempt: Attempt, problems: list[str]) -> MeasuredRun | None:
+    """Return what RUN/summary.json says of an attempt; None where there is none of the traces as they are now.
+
+    Args:
+        run: the run.
+        attempt: its attempt.
+        problems: takes why a summary cannot be used, if it is damaged.
+    """
+    content = read_json(run, run.summary_json.name, dict, problems, most_bytes=_MOST_BYTES)
+    if content is None or not _is_fresh(content, attempt):
+        return None
+    conditions = read_conditions(attempt, problems)
+    return read_json(
+        run,
+        run.summary_json.name,
+        lambda _: from_summary(content, run, conditions),
+        problems,
+        most_bytes=_MOST_BYTES,
+    )
+
+
+def _is_fresh(content: Mapping[str, Any], attempt: Attempt) -> bool:
+    """Return whether a summary is of all steps of an attempt, by this schema, and of its files as they are now."""
+    try:
+        if content["schema"] != SCHEMA or content["attempt"] != attempt.number or not content["comparable"]["is_all"]:
+            return False
+        now = attempt.trace_digest()
+        return not now or (content["tracing"]["files"] == now and not journals_of(attempt))
+    except (KeyError, TypeError):
+        return False
+
+
+def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
+    compared = {_count(row["rank"]): row for row in extra}
+    return tuple(
+        RankTimes(
+            rank=(rank := _count(row["rank"])),
+            host=_text(row["host"]),
+            role=_text(row["role"]),
+            parts_ns=None
+            if row["parts_ns"] is None
+            else {_text(name): _number(value) or 0.0 for name, value in row["parts_ns"].items()},
+            work_ns=_number(compared[rank]["work_ns"]),
+            work_error=_number(compared[rank]["work_error"]),
+            caused_wait_ns=_number(compared[rank]["caused_wait_ns"]) or 0.0,
+        )
+        for row in rows
+    )
+
+
+def _transfers(kinds: Any, num_rank_steps: int) -> tuple[Transfers, ...]:
+    return tuple(
+        Transfers(
+            op=_text(kind["op"]),
+            group_size=_count(kind["group_size"]),
+            transfer_ns=(_number(kind["mean_transfer_ns"]) or 0.0) * _count(kind["num_rows"]) / max(num_rank_steps, 1),
+            size_bytes=_count(kind["size_bytes"]) / max(num_rank_steps, 1),
+        )
+        for kind in kinds
+    )
+
+
+def _amplification(jitter: Any) -> tuple[tuple[int, float], ...]:
+    growth = None if jitter is None else jitter["growth"]
+    if growth is None:
+        return ()
+    return tuple((_count(k), _positive(value)) for k, value in zip(growth["k"], growth["amplification"], strict=True))
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    if not math.isfinite(value) or abs(value) > _MOST_NUMBER:
+        raise ValueError(f"{value!r} is no finite number")
+    return float(value)
+
+
+def _positive(value: Any) -> float:
+    number = _number(value)
+    if number is None or number <= 0:
+        raise ValueError(f"{value!r} is not above 0")
+    return number
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_NUMBER:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value[:_MOST_TEXT]

@@ -1,0 +1,75 @@
+"""Runs of other tools as CSV: what is read, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcpace.errors import UsageError
+from hpcpace.runs.csv_form import read_csv
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "runs.csv"
+    path.write_text(text)
+    return path
+
+
+def test_reads_date_speed_and_nodes_of_each_run(tmp_path: Path) -> None:
+    path = _file(
+        tmp_path, "date,run,job,step_time_s,nodes\n2026-05-07T14:00:00+00:00,r1,gpt,0.5,n[1-3]\n,r2,gpt,0.6,4\n"
+    )
+    first, second = read_csv(path)
+    assert (first.begun_unix_ns, first.run, first.job) == (1778162400 * 10**9, "r1", "gpt")
+    assert (first.step_ns, first.nodes, first.num_nodes) == (5e8, ("n1", "n2", "n3"), 3)
+    assert (second.begun_unix_ns, second.nodes, second.num_nodes) == (0, (), 4)
+
+
+def test_reads_a_throughput_with_ranks_and_batch(tmp_path: Path) -> None:
+    (run,) = read_csv(_file(tmp_path, "run,throughput,ranks,batch\nr1,1200.5,64,512\n"))
+    assert (run.throughput, run.step_ns, run.num_ranks, run.batch) == (1200.5, None, 64, 512.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no column 'run'"),
+        ("date,step_time_s\n2026-01-01,1\n", "no column 'run'"),
+        ("run,nodes\nr1,n1\n", "neither a column step_time_s nor throughput"),
+        ("run,step_time_s,speed\nr1,1,2\n", "a column 'speed'"),
+        ("run,step_time_s,run\nr1,1,2\n", "a column twice"),
+        ("run,step_time_s\n", "no runs below its header"),
+        ("run,step_time_s\nr1,\n", "line 2: it has neither a step time nor a throughput"),
+        ("run,step_time_s\nr1,fast\n", "line 2: step_time_s is 'fast': write a number"),
+        ("run,step_time_s\nr1,nan\n", "write a number above 0"),
+        ("run,step_time_s\nr1,-0.5\n", "write a number above 0"),
+        ("run,step_time_s\nr1,0\n", "write a number above 0"),
+        ("run,step_time_s\n,1\n", "line 2: its run has no name"),
+        ("run,step_time_s\nr1,1,2\n", "line 2: it has more values than there are columns"),
+        ("run,step_time_s,date\nr1,1,last week\n", "write a date like 2026-05-07"),
+        ("run,step_time_s,date\nr1,1,1900-01-01\n", "write a date after 1970"),
+        ("run,step_time_s,nodes\nr1,1,n[1-\n", "no list of hosts"),
+        ("run,step_time_s,nodes\nr1,1,n[1-999999999]\n", "more than 65536 hosts"),
+        ("run,step_time_s,nodes\nr1,1,0\n", "write a whole number above 0"),
+        ("run,step_time_s,ranks\nr1,1,2.5\n", "write a whole number above 0"),
+        ('run,step_time_s\n"r1,1\n', "not CSV"),
+        ("run,step_time_s\n" + "r,x\n" * 5, "2 more"),
+    ],
+)
+def test_refuses_a_wrong_file_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_csv(_file(tmp_path, text))
+    assert words in str(caught.value)
+
+
+def test_refuses_what_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_bytes(b"run,step_time_s\n\xff\xfe,1\n")
+    with pytest.raises(UsageError, match="no CSV in UTF-8"):
+        read_csv(path)
+
+
+def test_refuses_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        read_csv(tmp_path / "none.csv")
