@@ -22,6 +22,7 @@ COMMANDS = {
     "switch": "Change what a running job records.",
     "watch": "Show what a run does now.",
     "report": "Say why a run is slow and where its steps went.",
+    "compare": "Say whether one run is slower than another, and where that comes from.",
     "list": "List runs with their state, verdict and speed.",
     "hang": "Say which ranks hold up a job that no longer moves.",
     "import": "Read what other tools recorded of a job.",

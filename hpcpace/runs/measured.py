@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpcpace.diagnosis.run_state import journals_of
@@ -117,6 +117,30 @@ class MeasuredRun:
     def name(self) -> str:
         """The name of its folder."""
         return self.path.rstrip("/").rpartition("/")[2] or self.path
+
+    def scaled(self, factor: float) -> MeasuredRun:
+        """Return it with all its times multiplied, as for a step with another number of samples."""
+
+        def times(values: Mapping[str, float] | None) -> Mapping[str, float] | None:
+            return None if values is None else {name: value * factor for name, value in values.items()}
+
+        ranks = [
+            replace(
+                rank,
+                parts_ns=times(rank.parts_ns),
+                work_ns=None if rank.work_ns is None else rank.work_ns * factor,
+                caused_wait_ns=rank.caused_wait_ns * factor,
+            )
+            for rank in self.ranks
+        ]
+        return replace(
+            self,
+            p50_ns=self.p50_ns * factor,
+            mean_ns=self.mean_ns * factor,
+            block_p50_ns=tuple(value * factor for value in self.block_p50_ns),
+            ranks=tuple(ranks),
+            transfers=tuple(replace(kind, transfer_ns=kind.transfer_ns * factor) for kind in self.transfers),
+        )
 
 
 def from_summary(

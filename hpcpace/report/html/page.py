@@ -6,8 +6,6 @@ text that comes from files is escaped, so that the name of a host is never more 
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -20,10 +18,10 @@ from hpcpace.files import write_file
 from hpcpace.report.html import charts, maps, sections
 from hpcpace.report.html.causes import cause_content, cause_plots
 from hpcpace.report.html.figure import Plot
+from hpcpace.report.html.frame import framed, tools
 from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
 from hpcpace.report.html.lanes import slow_step
 from hpcpace.report.html.network import network_content, network_drawn
-from hpcpace.report.html.packed import asset, compressed, embedded, plot_library, script_hash, unpacked
 from hpcpace.report.html.text import contents, escape, facts, figure, notes, section, side_by_side, warning
 from hpcpace.report.html.verdict import hang_stacks, verdict_head
 from hpcpace.report.words.audit import audit_subtitle
@@ -34,12 +32,7 @@ from hpcpace.rundir import json_text
 
 _Section = tuple[str, str, tuple[str, ...]]  # title, lead, content
 
-_SCRIPTS = ("base.js", "plots.js", "tables.js", "controls.js")
-
-_TOOLS = (
-    '<div class="tools" hidden><button type="button" id="save-summary">Save summary.json</button>'
-    '<button type="button" id="theme"></button></div>'
-)
+_TOOLS = tools("summary.json")
 _CHOICE = (
     '<div class="tools choose" hidden role="search"><label for="choose">Only ranks or hosts</label>'
     '<input type="search" id="choose" placeholder="3, 8-15, n2" autocomplete="off" spellcheck="false">'
@@ -90,26 +83,12 @@ def page(summary: Summary, verdict: Verdict, plots: PlotData, *, progress: str =
         progress: how far a run is that still runs; empty of one that has ended.
     """
     drawn = _drawn(summary, plots)
-    library, inflate, script = plot_library(), asset("fflate.umd.js"), _script()
-    fields = {
-        "TITLE": escape(f"{verdict.mode}: {Path(summary.run).name} · hpcpace"),
-        "SCRIPTS": " ".join(script_hash(code) for code in (unpacked(library), inflate.encode(), script.encode())),
-        "STYLE": asset("page.css"),
-        "DARK": asset("dark.css"),
-        "BODY": _body(summary, verdict, plots, drawn, progress),
-        "DATA": _json({plot.name: _description(plot) for plot in drawn.values()}),
-        "SUMMARY": embedded(compressed(json_text(summary.to_json()))),
-        "LICENSES": "\n".join(asset(f"{name}-LICENSE") for name in ("plotly", "fflate")),
-        "LIBRARY": embedded(library),
-        "INFLATE": inflate,
-        "SCRIPT": script,
-    }
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: fields[found[1]], asset("page.html"))
-
-
-def _script() -> str:
-    parts = "\n".join(asset(name) for name in _SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+    return framed(
+        f"{verdict.mode}: {Path(summary.run).name} · hpcpace",
+        _body(summary, verdict, plots, drawn, progress),
+        list(drawn.values()),
+        json_text(summary.to_json()),
+    )
 
 
 def _drawn(summary: Summary, plots: PlotData) -> dict[str, Plot]:
@@ -270,14 +249,3 @@ def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple
             (of("clocks"), sections.clock_notes(summary)),
         ),
     )
-
-
-def _description(plot: Plot) -> dict[str, object]:
-    rows = {"rows": plot.rows} if plot.rows else {}
-    return {"height": plot.height_px, "traces": plot.traces, "layout": plot.layout, **rows}
-
-
-def _json(data: object) -> str:
-    # No text in it may end the element that holds it.
-    made = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return made.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

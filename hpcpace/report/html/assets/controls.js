@@ -94,8 +94,8 @@ function startControls() {
     kept.set("theme", name);
     setTheme(name);
   });
-  document.getElementById("save-summary").addEventListener("click", () =>
-    save("summary.json", unpack("summary-json"), "application/json"));
+  document.getElementById("save-summary").addEventListener("click", (event) =>
+    save(event.currentTarget.dataset.name, unpack("summary-json"), "application/json"));
   prefersDark.addEventListener("change", () => setTheme(kept.get("theme")));
   setTheme(kept.get("theme"));
   for (const tools of document.querySelectorAll(".tools")) tools.hidden = false;

@@ -1,0 +1,89 @@
+"""Whether runs differ: intervals that know how much runs of the same thing differ, not only how much their steps do.
+
+A run's steps say how well its own median is known. They say nothing about the next run of the same job, which gets
+other placements, temperatures and neighbours. That spread comes from repeats, or from a stated prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+LEAST_REPEATS = 3
+PRIOR_CV = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogDifference:
+    """The difference of two groups of runs in the logarithm of a time, which is ln(B / A).
+
+    Attributes:
+        value: mean of B less mean of A.
+        low, high: its interval.
+        from_repeats: whether the spread between runs was measured, and not the prior.
+        spread: standard deviation between runs of one group, pooled over both.
+    """
+
+    value: float
+    low: float
+    high: float
+    from_repeats: bool
+    spread: float
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval: about the smallest difference that would have been seen."""
+        return (self.high - self.low) / 2
+
+
+def log_difference(
+    before: Sequence[float],
+    after: Sequence[float],
+    *,
+    before_errors: Sequence[float],
+    after_errors: Sequence[float],
+    prior_cv: float = PRIOR_CV,
+    num_compared: int = 1,
+    confidence: float = 0.95,
+) -> LogDifference:
+    """Return by how much a group of runs differs from another one.
+
+    With `LEAST_REPEATS` runs or more a side, Welch's interval (Welch 1947) of the runs' values; the variance of a side
+    is at least that of its runs' own errors, which the spread of few runs may miss by chance. With fewer, both sides
+    have the variance of the prior and of their own errors, and the interval is normal.
+
+    Args:
+        before, after: logarithms of the runs' times, at least one each.
+        before_errors, after_errors: standard errors of them within each run.
+        prior_cv: standard deviation between runs, where repeats do not say.
+        num_compared: how many such differences are looked at; the interval is wider by Bonferroni's rule.
+        confidence: of the interval, of all of them together.
+    """
+    sides = [
+        (np.asarray(before, np.float64), np.asarray(before_errors, np.float64)),
+        (np.asarray(after, np.float64), np.asarray(after_errors, np.float64)),
+    ]
+    upper = 1 - (1 - confidence) / (2 * num_compared)
+    value = float(sides[1][0].mean() - sides[0][0].mean())
+    own = [float((errors**2).mean()) for _, errors in sides]
+    if min(len(before), len(after)) < LEAST_REPEATS:
+        variances = [(prior_cv**2 + of_steps) / len(values) for (values, _), of_steps in zip(sides, own, strict=True)]
+        half = float(ndtri(upper)) * sqrt(sum(variances))
+        return LogDifference(value=value, low=value - half, high=value + half, from_repeats=False, spread=prior_cv)
+    spreads = [max(float(values.var(ddof=1)), of_steps) for (values, _), of_steps in zip(sides, own, strict=True)]
+    variances = [spread / len(values) for spread, (values, _) in zip(spreads, sides, strict=True)]
+    total = sum(variances)
+    freedoms = [len(values) - 1 for values, _ in sides]
+    freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True)) if total else sum(freedoms)
+    half = float(stdtrit(freedom, upper)) * sqrt(total)
+    pooled = sqrt(sum(s * f for s, f in zip(spreads, freedoms, strict=True)) / sum(freedoms))
+    return LogDifference(value=value, low=value - half, high=value + half, from_repeats=True, spread=pooled)

@@ -1,0 +1,104 @@
+"""A comparison of runs in sentences, for the terminal and the page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import expm1
+
+from hpcpace.quoting import printable
+from hpcpace.runs.compare import ComparedRun, Comparison, Outcome
+from hpcpace.runs.places import PlaceRow
+from hpcpace.units import format_count, format_duration
+from hpcpace.wording import percent, plural
+
+_MOST_PLACES = 4
+_LEAST_SHARE = 0.1
+
+
+def headline(comparison: Comparison) -> str:
+    """Return the verdict in one line, without the word verdict."""
+    low, high = comparison.interval
+    interval = f"95 %: {signed(low)} to {signed(high)}"
+    per = f" for a batch of {format_count(comparison.per_batch)}" if comparison.per_batch is not None else ""
+    if comparison.outcome is Outcome.SAME:
+        return f"no difference beyond noise: B {signed(comparison.share)}{per} ({interval})"
+    return f"B is {percent(abs(comparison.share))} {comparison.outcome} than A{per} ({interval})"
+
+
+def signed(share: float) -> str:
+    """Return a change in percent."""
+    return f"{100 * share:+.1f} %"
+
+
+def place_sentences(comparison: Comparison) -> list[str]:
+    """Return who does its own work slower or faster than before, the largest changes first."""
+    places = comparison.places
+    if places is None:
+        return ["own work is not known of all ranks: no place can be named"]
+    found = [_place_sentence(row) for row in places.named[:_MOST_PLACES]]
+    if len(places.named) > _MOST_PLACES:
+        found.append(f"{len(places.named) - _MOST_PLACES} more places changed")
+    if places.is_common:
+        direction = "more" if places.common > 0 else "less"
+        found.insert(0, f"own work takes {percent(abs(expm1(places.common)))} {direction} time on most hosts")
+    if not found:
+        found.append("no host or rank changed against the others beyond noise")
+    return found
+
+
+def _place_sentence(row: PlaceRow) -> str:
+    assert row.change is not None
+    name = printable(row.name if row.kind == "host" else f"rank {row.name}")
+    direction = "slower" if row.change.value > 0 else "faster"
+    low, high = signed(expm1(row.change.low)), signed(expm1(row.change.high))
+    against = "" if row.against == "itself" else ", against the ranks of its role in the same run"
+    return (
+        f"{name} is {percent(abs(row.change_share))} {direction} in B by its own work (95 %: {low} to {high}){against}"
+    )
+
+
+def noise_sentence(comparison: Comparison) -> str:
+    """Return what the interval rests on, and what it could have missed."""
+    difference = comparison.difference
+    sides = f"{len(comparison.before)} and {len(comparison.after)} runs"
+    seen = f"a difference below {percent(difference.half_width)} would not be seen"
+    if difference.from_repeats:
+        return f"{sides} that differ by {percent(difference.spread)} (standard deviation); {seen}"
+    return (
+        f"{plural(len(comparison.before), 'run')} of A and {len(comparison.after)} of B: runs of the same thing are "
+        f"taken to differ by {percent(comparison.prior_cv)} (--run-cv), because 3 repeats a side are needed to measure "
+        f"that; {seen}"
+    )
+
+
+def other_work_sentences(comparison: Comparison) -> Iterator[str]:
+    """Yield what a comparison of different work means."""
+    if not comparison.other_work:
+        return
+    yield f"the work differs: {'; '.join(comparison.other_work)}"
+    if comparison.per_batch is not None:
+        yield "times are scaled to the batch of A: they say how fast samples are done, not how long a step of B takes"
+    else:
+        yield "a longer step is then no slower run: the figures say how long steps take, and not which run is better"
+
+
+def run_sentence(run: ComparedRun) -> str:
+    """Return what one run was."""
+    rate = f", {format_count(run.samples_per_s)}/s" if run.samples_per_s else ""
+    steps = f" ({plural(run.num_steps, 'step')})" if run.num_steps else ""
+    cv = f", CV {run.cv:.3f}" if run.cv is not None else ""
+    return f"{run.path}: median step {format_duration(run.p50_ns)}{steps}{cv}{rate}"
+
+
+def main_parts(comparison: Comparison) -> list[str]:
+    """Return the parts that make most of the difference, the largest first."""
+    total = sum(row.change_ns for row in comparison.parts)
+    rows = sorted(comparison.parts, key=lambda row: -abs(row.change_ns))
+    before = sum(row.before_ns for row in comparison.parts)
+    large = [row for row in rows if abs(row.change_ns) > _LEAST_SHARE * abs(total) and before][:3]
+    return [f"{row.kind} {row.name} {signed(row.change_ns / before)}" for row in large]
+
+
+def names_of(runs: Sequence[ComparedRun]) -> str:
+    """Return the paths of a group."""
+    return ", ".join(printable(run.path) for run in runs)

@@ -1,0 +1,116 @@
+"""What else changed between two groups of runs: where they ran, with what software and settings, what the audit found.
+
+A change is told, not blamed: that two things changed at the same time does not make one the cause of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcpace.hostlist import short_list
+from hpcpace.runs.measured import MeasuredRun
+from hpcpace.units import format_bytes
+
+_LEAST_BYTES_CHANGE = 0.01
+_NONE = "-"
+# Of hpcpace itself; they do not change what the job does.
+_OWN_SETTINGS = ("trace.trace_dir",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Something that is not the same in both groups; where runs of a group differ, its values are all listed."""
+
+    kind: str
+    name: str
+    before: str
+    after: str
+
+
+def changes(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list[Change]:
+    """Return what differs, by kind: hosts, placement, layout, software, settings, environment, audit, verdict."""
+    return [
+        *_single(before, after, "hosts", "hosts", lambda run: short_list(sorted(set(run.hosts)))),
+        *_placement(before, after),
+        *_single(before, after, "layout", "ranks", lambda run: str(run.world_size)),
+        *_single(before, after, "layout", "mesh", lambda run: run.mesh),
+        *_single(before, after, "layout", "dtype", lambda run: run.conditions.dtype),
+        *_traffic(before, after),
+        *_tables(before, after, "version", lambda run: run.conditions.versions),
+        *_single(before, after, "version", "commit", lambda run: run.conditions.commit[:12]),
+        *_single(before, after, "setting", "command", lambda run: run.conditions.command),
+        *_tables(before, after, "setting", lambda run: run.conditions.settings, _OWN_SETTINGS),
+        *_tables(before, after, "environment", lambda run: run.conditions.environment),
+        *_audit(before, after),
+        *_single(before, after, "verdict", "mode", lambda run: run.mode),
+    ]
+
+
+def _single(
+    before: Sequence[MeasuredRun],
+    after: Sequence[MeasuredRun],
+    kind: str,
+    name: str,
+    value: Callable[[MeasuredRun], str],
+) -> Iterator[Change]:
+    one, two = ({value(run) for run in group} for group in (before, after))
+    if one != two:
+        yield Change(kind=kind, name=name, before=_joined(one), after=_joined(two))
+
+
+def _joined(values: set[str]) -> str:
+    return ", ".join(sorted(value or _NONE for value in values))
+
+
+def _placement(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:
+    one, two = ({rank.rank: rank.host for rank in group[0].ranks} for group in (before, after))
+    moved = [rank for rank in one if rank in two and one[rank] != two[rank]]
+    if moved and set(before[0].hosts) == set(after[0].hosts):
+        first = moved[0]
+        yield Change(
+            kind="placement",
+            name=f"{len(moved)} of {len(one)} ranks, as rank {first}",
+            before=one[first],
+            after=two[first],
+        )
+
+
+def _traffic(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:
+    one, two = (
+        {f"{kind.op} of {kind.group_size} ranks": kind.size_bytes for kind in group[0].transfers}
+        for group in (before, after)
+    )
+    for name in dict.fromkeys([*one, *two]):
+        old, new = one.get(name, 0.0), two.get(name, 0.0)
+        if abs(new - old) > _LEAST_BYTES_CHANGE * max(old, new):
+            yield Change(
+                kind="layout",
+                name=f"bytes of {name} a rank and step",
+                before=format_bytes(old),
+                after=format_bytes(new),
+            )
+
+
+def _tables(
+    before: Sequence[MeasuredRun],
+    after: Sequence[MeasuredRun],
+    kind: str,
+    table: Callable[[MeasuredRun], Mapping[str, str]],
+    ignored: Sequence[str] = (),
+) -> Iterator[Change]:
+    if not all(table(run) for run in (*before, *after)):  # nothing is known of one of them
+        return
+    names = sorted({name for run in (*before, *after) for name in table(run)} - set(ignored))
+    for name in names:
+        yield from _single(before, after, kind, name, lambda run, name=name: table(run).get(name, ""))  # type: ignore[misc]
+
+
+def _audit(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:
+    if any(run.audit is None for run in (*before, *after)):
+        return
+    one, two = ({finding for run in group for finding in run.audit or ()} for group in (before, after))
+    for finding in sorted(two - one):
+        yield Change(kind="audit", name=finding, before="not found", after="found")
+    for finding in sorted(one - two):
+        yield Change(kind="audit", name=finding, before="found", after="not found")

@@ -1,0 +1,203 @@
+"""Two groups of runs compared: is B slower than A, by how much, where does that come from, and what else changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from math import expm1, log
+from typing import Any
+
+from hpcpace import __version__
+from hpcpace.errors import CannotTell, UsageError
+from hpcpace.metrics.run_difference import PRIOR_CV, LogDifference, log_difference
+from hpcpace.runs.changes import Change, changes
+from hpcpace.runs.measured import MeasuredRun
+from hpcpace.runs.parts import PartRow, part_rows
+from hpcpace.runs.places import PlaceChanges, place_changes
+from hpcpace.runs.work import is_work_known, work_differences
+
+SCHEMA = "hpcpace-compare/1"
+_MOST_REASONS = 3
+
+
+class Outcome(StrEnum):
+    """What a comparison found of B against A."""
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    SAME = "no difference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """One of the runs."""
+
+    path: str
+    attempt: int
+    p50_ns: float
+    log_p50_error: float
+    cv: float | None
+    samples_per_s: float | None
+    num_steps: int
+    num_missing: int
+    begun_unix_ns: int
+    block_p50_ns: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What `hpcpace compare` found; A is before, B is after.
+
+    Attributes:
+        outcome: of B.
+        difference: ln(B / A) of the median step time, or of the time for a batch of A where batches differ.
+        before, after: the runs.
+        per_batch: samples of the batch that times are scaled to; None where they are those of a step of each run.
+        prior_cv: standard deviation between runs that was taken where there were too few repeats.
+        parts: rows that add up to the difference of the medians; empty where they are not known.
+        places: what changed where; None where own work is not known.
+        changes: what else changed.
+        other_work: in what the work differs; such a comparison was asked for.
+        remarks: what the figures do not say, one sentence each.
+    """
+
+    outcome: Outcome
+    difference: LogDifference
+    before: tuple[ComparedRun, ...]
+    after: tuple[ComparedRun, ...]
+    per_batch: float | None
+    prior_cv: float
+    parts: tuple[PartRow, ...]
+    places: PlaceChanges | None
+    changes: tuple[Change, ...]
+    other_work: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """By how much a step of B takes longer, relative."""
+        return expm1(self.difference.value)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval of `share`."""
+        return expm1(self.difference.low), expm1(self.difference.high)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values; times are nanoseconds."""
+        content = {"schema": SCHEMA, "hpcpace_version": __version__, **asdict(self)}
+        return content | {"share": self.share, "interval": self.interval}
+
+
+def compare(
+    before: Sequence[MeasuredRun],
+    after: Sequence[MeasuredRun],
+    *,
+    prior_cv: float = PRIOR_CV,
+    takes_other_work: bool = False,
+) -> Comparison:
+    """Compare two groups of runs.
+
+    Args:
+        before, after: A and B, at least one run each.
+        prior_cv: standard deviation between runs of the same thing, relative, where there are too few repeats.
+        takes_other_work: whether to compare runs whose work differs.
+
+    Raises:
+        UsageError: a run is in both groups or twice in one, or the work differs and that was not asked for.
+        CannotTell: a run has too few steps to know its median.
+    """
+    _check_distinct(before, after)
+    _check_steps([*before, *after])
+    runs = [*before, *after]
+    other_work = work_differences(runs)
+    if other_work and not takes_other_work:
+        more = f"; {len(other_work) - _MOST_REASONS} more" if len(other_work) > _MOST_REASONS else ""
+        raise UsageError(
+            f"the runs do different work ({'; '.join(other_work[:_MOST_REASONS])}{more}), so that a longer step need "
+            "not be a slower one: compare runs of the same work, or add --anyway"
+        )
+    batch = _common_batch(runs)
+    if batch is not None:
+        before, after = ([run.scaled(batch / run.samples_per_step) for run in group] for group in (before, after))
+    difference = log_difference(
+        [log(run.p50_ns) for run in before],
+        [log(run.p50_ns) for run in after],
+        before_errors=[run.log_p50_error or 0.0 for run in before],
+        after_errors=[run.log_p50_error or 0.0 for run in after],
+        prior_cv=prior_cv,
+    )
+    has_same_layout = len({(run.world_size, run.mesh) for run in runs}) == 1 and batch is None and not other_work
+    return Comparison(
+        outcome=_outcome(difference),
+        difference=difference,
+        before=tuple(map(_compared, before)),
+        after=tuple(map(_compared, after)),
+        per_batch=batch,
+        prior_cv=prior_cv,
+        parts=tuple(part_rows(before, after)),
+        places=place_changes(before, after, prior_cv=prior_cv, has_same_layout=has_same_layout),
+        changes=tuple(changes(before, after)),
+        other_work=tuple(other_work),
+        remarks=tuple(_remarks(before, after)),
+    )
+
+
+def _outcome(difference: LogDifference) -> Outcome:
+    if not difference.is_beyond_noise:
+        return Outcome.SAME
+    return Outcome.SLOWER if difference.value > 0 else Outcome.FASTER
+
+
+def _check_distinct(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> None:
+    seen: set[tuple[str, int]] = set()
+    for run in (*before, *after):
+        if (run.path, run.attempt) in seen:
+            raise UsageError(f"{run.path} (attempt {run.attempt}) is named twice: a run does not differ from itself")
+        seen.add((run.path, run.attempt))
+
+
+def _check_steps(runs: Sequence[MeasuredRun]) -> None:
+    for run in runs:
+        if run.log_p50_error is None:
+            raise CannotTell(
+                f"{run.path} has {run.num_steps} steps to use: 8 are needed to know how certain its median is"
+            )
+
+
+def _common_batch(runs: Sequence[MeasuredRun]) -> float | None:
+    """Return the batch to which times are scaled where batches of one unit differ; None elsewhere."""
+    batches = [run.samples_per_step for run in runs]
+    is_comparable = is_work_known(runs) and len({run.samples_unit for run in runs}) == 1
+    return batches[0] if is_comparable and max(batches) - min(batches) > 0.001 * max(batches) else None
+
+
+def _compared(run: MeasuredRun) -> ComparedRun:
+    return ComparedRun(
+        path=run.path,
+        attempt=run.attempt,
+        p50_ns=run.p50_ns,
+        log_p50_error=run.log_p50_error or 0.0,
+        cv=run.cv,
+        samples_per_s=run.samples_per_s,
+        num_steps=run.num_steps,
+        num_missing=run.num_missing,
+        begun_unix_ns=run.conditions.begun_unix_ns,
+        block_p50_ns=run.block_p50_ns,
+    )
+
+
+def _remarks(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list[str]:
+    runs = [*before, *after]
+    remarks = []
+    if not is_work_known(runs):
+        remarks.append("not all runs record their samples: that their steps do the same work is your word")
+    for run in runs:
+        if run.num_missing:
+            remarks.append(f"{run.path}: {run.num_missing} of {run.world_size} ranks have no trace")
+        if not run.is_final:
+            remarks.append(f"{run.path}: not all traces are closed; it still runs, or ranks were killed")
+    if any(len({(run.hosts, run.mesh) for run in group}) > 1 for group in (before, after)):
+        remarks.append("repeats ran on different hosts or meshes: their spread includes that")
+    return remarks

@@ -1,0 +1,267 @@
+"""Which host or rank does its own work more slowly in one group of runs than in another one.
+
+A place is compared with itself where it does the same work in both, else with the ranks of its role in the same run. If
+most places change alike, that is no place's fault: only those that differ from the others are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import expm1, log
+from statistics import fmean, median
+
+from hpcpace.metrics.run_difference import LogDifference, log_difference
+from hpcpace.runs.measured import MeasuredRun, RankTimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceRow:
+    """The own work of one place in both groups, means over their runs.
+
+    Attributes:
+        kind, name: host or rank, and which.
+        before_ns, after_ns: own work per step, mean over its ranks; None in a group that does not have it.
+        caused_before_ns, caused_after_ns: exposed wait that began there, mean over all ranks.
+        change: ln(B / A) of its own work, against what changed everywhere; None where nothing compares.
+        is_named: whether it is slower or faster in B beyond noise, and others are not.
+        against: what it is compared with: itself, or the others of its run.
+    """
+
+    kind: str
+    name: str
+    before_ns: float | None
+    after_ns: float | None
+    caused_before_ns: float
+    caused_after_ns: float
+    change: LogDifference | None
+    is_named: bool
+    against: str
+
+    @property
+    def change_share(self) -> float:
+        """By how much it is slower in B, relative."""
+        return expm1(self.change.value) if self.change is not None else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceChanges:
+    """What changed where.
+
+    Attributes:
+        common: ln(B / A) of own work at most places; 0 where work per rank cannot be compared.
+        is_common: whether that is beyond noise.
+        hosts: all hosts of both groups, the largest change first.
+        ranks: ranks that are named, and are not all of a named host.
+        roles: own work of each role, by name, before and after.
+    """
+
+    common: float
+    is_common: bool
+    hosts: tuple[PlaceRow, ...]
+    ranks: tuple[PlaceRow, ...]
+    roles: tuple[tuple[str, float, float], ...]
+
+    @property
+    def named(self) -> tuple[PlaceRow, ...]:
+        """The places that are slower or faster than before, hosts first."""
+        return (*(row for row in self.hosts if row.is_named), *self.ranks)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The ranks of one place in each run of a group."""
+
+    runs: list[list[RankTimes]]
+
+    @property
+    def work_ns(self) -> float:
+        return fmean(rank.work_ns or 0.0 for run in self.runs for rank in run)
+
+    @property
+    def roles(self) -> set[str]:
+        return {rank.role for run in self.runs for rank in run}
+
+
+def place_changes(
+    before: Sequence[MeasuredRun],
+    after: Sequence[MeasuredRun],
+    *,
+    prior_cv: float,
+    has_same_layout: bool,
+) -> PlaceChanges | None:
+    """Return what changed where; None where own work is not known of all ranks, or there are none.
+
+    Args:
+        before, after: the groups.
+        prior_cv: of own work between runs, where there are too few repeats.
+        has_same_layout: whether a rank has the same work in both groups.
+    """
+    ranks = [rank for run in (*before, *after) for rank in run.ranks]
+    if not ranks or any(rank.work_ns is None or rank.work_ns <= 0 for rank in ranks):
+        return None
+    hosts = _rows(before, after, lambda rank: rank.host, prior_cv, has_same_layout)
+    reference, is_common = _common(hosts, has_same_layout)
+    found = [_named(row, reference) for row in hosts]
+    return PlaceChanges(
+        common=reference if has_same_layout else 0.0,
+        is_common=is_common,
+        hosts=tuple(sorted(found, key=_size)),
+        ranks=_ranks(before, after, prior_cv, has_same_layout, found, reference),
+        roles=_roles(before, after),
+    )
+
+
+def _ranks(
+    before: Sequence[MeasuredRun],
+    after: Sequence[MeasuredRun],
+    prior_cv: float,
+    has_same_layout: bool,
+    hosts: Sequence[PlaceRow],
+    reference: float,
+) -> tuple[PlaceRow, ...]:
+    named = {row.name for row in hosts if row.is_named}
+    num_by_host: dict[str, int] = {}
+    for rank in after[0].ranks:
+        num_by_host[rank.host] = num_by_host.get(rank.host, 0) + 1
+    rows = _rows(before, after, lambda rank: f"{rank.rank} on {rank.host}", prior_cv, has_same_layout, "rank")
+    found = [_named(row, reference) for row in rows]
+    return tuple(
+        row
+        for row in found
+        if row.is_named and (host := row.name.partition(" on ")[2]) not in named and num_by_host.get(host, 0) > 1
+    )
+
+
+def _rows(
+    before: Sequence[MeasuredRun],
+    after: Sequence[MeasuredRun],
+    key: Callable[[RankTimes], str],
+    prior_cv: float,
+    has_same_layout: bool,
+    kind: str = "host",
+) -> list[PlaceRow]:
+    sides = [_by_place(group, key) for group in (before, after)]
+    names = sorted({*sides[0], *sides[1]}, key=lambda name: (len(name), name))
+    levels = [_levels(group) for group in (before, after)]
+    rows = []
+    for name in names:
+        one, two = (side.get(name) for side in sides)
+        is_itself = has_same_layout and one is not None and two is not None and one.roles == two.roles
+        change = _change([one, two], levels, (before, after), prior_cv, len(names), is_itself)
+        rows.append(
+            PlaceRow(
+                kind=kind,
+                name=name,
+                before_ns=None if one is None else one.work_ns,
+                after_ns=None if two is None else two.work_ns,
+                caused_before_ns=_caused(before, name, key),
+                caused_after_ns=_caused(after, name, key),
+                change=change,
+                is_named=False,
+                against="itself" if is_itself else "others",
+            )
+        )
+    return rows
+
+
+def _by_place(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> dict[str, _Side]:
+    """Return the ranks of each place that all runs of a group have."""
+    found: dict[str, list[list[RankTimes]]] = {}
+    for run in group:
+        of_run: dict[str, list[RankTimes]] = {}
+        for rank in run.ranks:
+            of_run.setdefault(key(rank), []).append(rank)
+        for name, ranks in of_run.items():
+            found.setdefault(name, []).append(ranks)
+    return {name: _Side(runs) for name, runs in found.items() if len(runs) == len(group)}
+
+
+def _levels(group: Sequence[MeasuredRun]) -> list[dict[str, float]]:
+    """Return the logarithm of the median own work of each role with two ranks or more, of each run."""
+    levels = []
+    for run in group:
+        by_role: dict[str, list[float]] = {}
+        for rank in run.ranks:
+            by_role.setdefault(rank.role, []).append(log(rank.work_ns or 1.0))
+        levels.append({role: median(values) for role, values in by_role.items() if len(values) > 1})
+    return levels
+
+
+def _change(
+    sides: Sequence[_Side | None],
+    levels: Sequence[Sequence[Mapping[str, float]]],
+    groups: Sequence[Sequence[MeasuredRun]],
+    prior_cv: float,
+    num_places: int,
+    is_itself: bool,
+) -> LogDifference | None:
+    values: list[list[float]] = []
+    errors: list[list[float]] = []
+    for side, levels_of_runs, group in zip(sides, levels, groups, strict=True):
+        if side is None:  # against the others alone: in the group that lacks the place, it is as usual
+            values.append([0.0] * len(group))
+            errors.append([0.0] * len(group))
+            continue
+        of_group = []
+        for ranks, level in zip(side.runs, levels_of_runs, strict=True):
+            if not is_itself and not all(rank.role in level for rank in ranks):
+                return None
+            logs = [log(rank.work_ns or 1.0) for rank in ranks]
+            usual = [0.0 if is_itself else level[rank.role] for rank in ranks]
+            of_group.append(fmean(value - other for value, other in zip(logs, usual, strict=True)))
+        values.append(of_group)
+        errors.append([_error(ranks) for ranks in side.runs])
+    return log_difference(
+        values[0],
+        values[1],
+        before_errors=errors[0],
+        after_errors=errors[1],
+        prior_cv=prior_cv,
+        num_compared=num_places,
+    )
+
+
+def _error(ranks: Sequence[RankTimes]) -> float:
+    """Return the standard error of the mean own work of some ranks, whose noise may be one and the same."""
+    return fmean(rank.work_error or 0.0 for rank in ranks)
+
+
+def _caused(group: Sequence[MeasuredRun], name: str, key: Callable[[RankTimes], str]) -> float:
+    return fmean(sum(rank.caused_wait_ns for rank in run.ranks if key(rank) == name) for run in group)
+
+
+def _common(rows: Sequence[PlaceRow], has_same_layout: bool) -> tuple[float, bool]:
+    """Return the change that most places share, and whether it is beyond noise; 0 where fewer than half do."""
+    changes = [row.change for row in rows if row.change is not None and row.against == "itself"]
+    if not has_same_layout or not changes:
+        return 0.0, False
+    slower, faster = sum(change.low > 0 for change in changes), sum(change.high < 0 for change in changes)
+    if 2 * max(slower, faster) <= len(changes):
+        return 0.0, False
+    return median(change.value for change in changes), True
+
+
+def _size(row: PlaceRow) -> tuple[bool, float]:
+    return not row.is_named, -abs(row.change.value) if row.change is not None else 0.0
+
+
+def _named(row: PlaceRow, reference: float) -> PlaceRow:
+    change = row.change
+    if change is None:
+        return row
+    usual = reference if row.against == "itself" else 0.0
+    is_named = change.low > usual or change.high < usual
+    return replace(row, is_named=is_named)
+
+
+def _roles(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> tuple[tuple[str, float, float], ...]:
+    def means(group: Sequence[MeasuredRun]) -> dict[str, float]:
+        found: dict[str, list[float]] = {}
+        for run in group:
+            for rank in run.ranks:
+                found.setdefault(rank.role, []).append(rank.work_ns or 0.0)
+        return {role: fmean(values) for role, values in found.items()}
+
+    one, two = means(before), means(after)
+    return tuple((role, one[role], two[role]) for role in one if role in two)
