@@ -3,7 +3,7 @@
 RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs, pack-00000-1f0c93b7.h5 once it is packed
 RUN/attempt-0/snapshot/HOST.json   RUN/attempt-0/run.json   RUN/attempt-0/trial.json
 RUN/attempt-0/hang/rank-00003.json
-RUN/report.html   RUN/summary.json   RUN/switch   RUN/checkpoints/step-00000100
+RUN/report.html   RUN/summary.json   RUN/timeline.pftrace   RUN/switch   RUN/checkpoints/step-00000100
 """
 
 from __future__ import annotations
@@ -184,6 +184,11 @@ class RunDirectory:
     def summary_json(self) -> Path:
         """The report for programs."""
         return self.path / "summary.json"
+
+    @property
+    def timeline_pftrace(self) -> Path:
+        """Some steps for Perfetto; `hpcpace timeline` writes it."""
+        return self.path / "timeline.pftrace"
 
     @property
     def switch_file(self) -> Path:

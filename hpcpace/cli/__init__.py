@@ -23,6 +23,7 @@ COMMANDS = {
     "watch": "Show what a run does now.",
     "report": "Say why a run is slow and where its steps went.",
     "compare": "Say whether one run is slower than another, and where that comes from.",
+    "timeline": "Write some steps of a run as a file for Perfetto.",
     "list": "List runs with their state, verdict and speed.",
     "hang": "Say which ranks hold up a job that no longer moves.",
     "import": "Read what other tools recorded of a job.",
@@ -43,7 +44,7 @@ COMMANDS = {
 # A module `list` of this package would hide what Python calls so, and `import` is a word of Python.
 _MODULES = {"list": "runs", "import": "import_"}
 
-_READERS = ("report", "dump", "pack")  # they read traces by libraries that crash for want of memory
+_READERS = ("report", "timeline", "dump", "pack")  # they read traces by libraries that crash for want of memory
 
 
 class LazyGroup(Group):

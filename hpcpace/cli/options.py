@@ -7,6 +7,7 @@ alone, needs a package more and doubles the time in which click loads (27 to 54 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -146,3 +147,30 @@ def checked_steps(context: click.Context, parameter: click.Parameter, text: str 
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from error
     return text
+
+
+def step_range(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, int | None] | None:
+    """Return the ends of a range of steps, None where one is open; for the `callback` of an option."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d{0,9}):(\d{0,9})", value)
+    if not found:
+        raise click.BadParameter(f"{value!r} is not a range of steps: write A:B, like 10:50, 10: or :50")
+    first, stop = (int(part) if part else None for part in found.groups())
+    if first is not None and stop is not None and stop <= first:
+        raise click.BadParameter(f"{value!r} is an empty range: B must be larger than A")
+    return first, stop
+
+
+def rank_set(_: click.Context, __: click.Parameter, value: str | None) -> frozenset[int] | None:
+    """Return the ranks of a list; for the `callback` of an option."""
+    if value is None:
+        return None
+    ranks: set[int] = set()
+    for item in value.split(","):
+        found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", item)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if last < first:
+            raise click.BadParameter(f"{item!r} is not a rank or a range of ranks: write a list like 0,4-7")
+        ranks.update(range(first, last + 1))
+    return frozenset(ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import shutil
 import sys
 import traceback
@@ -14,18 +13,17 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from hpcpace.cli.chosen_run import chosen_run
 from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
-from hpcpace.cli.options import PATH, Whole, headed, option
+from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_range
 from hpcpace.cli.progress import Tell, shown_progress
-from hpcpace.cli.runs import rows_in, show_runs
 from hpcpace.config import Config
 from hpcpace.config_sources import load_config
 from hpcpace.diagnosis.analyze import Analysis, analyze
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.records.result import read_result_record
-from hpcpace.diagnosis.run_list import newest_run
 from hpcpace.diagnosis.run_state import progress_words
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.diagnosis.verdict import main_verdict
@@ -43,33 +41,12 @@ from hpcpace.memory import keep_freed_memory
 from hpcpace.quoting import printable
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH, print_report
-from hpcpace.run_search import find_runs, open_named_run
-from hpcpace.rundir import RUNS, Attempt, RunDirectory, json_text
+from hpcpace.rundir import Attempt, RunDirectory, json_text
+from hpcpace.runs.timeline.perfetto_file import check_perfetto
+from hpcpace.runs.timeline.run_file import write_timeline
+from hpcpace.runs.timeline.steps import Wanted
 from hpcpace.world.environment import process_environ
 from hpcpace.world.team import Team, team
-
-
-def _step_range(_: click.Context, __: click.Parameter, value: str) -> tuple[int | None, int | None]:
-    found = re.fullmatch(r"(\d{0,9}):(\d{0,9})", value)
-    if not found:
-        raise click.BadParameter(f"{value!r} is not a range of steps: write A:B, like 10:50, 10: or :50")
-    first, stop = (int(part) if part else None for part in found.groups())
-    if first is not None and stop is not None and stop <= first:
-        raise click.BadParameter(f"{value!r} is an empty range: B must be larger than A")
-    return first, stop
-
-
-def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> frozenset[int] | None:
-    if value is None:
-        return None
-    ranks: set[int] = set()
-    for item in value.split(","):
-        found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", item)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if last < first:
-            raise click.BadParameter(f"{item!r} is not a rank or a range of ranks: write a list like 0,4-7")
-        ranks.update(range(first, last + 1))
-    return frozenset(ranks)
 
 
 @click.command(cls=Command)
@@ -87,7 +64,7 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
         "--steps",
         metavar="A:B",
         default=":",
-        callback=_step_range,
+        callback=step_range,
         help="Use only the steps from A to B - 1.",
         show_default="all",
     ),
@@ -115,11 +92,14 @@ def _rank_list(_: click.Context, __: click.Parameter, value: str | None) -> froz
     option(
         "--ranks",
         metavar="LIST",
-        callback=_rank_list,
+        callback=rank_set,
         help="Show only these ranks, like 0,4-7; the figures still use all of them.",
         show_default="those that matter",
     ),
     option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+    option(
+        "--timeline", "has_timeline", is_flag=True, help="Write the steps around the slowest one for Perfetto, too."
+    ),
 )
 def command(
     run: Path | None,
@@ -128,6 +108,7 @@ def command(
     include_warmup: bool,
     ranks: frozenset[int] | None,
     as_json: bool,
+    has_timeline: bool,
     memory: str | None,
     config_file: Path | None,
 ) -> None:
@@ -140,10 +121,12 @@ def command(
     Exit codes: 0 healthy; 1 something is wrong with the run or with its traces (missing, damaged, not closed); 2 bad
     input; 3 cannot tell.
     """
+    if has_timeline:
+        check_perfetto()
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
     with team() as processes:
         settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
-        directory, attempt = _chosen(run, attempt_number, is_shown=_is_first(processes) and not as_json)
+        directory, attempt = chosen_run(run, attempt_number, is_shown=_is_first(processes) and not as_json)
         if _is_first(processes):
             warn_of_old_hdf5(directory.path)
         with shown_progress(is_shown=_is_first(processes)) as stage, _with_outcome(attempt):
@@ -156,7 +139,8 @@ def command(
             f"--ranks names no rank of this run, which has {len(summary.world.ranks)}, up to {summary.world.ranks[-1]}"
         )
     progress = _progress(attempt, summary)
-    written = _write(directory, analysis, progress)
+    timeline = _timeline(directory, attempt, analysis, settings, is_shown=not as_json) if has_timeline else None
+    written = [*_write(directory, analysis, progress, timeline), *([timeline] if timeline else [])]
     if as_json:
         click.echo(json_text(summary.to_json()), nl=False)
     else:
@@ -238,14 +222,37 @@ def _progress(attempt: Attempt, summary: Summary) -> str:
     return progress_words(attempt, max(summary.steps.num_seen, summary.steps.last + 1))
 
 
-def _write(directory: RunDirectory, analysis: Analysis, progress: str) -> list[Path]:
+def _timeline(
+    directory: RunDirectory, attempt: Attempt, analysis: Analysis, settings: Config, *, is_shown: bool
+) -> Path | None:
+    """Write the steps around the slowest one for Perfetto; None, and a warning, where they cannot be shown."""
+    slow = analysis.plots.slow_step
+    wanted = Wanted(around=slow.step if slow is not None else None)
+    try:
+        with shown_progress(is_shown=is_shown) as stage:
+            return write_timeline(
+                directory,
+                attempt,
+                wanted,
+                target=None,
+                memory_bytes=settings.report.memory_bytes,
+                begin_stage=stage,
+            ).path
+    except (UsageError, CannotTell, OSError) as error:
+        click.echo(f"hpcpace: warning: no timeline: {printable(str(error))}", err=True)
+        return None
+
+
+def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline: Path | None) -> list[Path]:
     """Write the summary and the page into the run that was read, and return the files that were written."""
     summary, verdict = analysis.summary, main_verdict(analysis.summary.verdict)
     contents: list[tuple[Path, Callable[[], str]]] = [
         (directory.summary_json, lambda: json_text(summary.to_json())),
         (
             directory.report_html,
-            lambda: page(summary, verdict, analysis.plots, progress=progress),
+            lambda: page(
+                summary, verdict, analysis.plots, progress=progress, timeline=timeline.name if timeline else ""
+            ),
         ),
     ]
     written = []
@@ -258,42 +265,6 @@ def _write(directory: RunDirectory, analysis: Analysis, progress: str) -> list[P
         else:
             written.append(path)
     return written
-
-
-def _chosen(path: Path | None, number: int | None, *, is_shown: bool) -> tuple[RunDirectory, Attempt]:
-    """Return the run and the attempt to report; of a folder of runs, list them if `is_shown`.
-
-    Raises:
-        TraceError: there is no such run or attempt, or the path is a folder of runs.
-    """
-    if path is None:
-        try:
-            path = newest_run(find_runs(RUNS))
-        except OSError:
-            path = None
-        if path is None:
-            raise TraceError(f"no run in {RUNS}: name a run directory, the folder that holds attempt-0")
-    try:
-        named = open_named_run(path)
-    except TraceError:
-        if is_shown and path.is_dir() and (rows := rows_in(path)):
-            show_runs(rows, path)
-            raise TraceError(f"{path} is a folder of runs: name one of them") from None
-        raise
-    if named.attempt is not None and number not in (None, named.attempt):
-        raise UsageError(f"{path} is attempt {named.attempt}, and --attempt is {number}: give one of them")
-    return named.directory, _attempt(named.directory, named.attempt if number is None else number)
-
-
-def _attempt(directory: RunDirectory, number: int | None) -> Attempt:
-    if number is None:
-        return directory.last_attempt()
-    attempts = directory.attempts()
-    if number not in [attempt.number for attempt in attempts]:
-        raise TraceError(
-            f"no attempt {number} in {directory.path}: it has {', '.join(str(a.number) for a in attempts)}"
-        )
-    return directory.attempt(number)
 
 
 def _console() -> Console:

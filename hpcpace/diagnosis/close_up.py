@@ -86,7 +86,7 @@ def take_close_up(
     num_operations = sum(stream.num_collectives for stream in streams)
     columns = close_up_columns(len(steps), num_operations / max(steps.num_seen, 1))
     chosen = steps.select(columns)
-    traces = list(map_threads(partial(_with_steps, stretches=list(_stretches(chosen.step, columns))), streams))
+    traces = list(map_threads(partial(with_steps, stretches=list(_stretches(chosen.step, columns))), streams))
     evidence = evidence_of(traces, timed.clocks, timed.unknown_clocks)
     if not len(evidence.operations):
         return None
@@ -106,7 +106,7 @@ def _stretches(step: NDArray[np.int64], columns: NDArray[np.int64]) -> Iterator[
         first = end + 1
 
 
-def _with_steps(stream: TraceStream, stretches: Sequence[tuple[int, int]]) -> RankTrace:
+def with_steps(stream: TraceStream, stretches: Sequence[tuple[int, int]]) -> RankTrace:
     """Return a trace with the operations of some stretches of steps."""
     rows = [stream.trace.tables["collectives"].select(slice(0))]
     for blocks in blocks_of_steps(stream, stretches):

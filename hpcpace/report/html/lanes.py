@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from hpcpace.diagnosis.plot_data import Lane, SlowStep
+from hpcpace.quoting import shell_word
 from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
 from hpcpace.report.html.parts import PARTS, marker
+from hpcpace.report.html.text import escape, prose
 from hpcpace.report.html.thinning import rounded
 
+_VIEWER = "which <code>https://ui.perfetto.dev</code> opens in the browser"
 _HOW = " Time begins with the first of these ranks. A rank that works long makes others wait until it arrives."
 
 
@@ -41,6 +44,24 @@ def slow_step(slow: SlowStep, named: Collection[int] = ()) -> Plot:
         legend=[(name, color, pattern) for name, _, color, pattern in shown],
         rows=[(name, str(lane.rank), lane.host) for name, lane in zip(names, lanes, strict=True)],
     )
+
+
+def timeline_note(slow: SlowStep, run: str, timeline: str) -> str:
+    """Return where the step is shown operation by operation.
+
+    Args:
+        slow: the step.
+        run: the path of the run.
+        timeline: name of the file for Perfetto beside the page; empty where there is none.
+    """
+    if timeline:
+        link = f'<a href="{escape(timeline)}" download>{escape(timeline)}</a>'
+        return f'<p class="lead">Every operation of every rank in the steps around it: {link}, {_VIEWER}.</p>'
+    steps = f"{max(slow.step - 2, 0)}:{slow.step + 3}"
+    text = (
+        f"`hpcpace timeline {shell_word(run)} --steps {steps}` writes every operation of the steps around it to a file"
+    )
+    return f'<p class="lead">{prose(text)}, {_VIEWER}.</p>'
 
 
 def _trace(

@@ -20,7 +20,7 @@ from hpcpace.report.html.causes import cause_content, cause_plots
 from hpcpace.report.html.figure import Plot
 from hpcpace.report.html.frame import framed, tools
 from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
-from hpcpace.report.html.lanes import slow_step
+from hpcpace.report.html.lanes import slow_step, timeline_note
 from hpcpace.report.html.network import network_content, network_drawn
 from hpcpace.report.html.text import contents, escape, facts, figure, notes, section, side_by_side, warning
 from hpcpace.report.html.verdict import hang_stacks, verdict_head
@@ -75,17 +75,18 @@ def write_html(path: Path, summary: Summary, verdict: Verdict, plots: PlotData) 
     write_file(path, page(summary, verdict, plots))
 
 
-def page(summary: Summary, verdict: Verdict, plots: PlotData, *, progress: str = "") -> str:
+def page(summary: Summary, verdict: Verdict, plots: PlotData, *, progress: str = "", timeline: str = "") -> str:
     """Return the whole page; the same arguments give the same page.
 
     Args:
         summary, verdict, plots: as of `write_html`.
         progress: how far a run is that still runs; empty of one that has ended.
+        timeline: name of a file for Perfetto beside the page; empty where there is none.
     """
     drawn = _drawn(summary, plots)
     return framed(
         f"{verdict.mode}: {Path(summary.run).name} · hpcpace",
-        _body(summary, verdict, plots, drawn, progress),
+        _body(summary, verdict, plots, drawn, progress, timeline),
         list(drawn.values()),
         json_text(summary.to_json()),
     )
@@ -129,7 +130,9 @@ def _rows_of(named: Collection[int], summary: Summary) -> list[int]:
     return [row for row, of_rank in enumerate(summary.ranks) if of_rank.rank in named]
 
 
-def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, Plot], progress: str) -> str:
+def _body(
+    summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, Plot], progress: str, timeline: str
+) -> str:
     reasons = [
         f"{what}: {plots.reasons.get(name, reason)}" for name, (what, reason) in _REASONS.items() if name not in drawn
     ]
@@ -137,7 +140,7 @@ def _body(summary: Summary, verdict: Verdict, plots: PlotData, drawn: dict[str, 
         (title, section(title, lead, *content))
         for title, lead, content in (
             *_overview(summary, drawn),
-            *_details(summary, plots, drawn),
+            *_details(summary, plots, drawn, timeline),
             ("What was left out", "", (sections.left_out(summary, reasons),)),
             ("This run", "", (sections.run_facts(summary, plots),)),
             ("Terms", "", (sections.terms(),)),
@@ -194,13 +197,16 @@ def _overview(summary: Summary, drawn: dict[str, Plot]) -> tuple[_Section, ...]:
     )
 
 
-def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot]) -> tuple[_Section, ...]:
+def _details(summary: Summary, plots: PlotData, drawn: dict[str, Plot], timeline: str) -> tuple[_Section, ...]:
     def of(name: str, title: str = "") -> str:
         return figure(drawn[name], title) if name in drawn else ""
 
+    slow = plots.slow_step
+    closer = timeline_note(slow, summary.run, timeline) if slow is not None else ""
+
     return (
         ("Step times", "", (side_by_side(of("step_ms"), of("distribution")),)),
-        ("Slowest step", "", (of("slow_step"),)),
+        ("Slowest step", "", (of("slow_step"), closer)),
         ("Own delay by rank and step", "", (of("own_delay_ms"),)),
         ("Phases by rank", "", (of("phases"), sections.devices_table(summary), sections.rank_table(summary))),
         (

@@ -1,0 +1,242 @@
+"""The process of each rank in a timeline: steps, phases, operations with their waits, pacing, and the clock's error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.diagnosis.devices import is_on_device
+from hpcpace.metrics.clocks.common_clock import CommonClock
+from hpcpace.metrics.clocks.rank_clocks import reference_times
+from hpcpace.metrics.operations.communication import op_name
+from hpcpace.metrics.operations.table import UNKNOWN_GROUP, completed
+from hpcpace.metrics.phases import IDLE
+from hpcpace.quoting import printable
+from hpcpace.runs.timeline.steps import ShownSteps
+from hpcpace.runs.timeline.tracks import Argument, Counter, Process, Slice, Track
+from hpcpace.trace.schema import PaceArm, PacePolicy, Phase, StepFlag
+from hpcpace.trace.tables import RankTrace, Table
+from hpcpace.units import NS_PER_US
+
+_LEAST_ARROW_NS = 1_000
+_MOST_NAME = 64
+
+
+def rank_processes(shown: ShownSteps) -> Iterator[Process]:
+    """Yield the process of each shown rank, ascending."""
+    arrows = _Arrows(shown)
+    for row, trace in enumerate(shown.timed.traces):
+        if trace.header.rank in shown.ranks:
+            yield _RankProcess(shown, arrows, row).process()
+
+
+@dataclass(frozen=True)
+class _Arrows:
+    """Arrows from the rank that was last at an operation to those that waited for it, numbered by the waiting row."""
+
+    shown: ShownSteps
+
+    @cached_property
+    def arrives(self) -> NDArray[np.bool_]:
+        """Which rows an arrow ends at, bool, (num_operations,): they waited longer than both clocks may be wrong."""
+        timed, partner = self.shown.timed, self.shown.partner
+        error_ns = np.zeros(max(timed.ranks) + 1)
+        for trace, clock in zip(timed.traces, timed.clocks, strict=True):
+            own = trace.tables["collectives"]["enter_ns"]
+            if len(own):
+                error_ns[trace.header.rank] = float(np.median(clock.to_reference(own).halfwidth_ns))
+        ranks = timed.operations.rank
+        is_shown = np.isin(ranks, self.shown.ranks)
+        of_partner = np.maximum(partner, 0)
+        least_ns = np.maximum(error_ns[ranks] + error_ns[ranks[of_partner]], _LEAST_ARROW_NS)
+        found: NDArray[np.bool_] = (partner >= 0) & is_shown & is_shown[of_partner]
+        return found & (timed.waits.wait_ns > least_ns)
+
+    @cached_property
+    def leaving(self) -> Mapping[int, tuple[int, ...]]:
+        """The arrows that leave each row, those to the ranks that waited longest first."""
+        rows = np.flatnonzero(self.arrives)
+        order = np.lexsort((-self.shown.timed.waits.wait_ns[rows], self.shown.partner[rows]))
+        rows = rows[order]
+        sources, first = np.unique(self.shown.partner[rows], return_index=True)
+        parts = np.split(rows + 1, first[1:]) if len(rows) else []
+        return {int(source): tuple(part.tolist()) for source, part in zip(sources, parts, strict=True)}
+
+
+@dataclass(frozen=True)
+class _RankProcess:
+    """One rank of the steps.
+
+    Attributes:
+        row: of its trace.
+    """
+
+    shown: ShownSteps
+    arrows: _Arrows
+    row: int
+
+    @property
+    def trace(self) -> RankTrace:
+        """Its trace, on its device where that is known."""
+        return self.shown.timed.traces[self.row]
+
+    @property
+    def recorded(self) -> RankTrace:
+        """Its trace with times of the host."""
+        return self.shown.recorded[self.row]
+
+    @property
+    def clock(self) -> CommonClock:
+        """Its clock."""
+        return self.shown.timed.clocks[self.row]
+
+    def common_ns(self, own_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return times of its clock on the common one."""
+        return reference_times(self.clock, own_ns) + self.shown.shift_ns.get(self.trace.header.rank, 0)
+
+    def process(self) -> Process:
+        """Return all of it."""
+        header, on_device = self.trace.header, is_on_device(self.trace)
+        tracks = [
+            Track(name="steps", slices=list(self._steps())),
+            Track(name="phases, device" if on_device else "phases", slices=list(self._phases(self.trace))),
+        ]
+        if on_device:
+            tracks.append(Track(name="phases, host", slices=list(self._phases(self.recorded))))
+        tracks += self._operations()
+        tracks.append(Track(name="pacing", slices=list(self._pacing())))
+        return Process(
+            name=f"rank {header.rank} on {shown_name(header.host)}",
+            number=header.rank + 1,
+            tracks=[track for track in tracks if track.slices],
+            counters=[*self._clock_error(), *self._pacing_delay()],
+        )
+
+    def _rows(self, table: Table) -> Table:
+        """Return the rows of a table in the steps."""
+        return table.select(np.isin(table["step"], self.shown.step))
+
+    def _steps(self) -> Iterator[Slice]:
+        rows = self._rows(self.trace.tables["steps"])
+        times = (self.common_ns(rows[name]).tolist() for name in ("begin_ns", "end_ns"))
+        columns = (rows[name].tolist() for name in ("step", "samples", "flags"))
+        for begin_ns, end_ns, step, samples, flags in zip(*times, *columns, strict=True):
+            names = [flag.name.lower() for flag in StepFlag if flag & flags and flag.name]
+            arguments: list[Argument] = [(self.trace.header.samples_unit or "samples", samples)]
+            yield Slice(begin_ns, end_ns, " ".join([f"step {step}", *names]), tuple(arguments))
+
+    def _phases(self, trace: RankTrace) -> Iterator[Slice]:
+        rows = self._rows(trace.tables["phases"])
+        times = (self.common_ns(rows[name]).tolist() for name in ("begin_ns", "end_ns"))
+        for begin_ns, end_ns, phase, step, batch in zip(
+            *times, rows["phase"].tolist(), rows["step"].tolist(), rows["microbatch"].tolist(), strict=True
+        ):
+            batches: tuple[Argument, ...] = (("microbatch", batch),) if batch >= 0 else ()
+            yield Slice(begin_ns, max(end_ns, begin_ns), phase_name(phase), (("step", step), *batches))
+
+    def _operations(self) -> Iterator[Track]:
+        """Yield a track for each group whose operations the rank took part in, and one for those that never ended."""
+        timed = self.shown.timed
+        end = timed.ends[self.row]
+        rows = np.arange(end - len(timed.collectives[self.row]), end)
+        rows = rows[np.isin(timed.operations.step[rows], self.shown.step)]
+        of_group = timed.operations.group[rows]
+        for group in np.unique(of_group).tolist():
+            slices = [one for row in rows[of_group == group].tolist() for one in self._operation(row)]
+            yield Track(name=f"collectives, {self._group_name(group)}", slices=slices)
+        yield Track(name="never completed", slices=list(self._unfinished()))
+
+    def _group_name(self, group: int) -> str:
+        if group == UNKNOWN_GROUP:
+            return "unknown group"
+        found = self.shown.timed.operations.groups[group]
+        return f"{shown_name(found.name) or 'group'} of {len(found.ranks)}"
+
+    def _operation(self, row: int) -> Iterator[Slice]:
+        """Yield an operation and, inside it, its wait and its transfer."""
+        done, partner = self.shown.timed.operations, int(self.shown.partner[row])
+        shift_ns = self.shown.shift_ns.get(self.trace.header.rank, 0)
+        begin_ns, end_ns = int(done.enter_ns[row]) + shift_ns, int(done.exit_ns[row]) + shift_ns
+        wait_ns = int(self.shown.timed.waits.wait_ns[row])
+        arguments: list[Argument] = [
+            ("bytes", int(done.size_bytes[row])),
+            ("number", int(done.seq[row])),
+            ("step", int(done.step[row])),
+            ("blocked us", int(done.blocked_ns[row]) / NS_PER_US),
+        ]
+        if done.peer[row] >= 0:
+            arguments.append(("peer or root", int(done.peer[row])))
+        name = op_name(int(done.op[row]))
+        yield Slice(begin_ns, end_ns, name, tuple(arguments), from_here=self.arrows.leaving.get(row, ()))
+        if wait_ns > 0 and partner >= 0:
+            until_ns = begin_ns + wait_ns
+            last = f"rank {done.rank[partner]}"
+            yield Slice(begin_ns, until_ns, "wait", (("waits for", last), ("us", wait_ns / NS_PER_US)))
+            # Events at the same time have no order, and an arrow needs one.
+            until_ns = min(until_ns + 1, end_ns)
+            arrow = (row + 1,) if self.arrows.arrives[row] else ()
+            yield Slice(until_ns, end_ns, "transfer", (("us", (end_ns - until_ns) / NS_PER_US),), to_here=arrow)
+
+    def _unfinished(self) -> Iterator[Slice]:
+        """Yield operations that never ended."""
+        table = self.trace.tables["collectives"]
+        for rows in (table.select(~completed(table)), self.recorded.open_collectives):
+            rows = self._rows(rows)
+            begins = self.common_ns(rows["enter_ns"]).tolist()
+            for begin_ns, op, size, step in zip(
+                begins, rows["op"].tolist(), rows["bytes"].tolist(), rows["step"].tolist(), strict=True
+            ):
+                yield Slice(begin_ns, None, f"{op_name(op)}, never completed", (("bytes", size), ("step", step)))
+
+    def _pacing(self) -> Iterator[Slice]:
+        rows = self._rows(self.trace.tables["pacing"])
+        begins = self.common_ns(rows["ready_ns"]).tolist()
+        names = ("policy", "arm", "delay_ns", "slack_ns", "harm_ns")
+        for begin_ns, policy, arm, delay_ns, slack_ns, harm_ns in zip(
+            begins, *(rows[name].tolist() for name in names), strict=True
+        ):
+            arguments: tuple[Argument, ...] = (
+                ("policy", _member(PacePolicy, policy)),
+                ("arm", _member(PaceArm, arm)),
+                ("slack us", slack_ns / NS_PER_US),
+                ("harm us", harm_ns / NS_PER_US),
+            )
+            yield Slice(begin_ns, begin_ns + max(delay_ns, 0), "delay", arguments)
+
+    def _pacing_delay(self) -> Iterator[Counter]:
+        rows = self._rows(self.trace.tables["pacing"])
+        if len(rows):
+            times_ns = self.common_ns(rows["ready_ns"])
+            order = np.argsort(times_ns, kind="stable")
+            values = rows["delay_ns"][order] / NS_PER_US
+            yield Counter(name="pacing delay", unit="us", time_ns=times_ns[order], values=values)
+
+    def _clock_error(self) -> Iterator[Counter]:
+        if self.trace.header.rank in self.shown.timed.unknown_clocks:
+            return
+        rows = self._rows(self.trace.tables["steps"])
+        own_ns = np.sort(np.concatenate([rows["begin_ns"], rows["end_ns"]]))
+        if len(own_ns):
+            times = self.clock.to_reference(own_ns)
+            yield Counter(name="clock error", unit="us", time_ns=times.time_ns, values=times.halfwidth_ns / NS_PER_US)
+
+
+def phase_name(phase: int) -> str:
+    """Return the name of a phase, or its number if it comes from a newer hpcpace."""
+    if phase == IDLE:
+        return "idle, waits for the host"
+    return Phase(phase).name.lower() if phase in Phase._value2member_map_ else f"phase {phase}"
+
+
+def _member(kind: type[PacePolicy] | type[PaceArm], value: int) -> str:
+    return kind(value).name.lower() if value in kind._value2member_map_ else str(value)
+
+
+def shown_name(name: str) -> str:
+    """Return a name that comes from a file as it can be shown."""
+    text = printable(name)
+    return text if len(text) <= _MOST_NAME else f"{text[: _MOST_NAME - 3]}..."

@@ -1,0 +1,247 @@
+"""The steps that a timeline shows, with their operations on the common clock; of a long run, nothing else is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.diagnosis.close_up import with_steps
+from hpcpace.diagnosis.devices import on_devices
+from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
+from hpcpace.diagnosis.figures.step_timeline import regular_steps
+from hpcpace.diagnosis.sound_stream import problems_of, sound_stream
+from hpcpace.errors import CannotTell, UsageError
+from hpcpace.metrics.causes.propagation import last_partner
+from hpcpace.metrics.clocks.rank_clocks import reference_times
+from hpcpace.metrics.steps import common_steps, is_warmup, step_times
+from hpcpace.rundir import Attempt
+from hpcpace.trace.attempt_reader import read_attempt, world_size_of
+from hpcpace.trace.tables import RankTrace
+from hpcpace.wording import plural, rank_list
+
+MOST_SLICES = 250_000
+"""Slices of a timeline, unless more are allowed: about 25 MB, which a browser opens in seconds."""
+TABLES_SHOWN = TABLES_USED | {"pacing", "network"}
+_BESIDE_SLOWEST = 2
+_LEAST_RANKS = 16  # below, a timeline of fewer steps shows more
+_MOST_READ = 6_000_000  # slices of all ranks: their waits are known only from all of them
+_MOST_MISSING = 1 << 17
+_SLICES_OF_OPERATION = 3  # the operation, and of those that waited, the wait and the transfer
+
+Progress = Callable[[int, int], None]
+"""Takes how many parts of a stage are done, and how many there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a timeline shows.
+
+    Attributes:
+        first, stop: steps, `first <= step < stop`; None leaves that end open.
+        around: the step to show with its neighbours, in place of a range; None takes the slowest one.
+        is_range: whether `first` and `stop` count.
+        ranks: the ranks to show; None shows all.
+        most_slices: about how many slices the file may have.
+    """
+
+    first: int | None = None
+    stop: int | None = None
+    around: int | None = None
+    is_range: bool = False
+    ranks: frozenset[int] | None = None
+    most_slices: int = MOST_SLICES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownSteps:
+    """Some steps of a run.
+
+    Attributes:
+        recorded: the traces of the ranks as they were recorded, without operations.
+        timed: the same with phases and steps on their devices where these are known, and the operations of the steps on
+            the common clock.
+        partner: for each operation the row of the last partner to enter, -1 where it waits for nobody.
+        ranks: those to show, ascending.
+        shift_ns: what brings a rank whose clock is unknown to the others: its last step ends with theirs, by rank.
+        step: numbers of the steps, ascending, int64, (num_steps,).
+        slowest: the step around which they are; None for a range.
+        problems: what could not be read or is not shown, a sentence each.
+    """
+
+    recorded: Sequence[RankTrace]
+    timed: Evidence
+    partner: NDArray[np.int64]
+    ranks: tuple[int, ...]
+    shift_ns: dict[int, int]
+    step: NDArray[np.int64]
+    slowest: int | None
+    problems: tuple[str, ...]
+
+
+def read_steps(
+    attempt: Attempt, wanted: Wanted, *, memory_bytes: int, begin_stage: Callable[[str], Progress]
+) -> ShownSteps:
+    """Read the steps of an attempt that a timeline shows.
+
+    Args:
+        attempt: of a run.
+        wanted: which steps of which ranks.
+        memory_bytes: memory for the tables.
+        begin_stage: takes the name of a stage that begins, and returns what is called as it advances.
+
+    Raises:
+        TraceError: no trace can be read.
+        UsageError: there are no such steps or ranks, or they make too many slices.
+        CannotTell: no step can be shown.
+    """
+    found = read_attempt(
+        attempt, progress=begin_stage("reading traces"), most_rows=0, tables=TABLES_SHOWN, memory_bytes=memory_bytes
+    )
+    recorded = sorted(found.traces, key=lambda trace: trace.header.rank)
+    timed = timed_traces(on_devices(recorded))
+    step, slowest = _chosen_steps(timed, wanted)
+    num_shown = _num_shown(recorded, step, wanted)
+    streams = [sound_stream(trace) for trace in timed.traces]
+    stretch = [(int(step[0]), int(step[-1]) + 1)]
+    evidence = evidence_of([with_steps(stream, stretch) for stream in streams], timed.clocks, timed.unknown_clocks)
+    partner = last_partner(evidence.operations, evidence.matching)
+    ranks = _shown_ranks(evidence, partner, num_shown, wanted.ranks)
+    return ShownSteps(
+        recorded=recorded,
+        timed=evidence,
+        partner=partner,
+        ranks=ranks,
+        shift_ns=_shifts(evidence, step),
+        step=step,
+        slowest=slowest,
+        problems=(
+            *found.problems,
+            *(problem for stream in streams for problem in problems_of(stream)),
+            *_sentences(recorded, ranks, wanted, evidence.unknown_clocks),
+        ),
+    )
+
+
+def _sentences(
+    traces: Sequence[RankTrace], ranks: Sequence[int], wanted: Wanted, unknown_clocks: Sequence[int]
+) -> Iterator[str]:
+    """Yield what a timeline lacks."""
+    present = {trace.header.rank for trace in traces}
+    missing = [rank for rank in range(min(world_size_of(traces), _MOST_MISSING)) if rank not in present]
+    if missing:
+        yield f"{rank_list(missing)} left no trace that can be read: waits for them are not known"
+    if wanted.ranks is None and len(ranks) < len(traces):
+        yield (
+            f"{len(ranks)} of {len(traces)} ranks are shown: those that others waited for longest, and some of the "
+            "rest: --ranks chooses others, --slices allows more"
+        )
+    if unknown_clocks:
+        yield (
+            f"the clock of {rank_list(sorted(unknown_clocks))} is unknown: their steps are drawn as ending with the "
+            "last one, without arrows"
+        )
+
+
+def _num_shown(traces: Sequence[RankTrace], step: NDArray[np.int64], wanted: Wanted) -> int:
+    """Return how many ranks can be shown, before anything large is read.
+
+    Raises:
+        UsageError: there are no such ranks, or all together they have too many slices.
+    """
+    chosen = [trace for trace in traces if wanted.ranks is None or trace.header.rank in wanted.ranks]
+    if not chosen:
+        there = rank_list([trace.header.rank for trace in traces])
+        raise UsageError(f"--ranks names no rank with a trace: this run has {there}")
+    slices, rows = num_slices(chosen, step), num_slices(traces, step)
+    num_fitting = len(chosen) * wanted.most_slices // max(slices, 1)
+    least = len(chosen) if wanted.ranks is not None else min(_LEAST_RANKS, len(chosen))
+    if num_fitting < least or rows > _MOST_READ:
+        raise UsageError(
+            f"{plural(len(step), 'step')} of {plural(len(chosen), 'rank')} have about {slices} slices, more than "
+            f"{wanted.most_slices}: choose fewer steps (--steps A:B) or ranks (--ranks), or allow more (--slices)"
+        )
+    return min(num_fitting, len(chosen))
+
+
+def _shown_ranks(
+    evidence: Evidence, partner: NDArray[np.int64], num_shown: int, ranks: Collection[int] | None
+) -> tuple[int, ...]:
+    """Return the ranks to show: of too many, half are those that others waited for longest, half are spread."""
+    chosen = [rank for rank in evidence.ranks if ranks is None or rank in ranks]
+    if num_shown >= len(chosen):
+        return tuple(chosen)
+    waited = partner >= 0
+    caused_ns = np.bincount(
+        evidence.operations.rank[partner[waited]],
+        weights=evidence.waits.wait_ns[waited],
+        minlength=max(evidence.ranks) + 1,
+    )
+    latest = sorted(chosen, key=lambda rank: -caused_ns[rank])[: num_shown // 2]
+    rest = sorted(set(chosen) - set(latest))
+    spread = np.linspace(0, len(rest) - 1, num_shown - len(latest)).astype(np.int64)
+    return tuple(sorted({*latest, *(rest[place] for place in spread.tolist())}))
+
+
+def _chosen_steps(timed: TimedTraces, wanted: Wanted) -> tuple[NDArray[np.int64], int | None]:
+    """Return the steps that some rank has, ascending, and the one around which they are."""
+    # A job that hangs or was killed left phases and operations of a step that has not ended.
+    tables = [(*(trace.tables[name] for name in ("steps", "phases")), trace.open_collectives) for trace in timed.traces]
+    own = [np.asarray(table["step"], np.int64) for of_rank in tables for table in of_rank]
+    seen = np.unique(np.concatenate([np.zeros(0, np.int64), *own]))
+    seen = seen[seen >= 0]
+    if not len(seen):
+        raise CannotTell("no rank has recorded a step: the job ended before its first one, or its traces are damaged")
+    if wanted.is_range:
+        chosen = seen[(seen >= (wanted.first or 0)) & (seen < (wanted.stop if wanted.stop is not None else 1 << 62))]
+        if not len(chosen):
+            raise UsageError(
+                f"--steps names no step of this run, which has {plural(len(seen), 'step')}, {seen[0]} to {seen[-1]}"
+            )
+        return chosen, None
+    slowest = _slowest(timed) if wanted.around is None else wanted.around
+    if slowest is None:
+        slowest = int(seen[-1])
+    near = seen[np.abs(seen - slowest) <= _BESIDE_SLOWEST]
+    return (near if num_slices(timed.traces, near) <= wanted.most_slices else near[near == slowest]), slowest
+
+
+def _slowest(timed: TimedTraces) -> int | None:
+    """Return the slowest of the steps that all ranks have, without warm-up, checkpoint and evaluation if possible."""
+    panel = common_steps([trace.tables["steps"] for trace in timed.traces])
+    if not len(panel):
+        return None
+    known = [row for row, trace in enumerate(timed.traces) if trace.header.rank not in timed.unknown_clocks] or [0]
+    times = [
+        np.array([reference_times(timed.clocks[row], times_ns[row]) for row in known])
+        for times_ns in (panel.begin_ns, panel.end_ns)
+    ]
+    counts = regular_steps(panel.flags) & ~is_warmup(panel.flags)
+    times_ns = step_times(panel.step, *times)
+    return int(panel.step[int(np.argmax(np.where(counts, times_ns, -1) if counts.any() else times_ns))])
+
+
+def num_slices(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> int:
+    """Return about how many slices some steps have, from the rows in memory and the mean number of operations."""
+    total = 0.0
+    for trace in traces:
+        tables = trace.tables
+        share = np.isin(tables["steps"]["step"], step).sum() / max(len(tables["steps"]), 1)
+        total += np.isin(tables["phases"]["step"], step).sum() + len(step)
+        total += len(tables["collectives"]) * share * _SLICES_OF_OPERATION
+    return int(total)
+
+
+def _shifts(evidence: Evidence, step: NDArray[np.int64]) -> dict[int, int]:
+    """Return by how much the times of ranks with an unknown clock move, so that they end with the others."""
+    ends: dict[int, int] = {}
+    for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
+        rows = trace.tables["steps"]
+        mine = np.isin(rows["step"], step)
+        if mine.any():
+            ends[trace.header.rank] = int(reference_times(clock, rows["end_ns"][mine]).max())
+    known = [end for rank, end in ends.items() if rank not in evidence.unknown_clocks]
+    last = max(known or ends.values(), default=0)
+    return {rank: last - end for rank, end in ends.items() if rank in evidence.unknown_clocks}

@@ -1,0 +1,62 @@
+"""`hpcpace timeline`, and `hpcpace report --timeline`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.synthetic_run import SyntheticRun
+
+pytest.importorskip("perfetto")
+
+
+def test_the_file_is_written_into_the_run_and_the_output_says_what_it_shows(hpcpace, tmp_path: Path) -> None:
+    SyntheticRun(num_ranks=2, slow={1: 1.5}).write(tmp_path / "run")
+    code, out, err = hpcpace("timeline", tmp_path / "run", "--steps", "10:12")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "run" / "timeline.pftrace").stat().st_size > 1000
+    assert "steps 10 to 11 of 2 ranks: " in out and "https://ui.perfetto.dev" in out
+
+
+def test_a_file_that_lacks_ranks_is_a_warning(hpcpace, tmp_path: Path) -> None:
+    SyntheticRun(num_ranks=3, missing=(2,)).write(tmp_path / "run")
+    code, _, err = hpcpace("timeline", tmp_path / "run", "-o", tmp_path / "x.pftrace")
+    assert code == 1 and "rank 2 left no trace" in err and (tmp_path / "x.pftrace").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--steps", "3"], "not a range of steps"),
+        (["--steps", "9:3"], "empty range"),
+        (["--steps", "100:110"], "which has 40 steps, 0 to 39"),
+        (["--ranks", "a"], "not a rank"),
+        (["-o", "/nonexistent/x.pftrace"], "cannot write /nonexistent/x.pftrace"),
+        (["--memory", "much"], "much"),
+        (["--attempt", "3"], "no attempt 3"),
+    ],
+)
+def test_mistakes_are_refused(hpcpace, tmp_path: Path, options: list[str], said: str) -> None:
+    SyntheticRun(num_ranks=2).write(tmp_path / "run")
+    code, _, err = hpcpace("timeline", tmp_path / "run", *options)
+    assert code == 2 and said in err
+
+
+def test_a_path_that_is_no_run_is_refused(hpcpace, tmp_path: Path) -> None:
+    code, _, err = hpcpace("timeline", tmp_path / "nothing")
+    assert code == 2 and "no run directory" in err
+
+
+def test_the_page_links_the_timeline_of_the_report(hpcpace, tmp_path: Path) -> None:
+    SyntheticRun(num_ranks=2, slow={1: 1.5}).write(tmp_path / "run")
+    _, out, _ = hpcpace("report", tmp_path / "run", "--timeline")
+    assert "timeline.pftrace" in out and (tmp_path / "run" / "timeline.pftrace").exists()
+    assert '<a href="timeline.pftrace" download>' in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_without_it_the_page_shows_the_command(hpcpace, tmp_path: Path) -> None:
+    SyntheticRun(num_ranks=2, slow={1: 1.5}).write(tmp_path / "run")
+    hpcpace("report", tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"<code>hpcpace timeline {tmp_path / 'run'} --steps " in page and "timeline.pftrace" not in page
