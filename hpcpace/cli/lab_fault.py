@@ -9,20 +9,10 @@ import click
 from hpcpace.cli.commands import Group
 from hpcpace.cli.lab_inside import attach_inside, name_option
 from hpcpace.cli.options import Real, Whole, headed, option
-from hpcpace.lab.fault_kinds import (
-    ChangeMtu,
-    FillDisk,
-    FlapLink,
-    InsideLab,
-    KillHost,
-    KillRank,
-    LabFault,
-    PauseHost,
-    SlowHost,
-    SlowLink,
-    Traffic,
-)
+from hpcpace.lab.fault import InsideLab, LabFault
+from hpcpace.lab.fault_kinds import FillDisk, KillHost, KillRank, PauseHost, SlowHost
 from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
+from hpcpace.lab.link_faults import ChangeMtu, FlapLink, LossyLink, SlowLink, Traffic
 from hpcpace.lab.status_table import fault_words, print_faults, table_console
 
 MOST_S = 1_000_000
@@ -114,6 +104,27 @@ def slow_link(name: str, link: str, rate: str, start: float, duration: float | N
 def flap_link(name: str, link: str, period: float, down: float, start: float, duration: float | None) -> None:
     """Take LINK down once in each period."""
     _inject(name, FlapLink(link=link, period_s=period, down_s=down), start, duration)
+
+
+@fault.command()
+@click.argument("link")
+@headed(
+    "What",
+    option(
+        "--share",
+        type=Real(0, 1, is_open=True),
+        default=0.01,
+        show_default=True,
+        help="Drop this share of the packets, in each direction.",
+    ),
+)
+@_timed
+def loss(name: str, link: str, share: float, start: float, duration: float | None) -> None:
+    """Drop packets on LINK at random.
+
+    LINK is that of a host (n3) or the uplink of a leaf (leaf1). Needs nft.
+    """
+    _inject(name, LossyLink(link=link, share=share), start, duration)
 
 
 @fault.command()

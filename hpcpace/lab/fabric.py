@@ -18,6 +18,8 @@ from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, LabHost, 
 
 _LEAST_BURST_BYTES = 128 << 10
 _QUEUE_LATENCY_MS = 50
+_MOST_SEGMENTS = 65535
+"""The kernel's default of gso_max_segs (GSO_MAX_SEGS in include/linux/netdevice.h)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,29 @@ def unplug(link: Link) -> None:
 def set_mtu(host_pid: int, mtu: int) -> None:
     """Change the MTU of a host's eth0."""
     _batch("ip", [f"link set eth0 mtu {mtu}"], host_pid=host_pid)
+
+
+def lose_packets(link: Link, share: float, *, host_pid: int | None) -> None:
+    """Lose a share of the packets that arrive at either end of a link, at random; 0 loses none.
+
+    Sent packets are cut to the MTU first (gso_max_segs): else the kernel would pass on up to 64 KiB as one packet, and
+    a lost one would be a burst.
+
+    Args:
+        link: the link.
+        share: from 0 to 1, in steps of 1/10,000.
+        host_pid: first process of the host below it, if any.
+    """
+    for end, pid in ((link.upper, None), (link.lower, host_pid)):
+        table = f"hpcpace-loss-{end}"
+        rules = [f"add table netdev {table}", f"delete table netdev {table}"]
+        if share:
+            hook = f"type filter hook ingress device {end} priority 0;"
+            drop = f"numgen random mod 10000 < {max(1, round(share * 10000))} counter drop"
+            rules += [f"add table netdev {table}", f"add chain netdev {table} arriving {{ {hook} }}"]
+            rules += [f"add rule netdev {table} arriving {drop}"]
+        _run([*_inside(pid), "nft", "-f", "-"], text="\n".join(rules) + "\n")
+        _batch("ip", [f"link set {end} gso_max_segs {1 if share else _MOST_SEGMENTS}"], host_pid=pid)
 
 
 def read_counters(plan: LabPlan, pids: dict[str, int]) -> dict[str, LinkCounters]:

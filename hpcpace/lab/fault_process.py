@@ -14,7 +14,8 @@ import time
 from typing import Any
 
 from hpcpace.errors import HpcpaceError
-from hpcpace.lab.fault_kinds import InsideLab, KillHost, Wait
+from hpcpace.lab.fault import InsideLab, Wait
+from hpcpace.lab.fault_kinds import KillHost
 from hpcpace.lab.faults import FaultRecord, end_faults_of, fault_records
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.plan import LabPlan

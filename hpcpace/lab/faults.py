@@ -23,7 +23,8 @@ import psutil
 
 from hpcpace.errors import HpcpaceError, UsageError
 from hpcpace.lab.environment import lab_environ
-from hpcpace.lab.fault_kinds import KINDS, InsideLab, KillHost, LabFault
+from hpcpace.lab.fault import InsideLab, LabFault
+from hpcpace.lab.fault_kinds import KINDS, KillHost
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.rundir import write_json
 

@@ -29,6 +29,7 @@ _FAULTS = {
     "slow-host": ["n1"],
     "slow-link": ["n1", "--rate", "1mbit"],
     "flap-link": ["n1"],
+    "loss": ["n1"],
     "traffic": ["n1", "n2"],
     "pause-host": ["n1"],
     "kill-host": ["n1"],

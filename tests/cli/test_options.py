@@ -14,8 +14,8 @@ from hpcpace.errors import HpcpaceError
 
 MOST_WITHOUT_HEADINGS = 4
 VERBS = """
-Add Audit Average Begin Boot Call Check Compare Compile Compress Compute Connect Count Cut Divide Draw End Evaluate Fail
-Gather Give Hold Keep Lay Leave Let Look Lower Make Measure Name Open Order Oversubscribe Pack Place Print Put Read
+Add Audit Average Begin Boot Call Check Compare Compile Compress Compute Connect Count Cut Divide Draw Drop End Evaluate
+Fail Gather Give Hold Keep Lay Leave Let Look Lower Make Measure Name Open Order Oversubscribe Pack Place Print Put Read
 Record Report Resume Run Say Seed Send Set Shape Shard Show Slow Start Take Train Try Undo Use Wait Watch Write
 """
 NO_NUMBERS = ["nan", "inf", "-inf", "1e308", "-1", str(10**30), "one"]

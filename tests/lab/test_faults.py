@@ -131,6 +131,27 @@ def test_mtu_differs_until_undone(lab: Lab) -> None:
     assert on(lab, "n1", "cat", "/sys/class/net/eth0/mtu") == "1500\n"
 
 
+def _num_lost(lab: Lab, source: str, destination: str) -> int:
+    """Send 400 datagrams to a port that nobody listens at and return how many the destination's kernel has not seen."""
+    seen = (
+        "import re, pathlib; print(re.findall(r'Udp: (\\d+) (\\d+)', pathlib.Path('/proc/net/snmp').read_text())[0][1])"
+    )
+    send = "import socket, time, sys; s = socket.socket(type=socket.SOCK_DGRAM)\n"
+    send += "for _ in range(400): s.sendto(b'x', (sys.argv[1], 9)); time.sleep(0.0005)"
+    before = int(on(lab, destination, sys.executable, "-S", "-c", seen))
+    on(lab, source, sys.executable, "-S", "-c", send, lab.plan.host(destination).address)
+    return 400 - int(on(lab, destination, sys.executable, "-S", "-c", seen)) + before
+
+
+def test_a_lossy_link_loses_its_share_both_ways_until_undone(lab: Lab) -> None:
+    fault_id = inject(lab, "loss", "n1", "--share", "0.5")
+    lost = [_num_lost(lab, *ways) for ways in (("n1", "n2"), ("n2", "n1"))]
+    undo(lab, fault_id)
+    assert all(160 <= number <= 240 for number in lost), lost  # of 400; chance stays within 40 in all but 1 of 10,000
+    assert _num_lost(lab, "n2", "n1") == 0
+    assert events(lab, fault_id) == ["fault-begin", "fault-end"]
+
+
 def test_flapping_link_comes_and_goes(lab: Lab) -> None:
     fault_id = inject(lab, "flap-link", "leaf2", "--period", "0.6", "--down", "0.3", "--duration", "1.7")
     until(lab, lambda status: state_of(status, fault_id) == "over")

@@ -10,19 +10,8 @@ import psutil
 import pytest
 
 from hpcpace.errors import UsageError
-from hpcpace.lab.fault_kinds import (
-    KINDS,
-    ChangeMtu,
-    FillDisk,
-    FlapLink,
-    KillHost,
-    KillRank,
-    PauseHost,
-    SlowHost,
-    SlowLink,
-    Traffic,
-    rank_process,
-)
+from hpcpace.lab.fault_kinds import KINDS, FillDisk, KillHost, KillRank, PauseHost, SlowHost, rank_process
+from hpcpace.lab.link_faults import ChangeMtu, FlapLink, LossyLink, SlowLink, Traffic
 
 _NO_HOST = "no host 'n9' in this lab: the hosts are n1 to n4"
 _NO_RATE = "--rate: '1tbit' is not a rate like 500mbit or 1gbit"
@@ -48,6 +37,7 @@ def _has_iperf3(monkeypatch):
         SlowLink(link="n4", rate="100mbit"),
         SlowLink(link="leaf2", rate="100mbit"),
         flap("leaf1"),
+        LossyLink(link="leaf1", share=0.01),
         traffic(rate="10mbit"),
         traffic(),
         PauseHost(host="n2"),
@@ -70,6 +60,9 @@ def test_accepts_what_fits_the_lab(lab, fault):
         (flap(period_s=1.0, down_s=1.0), "--down is 1 s and --period 1 s: --down must be above 0 and below --period"),
         (flap(period_s=1.0, down_s=2.0), "--down is 2 s and --period 1 s: --down must be above 0 and below --period"),
         (flap(down_s=0.0), "--down is 0 s and --period 4 s: --down must be above 0 and below --period"),
+        (LossyLink(link="n1", share=0.0), "--share is 0: it must be above 0 and below 1, such as 0.01 for 1 %"),
+        (LossyLink(link="n1", share=1.0), "--share is 1: it must be above 0 and below 1, such as 0.01 for 1 %"),
+        (LossyLink(link="n1", share=math.nan), "--share is nan: it must be above 0 and below 1, such as 0.01 for 1 %"),
         (traffic("n9", "n1"), _NO_HOST),
         (traffic("n1", "n9"), _NO_HOST),
         (traffic("n1", "n1"), "traffic from n1 to itself crosses no link: name two different hosts"),
@@ -106,17 +99,25 @@ def test_refuses_a_rate_that_slows_nothing(lab, link, rate):
         SlowLink(link=link, rate=rate).check(lab)
 
 
-@pytest.mark.parametrize("fault", [SlowLink(link="leaf9", rate="1mbit"), flap("leaf9")], ids=lambda fault: fault.kind)
+@pytest.mark.parametrize(
+    "fault",
+    [SlowLink(link="leaf9", rate="1mbit"), flap("leaf9"), LossyLink(link="leaf9", share=0.1)],
+    ids=lambda fault: fault.kind,
+)
 def test_refuses_a_link_that_is_not_there(lab, fault):
     with pytest.raises(UsageError, match="no link 'leaf9' in this lab: a host's link is named after the host"):
         fault.check(lab)
 
 
-def test_traffic_needs_a_program_that_the_lab_does_not(monkeypatch, lab):
+@pytest.mark.parametrize(
+    ("fault", "program", "package"),
+    [(traffic(), "iperf3", "iperf3"), (LossyLink(link="n1", share=0.01), "nft", "nftables")],
+)
+def test_some_faults_need_a_program_that_the_lab_does_not(monkeypatch, lab, fault, program, package):
     monkeypatch.setattr(shutil, "which", lambda name, path: None)
     with pytest.raises(UsageError) as caught:
-        traffic().check(lab)
-    assert str(caught.value) == "the lab needs iperf3: `apt-get install --no-install-recommends iperf3`"
+        fault.check(lab)
+    assert str(caught.value) == f"the lab needs {program}: `apt-get install --no-install-recommends {package}`"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_says_what_it_happens_to(fault, target):
 
 def test_every_kind_is_known_by_its_own_name():
     assert all(kind.kind == name for name, kind in KINDS.items())
-    assert len(KINDS) == 9
+    assert len(KINDS) == 10
 
 
 class _Process:

@@ -23,6 +23,7 @@ _SETTINGS = {
     "slow-host": {"host": "n250", "cores": 0.123},
     "slow-link": {"link": "leaf250", "rate": "999.5mbit"},
     "flap-link": {"link": "leaf250", "period_s": 1000.5, "down_s": 100.25},
+    "loss": {"link": "leaf250", "share": 0.0123},
     "traffic": {"source": "n249", "destination": "n250", "rate": "999.5mbit", "streams": 64},
     "pause-host": {"host": "n250"},
     "kill-host": {"host": "n250"},
