@@ -10,13 +10,14 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 
+from hpcpace import netlink
 from hpcpace.audit.tree import Unreadable
 
-_GET_QDISC, _NEW_QDISC, _DONE, _ERROR = 38, 36, 3, 2
-_REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+_GET_QDISC, _NEW_QDISC = 38, 36
+_DUMP = 0x300
 _AT_ROOT = 0xFFFFFFFF
 _KIND, _OPTIONS, _TBF_PARMS, _TBF_RATE64 = 1, 2, 1, 4
-_HEADER, _TRAFFIC, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BxxxiIII"), struct.Struct("=HH")
+_TRAFFIC = struct.Struct("=BxxxiIII")
 _RATE_AT = 8  # of the 32-bit rate in tc_ratespec
 _MOST_BYTES, _TIMEOUT_S = 1 << 16, 1.0
 _BITS_PER_BYTE, _PER_MEGA = 8, 1e6
@@ -43,23 +44,25 @@ def buckets_in(message: bytes) -> Iterator[tuple[int, float]]:
         EOFError: the message is the last one.
         OSError: the message is an error.
     """
-    for kind, body in _messages(message):
-        if kind == _DONE:
+    for kind, body in netlink.messages(message):
+        if kind == netlink.DONE:
             raise EOFError
-        if kind == _ERROR:
-            raise OSError(-struct.unpack_from("=i", body)[0], "refused")
+        netlink.check_error(kind, body)
         if kind == _NEW_QDISC and len(body) >= _TRAFFIC.size:
             _, index, _, parent, _ = _TRAFFIC.unpack_from(body)
-            found = dict(_attributes(body[_TRAFFIC.size :]))
+            found = dict(netlink.attributes(body[_TRAFFIC.size :]))
             if parent == _AT_ROOT and found.get(_KIND, b"").rstrip(b"\0") == b"tbf":
-                yield index, _rate_bytes(dict(_attributes(found.get(_OPTIONS, b"")))) * _BITS_PER_BYTE / _PER_MEGA
+                yield (
+                    index,
+                    _rate_bytes(dict(netlink.attributes(found.get(_OPTIONS, b"")))) * _BITS_PER_BYTE / _PER_MEGA,
+                )
 
 
 def _root_buckets() -> Iterator[tuple[int, float]]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as channel:
         channel.settimeout(_TIMEOUT_S)
         request = _TRAFFIC.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-        channel.send(_HEADER.pack(_HEADER.size + len(request), _GET_QDISC, _REQUEST_DUMP, 1, 0) + request)
+        channel.send(netlink.message(_GET_QDISC, request, flags=_DUMP))
         while True:
             try:
                 yield from buckets_in(channel.recv(_MOST_BYTES))
@@ -71,25 +74,3 @@ def _rate_bytes(options: Mapping[int, bytes]) -> int:
     if len(options.get(_TBF_RATE64, b"")) >= 8:
         return int(struct.unpack_from("=Q", options[_TBF_RATE64])[0])
     return int(struct.unpack_from("=I", options.get(_TBF_PARMS, b"\0" * 12), _RATE_AT)[0])
-
-
-def _messages(content: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(content) >= _HEADER.size:
-        length, kind, _, _, _ = _HEADER.unpack_from(content)
-        if not _HEADER.size <= length <= len(content):
-            return
-        yield kind, content[_HEADER.size : length]
-        content = content[_aligned(length) :]
-
-
-def _attributes(content: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(content) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(content)
-        if not _ATTRIBUTE.size <= length <= len(content):
-            return
-        yield kind & 0x3FFF, content[_ATTRIBUTE.size : length]  # the upper bits are flags
-        content = content[_aligned(length) :]
-
-
-def _aligned(length: int) -> int:
-    return (length + 3) & ~3
