@@ -57,6 +57,7 @@ BOUNDS: dict[str, dict[str, _Bounds]] = {
         "start_timeout_s": (0.1, MOST),
         "copy_timeout_s": (1, MOST),
         "keep_last": _COUNT_OR_NONE,
+        "flows": (0, 1024),
     },
     "hang": {"factor": (2, MOST), "least_s": (1, MOST), "first_step_s": (1, MOST)},
     "clock": {"interval_s": (0.1, MOST), "num_pings": _COUNT, "timeout_s": (0.1, MOST)},
@@ -130,7 +131,10 @@ class TraceConfig:
     switch_signal: str = "none"
     """none, USR1 or USR2: the signal that switches detail off and on again, if the program does not handle it."""
     counters: bool = True
-    """Whether network and host counters are read once a second."""
+    """Whether network and host counters, and those of connections, are read once a second."""
+    flows: int = 64
+    """TCP connections to other hosts that are recorded one by one, those with the most bytes; the others are summed up.
+    0: nothing is recorded of connections."""
     compiled: bool = True
     """Whether the compiled layer observes collectives, where it was built; if false, the layer in Python does."""
     snapshot: bool = True

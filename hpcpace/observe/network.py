@@ -1,37 +1,82 @@
-"""Byte counters of the network interfaces of a host, once a second by one rank of it."""
+"""Counters of the network interfaces of a host, once a second by one rank of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-_RDMA_WORD_BYTES = 4
+from hpcpace.observe.fabric import FabricPort, find_fabric_ports
+from hpcpace.observe.interface_counters import Details, LinkDetails
+
+_LOOPBACK = "lo"
+_DETAILS_PER_READ = 4
+_MOST_INTERFACES = 256
+"""Numbers of interfaces are one byte in the trace."""
 
 
-@dataclass(frozen=True)
+class _Device(NamedTuple):
+    """What /proc/net/dev counts of a device."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    errors: int = 0
+    drops: int = 0
+
+
 class NetworkCounters:
     """Reads the counters of fixed interfaces; an interface that goes away reads as zero.
 
-    Attributes:
-        ethernet: names of network devices, in the order of the trace's `interface` numbers.
-        rdma_ports: folders of InfiniBand or RoCE ports, numbered on behind them.
+    Bytes are read each time. All else costs a call or a file each, and on some adapters a question to their firmware,
+    so a few interfaces are asked at a time; of the others, what they last said is repeated.
+
+    Args:
+        devices: names of network devices, in the order of the trace's `interface` numbers.
+        ports: ports of other adapters, numbered on behind them.
         net_dev: the kernel's table of network devices, of this process's network namespace.
+        link: returns what else the kernel says of a network device.
     """
 
-    ethernet: tuple[str, ...]
-    rdma_ports: tuple[Path, ...]
-    net_dev: Path
+    def __init__(
+        self,
+        devices: tuple[str, ...],
+        ports: tuple[FabricPort, ...],
+        net_dev: Path,
+        link: Callable[[str], Details] | None = None,
+    ) -> None:
+        self._devices = devices[:_MOST_INTERFACES]
+        self._ports = ports[: _MOST_INTERFACES - len(self._devices)]
+        self._net_dev = net_dev
+        self._link = link or LinkDetails().read
+        self._details = [Details()] * len(self.interfaces)
+        self._asked = [number for number, name in enumerate(self.interfaces) if name != _LOOPBACK]
+        self._next = 0
 
     @property
     def interfaces(self) -> tuple[str, ...]:
-        """Names of all interfaces, `DEVICE` or `DEVICE/PORT`."""
-        return self.ethernet + tuple(f"{port.parent.parent.name}/{port.name}" for port in self.rdma_ports)
+        """Names of all interfaces: `eth0`, `mlx5_0/1` with its port, `cxi0`."""
+        return self._devices + tuple(port.name for port in self._ports)
 
-    def read(self) -> list[tuple[int, int, int]]:
-        """Return (interface number, transmitted bytes, received bytes) of every interface."""
-        table = _read_net_dev(self.net_dev)
-        values = [table.get(name, (0, 0)) for name in self.ethernet] + [_read_rdma(port) for port in self.rdma_ports]
-        return [(number, sent, received) for number, (sent, received) in enumerate(values)]
+    def read(self) -> list[tuple[int, ...]]:
+        """Return the columns of a `network` row behind its time, for every interface."""
+        for place in range(min(_DETAILS_PER_READ, len(self._asked))):
+            self._ask(self._asked[(self._next + place) % len(self._asked)])
+        self._next += _DETAILS_PER_READ
+        table = _read_net_dev(self._net_dev)
+        rows: list[tuple[int, ...]] = []
+        for number, name in enumerate(self._devices):
+            found = table.get(name, _Device())
+            details = self._details[number]._replace(errors=found.errors, drops=found.drops)
+            rows.append((number, found.sent_bytes, found.received_bytes, *details))
+        for number, port in enumerate(self._ports, start=len(self._devices)):
+            rows.append((number, *port.bytes(), *self._details[number]))
+        return rows
+
+    def _ask(self, number: int) -> None:
+        if number < len(self._devices):
+            self._details[number] = self._link(self._devices[number])
+        else:
+            self._details[number] = self._ports[number - len(self._devices)].details()
 
 
 def find_network_counters(*, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> NetworkCounters:
@@ -41,11 +86,10 @@ def find_network_counters(*, proc: Path = Path("/proc"), sys: Path = Path("/sys"
     mounted outside of it. Bytes sent by RDMA pass no network device: the ports of the adapters count them.
     """
     net_dev = proc / "self" / "net" / "dev"
-    ports = sorted(p for p in (sys / "class" / "infiniband").glob("*/ports/*") if (p / "counters").is_dir())
-    return NetworkCounters(tuple(sorted(_read_net_dev(net_dev))), tuple(ports), net_dev)
+    return NetworkCounters(tuple(sorted(_read_net_dev(net_dev))), find_fabric_ports(sys), net_dev)
 
 
-def _read_net_dev(path: Path) -> dict[str, tuple[int, int]]:
+def _read_net_dev(path: Path) -> dict[str, _Device]:
     try:
         lines = path.read_text().splitlines()[2:]
     except OSError:
@@ -55,15 +99,9 @@ def _read_net_dev(path: Path) -> dict[str, tuple[int, int]]:
         name, _, counters = line.partition(":")
         columns = counters.split()
         if len(columns) >= 16:
-            table[name.strip()] = (int(columns[8]), int(columns[0]))
+            received_bytes, received_errors, received_drops = map(int, (columns[0], columns[2], columns[3]))
+            sent_bytes, sent_errors, sent_drops = map(int, (columns[8], columns[10], columns[11]))
+            table[name.strip()] = _Device(
+                sent_bytes, received_bytes, received_errors + sent_errors, received_drops + sent_drops
+            )
     return table
-
-
-def _read_rdma(port: Path) -> tuple[int, int]:
-    def counter(name: str) -> int:
-        try:
-            return int((port / "counters" / name).read_text()) * _RDMA_WORD_BYTES
-        except (OSError, ValueError):
-            return 0
-
-    return counter("port_xmit_data"), counter("port_rcv_data")

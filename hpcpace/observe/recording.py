@@ -18,6 +18,7 @@ from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver, find_layer
 from hpcpace.observe.device_layer import DeviceLayer, find_device
 from hpcpace.observe.ends import EndEvent, end_by_signal
+from hpcpace.observe.flows import FlowSampler
 from hpcpace.observe.gpu import gpu_in_use
 from hpcpace.observe.host import HostCounters
 from hpcpace.observe.left_traces import PREFIX, bring_left_traces_home
@@ -33,6 +34,7 @@ from hpcpace.observe.step_source import StepSource
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.switched_collectives import SwitchedCollectives
 from hpcpace.observe.switching import Switching
+from hpcpace.observe.tcp_sockets import OwnConnections
 from hpcpace.observe.uncompiled import keep_uncompiled
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
@@ -124,7 +126,7 @@ class Recording:
         )
         self.steps = steps
         self._host = HostCounters(warn=warn)
-        self._counters = CounterThread(self.recorder, self._host, network, warn=warn) if config.trace.counters else None
+        self._counters = self._new_counters(config, network) if config.trace.counters else None
         self._seeks_gpu = self._device is not None and config.trace.counters
         self._find_gpu()
 
@@ -281,6 +283,11 @@ class Recording:
         clock_sync, self._clock_sync = self._clock_sync, None
         if in_order and clock_sync is not None:
             clock_sync.close()
+
+    def _new_counters(self, config: Config, network: NetworkCounters | None) -> CounterThread:
+        most = config.trace.flows
+        flows = FlowSampler(self.recorder, OwnConnections().read, most=most) if most else None
+        return CounterThread(self.recorder, self._host, network, flows, warn=self._warn)
 
     def _new_observer(self, config: Config, first_number: int) -> CollectiveObserver | CompiledObserver:
         is_paced = config.pace.policy != NO_POLICY

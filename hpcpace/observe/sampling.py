@@ -1,4 +1,4 @@
-"""The thread that reads network and host counters once a second."""
+"""The thread that reads network and host counters, and those of connections, once a second."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from hpcpace.observe.flows import FlowSampler
 from hpcpace.observe.host import HostCounters
 from hpcpace.observe.network import NetworkCounters
 from hpcpace.trace.recorder import Recorder
@@ -16,6 +17,7 @@ class CounterThread:
 
     Args:
         network: counters of the host, None on ranks that do not record them.
+        flows: records the connections of this process, None if they are not recorded.
     """
 
     def __init__(
@@ -23,6 +25,7 @@ class CounterThread:
         recorder: Recorder,
         host: HostCounters,
         network: NetworkCounters | None,
+        flows: FlowSampler | None = None,
         *,
         warn: Callable[[str], None],
         interval_s: float = 1.0,
@@ -30,6 +33,7 @@ class CounterThread:
         self._recorder = recorder
         self._host = host
         self._network = network
+        self._flows = flows
         self._warn = warn
         self._interval_s = interval_s
         self._stopped = threading.Event()
@@ -45,15 +49,27 @@ class CounterThread:
         self._thread.join(timeout=2 * self._interval_s)
 
     def sample(self) -> None:
-        """Record one row of each table."""
+        """Record one row of each table, and of each connection that is due."""
         now_ns = time.monotonic_ns()
         self._recorder.add_host(now_ns, *self._host.read())
         if self._network is not None:
-            for interface, sent_bytes, received_bytes in self._network.read():
-                self._recorder.add_network(now_ns, interface, sent_bytes, received_bytes)
+            for row in self._network.read():
+                self._recorder.add_network(now_ns, *row)
+        self._sample_flows()
+
+    def _sample_flows(self) -> None:
+        """Record connections; where that fails, everything else goes on."""
+        if self._flows is None:
+            return
+        try:
+            self._flows.sample(is_last=self._stopped.is_set())
+        except OSError as error:
+            self._flows = None
+            self._warn(f"connections are not recorded from here on: {error}")
 
     def _run(self) -> None:
         try:
+            self._sample_flows()
             while not self._stopped.wait(self._interval_s):
                 self.sample()
             self.sample()

@@ -1,0 +1,252 @@
+"""The TCP connections of this process and what the kernel knows of each, without a socket of the job being touched.
+
+A process may ask the kernel about its own sockets: `getsockopt(TCP_INFO)` needs no rights and changes nothing. The
+descriptor is used by its number alone. It is never duplicated, which would keep a connection alive that the job closes,
+and no Python socket is made of it, which would close it in the end. Since the job may close it at any moment, and get
+the same number for another socket, its inode is looked at after each reading: what was read of another socket is thrown
+away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcpace.units import NS_PER_US
+
+_SO_DOMAIN, _SO_PROTOCOL = 39, 38
+# struct tcp_info of linux/tcp.h up to `tcpi_bytes_retrans` (4.19); older kernels return less of it, newer ones more.
+_TCP_INFO = struct.Struct("=8B24I4Q6IQ3Q2I2Q")
+_MOST_BYTES = 128
+_ESTABLISHED, _CLOSE_WAIT = 1, 8
+_UNKNOWN_US = 0xFFFFFFFF
+_MAPPED = bytes(10) + b"\xff\xff"
+_FDS = Path("/proc/self/fd")
+
+
+class Ends(NamedTuple):
+    """The addresses of a connection, with ports, and the interface that has the local one."""
+
+    local: str
+    remote: str
+    interface: str
+
+
+class Counters(NamedTuple):
+    """What the kernel has counted of a connection, the columns of a trace's `flows` behind the connection's number."""
+
+    sent_bytes: int = 0
+    acked_bytes: int = 0
+    received_bytes: int = 0
+    retransmitted_bytes: int = 0
+    busy_ns: int = 0
+    receiver_limited_ns: int = 0
+    sender_limited_ns: int = 0
+    rtt_ns: int = 0
+    least_rtt_ns: int = 0
+    delivery_bytes_per_s: int = 0
+    unsent_bytes: int = 0
+    marked_packets: int = 0
+    segment_bytes: int = 0
+    flags: int = 0
+
+
+class Reading(NamedTuple):
+    """A connection as it was at some time; `inode` is the socket's identity as long as it is open."""
+
+    inode: int
+    ends: Ends
+    time_ns: int
+    counters: Counters
+
+
+class _Socket(NamedTuple):
+    """A socket; without ends it is no connection to another host and never will be one."""
+
+    inode: int
+    ends: Ends | None
+
+
+def parse_tcp_info(content: bytes) -> Counters | None:
+    """Return what a `struct tcp_info` says; 0 for what a shorter one lacks, None if there is no connection."""
+    return _counters(content[: _TCP_INFO.size].ljust(_TCP_INFO.size, b"\0"))
+
+
+def _counters(content: Any) -> Counters | None:
+    values = _TCP_INFO.unpack_from(content)
+    if values[0] not in (_ESTABLISHED, _CLOSE_WAIT):
+        return None
+    least_rtt_us = values[39]
+    return Counters(
+        values[48],
+        values[34],
+        values[35],
+        values[49],
+        values[43] * NS_PER_US,
+        values[44] * NS_PER_US,
+        values[45] * NS_PER_US,
+        values[23] * NS_PER_US,
+        0 if least_rtt_us == _UNKNOWN_US else least_rtt_us * NS_PER_US,
+        values[42],
+        values[38],
+        values[47],
+        values[10],
+        values[7] & 1 if sys.byteorder == "little" else values[7] >> 7,
+    )
+
+
+class OwnConnections:
+    """Finds the process's TCP connections to other hosts and reads their counters.
+
+    Connections by a loopback address, or to an address of this host, are none to another host: in containers and in the
+    lab a host is a network namespace, with the addresses that the process sees.
+
+    Args:
+        fds: the folder that lists the descriptors of the process.
+        clock: the host's clock.
+    """
+
+    def __init__(self, *, fds: Path = _FDS, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._fds, self._clock = fds, clock
+        self._interfaces: dict[bytes, str] = {}
+        self._sockets: dict[int, _Socket] = {}
+        # Foreign functions give up Python's global lock while they run: a socket may be locked for as long as the job
+        # copies data into it.
+        self._getsockopt, self._getpeername, self._getsockname = _system_calls()
+        self._content = ctypes.create_string_buffer(_MOST_BYTES)
+        # Of a kernel whose structure is shorter, the rest stays zero.
+        self._info = ctypes.create_string_buffer(_TCP_INFO.size)
+        self._size = ctypes.c_uint32()
+        self._size_at = ctypes.byref(self._size)
+
+    def read(self) -> Iterator[Reading]:
+        """Yield a reading of each connection.
+
+        Raises:
+            OSError: the descriptors of this process cannot be listed.
+        """
+        before, self._sockets = self._sockets, {}
+        seen = set[int]()
+        for name in os.listdir(self._fds):
+            descriptor = int(name)
+            known = before.get(descriptor)
+            reading = None if known is None else self._reading(descriptor, known)
+            inode = _socket_inode(descriptor)
+            if inode is None or inode in seen:
+                continue
+            if known is None or known.inode != inode:
+                known = _Socket(inode, self._ends_of(descriptor))
+                reading = self._reading(descriptor, known)
+                may_connect = known.ends is None and self._may_connect(descriptor)
+                if may_connect or _socket_inode(descriptor) != inode:
+                    continue
+            self._sockets[descriptor] = known
+            if reading is not None:
+                seen.add(inode)
+                yield reading
+
+    def _reading(self, descriptor: int, known: _Socket) -> Reading | None:
+        """Return a reading of what is behind a descriptor now, None if it is no connection to another host."""
+        if known.ends is None:
+            return None
+        self._size.value = _TCP_INFO.size
+        if self._getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, self._info, self._size_at):
+            return None
+        counters = _counters(self._info)
+        return None if counters is None else Reading(known.inode, known.ends, self._clock(), counters)
+
+    def _ends_of(self, descriptor: int) -> Ends | None:
+        """Return the ends of a connection to another host, None if the descriptor has none."""
+        if self._number(descriptor, _SO_DOMAIN) not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        if self._number(descriptor, _SO_PROTOCOL) != socket.IPPROTO_TCP:
+            return None
+        local, remote = self._name(self._getsockname, descriptor), self._name(self._getpeername, descriptor)
+        if local is None or remote is None:
+            return None
+        if local[0] not in self._interfaces:
+            self._interfaces = interface_addresses()
+        if remote[0] in self._interfaces or _is_loopback(remote[0]):
+            return None
+        return Ends(_text(*local), _text(*remote), self._interfaces.get(local[0], ""))
+
+    def _may_connect(self, descriptor: int) -> bool:
+        """Return whether a socket is one of TCP without a peer, which may have one later."""
+        is_tcp = self._number(descriptor, _SO_PROTOCOL) == socket.IPPROTO_TCP
+        return is_tcp and self._name(self._getpeername, descriptor) is None
+
+    def _number(self, descriptor: int, option: int) -> int:
+        return int.from_bytes(self._option(descriptor, socket.SOL_SOCKET, option)[:4], sys.byteorder)
+
+    def _option(self, descriptor: int, level: int, option: int) -> bytes:
+        self._size.value = _MOST_BYTES
+        if self._getsockopt(descriptor, level, option, self._content, self._size_at):
+            return b""
+        return self._content.raw[: self._size.value]
+
+    def _name(self, call: Callable[..., int], descriptor: int) -> tuple[bytes, int] | None:
+        self._size.value = _MOST_BYTES
+        if call(descriptor, self._content, self._size_at):
+            return None
+        return parse_address(self._content.raw[: self._size.value])
+
+
+def parse_address(content: bytes) -> tuple[bytes, int] | None:
+    """Return address (4 or 16 bytes) and port of a `sockaddr`; an IPv4 address mapped into IPv6 is one of IPv4."""
+    family = int.from_bytes(content[:2], sys.byteorder)
+    port = int.from_bytes(content[2:4], "big")
+    if family == socket.AF_INET and len(content) >= 8:
+        return content[4:8], port
+    if family == socket.AF_INET6 and len(content) >= 24:
+        return _unmapped(content[8:24]), port
+    return None
+
+
+def interface_addresses() -> dict[bytes, str]:
+    """Return the interface of each IP address of this host; none if the kernel does not say."""
+    import psutil  # only where there is a connection
+
+    found = {}
+    with suppress(OSError):
+        for interface, addresses in psutil.net_if_addrs().items():
+            for address in addresses:
+                if address.family in (socket.AF_INET, socket.AF_INET6):
+                    packed = socket.inet_pton(address.family, address.address.partition("%")[0])
+                    found[_unmapped(packed)] = interface
+    return found
+
+
+def _system_calls() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
+    library = ctypes.CDLL(None)
+    return library.getsockopt, library.getpeername, library.getsockname
+
+
+def _socket_inode(descriptor: int) -> int | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
+
+
+def _unmapped(address: bytes) -> bytes:
+    return address[12:] if len(address) == 16 and address.startswith(_MAPPED) else address
+
+
+def _is_loopback(address: bytes) -> bool:
+    return address[0] == 127 if len(address) == 4 else address == bytes(15) + b"\x01"
+
+
+def _text(address: bytes, port: int) -> str:
+    if len(address) == 4:
+        return f"{socket.inet_ntop(socket.AF_INET, address)}:{port}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}"
