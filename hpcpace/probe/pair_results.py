@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hpcpace.probe.pair_network import NO_LINK, FloatArray, IntArray, PairNetwork
-from hpcpace.probe.pair_solver import LinkTests, SlowLinks, find_slow_links
+from hpcpace.probe.pair_solver import LinkTests, SlowLinks, find_slow_links, outlier_limit
 from hpcpace.probe.rounds import Pair, Round
 
 AS_SLOW = 0.9
@@ -111,8 +111,10 @@ class PairResults:
 
         Something between the hosts is slow for them, such as a route; one slow measurement may have been disturbed.
         """
-        ways = self._ways()
-        return sorted({ways[test] for test in self._slow_each_time(self.slow_links())})
+        slow, tests, ways = self.slow_links(), self._rate_tests(), self._ways()
+        is_compared = tests.is_apart & np.isfinite(tests.value)
+        lowest = outlier_limit(tests.value[is_compared])[1]
+        return sorted({ways[test] for test in self._slow_each_time(slow) if tests.value[test] < lowest})
 
     def rates_apart(self) -> Iterator[tuple[Pair, float]]:
         """Yield (from, to) and the rate of each transfer that shared no link with another one."""

@@ -58,13 +58,17 @@ def first_rounds(network: PairNetwork, num_affordable: int) -> list[Round]:
         num_affordable: rounds for which there is time; all pairs are measured where they take 60 % of it at most.
     """
     some = some_rounds(network)
-    # Twice, because a disturbance during one round counts much where few switches are compared.
-    loaded = loaded_rounds(network, some) * (2 if network.is_known else 1)
+    loaded = [round_ for round_ in loaded_rounds(network, some) if not round_.is_apart]
+    if network.is_known:
+        loaded *= 2  # a disturbance during one round counts much where few switches are compared
     room = max(int(_FULL_SHARE * num_affordable) - len(loaded), 0)
-    for most in (room + 1, some):
-        apart = [*rounds_within_leaves(network, most), *rounds_across_leaves(network, most)]
-        if not network.is_known and most > some:
-            apart = list(islice(rounds_one_by_one(network), most))
-        if len(apart) <= room:
-            break
-    return [*apart, *loaded]
+    if not network.is_known:
+        apart = list(islice(rounds_one_by_one(network), room + 1))
+        return [*apart, *loaded] if len(apart) <= room else loaded_rounds(network, some)
+    apart = _rounds_apart(network, room + 1)
+    return [*(apart if len(apart) <= room else _rounds_apart(network, some)), *loaded]
+
+
+def _rounds_apart(network: PairNetwork, most: int) -> list[Round]:
+    """Return rounds that share no link, at most so many within switches, and as many across."""
+    return [*rounds_within_leaves(network, most), *rounds_across_leaves(network, most)]

@@ -126,21 +126,26 @@ def _comparable(tests: LinkTests, on_path: BoolArray, capability: FloatArray) ->
 
 
 def _references(capability: FloatArray, kind: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Return the usual capability and the threshold of each kind.
-
-    Of an even number of links the upper middle one counts, and the lower middle deviation: where half of four hosts are
-    slow, the mean of both halves would be what no link has.
-    """
+    """Return the usual capability and the threshold of each kind."""
     num_kinds = int(kind.max(initial=-1)) + 1
     usual, threshold = np.full(num_kinds, np.nan), np.full(num_kinds, np.nan)
     for number in range(num_kinds):
-        values = np.sort(capability[(kind == number) & np.isfinite(capability)])
-        if len(values):
-            usual[number] = values[len(values) // 2]
-            away = np.sort(np.abs(values - usual[number]))
-            deviation = _MAD_TO_DEVIATION * away[(len(away) - 1) // 2]
-            threshold[number] = usual[number] - max(_DEVIATIONS * deviation, _LEAST_SHARE * usual[number])
+        usual[number], threshold[number] = outlier_limit(capability[(kind == number) & np.isfinite(capability)])
     return usual, threshold
+
+
+def outlier_limit(values: FloatArray) -> tuple[float, float]:
+    """Return the median of values, and what is an outlier below: three robust deviations and 10 % less; nan for none.
+
+    Of an even number the upper middle value counts, and the lower middle deviation: where half of four hosts are slow,
+    the mean of both halves would be what no link has.
+    """
+    if not len(values):
+        return float("nan"), float("nan")
+    usual = float(np.sort(values)[len(values) // 2])
+    away = np.sort(np.abs(values - usual))
+    deviation = _MAD_TO_DEVIATION * float(away[(len(away) - 1) // 2])
+    return usual, usual - max(_DEVIATIONS * deviation, _LEAST_SHARE * usual)
 
 
 def _finite(limits: FloatArray) -> FloatArray:

@@ -47,15 +47,16 @@ class Concluding(Protocol):
         """Return the record with what follows from what was measured; rank 0 alone calls this."""
 
 
-PART_NAMES = ("sweep",)
+PART_NAMES = ("sweep", "pairs")
 """The parts of a probe, in their order."""
 
 
 def chosen_parts(names: Sequence[str]) -> list[Part]:
     """Return the parts with some names, in the order of `PART_NAMES`."""
+    from hpcpace.probe.pairs import Pairs
     from hpcpace.probe.sweep import Sweep
 
-    known: dict[str, Part] = {part.name: part for part in (Sweep(),)}
+    known: dict[str, Part] = {part.name: part for part in (Sweep(), Pairs())}
     return [known[name] for name in PART_NAMES if name in names]
 
 

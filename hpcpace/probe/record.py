@@ -16,6 +16,7 @@ import hpcpace
 from hpcpace.audit.schema import decoded, plain
 from hpcpace.errors import ProbeError, SnapshotError
 from hpcpace.files import read_file
+from hpcpace.probe.pair_record import PairsRecord
 from hpcpace.quoting import printable
 
 SCHEMA = "hpcpace-probe/1"
@@ -174,6 +175,7 @@ class ProbeRecord:
         sweep: rows in the order op, num_nodes, size_bytes.
         laws: one for each op and num_nodes with enough sizes.
         skews: one for each rank.
+        pairs: what pairs of hosts reached; None if not measured.
         problems: what was not measured, and why, a sentence each.
         lost_hosts: hosts that stopped answering.
     """
@@ -193,6 +195,7 @@ class ProbeRecord:
     sweep: tuple[SweepRow, ...] = ()
     laws: tuple[LatencyLaw, ...] = ()
     skews: tuple[RankSkew, ...] = ()
+    pairs: PairsRecord | None = None
     problems: tuple[str, ...] = ()
     lost_hosts: tuple[str, ...] = ()
 

@@ -107,7 +107,7 @@ def loaded_rounds(network: PairNetwork, most: int) -> list[Round]:
     """
     if not network.is_known:
         rounds = spread(circle(range(network.num_hosts)), most)
-        return [Round(tuple(pairs), False) for pairs in rounds if len(pairs) > 1]
+        return [Round(tuple(pairs), len(pairs) == 1) for pairs in rounds if pairs]
     made = []
     for meeting in spread(circle(range(len(network.leaf_hosts))), most):
         pairs = [

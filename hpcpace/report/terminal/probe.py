@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 from hpcpace.quoting import printable
+from hpcpace.report.terminal.probe_pairs import pairs_lines
 from hpcpace.units import format_bytes, format_duration
 from hpcpace.wording import plural
 
@@ -19,6 +20,8 @@ def probe_lines(record: ProbeRecord) -> list[str]:
     if record.sweep:
         lines += [*_summary(record), "", *_tables(record)]
         lines += _skews(record)
+    if record.pairs is not None:
+        lines += ["", *pairs_lines(record.pairs)]
     lines += [f"! {printable(problem)}" for problem in record.problems]
     return lines
 

@@ -164,7 +164,5 @@ def test_a_rate_that_nobody_knows_has_its_reason(
 
 
 def test_a_port_that_is_down_carries_nothing() -> None:
-    snapshot = replace(
-        SNAPSHOT, rdma=(rdma("mlx5_0", "0000:17:00.0", 200.0, state="DOWN"),), net=(net("eth0", 1000),)
-    )
+    snapshot = replace(SNAPSHOT, rdma=(rdma("mlx5_0", "0000:17:00.0", 200.0, state="DOWN"),), net=(net("eth0", 1000),))
     assert network_rate(snapshot, ["eth0"], with_rdma=True).rate_words == "1 Gb/s"

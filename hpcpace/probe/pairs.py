@@ -1,0 +1,368 @@
+"""The part that measures pairs of hosts: rank 0 plans rounds and judges, all ranks play them.
+
+Data goes over TCP on the interfaces that carry the training's collectives. Nothing waits for a host longer than its
+patience: a host that stops answering loses the pairs that it is in, and takes part in no further round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcpace.errors import WorldError
+from hpcpace.probe.pair_findings import link_findings
+from hpcpace.probe.pair_network import pair_network
+from hpcpace.probe.pair_player import Meeting, PairPlayer, RoundPlan, RoundTimes, Seat, reachable
+from hpcpace.probe.pair_record import BisectionRow, PairRow, PairsRecord
+from hpcpace.probe.pair_results import PairResult, PairResults
+from hpcpace.probe.pair_search import search_slow_links
+from hpcpace.probe.pair_sockets import Listener
+from hpcpace.probe.record import ProbedHost, ProbeRecord
+from hpcpace.probe.rounds import Round
+from hpcpace.probe.world import ProbeWorld
+from hpcpace.world.deadline import Deadline
+from hpcpace.world.environment import host_identity, process_environ
+from hpcpace.world.interfaces import HostAddresses, choose_route, host_addresses
+
+# What rank 0 needs between two rounds, of which the messages to all ranks are most.
+_BETWEEN_S = 0.05
+_MOST_PATIENCE_S = 5.0
+_GATHER_S = 0.5
+_NUM_QUANTILES = 3
+
+
+class Pairs:
+    """The part that measures pairs of hosts.
+
+    Args:
+        times: of the stages of a round.
+        own_addresses: of this host, on the interfaces named.
+    """
+
+    name = "pairs"
+    weight = 3.0
+
+    def __init__(
+        self, *, times: RoundTimes | None = None, own_addresses: Callable[[str], HostAddresses] = host_addresses
+    ) -> None:
+        self._times = times or RoundTimes()
+        self._own_addresses = own_addresses
+
+    def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
+        """Measure; see `hpcpace.probe.parts.Part`."""
+        if len(world.nodes) < 2:
+            note = f"all ranks are on {world.hosts[world.nodes[0]]}: pairs take at least two hosts"
+            return dataclasses.replace(record, pairs=PairsRecord(carrier="", note=note)) if world.is_first else record
+        table = _introduced(world, self._own_addresses)
+        player, listener = _seated(world, table)
+        try:
+            if not world.is_first:
+                _follow(world, player)
+                results = None
+            else:
+                conductor = _Conductor(world, player, table, self._times)
+                results = conductor.search(deadline)
+        finally:
+            if listener is not None:
+                listener.close()
+        world.meet("pairs of hosts", wait_s=table.patience_s)
+        if results is None:
+            return record
+        world.problems += conductor.problems()
+        return dataclasses.replace(record, pairs=pairs_record(results, record.hosts, table.carrier))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """What rank 0 tells all ranks before the first round.
+
+    Attributes:
+        nodes: hosts that take part, as indices into the world's.
+        addresses: of each of them, one for each interface.
+        interfaces: of each of them.
+        token: a secret of this probe.
+        patience_s: how long a host may not answer.
+        at_once: pairs that measure latency at the same time.
+        carrier: what carries the data, in words.
+    """
+
+    nodes: tuple[int, ...]
+    addresses: tuple[tuple[str, ...], ...]
+    interfaces: tuple[tuple[str, ...], ...]
+    token: str
+    patience_s: float
+    at_once: int
+    carrier: str
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> _Table:
+        texts = {name: tuple(tuple(each) for each in content[name]) for name in ("addresses", "interfaces")}
+        return cls(**{**content, **texts, "nodes": tuple(content["nodes"])})
+
+
+def _introduced(world: ProbeWorld, own_addresses: Callable[[str], HostAddresses]) -> _Table:
+    """Return where the hosts can be reached.
+
+    Collective: every rank alive calls this.
+    """
+    name = f"pairs/addresses/{world.num_meetings}"
+    leaders = {world.leader_of(node): node for node in world.nodes}
+    if world.rank in leaders:
+        own = own_addresses(_interfaces_of_job(world))
+        world.board.post(f"{name}/{world.rank}", {"addresses": own.to_json(), "machine": host_identity().boot_id})
+    table: dict[str, Any] = {}
+    if world.is_first:
+        found = world.board.gather(name, leaders, world.timeout_s)
+        table = dataclasses.asdict(_table(world, {leaders[rank]: each for rank, each in found.items()}))
+    return _Table.from_json(world.agree(table))
+
+
+def _interfaces_of_job(world: ProbeWorld) -> str:
+    """Return the interfaces that the process group was made on, separated by commas; empty where the backend chose."""
+    variable = "NCCL_SOCKET_IFNAME" if world.backend == "nccl" else "GLOO_SOCKET_IFNAME"
+    return process_environ().get(variable, "").removeprefix("=")
+
+
+def _table(world: ProbeWorld, found: Mapping[int, Mapping[str, Any]]) -> _Table:
+    hosts = {str(node): HostAddresses.from_json(each["addresses"]) for node, each in sorted(found.items())}
+    interfaces, addresses = [], []
+    try:
+        routes = choose_route(hosts)
+        for name, host in hosts.items():
+            interfaces.append(routes[name].interfaces)
+            addresses.append(tuple(host.addresses[each].partition("/")[0] for each in routes[name].interfaces))
+    except WorldError:
+        # Hosts in different subnets may reach each other by routers: each is tried at its own first address.
+        for host in hosts.values():
+            own = [(each, text.partition("/")[0]) for each, text in host.addresses.items() if each != "lo"]
+            interfaces.append(tuple(each for each, _ in own[:1]))
+            addresses.append(tuple(text for _, text in own[:1]))
+    names = sorted({",".join(each) for each in interfaces})
+    share_machine = len({each["machine"] for each in found.values()}) < len(found)
+    return _Table(
+        nodes=tuple(map(int, hosts)),
+        addresses=tuple(addresses),
+        interfaces=tuple(interfaces),
+        token=secrets.token_hex(16),
+        patience_s=min(_MOST_PATIENCE_S, world.timeout_s / 4),
+        at_once=max((os.cpu_count() or 1) // 2, 1) if share_machine else len(found),
+        carrier=f"TCP over {' or '.join(names)}",
+    )
+
+
+def _seated(world: ProbeWorld, table: _Table) -> tuple[PairPlayer, Listener | None]:
+    """Return this rank as a player, and its listener.
+
+    Collective: every rank alive calls this.
+    """
+    name, node = f"pairs/ports/{world.num_meetings}", world.node_of_rank[world.rank]
+    ranks_of_host = [world.ranks_of([each]) for each in table.nodes]
+    place = table.nodes.index(node) if node in table.nodes else None
+    turn = 0 if place is None else ranks_of_host[place].index(world.rank)
+    listener, interface = None, ""
+    if place is not None and table.addresses[place]:
+        number = turn % len(table.addresses[place])
+        interface = table.interfaces[place][number]
+        listener = _listener(table.addresses[place][number], interface)
+    world.board.post(f"{name}/{world.rank}", listener.port if listener is not None else 0)
+    ports = world.board.gather(name, world.alive, world.timeout_s) if world.is_first else {}
+    agreed = dict(world.agree(sorted(ports.items())))
+    seats = [Seat(address="", port=0)] * len(world.node_of_rank)
+    for addresses, ranks in zip(table.addresses, ranks_of_host, strict=True):
+        for number, rank in enumerate(ranks):
+            if addresses:
+                seats[rank] = Seat(address=addresses[number % len(addresses)], port=agreed.get(rank, 0))
+    player = PairPlayer(
+        rank=world.rank,
+        ranks_of_host=ranks_of_host,
+        hosts=[world.hosts[each] for each in table.nodes],
+        seats=seats,
+        listener=listener,
+        interface=interface,
+        token=table.token,
+        patience_s=table.patience_s,
+    )
+    return player, listener
+
+
+def _listener(address: str, interface: str) -> Listener | None:
+    try:
+        return Listener(reachable(address, interface))
+    except OSError:
+        return None  # who cannot listen is named by those that try to connect
+
+
+def _follow(world: ProbeWorld, player: PairPlayer) -> None:
+    """Play the rounds that rank 0 plans until it ends them."""
+    while (content := world.agree(None)) is not None:
+        plan = RoundPlan.from_json(content)
+        meeting = player.play(plan)
+        if meeting is not None:
+            world.board.post(f"pairs/{plan.number}/{world.rank}", dataclasses.asdict(meeting))
+
+
+class _Conductor:
+    """Rank 0, which plans the rounds, plays them, too, and gathers what the others found out."""
+
+    def __init__(self, world: ProbeWorld, player: PairPlayer, table: _Table, times: RoundTimes) -> None:
+        self._world = world
+        self._player = player
+        self._table = table
+        self._times = times
+        self._ranks_of_host = [world.ranks_of([node]) for node in table.nodes]
+        self._hosts = [world.hosts[node] for node in table.nodes]
+        self._silent: set[int] = set()
+        self._number = world.num_meetings * 1000
+        self._problems: dict[str, None] = {}
+
+    def search(self, deadline: Deadline) -> PairResults:
+        """Measure rounds until nothing is open or the time is over, and end the others' part."""
+        network = pair_network(self._hosts, [self._world.topology_addrs[node] for node in self._table.nodes])
+        try:
+            round_s = self._plan(((0, 1),)).length_s + _BETWEEN_S
+            return search_slow_links(
+                network,
+                self.measure,
+                num_affordable=int(deadline.left_s / round_s),
+                is_over=lambda: deadline.left_s < round_s,
+            )
+        finally:
+            self._world.agree(None)
+
+    def problems(self) -> list[str]:
+        """Return what kept pairs from being measured, a sentence each."""
+        return list(self._problems)
+
+    def _plan(self, pairs: Sequence[tuple[int, int]]) -> RoundPlan:
+        return RoundPlan(number=self._number, pairs=tuple(pairs), at_once=self._table.at_once, times=self._times)
+
+    def measure(self, round_: Round) -> list[PairResult]:
+        """Measure the pairs of one round; those of hosts that have stopped answering are left out."""
+        self._number += 1
+        playing = [pair for pair in round_.pairs if not self._silent & set(pair)]
+        if not playing:
+            return [_nothing(pair, round_.is_apart, "a host stopped answering before") for pair in round_.pairs]
+        plan = self._plan(playing)
+        self._world.agree(plan.to_json())
+        meetings: dict[int, Meeting] = {}
+        own = self._player.play(plan)
+        ranks = [rank for pair in playing for rank in self._players(pair)]
+        wanted = [rank for rank in ranks if rank != self._world.rank]
+        limit_s = self._player.limit_s(plan) + _GATHER_S
+        for rank, content in self._world.board.gather(f"pairs/{self._number}", wanted, limit_s).items():
+            meetings[rank] = Meeting(**{**content, "latency_ns": tuple(content["latency_ns"])})
+        if own is not None:
+            meetings[self._world.rank] = own
+        node_of = {rank: host for host, ranks in enumerate(self._ranks_of_host) for rank in ranks}
+        self._silent |= {node_of[rank] for rank in ranks if rank not in meetings}
+        found = {pair: self._result(pair, round_.is_apart, meetings) for pair in playing}
+        return [
+            found.get(pair) or _nothing(pair, round_.is_apart, "a host stopped answering before")
+            for pair in round_.pairs
+        ]
+
+    def _players(self, pair: tuple[int, int]) -> list[int]:
+        both = zip(*(self._ranks_of_host[host] for host in pair), strict=False)
+        return [rank for ranks in both for rank in ranks]
+
+    def _result(self, pair: tuple[int, int], is_apart: bool, meetings: Mapping[int, Meeting]) -> PairResult:
+        first, second = pair
+        players = self._players(pair)
+        senders, receivers = players[::2], players[1::2]
+        forward, backward = (_sum(meetings, ranks) for ranks in (receivers, senders))
+        latency = meetings[senders[0]].latency_ns if senders[0] in meetings else ()
+        problem = ""
+        for rank, host in [(rank, first) for rank in senders] + [(rank, second) for rank in receivers]:
+            if rank in meetings and meetings[rank].problem and not problem:
+                problem = f"{self._hosts[host]}: {meetings[rank].problem}"
+        if problem:
+            self._problems.setdefault(problem)
+        return PairResult(
+            pair=pair,
+            is_apart=is_apart,
+            forward=forward,
+            backward=backward,
+            latency_ns=(latency[0], latency[1], latency[2]) if len(latency) == _NUM_QUANTILES else _NO_LATENCY,
+            problem=problem,
+        )
+
+
+_NO_LATENCY = (math.nan, math.nan, math.nan)
+
+
+def _nothing(pair: tuple[int, int], is_apart: bool, problem: str) -> PairResult:
+    return PairResult(pair=pair, is_apart=is_apart, forward=math.nan, backward=math.nan, problem=problem)
+
+
+def _sum(meetings: Mapping[int, Meeting], ranks: Sequence[int]) -> float:
+    """Return what ranks received together, nan if that of one is unknown."""
+    rates = [meetings[rank].rate if rank in meetings else None for rank in ranks]
+    return sum(math.nan if rate is None else rate for rate in rates)
+
+
+def pairs_record(results: PairResults, hosts: Sequence[ProbedHost], carrier: str) -> PairsRecord:
+    """Return what is saved of a search.
+
+    Args:
+        results: of the search.
+        hosts: with what their interfaces allow.
+        carrier: what carried the data, in words.
+    """
+    slow = results.slow_links()
+    usual = float(slow.usual[0])
+    limits = [host.limit for host in hosts if host.name in results.network.hosts]
+    known = [limit for limit in limits if limit is not None]
+    latencies = sorted(each.latency_ns[0] for each in results.results if math.isfinite(each.latency_ns[0]))
+    names, leaves = results.network.hosts, results.network.leaf_names
+    return PairsRecord(
+        carrier=carrier,
+        usual=_known(usual),
+        usual_of_limit=usual / min(known) if len(known) == len(limits) and known and math.isfinite(usual) else None,
+        usual_latency_ns=latencies[len(latencies) // 2] if latencies else None,
+        rows=tuple(_row(each, names) for each in results.results),
+        bisections=tuple(
+            BisectionRow(
+                source=leaves[each.source_leaf],
+                target=leaves[each.target_leaf],
+                num_pairs=each.num_pairs,
+                rate=each.rate,
+                possible=each.possible,
+            )
+            for each in results.bisections()
+        ),
+        findings=link_findings(results),
+        note=_note(results),
+    )
+
+
+def _note(results: PairResults) -> str:
+    network = results.network
+    if network.num_hosts == 2:
+        return "two hosts are one pair: a slow link of one cannot be told from one of the other, nor from the usual"
+    if not network.is_known:
+        return "it is unknown which hosts share a switch: no uplink was measured"
+    return ""
+
+
+def _row(result: PairResult, names: Sequence[str]) -> PairRow:
+    least_ns, p50_ns, p99_ns = result.latency_ns
+    return PairRow(
+        first=names[result.pair[0]],
+        second=names[result.pair[1]],
+        is_apart=result.is_apart,
+        forward=_known(result.forward),
+        backward=_known(result.backward),
+        least_ns=_known(least_ns),
+        p50_ns=_known(p50_ns),
+        p99_ns=_known(p99_ns),
+        problem=result.problem,
+    )
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
