@@ -38,9 +38,9 @@ class RoundTimes:
         rate_s: for which each stream goes.
     """
 
-    set_up_s: float = 0.1
+    set_up_s: float = 0.05
     latency_s: float = 0.05
-    pause_s: float = 0.08
+    pause_s: float = 0.06
     rate_s: float = 0.25
 
 

@@ -315,14 +315,14 @@ def pairs_record(results: PairResults, hosts: Sequence[ProbedHost], carrier: str
     """
     slow = results.slow_links()
     usual = float(slow.usual[0])
-    limits = [host.limit for host in hosts if host.name in results.network.hosts]
-    known = [limit for limit in limits if limit is not None]
+    limits = sorted(host.limit or math.nan for host in hosts if host.name in results.network.hosts)
+    usual_limit = limits[len(limits) // 2]
     latencies = sorted(each.latency_ns[0] for each in results.results if math.isfinite(each.latency_ns[0]))
     names, leaves = results.network.hosts, results.network.leaf_names
     return PairsRecord(
         carrier=carrier,
         usual=_known(usual),
-        usual_of_limit=usual / min(known) if len(known) == len(limits) and known and math.isfinite(usual) else None,
+        usual_of_limit=_known(usual / usual_limit),
         usual_latency_ns=latencies[len(latencies) // 2] if latencies else None,
         rows=tuple(_row(each, names) for each in results.results),
         bisections=tuple(

@@ -10,6 +10,7 @@ from hpcpace.units import format_duration, format_rate
 from hpcpace.wording import percent, plural
 
 _MOST_IN_MATRIX = 10
+_MOST_SWITCHES = 8
 _WIDTH = 7
 
 
@@ -40,17 +41,22 @@ def _heading(pairs: PairsRecord) -> Iterator[str]:
 
 
 def _bisections(bisections: Sequence[BisectionRow]) -> Iterator[str]:
-    """Yield what the hosts of two switches reached at once, the best of each two switches."""
-    best: dict[tuple[str, str], BisectionRow] = {}
-    for row in bisections:
-        key = row.source, row.target
-        best[key] = max(row, best.get(key, row), key=lambda each: each.rate)
-    if 0 < len(best) <= _MOST_IN_MATRIX:
+    """Yield what the hosts of each switch sent and received at once, by its best partner."""
+    sent: dict[str, BisectionRow] = {}
+    received: dict[str, BisectionRow] = {}
+    for row in sorted(bisections, key=lambda each: each.rate):
+        sent[row.source] = received[row.target] = row
+    if bisections:
         yield ""
-        yield "all hosts of a switch at once:"
-        for (source, target), row in sorted(best.items()):
-            share = percent(row.rate / row.possible)
-            yield f"  {printable(source)} to {printable(target)}: {_rate(row.rate)}, {share} of what the hosts can send"
+        yield "all hosts of a switch at once, with another switch:"
+    for leaf in sorted(sent, key=_by_number)[:_MOST_SWITCHES]:
+        up, down = sent[leaf], received[leaf]
+        yield (
+            f"  {printable(leaf)}: sends {_rate(up.rate)}, {percent(up.rate / up.possible)} of what its hosts can, "
+            f"receives {_rate(down.rate)}"
+        )
+    if len(sent) > _MOST_SWITCHES:
+        yield f"  and {len(sent) - _MOST_SWITCHES} more"
 
 
 def _matrix(hosts: Sequence[str], rows: Sequence[PairRow]) -> Iterator[str]:
