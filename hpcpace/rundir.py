@@ -30,6 +30,9 @@ _PACK = re.compile(r"pack-\d{5,7}-[0-9a-f]{8}\.h5")
 RUNS = Path("runs")
 """The folder of runs that are not given another place."""
 
+HISTORY_INDEX = "hpcpace-history.json"
+"""The file beside runs in which `hpcpace history` keeps what it has read of them."""
+
 NUM_OURS_OF_TRACES = 2
 """Number of names that hpcpace chose at the end of the path of an attempt's traces, for `hpcpace.files.Folder.open`."""
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "report": "Say why a run is slow and where its steps went.",
     "compare": "Say whether one run is slower than another, and where that comes from.",
     "timeline": "Write some steps of a run as a file for Perfetto.",
+    "history": "Say what changed over weeks of runs, by job and by host.",
     "list": "List runs with their state, verdict and speed.",
     "hang": "Say which ranks hold up a job that no longer moves.",
     "import": "Read what other tools recorded of a job.",

@@ -1,7 +1,8 @@
 """Which host or rank does its own work more slowly in one group of runs than in another one.
 
 A place is compared with itself where it does the same work in both, else with the ranks of its role in the same run. If
-most places change alike, that is no place's fault: only those that differ from the others are named.
+most places change alike, that is no place's fault: only those that differ from the others are named. How much a place
+changes by itself is known from repeats, else from the prior and from how much 8 hosts or more scatter.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from dataclasses import dataclass, replace
 from math import expm1, log
 from statistics import fmean, median
 
-from hpcpace.metrics.run_difference import LogDifference, log_difference
+from hpcpace.metrics.run_difference import LEAST_REPEATS, LogDifference, log_difference, spread_of_places
 from hpcpace.runs.measured import MeasuredRun, RankTimes
+
+LEAST_NAMED = 0.01
+"""Change of own work below which a place is not named, however certain it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,9 @@ def place_changes(
     if not ranks or any(rank.work_ns is None or rank.work_ns <= 0 for rank in ranks):
         return None
     hosts = _rows(before, after, lambda rank: rank.host, prior_cv, has_same_layout)
+    spread = spread_of_places([row.change.value for row in hosts if row.change is not None], prior_cv)
+    if spread != prior_cv and min(len(before), len(after)) < LEAST_REPEATS:
+        hosts = _rows(before, after, lambda rank: rank.host, spread, has_same_layout)
     reference, is_common = _common(hosts, has_same_layout)
     found = [_named(row, reference) for row in hosts]
     return PlaceChanges(
@@ -178,13 +185,13 @@ def _by_place(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> 
 
 
 def _levels(group: Sequence[MeasuredRun]) -> list[dict[str, float]]:
-    """Return the logarithm of the median own work of each role with two ranks or more, of each run."""
+    """Return the logarithm of the median own work of each role with three ranks or more, of each run."""
     levels = []
     for run in group:
         by_role: dict[str, list[float]] = {}
         for rank in run.ranks:
             by_role.setdefault(rank.role, []).append(log(rank.work_ns or 1.0))
-        levels.append({role: median(values) for role, values in by_role.items() if len(values) > 1})
+        levels.append({role: median(values) for role, values in by_role.items() if len(values) > 2})
     return levels
 
 
@@ -251,7 +258,7 @@ def _named(row: PlaceRow, reference: float) -> PlaceRow:
     if change is None:
         return row
     usual = reference if row.against == "itself" else 0.0
-    is_named = change.low > usual or change.high < usual
+    is_named = (change.low > usual or change.high < usual) and abs(change.value - usual) > LEAST_NAMED
     return replace(row, is_named=is_named)
 
 

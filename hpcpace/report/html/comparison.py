@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import expm1
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from hpcpace.report.html.text import (
 )
 from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.comparison import (
+    change_ms,
     headline,
     main_parts,
     names_of,
@@ -238,7 +240,7 @@ def _parts_table(comparison: Comparison) -> str:
             f"{row.kind}: {row.name}",
             milliseconds(row.before_ns),
             milliseconds(row.after_ns),
-            f"{row.change_ns / NS_PER_MS:+.3g}",
+            change_ms(row.change_ns),
             signed(row.change_ns / total),
         )
         for row in comparison.parts
@@ -250,7 +252,7 @@ def _parts_table(comparison: Comparison) -> str:
                 "median step",
                 milliseconds(total),
                 milliseconds(after),
-                f"{(after - total) / NS_PER_MS:+.3g}",
+                change_ms(after - total),
                 signed((after - total) / total),
             )
         )
@@ -265,7 +267,9 @@ def _hosts_table(comparison: Comparison) -> str:
             row.name,
             *(_NONE if value is None else milliseconds(value) for value in (row.before_ns, row.after_ns)),
             signed(row.change_share) if row.change is not None else _NONE,
-            f"{100 * row.change.low:+.1f} to {100 * row.change.high:+.1f}" if row.change is not None else _NONE,
+            f"{100 * expm1(row.change.low):+.1f} to {100 * expm1(row.change.high):+.1f}"
+            if row.change is not None
+            else _NONE,
             milliseconds(row.caused_before_ns),
             milliseconds(row.caused_after_ns),
         )

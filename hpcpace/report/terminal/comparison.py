@@ -11,6 +11,7 @@ from rich.text import Text
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note, table, title
 from hpcpace.report.words.comparison import (
+    change_ms,
     headline,
     main_parts,
     noise_sentence,
@@ -65,17 +66,12 @@ def _print_parts(console: Console, comparison: Comparison) -> None:
     total = sum(row.before_ns for row in comparison.parts)
     for row in comparison.parts:
         change = signed(row.change_ns / total) if total else "-"
-        cells = (milliseconds(row.before_ns), milliseconds(row.after_ns), _change(row.change_ns), change)
+        cells = (milliseconds(row.before_ns), milliseconds(row.after_ns), change_ms(row.change_ns), change)
         made.add_row(Text(printable(f"{row.kind}: {row.name}")), *cells)
     after = sum(row.after_ns for row in comparison.parts)
-    cells = (milliseconds(total), milliseconds(after), _change(after - total), signed((after - total) / total))
+    cells = (milliseconds(total), milliseconds(after), change_ms(after - total), signed((after - total) / total))
     made.add_row(Text("median step", style="bold"), *(Text(cell, style="bold") for cell in cells))
     console.print(made)
-
-
-def _change(change_ns: float) -> str:
-    size = milliseconds(abs(change_ns))
-    return size if not float(size) else f"{'-' if change_ns < 0 else '+'}{size}"
 
 
 def _print_places(console: Console, places: PlaceChanges) -> None:

@@ -9,7 +9,7 @@ from hpcpace.quoting import printable
 from hpcpace.runs.compare import ComparedRun, Comparison, Outcome
 from hpcpace.runs.places import PlaceRow
 from hpcpace.units import format_count, format_duration
-from hpcpace.wording import percent, plural
+from hpcpace.wording import milliseconds, percent, plural
 
 _MOST_PLACES = 4
 _LEAST_SHARE = 0.1
@@ -88,6 +88,12 @@ def run_sentence(run: ComparedRun) -> str:
     steps = f" ({plural(run.num_steps, 'step')})" if run.num_steps else ""
     cv = f", CV {run.cv:.3f}" if run.cv is not None else ""
     return f"{run.path}: median step {format_duration(run.p50_ns)}{steps}{cv}{rate}"
+
+
+def change_ms(change_ns: float) -> str:
+    """Return a change in milliseconds with its sign; that of nothing has none."""
+    size = milliseconds(abs(change_ns))
+    return size if not float(size) else f"{'-' if change_ns < 0 else '+'}{size}"
 
 
 def main_parts(comparison: Comparison) -> list[str]:

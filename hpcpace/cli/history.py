@@ -1,0 +1,78 @@
+"""`hpcpace history DIR`: what changed over weeks of runs, by job and by host."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from hpcpace.cli.commands import Command
+from hpcpace.cli.options import PATH, Whole, headed, option
+from hpcpace.cli.progress import shown_progress
+from hpcpace.config_sources import load_config
+from hpcpace.errors import CannotTell
+from hpcpace.report.terminal.history import print_history
+from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
+from hpcpace.rundir import RUNS, json_text
+from hpcpace.runs.csv_form import read_csv
+from hpcpace.runs.history import history
+from hpcpace.runs.history_index import IndexedRuns, indexed_runs
+from hpcpace.runs.history_row import row_of_csv
+from hpcpace.world.environment import process_environ
+
+
+@click.command(cls=Command)
+@click.argument("folder", metavar="[DIR]", type=PATH, default=RUNS)
+@headed(
+    "What to look at",
+    option("--job", default="", help="Look only at jobs of this name.", show_default="all"),
+    option("--host", default="", help="Look only at runs on this host.", show_default="all"),
+)
+@headed(
+    "How to read it",
+    option(
+        "--memory", metavar="SIZE", help="Use at most this much memory for the tables of a run.", show_default="2GiB"
+    ),
+)
+@headed(
+    "Output",
+    option("--runs", "num_runs", type=Whole(0), default=20, help="List this many of the newest runs."),
+    option("--json", "as_json", is_flag=True, help="Print the history as JSON."),
+)
+def command(folder: Path, job: str, host: str, memory: str | None, num_runs: int, as_json: bool) -> None:
+    """Say what changed over the runs in DIR (default: runs), for good or for once, by job and by host.
+
+    Instead of DIR, a file that ends in .csv may hold the runs of other tools. What was read of runs is kept in
+    DIR/hpcpace-history.json.
+
+    Exit codes: 0 fine, whatever changed; 2 DIR cannot be read; 3 it has no run that can be used.
+    """
+    if folder.suffix == ".csv" and not folder.is_dir():
+        rows = sorted(map(row_of_csv, read_csv(folder)), key=lambda row: row.begun_unix_ns)
+        runs = IndexedRuns(rows=tuple(rows), broken={}, num_running=0, num_read=len(rows), index="none of a file")
+    else:
+        settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})
+        with shown_progress() as stage:
+            runs = indexed_runs(folder, settings, progress=stage("reading runs"))
+    found = history(str(folder), runs, job=job, host=host)
+    if as_json:
+        click.echo(json_text(found.to_json()), nl=False)
+    elif found.num_runs:
+        print_history(_console(), found, num_runs=num_runs)
+    if not found.num_runs:
+        which = " of that job or host" if job or host else ""
+        raise CannotTell(
+            f"{folder} has no run{which} that can be used: {len(found.broken)} are broken or without steps, "
+            f"{found.num_running} still run"
+        )
+
+
+def _console() -> Console:
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return Console(width=min(max(columns, MIN_WIDTH), MAX_WIDTH), highlight=False, emoji=False, markup=False)

@@ -1,0 +1,152 @@
+"""Where the level of a series of runs changes for good, and which runs are off for once.
+
+Penalised least squares on logarithms with a bounded loss, so that a run that is off costs the same however far it is
+off, and does not pull the level (Fearnhead & Rigaill 2019, "Changepoint detection in the presence of outliers"). The
+optimum over a grid of levels is found by dynamic programming (as of Potts' functional: Winkler & Liebscher 2002).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+LEAST_RUNS = 3
+LEAST_DEVIATIONS = 3.0
+LEAST_SPREAD = 0.005
+"""Runs of the same thing differ by half a percent at least, however alike a few of them are."""
+_OF_NORMAL = 1.4826
+_LEVELS_PER_SPREAD = 2
+_MOST_LEVELS = 400
+
+
+class Duration(StrEnum):
+    """For how long a series has changed."""
+
+    LASTING = "lasting"
+    RECENT = "recent"
+    ONE_OFF = "one-off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelChange:
+    """A change of level.
+
+    Attributes:
+        first, last: positions of the first and the last run at the new level.
+        before, after: medians of the logarithms at the level before and at the new one.
+        duration: lasting with `LEAST_RUNS` on both sides; recent with fewer at the end of the series, which may turn
+            out to be either; one-off if the series went back.
+        deviations: size of the change in standard deviations of a run.
+    """
+
+    first: int
+    last: int
+    before: float
+    after: float
+    duration: Duration
+    deviations: float
+
+    @property
+    def size(self) -> float:
+        """The change of the logarithm."""
+        return self.after - self.before
+
+    @property
+    def num_runs(self) -> int:
+        """Runs at the new level, until the next lasting change."""
+        return self.last - self.first + 1
+
+
+def level_changes(values: NDArray[np.float64]) -> list[LevelChange]:
+    """Return the changes of a series, in order; none of fewer than 4 runs.
+
+    Nothing is said of fewer than `LEAST_RUNS` runs at the begin that differ from all later ones: there is no level
+    before them to which they could be compared.
+
+    Args:
+        values: logarithms, in the order of the runs, float64, (num_runs,).
+    """
+    if len(values) <= LEAST_RUNS:
+        return []
+    spread = run_spread(values)
+    stretches = _stretches(values, spread)
+    whole = [stretch for stretch in stretches if stretch[1] - stretch[0] >= LEAST_RUNS]
+    if not whole:
+        return []
+    levels = {stretch: float(np.median(values[slice(*stretch)])) for stretch in stretches}
+    found: list[LevelChange] = []
+    for before, (first, stop) in zip([None, *whole[:-1]], whole, strict=True):
+        level = levels[first, stop]
+        if before is not None and abs(level - levels[before]) >= LEAST_DEVIATIONS * spread:
+            found.append(_change(first, stop - 1, levels[before], level, Duration.LASTING, spread))
+        # The next whole stretch begins behind short ones, which are off from this one.
+        until = next((start for start, _ in whole if start >= stop), len(values))
+        found += _off(values, first, until, level, spread)
+    return sorted(found, key=lambda change: change.first)
+
+
+def run_spread(values: NDArray[np.float64]) -> float:
+    """Return the standard deviation of a run from the differences of neighbours, which changes of level hardly move."""
+    if len(values) < 2:
+        return LEAST_SPREAD
+    return max(float(_OF_NORMAL * np.median(np.abs(np.diff(values)))) / 2**0.5, LEAST_SPREAD)
+
+
+def _change(first: int, last: int, before: float, after: float, duration: Duration, spread: float) -> LevelChange:
+    deviations = abs(after - before) / spread
+    return LevelChange(first=first, last=last, before=before, after=after, duration=duration, deviations=deviations)
+
+
+def _stretches(values: NDArray[np.float64], spread: float) -> list[tuple[int, int]]:
+    """Return begin and end of each stretch of one level.
+
+    A change costs slightly more than a run that is off, so that two runs that are off for once are no stretch, and
+    three are one where the series stays there; more in long series, which have more chances of one.
+    """
+    num_runs = len(values)
+    off = (LEAST_DEVIATIONS * spread) ** 2
+    penalty = max(1.05 * off, 3 * spread**2 * float(np.log(num_runs)))
+    levels = _levels(values, spread)
+    previous = np.zeros((num_runs, len(levels)), np.int32)
+    stay = np.arange(len(levels))
+    cost = np.zeros(len(levels))
+    for at, value in enumerate(values):
+        if at:
+            cheapest = int(np.argmin(cost))
+            changes = cost > cost[cheapest] + penalty
+            previous[at] = np.where(changes, cheapest, stay)
+            cost = np.where(changes, cost[cheapest] + penalty, cost)
+        cost = cost + np.minimum((value - levels) ** 2, off)
+    path = np.zeros(num_runs, np.int64)
+    path[-1] = int(np.argmin(cost))
+    for at in range(num_runs - 1, 0, -1):
+        path[at - 1] = previous[at, path[at]]
+    edges = [0, *(np.flatnonzero(np.diff(path)) + 1).tolist(), num_runs]
+    return list(pairwise(edges))
+
+
+def _levels(values: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
+    """Return the levels that are tried: those of a grid that values are near."""
+    step = spread / _LEVELS_PER_SPREAD
+    levels = np.unique(np.round(values / step)) * step
+    return levels if len(levels) <= _MOST_LEVELS else np.quantile(values, np.linspace(0, 1, _MOST_LEVELS))
+
+
+def _off(values: NDArray[np.float64], first: int, stop: int, level: float, spread: float) -> Iterator[LevelChange]:
+    """Yield the groups of neighbouring runs in a stretch that are off its level to the same side."""
+    away = values[first:stop] - level
+    # Among many runs some are far off by chance: 5 % of series may have one that is named.
+    deviations = max(LEAST_DEVIATIONS, float(ndtri(1 - 0.025 / len(values))))
+    sides = np.where(np.abs(away) > deviations * spread, np.sign(away), 0.0)
+    edges = [0, *(np.flatnonzero(np.diff(sides)) + 1).tolist(), len(sides)]
+    for begin, end in pairwise(edges):
+        if sides[begin] and (first or begin):
+            duration = Duration.RECENT if first + end == len(values) else Duration.ONE_OFF
+            after = float(np.median(values[first + begin : first + end]))
+            yield _change(first + begin, first + end - 1, level, after, duration, spread)

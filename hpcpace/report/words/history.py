@@ -1,0 +1,84 @@
+"""What changed over a history of runs, in sentences."""
+
+from __future__ import annotations
+
+import time
+
+from hpcpace.quoting import printable
+from hpcpace.runs.history import Event, History
+from hpcpace.units import NS_PER_S, format_duration
+from hpcpace.wording import listed, percent, plural
+
+_MOST_JOBS = 3
+
+
+def event_sentence(event: Event) -> str:
+    """Return what changed, by how much, since when or when, and in which jobs."""
+    name = printable(event.name)
+    size = f"{percent(abs(event.share))} {'slower' if event.share > 0 else 'faster'}"
+    runs = plural(event.num_runs, "run")
+    if event.duration == "chronic":
+        return f"{name} has been {size} than the others of its runs in all its {runs}{_jobs(event)}"
+    if event.duration == "one-off":
+        when = (
+            f"on {date(event.begun_unix_ns)}" if event.num_runs == 1 else f"in {runs} from {date(event.begun_unix_ns)}"
+        )
+        return f"{name} was {size} {when} for once{_levels(event)}"
+    since = f"{name} is {size} since {date(event.begun_unix_ns)}{_levels(event)}"
+    if event.duration == "recent":
+        return f"{since}, in {runs} so far: 3 are needed to tell a lasting change from a one-off"
+    return f"{since} ({runs}){_jobs(event)}"
+
+
+def _levels(event: Event) -> str:
+    if event.kind == "host":
+        return ""
+    return f" ({format_duration(event.before * NS_PER_S)} to {format_duration(event.after * NS_PER_S)})"
+
+
+def _jobs(event: Event) -> str:
+    if event.kind != "host":
+        return ""
+    if len(event.jobs) == event.num_jobs:
+        return f", in {'the one job' if event.num_jobs == 1 else f'all {event.num_jobs} jobs'} that used it"
+    names = [printable(job) for job in event.jobs[:_MOST_JOBS]]
+    more = [f"{len(event.jobs) - _MOST_JOBS} more"] if len(event.jobs) > _MOST_JOBS else []
+    return f", in {len(event.jobs)} of {event.num_jobs} jobs that used it: {listed([*names, *more])}"
+
+
+def date(unix_ns: int, *, with_time: bool = True) -> str:
+    """Return a date in local time with its day of the week; `an unknown date` for 0."""
+    if not unix_ns:
+        return "an unknown date"
+    try:
+        return time.strftime("%a %Y-%m-%d %H:%M" if with_time else "%Y-%m-%d", time.localtime(unix_ns // NS_PER_S))
+    except (OverflowError, OSError, ValueError):
+        return "an unknown date"
+
+
+def headline(history: History) -> str:
+    """Return the result in one line."""
+    lasting = [event for event in history.events if event.duration in ("lasting", "chronic")]
+    recent = [event for event in history.events if event.duration == "recent"]
+    one_offs = len(history.events) - len(lasting) - len(recent)
+    if not history.events:
+        return "nothing changed beyond noise"
+    counts = [
+        *([plural(len(lasting), "lasting change")] if lasting else []),
+        *([plural(len(recent), "recent one")] if recent else []),
+        *([plural(one_offs, "one-off")] if one_offs else []),
+    ]
+    return listed(counts)
+
+
+def counts_sentence(history: History) -> str:
+    """Return what the history is of."""
+    parts = [
+        f"{plural(history.num_runs, 'run')} in {len(history.series)} series (job and layout)",
+        f"{plural(history.num_hosts, 'host')} compared",
+    ]
+    if history.broken:
+        parts.append(f"{len(history.broken)} broken or without steps")
+    if history.num_running:
+        parts.append(f"{history.num_running} still running")
+    return ", ".join(parts)

@@ -1,0 +1,218 @@
+"""What changed over weeks of runs: the speed of each job, and the hosts that got slow, for good or for once.
+
+Runs are compared within one job of one layout. Hosts are compared within their runs, whatever the job: how much longer
+a host's ranks take for their own work than the others of their role. So a host that got slow shows in all jobs that use
+it, and a job that got slow on all hosts does not accuse any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from math import expm1, log
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from hpcpace import __version__
+from hpcpace.metrics.change_points import LEAST_DEVIATIONS, LEAST_RUNS, Duration, LevelChange, level_changes, run_spread
+from hpcpace.runs.history_index import IndexedRuns
+from hpcpace.runs.history_row import HistoryRow
+
+SCHEMA = "hpcpace-history/1"
+LEAST_CHANGE = 0.02
+"""Change of speed or own work below which nothing is told, however certain it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that changed.
+
+    Attributes:
+        kind: job or host.
+        name: of the job with its layout, or of the host.
+        duration: lasting, recent, one-off; of a host, also `chronic` where it was slow in all its runs.
+        begun_unix_ns, last_unix_ns: first and last run at the new level; 0 where dates are not known.
+        run: the first run at the new level.
+        share: change of step time or own work, relative; of a chronic host, against the others.
+        before, after: the levels, seconds of a step; 1 is usual for hosts.
+        num_runs, num_before: runs at the new level and before it.
+        deviations: size in standard deviations of a run.
+        jobs: names of the jobs in which it shows.
+        num_jobs: jobs that ran at the new level, whether it shows in them or not.
+    """
+
+    kind: str
+    name: str
+    duration: str
+    begun_unix_ns: int
+    last_unix_ns: int
+    run: str
+    share: float
+    before: float
+    after: float
+    num_runs: int
+    num_before: int
+    deviations: float
+    jobs: tuple[str, ...]
+    num_jobs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The runs of one job with one layout, the oldest first."""
+
+    job: str
+    kind: str
+    rows: tuple[HistoryRow, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def name(self) -> str:
+        """The job with its layout."""
+        return f"{self.job} ({self.kind})" if self.kind else self.job
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What `hpcpace history` found.
+
+    Attributes:
+        folder: of the runs, or the CSV file.
+        series: by job and layout, those with most runs first.
+        events: of all jobs and hosts: lasting and recent ones first, the latest first.
+        num_hosts: hosts that were compared.
+        broken: why runs could not be used, by path.
+        num_running: runs that still record.
+        num_read: runs that were opened for it.
+        index: what became of the index.
+    """
+
+    folder: str
+    series: tuple[Series, ...]
+    events: tuple[Event, ...]
+    num_hosts: int
+    broken: dict[str, str]
+    num_running: int
+    num_read: int
+    index: str
+
+    @property
+    def num_runs(self) -> int:
+        """Runs that were used."""
+        return sum(len(series.rows) for series in self.series)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"schema": SCHEMA, "hpcpace_version": __version__, **asdict(self)}
+
+
+def history(folder: str, runs: IndexedRuns, *, job: str = "", host: str = "") -> History:
+    """Return what changed.
+
+    Args:
+        folder: what it is called.
+        runs: the runs.
+        job: the only job to look at; all if empty.
+        host: the only host to look at: its runs alone; all if empty.
+    """
+    rows = [row for row in runs.rows if (not job or row.job == job) and (not host or host in row.hosts)]
+    series = sorted(_series(rows), key=lambda one: (-len(one.rows), one.name))
+    of_hosts, num_hosts = _host_events(rows, host)
+    events = [*of_hosts, *(event for one in series for event in one.events)]
+    return History(
+        folder=folder,
+        series=tuple(series),
+        events=tuple(sorted(events, key=_weight)),
+        num_hosts=num_hosts,
+        broken=dict(runs.broken),
+        num_running=runs.num_running,
+        num_read=runs.num_read,
+        index=runs.index,
+    )
+
+
+def _weight(event: Event) -> tuple[bool, int, str]:
+    return event.duration == Duration.ONE_OFF, -event.begun_unix_ns, event.name
+
+
+def _series(rows: Iterable[HistoryRow]) -> list[Series]:
+    groups: dict[tuple[str, str], list[HistoryRow]] = {}
+    for row in rows:
+        groups.setdefault((row.job, row.kind), []).append(row)
+    return [
+        Series(job=job, kind=kind, rows=tuple(group), events=tuple(_job_events(job, kind, group)))
+        for (job, kind), group in groups.items()
+    ]
+
+
+def _job_events(job: str, kind: str, rows: Sequence[HistoryRow]) -> list[Event]:
+    name = f"{job} ({kind})" if kind else job
+    changes = level_changes(np.array([log(row.p50_ns) for row in rows]))
+    return [
+        _event("job", name, change, rows, scale=1e-9) for change in changes if abs(expm1(change.size)) >= LEAST_CHANGE
+    ]
+
+
+def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], int]:
+    by_host: dict[str, list[HistoryRow]] = {}
+    for row in rows:
+        for host in row.slowness:
+            by_host.setdefault(host, []).append(row)
+    hosts = [only] if only else sorted(by_host)
+    found: list[Event] = []
+    for host in hosts:
+        of_host = by_host.get(host, [])
+        values = np.array([row.slowness[host] for row in of_host])
+        changes = [change for change in level_changes(values) if abs(expm1(change.size)) >= LEAST_CHANGE]
+        found += [_event("host", host, change, of_host) for change in changes]
+        if not any(change.duration is Duration.LASTING for change in changes):
+            found += _chronic(host, values, of_host)
+    return found, len(by_host)
+
+
+def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[Event]:
+    """Return the event of a host that was slow from its first run on, if it was."""
+    if len(values) < LEAST_RUNS:
+        return []
+    level = float(np.median(values))
+    deviations = level / run_spread(values)
+    if expm1(level) < LEAST_CHANGE or deviations < LEAST_DEVIATIONS:
+        return []
+    change = LevelChange(
+        first=0, last=len(rows) - 1, before=0.0, after=level, duration=Duration.LASTING, deviations=deviations
+    )
+    return [_event("host", host, change, rows, duration="chronic")]
+
+
+def _event(
+    kind: str, name: str, change: LevelChange, rows: Sequence[HistoryRow], *, scale: float = 1.0, duration: str = ""
+) -> Event:
+    there = rows[change.first : change.last + 1]
+    jobs = _jobs_that_show(name, change, there) if kind == "host" else {rows[0].job: True}
+    return Event(
+        kind=kind,
+        name=name,
+        duration=duration or str(change.duration),
+        begun_unix_ns=there[0].begun_unix_ns,
+        last_unix_ns=there[-1].begun_unix_ns,
+        run=there[0].run,
+        share=expm1(change.size),
+        before=float(np.exp(change.before)) * scale,
+        after=float(np.exp(change.after)) * scale,
+        num_runs=len(there),
+        num_before=change.first,
+        deviations=change.deviations,
+        jobs=tuple(sorted(job for job, shows in jobs.items() if shows)),
+        num_jobs=len(jobs),
+    )
+
+
+def _jobs_that_show(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> dict[str, bool]:
+    """Return for each job with runs at the new level of a host whether that is nearer to it than to the old one."""
+    middle = (change.before + change.after) / 2
+    by_job: dict[str, list[float]] = {}
+    for row in rows:
+        by_job.setdefault(row.job, []).append(row.slowness[host])
+    return {job: bool((median(values) > middle) == (change.size > 0)) for job, values in by_job.items()}

@@ -1,0 +1,160 @@
+"""One line of a history: when a run began, what it was, how fast it was, and how slow each of its hosts was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite, log
+from statistics import fmean, median
+from typing import Any
+
+from hpcpace.runs.csv_form import CsvRun
+from hpcpace.runs.measured import MeasuredRun
+from hpcpace.units import NS_PER_S
+
+_MOST_TEXT = 500
+_MOST_HOSTS = 100_000
+_MOST_LOG = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryRow:
+    """One run.
+
+    Attributes:
+        run: its path below the folder.
+        begun_unix_ns: when it began; 0 where unknown.
+        job: name of its job.
+        kind: what runs of one series have in common besides: world, mesh, batch and type of numbers.
+        p50_ns: median step time.
+        samples_per_s: throughput; None where unknown.
+        samples_unit: of that.
+        num_ranks: ranks of the job; 0 where unknown.
+        hosts: where it ran.
+        slowness: by host, logarithm of own work over the median of its role in the run; of hosts that compare.
+        mode: of its verdict; empty where unknown.
+    """
+
+    run: str
+    begun_unix_ns: int
+    job: str
+    kind: str
+    p50_ns: float
+    samples_per_s: float | None = None
+    samples_unit: str = ""
+    num_ranks: int = 0
+    hosts: tuple[str, ...] = ()
+    slowness: Mapping[str, float] = field(default_factory=dict)
+    mode: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+
+def row_of(measured: MeasuredRun, run: str, changed_unix_ns: int) -> HistoryRow:
+    """Return the line of a run.
+
+    Args:
+        measured: the run.
+        run: its path below the folder.
+        changed_unix_ns: when its files were made, for one that does not say when it began.
+    """
+    batch = f"{measured.samples_per_step:g} {measured.samples_unit}" if measured.samples_per_step else ""
+    parts = (f"{measured.world_size} ranks", measured.mesh, batch, measured.conditions.dtype)
+    return HistoryRow(
+        run=run,
+        begun_unix_ns=measured.conditions.begun_unix_ns or changed_unix_ns,
+        job=measured.conditions.job_name or "unnamed",
+        kind=", ".join(filter(None, parts)),
+        p50_ns=measured.p50_ns,
+        samples_per_s=measured.samples_per_s,
+        samples_unit=measured.samples_unit,
+        num_ranks=measured.world_size,
+        hosts=tuple(sorted(set(measured.hosts))),
+        slowness=_slowness(measured),
+        mode=measured.mode,
+    )
+
+
+def row_of_csv(run: CsvRun) -> HistoryRow:
+    """Return the line of a run of a CSV file; with a throughput alone, its step is that of one sample or batch."""
+    step_ns = run.step_ns if run.step_ns is not None else (run.batch or 1.0) * NS_PER_S / (run.throughput or 1.0)
+    parts = (
+        f"{run.num_ranks} ranks" if run.num_ranks else "",
+        f"{run.num_nodes} nodes" if run.num_nodes else "",
+        f"batch {run.batch:g}" if run.batch else "",
+    )
+    return HistoryRow(
+        run=f"{run.run} (line {run.line})",
+        begun_unix_ns=run.begun_unix_ns,
+        job=run.job or "all",
+        kind=", ".join(filter(None, parts)),
+        p50_ns=step_ns,
+        samples_per_s=run.throughput,
+        num_ranks=run.num_ranks,
+        hosts=run.nodes,
+    )
+
+
+def row_from_json(content: Any) -> HistoryRow:
+    """Return a line that an index holds.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none.
+    """
+    rate = content["samples_per_s"]
+    return HistoryRow(
+        run=_text(content["run"]),
+        begun_unix_ns=_count(content["begun_unix_ns"]),
+        job=_text(content["job"]),
+        kind=_text(content["kind"]),
+        p50_ns=_positive(content["p50_ns"]),
+        samples_per_s=None if rate is None else _positive(rate),
+        samples_unit=_text(content["samples_unit"]),
+        num_ranks=_count(content["num_ranks"]),
+        hosts=tuple(map(_text, content["hosts"][:_MOST_HOSTS])),
+        slowness={_text(host): _log(value) for host, value in content["slowness"].items()},
+        mode=_text(content["mode"]),
+    )
+
+
+def _slowness(measured: MeasuredRun) -> dict[str, float]:
+    by_role: dict[str, list[float]] = {}
+    by_host: dict[str, list[tuple[str, float]]] = {}
+    for rank in measured.ranks:
+        if rank.work_ns is None or rank.work_ns <= 0:
+            return {}
+        by_role.setdefault(rank.role, []).append(log(rank.work_ns))
+        by_host.setdefault(rank.host, []).append((rank.role, log(rank.work_ns)))
+    # Of two ranks nobody knows which one is unusual.
+    usual = {role: median(values) for role, values in by_role.items() if len(values) > 2}
+    return {
+        host: round(fmean(value - usual[role] for role, value in ranks), 6)
+        for host, ranks in by_host.items()
+        if len(by_host) > 1 and all(role in usual for role, _ in ranks)
+    }
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value[:_MOST_TEXT]
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _positive(value: Any) -> float:
+    if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        raise ValueError(f"{value!r} is not above 0")
+    return float(value)
+
+
+def _log(value: Any) -> float:
+    if not isinstance(value, int | float) or not abs(value) < _MOST_LOG:
+        raise ValueError(f"{value!r} is no logarithm of a ratio")
+    return float(value)
