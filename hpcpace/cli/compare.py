@@ -26,6 +26,7 @@ from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.from_csv import runs_of_csv
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 from hpcpace.runs.measured import MeasuredRun
+from hpcpace.wording import plural
 from hpcpace.world.environment import process_environ
 
 _BETWEEN = "\0"
@@ -121,7 +122,7 @@ def _groups(words: Sequence[str]) -> tuple[list[Path], list[Path]]:
         before, after = [words[0]], [words[1]]
     else:
         raise UsageError(
-            f"{len(words)} runs are named: name two, A B, or two groups with -- between them, A1 A2 -- B1 B2"
+            f"{plural(len(words), 'run')} named: give two, A B, or two groups with -- between them, A1 A2 -- B1 B2"
         )
     if not before or not after:
         raise UsageError("a side of -- has no run: name at least one before and one behind it")

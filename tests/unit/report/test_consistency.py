@@ -159,7 +159,7 @@ SCRIPTS = (jitter_amplification, topology_hotspots, bottleneck_timeline, pacing_
 
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed(""))
+    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(""))
     summary, terminal, shown, found = everywhere_of(tmp_path, RUNS[name])
     shares, speed, causes, jitter = summary.shares, summary.throughput, summary.causes, summary.jitter
 
@@ -208,7 +208,7 @@ def printed_by(script, run, capsys, **examined) -> str:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_scripts_print_what_the_report_prints(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed(""))
+    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(""))
     summary, terminal, _, _ = everywhere_of(tmp_path, RUNS[name])
     run = RunDirectory(tmp_path / "run")
     measured = measure(read_attempt(run.attempts()[0]).traces, Selection())

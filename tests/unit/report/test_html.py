@@ -37,7 +37,7 @@ OF_SUMMARY = {"origins", "gains", "phase-shares", "wait-transfer"}
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch):
     # The library is 5 MB, which every page here would be parsed for.
-    monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed(LIBRARY))
+    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(LIBRARY))
 
 
 @pytest.fixture(scope="module")
@@ -562,7 +562,7 @@ def test_a_curve_of_two_points_is_not_drawn(summary):
 
 def test_a_library_that_names_the_end_of_a_script_does_not_end_it(summary, monkeypatch):
     code = 'x = "</script>"; y = "</SCRIPT>"'
-    monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed(code))
+    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(code))
     elements = Elements(page(summary, VERDICT, PlotData()))
     assert elements.packed("plot-library").decode() == code
     assert len(elements.all("script")) == 5

@@ -1,0 +1,80 @@
+"""`hpcpace history`: exit codes, output and wrong input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments.synthetic_run import SyntheticRun
+
+Call = Callable[..., tuple[int, str, str]]
+DATA = Path(__file__).parents[1] / "data" / "history"
+RUN = SyntheticRun(num_ranks=4, num_steps=12, hosts=("n0", "n1", "n2", "n3"))
+
+
+def _csv(path: Path, times: list[float]) -> Path:
+    lines = "".join(f"2026-01-{day:02},r{day},train,{value}\n" for day, value in enumerate(times, 1))
+    path.write_text(f"date,run,job,step_time_s\n{lines}")
+    return path
+
+
+def test_a_history_of_a_folder_has_a_line_a_run(hpcpace: Call, tmp_path: Path) -> None:
+    RUN.write(tmp_path / "a")
+    RUN.write(tmp_path / "b")
+    code, out, _ = hpcpace("history", tmp_path)
+    assert code == 0 and "nothing changed beyond noise" in out and "2 runs in 1 series" in out
+    assert "37.0 ms" in out or "36.0 ms" in out
+    assert (tmp_path / "hpcpace-history.json").is_file()
+
+
+def test_a_change_is_told_with_its_date(hpcpace: Call, tmp_path: Path) -> None:
+    code, out, _ = hpcpace("history", _csv(tmp_path / "runs.csv", [0.1] * 6 + [0.11] * 6))
+    told = " ".join(out.split())
+    assert code == 0 and "1 lasting change" in told
+    assert "train is 10.0 % slower since Wed 2026-01-07 00:00 (100 ms to 110 ms) (6 runs)" in told
+    assert "▁▁▁▁▁▁██████" in out and "changed +10 %" in out
+
+
+def test_json_is_for_programs(hpcpace: Call, tmp_path: Path) -> None:
+    code, out, _ = hpcpace("history", _csv(tmp_path / "runs.csv", [0.1] * 6 + [0.11] * 6), "--json")
+    content = json.loads(out)
+    assert code == 0 and content["schema"] == "hpcpace-history/1"
+    (event,) = content["events"]
+    assert (event["duration"], event["num_runs"]) == ("lasting", 6) and len(content["series"][0]["rows"]) == 12
+
+
+def test_a_width_of_80_columns_is_enough(hpcpace: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcpace.cli.history.MAX_WIDTH", 80)
+    monkeypatch.chdir(DATA)
+    _, out, _ = hpcpace("history", "megatron-lm.csv")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_older_runs_are_counted(hpcpace: Call, tmp_path: Path) -> None:
+    _, out, _ = hpcpace("history", _csv(tmp_path / "runs.csv", [0.1] * 12), "--runs", "5")
+    assert "7 older runs" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["missing"], 2, "cannot read missing"),
+        (["missing.csv"], 2, "cannot read missing.csv"),
+        (["empty"], 3, "empty has no run that can be used"),
+        (["runs.csv", "--job", "other"], 3, "no run of that job or host that can be used"),
+        (["wrong.csv"], 2, "line 2: step_time_s is 'x'"),
+        (["runs.csv", "--runs", "-1"], 2, "-1"),
+    ],
+)
+def test_wrong_input_is_told(
+    hpcpace: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    _csv(tmp_path / "runs.csv", [0.1, 0.1])
+    (tmp_path / "wrong.csv").write_text("run,step_time_s\nr,x\n")
+    found, out, error = hpcpace("history", *words)
+    assert found == code and told in " ".join((out + error).split())

@@ -1,0 +1,82 @@
+"""Changes of level in series of runs: lasting, recent and one-off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcpace.metrics.change_points import Duration, level_changes, run_spread
+
+
+def _noise(num_runs: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, 0.01, num_runs)
+
+
+def test_a_level_that_stays_is_lasting_from_its_first_run_on() -> None:
+    values = _noise(40)
+    values[25:] += 0.1
+    (change,) = level_changes(values)
+    assert (change.duration, change.first, change.last, change.num_runs) == (Duration.LASTING, 25, 39, 15)
+    assert change.size == pytest.approx(0.1, abs=0.01)
+
+
+def test_there_and_back_are_two_lasting_changes() -> None:
+    values = _noise(40)
+    values[15:30] += 0.1
+    assert [(change.first, change.duration) for change in level_changes(values)] == [
+        (15, Duration.LASTING),
+        (30, Duration.LASTING),
+    ]
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_run_or_two_that_are_off_are_a_one_off(length: int) -> None:
+    values = _noise(40)
+    values[20 : 20 + length] += 0.3
+    (change,) = level_changes(values)
+    assert (change.duration, change.first, change.num_runs) == (Duration.ONE_OFF, 20, length)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_too_few_runs_at_the_end_are_recent(length: int) -> None:
+    values = _noise(40)
+    values[-length:] += 0.3
+    (change,) = level_changes(values)
+    assert (change.duration, change.num_runs) == (Duration.RECENT, length)
+
+
+def test_too_few_runs_at_the_begin_are_no_level_to_compare_with() -> None:
+    values = _noise(40)
+    values[:2] += 0.3
+    assert level_changes(values) == []
+
+
+@pytest.mark.parametrize("num_runs", [0, 1, 2, 3])
+def test_few_runs_have_no_changes(num_runs: int) -> None:
+    assert level_changes(np.arange(num_runs, dtype=np.float64)) == []
+
+
+def test_runs_that_agree_closely_are_not_taken_apart() -> None:
+    assert level_changes(np.tile([0.0, 0.004], 10)) == []
+
+
+def test_equal_runs_have_no_lasting_change_and_hardly_a_one_off() -> None:
+    found = [change for seed in range(100) for change in level_changes(_noise(60, seed))]
+    assert not any(change.duration is Duration.LASTING for change in found)
+    assert len(found) <= 15
+
+
+def test_a_change_of_five_deviations_is_found_where_it_is() -> None:
+    found = 0
+    for seed in range(100):
+        values = _noise(60, seed)
+        values[40:] += 0.05
+        lasting = [change for change in level_changes(values) if change.duration is Duration.LASTING]
+        found += len(lasting) == 1 and abs(lasting[0].first - 40) <= 1
+    assert found >= 95
+
+
+def test_the_spread_of_runs_is_not_that_of_their_changes() -> None:
+    values = _noise(200)
+    values[100:] += 1.0
+    assert run_spread(values) == pytest.approx(0.01, rel=0.25)

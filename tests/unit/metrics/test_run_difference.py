@@ -1,0 +1,59 @@
+"""The interval of a difference between groups of runs holds at its nominal rate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcpace.metrics.run_difference import PRIOR_CV, log_difference, spread_of_places
+
+
+def test_a_single_run_a_side_has_the_spread_of_the_prior() -> None:
+    found = log_difference([0.0], [0.02], before_errors=[0.0], after_errors=[0.0])
+    assert not found.from_repeats and found.value == pytest.approx(0.02)
+    assert found.half_width == pytest.approx(1.96 * PRIOR_CV * 2**0.5, rel=1e-3)
+    assert not found.is_beyond_noise
+
+
+def test_noise_within_runs_widens_the_interval() -> None:
+    narrow = log_difference([0.0], [0.0], before_errors=[0.0], after_errors=[0.0])
+    wide = log_difference([0.0], [0.0], before_errors=[0.01], after_errors=[0.01])
+    assert wide.half_width == pytest.approx(2**0.5 * narrow.half_width)
+
+
+def test_three_repeats_a_side_measure_the_spread() -> None:
+    found = log_difference([0.0, 0.01, -0.01], [0.1, 0.11, 0.09], before_errors=[0.0] * 3, after_errors=[0.0] * 3)
+    assert found.from_repeats and found.spread == pytest.approx(0.01) and found.low > 0.07
+
+
+def test_repeats_that_agree_by_chance_are_as_uncertain_as_their_steps() -> None:
+    found = log_difference([0.0] * 3, [0.0] * 3, before_errors=[0.01] * 3, after_errors=[0.01] * 3)
+    assert found.half_width > 0.01
+
+
+def test_more_comparisons_need_more_evidence() -> None:
+    one, many = (
+        log_difference([0.0], [0.03], before_errors=[0.0], after_errors=[0.0], num_compared=number)
+        for number in (1, 99)
+    )
+    assert one.is_beyond_noise and not many.is_beyond_noise
+
+
+@pytest.mark.parametrize("num_runs", [1, 3, 5])
+def test_equal_groups_are_called_different_at_the_nominal_rate(num_runs: int) -> None:
+    random = np.random.default_rng(num_runs)
+    called = 0
+    for _ in range(1000):
+        before, after = random.normal(0.0, PRIOR_CV, (2, num_runs)).tolist()
+        none = [0.0] * num_runs
+        called += log_difference(before, after, before_errors=none, after_errors=none).is_beyond_noise
+    assert called <= 68  # 5 % and 2.6 standard errors
+
+
+def test_the_scatter_of_many_places_weighs_against_the_prior() -> None:
+    random = np.random.default_rng(0)
+    quiet = random.normal(0.0, 0.001, 64).tolist()
+    assert spread_of_places(quiet, PRIOR_CV) < 0.5 * PRIOR_CV
+    assert spread_of_places([*quiet[:63], 0.2], PRIOR_CV) < 0.5 * PRIOR_CV  # one that really changed
+    assert spread_of_places(random.normal(0.0, 0.05, 64).tolist(), PRIOR_CV) > 2 * PRIOR_CV
+    assert spread_of_places(quiet[:7], PRIOR_CV) == PRIOR_CV

@@ -1,0 +1,181 @@
+"""Comparisons of runs whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sample_runs import MS, sample_run
+
+from hpcpace.errors import CannotTell, UsageError
+from hpcpace.rundir import json_text
+from hpcpace.runs.changes import Change
+from hpcpace.runs.compare import Outcome, compare
+from hpcpace.runs.conditions import Conditions
+
+SLOW = (100.0, 100.0, 100.0, 108.0)
+
+
+def test_a_slower_host_makes_b_slower_and_is_named() -> None:
+    found = compare([sample_run("a")], [sample_run("b", work=SLOW)])
+    assert found.outcome is Outcome.SLOWER and found.share == pytest.approx(8 / 105)
+    assert found.places is not None
+    (named,) = found.places.named
+    assert (named.kind, named.name) == ("host", "n3") and named.change_share == pytest.approx(0.08)
+
+
+def test_the_parts_add_up_to_the_difference_of_the_medians() -> None:
+    before, after = sample_run("a"), sample_run("b", work=SLOW, mean_ns=120 * MS)
+    found = compare([before], [after])
+    assert sum(row.change_ns for row in found.parts) == pytest.approx(after.p50_ns - before.p50_ns)
+    assert sum(row.before_ns for row in found.parts) == pytest.approx(before.p50_ns)
+    by_name = {(row.kind, row.name): row.change_ns for row in found.parts}
+    assert by_name["own work", "computation"] == pytest.approx(2 * MS)
+    assert by_name["exposed wait", "for n3"] == pytest.approx(6 * MS)
+
+
+def test_the_parts_of_groups_add_up_too() -> None:
+    before = [sample_run(f"a{number}", work=(100.0 + number,) * 4) for number in range(3)]
+    after = [sample_run(f"b{number}", work=(110.0 + number, 100.0, 100.0, 100.0)) for number in range(3)]
+    found = compare(before, after)
+    assert sum(row.change_ns for row in found.parts) == pytest.approx(10 * MS)
+    assert found.difference.from_repeats and found.outcome is Outcome.SLOWER
+
+
+def test_equal_runs_do_not_differ_and_no_place_is_named() -> None:
+    found = compare([sample_run("a")], [sample_run("b", work=(101.0, 100.5, 100.0, 99.5))])
+    assert found.outcome is Outcome.SAME and found.places is not None and found.places.named == ()
+
+
+def test_b_may_be_faster() -> None:
+    assert compare([sample_run("a", work=SLOW)], [sample_run("b")]).outcome is Outcome.FASTER
+
+
+def test_what_all_hosts_share_is_no_hosts_fault() -> None:
+    found = compare([sample_run("a")], [sample_run("b", work=(110.0, 110.0, 110.0, 110.5))])
+    assert found.outcome is Outcome.SLOWER and found.places is not None
+    assert found.places.is_common and found.places.common == pytest.approx(0.0953, abs=1e-3)
+    assert found.places.named == ()
+
+
+def test_a_host_that_only_b_has_is_compared_with_the_others_of_its_run() -> None:
+    after = sample_run("b", work=SLOW, hosts=("n0", "n1", "n2", "n9"))
+    found = compare([sample_run("a")], [after])
+    assert found.places is not None
+    (named,) = found.places.named
+    assert (named.name, named.against, named.before_ns) == ("n9", "others", None)
+    assert Change(kind="hosts", name="hosts", before="n[0-3]", after="n[0-2,9]") in found.changes
+
+
+def test_one_rank_of_a_host_is_named_by_itself() -> None:
+    hosts = [f"n{number // 4}" for number in range(8)]
+    work = [100.0] * 8
+    before = sample_run("a", work=work, hosts=hosts)
+    work[5] = 110.0
+    found = compare([before], [sample_run("b", work=work, hosts=hosts)])
+    assert found.places is not None
+    assert [(row.kind, row.name) for row in found.places.named] == [("rank", "5 on n1")]
+
+
+def test_roles_are_compared_with_themselves() -> None:
+    roles = ("pp0", "pp0", "pp1", "pp1")
+    before = sample_run("a", work=(100.0, 100.0, 50.0, 50.0), roles=roles)
+    found = compare([before], [sample_run("b", work=(100.0, 100.0, 60.0, 60.0), roles=roles)])
+    assert found.places is not None
+    assert {role: after / before for role, before, after in found.places.roles} == pytest.approx(
+        {"pp0": 1.0, "pp1": 1.2}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"samples_per_step": 128.0}, "a step has 64 and 128 tokens"),
+        ({"samples_unit": "images"}, "samples are tokens and images"),
+        ({"emulation": "sleeps"}, "computation was emulated"),
+        ({"conditions": Conditions(work={"model.width": "256"})}, "model.width is 128 and 256"),
+    ],
+)
+def test_different_work_is_refused_unless_asked_for(changes: Mapping[str, Any], words: str) -> None:
+    before = sample_run("a", conditions=Conditions(work={"model.width": "128"}))
+    after = sample_run("b", **changes)
+    with pytest.raises(UsageError, match="the runs do different work") as caught:
+        compare([before], [after])
+    assert words in str(caught.value) and "--anyway" in str(caught.value)
+    assert compare([before], [after], takes_other_work=True).other_work
+
+
+def test_other_batches_are_compared_by_the_time_for_a_batch_of_a() -> None:
+    after = sample_run("b", work=(180.0,) * 4, samples_per_step=128.0)
+    found = compare([sample_run("a")], [after], takes_other_work=True)
+    assert found.per_batch == 64.0 and found.outcome is Outcome.FASTER
+    assert found.share == pytest.approx(185 / 2 / 105 - 1)
+    assert sum(row.after_ns for row in found.parts) == pytest.approx(185 / 2 * MS)
+
+
+def test_the_same_work_in_another_precision_or_layout_is_a_change_and_not_refused() -> None:
+    after = sample_run(
+        "b", work=(60.0,) * 8, hosts=[f"n{number}" for number in range(8)], conditions=Conditions(dtype="bfloat16")
+    )
+    found = compare([sample_run("a", conditions=Conditions(dtype="float32"))], [after])
+    assert {(change.name, change.before, change.after) for change in found.changes} >= {
+        ("ranks", "4", "8"),
+        ("mesh", "dp=4", "dp=8"),
+        ("dtype", "float32", "bfloat16"),
+    }
+
+
+def test_what_else_changed_is_listed() -> None:
+    before = sample_run("a", conditions=Conditions(versions={"torch": "2.12"}, environment={"NCCL_ALGO": "Ring"}))
+    after = sample_run(
+        "b",
+        hosts=("n1", "n0", "n2", "n3"),
+        conditions=Conditions(versions={"torch": "2.13"}, environment={"NCCL_ALGO": "Tree"}),
+        audit=("G01 on n3 GPU 0: x8",),
+        mode="persistent straggler",
+    )
+    found = {(change.kind, change.name): (change.before, change.after) for change in compare([before], [after]).changes}
+    assert found == {
+        ("placement", "2 of 4 ranks, as rank 0"): ("n0", "n1"),
+        ("version", "torch"): ("2.12", "2.13"),
+        ("environment", "NCCL_ALGO"): ("Ring", "Tree"),
+        ("audit", "G01 on n3 GPU 0: x8"): ("not found", "found"),
+        ("verdict", "mode"): ("healthy", "persistent straggler"),
+    }
+
+
+def test_the_same_run_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="named twice"):
+        compare([sample_run("a")], [sample_run("a")])
+
+
+def test_two_attempts_of_a_run_may_be_compared() -> None:
+    assert compare([sample_run("a")], [sample_run("a", attempt=1)]).outcome is Outcome.SAME
+
+
+def test_a_run_of_few_steps_cannot_be_told() -> None:
+    with pytest.raises(CannotTell, match="8 are needed"):
+        compare([sample_run("a", log_p50_error=None, num_steps=5)], [sample_run("b")])
+
+
+def test_unknown_parts_leave_the_difference() -> None:
+    unknown = sample_run("b", work=SLOW)
+    unknown = replace(
+        unknown, ranks=tuple(replace(rank, parts_ns=None, work_ns=None, work_error=None) for rank in unknown.ranks)
+    )
+    found = compare([sample_run("a")], [unknown])
+    assert found.outcome is Outcome.SLOWER and found.parts == () and found.places is None
+
+
+def test_missing_ranks_and_unknown_samples_are_remarked() -> None:
+    found = compare([sample_run("a", samples_per_step=0.0)], [sample_run("b", num_missing=2, is_final=False)])
+    assert len(found.remarks) == 3
+
+
+def test_a_comparison_is_json() -> None:
+    content = json.loads(json_text(compare([sample_run("a")], [sample_run("b", work=SLOW)]).to_json()))
+    assert content["schema"] == "hpcpace-compare/1" and content["outcome"] == "slower"
+    assert content["share"] == pytest.approx(8 / 105)

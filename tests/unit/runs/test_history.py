@@ -1,0 +1,209 @@
+"""Histories of runs whose truth is known, the index, and what other tools measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sample_runs import sample_run
+
+from experiments.synthetic_run import SyntheticRun
+from hpcpace.report.words.history import event_sentence
+from hpcpace.rundir import HISTORY_INDEX
+from hpcpace.runs.conditions import Conditions
+from hpcpace.runs.csv_form import read_csv
+from hpcpace.runs.history import Event, History, history
+from hpcpace.runs.history_index import IndexedRuns, indexed_runs
+from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, row_of_csv
+
+DATA = Path(__file__).parents[2] / "data" / "history"
+DAY_NS = 86_400 * 10**9
+BEGIN_NS = 20_000 * DAY_NS
+RUN = SyntheticRun(num_ranks=4, num_steps=12, num_warmup=2, hosts=("n0", "n1", "n2", "n3"))
+
+
+def _row(number: int, *, job: str = "train", step: float = 0.1, slow: dict[str, float] | None = None) -> HistoryRow:
+    random = np.random.default_rng(number)
+    hosts = ("n0", "n1", "n2", "n3")
+    slowness = {host: float(random.normal(0.0, 0.005)) + (slow or {}).get(host, 0.0) for host in hosts}
+    return HistoryRow(
+        run=f"run-{number}",
+        begun_unix_ns=BEGIN_NS + number * DAY_NS,
+        job=job,
+        kind="4 ranks",
+        p50_ns=step * 1e9 * float(np.exp(random.normal(0.0, 0.005))),
+        hosts=hosts,
+        slowness=slowness,
+    )
+
+
+def _history(rows: list[HistoryRow], **options: str) -> History:
+    runs = IndexedRuns(rows=tuple(rows), broken={}, num_running=0, num_read=0, index="")
+    return history("runs", runs, **options)
+
+
+def test_a_host_that_got_slow_is_found_with_date_and_jobs() -> None:
+    rows = [_row(n, job=f"job{n % 3}", slow={"n3": 0.077} if n >= 20 else {}) for n in range(40)]
+    (event,) = _history(rows).events
+    assert (event.kind, event.name, event.duration, event.run) == ("host", "n3", "lasting", "run-20")
+    assert event.begun_unix_ns == BEGIN_NS + 20 * DAY_NS and event.share == pytest.approx(0.08, abs=0.01)
+    assert event.jobs == ("job0", "job1", "job2")
+    assert "n3 is " in event_sentence(event) and "in all 3 jobs that used it" in event_sentence(event)
+
+
+def test_a_host_that_was_always_slow_is_chronic() -> None:
+    (event,) = _history([_row(n, slow={"n3": 0.06}) for n in range(10)]).events
+    assert (event.name, event.duration, event.num_runs) == ("n3", "chronic", 10)
+
+
+def test_a_host_that_was_slow_once_is_a_one_off() -> None:
+    (event,) = _history([_row(n, slow={"n3": 0.2} if n == 15 else {}) for n in range(30)]).events
+    assert (event.name, event.duration, event.run) == ("n3", "one-off", "run-15")
+
+
+def test_a_job_that_got_slow_accuses_no_host_and_no_other_job() -> None:
+    rows = [_row(n, job=f"job{n % 2}", step=0.12 if n >= 20 and n % 2 else 0.1) for n in range(40)]
+    (event,) = _history(rows).events
+    assert (event.kind, event.name, event.duration) == ("job", "job1 (4 ranks)", "lasting")
+    assert event.share == pytest.approx(0.2, abs=0.02) and event.run == "run-21"
+
+
+def test_other_layouts_are_other_series() -> None:
+    rows = [replace(_row(n, step=0.1 + 0.1 * (n % 2)), kind=f"{4 + 4 * (n % 2)} ranks") for n in range(40)]
+    found = _history(rows)
+    assert len(found.series) == 2 and found.events == ()
+
+
+def test_one_job_or_host_can_be_looked_at() -> None:
+    rows = [_row(n, job=f"job{n % 2}", slow={"n3": 0.077} if n >= 20 else {}) for n in range(40)]
+    assert {row.job for one in _history(rows, job="job1").series for row in one.rows} == {"job1"}
+    assert [event.name for event in _history(rows, host="n3").events] == ["n3"]
+    assert _history(rows, host="n2").events == () and _history(rows, host="n9").num_runs == 0
+
+
+def test_quiet_runs_have_no_events() -> None:
+    assert _history([_row(n) for n in range(60)]).events == ()
+
+
+def test_a_line_is_made_of_a_run() -> None:
+    conditions = Conditions(job_name="gpt", begun_unix_ns=BEGIN_NS, dtype="bfloat16")
+    row = row_of(sample_run("runs/a", work=(100.0, 100.0, 100.0, 110.0), conditions=conditions), "a", 5)
+    assert (row.run, row.job, row.begun_unix_ns) == ("a", "gpt", BEGIN_NS)
+    assert row.kind == "4 ranks, dp=4, 64 tokens, bfloat16"
+    assert row.slowness == pytest.approx({"n0": 0, "n1": 0, "n2": 0, "n3": 0.0953}, abs=1e-4)
+    assert row_from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+def test_two_ranks_do_not_say_which_of_them_is_slow() -> None:
+    assert row_of(sample_run(work=(100.0, 120.0), hosts=("n0", "n1")), "a", 5).slowness == {}
+
+
+def _events_of(name: str) -> dict[str, list[Event]]:
+    rows = sorted(map(row_of_csv, read_csv(DATA / name)), key=lambda row: row.begun_unix_ns)
+    found = _history(rows)
+    return {one.job: list(one.events) for one in found.series}
+
+
+def test_published_iteration_times_of_megatron_lm_have_their_changes_marked() -> None:
+    found = _events_of("megatron-lm.csv")
+    off, now = found["gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer"]
+    assert (off.duration, off.run.split()[0], round(off.share, 2)) == ("one-off", "4736aedb65", 0.44)
+    # Two runs at the new level do not yet say that it stays.
+    assert (now.duration, now.run.split()[0], now.num_runs) == ("recent", "5fe3f06658", 2)
+    assert (round(now.before, 3), round(now.after, 3)) == (0.528, 0.823)
+    assert found["bert_mcore_tp1_pp2"] == []
+
+
+def test_a_third_run_at_the_new_level_makes_it_lasting() -> None:
+    rows = [row for row in map(row_of_csv, read_csv(DATA / "megatron-lm.csv")) if row.job.startswith("gpt3")]
+    last = replace(rows[-1], run="next", begun_unix_ns=rows[-1].begun_unix_ns + DAY_NS)
+    events = _history([*rows, last]).events
+    assert [(event.duration, event.run.split()[0]) for event in events] == [
+        ("lasting", "5fe3f06658"),
+        ("one-off", "4736aedb65"),
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two runs, one that is broken, one without steps, and one that still records."""
+    RUN.write(tmp_path / "a")
+    RUN.write(tmp_path / "topic" / "b")
+    for file in RUN.write(tmp_path / "broken").last_attempt().trace_dir.iterdir():
+        file.write_bytes(b"no trace")
+    replace(RUN, num_warmup=12).write(tmp_path / "warmup")
+    replace(RUN, lost_steps={1: 2}).write(tmp_path / "running")
+    return tmp_path
+
+
+def test_broken_and_running_runs_are_counted(folder: Path) -> None:
+    found = indexed_runs(folder)
+    assert sorted(row.run for row in found.rows) == ["a", "topic/b"]
+    assert sorted(found.broken) == ["broken", "warmup"] and all(found.broken.values())
+    assert (found.num_running, found.num_read, found.index) == (1, 5, "updated")
+
+
+def test_the_index_saves_reading_runs_that_have_not_changed(folder: Path) -> None:
+    first = indexed_runs(folder)
+    again = indexed_runs(folder)
+    assert again.rows == first.rows and again.broken == first.broken
+    assert (again.num_read, again.index) == (1, "kept")  # the run that still records
+    RUN.write(folder / "c")
+    assert indexed_runs(folder).num_read == 2
+
+
+def test_a_run_that_changed_or_was_removed_is_not_taken_from_the_index(folder: Path) -> None:
+    indexed_runs(folder)
+    RUN.write(folder / "a")  # another attempt
+    (folder / "topic" / "b").rename(folder / "gone-hidden")
+    (folder / "gone-hidden").rename(folder / ".hidden")
+    found = indexed_runs(folder)
+    assert (found.num_read, [row.run for row in found.rows]) == (2, ["a"])
+    assert set(json.loads((folder / HISTORY_INDEX).read_text())["runs"]) == {"a", "broken", "warmup"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.update(schema="hpcpace-history-index/9"),
+        lambda content: content.pop("runs"),
+        lambda content: content["runs"]["a"].pop("stamp"),
+        lambda content: content["runs"]["a"]["row"].update(p50_ns=-1),
+        lambda content: content["runs"]["a"]["row"].update(slowness={"n0": "slow"}),
+        lambda content: content["runs"].update(a=3),
+    ],
+)
+def test_a_damaged_index_is_made_anew(folder: Path, damage: Callable[[dict[str, Any]], object]) -> None:
+    first = indexed_runs(folder)
+    content = json.loads((folder / HISTORY_INDEX).read_text())
+    damage(content)
+    (folder / HISTORY_INDEX).write_text(json.dumps(content))
+    again = indexed_runs(folder)
+    assert (again.rows, again.index) == (first.rows, "updated")
+
+
+def test_an_index_that_is_no_json_or_a_link_is_made_anew(folder: Path, tmp_path: Path) -> None:
+    (folder / HISTORY_INDEX).write_bytes(b"\xff{")
+    assert indexed_runs(folder).index == "updated"
+    (folder / HISTORY_INDEX).unlink()
+    (tmp_path / "elsewhere.json").write_text("{}")
+    (folder / HISTORY_INDEX).symlink_to(tmp_path / "elsewhere.json")
+    assert indexed_runs(folder).index == "updated"
+    assert (tmp_path / "elsewhere.json").read_text() == "{}"
+
+
+def test_a_folder_that_cannot_be_written_has_no_index_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, os.strerror(30))
+
+    monkeypatch.setattr("hpcpace.files.Folder.write", refuse)
+    found = indexed_runs(folder)
+    assert found.index.startswith("cannot be written (Read-only file system)") and len(found.rows) == 2
