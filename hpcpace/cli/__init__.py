@@ -23,6 +23,7 @@ COMMANDS = {
     "watch": "Show what a run does now.",
     "report": "Say why a run is slow and where its steps went.",
     "compare": "Say whether one run is slower than another, and where that comes from.",
+    "scale": "Say how a job scales over nodes, and what stops it.",
     "timeline": "Write some steps of a run as a file for Perfetto.",
     "history": "Say what changed over weeks of runs, by job and by host.",
     "list": "List runs with their state, verdict and speed.",

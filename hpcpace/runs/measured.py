@@ -83,6 +83,8 @@ class MeasuredRun:
         mode, headline: of the verdict.
         emulation: in what way computation was not real; empty where it was.
         conditions: what the run was started with.
+        predictions: number of nodes, and the loss to waiting there with the ends of its interval, as shares of the
+            present step time; empty where not predicted.
     """
 
     path: str
@@ -112,6 +114,7 @@ class MeasuredRun:
     headline: str
     emulation: str = ""
     conditions: Conditions = field(default_factory=Conditions)
+    predictions: tuple[tuple[int, float, float, float], ...] = ()
 
     @property
     def name(self) -> str:
@@ -185,6 +188,7 @@ def from_summary(
         headline=_text(content["verdict"]["headline"]),
         emulation=_text(world["emulation"]),
         conditions=conditions,
+        predictions=_predictions(jitter),
     )
 
 
@@ -255,6 +259,19 @@ def _amplification(jitter: Any) -> tuple[tuple[int, float], ...]:
     if growth is None:
         return ()
     return tuple((_count(k), _positive(value)) for k, value in zip(growth["k"], growth["amplification"], strict=True))
+
+
+def _predictions(jitter: Any) -> tuple[tuple[int, float, float, float], ...]:
+    points = () if jitter is None or jitter["predictions"] is None else jitter["predictions"]["points"]
+    return tuple(
+        (
+            _count(point["num_nodes"]),
+            _number(point["loss_share"]) or 0.0,
+            _number(point["interval"][0]) or 0.0,
+            _number(point["interval"][1]) or 0.0,
+        )
+        for point in points
+    )
 
 
 def _number(value: Any) -> float | None:

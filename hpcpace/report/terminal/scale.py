@@ -1,0 +1,145 @@
+"""How a job scales, on a terminal of 80 columns: what stops it, the table of sizes, the law and what it predicts."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from hpcpace.report.terminal.layout import line, note, table, title
+from hpcpace.runs.scaling.result import Knee, PredictedSize, Scaling, SizeFigures, stop_words
+from hpcpace.units import format_count, format_duration
+from hpcpace.wording import percent
+
+_MOST_LEFT_OUT = 10
+
+
+def print_scaling(console: Console, scaling: Scaling) -> None:
+    """Print all that is known of a series."""
+    for label, content in headline(scaling):
+        line(console, label, content)
+    _print_sizes(console, scaling)
+    _print_parts(console, scaling)
+    _print_predictions(console, scaling)
+    if scaling.left_out:
+        title(console, "Left out")
+        for sentence in scaling.left_out[:_MOST_LEFT_OUT]:
+            note(console, sentence)
+        if len(scaling.left_out) > _MOST_LEFT_OUT:
+            note(console, f"{len(scaling.left_out) - _MOST_LEFT_OUT} more: see --json")
+
+
+def headline(scaling: Scaling) -> list[tuple[str, str]]:
+    """Return what matters most: how far the job scales, what stops it, and what larger sizes would give."""
+    largest = scaling.sizes[-1]
+    found = [
+        (
+            "Scaling",
+            f"{scaling.kind} ({scaling.why}): {largest.speedup:.2f} times as fast on {largest.num_units} "
+            f"{scaling.unit}s as on {scaling.sizes[0].num_units}, scaling factor {largest.scaling_factor:.2f}",
+        ),
+        ("Knee", _knee_words(scaling.knee, scaling.unit)),
+    ]
+    if scaling.stop is not None:
+        lost = scaling.stop.lost.get(scaling.stop.part, 0.0)
+        what = (
+            f"{stop_words(scaling.stop.part, scaling.kind)}: {percent(lost)} of the step on {largest.num_units} "
+            f"{scaling.unit}s"
+            if scaling.stop.part
+            else "nothing yet: no part costs 3 % of the step more than on the smallest size"
+        )
+        found.append(("Stopped by", what))
+    elif scaling.no_parts:
+        found.append(("Stopped by", f"not known: {scaling.no_parts}"))
+    return found
+
+
+def _knee_words(knee: Knee | None, unit: str) -> str:
+    if knee is None:
+        return "not known: no size was measured together with twice that size"
+    if knee.num_units is None:
+        what = "measured" if knee.is_measured else "measured or predicted"
+        return (
+            f"none: every doubling up to {2 * knee.searched} {unit}s, as {what}, gives at least half of its ideal gain"
+        )
+    beyond = f"more than {knee.searched}"
+    low, high = knee.low if knee.low is not None else beyond, knee.high if knee.high is not None else beyond
+    interval = "" if low == high else f" (95 %: {low} to {high})"
+    verb = "stops paying" if knee.is_measured else "is expected to stop paying"
+    return f"{verb} at {knee.num_units} {unit}s{interval}: from there on, each further {unit} gives less than 50 %"
+
+
+def _print_sizes(console: Console, scaling: Scaling) -> None:
+    title(
+        console, "Sizes", f"{scaling.sample_unit}/s; means over repeats; further: what each {scaling.unit} beyond gave"
+    )
+    shown = table(
+        f"{scaling.unit}s", ["runs", "speed", "S_n", "(95 %)", "further", "step", "CV", "busy", "wait", "trf", "band"]
+    )
+    for size in scaling.sizes:
+        shown.add_row(*_cells(size))
+    console.print(shown)
+
+
+def _cells(size: SizeFigures) -> list[str]:
+    low, high = size.scaling_interval
+    return [
+        str(size.num_units),
+        str(len(size.runs)),
+        "-" if size.samples_per_s is None else format_count(size.samples_per_s),
+        f"{size.scaling_factor:.2f}",
+        f"{low:.2f}-{high:.2f}" if low != high else "",
+        "" if size.further_gain is None else f"{100 * size.further_gain:.0f} %",
+        "-" if size.step_ns is None else format_duration(size.step_ns),
+        "-" if size.cv is None else f"{size.cv:.2f}",
+        *("-" if share is None else f"{100 * share:.0f}%" for share in (size.busy, size.wait, size.transfer)),
+        str(size.band),
+    ]
+
+
+def _print_parts(console: Console, scaling: Scaling) -> None:
+    if not all(size.parts_ns for size in scaling.sizes):
+        return
+    names = list(scaling.sizes[0].parts_ns)
+    title(console, "Where the step goes", "means over ranks; the parts add up to the step")
+    shown = table(f"{scaling.unit}s", [*names, "step"])
+    for size in scaling.sizes:
+        shown.add_row(
+            str(size.num_units), *(format_duration(size.parts_ns[name]) for name in names), _step(size.step_ns)
+        )
+    for size_ in scaling.predictions:
+        shown.add_row(
+            f"{size_.num_units}*", *(format_duration(size_.parts_ns[name]) for name in names), _step(size_.step_ns)
+        )
+    console.print(shown)
+    if scaling.predictions:
+        note(console, "* predicted")
+
+
+def _step(step_ns: float | None) -> str:
+    return "-" if step_ns is None else format_duration(step_ns)
+
+
+def _print_predictions(console: Console, scaling: Scaling) -> None:
+    title(console, "Larger sizes", "mean step time of one more run, with its 95 % interval")
+    if scaling.no_law:
+        note(console, f"not predicted: {scaling.no_law}")
+        return
+    for size in scaling.predictions:
+        note(console, _predicted(size, scaling.unit))
+    note(console, f"rests on {'; '.join(scaling.rests_on)}")
+    if scaling.backtest is not None:
+        note(
+            console,
+            f"the law of the smaller sizes is {100 * scaling.backtest:+.1f} % off at {scaling.sizes[-1].num_units} "
+            f"{scaling.unit}s, which the intervals include",
+        )
+    note(console, f"beyond {scaling.predictions[-1].num_units} {scaling.unit}s nothing is predicted")
+
+
+def _predicted(size: PredictedSize, unit: str) -> str:
+    low, high = (format_duration(value) for value in size.step_interval_ns)
+    fast, slow = size.speedup_interval[1], size.speedup_interval[0]
+    return (
+        f"{size.num_units} {unit}s ({size.factor} times): {format_duration(size.step_ns)} ({low} to {high}), "
+        f"{size.speedup:.2f} times as fast as the smallest size ({slow:.2f} to {fast:.2f}), scaling factor "
+        f"{size.scaling_factor:.2f}"
+    )

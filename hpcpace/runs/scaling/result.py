@@ -1,0 +1,375 @@
+"""What is said of a scaling series: the figures of each size, the knee, what stops it, and larger sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.errors import CannotTell
+from hpcpace.runs.scaling.law import MOST_FACTOR, Predicted, obstacle, parts_at, predict
+from hpcpace.runs.scaling.samples import Sample
+from hpcpace.runs.scaling.sizes import Kind, Series, series_of
+from hpcpace.studies.statistics import scaling_factor
+
+SCHEMA = "hpcpace-scale/1"
+IDEAL = 0.95
+"""Scaling factor from which on a size counts as ideal."""
+HALF = 0.5
+"""Share of its ideal gain below which a doubling does not pay."""
+_LEAST_LOST = 0.03  # of the step, below which nothing is said to stop a job
+_NUM_DRAWS = 400
+_NUM_POINTS = 256
+
+
+class Band(StrEnum):
+    """How a size compares with one unit, as the bands of the nano-cluster study."""
+
+    IDEAL = "ideal"
+    OVERHEAD = "overhead"
+    DETRIMENTAL = "detrimental"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeFigures:
+    """One size; shares and times are means over its repeats.
+
+    Attributes:
+        num_units, num_ranks: its size; ranks 0 where unknown.
+        runs: names of the repeats.
+        samples_per_s: throughput; None where it is not known.
+        speedup: relative to the smallest size, with the ends of its 95 % interval.
+        scaling_factor: S_n, throughput over that of as many smallest sizes, with its interval.
+        further_gain: what each unit beyond the size before gives, as a share of what one gives there; None of the
+            smallest.
+        band: ideal, overhead or detrimental.
+        step_ns, cv, busy, wait, transfer: None where unknown.
+        parts_ns: by name of part; empty where not known.
+        run_cv: relative variation from run to run, measured or the prior.
+    """
+
+    num_units: int
+    num_ranks: int
+    runs: tuple[str, ...]
+    samples_per_s: float | None
+    speedup: float
+    speedup_interval: tuple[float, float]
+    scaling_factor: float
+    scaling_interval: tuple[float, float]
+    further_gain: float | None
+    band: Band
+    step_ns: float | None
+    cv: float | None
+    busy: float | None
+    wait: float | None
+    transfer: float | None
+    parts_ns: dict[str, float]
+    run_cv: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knee:
+    """From where on doubling gives less than half of its ideal gain.
+
+    Attributes:
+        num_units: the least such size; None where there is none up to `searched`.
+        low, high: its 95 % interval over repeats; None where that end is beyond `searched`.
+        searched: the largest size whose doubling was looked at.
+        is_measured: whether the doubled size was measured, and not predicted.
+    """
+
+    num_units: int | None
+    low: int | None
+    high: int | None
+    searched: int
+    is_measured: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """What a job loses at its largest size, compared with the smallest one.
+
+    Attributes:
+        part: the part with the largest loss; empty where nothing is lost.
+        lost: share of the step that each part costs beyond its ideal, by name.
+    """
+
+    part: str
+    lost: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedSize:
+    """One size that was not measured; times as of `Predicted`, speedup and its interval relative to the smallest."""
+
+    num_units: int
+    factor: int
+    step_ns: float
+    step_interval_ns: tuple[float, float]
+    speedup: float
+    speedup_interval: tuple[float, float]
+    scaling_factor: float
+    parts_ns: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """All that is known of a series.
+
+    Attributes:
+        unit, kind, why: as of `Series`.
+        sample_unit: what throughput counts.
+        sizes: ascending.
+        knee: None where speeds of two sizes are not known.
+        stop: None where there are no parts.
+        predictions: at 2 and 4 times the largest size; empty where there is no law.
+        rests_on: what the law rests on, a clause each.
+        backtest: relative error with which the law of the smaller sizes predicts the largest one; None without that.
+        no_law: why there is no law; empty where there is one.
+        no_parts: why the parts of the step are not known; empty where they are.
+        left_out: runs that are not in it, and why, a sentence each.
+    """
+
+    unit: str
+    kind: Kind
+    why: str
+    sample_unit: str
+    sizes: tuple[SizeFigures, ...]
+    knee: Knee | None
+    stop: Stop | None
+    predictions: tuple[PredictedSize, ...]
+    rests_on: tuple[str, ...]
+    backtest: float | None
+    no_law: str
+    no_parts: str
+    left_out: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+
+def scaling_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Scaling:
+    """Return what runs of several sizes say together.
+
+    Args:
+        samples: the runs, at least one.
+        kind: how the work grows, where the user says so.
+
+    Raises:
+        UsageError: the runs count different things, or have no size.
+        CannotTell: they have one size only, or the speed of a size is not known.
+    """
+    series = series_of(samples, kind=kind)
+    return scaling_of_series(series)
+
+
+def scaling_of_series(series: Series) -> Scaling:
+    """Return what a series says; errors as of `scaling_of`."""
+    if len(series.sizes) < 2:
+        only = series.sizes[0]
+        left = f"; {'; '.join(series.left_out)}" if series.left_out else ""
+        raise CannotTell(
+            f"all runs are of one size, {only.num_units} {series.unit}{'s' * (only.num_units != 1)}: "
+            f"add runs of other sizes{left}"
+        )
+    speeds = _speeds(series)
+    no_law = obstacle(series)
+    factors = (2, MOST_FACTOR)
+    largest = series.sizes[-1].num_units
+    predicted = None if no_law else predict(series, [factor * largest for factor in factors])
+    return Scaling(
+        unit=series.unit,
+        kind=series.kind,
+        why=series.why,
+        sample_unit=series.sizes[0].samples[0].unit,
+        sizes=tuple(_size_figures(series, speeds, row) for row in range(len(series.sizes))),
+        knee=_knee(series, speeds, predicted),
+        stop=_stop(series),
+        predictions=() if predicted is None else _predictions(series, speeds, predicted, factors),
+        rests_on=() if predicted is None else predicted.rests_on,
+        backtest=None if predicted is None or predicted.backtest is None else predicted.backtest[0],
+        no_law=no_law,
+        no_parts="" if _has_parts(series) else _why_no_parts(series),
+        left_out=series.left_out,
+    )
+
+
+def _has_parts(series: Series) -> bool:
+    return all(size.parts_ns is not None for size in series.sizes)
+
+
+def _why_no_parts(series: Series) -> str:
+    return next((s.unknown for size in series.sizes for s in size.samples if s.unknown), "they are not recorded")
+
+
+def _speeds(series: Series) -> NDArray[np.float64]:
+    """Return speeds that can be compared, (num_sizes,): throughput, or what a step time says of it.
+
+    Raises:
+        CannotTell: neither is known of all sizes.
+    """
+    rates = [size.mean("samples_per_s") for size in series.sizes]
+    if None not in rates:
+        return np.array(rates, np.float64)
+    steps = [size.mean("step_ns") for size in series.sizes]
+    if None in steps or series.kind is Kind.UNKNOWN:
+        raise CannotTell(
+            "the speeds of these runs cannot be compared: without their throughput, step times need the batch, or "
+            "--scaling weak or --scaling strong"
+        )
+    work = [size.num_units if series.kind is Kind.WEAK else 1 for size in series.sizes]
+    return np.array(work) / np.array(steps, np.float64) * 1e9
+
+
+def _size_figures(series: Series, speeds: NDArray[np.float64], row: int) -> SizeFigures:
+    size, first = series.sizes[row], series.sizes[0]
+    ratio = size.num_units / first.num_units
+    speedup = float(speeds[row] / speeds[0])
+    half = 1.96 * float(np.hypot(size.error, first.error)) if row else 0.0
+    interval = (speedup * float(np.exp(-half)), speedup * float(np.exp(half)))
+    factor = scaling_factor(float(speeds[row]), size.num_units, float(speeds[0]) / first.num_units)
+    further = None
+    if row:
+        before = series.sizes[row - 1].num_units
+        further = float(speeds[row] / speeds[row - 1] - 1) / (size.num_units / before - 1)
+    return SizeFigures(
+        num_units=size.num_units,
+        num_ranks=size.num_ranks,
+        runs=tuple(sample.name for sample in size.samples),
+        samples_per_s=size.mean("samples_per_s"),
+        speedup=speedup,
+        speedup_interval=interval,
+        scaling_factor=factor,
+        scaling_interval=(interval[0] / ratio, interval[1] / ratio),
+        further_gain=further,
+        band=band(factor, ratio),
+        step_ns=size.mean("step_ns"),
+        cv=size.mean("cv"),
+        busy=size.mean("busy"),
+        wait=size.mean("wait"),
+        transfer=size.mean("transfer"),
+        parts_ns={} if size.parts_ns is None else dict(size.parts_ns),
+        run_cv=size.run_cv,
+    )
+
+
+def band(factor: float, ratio: float) -> Band:
+    """Return the band of a scaling factor: detrimental is slower than the smallest size.
+
+    Args:
+        factor: S_n.
+        ratio: how many times the smallest size it is.
+    """
+    if factor >= IDEAL:
+        return Band.IDEAL
+    return Band.OVERHEAD if factor * ratio >= 1 else Band.DETRIMENTAL
+
+
+def _knee(series: Series, speeds: NDArray[np.float64], predicted: Predicted | None) -> Knee | None:
+    """Return the knee among the measured sizes, or, where there is none, the one that the law expects."""
+    units = np.array([size.num_units for size in series.sizes], np.float64)
+    errors = np.array([size.error for size in series.sizes])
+    noise = np.random.default_rng(0).standard_normal((_NUM_DRAWS, len(units)))
+    drawn = speeds * np.exp(errors * noise)
+    found = _knee_of(units, speeds, drawn, is_measured=True)
+    if found is None or found.num_units is not None or predicted is None:
+        return found
+    later = predicted.num_units.astype(np.float64)
+    work = later if series.kind is Kind.WEAK else np.ones_like(later)
+    scale = speeds[-1] / ((units[-1] if series.kind is Kind.WEAK else 1) / (series.sizes[-1].mean("step_ns") or 1.0))
+    all_units = np.concatenate([units, later])
+    center = np.concatenate([speeds, work / predicted.step_ns * scale])
+    draws = np.concatenate([drawn, (work / predicted.draws_ns * scale)[:_NUM_DRAWS]], axis=1)
+    return _knee_of(all_units, center, draws, is_measured=False) or found
+
+
+def _knee_of(
+    units: NDArray[np.float64], speeds: NDArray[np.float64], draws: NDArray[np.float64], *, is_measured: bool
+) -> Knee | None:
+    """Return the least size from which a doubling gives less than half of its ideal gain; None without a doubling."""
+    searched = int(units[-1] // 2)
+    if searched < units[0]:
+        return None
+    grid = np.unique(np.rint(np.geomspace(units[0], searched, _NUM_POINTS)))
+    grid = np.unique(np.concatenate([grid, units[units <= searched]]))
+    sizes = [_first_below(units, row, grid) for row in np.concatenate([speeds[np.newaxis], draws])]
+    spread = np.sort([np.inf if size is None else size for size in sizes[1:]])
+    low, high = (float(spread[round(share * (len(spread) - 1))]) for share in (0.025, 0.975))
+    return Knee(
+        num_units=sizes[0],
+        low=int(low) if np.isfinite(low) else None,
+        high=int(high) if np.isfinite(high) else None,
+        searched=searched,
+        is_measured=is_measured,
+    )
+
+
+def _first_below(units: NDArray[np.float64], speeds: NDArray[np.float64], grid: NDArray[np.float64]) -> int | None:
+    """Return the first size of a grid whose doubling gains less than half; speeds are interpolated in logarithms."""
+    at, values = np.log(units), np.log(speeds)
+    gain = np.exp(np.interp(np.log(2 * grid), at, values) - np.interp(np.log(grid), at, values)) - 1
+    below = np.flatnonzero(gain < HALF)
+    return int(grid[below[0]]) if len(below) else None
+
+
+def _stop(series: Series) -> Stop | None:
+    """Return what the largest size loses compared with the smallest one, part by part; None where parts are not known.
+
+    Ideally each part of the smallest size is divided among the units in strong scaling, and stays as it is in weak
+    scaling.
+    """
+    if not _has_parts(series) or series.kind is Kind.UNKNOWN:
+        return None
+    first, last = series.sizes[0], series.sizes[-1]
+    ideal = first.num_units / last.num_units if series.kind is Kind.STRONG else 1.0
+    before, now = parts_at(first), parts_at(last)
+    step_ns = last.mean("step_ns") or 1.0
+    lost = {name: (now[name] - ideal * before[name]) / step_ns for name in now}
+    part = max(lost, key=lambda name: lost[name])
+    return Stop(part=part if lost[part] >= _LEAST_LOST else "", lost=lost)
+
+
+def _predictions(
+    series: Series, speeds: NDArray[np.float64], predicted: Predicted, factors: Sequence[int]
+) -> tuple[PredictedSize, ...]:
+    first, last = series.sizes[0], series.sizes[-1]
+    found = []
+    for column, factor in enumerate(factors):
+        count = int(predicted.num_units[column])
+        grown = factor if series.kind is Kind.WEAK else 1
+        step_ns = last.mean("step_ns") or 1.0
+        times = [float(values[column]) for values in (predicted.step_ns, predicted.low_ns, predicted.high_ns)]
+        speedup, high, low = (float(speeds[-1] / speeds[0]) * grown * step_ns / time for time in times)
+        found.append(
+            PredictedSize(
+                num_units=count,
+                factor=factor,
+                step_ns=times[0],
+                step_interval_ns=(times[1], times[2]),
+                speedup=speedup,
+                speedup_interval=(low, high),
+                scaling_factor=speedup * first.num_units / count,
+                parts_ns={name: float(values[column]) for name, values in predicted.parts_ns.items()},
+            )
+        )
+    return tuple(found)
+
+
+def stop_words(part: str, kind: Kind) -> str:
+    """Return what stops a job, in words."""
+    if part == "work":
+        return (
+            "own work that does not shrink (serial share)" if kind is Kind.STRONG else "own work that grows with size"
+        )
+    return {
+        "imbalance": "ranks that are slower in every step (imbalance)",
+        "jitter": "waiting for whoever is late in a step (jitter)",
+        "transfer": "transfer",
+        "other": "what is neither work, waiting nor transfer (checkpoints, evaluation, pacing)",
+    }.get(part, "")

@@ -1,0 +1,193 @@
+"""Sizes of a scaling series: which runs are repeats of each other, which are left out, and how the work grows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from hpcpace.errors import UsageError
+from hpcpace.runs.scaling.samples import PARTS, Sample
+from hpcpace.wording import listed
+
+PRIOR_CV = 0.01
+"""Variation from run to run that is assumed of fewer than three repeats."""
+_EQUAL = 0.02  # relative difference of batches that does not count
+_LEAST_REPEATS = 3
+_MOST_TOLD = 3
+
+
+class Kind(StrEnum):
+    """How the work grows with the size."""
+
+    WEAK = "weak"
+    STRONG = "strong"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """All repeats of one size.
+
+    Attributes:
+        num_units: nodes or ranks.
+        samples: the repeats, at least one.
+    """
+
+    num_units: int
+    samples: tuple[Sample, ...]
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a figure over the repeats; None where one lacks it."""
+        values = [getattr(sample, name) for sample in self.samples]
+        return None if None in values else float(np.mean(values))
+
+    @property
+    def num_ranks(self) -> int:
+        """Its ranks, 0 where unknown."""
+        return self.samples[0].num_ranks
+
+    @property
+    def parts_ns(self) -> Mapping[str, float] | None:
+        """Means of the parts of a step; None where a repeat lacks them."""
+        found = [sample.parts_ns for sample in self.samples]
+        if None in found:
+            return None
+        return {name: float(np.mean([parts[name] for parts in found if parts is not None])) for name in PARTS}
+
+    @property
+    def run_cv(self) -> float:
+        """Relative standard deviation from run to run: measured from three repeats on, else at least the prior."""
+        speeds = [sample.step_ns or 1 / (sample.samples_per_s or math.nan) for sample in self.samples]
+        within = float(np.mean([sample.error for sample in self.samples]))
+        seen = float(np.std(np.log(speeds), ddof=1)) if len(speeds) > 1 else 0.0
+        return max(seen, within) if len(speeds) >= _LEAST_REPEATS else max(seen, math.hypot(PRIOR_CV, within))
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of its mean speed."""
+        return max(self.run_cv / math.sqrt(len(self.samples)), 1e-4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Sizes that can be compared, ascending.
+
+    Attributes:
+        unit: what is counted, `node` or `rank`.
+        kind: how the work grows.
+        why: why it is taken for that.
+        sizes: at least one.
+        left_out: which runs are in none of them, and why, a sentence each.
+    """
+
+    unit: str
+    kind: Kind
+    why: str
+    sizes: tuple[Size, ...]
+    left_out: tuple[str, ...]
+
+    def without_largest(self) -> Series:
+        """Return the series without its largest size."""
+        return Series(unit=self.unit, kind=self.kind, why=self.why, sizes=self.sizes[:-1], left_out=self.left_out)
+
+
+def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
+    """Return the series of some runs.
+
+    Args:
+        samples: at least one.
+        kind: how the work grows, where the user says so; else the batches tell.
+
+    Raises:
+        UsageError: the runs count different things, or none has a size.
+    """
+    units = sorted({sample.unit for sample in samples})
+    if len(units) > 1:
+        raise UsageError(f"the runs count {listed(units)}: speeds of different units cannot be compared")
+    left_out: list[str] = []
+    once = _without_twins(samples, left_out)
+    alike = _alike(once, "same_work", "does other work", left_out)
+    unit = _unit(alike)
+    by_size: dict[int, list[Sample]] = {}
+    for sample in alike:
+        by_size.setdefault(sample.num_nodes if unit == "node" else sample.num_ranks, []).append(sample)
+    sizes = tuple(
+        Size(
+            num_units=count,
+            samples=tuple(_alike(by_size[count], "same_way", f"is not pooled with the others of {count}", left_out)),
+        )
+        for count in sorted(by_size)
+        if count > 0
+    )
+    if not sizes:
+        raise UsageError("no run says on how many nodes or ranks it ran: add the column nodes")
+    found, why = (kind, "as told") if kind is not None else _kind(sizes)
+    return Series(unit=unit, kind=found, why=why, sizes=sizes, left_out=tuple(left_out))
+
+
+def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sample]:
+    """Return runs that were named twice once."""
+    seen: dict[str, Sample] = {}
+    for sample in samples:
+        if sample.path in seen:
+            left_out.append(f"{sample.name} is named twice, and counts once")
+        seen.setdefault(sample.path, sample)
+    return list(seen.values())
+
+
+def _alike(samples: Sequence[Sample], name: str, verb: str, left_out: list[str]) -> list[Sample]:
+    """Return the runs that agree with most others in all of some conditions, and say what of the rest differs.
+
+    A value that a run does not have (empty) agrees with any.
+    """
+    keys = sorted({key for sample in samples for key in getattr(sample, name)})
+    usual: dict[str, str] = {}
+    for key in keys:
+        values = Counter(value for sample in samples if (value := getattr(sample, name).get(key, "")))
+        if values:
+            usual[key] = max(values, key=lambda value: values[value])
+    kept = []
+    for sample in samples:
+        own = getattr(sample, name)
+        differs = [
+            f"{key} is {own[key]}, not {value}" for key, value in usual.items() if own.get(key, "") not in ("", value)
+        ]
+        if not differs:
+            kept.append(sample)
+            continue
+        more = f"; {len(differs) - _MOST_TOLD} more" if len(differs) > _MOST_TOLD else ""
+        left_out.append(f"{sample.name} {verb}: {'; '.join(differs[:_MOST_TOLD])}{more}")
+    if not kept:  # each differs in something else: the first one stands for itself
+        kept = [samples[0]]
+        left_out[:] = [sentence for sentence in left_out if not sentence.startswith(f"{samples[0].name} {verb}")]
+    return kept
+
+
+def _unit(samples: Sequence[Sample]) -> str:
+    """Return `node`, or `rank` where nodes have different numbers of ranks, or all runs are on one node."""
+    if any(sample.num_nodes == 0 for sample in samples):
+        return "rank"
+    per_node = {sample.num_ranks / sample.num_nodes for sample in samples if sample.num_ranks}
+    is_one_node = all(sample.num_nodes == 1 for sample in samples) and len({s.num_ranks for s in samples}) > 1
+    return "rank" if len(per_node) > 1 or is_one_node else "node"
+
+
+def _kind(sizes: Sequence[Size]) -> tuple[Kind, str]:
+    """Return how the work grows, by the batches."""
+    batches = [size.samples[0].batch for size in sizes]
+    if len(sizes) < 2:
+        return Kind.UNKNOWN, "there is one size only"
+    if not all(batches):
+        return Kind.UNKNOWN, "the batches are not known"
+    each = [batch / size.num_units for batch, size in zip(batches, sizes, strict=True)]
+    if max(batches) / min(batches) - 1 < _EQUAL:
+        return Kind.STRONG, f"the global batch is {batches[0]:g} at every size"
+    if max(each) / min(each) - 1 < _EQUAL:
+        return Kind.WEAK, f"the batch of a unit is {each[0]:g} at every size"
+    shown = ", ".join(f"{batch:g} at {size.num_units}" for batch, size in zip(batches, sizes, strict=True))
+    return Kind.UNKNOWN, f"the global batch neither stays the same nor grows with the size: {shown}"

@@ -1,0 +1,109 @@
+"""`hpcpace scale`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.synthetic_run import SyntheticRun
+
+TABLE = "run,nodes,throughput,batch\na,1,100,64\nb,2,190,128\nc,4,340,256\nd,8,560,512\n"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs of 1, 2 and 4 nodes, whose batch grows with them."""
+    folder = tmp_path_factory.mktemp("scale")
+    made = {}
+    for nodes in (1, 2, 4):
+        hosts = tuple(f"n{host}" for host in range(nodes))
+        run = SyntheticRun(num_ranks=nodes, num_steps=30, hosts=hosts, noise=0.02, samples_per_step=64 * nodes)
+        made[nodes] = run.write(folder / f"n{nodes}").path
+    return made
+
+
+def test_the_output_fits_80_columns_and_begins_with_what_matters(hpcpace, runs: dict[int, Path]) -> None:
+    code, out, err = hpcpace("scale", *runs.values())
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.startswith("Scaling    weak (the batch of a unit is 64 at every size): ")
+    for word in (
+        "Knee ",
+        "Stopped by",
+        "Sizes",
+        "Where the step goes",
+        "Larger sizes",
+        "rests on",
+        "8 nodes (2 times)",
+    ):
+        assert word in out
+    assert "beyond 16 nodes nothing is predicted" in out
+
+
+def test_json_and_csv_have_the_same_figures(hpcpace, runs: dict[int, Path], tmp_path: Path) -> None:
+    code, out, _ = hpcpace("scale", *runs.values(), "--json", "--csv", tmp_path / "out.csv")
+    content = json.loads(out)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    assert code == 0 and content["schema"] == "hpcpace-scale/1"
+    assert [int(row["units"]) for row in rows] == [1, 2, 4, 8, 16]
+    for row, size in zip(rows, content["sizes"], strict=False):
+        assert float(row["scaling_factor"]) == pytest.approx(size["scaling_factor"], rel=1e-4)
+
+
+def test_a_csv_file_of_another_tool_is_read(hpcpace, tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text(TABLE)
+    code, out, _ = hpcpace("scale", tmp_path / "runs.csv")
+    assert code == 0 and "not known: a table has speeds alone" in out and "16 nodes (2 times)" in out
+
+
+def test_a_broken_run_and_one_named_twice_are_left_out_with_a_warning(
+    hpcpace, runs: dict[int, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "broken" / "attempt-0").mkdir(parents=True)
+    code, out, err = hpcpace("scale", *runs.values(), runs[1], tmp_path / "broken")
+    assert code == 1 and "warning" in err and "broken" in err
+    assert "n1 is named twice, and counts once" in " ".join(out.split())
+
+
+def test_one_size_cannot_tell(hpcpace, runs: dict[int, Path]) -> None:
+    code, _, err = hpcpace("scale", runs[2])
+    assert code == 3 and "all runs are of one size, 2 nodes: add runs of other sizes" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (TABLE.replace("340", "fast"), "write a number"),
+        (TABLE.replace("nodes", "hosts"), "column 'hosts'"),
+        ("run,throughput\na,100\nb,190\n", "neither nodes nor ranks"),
+        ("", "no column 'run'"),
+        ("run,nodes,throughput\n", "no runs below its header"),
+        ("run,nodes,throughput\na,0,5\nb,2,6\n", "nodes"),
+    ],
+)
+def test_a_csv_file_with_mistakes_is_refused(hpcpace, tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "runs.csv").write_text(content)
+    code, out, err = hpcpace("scale", tmp_path / "runs.csv")
+    assert (code, out) == (2, "") and said in err
+
+
+def test_runs_and_tables_are_not_mixed(hpcpace, runs: dict[int, Path], tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text(TABLE)
+    code, _, err = hpcpace("scale", runs[1], tmp_path / "runs.csv")
+    assert code == 2 and "name it alone" in err
+
+
+@pytest.mark.parametrize("path", ["nothing", "empty"])
+def test_a_path_without_a_run_is_refused(hpcpace, tmp_path: Path, path: str) -> None:
+    (tmp_path / "empty").mkdir()
+    code, _, err = hpcpace("scale", tmp_path / path)
+    assert code == 2 and "no run can be read" in err
+
+
+def test_a_table_that_cannot_be_written_is_told(hpcpace, runs: dict[int, Path]) -> None:
+    code, _, err = hpcpace("scale", *runs.values(), "--csv", "/nonexistent/x.csv")
+    assert code == 2 and "cannot write /nonexistent/x.csv" in err
