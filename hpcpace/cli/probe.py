@@ -7,6 +7,7 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,24 @@ from hpcpace.cli.options import PATH, Real, headed, option
 from hpcpace.cli.rank_zero import RankZeroCommand
 from hpcpace.config import BACKENDS, DEVICES, Config
 from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_FAILED, EXIT_OK, HpcpaceError, UsageError
+from hpcpace.errors import (
+    EXIT_CANNOT_TELL,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_WARNING,
+    HpcpaceError,
+    ProbeError,
+    UsageError,
+    check_all,
+)
+from hpcpace.files import write_file
+from hpcpace.probe.acceptance import changes, check_comparable, outcome_words
 from hpcpace.probe.parts import PART_NAMES, chosen_parts, measure_parts
-from hpcpace.probe.record import ProbeRecord
-from hpcpace.report.terminal.probe import probe_lines
-from hpcpace.rundir import write_json
+from hpcpace.probe.record import ProbeRecord, read_probe
+from hpcpace.probe.world import ProbeWorld
+from hpcpace.report.html.probe import probe_page
+from hpcpace.report.terminal.probe import change_lines, probe_lines
+from hpcpace.rundir import json_text
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.environment import RankInfo, process_environ, rank_info, set_environ_default
 from hpcpace.world.mpi import abort_guard
@@ -37,6 +51,9 @@ class _Call:
     time_s: float
     timeout_s: float
     json_file: Path | None
+    html_file: Path | None
+    against: Path | None
+    has_other_hosts: bool
 
 
 @click.command(cls=RankZeroCommand)
@@ -79,6 +96,24 @@ class _Call:
 @headed(
     "Output",
     option("--json", "json_file", type=PATH, help="Write the probe to this file.", show_default="not written"),
+    option(
+        "--html", "html_file", type=PATH, help="Write the probe as one page to this file.", show_default="not written"
+    ),
+)
+@headed(
+    "After maintenance",
+    option(
+        "--against",
+        type=PATH,
+        help="Compare with the probe saved in this file, and exit 1 if an operation became slower.",
+        show_default="not compared",
+    ),
+    option(
+        "--other-hosts",
+        "has_other_hosts",
+        is_flag=True,
+        help="Compare with --against although cluster, hosts, ranks or device differ.",
+    ),
 )
 def command(
     time_s: float,
@@ -89,6 +124,9 @@ def command(
     timeout_s: float,
     config_file: Path | None,
     json_file: Path | None,
+    html_file: Path | None,
+    against: Path | None,
+    has_other_hosts: bool,
 ) -> None:
     """Measure what a job's hosts can do: collectives, pairs of hosts, noise and copies.
 
@@ -100,9 +138,17 @@ def command(
     world_options = {"device": device, "backend": backend, "interface": interface}
     with abort_guard(None, info, errors_alike=True):
         config = load_config(file=config_file, environ=environ, options={"world": world_options})
-        _check_folders(json_file)
+        check_all((partial(_check_folders, json_file, html_file), partial(_check_against, against, has_other_hosts)))
         connection = _connected(info, config)
-    call = _Call(parts=parts or PART_NAMES, time_s=time_s, timeout_s=timeout_s, json_file=json_file)
+    call = _Call(
+        parts=parts or PART_NAMES,
+        time_s=time_s,
+        timeout_s=timeout_s,
+        json_file=json_file,
+        html_file=html_file,
+        against=against,
+        has_other_hosts=has_other_hosts,
+    )
     with abort_guard(connection.comm, info):
         code = _probe(call, config, info, connection)
     # Outside of the guard, and of rank 0 alone: under srun --kill-on-bad-exit any rank would end the others.
@@ -114,6 +160,11 @@ def _check_folders(*files: Path | None) -> None:
     for file in files:
         if file is not None and not file.parent.is_dir():
             raise UsageError(f"no folder {file.parent} for {file.name}: make it, or name another file")
+
+
+def _check_against(against: Path | None, has_other_hosts: bool) -> None:
+    if has_other_hosts and against is None:
+        raise UsageError("--other-hosts says how to compare: name a probe with --against")
 
 
 def _connected(info: RankInfo, config: Config) -> Connection:
@@ -151,12 +202,35 @@ def _probe(call: _Call, config: Config, info: RankInfo, connection: Connection) 
         backend = _backend(config.world.backend, device)
         world = probe_world(info, store, device=device, backend=backend, timeout_s=call.timeout_s)
         record = begin_record(world, process_environ(), time_s=call.time_s)
+        before = _before(call, record, world)
         record = measure_parts(world, chosen_parts(call.parts), record)
         gc.collect()  # groups end before the process group does
-        code = _shown(call, record) if info.rank == 0 else EXIT_OK
+        code = _shown(call, record, before) if info.rank == 0 else EXIT_OK
         if record.lost_hosts:
             raise SystemExit(EXIT_FAILED)  # what is left of the process group cannot end in order
         return code
+
+
+def _before(call: _Call, record: ProbeRecord, world: ProbeWorld) -> ProbeRecord | None:
+    """Return the probe to compare with, on rank 0; checked before anything is measured.
+
+    Collective: every rank calls this.
+
+    Raises:
+        ProbeError: it cannot be read, or is one of another world; the same on all ranks.
+    """
+    before, problem = None, ""
+    if world.is_first and call.against is not None:
+        try:
+            before = read_probe(call.against)
+            if not call.has_other_hosts:
+                check_comparable(before, record)
+        except ProbeError as error:
+            problem = str(error)
+    problem = world.agree(problem)
+    if problem:
+        raise ProbeError(problem)
+    return before
 
 
 def _backend(name: str, device: Any) -> str:
@@ -165,17 +239,28 @@ def _backend(name: str, device: Any) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def _shown(call: _Call, record: ProbeRecord) -> int:
+def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     """Print and save a probe on rank 0, and return the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names more
         sys.stdout.reconfigure(errors="backslashreplace")
+    found = changes(before, record) if before is not None else []
+    outcome = outcome_words(found) if before is not None else ""
     _echo(probe_lines(record))
-    if call.json_file is not None:
+    if before is not None:
+        _echo(["", *change_lines(found, outcome)])
+    # Results come first: a file that cannot be written must not cost what was measured.
+    for file, content in ((call.json_file, json_text(record.to_json())), (call.html_file, "")):
+        if file is None:
+            continue
         try:
-            write_json(call.json_file, record.to_json())
+            write_file(file, content or probe_page(record, found, outcome))
         except OSError as error:
-            raise HpcpaceError(f"cannot write {call.json_file}: {error.strerror}; name another file") from error
-    return EXIT_OK
+            raise HpcpaceError(f"cannot write {file} ({error.strerror}): name another file") from error
+    if record.lost_hosts:
+        return EXIT_FAILED
+    if before is not None and not any(one.is_decided for one in found):
+        return EXIT_CANNOT_TELL
+    return EXIT_WARNING if any(one.is_slower for one in found) else EXIT_OK
 
 
 def _echo(lines: Sequence[str]) -> None:

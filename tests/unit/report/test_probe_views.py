@@ -1,0 +1,73 @@
+"""How a probe is shown: lines that fit a terminal, and a page that says the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from probe_sample import made_probe
+
+from hpcpace.probe.acceptance import changes, outcome_words
+from hpcpace.report.html.probe import probe_page
+from hpcpace.report.terminal.probe import change_lines, probe_lines
+from hpcpace.report.words.probe import size_words
+
+NASTY = "<script>alert(1)</script>\x1b[31m"
+
+
+def test_lines_fit_80_columns_and_say_what_the_link_allows() -> None:
+    lines = probe_lines(made_probe())
+    assert max(map(len, lines)) <= 80
+    assert lines[:2] == ["probe of 4 hosts, 4 ranks: gloo on CPUs, 59 s", "  n1, n2, n3, n4: eth0, 10 Gb/s"]
+    assert any(re.match(r"all_reduce +4 +\d+ us +4 MiB +1.07 GB/s +86 %$", line) for line in lines)
+
+
+def test_the_table_of_all_hosts_has_the_columns_of_nccl_tests_and_quantiles() -> None:
+    lines = probe_lines(made_probe())
+    at = lines.index("all_reduce, 4 hosts, 4 ranks")
+    assert lines[at + 1].split() == ["size", "time", "algbw", "busbw", "of", "limit", "p95", "p99", "times"]
+    assert lines[at + 2].split()[:2] == ["64", "B"]
+
+
+def test_changes_end_with_the_outcome() -> None:
+    found = changes(made_probe(), made_probe(slowdown=1.5, seed=1))
+    lines = change_lines(found, outcome_words(found))
+    assert max(map(len, lines[:-1])) <= 80
+    assert any(line.startswith("all_reduce") and "slower: time +" in line for line in lines)
+    assert lines[-1].startswith("slower: all_reduce over")
+
+
+def test_problems_are_shown_and_names_cannot_control_the_terminal() -> None:
+    record = made_probe(hosts=("n1", NASTY), problems=(NASTY,))
+    text = "\n".join(probe_lines(record))
+    assert "\x1b" not in text and "! <script>" in text
+
+
+@pytest.mark.parametrize("values", [{}, {"sweep": (), "laws": (), "skews": ()}, {"laws": ()}, {"lost_hosts": ("n3",)}])
+def test_the_page_holds_the_whole_probe_and_nothing_that_a_name_says(values: dict[str, object]) -> None:
+    record = made_probe(hosts=("n1", NASTY, "n3"), problems=(NASTY,), **values)
+    page = probe_page(record)
+    assert "<script>alert" not in page
+    assert "default-src 'none'" in page
+    assert record.lost_hosts == () or "n3 stopped answering" in page
+
+
+def test_the_page_draws_a_law_for_each_number_of_hosts_and_the_limit() -> None:
+    found = re.search(r'id="plot-data">(.*?)</script>', probe_page(made_probe()), re.DOTALL)
+    assert found is not None
+    plots = json.loads(found[1])
+    assert [len(plot["traces"]) for plot in plots.values()] == [4, 4, 4, 4]
+    assert plots["probe-rates"]["traces"][-1]["y"] == [1.25, 1.25]
+
+
+def test_the_page_of_a_host_without_a_speed_has_no_limit() -> None:
+    record = made_probe()
+    record = replace(record, sweep=tuple(replace(row, limit=None) for row in record.sweep))
+    assert "Dashed" not in probe_page(record) and "86 %" not in "\n".join(probe_lines(record))
+
+
+@pytest.mark.parametrize(("size", "words"), [(64, "64 B"), (4096, "4 KiB"), (1048572, "1 MiB"), (1 << 32, "4 GiB")])
+def test_sizes_are_powers_of_two(size: int, words: str) -> None:
+    assert size_words(size) == words
