@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
+from hpcpace.audit.snapshot_files import read_attempt as read_snapshots
 from hpcpace.config import Config, DiagnosisConfig
 from hpcpace.diagnosis.attempts import attempt_rows
 from hpcpace.diagnosis.credible_run import CredibleRun, measure_credible_run
@@ -21,6 +22,8 @@ from hpcpace.diagnosis.figures.gpus import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.hang import hang_figures
 from hpcpace.diagnosis.figures.hotspots import place_excess
 from hpcpace.diagnosis.figures.jitter import jitter_figures
+from hpcpace.diagnosis.figures.network import network_figures
+from hpcpace.diagnosis.figures.network_plots import network_plots
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
 from hpcpace.diagnosis.figures.pacing import with_slack
 from hpcpace.diagnosis.figures.ranks import rank_figures
@@ -33,6 +36,7 @@ from hpcpace.diagnosis.modes.obstacle import NothingMeasured
 from hpcpace.diagnosis.modes.straggler import work_excess
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
+from hpcpace.diagnosis.recorded_network import recorded_network
 from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
 from hpcpace.diagnosis.summary import Causes, Jitter, RankRow, RoleRow, SensitivityRow, Summary, Verdict, World
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of, with_end
@@ -129,7 +133,10 @@ def analyze_traces(
     thresholds = _thresholds(config.diagnosis, records)
     hang = _hang(credible, thresholds, read_notices(attempt))
     figures = _figures(credible, panels, thresholds, hang)
-    audit = audit_figures(attempt, figures.diagnosis.findings, credible.hosts, config.audit)
+    snapshots, snapshot_problems = read_snapshots(attempt)
+    audit = audit_figures(snapshots, snapshot_problems, figures.diagnosis.findings, credible.hosts, config.audit)
+    network = recorded_network(credible, snapshots)
+    network_found = network_figures(network)
     remarks = (
         *near_misses(figures.diagnosis, panels, figures.hotspots, figures.first_excess),
         *remarks_of(figures.causes, credible.hosts),
@@ -168,6 +175,7 @@ def analyze_traces(
         cores=core_figures(panels),
         hang=hang_figures(hang),
         comparable=comparable_figures(measured, selection),
+        network=network_found,
     )
     plots = plot_data(
         measured,
@@ -178,7 +186,7 @@ def analyze_traces(
         versions=records.run.versions,
         late=figures.diagnosis.late_ranks,
     )
-    return Analysis(summary=summary, plots=plots)
+    return Analysis(summary=summary, plots=replace(plots, network=network_plots(network, network_found)))
 
 
 def _thresholds(settings: DiagnosisConfig, records: AttemptRecords) -> DiagnosisConfig:

@@ -22,7 +22,21 @@ from hpcpace.metrics.operations.waits import Waits, waits
 from hpcpace.parallel import map_threads
 from hpcpace.trace.reader import RankTrace, Table
 
-TABLES_USED = frozenset(("steps", "phases", "collectives", "groups", "clock", "account", "events", "host"))
+TABLES_USED = frozenset(
+    (
+        "steps",
+        "phases",
+        "collectives",
+        "groups",
+        "clock",
+        "account",
+        "events",
+        "host",
+        "network",
+        "connections",
+        "flows",
+    )
+)
 """The tables of a trace that a report reads."""
 
 

@@ -31,6 +31,9 @@ from hpcpace.metrics.cores import CoreUse, core_use
 from hpcpace.metrics.found_stages import stages_of_traffic
 from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals
 from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
+from hpcpace.metrics.network.flow_evidence import flows_of
+from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
+from hpcpace.metrics.network.interface_evidence import interface_use
 from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.communication import op_name
@@ -161,6 +164,19 @@ class Measured:
     def clocks(self) -> Clocks:
         """How well times of different ranks compare."""
         return clock_figures(self.timed, self.chosen, self.operations.causality)
+
+    @cached_property
+    def flows(self) -> Flows | None:
+        """What each connection of the ranks carried; None where no rank recorded its connections."""
+        if not any(len(trace.tables["flows"]) for trace in self.timed.traces):
+            return None
+        return flows_of(self.timed.traces, self.timed.clocks, self.places)
+
+    @cached_property
+    def interfaces(self) -> InterfaceUse | None:
+        """What each interface of the hosts carried; None where no rank recorded that."""
+        found = interface_use(self.timed.traces, self.timed.clocks, self.places)
+        return found if found.names else None
 
     @cached_property
     def places(self) -> Topology:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from hpcpace.audit.facts import RankFacts
+from hpcpace.audit.facts import RankFacts, Snapshot
 from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.grouping import blocks, grouped, kind_of
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.settings import AuditConfig
-from hpcpace.audit.snapshot_files import read_attempt
 from hpcpace.diagnosis.diagnose import Culprit, DiagnosisFinding, Mode
 from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
 from hpcpace.hostlist import short_list
 from hpcpace.quoting import printable
-from hpcpace.rundir import Attempt
 
 _MOST_OWN, _MOST_COMMON, _MOST_CULPRITS = 3, 1, 8
 _MOST_FOUND, _MOST_TEXT = 1000, 200
@@ -30,19 +28,23 @@ _LOCAL_RANK = re.compile(r"(?:local )?rank \d+")
 
 
 def audit_figures(
-    attempt: Attempt, blamed: Sequence[DiagnosisFinding], hosts: Mapping[int, str], settings: AuditConfig | None = None
+    snapshots: Sequence[Snapshot],
+    problems: Sequence[str],
+    blamed: Sequence[DiagnosisFinding],
+    hosts: Mapping[int, str],
+    settings: AuditConfig | None = None,
 ) -> AuditFigures | None:
     """Return what the snapshots of an attempt say; None where it has none.
 
     Args:
-        attempt: its folder.
+        snapshots, problems: as `read_attempt` returns them.
         blamed: the findings of the diagnosis.
         hosts: host names by rank.
         settings: of the audit.
     """
-    snapshots, problems = read_attempt(attempt)
     if not snapshots and not problems:
         return None
+    problems = list(problems)
     try:
         job = AuditedJob(snapshots, settings)
         findings = run_rules(job).findings if snapshots else ()

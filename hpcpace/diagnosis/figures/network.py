@@ -25,6 +25,7 @@ from hpcpace.metrics.network.interface_use import (
     interface_loads,
     interface_totals,
     is_rdma,
+    summed_up_share,
 )
 from hpcpace.metrics.network.pair_traffic import PairTraffic, node_pairs, rank_pairs
 from hpcpace.metrics.topology import Topology
@@ -36,6 +37,7 @@ _BITS = 8
 _MOST_PAIRS = 2000
 _LEAST_FOREIGN = 0.05  # of the line rate, or else of the bytes, to be worth telling
 _PART_OF_MOST = 0.1  # of the bytes of the pair with most, for a pair's rate to be compared
+_MOST_SUMMED_UP = 0.02  # of all bytes, in connections of which only sums are recorded
 _USUAL_SEGMENT = 1448  # bytes of payload, to count what was sent in packets
 
 
@@ -97,7 +99,7 @@ def network_evidence(
     if known is not None and len(known.use.names):
         loads = interface_loads(
             known.use,
-            flows,
+            flows if flows is None or summed_up_share(flows) <= _MOST_SUMMED_UP else None,
             begin_ns=window.begin_ns,
             end_ns=window.end_ns,
             is_recorded=is_recorded,
@@ -214,6 +216,8 @@ def _why_unknown(evidence: NetworkEvidence, row: int) -> str:
         return "counters of RDMA do not say whose bytes they count"
     if evidence.flows is None:
         return "the traces have no connections"
+    if summed_up_share(evidence.flows) > _MOST_SUMMED_UP:
+        return "ranks have more connections than are recorded one by one"
     if not evidence.is_recorded[loads.node[row]]:
         return "not all ranks of the host recorded their connections"
     return "it is not known which interfaces of the host carry this job's connections"

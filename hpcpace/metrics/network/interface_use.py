@@ -6,6 +6,7 @@ other jobs, but also what this job moves past the connections of its ranks, such
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -140,50 +141,57 @@ def interface_loads(
 ) -> InterfaceLoads:
     """Return what interfaces carried between two times, and what of it was this job's.
 
-    Where one interface of a host carried at least the bytes of its connections, it is theirs. Where several did, or
-    none (several rails), no sample says which connection took which interface, and `job_bytes` is not known. Counters
-    of RDMA do not say whose bytes they count.
+    A connection belongs to the interface that has its local address. Where that is not recorded, and one interface of
+    the host alone carried at least the bytes of its connections, they are its. Otherwise, and where an interface
+    carried less than its connections, `job_bytes` is not known. Counters of RDMA do not say whose bytes they count.
 
     Args:
         use: counters of interfaces; without the loopback, and without members of bonds and bridges, whose bytes are
             counted twice.
         flows: the connections of all ranks; None in traces without them.
         begin_ns, end_ns: from when to when, on the common clock, at least a nanosecond.
-        is_recorded: of which nodes all ranks recorded their connections, (num_nodes,).
+        is_recorded: of which nodes all ranks recorded all of their connections, (num_nodes,).
         mtu: of each interface of `use`, 0 unknown, which counts as 1500.
     """
     edges_ns = cell_edges(begin_ns, end_ns, len(use.names))
     total_bytes = np.stack([_interface_cells(use, edges_ns, values) for values in (use.sent_bytes, use.received_bytes)])
-    shape = total_bytes.shape
-    loads = InterfaceLoads(
+    job_bytes, slack_bytes = np.full(total_bytes.shape, np.nan), np.zeros(total_bytes.shape)
+    carries_job = np.zeros(len(use.names), np.bool_)
+    if flows is not None:
+        is_ethernet = ~np.array([is_rdma(name) for _, name in use.names], np.bool_)
+        flow_rows = _rows_by_node(flows, len(is_recorded))
+        for node in np.flatnonzero(is_recorded).tolist():
+            rows = np.flatnonzero((use.node == node) & is_ethernet)
+            names = [use.names[row][1] for row in rows.tolist()]
+            payload = _payload_by_interface(flows, flow_rows[node], names, total_bytes[:, rows], edges_ns)
+            if payload is None:
+                continue
+            for row, of_row in zip(rows.tolist(), payload.transpose(1, 0, 2), strict=True):
+                size = int(mtu[row]) if mtu is not None and mtu[row] > 0 else _USUAL_MTU
+                framed, slack_bytes[:, row] = wire_bytes(of_row, size, has_ipv6=_has_ipv6(flows, node))
+                job_bytes[:, row] = np.where(np.isfinite(total_bytes[:, row]), framed, np.nan)
+                carries_job[row] = of_row.any()
+    return InterfaceLoads(
         names=use.names,
         node=use.node,
         line_rate_bps=use.line_rate_bps,
         edges_ns=edges_ns,
         total_bytes=total_bytes,
-        job_bytes=np.full(shape, np.nan),
-        slack_bytes=np.zeros(shape),
-        carries_job=np.zeros(len(use.names), np.bool_),
+        job_bytes=job_bytes,
+        slack_bytes=slack_bytes,
+        carries_job=carries_job,
     )
-    if flows is None:
-        return loads
-    payload = _node_payload(flows, edges_ns, len(is_recorded))
-    is_ethernet = ~np.array([is_rdma(name) for _, name in use.names], np.bool_)
-    for node in np.flatnonzero(is_recorded).tolist():
-        rows = np.flatnonzero((use.node == node) & is_ethernet)
-        carrier = _carrier(total_bytes[:, rows], payload[:, node])
-        if carrier < 0 and payload[:, node].any():
-            continue
-        # What the interfaces carry that the job does not use is foreign altogether.
-        loads.job_bytes[:, rows] = np.where(np.isfinite(total_bytes[:, rows]), 0.0, np.nan)
-        if payload[:, node].any():
-            row = rows[carrier]
-            size = int(mtu[row]) if mtu is not None and mtu[row] > 0 else _USUAL_MTU
-            job_bytes, slack_bytes = wire_bytes(payload[:, node], size, has_ipv6=_has_ipv6(flows, node))
-            loads.job_bytes[:, row] = np.where(np.isfinite(total_bytes[:, row]), job_bytes, np.nan)
-            loads.slack_bytes[:, row] = slack_bytes
-            loads.carries_job[row] = True
-    return loads
+
+
+def summed_up_share(flows: Flows) -> float:
+    """Return the share of all bytes that connections carried whose rank and interface are not known."""
+    carried = flows.sent_bytes + flows.received_bytes
+    return float(carried[flows.connection < 0].sum() / max(int(carried.sum()), 1))
+
+
+def is_rdma(interface: str) -> bool:
+    """Return whether an interface is a port of an RDMA adapter or of Slingshot, whose counters are not of TCP."""
+    return "/" in interface or interface.startswith("cxi")
 
 
 def select_interfaces(use: InterfaceUse, is_meant: BoolArray) -> InterfaceUse:
@@ -199,11 +207,6 @@ def select_interfaces(use: InterfaceUse, is_meant: BoolArray) -> InterfaceUse:
         interface=number[use.interface[rows]],
         **{name: getattr(use, name)[rows] for name in columns},
     )
-
-
-def is_rdma(interface: str) -> bool:
-    """Return whether an interface is a port of an RDMA adapter or of Slingshot, whose counters are not of TCP."""
-    return "/" in interface or interface.startswith("cxi")
 
 
 def cell_edges(begin_ns: int, end_ns: int, num_interfaces: int) -> IntArray:
@@ -271,35 +274,68 @@ def _interface_cells(use: InterfaceUse, edges_ns: IntArray, values: IntArray) ->
     return cells
 
 
-def _node_payload(flows: Flows, edges_ns: IntArray, num_nodes: int) -> FloatArray:
-    """Return the payload of the connections of each node in each cell, (2, num_nodes, num_cells)."""
-    found = np.zeros((2, num_nodes, len(edges_ns) - 1))
-    node = _row_node(flows)
-    for number in np.unique(node[node >= 0]).tolist():
-        rows = np.flatnonzero(node == number)
-        for direction, values in ((SENT, flows.sent_bytes), (RECEIVED, flows.received_bytes)):
-            found[direction, number] = spread(flows.begin_ns[rows], flows.end_ns[rows], values[rows], edges_ns)
-    return found
+def _rows_by_node(flows: Flows, num_nodes: int) -> list[IntArray]:
+    """Return the rows of the connections of each node."""
+    node = np.append(flows.connections.node, -1)[flows.connection]
+    order = np.argsort(node, kind="stable")
+    return np.split(order, np.searchsorted(node[order], np.arange(num_nodes + 1)))[1:-1]
 
 
-def _row_node(flows: Flows) -> IntArray:
-    """Return the node of each row, -1 for connections that are summed up."""
-    return np.append(flows.connections.node, -1)[flows.connection]
+def _payload_by_interface(
+    flows: Flows, rows: IntArray, names: Sequence[str], total_bytes: FloatArray, edges_ns: IntArray
+) -> FloatArray | None:
+    """Return the payload of a node's connections by interface, (2, num_interfaces, num_cells); None if not known.
+
+    Args:
+        flows: of all nodes.
+        rows: those of the node.
+        names: its interfaces.
+        total_bytes: what they carried, (2, num_interfaces, num_cells).
+        edges_ns: ends of the cells.
+    """
+    listed = flows.connections.interface
+    connections, of = np.unique(flows.connection[rows], return_inverse=True)
+    places = [names.index(listed[row]) if listed and listed[row] in names else -1 for row in connections.tolist()]
+    place = np.array(places, np.int64)[of]
+    payload = np.zeros((2, len(names), len(edges_ns) - 1))
+    for number in np.unique(place[place >= 0]).tolist():
+        payload[:, number] = _payload(flows, rows[place == number], edges_ns)
+    unplaced = _payload(flows, rows[place < 0], edges_ns)
+    if unplaced.any():
+        carrier = _carrier(total_bytes, payload, unplaced)
+        if carrier < 0:
+            return None
+        payload[:, carrier] += unplaced
+    return payload if _could_carry(total_bytes, payload).all() else None
+
+
+def _payload(flows: Flows, rows: IntArray, edges_ns: IntArray) -> FloatArray:
+    """Return the payload of some rows in each cell, (2, num_cells)."""
+    begin_ns, end_ns = flows.begin_ns[rows], flows.end_ns[rows]
+    return np.stack(
+        [spread(begin_ns, end_ns, values[rows], edges_ns) for values in (flows.sent_bytes, flows.received_bytes)]
+    )
 
 
 def _has_ipv6(flows: Flows, node: int) -> bool:
     return any(flows.connections.local[row].startswith("[") for row in np.flatnonzero(flows.connections.node == node))
 
 
-def _carrier(total_bytes: FloatArray, payload: FloatArray) -> int:
-    """Return the interface that carried the payload of a node, -1 where none or several may have.
+def _carrier(total_bytes: FloatArray, payload: FloatArray, more: FloatArray) -> int:
+    """Return the one interface that carried `more` on top of its payload, -1 where none or several may have.
 
     Args:
-        total_bytes: of the interfaces of the node, (2, num_interfaces, num_cells).
-        payload: (2, num_cells).
+        total_bytes, payload: of the interfaces of a node, (2, num_interfaces, num_cells).
+        more: (2, num_cells).
     """
+    could = np.flatnonzero(_could_carry(total_bytes, payload + more[:, None, :]))
+    return int(could[0]) if len(could) == 1 else -1
+
+
+def _could_carry(total_bytes: FloatArray, payload: FloatArray) -> BoolArray:
+    """Return which interfaces carried at least a payload in both directions, (num_interfaces,)."""
     is_known: BoolArray = np.isfinite(total_bytes[SENT]) & np.isfinite(total_bytes[RECEIVED])
     carried = np.where(is_known, total_bytes, 0.0).sum(axis=2)
-    asked = np.where(is_known, payload[:, None, :], 0.0).sum(axis=2)
-    could = np.flatnonzero((carried >= _PART_CARRIED * asked).all(axis=0) & is_known.any(axis=1))
-    return int(could[0]) if len(could) == 1 else -1
+    asked = np.where(is_known, payload, 0.0).sum(axis=2)
+    is_any = is_known.any(axis=1) | ~payload.any(axis=(0, 2))
+    return np.asarray((carried >= _PART_CARRIED * asked).all(axis=0) & is_any)

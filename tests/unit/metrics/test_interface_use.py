@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hpcpace.metrics.network.interface_use import (
     interface_loads,
     interface_totals,
     spread,
+    summed_up_share,
     wire_bytes,
 )
 
@@ -123,6 +125,31 @@ def test_all_is_foreign_where_the_job_has_no_connections_to_other_hosts() -> Non
     use = interface_use({("n1", "eth0"): [MB] * 10, ("n1", "eth1"): [MB] * 10}, nodes=[0, 0], rates=[GIGABIT, GIGABIT])
     loads = _loads(use, _flows([(1, [MB] * 10)]), recorded=[True, True])
     assert interface_totals(loads).foreign_bytes_per_s[SENT] == pytest.approx([MB, MB])
+
+
+def test_connections_are_those_of_the_interface_that_has_their_address() -> None:
+    use = interface_use(
+        {("n1", "eth0"): [60 * MB] * 10, ("n1", "eth1"): [60 * MB] * 10}, nodes=[0, 0], rates=[GIGABIT, GIGABIT]
+    )
+    carried = _flows([(0, [50 * MB] * 10)])
+    carried = replace(carried, connections=replace(carried.connections, interface=("eth1",)))
+    loads = _loads(use, carried, recorded=[True])
+    assert loads.carries_job.tolist() == [False, True]
+    assert interface_totals(loads).foreign_bytes_per_s[SENT, 0] == pytest.approx(60 * MB)
+    assert interface_totals(loads).foreign_bytes_per_s[SENT, 1] == pytest.approx(7.67 * MB, rel=0.01)
+
+
+def test_an_interface_that_carried_less_than_its_connections_contradicts_them() -> None:
+    use = interface_use({("n1", "eth0"): [MB] * 10}, nodes=[0], rates=[GIGABIT])
+    carried = _flows([(0, [50 * MB] * 10)])
+    carried = replace(carried, connections=replace(carried.connections, interface=("eth0",)))
+    assert np.isnan(_loads(use, carried, recorded=[True]).job_bytes).all()
+
+
+def test_knows_how_much_was_in_connections_that_are_summed_up() -> None:
+    carried = _flows([(0, [3 * MB]), (0, [MB])])
+    assert summed_up_share(replace(carried, connection=np.array([0, -1]))) == 0.25
+    assert summed_up_share(replace(carried, connection=np.array([0, 1]))) == 0.0
 
 
 def test_headers_of_ipv6_are_longer() -> None:
