@@ -48,6 +48,7 @@ FULL = (
     ("scaling_model",),
     ("other_tools", "--records", "40000"),
     ("audit",),
+    ("many_runs",),
 )
 QUICK = (
     ("startup", "--pairs", "2"),
@@ -71,6 +72,7 @@ QUICK = (
     ("scaling_model", "--quick"),
     ("other_tools", "--records", "2000", "--repeats", "1"),
     ("audit", "--hosts", "16", "--repeats", "1"),
+    ("many_runs", "--records", "40000", "--runs", "20", "--repeats", "1"),
 )
 
 # With `overhead` the steps before a block take more than a second, so that marks are read in it, and blocks end before

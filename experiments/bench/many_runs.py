@@ -1,0 +1,96 @@
+"""Measures how fast many runs are compared: `python -m experiments.bench.many_runs`.
+
+`compare` of two runs without summaries, in turns with one report, both as the commands that users call; and `history`
+over thousands of reported runs whose traces were removed: the first time, when it makes its index, and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from experiments.bench.report_speed import _OPERATIONS, write_run
+from experiments.synthetic_run import SyntheticRun
+from hpcpace.config import Config
+from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.rundir import RunDirectory, json_text
+
+_NUM_RANKS = 64
+_DAY_NS = 86_400 * 10**9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench.many_runs", description=__doc__)
+    parser.add_argument("--records", type=int, default=10_000_000, help="operations of all ranks of each compared run")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=10_000, help="of the history")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hpcpace-many-") as folder:
+        _compare(Path(folder), args.records, args.repeats)
+        _history(Path(folder) / "runs", args.runs, args.repeats)
+
+
+def _compare(folder: Path, num_records: int, repeats: int) -> None:
+    num_steps = -(-num_records // (_NUM_RANKS * len(_OPERATIONS)))
+    runs = [folder / name for name in "ab"]
+    for run in runs:
+        write_run(RunDirectory(run), _NUM_RANKS, num_steps)
+    turns = []
+    for _ in range(repeats + 1):
+        report_s = _seconds("report", str(runs[0]))
+        runs[0].joinpath("summary.json").unlink()  # so that both are analysed
+        turns.append((report_s, _seconds("compare", *map(str, runs))))
+    reports, compares = zip(*turns[1:], strict=True)  # the first one warms the page cache
+    ratio = median(two / one for one, two in turns[1:])
+    print(
+        f"{num_steps * _NUM_RANKS * len(_OPERATIONS):,} records a run: report {median(reports):.1f} s, "
+        f"compare of two {median(compares):.1f} s, {ratio:.2f} times (median of {repeats} turns)"
+    )
+    for run in runs:
+        _seconds("report", str(run))
+    print(f"compare of two with summaries: {median(_seconds('compare', *map(str, runs)) for _ in range(3)):.2f} s")
+
+
+def _history(folder: Path, num_runs: int, repeats: int) -> None:
+    template = SyntheticRun(num_ranks=8, num_steps=30, hosts=tuple(f"n{number}" for number in range(8)), noise=0.01)
+    run = template.write(folder.with_name("template"))
+    found = analyze(run, run.attempt(0), Selection(), Config(), begin_stage=lambda _: lambda done, total: None)
+    assert found is not None
+    summary = json_text(found.summary.to_json())
+    for number in range(num_runs):
+        attempt = folder / f"run-{number:05d}" / "attempt-0"
+        attempt.joinpath("trace").mkdir(parents=True)
+        record = {"name": f"job{number % 20}", "created_unix_ns": 20_000 * _DAY_NS + number * 10**12}
+        attempt.joinpath("run.json").write_text(json.dumps(record))
+        attempt.parent.joinpath("summary.json").write_text(summary)
+    first_s = _seconds("history", str(folder), "--json")
+    again_s = median(_seconds("history", str(folder)) for _ in range(repeats))
+    size_mb = os.path.getsize(folder / "hpcpace-history.json") / 1e6
+    print(f"history of {num_runs:,} runs: first {first_s:.1f} s, again {again_s:.2f} s, index {size_mb:.1f} MB")
+    shutil.rmtree(folder)
+
+
+def _seconds(*words: str) -> float:
+    """Return how long a command takes, imports included.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    begin_s = time.perf_counter()
+    done = subprocess.run([sys.executable, "-P", "-m", "hpcpace", *words], capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1, 3):  # of a report, 3 is that nothing is wrong enough to tell
+        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-1000:]}")
+    return time.perf_counter() - begin_s
+
+
+if __name__ == "__main__":
+    main()
