@@ -15,23 +15,23 @@ from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.table import UNKNOWN_GROUP, completed
 from hpcpace.metrics.phases import IDLE
-from hpcpace.quoting import printable
+from hpcpace.runs.timeline.network import Network
 from hpcpace.runs.timeline.steps import ShownSteps
-from hpcpace.runs.timeline.tracks import Argument, Counter, Process, Slice, Track
+from hpcpace.runs.timeline.tracks import Argument, Counter, Process, Slice, Track, shown_name
 from hpcpace.trace.schema import PaceArm, PacePolicy, Phase, StepFlag
 from hpcpace.trace.tables import RankTrace, Table
 from hpcpace.units import NS_PER_US
 
 _LEAST_ARROW_NS = 1_000
-_MOST_NAME = 64
 
 
-def rank_processes(shown: ShownSteps) -> Iterator[Process]:
-    """Yield the process of each shown rank, ascending."""
-    arrows = _Arrows(shown)
+def processes_of(shown: ShownSteps) -> Iterator[Process]:
+    """Yield the process of each shown rank, ascending, and then those of the hosts' networks."""
+    arrows, network = _Arrows(shown), Network(shown)
     for row, trace in enumerate(shown.timed.traces):
         if trace.header.rank in shown.ranks:
-            yield _RankProcess(shown, arrows, row).process()
+            yield _RankProcess(shown, arrows, network, row).process()
+    yield from network.hosts(max(shown.timed.ranks) + 2)
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class _RankProcess:
 
     shown: ShownSteps
     arrows: _Arrows
+    network: Network
     row: int
 
     @property
@@ -113,7 +114,7 @@ class _RankProcess:
             name=f"rank {header.rank} on {shown_name(header.host)}",
             number=header.rank + 1,
             tracks=[track for track in tracks if track.slices],
-            counters=[*self._clock_error(), *self._pacing_delay()],
+            counters=[*self._clock_error(), *self._pacing_delay(), *self.network.flows(header.rank)],
         )
 
     def _rows(self, table: Table) -> Table:
@@ -234,9 +235,3 @@ def phase_name(phase: int) -> str:
 
 def _member(kind: type[PacePolicy] | type[PaceArm], value: int) -> str:
     return kind(value).name.lower() if value in kind._value2member_map_ else str(value)
-
-
-def shown_name(name: str) -> str:
-    """Return a name that comes from a file as it can be shown."""
-    text = printable(name)
-    return text if len(text) <= _MOST_NAME else f"{text[: _MOST_NAME - 3]}..."

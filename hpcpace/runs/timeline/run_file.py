@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcpace.files import Folder, write_all
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.timeline.perfetto_file import Written, check_perfetto, write_processes
-from hpcpace.runs.timeline.ranks import rank_processes
+from hpcpace.runs.timeline.ranks import processes_of
 from hpcpace.runs.timeline.steps import Progress, ShownSteps, Wanted, read_steps
 
 
@@ -63,4 +63,4 @@ def _write(shown: ShownSteps, folder: Folder, name: str, tell: Progress) -> Writ
             write_all(descriptor, content, num_bytes)
             num_bytes += len(content)
 
-        return write_processes(rank_processes(shown), append, progress=lambda done: tell(done, len(shown.ranks)))
+        return write_processes(processes_of(shown), append, progress=lambda done: tell(done, len(shown.ranks)))

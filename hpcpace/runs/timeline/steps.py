@@ -24,7 +24,7 @@ from hpcpace.wording import plural, rank_list
 
 MOST_SLICES = 250_000
 """Slices of a timeline, unless more are allowed: about 25 MB, which a browser opens in seconds."""
-TABLES_SHOWN = TABLES_USED | {"pacing", "network"}
+TABLES_SHOWN = TABLES_USED | {"pacing", "network", "connections", "flows"}
 _BESIDE_SLOWEST = 2
 _LEAST_RANKS = 16  # below, a timeline of fewer steps shows more
 _MOST_READ = 6_000_000  # slices of all ranks: their waits are known only from all of them
@@ -66,6 +66,7 @@ class ShownSteps:
         partner: for each operation the row of the last partner to enter, -1 where it waits for nobody.
         ranks: those to show, ascending.
         shift_ns: what brings a rank whose clock is unknown to the others: its last step ends with theirs, by rank.
+        span_ns: begin of the first and end of the last step, on the common clock.
         step: numbers of the steps, ascending, int64, (num_steps,).
         slowest: the step around which they are; None for a range.
         problems: what could not be read or is not shown, a sentence each.
@@ -76,6 +77,7 @@ class ShownSteps:
     partner: NDArray[np.int64]
     ranks: tuple[int, ...]
     shift_ns: dict[int, int]
+    span_ns: tuple[int, int]
     step: NDArray[np.int64]
     slowest: int | None
     problems: tuple[str, ...]
@@ -115,6 +117,7 @@ def read_steps(
         partner=partner,
         ranks=ranks,
         shift_ns=_shifts(evidence, step),
+        span_ns=_span(evidence, step),
         step=step,
         slowest=slowest,
         problems=(
@@ -232,6 +235,18 @@ def num_slices(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> int:
         total += np.isin(tables["phases"]["step"], step).sum() + len(step)
         total += len(tables["collectives"]) * share * _SLICES_OF_OPERATION
     return int(total)
+
+
+def _span(evidence: Evidence, step: NDArray[np.int64]) -> tuple[int, int]:
+    """Return when the first rank with a known clock begins the steps and the last one ends them; 0 without any."""
+    begins, ends = [], []
+    for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
+        rows = trace.tables["steps"]
+        rows = rows.select(np.isin(rows["step"], step))
+        if len(rows) and trace.header.rank not in evidence.unknown_clocks:
+            begins.append(int(reference_times(clock, rows["begin_ns"]).min()))
+            ends.append(int(reference_times(clock, rows["end_ns"]).max()))
+    return (min(begins), max(ends)) if begins else (0, 0)
 
 
 def _shifts(evidence: Evidence, step: NDArray[np.int64]) -> dict[int, int]:

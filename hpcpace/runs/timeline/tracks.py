@@ -9,6 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.quoting import printable
+
+_MOST_NAME = 64
+
 Argument = tuple[str, int | float | str]
 
 
@@ -97,3 +101,9 @@ def nested_rows(slices: Iterable[Slice]) -> Iterator[list[tuple[int, Slice, bool
 
 def _end(one: Slice) -> int:
     return one.end_ns if one.end_ns is not None else 1 << 62
+
+
+def shown_name(name: str) -> str:
+    """Return a name that comes from a file as it can be shown."""
+    text = printable(name)
+    return text if len(text) <= _MOST_NAME else f"{text[: _MOST_NAME - 3]}..."
