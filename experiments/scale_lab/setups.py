@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SIZES, HELD_OUT = (1, 2, 4, 8), (16, 32)
-STEP_MS = 80.0
-"""Of work on one host."""
+UPLINK_MBIT = 200
+"""Rate of the lab's uplinks, one for each host: what large messages wait for."""
+_SMALL_BYTES = 1024
+_BITS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +22,7 @@ class Setup:
         serial_share: part of the work that is not divided.
         event_ms, event_share: length of an event, and the share of steps in which a rank has one.
         slow_ms: what the last rank does on top in each step.
-        transfer_ms: of an operation over many hosts; `hop_ms` is added for each further one.
-        uplink_mbit: rate of the lab's uplinks.
+        message_bytes: of the all_reduce of a step.
         work_ms: of one host.
     """
 
@@ -32,10 +33,8 @@ class Setup:
     event_ms: float = 0.0
     event_share: float = 0.0
     slow_ms: float = 0.0
-    transfer_ms: float = 1.0
-    hop_ms: float = 0.0
-    uplink_mbit: int = 10_000
-    work_ms: float = STEP_MS
+    message_bytes: int = _SMALL_BYTES
+    work_ms: float = 60.0
 
     def host_ms(self, num_hosts: int) -> float:
         """Return the work of a host in a step."""
@@ -43,17 +42,23 @@ class Setup:
             return self.work_ms
         return self.work_ms * (self.serial_share + (1 - self.serial_share) / num_hosts)
 
+    def transfer_ms(self, num_hosts: int) -> float:
+        """Return how long a ring takes for the message at the rate of an uplink."""
+        if num_hosts == 1:
+            return 0.0
+        return 2 * (num_hosts - 1) / num_hosts * self.message_bytes * _BITS / (UPLINK_MBIT * 1e3)
 
+
+_KB = 1000
 SETUPS = (
-    Setup(name="jitter-weak-5", part="jitter", event_ms=40, event_share=0.05),
-    Setup(name="jitter-weak-10", part="jitter", event_ms=30, event_share=0.1),
-    Setup(name="jitter-weak-20", part="jitter", event_ms=20, event_share=0.2),
-    Setup(name="jitter-strong-10", part="jitter", is_strong=True, event_ms=60, event_share=0.1, work_ms=640.0),
-    Setup(name="serial-10", part="work", is_strong=True, serial_share=0.1, work_ms=640.0),
-    Setup(name="serial-20", part="work", is_strong=True, serial_share=0.2, work_ms=640.0),
-    Setup(name="serial-40", part="work", is_strong=True, serial_share=0.4, work_ms=640.0),
-    Setup(name="uplink-weak", part="transfer", transfer_ms=40, hop_ms=1.0, uplink_mbit=60),
-    Setup(name="uplink-weak-slow", part="transfer", transfer_ms=80, hop_ms=2.0, uplink_mbit=30),
-    Setup(name="uplink-strong", part="transfer", is_strong=True, transfer_ms=40, uplink_mbit=60, work_ms=640.0),
-    Setup(name="slow-rank-weak", part="imbalance", slow_ms=30),
+    Setup(name="jitter-rare", part="jitter", event_ms=100, event_share=0.04),
+    Setup(name="jitter-usual", part="jitter", event_ms=60, event_share=0.1),
+    Setup(name="jitter-often", part="jitter", event_ms=40, event_share=0.25),
+    Setup(name="jitter-strong", part="jitter", is_strong=True, event_ms=80, event_share=0.1, work_ms=400.0),
+    Setup(name="serial-tenth", part="work", is_strong=True, serial_share=0.1, work_ms=400.0),
+    Setup(name="serial-fifth", part="work", is_strong=True, serial_share=0.2, work_ms=400.0),
+    Setup(name="serial-half", part="work", is_strong=True, serial_share=0.5, work_ms=400.0),
+    Setup(name="uplink-weak", part="transfer", message_bytes=1000 * _KB),
+    Setup(name="uplink-large", part="transfer", message_bytes=2000 * _KB),
+    Setup(name="uplink-strong", part="transfer", is_strong=True, message_bytes=1000 * _KB, work_ms=400.0),
 )

@@ -14,6 +14,7 @@ from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag, TraceHeader
 
 MS = 1_000_000
 _START_NS, _OWN_MS, _BATCH = 5_000 * MS, 2.0, 64
+_HOP_MS = 0.2
 _NUM_WARMUP = 2
 
 
@@ -26,11 +27,7 @@ def write_run(path: Path, setup: Setup, num_hosts: int, *, num_steps: int = 120,
     shape = (num_steps, num_hosts)
     work_ns = host_ns * (1 + 0.01 * generator.standard_normal(shape))
     work_ns += setup.event_ms * MS * (generator.random(shape) < setup.event_share)
-    transfer_ns = (
-        0.0
-        if num_hosts == 1
-        else MS * (setup.transfer_ms * 2 * (num_hosts - 1) / num_hosts + setup.hop_ms * (num_hosts - 1))
-    )
+    transfer_ns = MS * (setup.transfer_ms(num_hosts) + _HOP_MS * (num_hosts - 1))
     batch = _BATCH if setup.is_strong else _BATCH * num_hosts
     return _write(
         path, work_ns.astype(np.int64), transfer_ns * (1 + 0.05 * generator.standard_normal(num_steps)), batch
