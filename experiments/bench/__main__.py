@@ -21,6 +21,7 @@ FULL = (
     ("device_marks",),
     ("session_step",),
     ("watchdog",),
+    ("flows",),
     ("overhead",),
     (
         "overhead",
@@ -60,6 +61,7 @@ QUICK = (
     ("device_marks", "--rounds", "4"),
     ("session_step", "--rounds", "2", "--steps", "30"),
     ("watchdog", "--rounds", "2", "--steps", "30", "--seconds", "5"),
+    ("flows", "--ranks", "2", "--sockets", "8", "--seconds", "3"),
     ("overhead", "--pairs", "2", "--block-steps", "2", "--batch-size", "2", "--seq-len", "32"),
     ("tokens", "--pairs", "2", "--preset", "tiny", "--seq-len", "64"),
     ("compiled", "--pairs", "2", "--preset", "tiny", "--seq-len", "64"),

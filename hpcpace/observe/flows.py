@@ -17,7 +17,7 @@ from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import OTHER_CONNECTIONS
 from hpcpace.units import NS_PER_S
 
-_ROWS_PER_S, _READINGS_PER_S = 16, 64
+_ROWS_PER_S, _READINGS_PER_S = 8, 16
 _MOST_NUMBERS = 4096
 """Connections that get rows in a run: a program that opens new ones all the time must not fill the trace."""
 _CUMULATIVE = slice(7)
@@ -90,9 +90,10 @@ class FlowSampler:
         self._list_new()
         for reading in readings:
             self._take(self._known[reading.inode], reading)
+        num_written = sum(known.is_written for known in self._known.values())
         self._record(self._others, begin_ns, self._sum)
         self._sampled_ns = begin_ns
-        interval_s = max(1, math.ceil(self._num_listed / _ROWS_PER_S), math.ceil(len(self._known) / _READINGS_PER_S))
+        interval_s = max(1, math.ceil(num_written / _ROWS_PER_S), math.ceil(len(self._known) / _READINGS_PER_S))
         # Half a second early is in time: the thread that calls does so about once a second.
         self._due_ns = begin_ns + interval_s * NS_PER_S - NS_PER_S // 2
 

@@ -10,7 +10,7 @@ from hpcpace.observe.fabric import FabricPort, find_fabric_ports
 from hpcpace.observe.interface_counters import Details, LinkDetails
 
 _LOOPBACK = "lo"
-_DETAILS_PER_READ = 4
+_DETAILS_PER_READ = 2
 _MOST_INTERFACES = 256
 """Numbers of interfaces are one byte in the trace."""
 

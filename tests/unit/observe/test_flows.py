@@ -97,8 +97,17 @@ def test_many_connections_have_rows_every_few_seconds_and_at_the_end():
     for second in (2, 3):
         assert world.at(second, **dict.fromkeys(many, second)) == []
     assert len(world.at(4, **dict.fromkeys(many, 4))) == 80
-    assert world.at(5, **dict.fromkeys(many, 5)) == []
-    assert len(world.at(6, **dict.fromkeys(many, 6), is_last=True)) == 40
+    for second in (5, 6, 7, 8):
+        assert world.at(second, **dict.fromkeys(many, second)) == []
+    assert len(world.at(9, **dict.fromkeys(many, 9))) == 40
+    assert len(world.at(10, **dict.fromkeys(many, 10), is_last=True)) == 40
+
+
+def test_connections_that_carry_nothing_do_not_make_the_others_wait():
+    world = World()
+    idle = {f"s{number}": 0 for number in range(1, 15)}
+    world.at(1, **idle, s77=0)
+    assert [len(world.at(second, **idle, s77=second)) for second in (2, 3, 4)] == [2, 1, 1]
 
 
 def test_a_program_that_opens_connections_all_the_time_gets_a_bounded_number_of_them():
