@@ -10,6 +10,7 @@
     |   +-- TraceError      2  a trace file or run directory cannot be read
     |   +-- SnapshotError   2  a snapshot of the audit cannot be read
     |   +-- ProbeError      2  a saved probe cannot be read, or is one of another cluster
+    |   +-- TopologyError   2  a file that says where hosts are in the network cannot be used
     |   +-- NotEnoughMemory 2  what was asked for takes more memory than this process may use
     +-- CannotTell          3  the data cannot answer the question
     +-- ReportError         4  a bug in hpcpace made a report fail
@@ -80,6 +81,10 @@ class SnapshotError(UsageError):
 
 class ProbeError(UsageError):
     """A saved probe cannot be read, or cannot be compared."""
+
+
+class TopologyError(UsageError):
+    """A file that says where hosts are in the network cannot be used."""
 
 
 class NotEnoughMemory(UsageError):

@@ -10,8 +10,8 @@ from hpcpace.quoting import printable, shell_word
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _MOST_HOSTS = 65_536
-_PART = re.compile(r"([^\[\],]*)(?:\[([0-9,-]+)\])?([^\[\],]*)")
 
 
 def exclude_line(hosts: Iterable[str]) -> str:
@@ -94,7 +94,7 @@ def exclude_option(names: Iterable[str]) -> str:
 
 
 def expand(text: str) -> list[str]:
-    """Return the names of Slurm's `n[01-03,7],gpu5`.
+    """Return the names of Slurm's `n[01-03,7],gpu5`, or `rack[1-2]n[1-4]`.
 
     Raises:
         ValueError: the text is something else, or has very many names.
@@ -104,18 +104,32 @@ def expand(text: str) -> list[str]:
     if ",".join(parts) != text:
         raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
     for part in parts:
-        found = _PART.fullmatch(part)
-        if not found:
-            raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
-        if found[2] is None:
-            names.append(part)
-            continue
-        for item in found[2].split(","):
-            first, _, last = item.partition("-")
-            if not first.isdigit() or (last and not last.isdigit()):
-                raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
-            numbers = range(int(first), int(last or first) + 1)
-            if len(numbers) + len(names) > _MOST_HOSTS:
+        found = [""]
+        for piece in re.split(r"(\[[^\]]*\])", part):
+            ends = _numbers(piece[1:-1], text) if piece.startswith("[") else [_plain(piece, text)]
+            if len(found) * len(ends) + len(names) > _MOST_HOSTS:
                 raise ValueError(f"{text[:80]!r} has more than {_MOST_HOSTS} hosts")
-            names += [f"{found[1]}{number:0{len(first)}d}{found[3]}" for number in numbers]
+            found = [begin + end for begin in found for end in ends]
+        names += found
     return names
+
+
+def _plain(piece: str, text: str) -> str:
+    if "]" in piece:
+        raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
+    return piece
+
+
+def _numbers(ranges: str, text: str) -> list[str]:
+    """Return the numbers of `01-03,7`, as wide as their first one."""
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        found = _RANGE.fullmatch(item)
+        first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
+        if int(last) < int(first):
+            raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
+        span = range(int(first), int(last) + 1)
+        if len(span) + len(numbers) > _MOST_HOSTS:
+            raise ValueError(f"{text[:80]!r} has more than {_MOST_HOSTS} hosts")
+        numbers += [f"{number:0{len(first)}d}" for number in span]
+    return numbers

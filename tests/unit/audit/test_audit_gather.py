@@ -211,7 +211,7 @@ def test_lists_of_hosts_are_expanded(text: str, names: list[str]) -> None:
     assert expand(text) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n[1-99999999]", "n[1]m[2]"])
+@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n[1-99999999]", "n[1]m[2"])
 def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="hosts"):
         expand(text)

@@ -1,0 +1,41 @@
+"""A file of the user's own: `host leaf spine` a line, where the host may be a list like `n[1-4]`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hpcpace.errors import TopologyError
+from hpcpace.hostlist import expand
+from hpcpace.topology.switch_tree import Switch, SwitchTree, switch_tree
+
+_MOST_LEVELS = 8
+
+
+def parse_host_table(content: str) -> SwitchTree:
+    """Return the places of the hosts of a table: host, leaf, and from there upwards as far as is known.
+
+    Raises:
+        TopologyError: a line has no leaf, or no list of hosts.
+    """
+    hosts: dict[str, dict[str, None]] = {}
+    above: dict[str, dict[str, None]] = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if not 2 <= len(words) <= _MOST_LEVELS:
+            raise TopologyError(
+                f"line {number} is {line.strip()[:80]!r}: give a host or a list like n[1-4], its leaf switch and, if "
+                "known, the switches above, with blanks between"
+            )
+        try:
+            listed = expand(words[0])
+        except ValueError as error:
+            raise TopologyError(f"line {number}: {error}") from None
+        hosts.setdefault(words[1], {}).update(dict.fromkeys(listed))
+        for below, switch in pairwise(words[1:]):
+            above.setdefault(switch, {})[below] = None
+            hosts.setdefault(switch, {})
+    return switch_tree(
+        [Switch(name=name, hosts=tuple(listed), switches=tuple(above.get(name, ()))) for name, listed in hosts.items()]
+    )
