@@ -123,9 +123,10 @@ def draw_bars(axes: Axes, rows: Sequence[Row], label: str, empty: str) -> None:
 
 
 @files.figure_command
-def command(runs: tuple[Path, ...], out: Path) -> None:
+@files.topology_option
+def command(runs: tuple[Path, ...], out: Path, topology: Path | None) -> None:
     """Rank the places and links that hold each RUN up: a table, the matrices of transfers, and the hotspots."""
-    examined = files.examined(runs)
+    examined = files.examined(runs, topology)
     results = [
         Found(run=run.name, figures=hotspot_figures(run.measured, run.panels), remarks=run.remarks) for run in examined
     ]

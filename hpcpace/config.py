@@ -444,6 +444,9 @@ class ReportConfig:
 
     memory: str = "2GiB"
     """Memory for the tables of a run; beyond it, the largest files are left out and named."""
+    topology: str = ""
+    """File with the leaf switch of each host: topology.conf, topology.yaml, the output of `scontrol show topology`, or
+    `host leaf spine` on each line; empty: what Slurm told the job."""
 
     def __post_init__(self) -> None:
         _check_size("report", "memory", self.memory)

@@ -80,6 +80,14 @@ from hpcpace.world.team import Team, team
         show_default="2GiB",
     ),
     option(
+        "--topology",
+        type=PATH,
+        metavar="FILE",
+        help="Take the leaf switches of the hosts from topology.conf, topology.yaml, the saved output of `scontrol "
+        "show topology`, or a file of your own with `host leaf spine` on each line.",
+        show_default="what Slurm told the job",
+    ),
+    option(
         "--config",
         "config_file",
         type=PATH,
@@ -110,6 +118,7 @@ def command(
     as_json: bool,
     has_timeline: bool,
     memory: str | None,
+    topology: Path | None,
     config_file: Path | None,
 ) -> None:
     """Say why RUN is slow, and write RUN/summary.json and RUN/report.html.
@@ -125,7 +134,11 @@ def command(
         check_perfetto()
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
     with team() as processes:
-        settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
+        settings = load_config(
+            file=config_file,
+            environ=process_environ(),
+            options={"report": {"memory": memory, "topology": None if topology is None else str(topology)}},
+        )
         directory, attempt = chosen_run(run, attempt_number, is_shown=_is_first(processes) and not as_json)
         if _is_first(processes):
             warn_of_old_hdf5(directory.path)

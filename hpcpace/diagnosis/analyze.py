@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from hpcpace.audit.snapshot_files import read_attempt as read_snapshots
-from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.config import Config, DiagnosisConfig, ReportConfig
 from hpcpace.diagnosis.attempts import attempt_rows
 from hpcpace.diagnosis.credible_run import CredibleRun, measure_credible_run
 from hpcpace.diagnosis.diagnose import Diagnosis
@@ -38,7 +39,18 @@ from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.recorded_network import recorded_network
 from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
-from hpcpace.diagnosis.summary import Causes, Jitter, RankRow, RoleRow, SensitivityRow, Summary, Verdict, World
+from hpcpace.diagnosis.summary import (
+    AuditFigures,
+    Causes,
+    Jitter,
+    RankRow,
+    RoleRow,
+    SensitivityRow,
+    Summary,
+    Switches,
+    Verdict,
+    World,
+)
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of, with_end
 from hpcpace.errors import CannotTell
 from hpcpace.hang.from_traces import records_of
@@ -51,6 +63,8 @@ from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.steps import throughput
 from hpcpace.parallel import Team, in_background
 from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.topology.placing import PlacedTraces, place_traces
+from hpcpace.topology.read import read_topology
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.same_run import of_one_run
@@ -125,6 +139,8 @@ def analyze_traces(
 ) -> Analysis:
     """Return all that is known of an attempt whose traces have been read; arguments and errors as of `analyze`."""
     config = config or Config()
+    placed = _placed(found, config.report)
+    found = replace(found, traces=list(placed.traces))
     credible, records = _credible_run(attempt, found, selection, config.diagnosis, progress=progress, team=team)
     measured = credible.measured
     panels = panels_of(measured)
@@ -133,21 +149,15 @@ def analyze_traces(
     thresholds = _thresholds(config.diagnosis, records)
     hang = _hang(credible, thresholds, read_notices(attempt))
     figures = _figures(credible, panels, thresholds, hang)
-    snapshots, snapshot_problems = read_snapshots(attempt)
-    audit = audit_figures(snapshots, snapshot_problems, figures.diagnosis.findings, credible.hosts, config.audit)
+    snapshots, unread = read_snapshots(attempt)
+    audit = audit_figures(snapshots, unread, figures.diagnosis.findings, credible.hosts, config.audit)
     network = recorded_network(credible, snapshots)
-    network_found = network_figures(network)
-    remarks = (
-        *near_misses(figures.diagnosis, panels, figures.hotspots, figures.first_excess),
-        *remarks_of(figures.causes, credible.hosts),
-        *audit_remarks(audit),
-    )
     summary = Summary(
         run=str(run.path),
         run_id=credible.traces[0].header.run_id,
         attempt=attempt.number,
         attempts=tuple(other.number for other in run.attempts()),
-        verdict=_verdict(credible, panels, figures.diagnosis, remarks),
+        verdict=_verdict(credible, panels, figures.diagnosis, _remarks(credible, panels, figures, audit)),
         world=_world(credible, records),
         steps=step_figures(measured, selection, found.traces),
         throughput=throughput(measured.times_ns, measured.chosen.samples),
@@ -175,7 +185,8 @@ def analyze_traces(
         cores=core_figures(panels),
         hang=hang_figures(hang),
         comparable=comparable_figures(measured, selection),
-        network=network_found,
+        network=network_figures(network),
+        switches=_switches(placed, measured.places.num_leaves),
     )
     plots = plot_data(
         measured,
@@ -186,7 +197,25 @@ def analyze_traces(
         versions=records.run.versions,
         late=figures.diagnosis.late_ranks,
     )
-    return Analysis(summary=summary, plots=replace(plots, network=network_plots(network, network_found)))
+    return Analysis(summary=summary, plots=replace(plots, network=network_plots(network, summary.network)))
+
+
+def _placed(found: AttemptTraces, settings: ReportConfig) -> PlacedTraces:
+    """Return the traces with their hosts where the file of the settings says, if they name one."""
+    trees = read_topology(Path(settings.topology)) if settings.topology else []
+    return place_traces(found.traces, trees, file=settings.topology)
+
+
+def _remarks(credible: CredibleRun, panels: Panels, figures: _Figures, audit: AuditFigures | None) -> tuple[str, ...]:
+    return (
+        *near_misses(figures.diagnosis, panels, figures.hotspots, figures.first_excess),
+        *remarks_of(figures.causes, credible.hosts),
+        *audit_remarks(audit),
+    )
+
+
+def _switches(placed: PlacedTraces, num_leaves: int) -> Switches:
+    return Switches(source=placed.source if num_leaves else "", num_leaves=num_leaves, problems=placed.problems)
 
 
 def _thresholds(settings: DiagnosisConfig, records: AttemptRecords) -> DiagnosisConfig:

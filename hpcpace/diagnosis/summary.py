@@ -21,6 +21,7 @@ from hpcpace.metrics.phases import Part as Part
 from hpcpace.metrics.roles import EXCESS_FLOOR as EXCESS_FLOOR
 from hpcpace.metrics.roles import Excess as Excess
 from hpcpace.metrics.steps import Throughput as Throughput
+from hpcpace.metrics.topology import SLURM_ADDRESS as SLURM_ADDRESS
 
 SCHEMA = "hpcpace-summary/2"
 
@@ -87,6 +88,21 @@ class World:
     mesh: str
     samples_unit: str
     emulation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Where the leaf switches of the hosts come from.
+
+    Attributes:
+        source: SLURM_TOPOLOGY_ADDR, or the file; empty where no leaf is known.
+        num_leaves: leaf switches, 0 where none is known.
+        problems: where a file contradicts itself or the job, one sentence each.
+    """
+
+    source: str
+    num_leaves: int
+    problems: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -719,8 +735,8 @@ class Summary:
     `memory` are what `hpcpace train` recorded at its end; empty elsewhere. `audit` is None without snapshots,
     `pacing` where the run was not paced, `end` where nothing ended it before its time. `unknown` says why figures that
     rest on phases are not known; empty where they are. `devices` has the phases of ranks with device times, `cores`
-    the hosts on which ranks wait for cores, `network` what interfaces and connections carried between hosts.
-    `comparable` is what comparisons with other runs need.
+    the hosts on which ranks wait for cores, `network` what interfaces and connections carried between hosts,
+    `switches` where the places of hosts come from. `comparable` is what comparisons with other runs need.
     """
 
     run: str
@@ -756,6 +772,7 @@ class Summary:
     hang: HangFigures | None = None
     network: NetworkFigures | None = None
     comparable: Comparable | None = None
+    switches: Switches = Switches(source="", num_leaves=0, problems=())
 
     @property
     def is_whole(self) -> bool:

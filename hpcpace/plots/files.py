@@ -26,6 +26,8 @@ from hpcpace.plots.csv_text import csv_bytes
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.page import MAX_WIDTH
 from hpcpace.rundir import open_run
+from hpcpace.topology.placing import place_traces
+from hpcpace.topology.read import read_topology
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.wording import plural
 
@@ -45,18 +47,21 @@ class ExaminedRun:
         problems: what could not be read of it.
         measured: what the figures rest on, without warm-up steps.
         panels: what the diagnosis judges.
+        topology_problems: where a topology file contradicts itself or the run.
     """
 
     name: str
     problems: tuple[str, ...]
     measured: Measured
     panels: Panels
+    topology_problems: tuple[str, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences that belong below any table of this run."""
         num_lost = len(self.problems)
-        return (f"{plural(num_lost, 'problem')} with its traces: see hpcpace report",) if num_lost else ()
+        lost = (f"{plural(num_lost, 'problem')} with its traces: see hpcpace report",) if num_lost else ()
+        return (*lost, *self.topology_problems)
 
 
 def figure_command(function: Callable[..., None]) -> click.Command:
@@ -73,6 +78,12 @@ def out_option(function: Callable[..., None]) -> Callable[..., None]:
     )
 
 
+def topology_option(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the option --topology to a command: the file that `examined` takes the places of hosts from."""
+    topology_help = "File with the leaf switch of each host, as `hpcpace report --topology` takes it."
+    return click.option("--topology", metavar="FILE", type=click.Path(path_type=Path), help=topology_help)(function)
+
+
 def run_script(command: click.Command) -> None:
     """Run a script's command; an error of hpcpace becomes one line on stderr and its exit code."""
     try:
@@ -84,28 +95,38 @@ def run_script(command: click.Command) -> None:
         sys.exit(error.exit_code)
 
 
-def examined(paths: Sequence[Path]) -> Iterator[ExaminedRun]:
+def examined(paths: Sequence[Path], topology: Path | None = None) -> Iterator[ExaminedRun]:
     """Yield runs one after the other, so that the traces of one only need memory.
 
     Args:
         paths: run directories; the last attempt of each counts.
+        topology: file with the leaf switches of their hosts; what Slurm told the jobs if None.
 
     Raises:
+        TopologyError: the file cannot be used.
         TraceError: a path is no run directory, or no trace of it can be read.
         CannotTell: a run has no step that all of its ranks have, or its phases are host times of ranks with a device.
     """
     runs = [open_run(path) for path in paths]
     names = [run.path.resolve().name for run in runs]
+    trees = read_topology(topology) if topology is not None else []
     for run, name in zip(runs, names, strict=True):
         found = read_attempt(run.last_attempt(), tables=TABLES_USED)
+        placed = place_traces(found.traces, trees, file=str(topology))
         try:
-            measured = measure(found.traces, Selection())
+            measured = measure(placed.traces, Selection())
         except CannotTell as error:
             raise CannotTell(f"{run.path}: {error}") from None
         if measured.host_timed:
             raise CannotTell(f"{run.path}: {measured.unknown}")
         unique = name if names.count(name) == 1 else str(run.path)
-        yield ExaminedRun(name=unique, problems=tuple(found.problems), measured=measured, panels=panels_of(measured))
+        yield ExaminedRun(
+            name=unique,
+            problems=tuple(found.problems),
+            measured=measured,
+            panels=panels_of(measured),
+            topology_problems=placed.problems,
+        )
 
 
 def console_for_tables() -> Console:

@@ -155,6 +155,7 @@ def _body(
         hang_stacks(summary.hang),
         warning(suspect_line(summary.clocks)),
         *(warning(sentence) for sentence in summary.steps.warnings),
+        *(warning(sentence) for sentence in summary.switches.problems),
         warning(summary.world.emulation, "Lab"),
         contents([title for title, content in made if content]),
         _CHOICE if len(summary.ranks) > 1 else "",

@@ -14,7 +14,7 @@ from hpcpace.report.words.audit import AUDIT_HEAD, NO_MATCH, audit_cells
 from hpcpace.report.words.causes import skew_reading
 from hpcpace.report.words.cores import CORE_HEAD, core_cells
 from hpcpace.report.words.glossary import GLOSSARY
-from hpcpace.report.words.run import outcome_line
+from hpcpace.report.words.run import outcome_line, switches_line
 from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration
 from hpcpace.wording import alias_name, milliseconds, named_ranks, percent, place_name, plural, rank_list
 
@@ -257,6 +257,7 @@ def run_facts(summary: Summary, plots: PlotData) -> str:
             ("World", f"{plural(world.world_size, 'rank')} on {plural(len(world.hosts), 'host')}"),
             ("Hosts", ", ".join(world.hosts[:_MOST_HOSTS]) + more),
             ("Mesh", world.mesh),
+            ("Switches", switches_line(summary.switches)),
             ("Lab", world.emulation),
             ("Steps", "; ".join([f"{steps.num_used} used ({span}) of {steps.num_seen}", *extra])),
             ("Steps found", "; ".join(steps.sources)),

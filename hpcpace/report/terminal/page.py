@@ -29,7 +29,7 @@ from hpcpace.report.terminal.ranks import (
 )
 from hpcpace.report.words.audit import audit_lines, audit_subtitle
 from hpcpace.report.words.pacing import pacing_lines
-from hpcpace.report.words.run import MAY_CHANGE, changed_thresholds, outcome_line
+from hpcpace.report.words.run import MAY_CHANGE, changed_thresholds, outcome_line, switches_line
 from hpcpace.units import format_bytes, format_count, format_duration
 from hpcpace.wording import named_ranks, percent, plural
 
@@ -94,6 +94,10 @@ def _print_head(console: Console, summary: Summary, progress: str) -> None:
     line(console, "excess", _excess(summary))
     if changed := changed_thresholds(summary):
         line(console, "thresholds", f"changed from the defaults: {', '.join(changed)}")
+    if switches := switches_line(summary.switches):
+        line(console, "switches", switches)
+    for sentence in summary.switches.problems:
+        line(console, "warning", sentence)
     if warning := suspect_line(summary.clocks):
         line(console, "warning", warning)
 

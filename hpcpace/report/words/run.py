@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.summary import Summary
+from hpcpace.diagnosis.summary import SLURM_ADDRESS, Summary, Switches
 from hpcpace.units import format_bytes
 
 MAY_CHANGE = "verdict and figures may change until it ends"
@@ -18,6 +18,14 @@ def changed_thresholds(summary: Summary) -> list[str]:
     return [
         f"{name} {value:g} ({usual[name]:g})" for name, value in summary.settings.items() if value != usual.get(name)
     ]
+
+
+def switches_line(switches: Switches) -> str:
+    """Return which file the leaf switches of the hosts are from; empty where Slurm told the job, or nobody did."""
+    if not switches.num_leaves or switches.source == SLURM_ADDRESS:
+        return ""
+    noun = "leaf switch" if switches.num_leaves == 1 else "leaf switches"
+    return f"{switches.num_leaves} {noun}, by {switches.source}"
 
 
 def outcome_line(summary: Summary) -> str:
