@@ -88,12 +88,11 @@ def find_detours(marks_ns: IntArray) -> Detours:
     is_long = quanta_ns > (1 + _LEAST_EXCESS) * least_ns
     begins = np.flatnonzero(is_long & ~np.append(False, is_long[:-1]))
     number = np.cumsum(is_long & ~np.append(False, is_long[:-1])) - 1
-    lost_ns = np.bincount(
-        number[is_long], weights=np.maximum(quanta_ns[is_long] - usual_ns, 0.0), minlength=len(begins)
-    )
+    lost_ns = np.zeros(len(begins))
+    np.add.at(lost_ns, number[is_long], np.maximum(quanta_ns[is_long] - usual_ns, 0.0))
     return Detours(
         begin_ns=(marks_ns[begins] - marks_ns[0]).astype(np.int64),
-        lost_ns=lost_ns[: len(begins)],
+        lost_ns=lost_ns,
         span_ns=int(marks_ns[-1] - marks_ns[0]),
         least_ns=least_ns,
         usual_ns=usual_ns,

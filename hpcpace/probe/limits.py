@@ -134,10 +134,10 @@ def _bits(device: NetDevice) -> float | None:
 def _pcie_rates(snapshot: Snapshot, addresses: Sequence[str]) -> list[float | None]:
     devices = {device.address: device for device in snapshot.hardware.pci or ()}
     # Ports of one adapter share its link.
-    return [_pcie_rate(devices[address]) if address in devices else None for address in dict.fromkeys(addresses)]
+    return [pcie_rate(devices[address]) if address in devices else None for address in dict.fromkeys(addresses)]
 
 
-def _pcie_rate(device: PciDevice) -> float | None:
+def pcie_rate(device: PciDevice) -> float | None:
     """Return the bytes per second of a PCIe link, after its line code: 8b/10b up to 5 GT/s, then 128b/130b."""
     if device.speed_gts is None or not device.width:
         return None

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from hpcpace.probe.follow_up import LEAST_TESTS
-from hpcpace.probe.pair_record import LinkFinding, Way
+from hpcpace.probe.pair_record import LinkFinding
 from hpcpace.probe.pair_results import PairResults
 from hpcpace.probe.pair_solver import SlowLinks
 from hpcpace.quoting import printable
@@ -197,7 +197,7 @@ def _joined_ways(sets: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [tuple(sorted(each)) for each in found.values()]
 
 
-def _way(links: Sequence[int]) -> Way:
+def _way(links: Sequence[int]) -> str:
     """Return which directions links of one owner have; several owners have both by their nature."""
     directions = {link % 2 for link in links}
     return "both" if len(directions) > 1 else "receives" if directions == {1} else "sends"

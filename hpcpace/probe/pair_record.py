@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-Way = Literal["sends", "receives", "both"]
-FindingKind = Literal["link", "unclear", "between"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +55,17 @@ class LinkFinding:
         kind: `link` if it is this one, `unclear` if it is one of `names`, `between` if it is neither host's link but
             something between the two.
         names: hosts, or uplinks as `leaf2 uplink`.
-        way: of which direction; of a pair, `sends` means from the first to the second.
-        measure: `rate`, `bisection` or `latency`.
+        way: `sends`, `receives` or `both`; of a pair, `sends` means from the first to the second.
+        measure: `rate`, `bisection` (a rate of many hosts together) or `latency`.
         value: what it reaches, bytes per second or nanoseconds.
         usual: what its kind usually reaches.
         words: all of this in a sentence.
     """
 
-    kind: FindingKind
+    kind: str
     names: tuple[str, ...]
-    way: Way
-    measure: Literal["rate", "bisection", "latency"]
+    way: str
+    measure: str
     value: float
     usual: float
     words: str

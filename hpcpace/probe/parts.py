@@ -47,16 +47,19 @@ class Concluding(Protocol):
         """Return the record with what follows from what was measured; rank 0 alone calls this."""
 
 
-PART_NAMES = ("sweep", "pairs")
+PART_NAMES = ("sweep", "pairs", "noise", "copies")
 """The parts of a probe, in their order."""
 
 
 def chosen_parts(names: Sequence[str]) -> list[Part]:
     """Return the parts with some names, in the order of `PART_NAMES`."""
+    from hpcpace.probe.copies import Copies
+    from hpcpace.probe.noise import Noise
     from hpcpace.probe.pairs import Pairs
     from hpcpace.probe.sweep import Sweep
 
-    known: dict[str, Part] = {part.name: part for part in (Sweep(), Pairs())}
+    parts: tuple[Part, ...] = (Sweep(), Pairs(), Noise(), Copies())
+    known = {part.name: part for part in parts}
     return [known[name] for name in PART_NAMES if name in names]
 
 

@@ -16,6 +16,8 @@ import hpcpace
 from hpcpace.audit.schema import decoded, plain
 from hpcpace.errors import ProbeError, SnapshotError
 from hpcpace.files import read_file
+from hpcpace.probe.copies_record import CopiesRecord
+from hpcpace.probe.noise_record import NoiseRecord
 from hpcpace.probe.pair_record import PairsRecord
 from hpcpace.quoting import printable
 
@@ -176,6 +178,8 @@ class ProbeRecord:
         laws: one for each op and num_nodes with enough sizes.
         skews: one for each rank.
         pairs: what pairs of hosts reached; None if not measured.
+        noise: what kept cores from their work; None if not measured.
+        copies: rates of copies in memory and to devices; None if not measured.
         problems: what was not measured, and why, a sentence each.
         lost_hosts: hosts that stopped answering.
     """
@@ -196,6 +200,8 @@ class ProbeRecord:
     laws: tuple[LatencyLaw, ...] = ()
     skews: tuple[RankSkew, ...] = ()
     pairs: PairsRecord | None = None
+    noise: NoiseRecord | None = None
+    copies: CopiesRecord | None = None
     problems: tuple[str, ...] = ()
     lost_hosts: tuple[str, ...] = ()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from hpcpace.probe.acceptance import Change
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.quoting import printable
+from hpcpace.report.terminal.probe_hosts import copies_lines, noise_lines
 from hpcpace.report.terminal.probe_pairs import pairs_lines
 from hpcpace.report.words.probe import (
     change_words,
@@ -32,6 +33,10 @@ def probe_lines(record: ProbeRecord) -> list[str]:
         lines += ["", *_summary(record), "", *_tables(record), *_skews(record)]
     if record.pairs is not None:
         lines += ["", *pairs_lines(record.pairs)]
+    if record.noise is not None:
+        lines += ["", *noise_lines(record.noise)]
+    if record.copies is not None:
+        lines += ["", *copies_lines(record.copies)]
     lines += [f"! {printable(problem)}" for problem in record.problems]
     return lines
 

@@ -14,7 +14,13 @@ _SECOND = 1_000_000_000
 
 
 def _marks(
-    *, thief_ns: int = 0, period_ns: int = 0, random_ns: int = 0, num_random: int = 0, span_s: float = 5.0, seed: int = 0
+    *,
+    thief_ns: int = 0,
+    period_ns: int = 0,
+    random_ns: int = 0,
+    num_random: int = 0,
+    span_s: float = 5.0,
+    seed: int = 0,
 ) -> NDArray[np.int64]:
     """Return marks of quanta that a periodic thief and random interruptions delay.
 
@@ -26,7 +32,9 @@ def _marks(
     random = np.random.default_rng(seed)
     span_ns = int(span_s * _SECOND)
     begins = np.arange(period_ns // 3, span_ns, period_ns) if period_ns else np.zeros(0)
-    stolen = [*zip(begins + random.normal(0, 0.05 * thief_ns, len(begins)), np.full(len(begins), thief_ns), strict=True)]
+    stolen = [
+        *zip(begins + random.normal(0, 0.05 * thief_ns, len(begins)), np.full(len(begins), thief_ns), strict=True)
+    ]
     stolen += [*zip(random.uniform(0, span_ns, num_random), random.exponential(random_ns, num_random), strict=True)]
     stolen.sort()
     quanta = _QUANTUM_NS * (1 + np.abs(random.normal(0, 0.01, span_ns // _QUANTUM_NS)))
