@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from experiments.bench.report_speed import _OPERATIONS, write_run
 from experiments.synthetic_run import SyntheticRun
@@ -50,14 +53,14 @@ def _compare(folder: Path, num_records: int, repeats: int) -> None:
         runs[0].joinpath("summary.json").unlink()  # so that both are analysed
         turns.append((report_s, _seconds("compare", *map(str, runs))))
     reports, compares = zip(*turns[1:], strict=True)  # the first one warms the page cache
-    ratio = median(two / one for one, two in turns[1:])
+    ratios = [median(two[which] / one[which] for one, two in turns[1:]) for which in range(2)]
     print(
-        f"{num_steps * _NUM_RANKS * len(_OPERATIONS):,} records a run: report {median(reports):.1f} s, "
-        f"compare of two {median(compares):.1f} s, {ratio:.2f} times (median of {repeats} turns)"
+        f"{num_steps * _NUM_RANKS * len(_OPERATIONS):,} records a run: report {_shown(reports)}, compare of two "
+        f"{_shown(compares)}: {ratios[0]:.2f} times ({ratios[1]:.2f} times), median of {repeats} turns"
     )
     for run in runs:
         _seconds("report", str(run))
-    print(f"compare of two with summaries: {median(_seconds('compare', *map(str, runs)) for _ in range(3)):.2f} s")
+    print(f"compare of two with summaries: {_shown([_seconds('compare', *map(str, runs)) for _ in range(3)])}")
 
 
 def _history(folder: Path, num_runs: int, repeats: int) -> None:
@@ -72,24 +75,37 @@ def _history(folder: Path, num_runs: int, repeats: int) -> None:
         record = {"name": f"job{number % 20}", "created_unix_ns": 20_000 * _DAY_NS + number * 10**12}
         attempt.joinpath("run.json").write_text(json.dumps(record))
         attempt.parent.joinpath("summary.json").write_text(summary)
-    first_s = _seconds("history", str(folder), "--json")
-    again_s = median(_seconds("history", str(folder)) for _ in range(repeats))
+    first = _seconds("history", str(folder), "--json")
+    again = [_seconds("history", str(folder)) for _ in range(repeats)]
     size_mb = os.path.getsize(folder / "hpcpace-history.json") / 1e6
-    print(f"history of {num_runs:,} runs: first {first_s:.1f} s, again {again_s:.2f} s, index {size_mb:.1f} MB")
+    print(f"history of {num_runs:,} runs: first {_shown([first])}, again {_shown(again)}, index {size_mb:.1f} MB")
     shutil.rmtree(folder)
 
 
-def _seconds(*words: str) -> float:
+class _Time(NamedTuple):
+    """Seconds of a clock on the wall, and of all cores together, which other load does not change."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def _seconds(*words: str) -> _Time:
     """Return how long a command takes, imports included.
 
     Raises:
         RuntimeError: it failed.
     """
-    begin_s = time.perf_counter()
+    begin_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-P", "-m", "hpcpace", *words], capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1, 3):  # of a report, 3 is that nothing is wrong enough to tell
         raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-1000:]}")
-    return time.perf_counter() - begin_s
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return _Time(time.perf_counter() - begin_s, cpu_s)
+
+
+def _shown(times: Sequence[_Time]) -> str:
+    return f"{median(one.wall_s for one in times):.2f} s ({median(one.cpu_s for one in times):.2f} s of all cores)"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ it, and a job that got slow on all hosts does not accuse any.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import expm1, log
@@ -31,7 +32,7 @@ class Event:
 
     Attributes:
         kind: job or host.
-        name: of the job with its layout, or of the host.
+        name: of the job, with its layout where it has several, or of the host.
         duration: lasting, recent, one-off; of a host, also `chronic` where it was slow in all its runs.
         begun_unix_ns, last_unix_ns: first and last run at the new level; 0 where dates are not known.
         run: the first run at the new level.
@@ -61,17 +62,13 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The runs of one job with one layout, the oldest first."""
+    """The runs of one job with one layout, the oldest first; `name` has the layout where the job has several."""
 
+    name: str
     job: str
     kind: str
     rows: tuple[HistoryRow, ...]
     events: tuple[Event, ...]
-
-    @property
-    def name(self) -> str:
-        """The job with its layout."""
-        return f"{self.job} ({self.kind})" if self.kind else self.job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,14 +138,15 @@ def _series(rows: Iterable[HistoryRow]) -> list[Series]:
     groups: dict[tuple[str, str], list[HistoryRow]] = {}
     for row in rows:
         groups.setdefault((row.job, row.kind), []).append(row)
-    return [
-        Series(job=job, kind=kind, rows=tuple(group), events=tuple(_job_events(job, kind, group)))
-        for (job, kind), group in groups.items()
-    ]
+    num_kinds = Counter(job for job, _ in groups)
+    found = []
+    for (job, kind), group in groups.items():
+        name = f"{job} ({kind})" if kind and num_kinds[job] > 1 else job
+        found.append(Series(name=name, job=job, kind=kind, rows=tuple(group), events=tuple(_job_events(name, group))))
+    return found
 
 
-def _job_events(job: str, kind: str, rows: Sequence[HistoryRow]) -> list[Event]:
-    name = f"{job} ({kind})" if kind else job
+def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
     changes = level_changes(np.array([log(row.p50_ns) for row in rows]))
     return [
         _event("job", name, change, rows, scale=1e-9) for change in changes if abs(expm1(change.size)) >= LEAST_CHANGE

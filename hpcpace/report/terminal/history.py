@@ -45,6 +45,7 @@ def _print_series(console: Console, history: History) -> None:
     title(console, "Step time by job", "oldest to newest run, from the shortest to the longest median step")
     blocks = _BLOCKS if console.encoding.startswith("utf") else _PLAIN
     made = table("job", ["runs", "from", "to", "shortest", "longest"])
+    made.columns[0].no_wrap, made.columns[0].overflow = True, "ellipsis"
     made.add_column("steps", justify="left", vertical="bottom", no_wrap=True)
     for series in history.series[:_MOST_SERIES]:
         times = [row.p50_ns for row in series.rows]
