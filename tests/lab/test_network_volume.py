@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from hpcpace.config import TrainConfig
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.status import status_of
+from hpcpace.metrics.clocks.rank_clocks import rank_clocks
+from hpcpace.metrics.network.flow_evidence import flows_of
+from hpcpace.metrics.topology import topology_of
 from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
@@ -26,6 +32,8 @@ HOSTS = ("n1", "n2", "n3", "n4")
 LEAF_OF_HOST = {"n1": "leaf1", "n2": "leaf1", "n3": "leaf2", "n4": "leaf2"}
 TOLERANCE = 0.05
 JOB_TIMEOUT_S = 300
+
+WITHOUT_HEADERS = PacketOverhead(ethernet_bytes=0, ip_bytes=0, tcp_bytes=0)
 
 Collectives = Counter[tuple[Op, int]]
 """How often a rank does an operation of a size."""
@@ -52,6 +60,10 @@ def test_links_carry_the_bytes_of_the_formula(
         off[name] = (tx_bytes / volume.tx_bytes - 1, rx_bytes / volume.rx_bytes - 1)
         print(f"{name}: tx {tx_bytes} ({off[name][0]:+.2%}), rx {rx_bytes} ({off[name][1]:+.2%})")
     assert {name: pair for name, pair in off.items() if max(map(abs, pair)) > TOLERANCE} == {}
+    payload = wire_matrix(messages(run_operations(plan)), len(HOSTS), WITHOUT_HEADERS)
+    recorded = recorded_payload(traces)
+    print(f"payload by formula:\n{payload}\nas flows in the traces have it:\n{recorded}")
+    assert np.abs(recorded - payload).max() <= TOLERANCE * payload.max()
 
 
 @pytest.mark.parametrize("mesh", ["dp=2,pp=2", "pp=2,tp=2", "dp=2,tp=2"])
@@ -64,6 +76,19 @@ def test_ranks_do_the_operations_of_the_formula(queue: JobQueue, tmp_path: Path,
 
 def links(lab: Lab) -> dict[str, LinkCounters]:
     return {link.name: link for link in status_of(lab).links}
+
+
+def recorded_payload(traces: list[RankTrace]) -> NDArray[np.int64]:
+    """Return the bytes that each rank (row) has sent to each other one by its flows, (num_ranks, num_ranks)."""
+    ranks = range(len(traces))
+    topology = topology_of(ranks=ranks, nodes=ranks, hosts=HOSTS, addresses=[""] * len(HOSTS))
+    flows = flows_of(traces, rank_clocks(traces)[0], topology)
+    assert (flows.connections.peer_rank >= 0).any() and set(flows.connections.interface) == {"eth0"}
+    found = np.zeros((len(traces), len(traces)), np.int64)
+    for rank, peer, row in zip(flows.connections.rank, flows.connections.peer_rank, count(), strict=False):
+        if peer >= 0:
+            found[rank, peer] += flows.acked_bytes[flows.connection == row].sum()
+    return found
 
 
 def planned(mesh: str, *, steps: int, seq_len: int) -> TrainPlan:
