@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--sockets", type=int, default=64, help="of each rank")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=240.0)
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     ranks = []

@@ -17,7 +17,7 @@ from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import OTHER_CONNECTIONS
 from hpcpace.units import NS_PER_S
 
-_ROWS_PER_S, _READINGS_PER_S = 8, 16
+_ROWS_PER_S, _READINGS_PER_S = 4, 16
 _MOST_NUMBERS = 4096
 """Connections that get rows in a run: a program that opens new ones all the time must not fill the trace."""
 _CUMULATIVE = slice(7)

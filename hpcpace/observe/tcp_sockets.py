@@ -25,7 +25,9 @@ from hpcpace.units import NS_PER_US
 
 _SO_DOMAIN, _SO_PROTOCOL = 39, 38
 # struct tcp_info of linux/tcp.h up to `tcpi_bytes_retrans` (4.19); older kernels return less of it, newer ones more.
-_TCP_INFO = struct.Struct("=8B24I4Q6IQ3Q2I2Q")
+# state, delivery_rate_app_limited, snd_mss, rtt, bytes_acked, bytes_received, notsent_bytes, min_rtt, delivery_rate,
+# busy_time, rwnd_limited, sndbuf_limited, delivered_ce, bytes_sent, bytes_retrans
+_TCP_INFO = struct.Struct("=B6xB8xI48xI48xQQ8xII8xQQQQ4xIQQ")
 _MOST_BYTES = 128
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
 _UNKNOWN_US = 0xFFFFFFFF
@@ -82,25 +84,27 @@ def parse_tcp_info(content: bytes) -> Counters | None:
 
 
 def _counters(content: Any) -> Counters | None:
-    values = _TCP_INFO.unpack_from(content)
-    if values[0] not in (_ESTABLISHED, _CLOSE_WAIT):
+    (
+        state, limited, segment_bytes, rtt_us, acked_bytes, received_bytes, unsent_bytes, least_rtt_us, rate, busy_us,
+        receiver_limited_us, sender_limited_us, marked_packets, sent_bytes, retransmitted_bytes,
+    ) = _TCP_INFO.unpack_from(content)  # fmt: skip
+    if state not in (_ESTABLISHED, _CLOSE_WAIT):
         return None
-    least_rtt_us = values[39]
     return Counters(
-        values[48],
-        values[34],
-        values[35],
-        values[49],
-        values[43] * NS_PER_US,
-        values[44] * NS_PER_US,
-        values[45] * NS_PER_US,
-        values[23] * NS_PER_US,
+        sent_bytes,
+        acked_bytes,
+        received_bytes,
+        retransmitted_bytes,
+        busy_us * NS_PER_US,
+        receiver_limited_us * NS_PER_US,
+        sender_limited_us * NS_PER_US,
+        rtt_us * NS_PER_US,
         0 if least_rtt_us == _UNKNOWN_US else least_rtt_us * NS_PER_US,
-        values[42],
-        values[38],
-        values[47],
-        values[10],
-        values[7] & 1 if sys.byteorder == "little" else values[7] >> 7,
+        rate,
+        unsent_bytes,
+        marked_packets,
+        segment_bytes,
+        limited & 1 if sys.byteorder == "little" else limited >> 7,
     )
 
 
