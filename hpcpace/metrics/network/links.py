@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from hpcpace.metrics.network.set_cover import fewest_links
 from hpcpace.metrics.network.transfers import (
     GroupTransfers,
     MeanDifference,
@@ -212,30 +213,12 @@ def _slow_groups(compared: Sequence[Stratum], is_uplink: BoolArray, *, floor_sha
 
 
 def _explanations(slow: _SlowGroups, is_uplink: BoolArray) -> list[tuple[BoolArray, BoolArray]]:
-    """Return sets of links, at least one of each being slow, with the slow groups that each explains; the most first.
-
-    Greedy minimum set cover. If several links explain as many groups, but not the same ones, all suspects of these
-    groups become one set, because any choice would be a guess.
-    """
-    suspected, found = slow.suspected, []
-    uplinks = np.asarray(suspected.any(axis=0) & is_uplink)
+    """Return sets of links, at least one of each being slow, with the slow groups that each explains."""
+    uplinks = np.asarray(slow.suspected.any(axis=0) & is_uplink)
     if slow.is_all_crossing and uplinks.any():
         # All groups that cross leaves are slow: any uplink, what is above them, or distance itself may be the cause.
-        return [(uplinks, np.asarray((suspected & uplinks).any(axis=1)))]
-    left = np.asarray(suspected.any(axis=1))
-    while left.any():
-        hits = suspected & left[:, None]
-        counts = hits.sum(axis=0)
-        best = counts == counts.max()
-        rows = hits[:, np.argmax(best)]
-        links = best & (hits == rows[:, None]).all(axis=0)
-        rivals = best & ~links & (hits & rows[:, None]).any(axis=0)
-        if rivals.any():
-            rows = rows | hits[:, rivals].any(axis=1)
-            links = (hits & rows[:, None]).any(axis=0)
-        found.append((links, rows))
-        left &= ~rows
-    return found
+        return [(uplinks, np.asarray((slow.suspected & uplinks).any(axis=1)))]
+    return fewest_links(slow.suspected)
 
 
 def _culprit(links: Sequence[str], slow: _SlowGroups, is_meant: BoolArray, rows: BoolArray) -> LinkCulprit:
