@@ -1,0 +1,218 @@
+"""What each connection between two hosts shows of the links on its way: rate, stalls, queue, losses, size of segments.
+
+A connection that waits for data to send has nothing outstanding. So the bytes over the time in which data was
+outstanding are the rate of its path, whatever the job around it waits for: in a ring with one slow link, all
+connections move the same bytes in the same time, but only those on that link are busy all the while.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics.network.flow_tables import Flows
+from hpcpace.metrics.topology import Topology
+from hpcpace.units import NS_PER_S
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+UP, DOWN = 0, 1
+"""The directions of a link: towards the top of the network, and back."""
+
+LEAST_INTERVALS = 5
+_LEAST_BYTES = 1_000_000
+_LEAST_PART = 0.05  # of the bytes of the largest connection; the rate of what is smaller is that of its latency
+_MOST_LIMITED = 0.2  # of the busy time, by the receiver's window or the send buffer
+_LEAST_STALL_S = 0.15  # Linux repeats what was not acknowledged after at least 0.2 s
+_LEAST_STALL_PART = 0.3  # of the busy time of the interval
+_USUAL_SEGMENT = 1448
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowFigures:
+    """What connections did in a window of time; (num_flows,) each.
+
+    Attributes:
+        source, destination: indices of nodes.
+        paths: which links each passes in which direction, bool, (num_flows, num_links, 2): up, down.
+        window_s: length of the window.
+        num_bytes: payload acknowledged.
+        busy_s: time in which data was outstanding.
+        is_limited: whether its receiver or its sender held it back for more than a fifth of that.
+        log_rate: natural logarithm of the bytes per busy second.
+        usual_log_rate: the same for its median interval.
+        error: standard error of `log_rate`.
+        num_intervals: intervals in which it sent anything.
+        num_stalls: intervals that were busy far longer than their bytes take at the usual rate.
+        stall_s: that time, in all of them.
+        queue_s: median over intervals of the smoothed round trip minus the least one.
+        packets, repeats: segments sent, and sent again.
+        steady_repeat_share: share of the payload that was sent again away from stalls, which end in repetitions.
+        segment_bytes: largest payload of a segment, 0 unknown.
+    """
+
+    source: IntArray
+    destination: IntArray
+    paths: BoolArray
+    window_s: float
+    num_bytes: FloatArray
+    busy_s: FloatArray
+    is_limited: BoolArray
+    log_rate: FloatArray
+    usual_log_rate: FloatArray
+    error: FloatArray
+    num_intervals: IntArray
+    num_stalls: IntArray
+    stall_s: FloatArray
+    queue_s: FloatArray
+    packets: FloatArray
+    repeats: FloatArray
+    steady_repeat_share: FloatArray
+    segment_bytes: IntArray
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def is_crossing(self, topology: Topology) -> BoolArray:
+        """Return which of them pass uplinks, bool, (num_flows,)."""
+        return np.asarray(self.paths[:, topology.is_uplink].any(axis=(1, 2)))
+
+
+def flow_paths(topology: Topology, source: IntArray, destination: IntArray) -> BoolArray:
+    """Return which links flows pass in which direction, bool, (num_flows, num_links, 2).
+
+    Args:
+        topology: where the nodes are.
+        source, destination: indices of nodes, (num_flows,).
+    """
+    paths = np.zeros((len(source), len(topology.links), 2), np.bool_)
+    rows = np.arange(len(source))
+    leaves = topology.node_leaf
+    is_between = source != destination
+    for nodes, way in ((source, UP), (destination, DOWN)):
+        if topology.num_nodes > 1:
+            paths[rows[is_between], nodes[is_between], way] = True
+        if topology.num_leaves > 1:
+            crossing = rows[leaves[source] != leaves[destination]]
+            paths[crossing, topology.num_nodes + leaves[nodes[crossing]], way] = True
+    return paths
+
+
+def flow_figures(flows: Flows, topology: Topology, *, begin_ns: int, end_ns: int) -> FlowFigures:
+    """Return what connections between nodes did in intervals whose middle is between two times.
+
+    Connections that carry little are left out, and so are those of which one end is unknown: what they pass is not
+    known either.
+
+    Args:
+        flows: the connections.
+        topology: where the nodes are.
+        begin_ns, end_ns: the window, on the common clock.
+    """
+    of = flows.connections
+    middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
+    is_meant = (middle_ns >= begin_ns) & (middle_ns < end_ns) & (flows.connection >= 0)
+    total = np.bincount(flows.connection[is_meant], flows.acked_bytes[is_meant], minlength=len(of.rank))
+    is_between = (of.node >= 0) & (of.peer_node >= 0) & (of.node != of.peer_node)
+    least = max(_LEAST_BYTES, _LEAST_PART * float(total[is_between].max(initial=0.0)))
+    chosen = np.flatnonzero(is_between & (total >= least))
+    order = np.flatnonzero(is_meant)[np.argsort(flows.connection[is_meant], kind="stable")]
+    edges = np.searchsorted(flows.connection[order], chosen, side="left")
+    ends = np.searchsorted(flows.connection[order], chosen, side="right")
+    rows = [order[begin:end] for begin, end in zip(edges, ends, strict=True)]
+    sums = [_sums_of(flows, of_one) for of_one in rows]
+    keep = [index for index, found in enumerate(sums) if found["num_intervals"] >= LEAST_INTERVALS]
+    columns = {name: np.array([sums[index][name] for index in keep]) for name in _SUMS}
+    source, destination = of.node[chosen[keep]], of.peer_node[chosen[keep]]
+    return FlowFigures(
+        source=source,
+        destination=destination,
+        paths=flow_paths(topology, source, destination),
+        window_s=(end_ns - begin_ns) / NS_PER_S,
+        num_bytes=columns["num_bytes"],
+        busy_s=columns["busy_s"],
+        is_limited=columns["is_limited"].astype(np.bool_),
+        log_rate=columns["log_rate"],
+        usual_log_rate=columns["usual_log_rate"],
+        error=columns["error"],
+        num_intervals=columns["num_intervals"].astype(np.int64),
+        num_stalls=columns["num_stalls"].astype(np.int64),
+        stall_s=columns["stall_s"],
+        queue_s=columns["queue_s"],
+        packets=columns["packets"],
+        repeats=columns["repeats"],
+        steady_repeat_share=columns["steady_repeat_share"],
+        segment_bytes=columns["segment_bytes"].astype(np.int64),
+    )
+
+
+_SUMS = (
+    "num_bytes",
+    "busy_s",
+    "is_limited",
+    "log_rate",
+    "usual_log_rate",
+    "error",
+    "num_intervals",
+    "num_stalls",
+    "stall_s",
+    "queue_s",
+    "packets",
+    "repeats",
+    "steady_repeat_share",
+    "segment_bytes",
+)
+
+
+def _sums_of(flows: Flows, rows: IntArray) -> dict[str, float]:
+    """Return the figures of one connection by name; `rows` are its intervals."""
+    rows = rows[flows.busy_ns[rows] > 0]
+    num_bytes, busy_s = flows.acked_bytes[rows].astype(np.float64), flows.busy_ns[rows] / NS_PER_S
+    total_bytes, total_s = float(num_bytes.sum()), float(busy_s.sum())
+    if len(rows) < LEAST_INTERVALS or not total_bytes:
+        return dict.fromkeys(_SUMS, 0.0)
+    rate = total_bytes / total_s
+    # The error of a ratio of sums, by linearisation (Cochran 1977, Sampling Techniques, section 6.4).
+    parts = (num_bytes - rate * busy_s) / total_bytes
+    held_s = float((flows.receiver_limited_ns[rows] + flows.sender_limited_ns[rows]).sum()) / NS_PER_S
+    usual_rate = _weighted_median(num_bytes / busy_s, num_bytes)
+    excess_s = busy_s - num_bytes / usual_rate
+    is_stalled = excess_s > np.maximum(_LEAST_STALL_S, _LEAST_STALL_PART * busy_s)
+    sent, again = flows.sent_bytes[rows], flows.retransmitted_bytes[rows]
+    sizes = flows.segment_bytes[rows] if flows.segment_bytes is not None else np.zeros(1, np.int64)
+    segment = int(np.median(sizes[sizes > 0])) if (sizes > 0).any() else 0
+    queue_ns = flows.rtt_ns[rows] - flows.least_rtt_ns[rows]
+    return {
+        "num_bytes": total_bytes,
+        "busy_s": total_s,
+        "is_limited": held_s > _MOST_LIMITED * total_s,
+        "log_rate": float(np.log(rate)),
+        "usual_log_rate": float(np.log(usual_rate)),
+        "error": float(np.sqrt(len(rows) / (len(rows) - 1) * (parts**2).sum())),
+        "num_intervals": len(rows),
+        "num_stalls": int(is_stalled.sum()),
+        "stall_s": float(excess_s[is_stalled].sum()),
+        "queue_s": float(np.median(queue_ns)) / NS_PER_S,
+        "packets": float(sent.sum()) / (segment or _USUAL_SEGMENT),
+        "repeats": float(again.sum()) / (segment or _USUAL_SEGMENT),
+        "steady_repeat_share": _steady_share(again, sent, is_stalled),
+        "segment_bytes": segment,
+    }
+
+
+def _steady_share(again: IntArray, sent: IntArray, is_stalled: BoolArray) -> float:
+    """Return which share was sent again, without stalls and the intervals around them."""
+    is_near = is_stalled.copy()
+    is_near[1:] |= is_stalled[:-1]
+    is_near[:-1] |= is_stalled[1:]
+    return float(again[~is_near].sum()) / max(float(sent[~is_near].sum()), 1.0)
+
+
+def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
+    order = np.argsort(values)
+    sums = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(sums, sums[-1] / 2)])

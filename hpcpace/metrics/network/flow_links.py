@@ -1,0 +1,364 @@
+"""Find the links that hold connections up, by the job's own connections: each is a test of the links on its way.
+
+A slow connection accuses the links on its way that no faster one passes in the same direction. The fewest links that
+explain all slow ones are named. A ring of all ranks is enough for that, where comparing groups has nothing to compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+from scipy.stats import hypergeom, poisson
+
+from hpcpace.metrics.network.flow_figures import DOWN, UP, FlowFigures
+from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause, LinkFault
+from hpcpace.metrics.network.set_cover import fewest_links
+from hpcpace.metrics.topology import Topology
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+BETWEEN_SWITCHES = "between switches"
+"""Id of whatever connects the hosts where switches are not known."""
+
+_LEAST_BUSY_PART = 0.5  # of the busiest connection's busy time, below which one is not held up
+_LEAST_QUEUE_PART = 0.3  # of the queue of the slowest connection; one that waits for data hardly queues
+_LEAST_REPEATS, _REPEAT_RATIO = 10, 4.0
+_CLEARED_PART = 0.25  # of the stalls of the worst connection
+_LEAST_STALLS = 3
+_SMALL_SEGMENT = 0.9  # of the largest one of the job
+_EXPLAINED_PART = 0.7  # of the usual rate, which a slow connection and foreign traffic together must reach
+_USUAL_SEGMENT, _HEADER_BYTES = 1448, 66  # Ethernet, IPv4, TCP with timestamps
+
+
+def locate_by_flows(
+    figures: FlowFigures,
+    topology: Topology,
+    *,
+    foreign_bytes_per_s: FloatArray,
+    line_rate_bps: FloatArray | None = None,
+    limits: FlowLimits | None = None,
+) -> FlowFindings:
+    """Return the links that hold connections up, and why.
+
+    Connections are compared with others of their kind: those between leaves, and those within one, which must not be
+    slower than the former. Where all connections between leaves are slow, uplinks are named only if they are so beyond
+    `uplink_factor`: uplinks that are shared by design are no fault.
+
+    Args:
+        figures: the connections.
+        topology: where the nodes are.
+        foreign_bytes_per_s: on each link in each direction, as of `foreign_on_links`, (num_links, 2); NaN unknown.
+        line_rate_bps: of the interface of each node that carries the job, (num_nodes,), 0 unknown.
+        limits: the thresholds.
+    """
+    limits = limits or FlowLimits()
+    job = _Job(figures=figures, topology=topology, foreign_bytes_per_s=foreign_bytes_per_s, limits=limits)
+    if len(figures) < 2 or not job.is_compared:
+        few = "fewer than two TCP connections between hosts carried enough to be compared"
+        reason = few if len(figures) < 2 else "no two TCP connections of a kind pass different links"
+        return FlowFindings(faults=(), num_flows=len(figures), is_compared=False, reason=reason)
+    faults: list[LinkFault] = []
+    for search in (_slow, _slow_uplinks, _lossy, _stalled, _small):
+        explained = {flow for fault in faults for flow in fault.flows}
+        is_left = np.array([pair not in explained for pair in job.pairs], np.bool_)
+        faults += search(job, is_left)
+    return FlowFindings(
+        faults=tuple(sorted(faults, key=lambda fault: -fault.effect_share)),
+        num_flows=len(figures),
+        is_compared=True,
+        reason="",
+        crossing_factor=job.crossing_factor,
+        line_share=_line_share(figures, line_rate_bps),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """The connections of a job, and what they are held against."""
+
+    figures: FlowFigures
+    topology: Topology
+    foreign_bytes_per_s: FloatArray
+    limits: FlowLimits
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Both nodes of each connection."""
+        return list(zip(self.figures.source.tolist(), self.figures.destination.tolist(), strict=True))
+
+    @property
+    def is_crossing(self) -> BoolArray:
+        """Which connections pass uplinks, (num_flows,)."""
+        return self.figures.is_crossing(self.topology)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether connections of a kind pass different links."""
+        paths = self.figures.paths.any(axis=2)
+        kinds = [paths[kind] for kind in (self.is_crossing, ~self.is_crossing) if kind.sum() > 1]
+        return any(bool((kind.any(axis=0) & ~kind.all(axis=0)).any()) for kind in kinds)
+
+    @property
+    def crossing_factor(self) -> float | None:
+        """How many times as long the fast connections between leaves take as the fast ones within one."""
+        crossing = self.is_crossing
+        if not crossing.any() or crossing.all():
+            return None
+        return float(np.exp(self.fast(~crossing)[0] - self.fast(crossing)[0]))
+
+    def fast(self, is_meant: BoolArray) -> tuple[float, float]:
+        """Return the upper quartile of the rates of connections, as logarithm, and its error: most may be slow."""
+        rows = np.flatnonzero(is_meant)
+        order = rows[np.argsort(-self.figures.log_rate[rows])]
+        at = order[(len(order) - 1) // 4]
+        return float(self.figures.log_rate[at]), float(self.figures.error[at])
+
+    def fast_of_kind(self) -> tuple[FloatArray, FloatArray]:
+        """Return what fast connections of the kind of each one reach, as logarithm, and its error, (num_flows,)."""
+        crossing = self.is_crossing
+        fast, error = np.zeros(len(self.figures)), np.zeros(len(self.figures))
+        for kind in (crossing, ~crossing):
+            if kind.any():
+                fast[kind], error[kind] = self.fast(kind)
+        if crossing.any() and not crossing.all():
+            across, within = self.fast(crossing), self.fast(~crossing)
+            if within[0] < across[0]:
+                fast[~crossing], error[~crossing] = across
+        return fast, error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Accusation:
+    """Connections that something is wrong with, and where that may be.
+
+    Attributes:
+        rows: which ones.
+        suspects: the ways that each passes and that no well one clears, bool, (num_rows, num_links, 2).
+        p_values: of each, (num_rows,).
+        cause: what is wrong; None where that follows from what else they show.
+    """
+
+    rows: IntArray
+    suspects: BoolArray
+    p_values: FloatArray
+    cause: LinkCause | None = None
+
+
+def _slow(job: _Job, is_left: BoolArray) -> list[LinkFault]:
+    """Return the links whose connections are slower than others of their kind."""
+    figures, limits = job.figures, job.limits
+    fast, fast_error = job.fast_of_kind()
+    behind = fast - figures.log_rate
+    p_values = _p_above(figures, behind, fast_error, np.log1p(limits.rate_share / 2))
+    is_slow = is_left & (behind >= np.log1p(limits.rate_share)) & (p_values <= limits.level) & ~figures.is_limited
+    # Others of a ring wait for data: they have little outstanding, and find no queue.
+    is_slow &= figures.busy_s >= _LEAST_BUSY_PART * figures.busy_s.max()
+    if is_slow.any():
+        slowest = np.flatnonzero(is_slow)[np.argmin(figures.log_rate[is_slow])]
+        is_slow &= figures.queue_s >= _LEAST_QUEUE_PART * figures.queue_s[slowest]
+    rows = np.flatnonzero(is_slow)
+    is_faster = figures.log_rate[None, :] - figures.log_rate[rows, None] >= np.log1p(limits.rate_share)
+    cleared = np.tensordot(is_faster.astype(np.int64), figures.paths.astype(np.int64), axes=1) > 0
+    suspects = np.asarray(figures.paths[rows] & ~cleared)
+    return _faults(job, _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows]))
+
+
+def _slow_uplinks(job: _Job, is_left: BoolArray) -> list[LinkFault]:
+    """Return the uplinks as one set where all connections between leaves are far slower than those within one."""
+    figures, crossing, factor = job.figures, job.is_crossing, job.crossing_factor
+    if factor is None or factor <= job.limits.uplink_factor or not is_left[crossing].all():
+        return []
+    within, error = job.fast(~crossing)
+    p_values = _p_above(figures, within - figures.log_rate, error, np.log(job.limits.uplink_factor))
+    rows = np.flatnonzero(crossing)
+    if p_values[rows].min() > job.limits.level:
+        return []
+    # What is above the leaves may be at fault as well, so no uplink is named alone: all explain all.
+    suspects = np.repeat((figures.paths[rows].any(axis=0) & job.topology.is_uplink[:, None])[None], len(rows), axis=0)
+    return _faults(job, _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows]))
+
+
+def _lossy(job: _Job, is_left: BoolArray) -> list[LinkFault]:
+    """Return the links whose connections send far more again than others, and not only after stalls."""
+    figures, least_share = job.figures, job.limits.repeat_share
+    shares = figures.repeats / np.maximum(figures.packets, 1.0)
+    usual = float(np.sort(shares)[(len(shares) - 1) // 2])
+    expected = max(usual, least_share / _REPEAT_RATIO) * figures.packets
+    p_values = np.asarray(poisson.sf(figures.repeats / _REPEAT_RATIO - 1, np.maximum(expected, 1e-9)) * len(figures))
+    is_lossy = is_left & (shares >= max(least_share, _REPEAT_RATIO * usual)) & (figures.repeats >= _LEAST_REPEATS)
+    is_lossy &= (figures.steady_repeat_share >= least_share / 2) & (p_values <= job.limits.level)
+    return _faults(job, _accused(job, is_lossy, shares < least_share / 2, p_values, LinkCause.LOSSY))
+
+
+def _stalled(job: _Job, is_left: BoolArray) -> list[LinkFault]:
+    """Return the links whose connections stand still now and then, while others go on."""
+    figures = job.figures
+    stalls = np.where(is_left, figures.num_stalls, 0)
+    is_stalled = stalls >= max(_CLEARED_PART * stalls.max(), 1)
+    accusation = _accused(job, is_stalled, ~is_stalled, np.ones(len(figures)), LinkCause.FLAPPING)
+    all_stalls, all_intervals = int(figures.num_stalls.sum()), int(figures.num_intervals.sum())
+    faults = []
+    for place in _places(accusation):
+        count, intervals = int(figures.num_stalls[place.rows].sum()), int(figures.num_intervals[place.rows].sum())
+        chance = float(hypergeom.sf(count - 1, all_intervals, all_stalls, intervals)) * len(job.topology.links)
+        if count >= _LEAST_STALLS and chance <= job.limits.level:
+            faults.append(_fault(job, replace(place, p_value=chance), LinkCause.FLAPPING))
+    return faults
+
+
+def _small(job: _Job, is_left: BoolArray) -> list[LinkFault]:
+    """Return the links whose connections send smaller segments than others."""
+    sizes = job.figures.segment_bytes
+    is_small = sizes < _SMALL_SEGMENT * sizes.max()
+    accused = is_left & is_small & (sizes > 0)
+    return _faults(job, _accused(job, accused, ~is_small, np.zeros(len(sizes)), LinkCause.SMALL_MTU))
+
+
+def _p_above(figures: FlowFigures, behind: FloatArray, error: FloatArray | float, near: float) -> FloatArray:
+    """Return the probability that connections are this far behind others if truly they are by `near`."""
+    spread = np.maximum(np.hypot(figures.error, error), 1e-9)
+    p_values = stdtr(np.maximum(figures.num_intervals - 1, 1), -(behind - near) / spread) * len(figures)
+    return np.asarray(np.minimum(p_values, 1.0))
+
+
+def _accused(
+    job: _Job, is_accused: BoolArray, is_well: BoolArray, p_values: FloatArray, cause: LinkCause
+) -> _Accusation:
+    """Return an accusation in which whatever a connection that is well passes is cleared."""
+    paths, rows = job.figures.paths, np.flatnonzero(is_accused)
+    suspects = np.asarray(paths[rows] & ~paths[is_well].any(axis=0))
+    return _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows], cause=cause)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Links of which at least one explains some accused connections.
+
+    Attributes:
+        links: which ones, (num_links,).
+        ways: which directions of them, (num_links, 2).
+        rows: the connections.
+        p_value: the smallest of theirs.
+    """
+
+    links: BoolArray
+    ways: BoolArray
+    rows: IntArray
+    p_value: float
+
+
+def _places(accusation: _Accusation) -> list[_Place]:
+    places = []
+    for links, own in fewest_links(np.asarray(accusation.suspects.any(axis=2))):
+        ways = np.asarray(accusation.suspects[own].any(axis=0) & links[:, None])
+        p_value = float(accusation.p_values[own].min())
+        places.append(_Place(links=links, ways=ways, rows=accusation.rows[own], p_value=p_value))
+    return places
+
+
+def _faults(job: _Job, accusation: _Accusation) -> list[LinkFault]:
+    return [_fault(job, place, accusation.cause) for place in _places(accusation)]
+
+
+def _fault(job: _Job, place: _Place, cause: LinkCause | None) -> LinkFault:
+    """Return what is wrong at a place; without a cause it is slow, and why follows from what else is seen there."""
+    figures, rows = job.figures, place.rows
+    worst = int(rows[np.argmin(figures.log_rate[rows])])
+    usual, usual_error = _usual(job, rows, worst)
+    slow_rate, usual_rate = float(np.exp(figures.log_rate[worst])), float(np.exp(usual))
+    foreign = np.where(place.ways, np.nan_to_num(job.foreign_bytes_per_s), 0.0)
+    is_certain = True
+    if cause is None:
+        is_foreign = np.asarray((foreign >= job.limits.foreign_share * usual_rate).any(axis=1))
+        cause = _cause_of_slowness(job, place, is_foreign)
+        if cause is LinkCause.FOREIGN:
+            place = replace(place, links=place.links & is_foreign, ways=place.ways & is_foreign[:, None])
+            is_certain = slow_rate + float(foreign[place.links].max()) >= _EXPLAINED_PART * usual_rate
+    behind = usual - float(figures.log_rate[worst])
+    half_width = float(stdtrit(max(figures.num_intervals[worst] - 1, 1), 0.975))
+    half_width *= float(np.hypot(figures.error[worst], usual_error))
+    others = np.setdiff1d(np.arange(len(figures)), rows)
+    return LinkFault(
+        cause=cause,
+        is_certain=is_certain,
+        ids=_names(job.topology, place.links),
+        direction=_direction(figures, place.ways),
+        flows=tuple(job.pairs[row] for row in rows),
+        effect_share=float(np.expm1(behind)),
+        interval=(float(np.expm1(behind - half_width)), float(np.expm1(behind + half_width))),
+        p_value=place.p_value,
+        slow_bytes_per_s=slow_rate,
+        usual_bytes_per_s=usual_rate,
+        foreign_bytes_per_s=_known_foreign(job, place),
+        repeat_share=_repeat_share(figures, rows),
+        others_repeat_share=_repeat_share(figures, others),
+        stall_share=float(figures.stall_s[rows].max()) / figures.window_s,
+        busy_share=float(figures.busy_s[worst]) / figures.window_s,
+        segment_bytes=int(figures.segment_bytes[rows].min()),
+        usual_segment_bytes=int(figures.segment_bytes.max()),
+    )
+
+
+def _usual(job: _Job, rows: IntArray, worst: int) -> tuple[float, float]:
+    """Return the rate of connections that are not accused, as logarithm, and its error: those of its kind, if any."""
+    figures, crossing = job.figures, job.is_crossing
+    is_other = np.ones(len(figures), np.bool_)
+    is_other[rows] = False
+    alike = is_other & (crossing == crossing[worst])
+    chosen = np.flatnonzero(alike if alike.any() else is_other)
+    if not len(chosen):
+        return job.fast(np.ones(len(figures), np.bool_))
+    middle = chosen[np.argsort(figures.log_rate[chosen])][len(chosen) // 2]
+    return float(figures.log_rate[middle]), float(figures.error[middle])
+
+
+def _cause_of_slowness(job: _Job, place: _Place, is_foreign: BoolArray) -> LinkCause:
+    """Return why connections are slow, from what else they show."""
+    figures, rows = job.figures, place.rows
+    if (place.links & is_foreign).any():
+        return LinkCause.FOREIGN
+    fast, _ = job.fast_of_kind()
+    is_usually_fast = fast[rows] - figures.usual_log_rate[rows] < np.log1p(job.limits.rate_share)
+    if is_usually_fast.all() and (figures.num_stalls[rows] > 0).all():
+        return LinkCause.FLAPPING
+    return LinkCause.SLOW if (place.links & ~job.topology.is_uplink).any() else LinkCause.UPLINK
+
+
+def _known_foreign(job: _Job, place: _Place) -> float | None:
+    """Return the foreign traffic on the ways of a place; None where it is not known."""
+    seen = job.foreign_bytes_per_s[place.ways]
+    return float(np.nanmax(seen)) if np.isfinite(seen).any() else None
+
+
+def _repeat_share(figures: FlowFigures, rows: IntArray) -> float:
+    return float(figures.repeats[rows].sum()) / max(float(figures.packets[rows].sum()), 1.0)
+
+
+def _names(topology: Topology, links: BoolArray) -> tuple[str, ...]:
+    """Return names of links; where switches are not known, what is between them is suspected as well."""
+    names = tuple(topology.links[index] for index in np.flatnonzero(links).tolist())
+    return names if topology.num_leaves or len(names) == 1 else (*names, BETWEEN_SWITCHES)
+
+
+def _direction(figures: FlowFigures, ways: BoolArray) -> str:
+    """Return the only direction that is suspected, if connections pass the other one and are well."""
+    if ways[:, UP].any() == ways[:, DOWN].any():
+        return ""
+    way = UP if ways[:, UP].any() else DOWN
+    is_passed = figures.paths[:, np.flatnonzero(ways[:, way]), 1 - way].any(axis=0)
+    return ("up", "down")[way] if is_passed.all() else ""
+
+
+def _line_share(figures: FlowFigures, line_rate_bps: FloatArray | None) -> float | None:
+    """Return the largest part of its interface's line rate that a connection reached while it was busy."""
+    if line_rate_bps is None or not (line_rate_bps[figures.source] > 0).any():
+        return None
+    rate_bps = line_rate_bps[figures.source]
+    segment_bytes = np.where(figures.segment_bytes > 0, figures.segment_bytes, _USUAL_SEGMENT)
+    on_wire_bps = np.exp(figures.log_rate) * 8 * (1 + _HEADER_BYTES / segment_bytes)
+    return float((on_wire_bps[rate_bps > 0] / rate_bps[rate_bps > 0]).max())

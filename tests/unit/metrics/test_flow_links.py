@@ -1,0 +1,164 @@
+"""Links named by a job's own connections, in simulated rings whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.links.simulated import SimulatedLinks, simulate
+from experiments.links.synthetic import located, random_job
+from hpcpace.metrics.network.flow_figures import FlowFigures, flow_figures
+from hpcpace.metrics.network.flow_links import BETWEEN_SWITCHES, locate_by_flows
+from hpcpace.metrics.network.flow_tables import Flows
+from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause
+from hpcpace.units import NS_PER_S
+
+EIGHT = SimulatedLinks(num_hosts=8, num_leaves=4)
+WINDOW = {"begin_ns": 2 * NS_PER_S, "end_ns": 20 * NS_PER_S}
+
+
+def named(found: FlowFindings) -> list[tuple[LinkCause, tuple[str, ...]]]:
+    return [(fault.cause, fault.ids) for fault in found.faults]
+
+
+def figures_of(job: SimulatedLinks, **changed: object) -> FlowFigures:
+    """Return the figures of a simulated job after some columns of its flows were replaced."""
+    run = simulate(job)
+    return flow_figures(replace(run.flows, **changed), run.topology, **WINDOW)
+
+
+def locate(job: SimulatedLinks, figures: FlowFigures, limits: FlowLimits | None = None) -> FlowFindings:
+    topology = simulate(job).topology
+    nothing = np.full((len(topology.links), 2), np.nan)
+    return locate_by_flows(figures, topology, foreign_bytes_per_s=nothing, limits=limits)
+
+
+@pytest.mark.parametrize("job", [SimulatedLinks(), EIGHT, SimulatedLinks(num_leaves=1)])
+@pytest.mark.parametrize(
+    ("fault", "size", "cause"),
+    [
+        ("slow", 0.1, LinkCause.SLOW),
+        ("foreign", 0.45, LinkCause.FOREIGN),
+        ("flapping", 0.0, LinkCause.FLAPPING),
+        ("lossy", 0.01, LinkCause.LOSSY),
+        ("small_mtu", 0.0, LinkCause.SMALL_MTU),
+    ],
+)
+def test_names_the_link_of_a_host_and_what_is_wrong_with_it(job, fault, size, cause):
+    assert named(located(replace(job, fault=fault, size=size))) == [(cause, ("n2",))]
+
+
+def test_names_a_slow_uplink_among_four():
+    found = located(replace(EIGHT, fault="slow", size=0.1, links=("leaf2 uplink",)))
+    assert named(found) == [(LinkCause.UPLINK, ("leaf2 uplink",))]
+
+
+def test_of_two_leaves_names_both_uplinks_because_every_connection_between_them_passes_both():
+    found = located(SimulatedLinks(fault="slow", size=0.1, links=("leaf2 uplink",)))
+    assert named(found) == [(LinkCause.UPLINK, ("leaf1 uplink", "leaf2 uplink"))]
+
+
+def test_uplinks_that_give_half_of_what_hosts_give_are_a_design_and_no_fault():
+    job = SimulatedLinks(uplink_bps=5e8)
+    found = located(job)
+    assert found.faults == () and found.is_compared
+    assert found.crossing_factor == pytest.approx(2.0, abs=0.2)
+    figures = figures_of(job)
+    limits = FlowLimits(uplink_factor=1.5)
+    assert named(locate(job, figures, limits)) == [(LinkCause.UPLINK, ("leaf1 uplink", "leaf2 uplink"))]
+
+
+def test_names_nothing_where_all_links_are_at_their_rate():
+    found = located(SimulatedLinks(num_hosts=8, num_leaves=4, link_bps=1e8, uplink_bps=2e8, compute_s=0.01))
+    assert found.faults == () and found.is_compared
+
+
+def test_the_rate_of_the_line_says_that_a_link_is_full():
+    job = SimulatedLinks(num_hosts=8, num_leaves=4)
+    run = simulate(job)
+    figures = flow_figures(run.flows, run.topology, **WINDOW)
+    nothing = np.full((len(run.topology.links), 2), np.nan)
+    found = locate_by_flows(figures, run.topology, foreign_bytes_per_s=nothing, line_rate_bps=np.full(8, job.link_bps))
+    assert found.line_share == pytest.approx(1.0, abs=0.1)
+    assert locate_by_flows(figures, run.topology, foreign_bytes_per_s=nothing).line_share is None
+
+
+def test_one_direction_of_a_link_is_one_of_those_that_only_the_slow_connection_passes():
+    found = located(SimulatedLinks(fault="slow", size=0.1, is_one_way=True))
+    # n2 sends to n1 alone: its link on the way up and that of n1 on the way down carry the same.
+    assert named(found) == [(LinkCause.SLOW, ("n1", "n2"))]
+
+
+def test_names_two_slow_links():
+    found = located(replace(EIGHT, fault="slow", size=0.1, links=("n2", "n6")))
+    assert sorted(named(found)) == [(LinkCause.SLOW, ("n2",)), (LinkCause.SLOW, ("n6",))]
+
+
+def test_the_effect_is_how_much_longer_bytes_take_than_on_other_links():
+    (fault,) = located(SimulatedLinks(fault="slow", size=0.25)).faults
+    low, high = fault.interval
+    assert fault.effect_share == pytest.approx(3.0, rel=0.15) and low <= 3.0 <= high
+    assert fault.slow_bytes_per_s == pytest.approx(0.25 * 1e9 / 8, rel=0.1)
+
+
+def test_a_link_that_is_slower_than_its_foreign_traffic_explains_may_be_slow_as_well():
+    slow = SimulatedLinks(fault="slow", size=0.2)
+    run = simulate(slow)
+    figures = flow_figures(run.flows, run.topology, **WINDOW)
+    foreign = np.zeros((len(run.topology.links), 2))
+    foreign[1] = 0.15 * slow.link_bps / 8
+    (fault,) = locate_by_flows(figures, run.topology, foreign_bytes_per_s=foreign).faults
+    assert (fault.cause, fault.is_certain) == (LinkCause.FOREIGN, False)
+
+
+def test_without_known_switches_what_is_between_them_is_suspected_unless_one_link_explains_all():
+    host = located(SimulatedLinks(fault="slow", size=0.1, has_leaves=False))
+    assert named(host) == [(LinkCause.SLOW, ("n2",))]
+    uplink = located(replace(EIGHT, fault="slow", size=0.1, links=("leaf2 uplink",), has_leaves=False))
+    assert all(BETWEEN_SWITCHES in fault.ids for fault in uplink.faults) and uplink.faults
+
+
+def test_says_that_between_two_hosts_nothing_is_compared():
+    found = located(SimulatedLinks(num_hosts=2, num_leaves=1, fault="slow"))
+    assert (found.faults, found.is_compared) == ((), False)
+    assert found.reason == "no two TCP connections of a kind pass different links"
+
+
+def test_connections_that_their_receivers_hold_back_accuse_no_link():
+    job = SimulatedLinks(fault="slow", size=0.1)
+    flows: Flows = simulate(job).flows
+    figures = figures_of(job, receiver_limited_ns=flows.busy_ns // 2)
+    assert locate(job, figures).faults == ()
+
+
+def test_connections_with_little_data_accuse_no_link():
+    job = SimulatedLinks(fault="slow", size=0.1)
+    flows = simulate(job).flows
+    found = locate(job, figures_of(job, acked_bytes=flows.acked_bytes // 10_000))
+    assert (found.faults, found.num_flows, found.is_compared) == ((), 0, False)
+    assert found.reason == "fewer than two TCP connections between hosts carried enough to be compared"
+
+
+def test_a_host_without_records_leaves_its_links_among_those_that_may_be_slow():
+    job = SimulatedLinks(fault="slow", size=0.1)
+    flows = simulate(job).flows
+    is_left = flows.connections.node[flows.connection] != 1
+    columns = {name: value[is_left] for name, value in vars(flows).items() if isinstance(value, np.ndarray)}
+    found = locate(job, figures_of(job, **columns))
+    assert [fault.cause for fault in found.faults] == [LinkCause.SLOW]
+    assert "n2" in found.faults[0].ids and len(found.faults[0].ids) > 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_names_nothing_in_healthy_jobs_of_any_shape_and_noise(seed):
+    job = random_job(seed, "none", is_uplink=False)
+    assert located(replace(job, noise=(0.03, 0.1)[seed % 2])).faults == ()
+
+
+@pytest.mark.parametrize("fault", ["slow", "foreign", "flapping", "lossy", "small_mtu"])
+def test_never_names_a_wrong_link_alone(fault):
+    for seed in range(12):
+        job = random_job(seed, fault, is_uplink=seed % 3 == 0)
+        assert all(job.links[0] in found.ids for found in located(job).faults), job
