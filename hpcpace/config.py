@@ -480,6 +480,14 @@ class DiagnosisConfig:
     """Fabric contention: share of the time spent in transfers that took much longer than usual."""
     link_share: float = 0.2
     """Slow link, locality: excess of transfers over a link or across switches, relative to other transfers."""
+    flow_share: float = 0.3
+    """Slow link, by connections: excess of the time that connections take for their bytes, relative to others."""
+    uplink_factor: float = 3.0
+    """Slow uplinks: how many times as long connections between leaves may take by design as those within one."""
+    foreign_share: float = 0.1
+    """Foreign traffic: its least rate on a link, relative to that of a connection that is not slow."""
+    repeat_share: float = 0.002
+    """Lossy link: least share of segments that are sent again, and four times that of other connections."""
     communication_share: float = 0.15
     """Communication-bound: share of exposed transfer in the time without waits."""
     input_share: float = 0.1

@@ -29,6 +29,7 @@ from hpcpace.diagnosis.figures.overview import share_figures, step_figures, trac
 from hpcpace.diagnosis.figures.pacing import with_slack
 from hpcpace.diagnosis.figures.ranks import rank_figures
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
+from hpcpace.diagnosis.flow_evidence import flow_findings
 from hpcpace.diagnosis.gpu_words import with_gpus
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, diagnose_run, hotspots_of, panels_of
@@ -143,15 +144,15 @@ def analyze_traces(
     found = replace(found, traces=list(placed.traces))
     credible, records = _credible_run(attempt, found, selection, config.diagnosis, progress=progress, team=team)
     measured = credible.measured
-    panels = panels_of(measured)
+    thresholds = _thresholds(config.diagnosis, records)
+    snapshots, unread = read_snapshots(attempt)
+    network = recorded_network(credible, snapshots)
+    panels = replace(panels_of(measured), flows=flow_findings(network, thresholds))
     if records.run.is_lab:  # its hosts share the cores of one machine, which says nothing of the cluster that it shows
         panels = replace(panels, cores=None)
-    thresholds = _thresholds(config.diagnosis, records)
     hang = _hang(credible, thresholds, read_notices(attempt))
     figures = _figures(credible, panels, thresholds, hang)
-    snapshots, unread = read_snapshots(attempt)
     audit = audit_figures(snapshots, unread, figures.diagnosis.findings, credible.hosts, config.audit)
-    network = recorded_network(credible, snapshots)
     summary = Summary(
         run=str(run.path),
         run_id=credible.traces[0].header.run_id,
@@ -273,8 +274,9 @@ def examine(
         return verdict_of(
             Diagnosis(findings=(), obstacle=NothingMeasured(error=str(error)), smallest_effect=None), hosts={}
         )
-    panels = panels_of(credible.measured)
     settings = settings or DiagnosisConfig()
+    flows = flow_findings(recorded_network(credible, ()), settings)
+    panels = replace(panels_of(credible.measured), flows=flows)
     return _verdict(credible, panels, _diagnosis(credible, panels, settings, _hang(credible, settings, {})))
 
 

@@ -13,13 +13,14 @@ from typing import assert_never
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.arrival import arrival_finding
-from hpcpace.diagnosis.modes.communication import communication_findings
+from hpcpace.diagnosis.modes.communication import network_findings
 from hpcpace.diagnosis.modes.cores import core_finding, with_cores
 from hpcpace.diagnosis.modes.ended import end_finding
 from hpcpace.diagnosis.modes.events import event_finding
 from hpcpace.diagnosis.modes.evidence import (
     CollectionEvidence,
     CoreEvidence,
+    FlowEvidence,
     InputEvidence,
     InterruptionEvidence,
     LatenessEvidence,
@@ -134,7 +135,6 @@ def diagnose(
     is_usable = rebuilt is not None and not absent and len(rebuilt.graph.step) >= rebuilt.graph.num_left_out
     steps = rebuilt if is_usable else None
     straggler, without, rest = straggler_findings(panels, search, steps, settings)
-    communication = [] if is_clock_wrong else communication_findings(panels, links, crossing, settings)
     findings = [
         *stopped,
         *straggler,
@@ -143,7 +143,7 @@ def diagnose(
         *host_finding(rest, without, settings),
         *collection_finding(rest, settings),
         *interruption_findings(panels, settings),
-        *communication,
+        *network_findings(panels, links, crossing, settings, is_clock_wrong=is_clock_wrong),
     ]
     is_collection_found = any(isinstance(finding.evidence, CollectionEvidence) for finding in findings)
     findings += event_finding(panels, without, settings, is_collection_found=is_collection_found)
@@ -213,7 +213,7 @@ def _needs_no_others(finding: DiagnosisFinding) -> bool:
 def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:
     """Return one finding a mode: the first one of it, with the loss and the culprits of all.
 
-    What a phase shows to be a cause of its own, such as an evaluation, keeps its own finding.
+    What shows to be a cause of its own, such as an evaluation or a lossy link, keeps its own finding.
     """
     joined: dict[tuple[Mode, str], DiagnosisFinding] = {}
     for finding in findings:
@@ -230,5 +230,5 @@ def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:
 
 
 def _own_cause(finding: DiagnosisFinding) -> str:
-    is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence))
+    is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence, FlowEvidence))
     return finding.variety if is_own else ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from hpcpace.diagnosis.flow_words import flow_advice, flow_headline, flow_why
 from hpcpace.diagnosis.modes.evidence import (
     ArrivalEvidence,
     BurstEvidence,
@@ -14,6 +15,7 @@ from hpcpace.diagnosis.modes.evidence import (
     CoreEvidence,
     EndEvidence,
     EventEvidence,
+    FlowEvidence,
     HangEvidence,
     HostEvidence,
     ImbalanceEvidence,
@@ -47,6 +49,7 @@ from hpcpace.wording import alias_name, listed, named_ranks, percent, place_name
 _MOST_NAMED = 4
 _MOST_RANKS = 8
 _LEAST_SHOWN = 0.0005
+_FULL = 0.9  # of the line rate
 _LOOKS_ALIKE = (
     "how long devices worked there is not known: no step shows these phases without waiting for the host. A "
     "synchronisation at their ends looks the same"
@@ -93,6 +96,12 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
             return _host(evidence, finding)
         case InterruptionEvidence():
             return _interruption(evidence, hosts, lost)
+        case FlowEvidence():
+            return FindingWords(
+                headline=flow_headline(evidence, _named(finding, hosts), lost),
+                why=flow_why(evidence, _longer(finding.culprits[0])),
+                next=flow_advice(evidence),
+            )
         case SlowLinkEvidence() | BurstEvidence() | LocalityEvidence() | TransferEvidence():
             return _transfers(evidence, finding, hosts, lost)
         case JitterEvidence():
@@ -320,7 +329,7 @@ def _transfers(
             )
         case TransferEvidence(are_links_compared=are_compared):
             links = "no link or burst explains it" if are_compared else "the job's groups cannot single out a slow link"
-            parts = _parts_of_transfer(evidence)
+            parts = _parts_of_transfer(evidence) + _line_rate(evidence)
             kind = "steady" if parts else "exposed"
             whole = f", of {percent(evidence.transfer)} transfer in all" if parts else ""
             least = f" (threshold {percent(evidence.least)})" if evidence.least else ""
@@ -339,6 +348,13 @@ def _parts_of_transfer(evidence: TransferEvidence) -> str:
     shares = ((evidence.share, "steady"), (evidence.bursts, "bursts"), (held, "senders held by their receivers"))
     parts = [f"{percent(share)} {name}" for share, name in shares if share >= _LEAST_SHOWN]
     return f"; transfer is {percent(evidence.transfer)} of the step: {listed(parts)}" if parts[1:] else ""
+
+
+def _line_rate(evidence: TransferEvidence) -> str:
+    """Return that links are full, not broken; empty where they are not, or that is not known."""
+    if evidence.line_share is None or evidence.line_share < _FULL:
+        return ""
+    return f"; connections reach {percent(evidence.line_share)} of the line rate while busy: links are full, not broken"
 
 
 def _jitter(share: float, lost: str) -> FindingWords:

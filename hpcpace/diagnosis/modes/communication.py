@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import confidence_of
-from hpcpace.diagnosis.modes.evidence import BurstEvidence, LocalityEvidence, SlowLinkEvidence, TransferEvidence
+from hpcpace.diagnosis.modes.evidence import (
+    BurstEvidence,
+    FlowEvidence,
+    LocalityEvidence,
+    SlowLinkEvidence,
+    TransferEvidence,
+)
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels
+from hpcpace.diagnosis.modes.flows import flow_link_findings
+from hpcpace.metrics.network.link_faults import LinkCause
 from hpcpace.metrics.network.links import LinkCulprit, LinkFindings, Locality
 
 
-def communication_findings(
-    panels: Panels, links: LinkFindings | None, crossing: Locality | None, settings: DiagnosisConfig
+def network_findings(
+    panels: Panels,
+    links: LinkFindings | None,
+    crossing: Locality | None,
+    settings: DiagnosisConfig,
+    *,
+    is_clock_wrong: bool,
+) -> list[DiagnosisFinding]:
+    """Return what connections and transfers show; transfers that connections explain are not told again.
+
+    Args:
+        panels: the steps.
+        links: what comparing the transfers of groups found; None where they were not compared.
+        crossing: groups that cross switches against those inside; None unless there are both.
+        settings: the thresholds.
+        is_clock_wrong: whether a clock is proven wrong: transfers are not judged then, rates of connections are.
+    """
+    held_up = flow_link_findings(panels, links, settings)
+    transfers = [] if is_clock_wrong else _transfer_findings(panels, links, crossing, held_up, settings)
+    return [*held_up, *transfers]
+
+
+def _transfer_findings(
+    panels: Panels,
+    links: LinkFindings | None,
+    crossing: Locality | None,
+    held_up: Sequence[DiagnosisFinding],
+    settings: DiagnosisConfig,
 ) -> list[DiagnosisFinding]:
     """Return what transfers show: a slow link, bursts of contention, or that the job is bound by communication.
 
     Contention is what transfers beyond one and a half of their lower quartile take. Without bursts and slow links, a
     large share of transfer is the work that there is.
     """
+    causes = {finding.evidence.cause for finding in held_up if isinstance(finding.evidence, FlowEvidence)}
+    if causes - {LinkCause.FLAPPING, LinkCause.SMALL_MTU} and any(
+        finding.loss_share >= settings.contention_share for finding in held_up
+    ):
+        return []
     transfer = panels.transfer_ns.mean(axis=0)
     share = float(transfer.mean()) / panels.mean_length_ns
     is_one_link = links is not None and any(len(culprit.ids) == 1 for culprit in links.culprits)
@@ -43,7 +84,8 @@ def communication_findings(
     burst_share = float(burst_ns.mean()) / panels.mean_length_ns
     num_bursts = int((burst_ns > 0).sum())
     # One node has no fabric: what varies there is its own load.
-    if burst_share >= settings.contention_share and num_bursts >= 3 and len(np.unique(panels.node)) > 1:
+    is_contended = burst_share >= settings.contention_share and num_bursts >= 3 and len(np.unique(panels.node)) > 1
+    if is_contended and LinkCause.FLAPPING not in causes:
         bursts = BurstEvidence(share=burst_share, bursts=num_bursts / len(transfer))
         found.append(DiagnosisFinding(evidence=bursts, loss_share=burst_share, confidence=0.95))
     moved = float(transfer.mean()) - float(burst_ns.mean())
@@ -52,7 +94,9 @@ def communication_findings(
         transfers = TransferEvidence(
             share=share - burst_share,
             of_work=of_work,
-            are_links_compared=links is not None and links.is_identifiable,
+            are_links_compared=(links is not None and links.is_identifiable)
+            or (panels.flows is not None and panels.flows.is_compared),
+            line_share=panels.flows.line_share if panels.flows is not None else None,
             transfer=panels.transfer_share,
             bursts=burst_share,
             least=settings.communication_share,

@@ -13,6 +13,7 @@ from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.lateness.stages import StageComparison
+from hpcpace.metrics.network.link_faults import LinkCause
 
 
 class LatePattern(StrEnum):
@@ -286,6 +287,46 @@ class SlowLinkEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlowEvidence:
+    """Connections that a link holds up.
+
+    Attributes:
+        cause: what is wrong with it.
+        is_certain: whether foreign traffic explains all of it.
+        direction: `up` or `down` where only that one is slow; else empty.
+        effect: by which share they take longer for their bytes than others.
+        share: exposed transfer, or the time for which they were busy if that is less, as a share of the step time.
+        slow_bytes_per_s, usual_bytes_per_s: rate of the slowest while it was busy, and of others of its kind.
+        foreign_bytes_per_s: foreign traffic on the link; None if not known.
+        repeats, others_repeats: share of segments that these connections and the others sent again.
+        stalls: share of the time for which they stood still.
+        segment_bytes, usual_segment_bytes: largest payload of their segments and of those of others; 0 unknown.
+        flows: how many connections it holds up.
+    """
+
+    mode: ClassVar = Mode.CONTENTION
+    cause: LinkCause
+    is_certain: bool
+    direction: str
+    effect: float
+    share: float
+    slow_bytes_per_s: float
+    usual_bytes_per_s: float
+    foreign_bytes_per_s: float | None
+    repeats: float
+    others_repeats: float
+    stalls: float
+    segment_bytes: int
+    usual_segment_bytes: int
+    flows: int
+
+    @property
+    def variety(self) -> str:
+        """What is wrong with the link."""
+        return str(self.cause)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BurstEvidence:
     """Bursts of slow transfers.
 
@@ -322,10 +363,12 @@ class TransferEvidence:
     Attributes:
         share: steady transfer, that is, exposed transfer without bursts and blocked senders, as a share of the step.
         of_work: steady transfer as a share of own work and steady transfer.
-        are_links_compared: whether the groups of the job can single out a slow link.
+        are_links_compared: whether the groups or the connections of the job can single out a slow link.
         transfer: all exposed transfer as a share of the step; the rest beyond `share` and `bursts` is blocked senders.
         bursts: what bursts take, as a share of the step.
         least: the threshold of `of_work`.
+        line_share: the largest part of its interface's line rate that a connection reached while it was busy; None
+            where that is not known.
     """
 
     mode: ClassVar = Mode.COMMUNICATION
@@ -335,6 +378,7 @@ class TransferEvidence:
     transfer: float = 0.0
     bursts: float = 0.0
     least: float = 0.0
+    line_share: float | None = None
 
     @property
     def variety(self) -> str:
@@ -412,6 +456,7 @@ Evidence = (
     | InputEvidence
     | HostEvidence
     | SlowLinkEvidence
+    | FlowEvidence
     | BurstEvidence
     | LocalityEvidence
     | TransferEvidence

@@ -12,6 +12,7 @@ from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.metrics.cores import CoreUse
 from hpcpace.metrics.lateness.arrivals import LateArrival
 from hpcpace.metrics.lateness.stages import StageComparison
+from hpcpace.metrics.network.link_faults import FlowFindings
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
 from hpcpace.metrics.step_pattern import Alternation
 
@@ -107,6 +108,7 @@ class Panels:
         arrivals: who is late at collectives on devices, the latest first; where own work is not known.
         idle: how long devices waited for their hosts, by phase, longest first.
         alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
+        flows: what the job's own connections show of links; None where they were not recorded.
     """
 
     rank: Int64s
@@ -132,6 +134,7 @@ class Panels:
     arrivals: tuple[LateArrival, ...] = ()
     idle: tuple[IdlePhase, ...] = ()
     alternation: Alternation | None = None
+    flows: FlowFindings | None = None
 
     @property
     def mean_time_ns(self) -> float:

@@ -99,7 +99,7 @@ class _Job:
     @property
     def is_compared(self) -> bool:
         """Whether connections of a kind pass different links."""
-        paths = self.figures.paths.any(axis=2)
+        paths = np.asarray(self.figures.paths.any(axis=2))
         kinds = [paths[kind] for kind in (self.is_crossing, ~self.is_crossing) if kind.sum() > 1]
         return any(bool((kind.any(axis=0) & ~kind.all(axis=0)).any()) for kind in kinds)
 

@@ -1,0 +1,41 @@
+"""What the job's own connections show of links, from what was recorded of the network."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.figures.network import NetworkEvidence
+from hpcpace.metrics.network.flow_figures import flow_figures
+from hpcpace.metrics.network.flow_links import locate_by_flows
+from hpcpace.metrics.network.foreign_links import foreign_on_links
+from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits
+
+
+def flow_findings(network: NetworkEvidence, settings: DiagnosisConfig) -> FlowFindings | None:
+    """Return the links that hold connections up; None where no rank recorded its connections.
+
+    Args:
+        network: what was recorded in the time of the used steps.
+        settings: the thresholds.
+    """
+    if network.flows is None:
+        return None
+    places, window, loads = network.places, network.window, network.loads
+    foreign, line_rate_bps = np.full((len(places.links), 2), np.nan), np.zeros(places.num_nodes)
+    if loads is not None:
+        foreign = foreign_on_links(loads, places)
+        line_rate_bps[loads.node[loads.carries_job]] = loads.line_rate_bps[loads.carries_job]
+    return locate_by_flows(
+        flow_figures(network.flows, places, begin_ns=window.begin_ns, end_ns=window.end_ns),
+        places,
+        foreign_bytes_per_s=foreign,
+        line_rate_bps=line_rate_bps,
+        limits=FlowLimits(
+            rate_share=settings.flow_share,
+            uplink_factor=settings.uplink_factor,
+            foreign_share=settings.foreign_share,
+            repeat_share=settings.repeat_share,
+            level=settings.level,
+        ),
+    )
