@@ -38,6 +38,8 @@ class StepGraph:
         role: role of each rank, int64, (num_ranks,).
         measured_ns: time from the last rank's start to the last rank's end, float64, (num_steps,).
         num_left_out: steps of the panel that are not in the graph: their operations differ from those of most steps.
+        work_begin_ns: when each WORK node began as measured, on the clock of the operations; int64, (num_work,
+            num_steps), in order of the nodes.
     """
 
     step: Int64Array
@@ -52,6 +54,7 @@ class StepGraph:
     role: Int64Array
     measured_ns: FloatArray
     num_left_out: int
+    work_begin_ns: Int64Array
 
     @cached_property
     def targets(self) -> tuple[Int64Array, Int64Array]:

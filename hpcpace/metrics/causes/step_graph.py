@@ -14,8 +14,10 @@ One operation that two ranks block on::
     rank 1   START -> WORK -+-----------> WORK -----------> WAIT -> WORK -> ...
                                      begins to wait     stops waiting
 
-- A GATE opens with the last enter that others wait for. That of a message which travels while its receiver works takes
-  as long as the message travels, and counts as a TRANSFER of the receiver.
+- A GATE opens with the last enter that others wait for: of a message, that of its sender. Where the sender's completion
+  shows that it was held until its receiver came (rendezvous), both sides go through the gate, and the last of both
+  opens it. The gate of a message that travels while its receiver works takes as long as the message travels, and counts
+  as a TRANSFER of the receiver.
 - A TRANSFER begins once its rank has entered, the gate is open, and the group's previous transfer has ended.
 - A WAIT ends with one transfer. The last block of a step ends with all transfers that are under way by then.
 """
@@ -39,7 +41,7 @@ from hpcpace.metrics.operations.messages_in_flight import messages_in_flight
 from hpcpace.metrics.operations.recurring import Slots, recurring_slots
 from hpcpace.metrics.operations.waits import Waits
 from hpcpace.metrics.steps import StepPanel
-from hpcpace.trace.schema import Op
+from hpcpace.trace.schema import ExitKind, Op
 
 _NONE = -1
 _LEAST_BLOCK = 0.001  # of a step; in a shorter one, what counts as work instead of waiting is nothing
@@ -172,7 +174,9 @@ class _Builder:
         self._num_nodes = 0
 
         _, gate_of = np.unique(slots.partner, return_inverse=True)
+        self._meets = _meets(operations, slots.table, gate_of)
         travelling, way_ns = messages_in_flight(operations, slots.table, gate_of)
+        travelling, way_ns = (found[~self._meets[travelling]] for found in (travelling, way_ns))
         self.start = self._add_starts()
         self.work = self._add_work()
         self.gate = self._add_gates(gate_of, travelling, way_ns)[gate_of]
@@ -186,14 +190,14 @@ class _Builder:
         self._connect(np.where(previous >= 0, follows[previous], self.start[self._events.rank]), self.work)
 
     def connect_gates(self) -> None:
-        """A gate opens when all have entered that others wait for; the sender alone opens that of a message."""
-        releases = np.flatnonzero(releases_others(self._op, self._is_root) & (self._op != Op.RECV))
+        """A gate opens when all have entered that others wait for, and that of a message by its sender, or by both."""
+        releases = np.flatnonzero(releases_others(self._op, self._is_root) & ((self._op != Op.RECV) | self._meets))
         self._connect(self.work[releases], self.gate[releases])
 
     def connect_transfers(self) -> None:
         """A transfer follows the rank's enter, the gate if it waits for others, and the previous one in its queue."""
         self._connect(self.work[: len(self.transfer)], self.transfer)
-        depends = np.flatnonzero(depends_on_others(self._op, self._is_root) & (self._op != Op.SEND))
+        depends = np.flatnonzero(depends_on_others(self._op, self._is_root) & ((self._op != Op.SEND) | self._meets))
         self._connect(self.gate[depends], self.transfer[depends])
         first, second = self._events.queue
         self._connect(self.transfer[first], self.transfer[second])
@@ -228,6 +232,7 @@ class _Builder:
             role=np.asarray(role, np.int64),
             measured_ns=measured_ns.astype(np.float64),
             num_left_out=len(steps) - len(self._slots.column),
+            work_begin_ns=self._work_begin_ns,
         )
 
     def _add_starts(self) -> Int64Array:
@@ -239,6 +244,7 @@ class _Builder:
         """Add the work up to each event, which begins when the rank's previous event released it."""
         events, previous = self._events, self._events.previous
         begin_ns = np.where((previous >= 0)[:, None], events.released_ns[previous], self._start_ns[events.rank])
+        self._work_begin_ns = np.asarray(begin_ns, np.int64)
         local_ns = np.maximum(events.time_ns - begin_ns, 0)
         return self._add_nodes(WORK, events.rank, self._positions(events.slot), local_ns)
 
@@ -263,8 +269,9 @@ class _Builder:
         before_ns = np.zeros(table.shape, np.int64)
         before_ns[second] = exit_[first]
         ready_ns = np.maximum(np.maximum(enter, before_ns)[travelling], sent_ns[gate_of[travelling]] + way_ns)
-        # A sender's wait is part of its transfer: no gate holds it back.
-        weight_ns = np.where(is_send[:, None], (waits.wait_ns + waits.transfer_ns)[table], waits.transfer_ns[table])
+        # The wait of a sender that no gate holds back is part of its transfer.
+        is_free = (is_send & ~self._meets)[:, None]
+        weight_ns = np.where(is_free, (waits.wait_ns + waits.transfer_ns)[table], waits.transfer_ns[table])
         weight_ns[travelling] = np.maximum(exit_[travelling] - ready_ns, 0)
         return self._add_nodes(TRANSFER, self._slots.rank, self._slots.position, weight_ns)
 
@@ -286,6 +293,26 @@ class _Builder:
 
     def _connect(self, source: Int64Array, target: Int64Array) -> None:
         self._edges.append((source, target))
+
+
+def _meets(operations: Operations, table: Int64Array, gate_of: Int64Array) -> NDArray[np.bool_]:
+    """Return which slots are a side of a message whose sender completed after its receiver had entered, in each step.
+
+    Args:
+        operations: rows of all ranks.
+        table: the row of each slot in each step, int64, (num_slots, num_steps).
+        gate_of: number of the operation of each slot, int64, (num_slots,).
+    """
+    op, num_gates = operations.op[table[:, 0]], int(gate_of.max(initial=-1)) + 1
+    received_ns = np.full((num_gates, table.shape[1]), np.iinfo(np.int64).max)
+    receives, sends = np.flatnonzero(op == Op.RECV), np.flatnonzero(op == Op.SEND)
+    received_ns[gate_of[receives]] = operations.enter_ns[table[receives]]
+    rows = table[sends]
+    is_held = operations.exit_ns[rows] >= received_ns[gate_of[sends]]
+    is_held &= operations.exit_kind[rows] == ExitKind.COMPLETION
+    meets = np.zeros(num_gates, np.bool_)
+    meets[gate_of[sends]] = is_held.all(axis=1)
+    return meets[gate_of]
 
 
 def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int]) -> bool:

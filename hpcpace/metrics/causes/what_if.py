@@ -125,7 +125,11 @@ class Rebuilt:
 
     def gain(self, change: Change) -> Gain:
         """Return what a change would bring; this replays all steps once."""
-        gain_ns = self.base_ns - replayed_ns(self.graph, _replaced(self, change))
+        return self.gain_of(change, _replaced(self, change))
+
+    def gain_of(self, change: Change, replaced: Replaced) -> Gain:
+        """Return what a change would bring that makes some nodes take something else."""
+        gain_ns = self.base_ns - replayed_ns(self.graph, replaced)
         num_blocks = min(_MOST_BLOCKS, len(gain_ns))
         mean_ns = float(gain_ns.mean())
         _, low, high = mean_interval(np.array([block.mean() for block in np.array_split(gain_ns, num_blocks)]))

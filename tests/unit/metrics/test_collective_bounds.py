@@ -1,0 +1,43 @@
+"""Clocks from collectives alone, against clocks of known truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcpace.metrics.clocks.collective_bounds import collective_bounds
+
+
+def collectives(offset_ns: int, *, drift_ppm: float = 0.0, num: int = 400) -> tuple[np.ndarray, ...]:
+    """Return enter and exit of a rank whose clock is off, and those of the reference."""
+    rng = np.random.default_rng(7)
+    ready = np.cumsum(rng.uniform(5e6, 15e6, num)) + rng.exponential(1e6, (2, num))
+    exit_ = ready.max(axis=0) + rng.uniform(50e3, 400e3, (2, num))
+    local = [times + offset_ns + times * drift_ppm * 1e-6 for times in (ready[1], exit_[1])]
+    return tuple(times.astype(np.int64) for times in (*local, ready[0], exit_[0]))
+
+
+@pytest.mark.parametrize("offset_ns", [0, -3_000_000, 5_000_000_000_000])
+def test_the_true_offset_is_within_the_half_width(offset_ns: int) -> None:
+    found = collective_bounds(*collectives(offset_ns))
+    assert found is not None and found.contradiction_ns == 0
+    assert (np.abs(found.offset_ns - offset_ns) <= found.halfwidth_ns).all()
+    assert found.halfwidth_ns.max() < 1_000_000
+
+
+def test_a_drifting_clock_is_followed() -> None:
+    found = collective_bounds(*collectives(0, drift_ppm=50))
+    assert found is not None and found.contradiction_ns == 0
+    truth = found.local_ns * 50e-6
+    assert (np.abs(found.offset_ns - truth) <= found.halfwidth_ns + 10_000).all()
+
+
+def test_operations_of_another_run_contradict_each_other() -> None:
+    own, other = collectives(0), collectives(0)
+    found = collective_bounds(own[0], own[1], other[2][::-1], other[3][::-1])
+    assert found is not None and found.contradiction_ns > 1_000_000
+
+
+def test_without_a_common_operation_nothing_is_said() -> None:
+    nothing = np.zeros(0, np.int64)
+    assert collective_bounds(nothing, nothing, nothing, nothing) is None
