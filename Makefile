@@ -15,7 +15,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt setup.py hpcpace/metrics/kernels.cpp hpcpace/observe/layer.cpp
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,timeline,topology,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev]'
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
@@ -66,7 +66,7 @@ lint: $(STAMP)
 	$(BIN)/shellcheck sbatch/*.sh docs/health-checks/*.sh .ci/run
 
 $(BENCH_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,timeline,topology,dev,bench]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev,bench]'
 	@touch $@
 
 # All benchmarks that docs/performance.md has: about half an hour. Timings never fail, a benchmark that does not run does.

@@ -376,4 +376,5 @@ def _world(credible: CredibleRun, records: AttemptRecords) -> World:
         mesh=headers[0].mesh,
         samples_unit=headers[0].samples_unit,
         emulation=records.run.emulation,
+        imported=records.run.imported,
     )

@@ -79,6 +79,7 @@ class World:
     """Who took part: `ranks` are those with a readable trace, `missing` those without.
 
     `emulation` says in what way the speed of computation was not real, as in a lab; it is empty where it was.
+    `imported` says which other tool recorded the run and what its files lack; it is empty for runs of hpcpace.
     """
 
     world_size: int
@@ -88,6 +89,7 @@ class World:
     mesh: str
     samples_unit: str
     emulation: str = ""
+    imported: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

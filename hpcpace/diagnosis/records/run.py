@@ -13,6 +13,7 @@ from hpcpace.trace.header import MOST_RANKS
 
 _MOST_TEXT = 500
 _MOST_DTYPE = 32
+_MOST_UNKNOWN = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class RunRecord:
         dtype: type that `hpcpace train` computed in; empty of other programs.
         is_lab: whether it ran in a lab of hpcpace.
         shared_cores: whether ranks shared cores on purpose.
+        imported: which tool recorded the run and what it left out, as a sentence; empty for hpcpace itself.
     """
 
     hosts: Mapping[int, str] = field(default_factory=dict)
@@ -34,6 +36,7 @@ class RunRecord:
     dtype: str = ""
     is_lab: bool = False
     shared_cores: bool = False
+    imported: str = ""
 
 
 def read_run_record(attempt: Attempt, problems: list[str]) -> RunRecord:
@@ -49,7 +52,16 @@ def _record(content: Any) -> RunRecord:
         dtype=model_dtype(content),
         is_lab="HPCPACE_LAB_NAME" in content.get("environment", {}),
         shared_cores=content.get("config", {}).get("train", {}).get("shared_cores") is True,
+        imported=_imported(content.get("imported")),
     )
+
+
+def _imported(content: Any) -> str:
+    if not isinstance(content, dict):
+        return ""
+    unknown = [printable(_text(phrase)) for phrase in content.get("unknown", [])][:_MOST_UNKNOWN]
+    tool = printable(_text(content.get("tool", "")))
+    return f"recorded by {tool}" + (f"; not in its files: {', '.join(unknown)}" if unknown else "")
 
 
 def model_dtype(content: Any) -> str:

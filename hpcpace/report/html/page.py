@@ -157,6 +157,7 @@ def _body(
         *(warning(sentence) for sentence in summary.steps.warnings),
         *(warning(sentence) for sentence in summary.switches.problems),
         warning(summary.world.emulation, "Lab"),
+        warning(summary.world.imported, "Imported"),
         contents([title for title, content in made if content]),
         _CHOICE if len(summary.ranks) > 1 else "",
         "<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>",

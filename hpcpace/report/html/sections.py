@@ -259,6 +259,7 @@ def run_facts(summary: Summary, plots: PlotData) -> str:
             ("Mesh", world.mesh),
             ("Switches", switches_line(summary.switches)),
             ("Lab", world.emulation),
+            ("Imported", world.imported),
             ("Steps", "; ".join([f"{steps.num_used} used ({span}) of {steps.num_seen}", *extra])),
             ("Steps found", "; ".join(steps.sources)),
             ("Training", outcome_line(summary)),

@@ -83,6 +83,8 @@ def _print_head(console: Console, summary: Summary, progress: str) -> None:
     line(console, "world", _world(summary))
     if summary.world.emulation:
         line(console, "lab", summary.world.emulation)
+    if summary.world.imported:
+        line(console, "imported", summary.world.imported)
     line(console, "steps", _steps(summary))
     for source in summary.steps.sources:
         line(console, "", f"found: {source}")

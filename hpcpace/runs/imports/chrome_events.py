@@ -1,0 +1,157 @@
+"""Chrome's trace format as a stream: batches of events, of a file of any size, and what is around them at the end.
+
+The array of events is cut where one object ends and the next one begins, and each piece is decoded by msgspec into the
+fields that are used here. A cut inside an object or a text leaves a bracket or quote open, so its piece is no JSON, and
+an earlier cut is tried: a wrong cut cannot pass.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcpace.errors import TraceError, UsageError
+from hpcpace.quoting import printable
+
+if TYPE_CHECKING:
+    import msgspec
+
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_PIECE_BYTES = 4 << 20
+_SEARCHED = 1 << 16
+_MOST_CUTS = 64
+_MOST_HEAD, _MOST_LEFT = 64 << 20, 256 << 20
+
+
+class ChromeEvents:
+    """The events of one file.
+
+    Attributes:
+        facts: members of the outermost object beside the events, complete after the last batch.
+        problem: what is wrong with the file after all batches, such as that it is cut off; empty if nothing is.
+        num_events: events so far.
+    """
+
+    def __init__(self, blocks: Iterator[bytes], path: Path, event: Any) -> None:
+        """Begin to read.
+
+        Args:
+            blocks: content of the file.
+            path: its path, for messages.
+            event: the msgspec.Struct that an event becomes.
+        """
+        try:
+            import msgspec
+        except ImportError as error:
+            raise UsageError("profiles in JSON need msgspec: pip install 'hpcpace[import]'") from error
+        self._blocks, self._path = blocks, path
+        self._decoder: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[event])
+        self._syntax, self._wrong = msgspec.DecodeError, msgspec.ValidationError
+        self.facts: dict[str, Any] = {}
+        self.problem = ""
+        self.num_events = 0
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Yield lists of events.
+
+        Raises:
+            TraceError: the file cannot be read, or is no JSON of this format.
+        """
+        left = self._skip_head()
+        try:
+            for block in self._blocks:
+                left += block
+                if len(left) < _PIECE_BYTES:
+                    continue
+                events, left = self._piece(left)
+                if len(left) > _MOST_LEFT:
+                    raise TraceError(f"{self._path} is no list of events after event {self.num_events}; is it damaged?")
+                if events:
+                    yield events
+        except TraceError as error:
+            if not self.num_events:
+                raise
+            self.problem = f"{error}; its first {self.num_events} events are used"
+            return
+        yield from self._rest(left)
+
+    def _skip_head(self) -> bytes:
+        """Return what follows the bracket before the first event."""
+        head = b""
+        for block in self._blocks:
+            head += block
+            start = head.lstrip()[:1]
+            if start == b"[":
+                return head.lstrip()[1:]
+            if start not in (b"{", b""):
+                break
+            for found in _EVENTS.finditer(head):
+                try:
+                    facts = json.loads(head[: found.start()] + b'"traceEvents": 0}')
+                except (ValueError, RecursionError):
+                    continue
+                self.facts = {name: value for name, value in facts.items() if name != "traceEvents"}
+                return head[found.end() :]
+            if len(head) > _MOST_HEAD:
+                break
+        if not head:
+            raise TraceError(f"{self._path} is empty")
+        raise TraceError(
+            f"{self._path} has no traceEvents: it is no profile in Chrome's format (it begins with"
+            f" {printable(head[:20].decode('utf-8', 'replace'))})"
+        )
+
+    def _piece(self, left: bytes) -> tuple[list[Any], bytes]:
+        """Return the events up to the last cut that can be made, and what follows it."""
+        stop = len(left)
+        while stop > 0:
+            first = max(stop - _SEARCHED, 0)
+            cuts = [found.start() for found in _BETWEEN.finditer(left, first, stop)]
+            for cut in reversed(cuts[-_MOST_CUTS:]):
+                events = self._decoded(left[: cut + 1])
+                if events is not None:
+                    return events, left[cut + 1 :].lstrip()[1:]
+            stop = first + 64 if cuts == [] and first else 0
+        return [], left
+
+    def _decoded(self, text: bytes) -> list[Any] | None:
+        """Return the events of a text, or None if it is none of whole events."""
+        try:
+            events = self._decoder.decode(b"[" + text + b"]")
+        except self._wrong as error:
+            raise TraceError(f"{self._path} is no profile: {printable(str(error))[:120]}") from error
+        except (self._syntax, RecursionError):
+            return None
+        self.num_events += len(events)
+        return events
+
+    def _rest(self, left: bytes) -> Iterator[list[Any]]:
+        """Yield the last events, and read what follows them."""
+        text = left.decode("utf-8", "replace")
+        try:
+            _, end = json.JSONDecoder().raw_decode("[" + text)
+        except (ValueError, RecursionError):
+            yield from self._cut_off(left)
+            return
+        events = self._decoded(text[: end - 2].encode("utf-8", "replace"))
+        if events:
+            yield events
+        tail = text[end - 1 :].strip()
+        try:
+            more = json.loads("{" + tail.removeprefix(",")) if tail else {}
+        except (ValueError, RecursionError):
+            self.problem = f"{self._path}: what follows the events is damaged, and left out"
+            return
+        self.facts |= more
+
+    def _cut_off(self, left: bytes) -> Iterator[list[Any]]:
+        events, _ = self._piece(left)
+        if events:
+            yield events
+        if not self.num_events:
+            raise TraceError(f"{self._path} is cut off before its first event; copy it again")
+        self.problem = f"{self._path} is cut off after event {self.num_events}: the rest of that rank is missing"

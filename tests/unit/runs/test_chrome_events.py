@@ -1,0 +1,112 @@
+"""Streams of Chrome's trace format."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcpace.errors import TraceError
+from hpcpace.runs.imports import chrome_events, opened
+from hpcpace.runs.imports.chrome_events import ChromeEvents
+from hpcpace.runs.imports.kineto_event import KinetoEvent
+from hpcpace.runs.imports.opened import json_bytes
+
+TRICKY = [
+    {"ph": "X", "name": "a }, { b", "ts": 1.5, "dur": 2},
+    {"ph": "X", "name": 'quote " and \\', "ts": 3, "dur": 4, "args": {"list": [{"x": 1}, {"y": 2}], "correlation": 7}},
+    {"ph": "M", "name": "æøå", "args": {"name": "thread }\n, {"}},
+    *({"ph": "X", "name": f"event {number}", "ts": number, "dur": 1} for number in range(50)),
+]
+
+
+def read(path: Path) -> tuple[list[Any], ChromeEvents]:
+    events = ChromeEvents(json_bytes(path), path, KinetoEvent)
+    return [event for batch in events for event in batch], events
+
+
+@pytest.mark.parametrize("piece", [1, 64, 300, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_events_are_the_same_however_the_file_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, indent: int | None, is_list: bool
+) -> None:
+    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(opened, "BLOCK_BYTES", 97)
+    facts = {"schemaVersion": 1, "deviceProperties": [{"id": 0}, {"id": 1}], "distributedInfo": {"rank": 3}}
+    whole = TRICKY if is_list else {**facts, "traceEvents": TRICKY, "traceName": "x", "more": [{"a": 1}, {"b": 2}]}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(whole, indent=indent))
+    found, events = read(path)
+    assert [event.name for event in found] == [event["name"] for event in TRICKY]
+    assert found[0].ts == 1.5 and found[1].args.correlation == 7 and events.problem == ""
+    if not is_list:
+        assert events.facts["distributedInfo"] == {"rank": 3} and events.facts["more"] == [{"a": 1}, {"b": 2}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\x00\x01\x02", "has no traceEvents"),
+        (b"hello", "has no traceEvents"),
+        (b'{"a": 1}', "has no traceEvents"),
+        (b'{"traceEvents": [', "cut off before its first event"),
+        (b'{"traceEvents": [{"ph": "X", "na', "cut off before its first event"),
+        (b'{"traceEvents": [{"ph": 7}]}', "is no profile"),
+        (b'{"traceEvents": [1, 2]}', "is no profile"),
+        (gzip.compress(b'{"traceEvents": []}')[:-12], "is cut off"),
+        (gzip.compress(b'{"traceEvents": [' + b" " * 100_000 + b"]}")[:40] + b"\xff" * 60, "damaged"),
+    ],
+)
+def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=message):
+        read(path)
+
+
+def test_a_file_that_is_cut_off_keeps_its_whole_events(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    text = json.dumps({"traceEvents": TRICKY})
+    path.write_text(text[: text.index("event 40")])
+    found, events = read(path)
+    assert found[-1].name == "event 39" and f"cut off after event {len(found)}" in events.problem
+
+
+def test_gzip_that_is_cut_off_keeps_its_whole_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(opened, "BLOCK_BYTES", 1 << 12)
+    many = [{"ph": "X", "name": f"{number * 7919 % 10007}", "ts": number, "dur": 1} for number in range(20_000)]
+    packed = gzip.compress(json.dumps({"traceEvents": many}).encode())
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    found, events = read(path)
+    assert 1_000 < len(found) < 20_000 and "cut off" in events.problem
+
+
+def test_what_grows_implausibly_out_of_gzip_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened, "_FREE_BYTES", 1 << 16)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 22)))
+    with pytest.raises(TraceError, match="more than 200 times"):
+        read(path)
+
+
+def test_a_folder_and_a_pipe_are_no_files(tmp_path: Path) -> None:
+    for path in (tmp_path, Path("/dev/null")):
+        with pytest.raises(TraceError, match="no regular file"):
+            read(path)
+
+
+def test_endless_text_without_events_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome_events, "_MOST_LEFT", 1 << 16)
+    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(opened, "BLOCK_BYTES", 1 << 12)
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": [{"name": "' + "x" * (1 << 18))
+    with pytest.raises(TraceError, match="no list of events"):
+        read(path)
