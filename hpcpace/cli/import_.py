@@ -2,18 +2,78 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hpcpace.cli.commands import Command, Group
 from hpcpace.cli.hang_dumps import DumpOptions, dump_options, report_dumps
-from hpcpace.cli.options import PATH
+from hpcpace.cli.options import PATH, option
+from hpcpace.cli.progress import Tell, shown_progress
+from hpcpace.errors import EXIT_WARNING, UsageError
+from hpcpace.quoting import printable
+from hpcpace.rundir import default_run_path
+from hpcpace.wording import plural
+
+if TYPE_CHECKING:
+    from hpcpace.runs.imports.imported_run import Import
 
 
 @click.group(cls=Group)
 def command() -> None:
     """Read what other tools recorded of a job."""
+
+
+run_dir = option(
+    "--run-dir",
+    type=PATH,
+    help="Write the run into this new folder.",
+    show_default="runs/TIME-TOOL",
+)
+
+
+@command.command("kineto", cls=Command, short_help="Read profiles of PyTorch's profiler.")
+@click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=PATH)
+@run_dir
+def kineto(paths: tuple[Path, ...], run_dir: Path | None) -> None:
+    """Make a run of the profiles in DIR that torch.profiler wrote, one file a rank, .json or .json.gz.
+
+    DIR is a folder, or single files. What a profile does not say is listed in run.json and in reports. Exit codes: 0
+    fine; 1 a file was left out; 2 bad input.
+    """
+    from hpcpace.runs.imports.kineto import import_kineto
+
+    _import("kineto", run_dir, lambda told: import_kineto(paths, told=told))
+
+
+@command.command("wia", cls=Command, short_help="Read a trace of ByteDance's what-if analysis.")
+@click.argument("path", metavar="FILE", type=PATH)
+@run_dir
+def wia(path: Path, run_dir: Path | None) -> None:
+    """Make a run of FILE, a trace in the format of ByteDance-Seed/StragglerAnalysis.
+
+    FILE is a parquet file, the folder of one, or the tool's timeline for Chrome. A rank of the run is a worker of the
+    trace: a data-parallel rank and stage. Exit codes: 0 fine; 2 bad input.
+    """
+    from hpcpace.runs.imports.wia_ranks import import_wia
+
+    _import("wia", run_dir, lambda told: import_wia(path, told=told))
+
+
+@command.command("nsys", cls=Command, short_help="Read an sqlite export of Nsight Systems.")
+@click.argument("path", metavar="FILE", type=PATH)
+@run_dir
+def nsys(path: Path, run_dir: Path | None) -> None:
+    """Make a run of FILE, which `nsys export --type sqlite` wrote. A rank of the run is a GPU of a process.
+
+    Exit codes: 0 fine; 2 bad input.
+    """
+    from hpcpace.runs.imports.nsys import import_nsys
+
+    _import("nsys", run_dir, lambda told: import_nsys(path, told=told))
 
 
 @command.command("flight-recorder", cls=Command, short_help="Read dumps of PyTorch's Flight Recorder.")
@@ -29,3 +89,31 @@ def flight_recorder(
     """
     options = DumpOptions(ras=ras, timeline=timeline, span_s=span_s, as_json=as_json)
     raise SystemExit(report_dumps(paths, options))
+
+
+def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> None:
+    from hpcpace.runs.imports.imported_run import check_target, write_run
+
+    path = run_dir or default_run_path(tool, {})
+    check_target(path)
+    begin_s = time.monotonic()
+    with shown_progress() as begin_stage:
+        found = read(begin_stage(f"reading {tool}"))
+        try:
+            write_run(path, found)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path}: {error.strerror or error}; choose another folder with --run-dir"
+            ) from error
+    shown = printable(str(path))
+    for sentence in found.problems:
+        click.echo(f"hpcpace: warning: {printable(sentence)}", err=True)
+    facts = f"{plural(len(found.ranks), 'rank')}, {plural(found.num_steps, 'step')}, {plural(found.num_rows, 'row')}"
+    click.echo(f"{shown}: {facts} in {time.monotonic() - begin_s:.1f} s, recorded by {printable(found.source.tool)}")
+    if found.source.unknown:
+        click.echo(f"unknown: {printable(', '.join(found.source.unknown))}")
+    for note in found.source.notes:
+        click.echo(f"note: {printable(note)}")
+    click.echo(f"next: hpcpace report {shown}")
+    if found.problems:
+        raise SystemExit(EXIT_WARNING)

@@ -1,0 +1,330 @@
+"""One profile of torch.profiler: what of its events says something of steps, phases, collectives and the device."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.errors import TraceError
+from hpcpace.quoting import printable
+from hpcpace.runs.imports.chrome_events import ChromeEvents
+from hpcpace.runs.imports.opened import json_bytes, size_of
+from hpcpace.trace.header import MOST_RANKS
+from hpcpace.trace.schema import Op, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Int64Array = NDArray[np.int64]
+
+OPS = {
+    "allreduce": Op.ALL_REDUCE,
+    "allgather": Op.ALL_GATHER,
+    "allgatherintotensor": Op.ALL_GATHER,
+    "reducescatter": Op.REDUCE_SCATTER,
+    "reducescattertensor": Op.REDUCE_SCATTER,
+    "broadcast": Op.BROADCAST,
+    "reduce": Op.REDUCE,
+    "gather": Op.GATHER,
+    "scatter": Op.SCATTER,
+    "alltoall": Op.ALL_TO_ALL,
+    "send": Op.SEND,
+    "recv": Op.RECV,
+    "barrier": Op.BARRIER,
+}
+"""Names of collectives without underscores, `_base` and `coalesced`."""
+
+_ITEM_BYTES = {"byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "int": 4, "float": 4}
+_ITEM_BYTES |= {"long": 8, "double": 8, "complexfloat": 8, "float8": 1}
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
+_PHASES = (
+    (re.compile(r"Optimizer\.step#|(^|\W)optimizer(\W|$)", re.IGNORECASE), Phase.OPTIMIZER),
+    (re.compile(r"dataloader|(^|\W)data(\W|$)", re.IGNORECASE), Phase.DATA),
+    (re.compile(r"(^|\W)forward(\W|$)", re.IGNORECASE), Phase.FORWARD),
+    (re.compile(r"(^|\W)backward(\W|$)", re.IGNORECASE), Phase.BACKWARD),
+)
+_NOT_A_PHASE = re.compile(r"zero_grad|^nn\.Module|autograd::")
+_BACKWARD = "autograd::engine::evaluate_function"
+_RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_MOST_OPERATIONS = 20_000_000
+
+
+def phase_of(name: str) -> Phase | None:
+    """Return the phase that an annotation's name says; None for any other name."""
+    if name.startswith("nccl:") or _NOT_A_PHASE.search(name):
+        return None
+    return next((phase for pattern, phase in _PHASES if pattern.search(name)), None)
+
+
+def op_of(name: str) -> Op | None:
+    """Return the operation that a name like `all_reduce`, `allreduce` or `_allgather_base` means; None if none."""
+    bare = name.lower().replace("_", "").removesuffix("base").removesuffix("coalesced")
+    return OPS.get(bare)
+
+
+@dataclass
+class Calls:
+    """Operations of one kind of source, in the order of the file; times in nanoseconds.
+
+    Attributes:
+        op: codes of `Op`.
+        begin_ns, end_ns: when they ran.
+        group: name of the process group, empty if unknown.
+        seq: number within the group; -1 if unknown.
+        size_bytes: of the whole message; 0 if unknown.
+        link: correlation of a kernel with its launch; 0 for an operation of the host.
+        peer: the rank at the other end of a message; -1.
+    """
+
+    op: list[int] = field(default_factory=list)
+    begin_ns: list[int] = field(default_factory=list)
+    end_ns: list[int] = field(default_factory=list)
+    group: list[str] = field(default_factory=list)
+    seq: list[int] = field(default_factory=list)
+    size_bytes: list[int] = field(default_factory=list)
+    link: list[int] = field(default_factory=list)
+    peer: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Profile:
+    """What one file says.
+
+    Attributes:
+        path: the file.
+        rank, world_size: from its `distributedInfo`, else rank from the file's name; None where neither says.
+        is_rank_named: whether the rank is that of the file's name.
+        backend, groups: of `distributedInfo`: names and members of process groups.
+        host: of the file; empty if it does not say.
+        base_ns: what its times count from, Unix nanoseconds; 0 if it does not say.
+        steps: number, begin and end of each ProfilerStep.
+        marks: phase, begin and end of annotations of the host.
+        optimizer: begin and end of optimizer steps.
+        backward: begin and end of each function of the autograd engine.
+        kernels: begin, end and correlation of kernels and copies that are no collectives.
+        launches: time and correlation of launches.
+        calls: collectives: kernels of NCCL, operations of gloo, and calls of c10d.
+    """
+
+    path: Path
+    rank: int | None = None
+    world_size: int | None = None
+    is_rank_named: bool = False
+    backend: str = ""
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    host: str = ""
+    base_ns: int = 0
+    num_events: int = 0
+    problem: str = ""
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    marks: list[tuple[int, int, int]] = field(default_factory=list)
+    optimizer: list[tuple[int, int]] = field(default_factory=list)
+    backward: tuple[array[int], array[int]] = field(default_factory=lambda: (array("q"), array("q")))
+    kernels: tuple[array[int], array[int], array[int]] = field(
+        default_factory=lambda: (array("q"), array("q"), array("q"))
+    )
+    launches: tuple[array[int], array[int]] = field(default_factory=lambda: (array("q"), array("q")))
+    nccl: Calls = field(default_factory=Calls)
+    gloo: Calls = field(default_factory=Calls)
+    c10d: Calls = field(default_factory=Calls)
+    comms: Calls = field(default_factory=Calls)
+
+    def mark(self, phase: Phase, begin_ns: int, end_ns: int) -> None:
+        """Add an annotation of a phase."""
+        self.marks.append((int(phase), begin_ns, end_ns))
+        if phase is Phase.OPTIMIZER:
+            self.optimizer.append((begin_ns, end_ns))
+
+    @property
+    def has_device(self) -> bool:
+        """Whether kernels of a device were recorded."""
+        return bool(self.kernels[0] or self.nccl.op)
+
+
+def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None) -> Profile:
+    """Read one profile.
+
+    Args:
+        path: JSON, packed by gzip or not.
+        told: takes how many bytes are read, of how many.
+
+    Raises:
+        TraceError: it cannot be read, is damaged before its first event, or is no profile.
+    """
+    from hpcpace.runs.imports.kineto_event import KinetoEvent
+
+    size_of(path)
+    found = Profile(path=path)
+    events = ChromeEvents(json_bytes(path, told), path, KinetoEvent)
+    for batch in events:
+        try:
+            _take(found, batch)
+        except (OverflowError, ValueError) as error:
+            raise TraceError(f"{path} has times that no profile has, near event {events.num_events}") from error
+        if len(found.nccl.op) + len(found.gloo.op) + len(found.c10d.op) > _MOST_OPERATIONS:
+            raise TraceError(f"{path} has more than {_MOST_OPERATIONS} collectives: profile fewer steps")
+    found.num_events, found.problem = events.num_events, events.problem
+    _take_facts(found, events.facts)
+    return found
+
+
+def _take(found: Profile, batch: Iterable[Any]) -> None:
+    """Take what is needed of some events."""
+    kernels, launches, backward = found.kernels, found.launches, found.backward
+    for event in batch:
+        if event.ph != "X":
+            continue
+        cat = event.cat
+        if cat == "cpu_op":
+            name = event.name
+            if name.startswith(_BACKWARD):
+                backward[0].append(_ns(event.ts))
+                backward[1].append(_ns(event.ts + event.dur))
+            elif name == "record_param_comms":
+                _take_call(found.comms, event, event.args.collective)
+            elif name.startswith("c10d::"):
+                _take_call(found.c10d, event, name[6:])
+        elif cat == "kernel":
+            name = event.name
+            if "nccl" in name[:12].lower():
+                _take_kernel(found, event)
+            else:
+                _take_interval(kernels, event)
+        elif cat == "gpu_memcpy" or cat == "gpu_memset":
+            _take_interval(kernels, event)
+        elif cat == "cuda_runtime" or cat == "cuda_driver":
+            if "Launch" in event.name or "Mem" in event.name:
+                launches[0].append(_ns(event.ts))
+                launches[1].append(_whole(event.args.correlation))
+        elif cat == "user_annotation":
+            _take_annotation(found, event)
+
+
+def _take_interval(kernels: tuple[array[int], array[int], array[int]], event: Any) -> None:
+    kernels[0].append(_ns(event.ts))
+    kernels[1].append(_ns(event.ts + event.dur))
+    kernels[2].append(_whole(event.args.correlation))
+
+
+def kernel_op(name: str) -> str:
+    """Return what a kernel of NCCL does: the word behind the first underscore, as in `ncclDevKernel_AllReduce_Sum_f32`.
+
+    Of a batch of messages, `SendRecv`, no name says the direction: it counts as a send.
+    """
+    word = name.partition("_")[2].partition("_")[0].partition("(")[0]
+    return "send" if word == "SendRecv" else word
+
+
+def _take_kernel(found: Profile, event: Any) -> None:
+    name = event.args.collective
+    if not isinstance(name, str) or not name:
+        name = kernel_op(event.name)
+    _take_call(found.nccl, event, name)
+
+
+def _take_annotation(found: Profile, event: Any) -> None:
+    name = event.name
+    begin_ns, end_ns = _ns(event.ts), _ns(event.ts + event.dur)
+    step = _STEP.match(name)
+    if step:
+        found.steps.append((int(step.group(1)), begin_ns, end_ns))
+        return
+    if name.startswith("gloo:"):
+        _take_call(found.gloo, event, name[5:])
+        return
+    phase = phase_of(name)
+    if phase is not None:
+        found.mark(phase, begin_ns, end_ns)
+
+
+def _take_call(calls: Calls, event: Any, name: Any) -> None:
+    op = op_of(name.rstrip("_")) if isinstance(name, str) else None
+    if op is None:
+        return
+    args = event.args
+    peer = args.destination if op is Op.SEND else args.source if op is Op.RECV else args.root
+    add_call(
+        calls,
+        op,
+        _ns(event.ts),
+        _ns(event.ts + event.dur),
+        group=args.group if isinstance(args.group, str) else "",
+        seq=_whole(args.seq, -1),
+        size_bytes=_size_bytes(op, args),
+        link=_whole(args.correlation),
+        peer=_whole(peer, -1),
+    )
+
+
+def add_call(
+    calls: Calls,
+    op: Op,
+    begin_ns: int,
+    end_ns: int,
+    *,
+    group: str = "",
+    seq: int = -1,
+    size_bytes: int = 0,
+    link: int = 0,
+    peer: int = -1,
+) -> None:
+    """Add an operation; arguments as the attributes of `Calls`."""
+    calls.op.append(int(op))
+    calls.begin_ns.append(begin_ns)
+    calls.end_ns.append(end_ns)
+    calls.group.append(group)
+    calls.seq.append(seq)
+    calls.size_bytes.append(size_bytes)
+    calls.link.append(link)
+    calls.peer.append(peer)
+
+
+def _size_bytes(op: Op, args: Any) -> int:
+    item = _ITEM_BYTES.get(args.dtype.lower().split("_")[0]) if isinstance(args.dtype, str) else None
+    elements = args.elements_in if op in (Op.REDUCE_SCATTER, Op.ALL_TO_ALL) else args.elements_out
+    count = _whole(elements, -1)
+    return item * count if item and 0 <= count < 1 << 48 else 0
+
+
+def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
+    info = facts.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"))
+    if rank is not None and world_size is not None and rank < world_size:
+        found.rank, found.world_size = rank, world_size
+    found.backend = _text(info.get("backend"))
+    for one in info.get("pg_config") or ():
+        members = one.get("ranks") if isinstance(one, dict) else None
+        if isinstance(members, list) and members and all(_rank(member) is not None for member in members):
+            found.groups[str(one.get("pg_name", ""))[:60]] = tuple(members)
+    found.host = _text(facts.get("host_name"))
+    found.base_ns = _whole(facts.get("baseTimeNanoseconds"))
+    if found.rank is None:
+        named = _RANK.findall(found.path.name)
+        if len(named) == 1 and int(named[0]) < MOST_RANKS:
+            found.rank, found.is_rank_named = int(named[0]), True
+
+
+def _text(value: Any) -> str:
+    return printable(value[:64]) if isinstance(value, str) else ""
+
+
+def _rank(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= MOST_RANKS else None
+
+
+def _whole(value: Any, default: int = 0) -> int:
+    if type(value) is int and abs(value) < 1 << 62:
+        return value
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 19 else default
+
+
+def _ns(time_us: float) -> int:
+    return round(time_us * 1000)

@@ -1,0 +1,360 @@
+"""The tables of a trace from one profile: steps, phases, operations, and what the device did at each of their marks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.runs.imports.imported_run import Rows, rows_of
+from hpcpace.runs.imports.kineto_profile import Calls, Profile
+from hpcpace.trace.schema import NO_STEP, NUMBER_BITS, Op, Phase
+
+Int64Array = NDArray[np.int64]
+
+# What begins so shortly before a kernel of NCCL ends still waited for it.
+_GRAIN_NS = 10_000
+_NO_GROUP = ""
+UNKNOWN_GROUP = 65_535
+"""A number that the table `groups` does not have."""
+
+_BEGINS = (("steps", "begin_ns"), ("phases", "begin_ns"), ("collectives", "enter_ns"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRows:
+    """One profile as rows.
+
+    Attributes:
+        tables: rows by table, without `groups` and `clock`; `group` of `collectives` is the place in `groups`.
+        groups: names of the process groups with operations.
+        num_ungrouped: operations whose process group is not known, which match no other rank's.
+        step_source: how steps were found.
+    """
+
+    tables: dict[str, Rows]
+    groups: tuple[str, ...]
+    num_ungrouped: int
+    step_source: str
+
+
+def rows_of_profile(profile: Profile) -> ProfileRows:
+    """Return the tables of a profile."""
+    steps, source = _steps(profile)
+    device = _Device.of(profile) if profile.has_device else None
+    calls = _calls(profile)
+    groups = tuple(sorted({name for name in _named(profile, calls) if name != _NO_GROUP}))
+    collectives, num_ungrouped = _collectives(profile, calls, steps, groups, device)
+    tables = {
+        "steps": rows_of(
+            "steps",
+            has_device=device is not None,
+            step=steps[:, 0],
+            begin_ns=steps[:, 1],
+            end_ns=steps[:, 2],
+            **_device_columns(device, steps[:, 1], steps[:, 2]),
+        ),
+        "phases": _phases(profile, steps, calls, device),
+        "collectives": collectives,
+    }
+    shift_times(tables, profile.base_ns)
+    return ProfileRows(tables=tables, groups=groups, num_ungrouped=num_ungrouped, step_source=source)
+
+
+def first_ns(tables: Mapping[str, Rows]) -> int:
+    """Return the earliest time of tables; 0 without rows."""
+    begins = [tables[table][name] for table, name in _BEGINS if len(tables[table])]
+    return min((int(begin.min()) for begin in begins), default=0)
+
+
+def shift_times(tables: Mapping[str, Rows], by_ns: int) -> None:
+    """Add to all times of tables, in place, but for those that are 0, which means not known."""
+    for rows in tables.values():
+        for name in rows.dtype.names or ():
+            if name.endswith("_ns") and name != "blocked_ns":
+                rows[name] = np.where(rows[name] != 0, rows[name] + by_ns, 0)
+
+
+def _steps(profile: Profile) -> tuple[Int64Array, str]:
+    """Return number, begin and end of each step, int64, (num_steps, 3), and how they were found."""
+    if profile.steps:
+        rows = np.array(sorted(profile.steps), np.int64)
+        first = np.unique(rows[:, 0], return_index=True)[1]
+        return rows[first], "ProfilerStep of torch.profiler"
+    ends = np.array(sorted(end for _, end in _outermost(profile.optimizer)), np.int64)
+    if not len(ends):
+        return np.zeros((0, 3), np.int64), "none: no ProfilerStep and no optimizer step is in the profile"
+    begins = [begin for _, begin, _ in profile.marks] + list(profile.backward[0][:1])
+    first_ns = min(begins)
+    begin_ns = np.append(first_ns, ends[:-1])
+    return np.stack([np.arange(len(ends)), begin_ns, ends], axis=1), "the ends of optimizer steps"
+
+
+def _outermost(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the intervals that lie in no other one, ascending."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(intervals, key=lambda interval: (interval[0], -interval[1])):
+        if not found or begin >= found[-1][1]:
+            found.append((begin, end))
+    return found
+
+
+def _step_at(steps: Int64Array, times_ns: Int64Array) -> Int64Array:
+    """Return the step that each time is in, or that began last before it; NO_STEP before the first."""
+    at = np.searchsorted(steps[:, 1], times_ns, side="right") - 1
+    return np.where(at >= 0, steps[np.maximum(at, 0), 0] if len(steps) else NO_STEP, NO_STEP)
+
+
+# -- phases
+
+
+def _phases(profile: Profile, steps: Int64Array, calls: _Calls, device: _Device | None) -> Rows:
+    """Return annotations that say what they are, backward passes as autograd shows them, and waits in these."""
+    found: list[tuple[int, int, int]] = []
+    for phase in {phase for phase, _, _ in profile.marks}:
+        of_phase = [(begin, end) for kind, begin, end in profile.marks if kind == phase]
+        found += [(phase, begin, end) for begin, end in _outermost(of_phase)]
+    if not any(phase == Phase.BACKWARD for phase, _, _ in found):
+        found += _backward(profile, steps, calls, is_on_host=device is None)
+    found.sort(key=lambda row: (row[1], -row[2]))
+    rows = np.array(found, np.int64).reshape(-1, 3)
+    return rows_of(
+        "phases",
+        has_device=device is not None,
+        step=_step_at(steps, rows[:, 1]),
+        phase=rows[:, 0],
+        begin_ns=rows[:, 1],
+        end_ns=rows[:, 2],
+        microbatch=-1,
+        **_device_columns(device, rows[:, 1], rows[:, 2]),
+    )
+
+
+def _backward(profile: Profile, steps: Int64Array, calls: _Calls, *, is_on_host: bool) -> list[tuple[int, int, int]]:
+    """Return a backward pass a step, from the first function of autograd to the last one's end.
+
+    On hosts, autograd then waits for the collectives that it began: that is grad_sync, part of the pass.
+    """
+    begins, ends = (np.sort(np.frombuffer(column, np.int64)) for column in profile.backward)
+    if not len(begins) or not len(steps):
+        return []
+    at = np.searchsorted(steps[:, 1], begins, side="right") - 1
+    found = []
+    for place in np.unique(at[at >= 0]).tolist():
+        own = at == place
+        begin, end = int(begins[own].min()), int(ends[own].max())
+        waited_until = end
+        if is_on_host:
+            inside = (calls.enter_ns >= begin) & (calls.enter_ns <= end)
+            waited_until = max(end, int(calls.exit_ns[inside].max(initial=end)))
+            waited_until = min(waited_until, int(steps[place, 2]))
+        if waited_until > end:
+            found.append((int(Phase.GRAD_SYNC), end, waited_until))
+        found.append((int(Phase.BACKWARD), begin, waited_until))
+    return found
+
+
+# -- operations
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Calls:
+    """The operations of a profile; columns of length num_operations."""
+
+    op: Int64Array
+    enter_ns: Int64Array
+    exit_ns: Int64Array
+    enqueue_ns: Int64Array
+    size_bytes: Int64Array
+    seq: Int64Array
+    peer: Int64Array
+    group: list[str]
+
+
+def _calls(profile: Profile) -> _Calls:
+    """Return the operations that took place: kernels of NCCL, or operations of gloo.
+
+    An operation of gloo is entered when c10d is called, which its own record begins some time after, and has ended when
+    the next optimizer step begins, which may be noticed later.
+    """
+    kernels = profile.nccl if profile.nccl.op else profile.gloo
+    op, enter_ns, exit_ns = (np.array(values, np.int64) for values in (kernels.op, kernels.begin_ns, kernels.end_ns))
+    details = kernels
+    if kernels is profile.gloo:
+        order = np.argsort(enter_ns, kind="stable")
+        op, enter_ns, exit_ns = op[order], enter_ns[order], exit_ns[order]
+        enter_ns = _called_ns(op, enter_ns, profile.c10d)
+        exit_ns = _before_optimizer(enter_ns, exit_ns, profile)
+        enqueue_ns = enter_ns
+        if sorted(profile.comms.op) == sorted(kernels.op):
+            details = profile.comms  # in the order of calls, as the operations are
+        elif not any(kernels.group):
+            details = Calls(group=[""] * len(op), seq=[-1] * len(op), size_bytes=[0] * len(op), peer=[-1] * len(op))
+    else:
+        enqueue_ns = _launched_ns(np.array(kernels.link, np.int64), enter_ns, profile)
+    return _Calls(
+        op=op,
+        enter_ns=enter_ns,
+        exit_ns=np.maximum(exit_ns, enter_ns),
+        enqueue_ns=enqueue_ns,
+        size_bytes=np.array(details.size_bytes, np.int64),
+        seq=np.array(details.seq, np.int64),
+        peer=np.array(details.peer, np.int64),
+        group=list(details.group),
+    )
+
+
+def _called_ns(op: Int64Array, enter_ns: Int64Array, c10d: Calls) -> Int64Array:
+    """Return when each operation was called: the n-th of a kind by the n-th call, where there are as many."""
+    called_ns = enter_ns.copy()
+    ops, begin_ns = np.array(c10d.op, np.int64), np.array(c10d.begin_ns, np.int64)
+    for kind in np.unique(op).tolist():
+        own, calls = np.flatnonzero(op == kind), np.sort(begin_ns[ops == kind])
+        if len(own) == len(calls) and (calls <= enter_ns[own]).all():
+            called_ns[own] = calls
+    return called_ns
+
+
+def _before_optimizer(enter_ns: Int64Array, exit_ns: Int64Array, profile: Profile) -> Int64Array:
+    begins = np.array(sorted(begin for begin, _ in profile.optimizer), np.int64)
+    if not len(begins):
+        return exit_ns
+    at = np.searchsorted(begins, enter_ns, side="left")
+    next_ns = np.append(begins, np.iinfo(np.int64).max)[at]
+    return np.asarray(np.minimum(exit_ns, next_ns), np.int64)
+
+
+def _launched_ns(link: Int64Array, enter_ns: Int64Array, profile: Profile) -> Int64Array:
+    """Return when the host launched each kernel; where that is not known, when it began."""
+    times, links = (np.frombuffer(column, np.int64) for column in profile.launches)
+    if not len(links):
+        return enter_ns
+    order = np.argsort(links, kind="stable")
+    at = np.minimum(np.searchsorted(links[order], link), len(links) - 1)
+    is_known = (links[order][at] == link) & (link != 0)
+    return np.where(is_known, np.minimum(times[order][at], enter_ns), enter_ns)
+
+
+def _named(profile: Profile, calls: _Calls) -> list[str]:
+    """Return the group of each operation; that of the job where there is one only, empty where it is not known."""
+    only = next(iter(profile.groups)) if len(profile.groups) == 1 else _NO_GROUP
+    return [name if name in profile.groups else only if not name else _NO_GROUP for name in calls.group]
+
+
+def _collectives(
+    profile: Profile, calls: _Calls, steps: Int64Array, groups: tuple[str, ...], device: _Device | None
+) -> tuple[Rows, int]:
+    names = _named(profile, calls)
+    number = {name: place for place, name in enumerate(groups)}
+    group = np.array([number.get(name, -1) for name in names], np.int64)
+    num_ungrouped = int((group < 0).sum())
+    members = [*(profile.groups[name] for name in groups), ()]  # the last is that of no group
+    group[group < 0] = UNKNOWN_GROUP
+    kept = np.argsort(calls.enter_ns, kind="stable")
+    place = calls.peer[kept]
+    peer = [
+        members[min(of, len(groups))][to] if 0 <= to < len(members[min(of, len(groups))]) else -1
+        for of, to in zip(group[kept].tolist(), place.tolist(), strict=True)
+    ]
+    op, step = calls.op[kept], _step_at(steps, calls.enter_ns[kept] if device is None else calls.enqueue_ns[kept])
+    columns = {} if device is None else {"enqueue_ns": calls.enqueue_ns[kept]}
+    rows = rows_of(
+        "collectives",
+        has_device=device is not None,
+        step=step,
+        group=group[kept],
+        seq=_numbers(calls.seq[kept], group[kept], op, np.array(peer, np.int64), step),
+        op=op,
+        bytes=calls.size_bytes[kept],
+        peer=np.array(peer, np.int64),
+        enter_ns=calls.enter_ns[kept],
+        exit_ns=calls.exit_ns[kept],
+        blocked_ns=_blocked_ns(profile, calls, kept) if device is None else device.held_ns(calls, kept),
+        **columns,
+    )
+    return rows, num_ungrouped
+
+
+def _numbers(seq: Int64Array, group: Int64Array, op: Int64Array, peer: Int64Array, step: Int64Array) -> Int64Array:
+    """Return the number of each operation in its group: the recorded one, or its place in its step.
+
+    So ranks whose profiles begin in different steps agree, whatever came before.
+    """
+    is_message = (op == Op.SEND) | (op == Op.RECV)
+    channel = np.stack([group, np.where(is_message, op, -1), np.where(is_message, peer, -1)])
+    if len(seq) and (seq >= 0).all() and np.unique(np.vstack([channel, op, seq]), axis=1).shape[1] == len(seq):
+        return seq
+    keys = np.vstack([channel, step])
+    order = np.lexsort(keys)
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (np.diff(keys[:, order]) != 0).any(axis=0)
+    index = np.arange(len(order))
+    place = np.empty(len(order), np.int64)
+    place[order] = index - np.maximum.accumulate(np.where(new, index, 0))
+    return (np.maximum(step, 0) << NUMBER_BITS) + place
+
+
+def _blocked_ns(profile: Profile, calls: _Calls, kept: Int64Array) -> Int64Array:
+    """Return for how long callers were blocked by operations of the host: autograd goes on, others wait."""
+    enter_ns = calls.enter_ns[kept]
+    begins, ends = (np.sort(np.frombuffer(column, np.int64)) for column in profile.backward)
+    in_autograd = np.zeros(len(kept), np.bool_)
+    if len(begins):
+        at = np.searchsorted(begins, enter_ns, side="right") - 1
+        in_autograd = (at >= 0) & (np.searchsorted(ends, enter_ns, side="left") < len(ends)) & (at < len(begins) - 1)
+        in_autograd |= (at >= 0) & (ends[np.minimum(np.maximum(at, 0), len(ends) - 1)] >= enter_ns)
+    return np.where(in_autograd, 0, calls.exit_ns[kept] - enter_ns)
+
+
+# -- device
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    """What a device did: work is kernels and copies, but for collectives.
+
+    Attributes:
+        launched_ns: when each piece of work was launched, ascending, (num_pieces,).
+        done_ns: when all work that was launched until then had ended, (num_pieces,).
+        begin_ns: begins of all work, ascending.
+        ended_ns: until when some work was running that had begun by then, (num_pieces,).
+    """
+
+    launched_ns: Int64Array
+    done_ns: Int64Array
+    begin_ns: Int64Array
+    ended_ns: Int64Array
+
+    @classmethod
+    def of(cls, profile: Profile) -> _Device:
+        begin, end, link = (np.frombuffer(column, np.int64) for column in profile.kernels)
+        launched = _launched_ns(link, begin, profile)
+        by_launch, by_begin = np.argsort(launched, kind="stable"), np.argsort(begin, kind="stable")
+        return cls(
+            launched_ns=launched[by_launch],
+            done_ns=np.maximum.accumulate(end[by_launch]) if len(end) else end,
+            begin_ns=begin[by_begin],
+            ended_ns=np.maximum.accumulate(end[by_begin]) if len(end) else end,
+        )
+
+    def at(self, host_ns: Int64Array) -> Int64Array:
+        """Return when the device passed marks that the host made: all work launched before had ended by then."""
+        place = np.searchsorted(self.launched_ns, host_ns, side="left") - 1
+        done = self.done_ns[np.maximum(place, 0)] if len(self.done_ns) else np.zeros(len(host_ns), np.int64)
+        return np.where(place >= 0, np.maximum(done, host_ns), host_ns)
+
+    def held_ns(self, calls: _Calls, kept: Int64Array) -> Int64Array:
+        """Return for how long before each collective ended the device did nothing else."""
+        enter_ns, exit_ns = calls.enter_ns[kept], calls.exit_ns[kept]
+        place = np.searchsorted(self.begin_ns, exit_ns - _GRAIN_NS, side="left") - 1
+        busy_until = self.ended_ns[np.maximum(place, 0)] if len(self.ended_ns) else np.zeros(len(kept), np.int64)
+        busy_until = np.where(place >= 0, busy_until, 0)
+        return np.maximum(exit_ns - np.maximum(enter_ns, busy_until), 0)
+
+
+def _device_columns(device: _Device | None, begin_ns: Int64Array, end_ns: Int64Array) -> dict[str, Int64Array]:
+    if device is None:
+        return {}
+    return {"device_begin_ns": device.at(begin_ns), "device_end_ns": device.at(end_ns)}
