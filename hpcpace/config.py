@@ -476,6 +476,8 @@ class DiagnosisConfig:
     """Pipeline imbalance: excess of the own work of a stage over the other stages, relative to them."""
     jitter_share: float = 0.06
     """Synchronisation amplification: share of the step lost because each step waits for its slowest rank."""
+    data_share: float = 0.5
+    """Work varies with the data: what stages have in common of how the work of microbatches varies within a step."""
     contention_share: float = 0.02
     """Fabric contention: share of the time spent in transfers that took much longer than usual."""
     link_share: float = 0.2

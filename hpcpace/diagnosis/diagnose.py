@@ -184,7 +184,7 @@ def _is_passing(finding: DiagnosisFinding) -> bool:
     """Return whether a finding explains why steps differ; what it costs must not be counted as jitter again."""
     evidence = finding.evidence
     is_transient = isinstance(evidence, LatenessEvidence) and evidence.pattern is LatePattern.TRANSIENT
-    return is_transient or finding.mode in (Mode.RUNTIME, Mode.AMPLIFICATION)
+    return is_transient or finding.mode in (Mode.RUNTIME, Mode.AMPLIFICATION, Mode.DATA)
 
 
 def _obstacle_of(search: StragglerSearch, panels: Panels, *, is_noise_known: bool) -> Obstacle | None:

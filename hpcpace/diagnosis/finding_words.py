@@ -13,6 +13,7 @@ from hpcpace.diagnosis.modes.evidence import (
     CollectionEvidence,
     CoreCause,
     CoreEvidence,
+    DataEvidence,
     EndEvidence,
     EventEvidence,
     FlowEvidence,
@@ -53,6 +54,9 @@ _FULL = 0.9  # of the line rate
 _LOOKS_ALIKE = (
     "how long devices worked there is not known: no step shows these phases without waiting for the host. A "
     "synchronisation at their ends looks the same"
+)
+_BALANCE_DATA = (
+    "give ranks microbatches of equal work: sort or pack sequences by length, or balance tokens across ranks"
 )
 _REDUCE_JITTER = "synchronise less often per step, keep cores free for the system, or align events to the same step"
 
@@ -106,6 +110,8 @@ def words_of(finding: DiagnosisFinding, hosts: Mapping[int, str], *, is_most: bo
             return _transfers(evidence, finding, hosts, lost)
         case JitterEvidence():
             return _jitter(evidence.share, lost)
+        case DataEvidence():
+            return _data(evidence, lost)
         case CoreEvidence():
             return _cores(evidence, hosts)
         case _:
@@ -362,6 +368,16 @@ def _jitter(share: float, lost: str) -> FindingWords:
         headline=f"synchronisation amplification: every step waits for its slowest rank, which costs {lost}",
         why=f"no rank stands out beyond chance: {percent(share)} is lost to whichever rank is last in a step",
         next=_REDUCE_JITTER,
+    )
+
+
+def _data(evidence: DataEvidence, lost: str) -> FindingWords:
+    return FindingWords(
+        headline="work varies with the data (sequence length): steps wait for the longest microbatches, which costs "
+        f"{lost}",
+        why=f"a microbatch that takes long on one stage takes long on the next (correlation {evidence.shared:.2f}); "
+        f"the work of those of a step differs by {percent(evidence.spread)} (standard deviation)",
+        next=_BALANCE_DATA,
     )
 
 

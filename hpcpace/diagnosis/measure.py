@@ -20,6 +20,7 @@ from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.figures.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
+from hpcpace.diagnosis.passes import data_variation_of
 from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.diagnosis.summary import Clocks
@@ -30,6 +31,7 @@ from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.cores import CoreUse, core_use
 from hpcpace.metrics.found_stages import stages_of_traffic
 from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals
+from hpcpace.metrics.lateness.data_variation import DataVariation
 from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.network.flow_evidence import flows_of
 from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
@@ -271,6 +273,7 @@ def panels_of(measured: Measured) -> Panels:
         host_ns=parts[:, :, Part.HOST],
         is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
         transient_share=_transient_share(measured),
+        data_variation=_data_variation(measured),
         parts_ns=parts,
         cores=_cores(measured),
         alternation=measured.alternation,
@@ -368,6 +371,13 @@ def _transient_share(measured: Measured) -> float | None:
     if len(stages) < 2 or measured.host_timed or measured.close_up is None or measured.close_up.graph is None:
         return None
     return transient_loss_ns(measured.close_up.graph) / max(float(measured.times_ns.mean()), 1.0)
+
+
+def _data_variation(measured: Measured) -> DataVariation | None:
+    """Return how work varies with the data; None without stages, or where work is not known."""
+    if measured.host_timed or measured.close_up is None:
+        return None
+    return data_variation_of(measured.close_up)
 
 
 def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:

@@ -9,25 +9,22 @@ from hpcpace.diagnosis.close_up import CloseUp
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.measure import Measured, node_by_rank, own_excess_ns
 from hpcpace.diagnosis.modes.pipeline import stage_excess
+from hpcpace.diagnosis.passes import passes_of
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, PipelineBubble
 from hpcpace.metrics.causes.bubble import microbatches, pipeline_bubble
-from hpcpace.metrics.causes.even_work import Passes, even_gain
+from hpcpace.metrics.causes.even_work import even_gain
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.what_if import Change, stage_change, what_if
-from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.lateness.own_delay import agreement
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.roles import others_median
-from hpcpace.metrics.steps import columns_of
 from hpcpace.parallel import run_both
-from hpcpace.trace.schema import Phase
 
 _MOST_ROWS = 3
 _MOST_PATH = 6
 _NEEDLESS = (Part.DATA, Part.GC)
 _EVEN = "all work, if it were even"
-_PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
@@ -75,7 +72,7 @@ def _gains(measured: Measured, panels: Panels, close_up: CloseUp) -> tuple[tuple
     if not changes:
         return (), None
     found = what_if(rebuilt, changes)
-    even = even_gain(rebuilt, _passes(close_up))
+    even = even_gain(rebuilt, passes_of(close_up))
     rows = [
         GainRow(
             name=names.get((gain.change.kind, gain.change.id), _EVEN),
@@ -85,18 +82,6 @@ def _gains(measured: Measured, panels: Panels, close_up: CloseUp) -> tuple[tuple
         for gain in (*found.gains, *([even] if even is not None else []))
     ]
     return tuple(sorted(rows, key=lambda row: -row.gain_share)), found.error_share
-
-
-def _passes(close_up: CloseUp) -> list[Passes]:
-    """Return the forward and backward passes and optimizer steps of each rank."""
-    found = []
-    for trace, clock in zip(close_up.evidence.traces, close_up.evidence.clocks, strict=True):
-        phases = trace.tables["phases"]
-        chosen = np.flatnonzero(np.isin(phases["phase"], _PASSES) & (phases["end_ns"] > phases["begin_ns"]))
-        chosen = chosen[columns_of(close_up.steps.step, np.asarray(phases["step"][chosen], np.int64)) >= 0]
-        begin_ns, end_ns = (reference_times(clock, phases[name][chosen]) for name in ("begin_ns", "end_ns"))
-        found.append(Passes(kind=phases["phase"][chosen].astype(np.int64), begin_ns=begin_ns, end_ns=end_ns))
-    return found
 
 
 def _slow_places(panels: Panels) -> list[Change]:

@@ -395,6 +395,23 @@ class JitterEvidence:
     share: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataEvidence:
+    """Work that varies with the data, for which every step waits.
+
+    Attributes:
+        share: the loss as a share of the step time.
+        shared: correlation of the work of a microbatch between neighbouring stages.
+        spread: standard deviation of the work of a pass within a step, relative to it.
+    """
+
+    mode: ClassVar = Mode.DATA
+    variety: ClassVar = ""
+    share: float
+    shared: float
+    spread: float
+
+
 class CoreCause(StrEnum):
     """Who has the cores for which ranks wait."""
 
@@ -461,6 +478,7 @@ Evidence = (
     | LocalityEvidence
     | TransferEvidence
     | JitterEvidence
+    | DataEvidence
     | CoreEvidence
 )
 

@@ -11,6 +11,7 @@ from hpcpace.diagnosis.modes.evidence import Evidence
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.metrics.cores import CoreUse
 from hpcpace.metrics.lateness.arrivals import LateArrival
+from hpcpace.metrics.lateness.data_variation import DataVariation
 from hpcpace.metrics.lateness.stages import StageComparison
 from hpcpace.metrics.network.link_faults import FlowFindings
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
@@ -100,6 +101,7 @@ class Panels:
         is_role_known: whether roles are told; else no two ranks are compared.
         transient_share: what the rebuilt steps of a pipeline lose to changing work, as a share of the step time; None
             where they are not rebuilt.
+        data_variation: how the work of microbatches varies; None where that is not known, as without a pipeline.
         parts_ns: the parts of each step, float64, (num_ranks, num_steps, num_parts); None where they are not known.
         host_timed: ranks with a device whose phases are times of the host, or all ranks where phases were not recorded.
             They do not show what takes time there, so work, waits and exposed transfers of the run are not known.
@@ -127,6 +129,7 @@ class Panels:
     host_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     is_role_known: bool = True
     transient_share: float | None = None
+    data_variation: DataVariation | None = None
     parts_ns: Floats | None = None
     host_timed: tuple[int, ...] = ()
     is_unphased: bool = False

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.modes.evidence import JitterEvidence
+from hpcpace.diagnosis.modes.evidence import DataEvidence, JitterEvidence
 from hpcpace.diagnosis.modes.finding import DiagnosisFinding, Floats, Panels
+
+_LEAST_SPREAD = 0.02  # of passes within a step; less than that explains no loss above its threshold
 
 
 def jitter_finding(
     panels: Panels, work_ns: Floats, attributed: float, settings: DiagnosisConfig
 ) -> list[DiagnosisFinding]:
-    """Return what steps lose to their slowest rank, where no rank is slow for long.
+    """Return what steps lose to their slowest rank, where no rank is slow for long, and whether the data make it so.
 
     The transient part, mean_i(max_r x) - max_r(mean_i x), of the time x that ranks take to reach their collectives, in
     the role where it is largest; a rank that is slow all the time is put back before. In a pipeline, where delays of
@@ -27,6 +29,10 @@ def jitter_finding(
     share = max(_of_roles(panels, work_ns), (panels.transient_share or 0.0)) - attributed
     if share < settings.jitter_share:
         return []
+    varies = panels.data_variation
+    if varies is not None and varies.shared >= settings.data_share and varies.spread >= _LEAST_SPREAD:
+        found = DataEvidence(share=share, shared=varies.shared, spread=varies.spread)
+        return [DiagnosisFinding(evidence=found, loss_share=share, confidence=0.95)]
     return [DiagnosisFinding(evidence=JitterEvidence(share=share), loss_share=share, confidence=0.95)]
 
 

@@ -17,6 +17,7 @@ class Mode(StrEnum):
     CONTENTION = "fabric contention"
     LOCALITY = "locality"
     AMPLIFICATION = "synchronisation amplification"
+    DATA = "work varies with the data"
     INPUT = "input-bound"
     HOST = "host-bound"
     COMMUNICATION = "communication-bound"

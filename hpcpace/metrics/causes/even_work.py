@@ -39,11 +39,9 @@ def even_gain(rebuilt: Rebuilt, passes: Sequence[Passes]) -> Gain | None:
         passes: those of each rank, in the order of the graph's ranks; what is outside of them stays as it was.
     """
     graph = rebuilt.graph
-    work = np.flatnonzero(graph.kind == WORK)
-    rows = [np.flatnonzero(graph.rank[work] == rank) for rank in range(len(passes))]
     if not all(len(one.kind) for one in passes):
         return None
-    lines = [_Line.of(graph, work[own], graph.work_begin_ns[own], one) for own, one in zip(rows, passes, strict=True)]
+    work, rows, lines = _lines(graph, passes)
     kinds = np.concatenate([line.kind for line in lines])
     own_ns = np.concatenate([line.own_ns for line in lines])
     num_kinds = int(kinds.max()) + 1
@@ -57,6 +55,24 @@ def even_gain(rebuilt: Rebuilt, passes: Sequence[Passes]) -> Gain | None:
         weight_ns=np.concatenate([evened, rebuilt.usual_ns[transfers]]),
     )
     return rebuilt.gain_of(Change(kind="even", id=0), replaced)
+
+
+def own_work(graph: StepGraph, passes: Sequence[Passes]) -> list[FloatArray]:
+    """Return the work in each pass of each rank, without what it waited, nanoseconds, each float64, (num_passes,).
+
+    Args:
+        graph: the steps.
+        passes: those of each rank, at least one, in the order of the graph's ranks.
+    """
+    return [line.own_ns for line in _lines(graph, passes)[2]]
+
+
+def _lines(graph: StepGraph, passes: Sequence[Passes]) -> tuple[Int64Array, list[Int64Array], list[_Line]]:
+    """Return the nodes of work, which of them each rank has, and the work of each rank."""
+    work = np.flatnonzero(graph.kind == WORK)
+    rows = [np.flatnonzero(graph.rank[work] == rank) for rank in range(len(passes))]
+    lines = [_Line.of(graph, work[own], graph.work_begin_ns[own], one) for own, one in zip(rows, passes, strict=True)]
+    return work, rows, lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from varying_data import gpipe
 
 from hpcpace.config import Config
 from hpcpace.diagnosis.analyze import analyze
@@ -174,3 +175,15 @@ def test_a_timeline_in_part_is_refused(tmp_path: Path) -> None:
 
 def test_the_columns_are_those_of_the_published_format() -> None:
     assert set(COLUMNS) == set(pd.read_parquet(DATA / "trace-ST.parquet").columns)
+
+
+@pytest.mark.parametrize(
+    ("is_data", "mode"), [(True, "work varies with the data"), (False, "synchronisation amplification")]
+)
+def test_work_that_comes_with_the_microbatch_is_told_from_noise(tmp_path: Path, is_data: bool, mode: str) -> None:
+    path = tmp_path / "trace.parquet"
+    gpipe(0.3, is_data=is_data).to_parquet(path)
+    summary = report(import_wia(path), tmp_path / "run")
+    assert mode in {finding.mode for finding in summary.verdict.findings}
+    others = {"work varies with the data", "synchronisation amplification"} - {mode}
+    assert others.isdisjoint(finding.mode for finding in summary.verdict.findings)
