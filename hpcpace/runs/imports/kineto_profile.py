@@ -54,6 +54,7 @@ _NOT_A_PHASE = re.compile(r"zero_grad|^nn\.Module|autograd::")
 _BACKWARD = "autograd::engine::evaluate_function"
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _MOST_OPERATIONS = 20_000_000
+_MOST_NS = 1 << 61
 
 
 def phase_of(name: str) -> Phase | None:
@@ -170,6 +171,8 @@ def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None)
             raise TraceError(f"{path} has times that no profile has, near event {events.num_events}") from error
         if len(found.nccl.op) + len(found.gloo.op) + len(found.c10d.op) > _MOST_OPERATIONS:
             raise TraceError(f"{path} has more than {_MOST_OPERATIONS} collectives: profile fewer steps")
+    if not events.num_events:
+        raise TraceError(f"{path} holds no events: profile at least one step")
     found.num_events, found.problem = events.num_events, events.problem
     _take_facts(found, events.facts)
     return found
@@ -327,4 +330,7 @@ def _whole(value: Any, default: int = 0) -> int:
 
 
 def _ns(time_us: float) -> int:
-    return round(time_us * 1000)
+    time_ns = round(time_us * 1000)
+    if not -_MOST_NS < time_ns < _MOST_NS:
+        raise OverflowError(f"a time is {time_us} us")
+    return time_ns

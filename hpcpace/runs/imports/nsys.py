@@ -98,7 +98,7 @@ def import_nsys(path: Path, *, told: Callable[[int, int], None] = lambda *_: Non
             return _import(_Export(connection, path), path, size, told)
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise TraceError(f"cannot read {path}: {printable(str(error))[:160]}; is it damaged or cut off?") from error
-    except (TypeError, OverflowError, UnicodeDecodeError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path} has values of a kind that no export has ({printable(str(error))[:80]})") from error
 
 

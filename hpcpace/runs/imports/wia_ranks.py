@@ -177,10 +177,9 @@ def _unrecorded(rows: pd.DataFrame) -> list[pd.DataFrame]:
     step after step, shows a synchronisation that was not recorded. The wait in a stage ends for all when the first one
     goes on; whoever is held by its replica, too, waits there from then on.
     """
-    worked = rows[rows.optype.isin([*_COMPUTE, *_MESSAGES])].groupby(["worker", "step"]).end_ns.max().rename("begin_ns")
-    after = rows[rows.optype.isin(_AFTER_WORK)].merge(
-        worked.reset_index(), on=["worker", "step"], suffixes=("_after", "")
-    )
+    worked = rows[rows.optype.isin([*_COMPUTE, *_MESSAGES])].groupby(["worker", "step"], as_index=False).end_ns.max()
+    worked = worked.set_axis(["worker", "step", "begin_ns"], axis=1)
+    after = rows[rows.optype.isin(_AFTER_WORK)].merge(worked, on=["worker", "step"], suffixes=("_after", ""))
     after = after[after.begin_ns_after >= after.begin_ns - _GRAIN_NS]
     each = after.groupby(["worker", "dp", "stage", "step"], as_index=False).agg(
         begin_ns=("begin_ns", "first"), goes_on_ns=("begin_ns_after", "min")

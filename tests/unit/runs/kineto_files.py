@@ -1,0 +1,92 @@
+"""Profiles of torch.profiler with known truth: ranks that train with DDP over gloo, or over NCCL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+NUM_STEPS, STEP_US, REDUCED_US = 24, 10_000.0, 2_000.0
+
+
+def event(name: str, cat: str, begin_us: float, end_us: float, **args: Any) -> dict[str, Any]:
+    """Return a complete event."""
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 1,
+        "tid": 1,
+        "ts": begin_us,
+        "dur": end_us - begin_us,
+        "args": args,
+    }
+
+
+def gloo_events(
+    rank: int, *, late_us: float = 0.0, offset_us: float = 0.0, with_steps: bool = True
+) -> list[dict[str, Any]]:
+    """Return the events of one rank; rank 0 arrives late by `late_us`, and all wait for it."""
+    events: list[dict[str, Any]] = []
+    for step in range(NUM_STEPS):
+        at = 1_000_000.0 + step * (STEP_US + late_us) + offset_us
+        reach = at + 5_000 + (late_us if rank == 0 else 0.0)
+        done = at + 5_000 + late_us + REDUCED_US
+        events += [
+            event("DistributedDataParallel.forward", "user_annotation", at, at + 2_000),
+            event("autograd::engine::evaluate_function: AddmmBackward0", "cpu_op", at + 2_000, reach),
+            event("c10d::allreduce_", "cpu_op", reach - 100, reach),
+            event("gloo:all_reduce", "user_annotation", reach - 50, done),
+            event("Optimizer.step#SGD.step", "user_annotation", done, done + 1_000),
+        ]
+        if with_steps:
+            events.append(event(f"ProfilerStep#{step + 3}", "user_annotation", at, at + STEP_US + late_us))
+    return events
+
+
+def nccl_events(rank: int, *, late_us: float = 0.0, offset_us: float = 0.0) -> list[dict[str, Any]]:
+    """Return the events of one rank whose device works and reduces; `late_us` and `offset_us` as in `gloo_events`."""
+    events: list[dict[str, Any]] = []
+    for step in range(NUM_STEPS):
+        at = 1_000_000.0 + step * (STEP_US + late_us) + offset_us
+        reach = at + 6_000 + (late_us if rank == 0 else 0.0)
+        done = at + 6_000 + late_us + REDUCED_US
+        kernels = (
+            ("gemm_forward", at + 500, at + 3_000),
+            ("gemm_backward", at + 3_000, reach),
+            ("adam", done, done + 500),
+        )
+        for number, (name, begin, end) in enumerate(kernels):
+            link = step * 10 + number
+            launched = at + (100, 1_100, 2_100)[number]
+            events.append(event("cudaLaunchKernel", "cuda_runtime", launched, launched + 5, correlation=link))
+            events.append(event(name, "kernel", begin, end, correlation=link))
+        facts = {"Collective name": "allreduce", "Out msg nelems": 1000, "dtype": "Float", "Process Group Name": "0"}
+        link = step * 10 + 5
+        events.append(event("cudaLaunchKernel", "cuda_runtime", at + 1_500, at + 1_505, correlation=link))
+        events.append(event("ncclDevKernel_AllReduce", "kernel", reach, done, correlation=link, Seq=step, **facts))
+        events += [
+            event("DistributedDataParallel.forward", "user_annotation", at, at + 1_000),
+            event("## backward ##", "user_annotation", at + 1_000, at + 2_000),
+            event("Optimizer.step#Adam.step", "user_annotation", at + 2_000, at + 2_500),
+            event(f"ProfilerStep#{step}", "user_annotation", at, at + STEP_US + late_us),
+        ]
+    return events
+
+
+def facts(rank: int, world_size: int = 2, *, backend: str = "gloo", host: str = "n1") -> dict[str, Any]:
+    """Return what a profile says of its rank."""
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": world_size, "ranks": list(range(world_size))}]
+    info = {"backend": backend, "rank": rank, "world_size": world_size, "pg_count": 1, "pg_config": groups}
+    return {
+        "schemaVersion": 1,
+        "distributedInfo": info,
+        "host_name": host,
+        "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+    }
+
+
+def write(path: Path, events: list[dict[str, Any]], said: dict[str, Any]) -> Path:
+    """Write a profile."""
+    path.write_text(json.dumps({**said, "traceEvents": events}))
+    return path

@@ -1,0 +1,225 @@
+"""Profiles of torch.profiler as runs."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kineto_files import NUM_STEPS, REDUCED_US, STEP_US, event, facts, gloo_events, nccl_events, write
+
+from hpcpace.config import Config
+from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.summary import Summary
+from hpcpace.errors import TraceError
+from hpcpace.rundir import open_run
+from hpcpace.runs.imports.imported_run import Import, write_run
+from hpcpace.runs.imports.kineto import import_kineto
+from hpcpace.trace.schema import Op, Phase
+
+DATA = Path(__file__).parents[2] / "data" / "imports"
+MS = 1_000_000
+
+
+def report(found: Import, path: Path) -> Summary:
+    write_run(path, found)
+    run = open_run(path)
+    analysis = analyze(run, run.last_attempt(), Selection(), Config(), begin_stage=lambda _: lambda *_: None)
+    assert analysis is not None
+    return analysis.summary
+
+
+def gloo_run(folder: Path, **changed: Any) -> Import:
+    for rank in (0, 1):
+        write(folder / f"rank-{rank}.json", gloo_events(rank, **changed), facts(rank))
+    return import_kineto([folder])
+
+
+def test_the_published_profile_has_its_collectives_and_cannot_tell_with_one_rank_of_two(tmp_path: Path) -> None:
+    """15 all-reduce and 6 broadcast kernels, the first all-reduce of the file 2,636.669 us."""
+    found = import_kineto([DATA / "nccl_data.json.gz"])
+    rows = found.ranks[0].tables["collectives"]
+    assert [int((rows["op"] == op).sum()) for op in (Op.ALL_REDUCE, Op.BROADCAST)] == [15, 6]
+    lengths_us = (rows["exit_ns"] - rows["enter_ns"]) / 1000
+    assert np.abs(lengths_us - 2_636.669).min() < 0.001
+    assert rows["bytes"][rows["op"] == Op.ALL_REDUCE].max() == 4 * 7_875_584
+    assert found.ranks[0].tables["steps"]["step"].tolist() == [4, 5, 6]
+    assert (rows["enqueue_ns"] <= rows["enter_ns"]).all() and (rows["enqueue_ns"] < rows["enter_ns"]).any()
+    summary = report(found, tmp_path / "run")
+    assert summary.verdict.headline.startswith("cannot tell: rank 1 of 2 has no usable trace")
+
+
+def test_a_late_rank_over_gloo_is_the_straggler_of_the_report(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    summary = report(gloo_run(tmp_path / "profiles", late_us=3_000.0), tmp_path / "run")
+    assert summary.throughput.p50_ns == pytest.approx((STEP_US + 3_000) * 1000, rel=1e-3)
+    assert summary.causes is not None and summary.causes.origins[0].rank == 0
+    assert "torch.profiler" in summary.world.imported and "samples" in summary.world.imported
+
+
+def test_phases_and_waits_over_gloo_are_those_of_the_profile(tmp_path: Path) -> None:
+    one, other = gloo_run(tmp_path, late_us=3_000.0).ranks
+    for rank, wait_us in ((one, 0.0), (other, 3_000.0)):
+        phases = rank.tables["phases"]
+        lengths = {phase: (phases["end_ns"] - phases["begin_ns"])[phases["phase"] == phase] / 1000 for phase in Phase}
+        assert set(lengths[Phase.FORWARD]) == {2_000} and set(lengths[Phase.OPTIMIZER]) == {1_000}
+        assert lengths[Phase.GRAD_SYNC].tolist() == pytest.approx([REDUCED_US + wait_us] * NUM_STEPS)
+        rows = rank.tables["collectives"]
+        assert ((rows["exit_ns"] - rows["enter_ns"]) / 1000).tolist() == pytest.approx(
+            [REDUCED_US + wait_us + 100] * 24
+        )
+        assert rows["step"].tolist() == list(range(3, 27)) and not rows["blocked_ns"].any()
+
+
+def test_steps_without_marks_end_with_the_optimizer(tmp_path: Path) -> None:
+    found = gloo_run(tmp_path, with_steps=False)
+    steps = found.ranks[0].tables["steps"]
+    assert (
+        steps["step"].tolist() == list(range(NUM_STEPS)) and "steps: the ends of optimizer steps" in found.source.notes
+    )
+    assert np.diff(steps["end_ns"]).tolist() == [10 * MS] * (NUM_STEPS - 1)
+
+
+def test_clocks_of_two_hosts_are_aligned_by_their_collectives(tmp_path: Path) -> None:
+    offset_us = 7_000_000.0
+    for rank in (0, 1):
+        events = gloo_events(rank, late_us=200.0, offset_us=offset_us * rank)
+        write(tmp_path / f"r{rank}.json", events, facts(rank, host=f"n{rank}"))
+    found = import_kineto([tmp_path])
+    clock = found.ranks[1].tables["clock"]
+    assert (np.abs(clock["offset_ns"] - offset_us * 1000) <= clock["halfwidth_ns"]).all()
+    assert 0 < clock["halfwidth_ns"].max() <= 2 * (REDUCED_US + 400) * 1000 and (clock["ref_rank"] == 0).all()
+    assert any("aligned by collectives" in note for note in found.source.notes)
+
+
+def test_ranks_of_one_host_share_a_clock(tmp_path: Path) -> None:
+    found = gloo_run(tmp_path)
+    assert len({one.header.host_key for one in found.ranks}) == 1
+    assert all("clock" not in one.tables for one in found.ranks)
+
+
+def test_collectives_of_another_run_contradict_each_other(tmp_path: Path) -> None:
+    events = gloo_events(1)
+    for number, one in enumerate(events):
+        one["ts"] += (number // 6) ** 2 * 3_000
+    write(tmp_path / "r0.json", gloo_events(0), facts(0, host="n0"))
+    write(tmp_path / "r1.json", events, facts(1, host="n1"))
+    assert any("contradict each other" in note for note in import_kineto([tmp_path]).source.notes)
+
+
+def test_a_rank_without_a_common_collective_has_no_clock(tmp_path: Path) -> None:
+    write(tmp_path / "r0.json", gloo_events(0), facts(0, host="n0"))
+    write(tmp_path / "r1.json", [one for one in gloo_events(1) if "gloo" not in one["name"]], facts(1, host="n1"))
+    found = import_kineto([tmp_path])
+    assert "clock" not in found.ranks[1].tables
+    assert any(note.startswith("rank 1 shares no collective") for note in found.source.notes)
+
+
+def test_a_device_passes_a_mark_when_what_was_launched_before_has_ended(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", nccl_events(rank, late_us=1_000.0), facts(rank, backend="nccl"))
+    late, early = import_kineto([tmp_path]).ranks
+    phases = early.tables["phases"]
+    origin = early.tables["steps"]["begin_ns"][0]
+    first = {int(row["phase"]): row for row in phases[:3]}
+    assert first[Phase.FORWARD]["device_end_ns"] - origin == 3 * MS
+    assert first[Phase.BACKWARD]["device_end_ns"] - origin == 6 * MS
+    assert first[Phase.OPTIMIZER]["device_end_ns"] - origin == int(9.5 * MS)
+    rows = early.tables["collectives"]
+    assert (rows["blocked_ns"] == int((REDUCED_US + 1_000) * 1000)).all() and rows["seq"].tolist() == list(range(24))
+    assert (late.tables["collectives"]["blocked_ns"] == int(REDUCED_US * 1000)).all()
+
+
+def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in range(4):
+        write(folder / f"rank{rank}.json", nccl_events(rank, late_us=3_000.0), facts(rank, 4, backend="nccl"))
+    summary = report(import_kineto([folder]), tmp_path / "run")
+    assert summary.verdict.mode == "persistent straggler" and summary.verdict.culprits[0].id == "0"
+
+
+def test_the_rank_comes_from_the_name_where_no_distributed_info_says_it(tmp_path: Path) -> None:
+    for rank in (0, 3):
+        write(tmp_path / f"rank-{rank}.Nov_01.pt.trace.json", gloo_events(rank), {"schemaVersion": 1})
+    found = import_kineto([tmp_path])
+    assert [one.header.rank for one in found.ranks] == [0, 3] and found.ranks[0].header.world_size == 4
+    assert any("the rank is that of the file's name" in note for note in found.source.notes)
+    assert any("taken as 4" in note for note in found.source.notes)
+
+
+def test_packed_profiles_and_single_files_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank0.json", gloo_events(0), facts(0))
+    packed = tmp_path / "x" / "rank1.json.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(write(tmp_path / "rank1.json", gloo_events(1), facts(1)).read_bytes()))
+    assert [one.header.rank for one in import_kineto([path, packed]).ranks] == [0, 1]
+
+
+def _twice(folder: Path) -> None:
+    for name in ("a", "b"):
+        write(folder / f"{name}.json", gloo_events(0), facts(0))
+
+
+def _nameless(folder: Path) -> None:
+    for name in ("a", "b"):
+        write(folder / f"{name}.json", gloo_events(0), {})
+
+
+def _two_jobs(folder: Path) -> None:
+    write(folder / "a.json", gloo_events(0), facts(0, 2))
+    write(folder / "b.json", gloo_events(1), facts(1, 4))
+
+
+def _beyond(folder: Path) -> None:
+    write(folder / "rank7.json", gloo_events(0), {})
+    write(folder / "b.json", gloo_events(1), facts(1, 4))
+
+
+def _nothing_usable(folder: Path) -> None:
+    (folder / "a.json").write_text("[]")
+    (folder / "b.json").write_text("")
+
+
+def _infinite(folder: Path) -> None:
+    write(folder / "a.json", [event("Optimizer.step#x", "user_annotation", 1e300, 2e300)], facts(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: None, "holds no .json"),
+        (_twice, "are both of rank 0"),
+        (_nameless, "does not say which rank it is"),
+        (_two_jobs, "profiles of different jobs"),
+        (_beyond, "rank 7 is not one of 4 ranks"),
+        (_nothing_usable, "no profile can be used"),
+        (_infinite, "times that no profile has"),
+    ],
+)
+def test_profiles_that_make_no_run_are_refused(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
+    make(tmp_path)
+    with pytest.raises(TraceError, match=message):
+        import_kineto([tmp_path])
+
+
+def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "rank-1.json").write_text('{"traceEvents": [{"ph"')
+    write(tmp_path / "rank-0.json", gloo_events(0), facts(0))
+    found = import_kineto([tmp_path])
+    assert [one.header.rank for one in found.ranks] == [0]
+    assert "rank-1.json is cut off" in found.problems[0] and "left out" in found.problems[0]
+
+
+def test_hostile_facts_are_ignored_or_made_printable(tmp_path: Path) -> None:
+    said = facts(0)
+    said["distributedInfo"] |= {"rank": "0; rm", "pg_config": [7, {"ranks": [-4]}, {"ranks": "x"}], "backend": ["x"]}
+    said |= {"host_name": "n1\x1b[31m" + "x" * 500, "baseTimeNanoseconds": "soon"}
+    write(tmp_path / "rank-0.json", gloo_events(0), said)
+    found = import_kineto([tmp_path])
+    assert found.ranks[0].header.rank == 0 and "\x1b" not in found.ranks[0].header.host
+    assert len(found.ranks[0].header.host) < 100
