@@ -40,7 +40,7 @@ from hpcpace.world.environment import process_environ
 )
 @headed(
     "Output",
-    option("--runs", "num_runs", type=Whole(0), default=20, help="List this many of the newest runs."),
+    option("--runs", "num_runs", type=Whole(0), default=20, help="Show this many of the newest runs."),
     option("--json", "as_json", is_flag=True, help="Print the history as JSON."),
 )
 def command(folder: Path, job: str, host: str, memory: str | None, num_runs: int, as_json: bool) -> None:

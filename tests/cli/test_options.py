@@ -154,7 +154,7 @@ TEXTS = {
 }
 PLAIN_TEXTS = {
     *("--resume", "--interface", "--samples-unit", "--rules", "--ignore", "--show", "--fail-on", "--name", "--share"),
-    *("--on", "--signal", "--placements", "--policies"),
+    *("--on", "--signal", "--placements", "--policies", "--host", "--job"),
 }
 
 
