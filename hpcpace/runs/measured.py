@@ -200,17 +200,13 @@ def stored_run(run: RunDirectory, attempt: Attempt, problems: list[str]) -> Meas
         attempt: its attempt.
         problems: takes why a summary cannot be used, if it is damaged.
     """
-    content = read_json(run, run.summary_json.name, dict, problems, most_bytes=_MOST_BYTES)
-    if content is None or not _is_fresh(content, attempt):
-        return None
-    conditions = read_conditions(attempt, problems)
-    return read_json(
-        run,
-        run.summary_json.name,
-        lambda _: from_summary(content, run, conditions),
-        problems,
-        most_bytes=_MOST_BYTES,
-    )
+
+    def made_of(content: Any) -> MeasuredRun | None:
+        if not _is_fresh(content, attempt):
+            return None
+        return from_summary(content, run, read_conditions(attempt, problems))
+
+    return read_json(run, run.summary_json.name, made_of, problems, most_bytes=_MOST_BYTES)
 
 
 def _is_fresh(content: Mapping[str, Any], attempt: Attempt) -> bool:
