@@ -15,6 +15,7 @@ from statistics import fmean, median
 from hpcpace.metrics.run_difference import LEAST_REPEATS, LogDifference, log_difference, spread_of_places
 from hpcpace.runs.measured import MeasuredRun, RankTimes
 
+_LEAST_FOR_MEDIAN = 5
 LEAST_NAMED = 0.01
 """Change of own work below which a place is not named, however certain it is."""
 
@@ -27,7 +28,8 @@ class PlaceRow:
         kind, name: host or rank, and which.
         before_ns, after_ns: own work per step, mean over its ranks; None in a group that does not have it.
         caused_before_ns, caused_after_ns: exposed wait that began there, mean over all ranks.
-        change: ln(B / A) of its own work, against what changed everywhere; None where nothing compares.
+        change: ln(B / A) of its own work; None where nothing compares.
+        beyond: the same less what most hosts changed by; None likewise.
         is_named: whether it is slower or faster in B beyond noise, and others are not.
         against: what it is compared with: itself, or the others of its run.
     """
@@ -39,8 +41,14 @@ class PlaceRow:
     caused_before_ns: float
     caused_after_ns: float
     change: LogDifference | None
+    beyond: LogDifference | None
     is_named: bool
     against: str
+
+    @property
+    def beyond_share(self) -> float:
+        """By how much it is slower in B beyond what most hosts changed by, relative."""
+        return expm1(self.beyond.value) if self.beyond is not None else 0.0
 
     @property
     def change_share(self) -> float:
@@ -53,7 +61,7 @@ class PlaceChanges:
     """What changed where.
 
     Attributes:
-        common: ln(B / A) of own work at most places; 0 where work per rank cannot be compared.
+        common: ln(B / A) of own work at most hosts; 0 where that cannot be told.
         is_common: whether that is beyond noise.
         hosts: all hosts of both groups, the largest change first.
         ranks: ranks that are named, and are not all of a named host.
@@ -111,7 +119,7 @@ def place_changes(
     reference, is_common = _common(hosts, has_same_layout)
     found = [_named(row, reference) for row in hosts]
     return PlaceChanges(
-        common=reference if has_same_layout else 0.0,
+        common=reference,
         is_common=is_common,
         hosts=tuple(sorted(found, key=_size)),
         ranks=_ranks(before, after, prior_cv, has_same_layout, found, reference),
@@ -165,6 +173,7 @@ def _rows(
                 caused_before_ns=_caused(before, name, key),
                 caused_after_ns=_caused(after, name, key),
                 change=change,
+                beyond=change,
                 is_named=False,
                 against="itself" if is_itself else "others",
             )
@@ -239,18 +248,23 @@ def _caused(group: Sequence[MeasuredRun], name: str, key: Callable[[RankTimes], 
 
 
 def _common(rows: Sequence[PlaceRow], has_same_layout: bool) -> tuple[float, bool]:
-    """Return the change that most places share, and whether it is beyond noise; 0 where fewer than half do."""
+    """Return the change of most places, and whether it is beyond noise.
+
+    Runs differ as a whole as well, which is no place's doing. The median of few places may be that of the changed ones:
+    with fewer than 5 it is 0 unless more than half of them changed beyond noise.
+    """
     changes = [row.change for row in rows if row.change is not None and row.against == "itself"]
     if not has_same_layout or not changes:
         return 0.0, False
     slower, faster = sum(change.low > 0 for change in changes), sum(change.high < 0 for change in changes)
-    if 2 * max(slower, faster) <= len(changes):
+    is_common = 2 * max(slower, faster) > len(changes)
+    if not is_common and len(changes) < _LEAST_FOR_MEDIAN:
         return 0.0, False
-    return median(change.value for change in changes), True
+    return median(change.value for change in changes), is_common
 
 
 def _size(row: PlaceRow) -> tuple[bool, float]:
-    return not row.is_named, -abs(row.change.value) if row.change is not None else 0.0
+    return not row.is_named, -abs(row.beyond.value) if row.beyond is not None else 0.0
 
 
 def _named(row: PlaceRow, reference: float) -> PlaceRow:
@@ -258,8 +272,8 @@ def _named(row: PlaceRow, reference: float) -> PlaceRow:
     if change is None:
         return row
     usual = reference if row.against == "itself" else 0.0
-    is_named = (change.low > usual or change.high < usual) and abs(change.value - usual) > LEAST_NAMED
-    return replace(row, is_named=is_named)
+    beyond = replace(change, value=change.value - usual, low=change.low - usual, high=change.high - usual)
+    return replace(row, beyond=beyond, is_named=beyond.is_beyond_noise and abs(beyond.value) > LEAST_NAMED)
 
 
 def _roles(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> tuple[tuple[str, float, float], ...]:

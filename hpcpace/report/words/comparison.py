@@ -35,7 +35,7 @@ def place_sentences(comparison: Comparison) -> list[str]:
     places = comparison.places
     if places is None:
         return ["own work is not known of all ranks: no place can be named"]
-    found = [_place_sentence(row) for row in places.named[:_MOST_PLACES]]
+    found = [_place_sentence(row, places.common) for row in places.named[:_MOST_PLACES]]
     if len(places.named) > _MOST_PLACES:
         found.append(f"{len(places.named) - _MOST_PLACES} more places changed")
     if places.is_common:
@@ -46,14 +46,18 @@ def place_sentences(comparison: Comparison) -> list[str]:
     return found
 
 
-def _place_sentence(row: PlaceRow) -> str:
-    assert row.change is not None
+def _place_sentence(row: PlaceRow, common: float) -> str:
+    assert row.beyond is not None
     name = printable(row.name if row.kind == "host" else f"rank {row.name}")
-    direction = "slower" if row.change.value > 0 else "faster"
-    low, high = signed(expm1(row.change.low)), signed(expm1(row.change.high))
-    against = "" if row.against == "itself" else ", against the ranks of its role in the same run"
+    direction = "slower" if row.beyond.value > 0 else "faster"
+    low, high = signed(expm1(row.beyond.low)), signed(expm1(row.beyond.high))
+    against = ""
+    if row.against == "others":
+        against = ", against the ranks of its role in the same run"
+    elif common:
+        against = ", beyond what most hosts changed by"
     return (
-        f"{name} is {percent(abs(row.change_share))} {direction} in B by its own work (95 %: {low} to {high}){against}"
+        f"{name} is {percent(abs(row.beyond_share))} {direction} in B by its own work (95 %: {low} to {high}){against}"
     )
 
 
