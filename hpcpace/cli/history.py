@@ -14,7 +14,9 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, headed, option
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config_sources import load_config
-from hpcpace.errors import CannotTell
+from hpcpace.errors import CannotTell, UsageError
+from hpcpace.files import write_file
+from hpcpace.report.html.history import history_page
 from hpcpace.report.terminal.history import print_history
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.rundir import RUNS, json_text
@@ -42,8 +44,11 @@ from hpcpace.world.environment import process_environ
     "Output",
     option("--runs", "num_runs", type=Whole(0), default=20, help="Show this many of the newest runs."),
     option("--json", "as_json", is_flag=True, help="Print the history as JSON."),
+    option("--html", "html", metavar="FILE", type=PATH, help="Write a page with plots.", show_default="none"),
 )
-def command(folder: Path, job: str, host: str, memory: str | None, num_runs: int, as_json: bool) -> None:
+def command(
+    folder: Path, job: str, host: str, memory: str | None, num_runs: int, as_json: bool, html: Path | None
+) -> None:
     """Say what changed over the runs in DIR (default: runs), for good or for once, by job and by host.
 
     Instead of DIR, a file that ends in .csv may hold the runs of other tools. What was read of runs is kept in
@@ -59,10 +64,17 @@ def command(folder: Path, job: str, host: str, memory: str | None, num_runs: int
         with shown_progress() as stage:
             runs = indexed_runs(folder, settings, progress=stage("reading runs"))
     found = history(str(folder), runs, job=job, host=host)
+    if html is not None and found.num_runs:
+        try:
+            write_file(html, history_page(found))
+        except OSError as error:
+            raise UsageError(f"cannot write {html}: {error.strerror}") from error
     if as_json:
         click.echo(json_text(found.to_json()), nl=False)
     elif found.num_runs:
         print_history(_console(), found, num_runs=num_runs)
+        if html is not None:
+            click.echo(f"\nwritten: {html}")
     if not found.num_runs:
         which = " of that job or host" if job or host else ""
         raise CannotTell(

@@ -46,6 +46,14 @@ def test_json_is_for_programs(hpcpace: Call, tmp_path: Path) -> None:
     assert (event["duration"], event["num_runs"]) == ("lasting", 6) and len(content["series"][0]["rows"]) == 12
 
 
+def test_the_page_has_plots(hpcpace: Call, tmp_path: Path) -> None:
+    code, out, _ = hpcpace(
+        "history", _csv(tmp_path / "runs.csv", [0.1] * 6 + [0.11] * 6), "--html", tmp_path / "h.html"
+    )
+    assert code == 0 and str(tmp_path / "h.html") in out
+    assert "Save history.json" in (tmp_path / "h.html").read_text()
+
+
 def test_a_width_of_80_columns_is_enough(hpcpace: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcpace.cli.history.MAX_WIDTH", 80)
     monkeypatch.chdir(DATA)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hpcpace.runs.conditions import Conditions
@@ -67,8 +67,3 @@ def sample_run(
         "conditions": conditions or Conditions(),
     }
     return MeasuredRun(**{**values, **changes})
-
-
-def conditions(**tables: Mapping[str, str] | str) -> Conditions:
-    """Return conditions with some tables."""
-    return Conditions(**tables)  # type: ignore[arg-type]

@@ -1,0 +1,66 @@
+"""The pages of comparisons and histories: what is in them, and that names from files stay names."""
+
+from __future__ import annotations
+
+import pytest
+from sample_runs import sample_run
+
+from hpcpace.report.html.comparison import comparison_page
+from hpcpace.report.html.history import history_page
+from hpcpace.report.html.packed import compressed
+from hpcpace.runs.compare import compare
+from hpcpace.runs.history import History, history
+from hpcpace.runs.history_index import IndexedRuns
+from hpcpace.runs.history_row import HistoryRow
+
+NASTY = "<script>alert(1)</script>"
+
+
+@pytest.fixture(autouse=True)
+def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(""))
+
+
+def _history(host: str, job: str, run: str) -> History:
+    rows = [
+        HistoryRow(
+            run=f"{run}{number}",
+            begun_unix_ns=(20_000 + number) * 86_400 * 10**9,
+            job=job,
+            kind="",
+            p50_ns=1e8 * (1 + 0.2 * (number > 5)),
+            hosts=(host,),
+            slowness={host: 0.1 * (number > 5)},
+        )
+        for number in range(12)
+    ]
+    return history("runs", IndexedRuns(rows=tuple(rows), broken={run: run}, num_running=0, num_read=0, index=""))
+
+
+def test_a_comparison_shows_both_sides_and_its_plots() -> None:
+    made = comparison_page(compare([sample_run("a")], [sample_run("b", work=(100.0, 100.0, 100.0, 108.0))]))
+    assert "<h3>A</h3>" in made and "<h3>B</h3>" in made
+    assert all(f'id="{name}"' in made for name in ("blocks", "parts", "hosts"))
+    assert "B is 7.6 % slower than A" in made
+
+
+def test_a_comparison_without_parts_has_no_plots_of_them() -> None:
+    runs = [sample_run(name, ranks=(), block_p50_ns=()) for name in "ab"]
+    made = comparison_page(compare(runs[:1], runs[1:]))
+    assert 'class="plot"' not in made and "No difference beyond noise" in made
+
+
+def test_a_history_shows_jobs_and_the_hosts_that_changed() -> None:
+    made = history_page(_history("n3", "train", "run-"))
+    assert 'id="job-0"' in made and 'id="hosts"' in made and "n3 is 10.5 % slower since" in made
+
+
+def test_names_from_files_are_never_more_than_names() -> None:
+    pages = (
+        comparison_page(
+            compare([sample_run(f"{NASTY}/a")], [sample_run(f"{NASTY}/b", hosts=[f"{NASTY}{n}" for n in range(4)])])
+        ),
+        history_page(_history(NASTY, NASTY, NASTY)),
+    )
+    for made in pages:
+        assert NASTY not in made and "&lt;script&gt;" in made
