@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,11 @@ import pytest
 from sample_runs import sample_run
 
 from experiments.synthetic_run import SyntheticRun
+from hpcpace.config import Config
+from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.report.words.history import event_sentence
-from hpcpace.rundir import HISTORY_INDEX
+from hpcpace.rundir import HISTORY_INDEX, json_text
 from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.history import Event, History, history
@@ -25,7 +29,7 @@ from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, row_of_c
 DATA = Path(__file__).parents[2] / "data" / "history"
 DAY_NS = 86_400 * 10**9
 BEGIN_NS = 20_000 * DAY_NS
-RUN = SyntheticRun(num_ranks=4, num_steps=12, num_warmup=2, hosts=("n0", "n1", "n2", "n3"))
+RUN = SyntheticRun(num_ranks=2, num_steps=12, num_warmup=2, hosts=("n0", "n1"))
 
 
 def _row(number: int, *, job: str = "train", step: float = 0.1, slow: dict[str, float] | None = None) -> HistoryRow:
@@ -130,11 +134,21 @@ def test_a_third_run_at_the_new_level_makes_it_lasting() -> None:
     ]
 
 
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was reported, so that reading it takes no time."""
+    run = RUN.write(tmp_path_factory.mktemp("reported") / "run")
+    made = analyze(run, run.attempt(0), Selection(), Config(), begin_stage=lambda _: lambda done, total: None)
+    assert made is not None
+    run.write(run.summary_json.name, json_text(made.summary.to_json()))
+    return run.path
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, reported: Path) -> Path:
     """Two runs, one that is broken, one without steps, and one that still records."""
-    RUN.write(tmp_path / "a")
-    RUN.write(tmp_path / "topic" / "b")
+    shutil.copytree(reported, tmp_path / "a")
+    shutil.copytree(reported, tmp_path / "topic" / "b")
     for file in RUN.write(tmp_path / "broken").last_attempt().trace_dir.iterdir():
         file.write_bytes(b"no trace")
     replace(RUN, num_warmup=12).write(tmp_path / "warmup")
@@ -154,7 +168,7 @@ def test_the_index_saves_reading_runs_that_have_not_changed(folder: Path) -> Non
     again = indexed_runs(folder)
     assert again.rows == first.rows and again.broken == first.broken
     assert (again.num_read, again.index) == (1, "kept")  # the run that still records
-    RUN.write(folder / "c")
+    shutil.copytree(folder / "a", folder / "c")
     assert indexed_runs(folder).num_read == 2
 
 

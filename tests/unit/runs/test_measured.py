@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,16 @@ def _reported(run: RunDirectory, selection: Selection | None = None) -> RunDirec
     assert made is not None
     run.write(run.summary_json.name, json_text(made.summary.to_json()))
     return run
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _reported(RUN.write(tmp_path_factory.mktemp("reported") / "run")).path
+
+
+def _copied(path: Path, to: Path) -> RunDirectory:
+    shutil.copytree(path, to)
+    return RunDirectory(to)
 
 
 def test_a_summary_and_its_traces_say_the_same(tmp_path: Path) -> None:
@@ -72,9 +83,9 @@ def test_waits_are_counted_with_the_rank_at_which_they_began(tmp_path: Path) -> 
     ],
 )
 def test_a_summary_that_is_foreign_or_of_other_files_is_not_taken(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object]
+    tmp_path: Path, reported: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
-    run = _reported(RUN.write(tmp_path / "a"))
+    run = _copied(reported, tmp_path / "a")
     content = json.loads(run.summary_json.read_text())
     change(content)
     run.summary_json.write_text(json.dumps(content))
@@ -88,16 +99,16 @@ def test_a_summary_of_some_steps_is_not_taken(tmp_path: Path) -> None:
     assert measured is not None and not measured.is_from_summary
 
 
-def test_a_trace_that_has_grown_makes_a_summary_old(tmp_path: Path) -> None:
-    run = _reported(RUN.write(tmp_path / "a"))
+def test_a_trace_that_has_grown_makes_a_summary_old(tmp_path: Path, reported: Path) -> None:
+    run = _copied(reported, tmp_path / "a")
     with run.last_attempt().trace_file(0).open("ab") as file:
         file.write(b"\0")
     measured = load_run(run.path).measured
     assert measured is not None and not measured.is_from_summary
 
 
-def test_a_summary_stands_for_traces_that_were_removed(tmp_path: Path) -> None:
-    run = _reported(RUN.write(tmp_path / "a"))
+def test_a_summary_stands_for_traces_that_were_removed(tmp_path: Path, reported: Path) -> None:
+    run = _copied(reported, tmp_path / "a")
     for file in run.last_attempt().trace_dir.iterdir():
         file.unlink()
     measured = load_run(run.path).measured
