@@ -46,7 +46,8 @@ COMMANDS = {
 # A module `list` of this package would hide what Python calls so, and `import` is a word of Python.
 _MODULES = {"list": "runs", "import": "import_"}
 
-_READERS = ("report", "timeline", "dump", "pack")  # they read traces by libraries that crash for want of memory
+# They read traces by libraries that crash for want of memory.
+_READERS = ("report", "compare", "scale", "history", "timeline", "dump", "pack")
 
 
 class LazyGroup(Group):

@@ -16,6 +16,7 @@ from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.run_state import is_running, journals_of, read_start
 from hpcpace.errors import CannotTell, HpcpaceError, TraceError
+from hpcpace.memory import keep_freed_memory
 from hpcpace.parallel import map_processes
 from hpcpace.run_search import open_named_run
 from hpcpace.rundir import Attempt, RunDirectory
@@ -69,6 +70,7 @@ def load_runs(
         NotEnoughMemory: one of the processes that share the work was killed.
     """
     config = config or Config()
+    keep_freed_memory()
 
     def load(path: Path) -> LoadedRun:
         return load_run(path, config, takes_running=takes_running)
