@@ -33,11 +33,11 @@ def document(found: Mapping[str, Sequence[Judged]]) -> str:
             [
                 "# Scaling, held against sizes that it has not seen",
                 f"Written by `python -m experiments.scale_lab {' '.join(f'--{name}' for name in found)} --write` on "
-                f"{time.strftime('%Y-%m-%d', time.gmtime())}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.0f}. In "
-                "each set-up one thing is injected, at 1 to 32 hosts with one rank each; computation is emulated by "
+                f"{time.strftime('%Y-%m-%d', time.gmtime())}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.0f}. "
+                "In each set-up one thing is injected, at 1 to 32 hosts with one rank each; computation is emulated by "
                 "sleeping. `hpcpace scale` sees 1, 2, 4 and 8 hosts ([scale.md](scale.md)). The mean step time at 16 "
-                "and 32 hosts should be in its interval, and the part that it says stops the job should be the injected "
-                "one.",
+                "and 32 hosts should be in its interval, and the part that it says stops the job should be the "
+                "injected one.",
                 *(_section(name, rows) for name, rows in found.items()),
             ]
         )

@@ -19,10 +19,8 @@ from hpcpace.plots.csv_text import csv_bytes
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.scale import print_scaling
 from hpcpace.rundir import json_text
-from hpcpace.runs.csv_form import read_csv
-from hpcpace.runs.load import load_runs
+from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import Scaling, scaling_of
-from hpcpace.runs.scaling.samples import Sample, sample_of_line, sample_of_run
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.runs.scaling.table import COLUMNS, rows_of
 
@@ -49,7 +47,8 @@ def command(runs: tuple[Path, ...], scaling: Kind | None, target: Path | None, a
 
     Exit codes: 0 fine; 1 some runs were left out; 2 bad input; 3 the runs have one size, or no speeds to compare.
     """
-    samples, problems = _samples(runs)
+    with shown_progress() as begin_stage:
+        samples, problems = read_samples(runs, progress=begin_stage("reading runs"))
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
     for problem in problems:
         click.echo(f"hpcpace: warning: {printable(problem)}", err=True)
@@ -63,26 +62,6 @@ def command(runs: tuple[Path, ...], scaling: Kind | None, target: Path | None, a
             click.echo(f"\nwritten: {printable(str(target))}")
     if problems or found.left_out:
         raise SystemExit(EXIT_WARNING)
-
-
-def _samples(paths: tuple[Path, ...]) -> tuple[list[Sample], list[str]]:
-    """Return the runs of a call, and why others of it cannot be read.
-
-    Raises:
-        UsageError: CSV files and runs are mixed, several CSV files are named, or no run can be read.
-    """
-    tables = [path for path in paths if path.suffix == ".csv"]
-    if tables and len(paths) > 1:
-        raise UsageError(f"{tables[0]} is a CSV file: name it alone, its speeds were measured in another way")
-    if tables:
-        return [sample_of_line(line, str(tables[0])) for line in read_csv(tables[0])], []
-    with shown_progress() as begin_stage:
-        loaded = load_runs(paths, progress=begin_stage("reading runs"))
-    problems = [run.problem for run in loaded if run.problem]
-    samples = [sample_of_run(run.measured) for run in loaded if run.measured is not None]
-    if not samples:
-        raise UsageError(f"no run can be read: {'; '.join(problems[:3])}")
-    return samples, problems
 
 
 def _write(target: Path, found: Scaling) -> None:

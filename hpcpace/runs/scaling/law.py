@@ -22,11 +22,14 @@ Basis = Callable[[FloatArray], FloatArray]
 
 MOST_FACTOR = 4
 """Beyond this many times the largest size nothing is predicted."""
-LEAST_SIZES = 3
+LEAST_SIZES = 2
+PRIOR_ERROR = 0.03
+"""Relative error of a law for each doubling beyond the largest size, where too few sizes were measured to see it."""
 _NUM_DRAWS = 400
 # Relative error of parts of the step: to which one a nanosecond belongs is not always clear.
 _WORK_ERROR, _PART_ERROR = 0.01, 0.05
 _FLOOR = 0.003  # of the shortest step, below which a part is noise
+_LEAST_POINTS = 3
 _LEAST_GROWING = 4  # sizes for a term to have more than two functions
 _TINY = 1e-12
 
@@ -130,14 +133,13 @@ def predict(series: Series, num_units: Sequence[int], *, seed: int = 0) -> Predi
     parts, rests_on = _terms(series, targets, generator)
     draws_ns = np.sum(list(parts.values()), axis=0)
     center_ns = np.median(draws_ns, axis=0)
-    backtest = _backtest(series, seed) if len(series.sizes) > LEAST_SIZES else None
+    backtest = _backtest(series, seed) if len(series.sizes) >= _LEAST_GROWING else None
     run_cv = float(np.mean([size.run_cv for size in series.sizes]))
     spread = np.full(len(targets), run_cv)
-    if backtest is not None:
-        # An error made over one step of sizes is made again over each further one.
-        largest = series.sizes[-1].num_units
-        reach = np.maximum(np.log(targets / largest) / np.log(backtest[1]), 0.0)
-        spread = np.hypot(spread, abs(backtest[0]) * reach)
+    # An error made over one step of sizes is made again over each further one.
+    error, step = backtest or (PRIOR_ERROR, 2.0)
+    reach = np.maximum(np.log(targets / series.sizes[-1].num_units) / np.log(step), 0.0)
+    spread = np.hypot(spread, abs(error) * reach)
     noisy = draws_ns * np.exp(spread * generator.standard_normal(draws_ns.shape))
     low_ns, high_ns = np.quantile(noisy, (0.025, 0.975), axis=0)
     return Predicted(
@@ -235,7 +237,9 @@ def _drawn(
     """
     sigma = np.maximum(values * errors, max(floor, float(values.max(initial=0.0)) * 1e-6, _TINY))
     usable = [
-        basis for basis in candidates if len(basis) <= len(n) - (len(n) < _LEAST_GROWING) and _is_determined(basis, n)
+        basis
+        for basis in candidates
+        if len(basis) <= (3 if len(n) >= _LEAST_GROWING else 2) and _is_determined(basis, n)
     ] or [candidates[0]]
     fits = [_fitted(basis, n, values, sigma) for basis in usable]
     scores = np.array([error + len(basis) * np.log(len(n)) for basis, (_, error) in zip(usable, fits, strict=True)])
@@ -333,7 +337,7 @@ def _exponents(series: Series, generator: np.random.Generator) -> FloatArray:
         if k == 2 and value > 1
     ]
     work = np.log([point[0] for point in points])
-    if len(points) < LEAST_SIZES or np.ptp(work) < np.log(2):
+    if len(points) < _LEAST_POINTS or np.ptp(work) < np.log(2):
         return generator.uniform(0.0, 1.0, (_NUM_DRAWS, 1))
     loss = np.log([point[1] for point in points])
     center = work - work.mean()

@@ -173,9 +173,16 @@ def test_one_size_alone_cannot_tell(samples: list[Sample]) -> None:
         scaling_of(samples)
 
 
-def test_two_sizes_have_figures_and_no_law() -> None:
-    found = scaling_of([_sample(1), _sample(2)])
-    assert not found.predictions and "2 sizes were measured, a law needs 3" in found.no_law
+def test_two_sizes_leave_the_form_of_the_law_open() -> None:
+    """A serial share and a transfer that grows fit two sizes equally well, and part at four times the larger one."""
+    samples = [replace(_sample(nodes, strong=True, work=20 + 80 / nodes), parts_ns=None) for nodes in (1, 2)]
+    two = scaling_of(samples).predictions[1]
+    four = scaling_of(
+        [replace(_sample(nodes, strong=True, work=20 + 80 / nodes), parts_ns=None) for nodes in (1, 2, 4, 8)]
+    ).predictions[1]
+    width = [(size.step_interval_ns[1] - size.step_interval_ns[0]) / size.step_ns for size in (two, four)]
+    assert width[0] > 2 * width[1]
+    assert two.step_interval_ns[0] <= (20 + 80 / 8) * MS <= two.step_interval_ns[1]
 
 
 def test_runs_that_count_different_things_are_refused() -> None:

@@ -1,0 +1,35 @@
+"""The figures of a scaling series: scaling_curve.py and scaling_factor.py."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+WEAK = "run,nodes,throughput,batch\na,1,100,64\nb,2,190,128\nc,4,340,256\nd,8,560,512\n"
+BETTER = "run,nodes,throughput,batch\na,1,100,64\nb,2,230,128\n"  # as where caches hold less work
+UNKNOWN = "run,nodes,throughput\na,2,100\nb,4,90\n"
+
+
+@pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])
+@pytest.mark.parametrize("content", [WEAK, BETTER, UNKNOWN])
+def test_each_script_writes_its_table_and_figures(script, tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / "runs.csv").write_text(content)
+    code, out, err = script(name, tmp_path / "runs.csv", "--out", tmp_path / "out")
+    assert (code, err) == (0, "") and f"{name}.png" in out
+    with (tmp_path / "out" / f"{name}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    measured = [row for row in rows if row["is_predicted"] == "0"]
+    assert [row["units"] for row in measured] == [line.split(",")[1] for line in content.splitlines()[1:]]
+    for ending in ("png", "svg"):
+        assert (tmp_path / "out" / f"{name}.{ending}").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])
+def test_one_size_is_refused(script, tmp_path: Path, name: str) -> None:
+    (tmp_path / "runs.csv").write_text("run,nodes,throughput\na,2,100\n")
+    code, _, err = script(name, tmp_path / "runs.csv", "--out", tmp_path / "out")
+    assert code == 3 and "all runs are of one size" in err
