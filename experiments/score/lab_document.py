@@ -39,6 +39,10 @@ class LabOutcome(Protocol):
     @property
     def is_same_without_lab(self) -> bool | None: ...
     @property
+    def load(self) -> float: ...
+    @property
+    def commit(self) -> str: ...
+    @property
     def error(self) -> str: ...
 
 
@@ -58,16 +62,17 @@ def line(outcome: LabOutcome) -> str:
     )
 
 
-def document(outcomes: Sequence[LabOutcome], *, command: str, duration_s: float) -> str:
+def document(outcomes: Sequence[LabOutcome], *, command: str) -> str:
     """Return docs/diagnosis-lab.md."""
     slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.strip()
     num_same = sum(outcome.is_same_without_lab is True for outcome in outcomes)
+    loads, commits = [outcome.load for outcome in outcomes], sorted({outcome.commit for outcome in outcomes})
     parts = [
         _PROSE.read_text().strip(),
-        f"Written by `{command}` on {time.strftime('%Y-%m-%d')}, in {duration_s / 60:.0f} minutes: {len(outcomes)} "
-        f"jobs of four ranks, hpcpace {version('hpcpace')}, {slurm}, torch {version('torch')}, Python "
-        f"{platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores for all hosts, load "
-        f"{os.getloadavg()[2]:.1f} in the last 15 minutes.",
+        f"Written by `{command}` on {time.strftime('%Y-%m-%d')}, with {len(outcomes)} "
+        f"jobs of four ranks, hpcpace {version('hpcpace')} ({', '.join(commits)}), {slurm}, torch {version('torch')}, "
+        f"Python {platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores for all hosts, load "
+        f"{min(loads):.1f} to {max(loads):.1f} at the end of each job.",
         table(outcomes),
         _markdown(("case", "what happens", "mode that is right"), [_title(case) for case in CASES]),
         f"{num_same} of {len(outcomes)} verdicts were the same when the report was made once more without the lab and "

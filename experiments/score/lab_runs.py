@@ -1,7 +1,8 @@
 """Scores the diagnosis on real jobs in the lab: `python -m experiments.score.lab_runs`. Needs root and Slurm.
 
 Each case is a training job on four hosts, with real processes, a real network and the batch script's own report. Its
-verdict is read from summary.json, as a program would, and judged against the injection or the lab's log of truth.
+verdict is read from summary.json, as a program would, and judged against the injection or the lab's log of truth. With
+`--keep` and `--minutes`, a campaign runs in stretches: a later call goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -9,21 +10,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.drills.cluster import DrillJob, DrillSite, MisreadStart
-from experiments.score.judge import Judgement, judge
+from experiments.score.judge import judge
 from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
 from experiments.score.lab_document import document, line
+from experiments.score.lab_outcomes import Outcome, change, keep, kept, missing, this_commit
 from experiments.score.truth import Truth
 from hpcpace.config import LabConfig
 from hpcpace.diagnosis.diagnose import Culprit
@@ -35,7 +41,7 @@ FOLDER = Path("/var/tmp")
 """Each host has its own /tmp; all hosts share this folder."""
 JOB_TIMEOUT_S = 300.0
 HANG_S = 3.0
-_MOST_STARTS = 3
+_MOST_STARTS = 5
 _HANG_WAIT_S = 8.0
 """Until a job that hangs is cancelled: more than `HANG_S`, and than twenty of its steps on a busy machine."""
 _ENVIRON = {
@@ -55,65 +61,54 @@ class Said:
     confidence: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The result of one job; `error` says why there is no judgement.
-
-    Attributes:
-        is_mode_found: whether a right mode is among the findings, or the verdict is right without any.
-        step_ms, cv: median step time and its coefficient of variation.
-        is_same_without_lab: whether the run's verdict is the same once the lab and its log of truth are gone; None
-            where that was not tried.
-    """
-
-    case: Case
-    judgement: Judgement | None = None
-    modes: tuple[str, ...] = ()
-    is_mode_found: bool = False
-    headline: str = ""
-    step_ms: float = 0.0
-    cv: float = 0.0
-    run: Path | None = None
-    verdict: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    is_same_without_lab: bool | None = None
-    error: str = ""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.score.lab_runs", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=1, help="run each case this many times")
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="run only these cases")
     parser.add_argument("--labs", type=int, default=2, help="run this many jobs at a time, each in its own lab")
-    parser.add_argument("--keep", type=Path, help="keep the runs in this folder, not below /tmp")
-    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no job after this time")
+    parser.add_argument("--keep", type=Path, help="keep runs and results in this folder; those there already count")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}, once nothing is missing")
     args = parser.parse_args()
     if args.write and args.only:
         parser.error("--write is for all cases")
-    begin_s = time.monotonic()
-    todo = [case for case in CASES if not args.only or case.name in args.only] * args.repetitions
     with tempfile.TemporaryDirectory(prefix="hpcpace-truth-", dir=FOLDER) as folder:
         where = args.keep.resolve() if args.keep else Path(folder)
         where.mkdir(parents=True, exist_ok=True)
-
-        def run(number: int) -> list[Outcome]:
-            of_lab = where / f"lab{number}"
-            of_lab.mkdir(exist_ok=True)
-            with Lab.up(lab_config(f"truth{number}")) as lab:
-                return [told(outcome_of(DrillSite(lab, of_lab), case)) for case in todo[number :: args.labs]]
-
-        def told(outcome: Outcome) -> Outcome:
-            print(f"[{time.monotonic() - begin_s:5.0f} s] {line(outcome)}", flush=True)
-            return outcome
-
-        with ThreadPoolExecutor(args.labs) as pool:
-            outcomes = [outcome for of_lab in pool.map(run, range(args.labs)) for outcome in of_lab]
-        outcomes = [reported_again(outcome) for outcome in outcomes]
+        cases = [case for case in CASES if not args.only or case.name in args.only]
+        todo = missing(cases, kept(where), args.repetitions)
+        if todo:
+            _run_jobs(todo, where, num_labs=min(args.labs, len(todo)), most_s=args.minutes * 60)
+        outcomes = kept(where)
+    num_left = len(missing(cases, outcomes, args.repetitions))
     num_same = sum(outcome.is_same_without_lab is True for outcome in outcomes)
-    print(f"{num_same} of {len(outcomes)} verdicts are the same without the lab")
-    if args.write:
+    print(f"{num_same} of {len(outcomes)} verdicts are the same without the lab; {num_left} jobs are left")
+    if args.write and not num_left:
         command = " ".join(["python -m experiments.score.lab_runs", *sys.argv[1:]])
-        DOCUMENT.write_text(document(outcomes, command=command, duration_s=time.monotonic() - begin_s))
+        DOCUMENT.write_text(document(outcomes, command=command))
         print(f"written: {DOCUMENT}")
+
+
+def _run_jobs(todo: Sequence[Case], where: Path, *, num_labs: int, most_s: float) -> None:
+    """Run a job of each case, in several labs at a time, and keep the results."""
+    begin_s, lock, commit = time.monotonic(), threading.Lock(), this_commit()
+    left = queue.SimpleQueue[Case]()
+    for case in todo:
+        left.put(case)
+
+    def run(number: int) -> None:
+        of_lab = where / f"lab{number}"
+        of_lab.mkdir(exist_ok=True)
+        with Lab.up(lab_config(f"truth{number}")) as lab, suppress(queue.Empty):
+            while time.monotonic() < begin_s + most_s:
+                outcome = outcome_of(DrillSite(lab, of_lab), left.get_nowait())
+                with lock:
+                    keep(dataclasses.replace(outcome, load=os.getloadavg()[0], commit=commit), where)
+                print(f"[{time.monotonic() - begin_s:5.0f} s] {line(outcome)}", flush=True)
+
+    with ThreadPoolExecutor(num_labs) as pool:
+        list(pool.map(run, range(num_labs)))
+    change(where, reported_again)
 
 
 def lab_config(name: str, *, share: tuple[str, ...] = ()) -> LabConfig:
@@ -218,7 +213,7 @@ def said(verdict: Mapping[str, Any]) -> Said:
 
 def reported_again(outcome: Outcome) -> Outcome:
     """Report a run once more, now that the lab is down and its log of truth gone, and compare the verdicts."""
-    if outcome.run is None:
+    if outcome.run is None or outcome.is_same_without_lab is not None:
         return outcome
     command = [sys.executable, "-m", "hpcpace", "report", "--json", str(outcome.run)]
     # Thresholds are settings of the report, and are taken from the environment.

@@ -10,7 +10,8 @@ import pytest
 
 from experiments.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
 from experiments.score.lab_document import line, table
-from experiments.score.lab_runs import Outcome, judged
+from experiments.score.lab_outcomes import Outcome, change, keep, kept, missing
+from experiments.score.lab_runs import judged
 from hpcpace.config import TrainConfig
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.train.plan import plan_training
@@ -146,6 +147,25 @@ def test_table_counts_jobs_that_failed_as_not_right() -> None:
     assert table([right, failed]).splitlines()[2] == (
         "| slow-rank | 2 | 1 of 2 | 1 of 2 | 1 of 1 | 0 of 2 | 150 ms | 0.10 |"
     )
+
+
+def test_outcomes_are_read_as_they_were_kept(tmp_path: Path) -> None:
+    right = _outcome("slow-rank", _summary("persistent straggler", culprits=(RANK_2,)))
+    outcomes = [dataclasses.replace(right, load=2.5, commit="abc"), Outcome(case=BY_NAME["hang"], error="no summary")]
+    for outcome in outcomes:
+        keep(outcome, tmp_path)
+    assert kept(tmp_path) == outcomes
+    change(tmp_path, lambda outcome: dataclasses.replace(outcome, is_same_without_lab=True))
+    assert kept(tmp_path) == [dataclasses.replace(outcome, is_same_without_lab=True) for outcome in outcomes]
+    assert kept(tmp_path / "none") == []
+
+
+def test_a_campaign_goes_on_with_the_jobs_that_are_missing() -> None:
+    cases = [BY_NAME["healthy"], BY_NAME["hang"]]
+    done = [Outcome(case=cases[0])] * 2
+    assert missing(cases, done, 3) == [cases[1], cases[1], cases[0], cases[1]]
+    assert missing(cases, done, 1) == [cases[1]]
+    assert missing(cases, [Outcome(case=case) for case in cases], 1) == []
 
 
 def test_expected_modes_are_all_but_those_that_the_lab_cannot_make() -> None:
