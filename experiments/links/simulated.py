@@ -35,7 +35,8 @@ class SimulatedLinks:
         num_hosts, num_leaves: one rank a host; hosts in blocks below the leaves.
         link_bps, uplink_bps: rates of the hosts' links and of the uplinks.
         is_shuffled: whether neighbours in the ring are random hosts, and not neighbours on a leaf.
-        fault: what is wrong: `none`, `slow`, `foreign`, `flapping`, `lossy` or `small_mtu`.
+        fault: what is wrong: `none`, `slow`, `foreign`, `flapping`, `lossy` or `small_mtu`. Foreign traffic on an
+            uplink comes from the first host of its leaf, and goes to it.
         links: names of the links, as `n3` or `leaf2 uplink`.
         is_one_way: whether only the direction upwards is slow.
         size: of the fault: the part of the rate that is left, that foreign traffic takes, or of the packets lost.
@@ -61,6 +62,19 @@ class SimulatedLinks:
     num_seconds: int = 20
     noise: float = 0.05
     has_leaves: bool = True
+
+    @property
+    def right_links(self) -> tuple[str, ...]:
+        """Links that it is right to name: foreign traffic on an uplink is also on the link of the host that has it."""
+        if self.fault != "foreign":
+            return self.links
+        leaves = [int(name.removeprefix("leaf").removesuffix(" uplink")) - 1 for name in self.links if " " in name]
+        return (*self.links, *(f"n{first_host(self, leaf) + 1}" for leaf in leaves))
+
+
+def first_host(job: SimulatedLinks, leaf: int) -> int:
+    """Return the first host of a leaf."""
+    return next(host for host in range(job.num_hosts) if host * job.num_leaves // job.num_hosts == leaf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +135,9 @@ def _rates(job: SimulatedLinks, paths: NDArray[np.bool_]) -> tuple[FloatArray, F
         capacity[is_faulty] *= job.size
     elif job.fault == "foreign":
         foreign[is_faulty] = job.size * capacity[is_faulty]
+        for leaf in range(job.num_leaves if job.num_leaves > 1 else 0):
+            host = first_host(job, leaf)
+            foreign[host] = np.maximum(foreign[host], foreign[job.num_hosts + leaf])
     left = np.maximum(capacity - foreign, capacity / 2)
     rates = np.where(paths, left[None], np.inf).min(axis=(1, 2))
     is_hit = np.asarray((paths & is_faulty).any(axis=(1, 2)))
@@ -200,14 +217,8 @@ def _flows(
 def _interfaces(
     job: SimulatedLinks, source: IntArray, flows: Flows, foreign: FloatArray, random: np.random.Generator
 ) -> InterfaceUse:
-    """Return the counters of each host's interface: this job's bytes with headers, and foreign ones.
-
-    Foreign traffic on an uplink comes from the first host of its leaf, and goes to the same.
-    """
-    of_host = foreign[: job.num_hosts].copy()
-    for leaf in range(job.num_leaves if len(foreign) > job.num_hosts else 0):
-        first = next(host for host in range(job.num_hosts) if host * job.num_leaves // job.num_hosts == leaf)
-        of_host[first] = np.maximum(of_host[first], foreign[job.num_hosts + leaf])
+    """Return the counters of each host's interface: this job's bytes with headers, and foreign ones."""
+    of_host = foreign[: job.num_hosts]
     sent = np.zeros((job.num_hosts, job.num_seconds))
     received = np.zeros((job.num_hosts, job.num_seconds))
     by_flow = flows.sent_bytes.reshape(2 * job.num_hosts, job.num_seconds)[: job.num_hosts] * (1 + HEADERS)

@@ -81,7 +81,7 @@ def judged(job: SimulatedLinks, found: FlowFindings, causes: tuple[LinkCause, ..
     """Return in a word how right the findings are."""
     if not found.faults:
         return "nothing"
-    is_named = [job.links[0] in fault.ids for fault in found.faults]
+    is_named = [bool(set(job.right_links) & set(fault.ids)) for fault in found.faults]
     if not all(is_named):
         return "wrong" if not any(is_named) else "more"
     if found.faults[0].cause not in causes:

@@ -55,8 +55,8 @@ def flow_why(evidence: FlowEvidence, longer: str) -> str:
             verb = "sends" if evidence.flows == 1 else "send"
             return f"{through} {verb} segments of {evidence.segment_bytes} bytes, others {evidence.usual_segment_bytes}"
         case _:
-            foreign = evidence.foreign_bytes_per_s or 0.0
-            beside = f", beside {_rate(foreign)} that are not this job's" if evidence.cause is LinkCause.FOREIGN else ""
+            foreign = f", beside {_rate(evidence.foreign_bytes_per_s)} that are not this job's"
+            beside = foreign if evidence.cause is LinkCause.FOREIGN else ""
             verb = "gets" if evidence.flows == 1 else "get"
             return f"while busy, {through} {verb} {slow}{beside}, others {usual}: their bytes take {longer}"
 

@@ -297,7 +297,7 @@ class FlowEvidence:
         effect: by which share they take longer for their bytes than others.
         share: exposed transfer, or the time for which they were busy if that is less, as a share of the step time.
         slow_bytes_per_s, usual_bytes_per_s: rate of the slowest while it was busy, and of others of its kind.
-        foreign_bytes_per_s: foreign traffic on the link; None if not known.
+        foreign_bytes_per_s: foreign traffic on the link, 0 where none is known.
         repeats, others_repeats: share of segments that these connections and the others sent again.
         stalls: share of the time for which they stood still.
         segment_bytes, usual_segment_bytes: largest payload of their segments and of those of others; 0 unknown.
@@ -312,7 +312,7 @@ class FlowEvidence:
     share: float
     slow_bytes_per_s: float
     usual_bytes_per_s: float
-    foreign_bytes_per_s: float | None
+    foreign_bytes_per_s: float
     repeats: float
     others_repeats: float
     stalls: float

@@ -42,7 +42,7 @@ def _finding(faults: list[tuple[LinkFault, float]], panels: Panels, links: LinkF
         evidence=FlowEvidence(
             cause=worst.cause,
             is_certain=worst.is_certain,
-            direction=worst.direction,
+            direction=worst.direction if len(faults) == 1 else "",
             effect=worst.effect_share,
             share=_held_share(worst, panels),
             slow_bytes_per_s=worst.slow_bytes_per_s,

@@ -32,6 +32,8 @@ _CLEARED_PART = 0.25  # of the stalls of the worst connection
 _LEAST_STALLS = 3
 _SMALL_SEGMENT = 0.9  # of the largest one of the job
 _EXPLAINED_PART = 0.7  # of the usual rate, which a slow connection and foreign traffic together must reach
+_FULL_PART = 0.85  # of the line rate
+_BITS = 8
 _USUAL_SEGMENT, _HEADER_BYTES = 1448, 66  # Ethernet, IPv4, TCP with timestamps
 
 
@@ -56,14 +58,19 @@ def locate_by_flows(
         line_rate_bps: of the interface of each node that carries the job, (num_nodes,), 0 unknown.
         limits: the thresholds.
     """
-    limits = limits or FlowLimits()
-    job = _Job(figures=figures, topology=topology, foreign_bytes_per_s=foreign_bytes_per_s, limits=limits)
+    job = _Job(
+        figures=figures,
+        topology=topology,
+        foreign_bytes_per_s=np.nan_to_num(foreign_bytes_per_s),
+        line_bytes_per_s=_line_bytes_per_s(topology, line_rate_bps),
+        limits=limits or FlowLimits(),
+    )
     if len(figures) < 2 or not job.is_compared:
         few = "fewer than two TCP connections between hosts carried enough to be compared"
         reason = few if len(figures) < 2 else "no two TCP connections of a kind pass different links"
         return FlowFindings(faults=(), num_flows=len(figures), is_compared=False, reason=reason)
     faults: list[LinkFault] = []
-    for search in (_slow, _slow_uplinks, _lossy, _stalled, _small):
+    for search in (_beside_others, _slow, _slow_uplinks, _lossy, _stalled, _small):
         explained = {flow for fault in faults for flow in fault.flows}
         is_left = np.array([pair not in explained for pair in job.pairs], np.bool_)
         faults += search(job, is_left)
@@ -73,17 +80,23 @@ def locate_by_flows(
         is_compared=True,
         reason="",
         crossing_factor=job.crossing_factor,
-        line_share=_line_share(figures, line_rate_bps),
+        line_share=_line_share(job),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """The connections of a job, and what they are held against."""
+    """The connections of a job, and what they are held against.
+
+    Attributes:
+        foreign_bytes_per_s: on each link in each direction, 0 where none is known, (num_links, 2).
+        line_bytes_per_s: line rate of each link, infinite where it is not known, (num_links,).
+    """
 
     figures: FlowFigures
     topology: Topology
     foreign_bytes_per_s: FloatArray
+    line_bytes_per_s: FloatArray
     limits: FlowLimits
 
     @property
@@ -141,12 +154,49 @@ class _Accusation:
         suspects: the ways that each passes and that no well one clears, bool, (num_rows, num_links, 2).
         p_values: of each, (num_rows,).
         cause: what is wrong; None where that follows from what else they show.
+        usual: logarithm of the rate that each would have, (num_rows,); None for that of other connections.
     """
 
     rows: IntArray
     suspects: BoolArray
     p_values: FloatArray
     cause: LinkCause | None = None
+    usual: FloatArray | None = None
+
+
+def _beside_others(job: _Job, is_left: BoolArray) -> list[LinkFault]:
+    """Return the links on which foreign traffic holds connections up.
+
+    These are busy, and slower than those without foreign traffic on their way, or with it fill the line. In a ring they
+    may be little slower: the others wait for their data, and send it in pieces too small to show the rate of their way.
+    """
+    figures, limits = job.figures, job.limits
+    rate = np.exp(figures.log_rate)
+    is_foreign = job.foreign_bytes_per_s[None] >= limits.foreign_share * rate[:, None, None]
+    shared = figures.paths & is_foreign
+    own = np.where(shared, job.foreign_bytes_per_s, 0.0) + rate[:, None, None] * (1 + _HEADER_BYTES / _USUAL_SEGMENT)
+    is_full = np.asarray(shared & (own >= _FULL_PART * job.line_bytes_per_s[None, :, None]))
+    is_beside = np.asarray(shared.any(axis=(1, 2)))
+    is_busy = (figures.busy_s >= _LEAST_BUSY_PART * figures.busy_s.max()) & ~figures.is_limited
+    p_values = np.where(is_full.any(axis=(1, 2)), 0.0, 1.0)
+    if not is_beside.all():
+        usual, error = _usual(job, np.flatnonzero(is_beside), int(np.argmax(is_beside)))
+        behind = usual - figures.log_rate
+        slower = _p_above(figures, behind, error, 0.0)
+        p_values = np.where(behind >= np.log1p(limits.foreign_share), np.minimum(p_values, slower), p_values)
+    rows = np.flatnonzero(is_left & is_beside & is_busy & (p_values <= limits.level))
+    # Of a way that is full by its line rate nothing else needs to be.
+    has_full = np.asarray(is_full[rows].any(axis=(1, 2)))
+    suspects = np.where(has_full[:, None, None], is_full[rows], shared[rows])
+    foreign = np.where(suspects, job.foreign_bytes_per_s, 0.0).max(axis=(1, 2), initial=0.0)
+    accusation = _Accusation(
+        rows=rows,
+        suspects=np.asarray(suspects),
+        p_values=p_values[rows],
+        cause=LinkCause.FOREIGN,
+        usual=np.log(rate[rows] + foreign),
+    )
+    return _faults(job, accusation)
 
 
 def _slow(job: _Job, is_left: BoolArray) -> list[LinkFault]:
@@ -244,12 +294,14 @@ class _Place:
         ways: which directions of them, (num_links, 2).
         rows: the connections.
         p_value: the smallest of theirs.
+        usual: logarithm of the rate that the connections would have; None for that of others.
     """
 
     links: BoolArray
     ways: BoolArray
     rows: IntArray
     p_value: float
+    usual: float | None = None
 
 
 def _places(accusation: _Accusation) -> list[_Place]:
@@ -257,7 +309,8 @@ def _places(accusation: _Accusation) -> list[_Place]:
     for links, own in fewest_links(np.asarray(accusation.suspects.any(axis=2))):
         ways = np.asarray(accusation.suspects[own].any(axis=0) & links[:, None])
         p_value = float(accusation.p_values[own].min())
-        places.append(_Place(links=links, ways=ways, rows=accusation.rows[own], p_value=p_value))
+        usual = None if accusation.usual is None else float(accusation.usual[own].max())
+        places.append(_Place(links=links, ways=ways, rows=accusation.rows[own], p_value=p_value, usual=usual))
     return places
 
 
@@ -269,23 +322,17 @@ def _fault(job: _Job, place: _Place, cause: LinkCause | None) -> LinkFault:
     """Return what is wrong at a place; without a cause it is slow, and why follows from what else is seen there."""
     figures, rows = job.figures, place.rows
     worst = int(rows[np.argmin(figures.log_rate[rows])])
-    usual, usual_error = _usual(job, rows, worst)
+    others_usual, usual_error = _usual(job, rows, worst)
+    usual = others_usual if place.usual is None else max(place.usual, others_usual)
     slow_rate, usual_rate = float(np.exp(figures.log_rate[worst])), float(np.exp(usual))
-    foreign = np.where(place.ways, np.nan_to_num(job.foreign_bytes_per_s), 0.0)
-    is_certain = True
-    if cause is None:
-        is_foreign = np.asarray((foreign >= job.limits.foreign_share * usual_rate).any(axis=1))
-        cause = _cause_of_slowness(job, place, is_foreign)
-        if cause is LinkCause.FOREIGN:
-            place = replace(place, links=place.links & is_foreign, ways=place.ways & is_foreign[:, None])
-            is_certain = slow_rate + float(foreign[place.links].max()) >= _EXPLAINED_PART * usual_rate
+    foreign = float(job.foreign_bytes_per_s[place.ways].max())
     behind = usual - float(figures.log_rate[worst])
     half_width = float(stdtrit(max(figures.num_intervals[worst] - 1, 1), 0.975))
     half_width *= float(np.hypot(figures.error[worst], usual_error))
     others = np.setdiff1d(np.arange(len(figures)), rows)
     return LinkFault(
-        cause=cause,
-        is_certain=is_certain,
+        cause=cause or _cause_of_slowness(job, place),
+        is_certain=cause is not LinkCause.FOREIGN or slow_rate + foreign >= _EXPLAINED_PART * usual_rate,
         ids=_names(job.topology, place.links),
         direction=_direction(figures, place.ways),
         flows=tuple(job.pairs[row] for row in rows),
@@ -294,7 +341,7 @@ def _fault(job: _Job, place: _Place, cause: LinkCause | None) -> LinkFault:
         p_value=place.p_value,
         slow_bytes_per_s=slow_rate,
         usual_bytes_per_s=usual_rate,
-        foreign_bytes_per_s=_known_foreign(job, place),
+        foreign_bytes_per_s=foreign,
         repeat_share=_repeat_share(figures, rows),
         others_repeat_share=_repeat_share(figures, others),
         stall_share=float(figures.stall_s[rows].max()) / figures.window_s,
@@ -317,22 +364,14 @@ def _usual(job: _Job, rows: IntArray, worst: int) -> tuple[float, float]:
     return float(figures.log_rate[middle]), float(figures.error[middle])
 
 
-def _cause_of_slowness(job: _Job, place: _Place, is_foreign: BoolArray) -> LinkCause:
+def _cause_of_slowness(job: _Job, place: _Place) -> LinkCause:
     """Return why connections are slow, from what else they show."""
     figures, rows = job.figures, place.rows
-    if (place.links & is_foreign).any():
-        return LinkCause.FOREIGN
     fast, _ = job.fast_of_kind()
     is_usually_fast = fast[rows] - figures.usual_log_rate[rows] < np.log1p(job.limits.rate_share)
     if is_usually_fast.all() and (figures.num_stalls[rows] > 0).all():
         return LinkCause.FLAPPING
     return LinkCause.SLOW if (place.links & ~job.topology.is_uplink).any() else LinkCause.UPLINK
-
-
-def _known_foreign(job: _Job, place: _Place) -> float | None:
-    """Return the foreign traffic on the ways of a place; None where it is not known."""
-    seen = job.foreign_bytes_per_s[place.ways]
-    return float(np.nanmax(seen)) if np.isfinite(seen).any() else None
 
 
 def _repeat_share(figures: FlowFigures, rows: IntArray) -> float:
@@ -354,11 +393,18 @@ def _direction(figures: FlowFigures, ways: BoolArray) -> str:
     return ("up", "down")[way] if is_passed.all() else ""
 
 
-def _line_share(figures: FlowFigures, line_rate_bps: FloatArray | None) -> float | None:
+def _line_bytes_per_s(topology: Topology, line_rate_bps: FloatArray | None) -> FloatArray:
+    """Return the line rate of each link, infinite where it is not known, (num_links,)."""
+    found = np.full(len(topology.links), np.inf)
+    if line_rate_bps is not None and topology.num_nodes > 1:
+        found[: topology.num_nodes] = np.where(line_rate_bps > 0, line_rate_bps / _BITS, np.inf)
+    return found
+
+
+def _line_share(job: _Job) -> float | None:
     """Return the largest part of its interface's line rate that a connection reached while it was busy."""
-    if line_rate_bps is None or not (line_rate_bps[figures.source] > 0).any():
+    line = job.line_bytes_per_s[job.figures.source]
+    if not np.isfinite(line).any():
         return None
-    rate_bps = line_rate_bps[figures.source]
-    segment_bytes = np.where(figures.segment_bytes > 0, figures.segment_bytes, _USUAL_SEGMENT)
-    on_wire_bps = np.exp(figures.log_rate) * 8 * (1 + _HEADER_BYTES / segment_bytes)
-    return float((on_wire_bps[rate_bps > 0] / rate_bps[rate_bps > 0]).max())
+    on_wire = np.exp(job.figures.log_rate) * (1 + _HEADER_BYTES / _USUAL_SEGMENT)
+    return float(min((on_wire / line).max(), 1.0))

@@ -52,7 +52,7 @@ class LinkFault:
         interval: 95 % interval of the share.
         p_value: probability that chance alone gives as much, over all connections.
         slow_bytes_per_s, usual_bytes_per_s: rate of the slowest of them while it was busy, and of others of its kind.
-        foreign_bytes_per_s: foreign traffic on it, in the direction of these connections; None if not known.
+        foreign_bytes_per_s: foreign traffic on it, in the direction of these connections; 0 where none is known.
         repeat_share: share of segments that they sent again.
         others_repeat_share: the same of the other connections.
         stall_share: share of the time for which they stood still.
@@ -70,7 +70,7 @@ class LinkFault:
     p_value: float
     slow_bytes_per_s: float
     usual_bytes_per_s: float
-    foreign_bytes_per_s: float | None
+    foreign_bytes_per_s: float
     repeat_share: float
     others_repeat_share: float
     stall_share: float

@@ -161,4 +161,35 @@ def test_names_nothing_in_healthy_jobs_of_any_shape_and_noise(seed):
 def test_never_names_a_wrong_link_alone(fault):
     for seed in range(12):
         job = random_job(seed, fault, is_uplink=seed % 3 == 0)
-        assert all(job.links[0] in found.ids for found in located(job).faults), job
+        assert all(set(job.right_links) & set(found.ids) for found in located(job).faults), job
+
+
+def test_foreign_traffic_is_named_where_it_fills_the_line_though_all_others_wait_and_look_as_slow():
+    job = SimulatedLinks(num_hosts=4, num_leaves=1, fault="foreign", size=0.4, is_one_way=True)
+    run = simulate(job)
+    flows = run.flows
+    # As in a real ring: the others send in pieces, whose rate is little above that of the slow connection.
+    is_other = flows.connections.node[flows.connection] != 1
+    figures = figures_of(job, busy_ns=np.where(is_other, (flows.busy_ns * 1.6).astype(np.int64), flows.busy_ns))
+    foreign = np.zeros((4, 2))
+    foreign[1, 0] = 0.4 * job.link_bps / 8
+    unknown = locate_by_flows(figures, run.topology, foreign_bytes_per_s=foreign)
+    assert unknown.faults == ()
+    line = locate_by_flows(figures, run.topology, foreign_bytes_per_s=foreign, line_rate_bps=np.full(4, job.link_bps))
+    (fault,) = line.faults
+    assert (fault.cause, fault.ids, fault.is_certain) == (LinkCause.FOREIGN, ("n2",), True)
+    assert fault.effect_share == pytest.approx(0.4 / 0.6, rel=0.15)
+
+
+def test_foreign_traffic_that_leaves_room_for_the_job_is_no_fault():
+    job = SimulatedLinks(num_leaves=1)
+    run = simulate(job)
+    foreign = np.zeros((4, 2))
+    foreign[1, 0] = 0.15 * job.link_bps / 8
+    found = locate_by_flows(
+        flow_figures(run.flows, run.topology, **WINDOW),
+        run.topology,
+        foreign_bytes_per_s=foreign,
+        line_rate_bps=np.full(4, 2 * job.link_bps),
+    )
+    assert found.faults == ()
