@@ -124,7 +124,7 @@ class NetworkFigures:
         interfaces: those that carried anything, the busiest first.
         num_idle: those that did not.
         retransmissions: by host, the largest share first; empty without connections.
-        pairs: rank pairs, those longest busy first; the first 2,000.
+        pairs: rank pairs, those longest busy first, last those with less than 1 % of the most bytes; the first 2,000.
         num_pairs: all of them.
         median_rate_bps: median achieved rate of pairs with a tenth of the most bytes or more; None without any.
     """

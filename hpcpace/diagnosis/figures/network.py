@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,7 @@ _BITS = 8
 _MOST_PAIRS = 2000
 _LEAST_FOREIGN = 0.05  # of the line rate, or else of the bytes, to be worth telling
 _PART_OF_MOST = 0.1  # of the bytes of the pair with most, for a pair's rate to be compared
+_PART_TO_COUNT = 0.01  # of the same, for a pair to be listed before others
 _MOST_SUMMED_UP = 0.02  # of all bytes, in connections of which only sums are recorded
 _USUAL_SEGMENT = 1448  # bytes of payload, to count what was sent in packets
 
@@ -129,10 +131,16 @@ def network_figures(evidence: NetworkEvidence) -> NetworkFigures | None:
         interfaces=tuple(sorted(interfaces, key=lambda row: -row.load)),
         num_idle=(len(evidence.loads.names) if evidence.loads is not None else 0) - len(interfaces),
         retransmissions=_retransmissions(evidence),
-        pairs=tuple(sorted(pairs, key=lambda row: -(row.busy_share or 0.0))[:_MOST_PAIRS]),
+        pairs=_longest(pairs),
         num_pairs=len(pairs),
         median_rate_bps=float(np.median(rates)) if len(rates) else None,
     )
+
+
+def _longest(pairs: Sequence[PairRow]) -> tuple[PairRow, ...]:
+    """Return the pairs that send longest, those that carry next to nothing last."""
+    least = _PART_TO_COUNT * max((row.bytes_per_step for row in pairs), default=0.0)
+    return tuple(sorted(pairs, key=lambda row: (row.bytes_per_step < least, -(row.busy_share or 0.0)))[:_MOST_PAIRS])
 
 
 def host_traffic(evidence: NetworkEvidence) -> PairTraffic | None:

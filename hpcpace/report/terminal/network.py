@@ -25,6 +25,7 @@ from hpcpace.units import NS_PER_S, format_bytes, format_duration
 _MOST_INTERFACES, _MOST_PAIRS = 8, 6
 _SHOWN_OF_MANY = 4
 _NAME_WIDTH = 12
+_PART_OF_MOST = 0.01  # of the bytes of the pair with most, for a pair to be shown
 
 
 def print_network(console: Console, summary: Summary) -> None:
@@ -86,7 +87,8 @@ def _medians(rows: Sequence[InterfaceRow]) -> list[str]:
 
 
 def _print_pairs(console: Console, network: NetworkFigures) -> None:
-    rows = network.pairs
+    most = max(row.bytes_per_step for row in network.pairs)
+    rows = [row for row in network.pairs if row.bytes_per_step >= _PART_OF_MOST * most]
     shown = rows if len(rows) <= _MOST_PAIRS else rows[:_SHOWN_OF_MANY]
     console.print()
     table = layout.table("from rank", ["to rank", "payload\na step", "achieved\nrate", "\nsending", "sent\nagain"])
@@ -94,7 +96,8 @@ def _print_pairs(console: Console, network: NetworkFigures) -> None:
         table.add_row(*_ends(row), *pair_cells(row))
     console.print(table)
     if len(shown) < network.num_pairs:
-        layout.note(console, f"the {len(shown)} of {network.num_pairs} pairs of ranks that send longest")
+        which = f"the {len(shown)} of {network.num_pairs} pairs of ranks that send longest"
+        layout.note(console, which if len(shown) < len(rows) else f"{which}; the others carry little")
 
 
 def _ends(row: PairRow) -> tuple[str, str]:

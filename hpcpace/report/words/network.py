@@ -16,10 +16,11 @@ FOREIGN = (
     "foreign: bytes that no TCP connection of this job's ranks carried; other jobs, but also files, checkpoints and "
     "MPI of this one"
 )
+_LEAST_SHARE = 1e-5
 _ZEROS = re.compile(r"\.0+ ")
 _NOUNS = {"errors": "frames with errors", "drops": "dropped frames", "pauses": "pauses", "marks": "congestion marks"}
 _MOST_NAMES = 4
-_SLOW_RATIO = 2.0
+_SLOW_RATIO, _LONG, _MUCH = 2.0, 0.5, 0.1
 
 
 def interface_name(row: InterfaceRow) -> str:
@@ -35,10 +36,10 @@ def line_rate(row: InterfaceRow) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share as whole percent, with a digit more below 10; a dash where it is not known."""
+    """Return a share in percent with two digits; a dash where it is not known."""
     if value is None:
         return NONE
-    return f"{100 * value:.0f} %" if value >= 0.0995 or not value else f"{100 * value:.1f} %"
+    return f"{100 * value:.0f} %" if value >= 0.0995 or value < _LEAST_SHARE else f"{100 * value:.2g} %"
 
 
 def use_cells(use: DirectionUse) -> tuple[str, str]:
@@ -103,7 +104,12 @@ def _again(host: HostRetransmissions) -> str:
 
 def _slow_pair(network: NetworkFigures) -> list[str]:
     """Return the slowest of the pairs that are busy for half of the time, where it is far below the median."""
-    timed = [(row.rate_bps, row) for row in network.pairs if row.rate_bps and (row.busy_share or 0.0) >= 0.5]
+    most = max((row.bytes_per_step for row in network.pairs), default=0.0)
+    timed = [
+        (row.rate_bps, row)
+        for row in network.pairs
+        if row.rate_bps and (row.busy_share or 0.0) >= _LONG and row.bytes_per_step >= _MUCH * most
+    ]
     if not timed or not network.median_rate_bps:
         return []
     rate_bps, row = min(timed, key=lambda pair: pair[0])

@@ -107,6 +107,16 @@ def test_many_hosts_are_summed_up_with_the_worst_named(summary) -> None:
     assert "median of 300" in text
 
 
+def test_pairs_that_carry_next_to_nothing_are_not_shown(summary) -> None:
+    found = figures(FOUR)
+    little = replace(found.pairs[0], destination=0, bytes_per_step=1300.0, busy_share=1.0)
+    network = replace(found, pairs=(little, *found.pairs), num_pairs=len(found.pairs) + 1)
+    stream = io.StringIO()
+    print_network(Console(file=stream, width=100), replace(summary, network=network))
+    assert "1.30 kB" not in stream.getvalue()
+    assert "the 4 of 5 pairs of ranks that send longest; the others carry little" in stream.getvalue()
+
+
 def test_a_run_without_counters_has_no_section(summary) -> None:
     stream = io.StringIO()
     print_network(Console(file=stream), summary)
@@ -162,7 +172,17 @@ def test_the_summary_is_json_without_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0.0, "0 %"), (0.012, "1.2 %"), (0.0996, "10 %"), (0.38, "38 %")]
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0 %"),
+        (1e-7, "0 %"),
+        (0.00024, "0.024 %"),
+        (0.012, "1.2 %"),
+        (0.06, "6 %"),
+        (0.0996, "10 %"),
+        (0.38, "38 %"),
+    ],
 )
 def test_shares_have_two_digits(value: float | None, text: str) -> None:
     assert share(value) == text
