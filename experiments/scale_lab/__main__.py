@@ -15,6 +15,7 @@ from pathlib import Path
 from experiments.scale_lab.document import document, line
 from experiments.scale_lab.in_lab import run_open
 from experiments.scale_lab.judge import Judged, judge
+from experiments.scale_lab.published import families
 from experiments.scale_lab.setups import HELD_OUT, SETUPS, SIZES, Setup
 from experiments.scale_lab.simulated import write_run
 
@@ -25,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.scale_lab", description=__doc__)
     parser.add_argument("--simulated", action="store_true", help="use simulated jobs")
     parser.add_argument("--lab", action="store_true", help="use real jobs in a lab of 32 hosts")
+    parser.add_argument("--published", action="store_true", help="use published MLPerf results")
     parser.add_argument("--only", nargs="+", choices=[setup.name for setup in SETUPS], help="do only these set-ups")
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder and resume there, not below /tmp")
     parser.add_argument("--timeout", type=float, default=3600.0, help="run jobs in the lab for this many seconds")
@@ -41,7 +43,7 @@ def main() -> None:
             run_open(folder / "lab", setups, timeout_s=args.timeout)
             found["lab"] = _judged(folder / "lab", setups)
     if args.write:
-        DOCUMENT.write_text(document(found))
+        DOCUMENT.write_text(document(found, families() if args.published else []))
         print(f"written: {DOCUMENT}")
 
 

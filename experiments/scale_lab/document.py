@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from experiments.scale_lab.judge import Judged
+from experiments.scale_lab.published import Family
 from experiments.scale_lab.setups import UPLINK_MBIT
 
 _HEAD = (
@@ -26,22 +28,56 @@ def line(one: Judged) -> str:
     return f"{one.setup.name}: {one.stopped_by or 'nothing'} {'' if one.is_named else 'NO '}({points})"
 
 
-def document(found: Mapping[str, Sequence[Judged]]) -> str:
+def document(found: Mapping[str, Sequence[Judged]], published: Sequence[Family]) -> str:
     """Return the document of all that was done."""
     return (
         "\n\n".join(
             [
                 "# Scaling, held against sizes that it has not seen",
-                f"Written by `python -m experiments.scale_lab {' '.join(f'--{name}' for name in found)} --write` on "
-                f"{time.strftime('%Y-%m-%d', time.gmtime())}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.0f}. "
+                f"Written by `{_command(found, published)}` on {time.strftime('%Y-%m-%d', time.gmtime())}, "
+                f"{os.cpu_count()} cores, load {os.getloadavg()[2]:.0f}. "
                 "In each set-up one thing is injected, at 1 to 32 hosts with one rank each; computation is emulated by "
                 "sleeping. `hpcpace scale` sees 1, 2, 4 and 8 hosts ([scale.md](scale.md)). The mean step time at 16 "
                 "and 32 hosts should be in its interval, and the part that it says stops the job should be the "
                 "injected one.",
                 *(_section(name, rows) for name, rows in found.items()),
+                *([_published(published)] if published else []),
             ]
         )
         + "\n"
+    )
+
+
+def _command(found: Mapping[str, Sequence[Judged]], published: Sequence[Family]) -> str:
+    used = [*found, *(["published"] if published else [])]
+    return f"python -m experiments.scale_lab {' '.join(f'--{name}' for name in used)} --write"
+
+
+def _published(families: Sequence[Family]) -> str:
+    counts = Counter(family.outcome for family in families)
+    judged = [family for family in families if family.outcome in ("inside", "outside")]
+    rounds = {family.name.split()[0] for family in families}
+    return "\n".join(
+        [
+            "## Published results",
+            "",
+            f"MLPerf training results of {len(rounds)} rounds ({', '.join(sorted(rounds))}; [the data]"
+            "(../tests/data/mlperf/README.md)): the largest size of a system and benchmark is predicted from the "
+            f"others where the batches of three sizes or more agree. Of {len(judged)} such series {counts['inside']} "
+            f"are inside and {counts['outside']} outside. {counts['too few']} have two sizes, so that one would be "
+            f"left, and {counts['refused']} are refused because their batches do not agree; of these, sizes whose "
+            "batches do are judged by themselves. Only speeds are known, so the law is one of the step time, and its "
+            "prior error of 10 % a doubling was chosen on these data: it says how far such laws reach, and is no "
+            "independent test.",
+            "",
+            "| series | sizes | outcome | the largest |",
+            "|---|---|---|---|",
+            *(
+                f"| {family.name.rstrip(',')} | {', '.join(map(str, family.sizes))} | {family.outcome} "
+                f"| {family.words} |"
+                for family in judged
+            ),
+        ]
     )
 
 

@@ -29,7 +29,7 @@ def run_open(folder: Path, setups: Sequence[Setup], *, timeout_s: float) -> None
     """
     deadline_s = time.monotonic() + timeout_s
     left = [size for size in (*SIZES, *HELD_OUT) if open_names(folder, setups, size)]
-    if not left:
+    if not left or timeout_s < _LEAST_S:
         return
     config = LabConfig(
         name="scale",

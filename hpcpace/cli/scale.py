@@ -16,6 +16,7 @@ from hpcpace.cli.progress import shown_progress
 from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.files import write_file
 from hpcpace.plots.csv_text import csv_bytes
+from hpcpace.probe.record import read_probe
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.scale import print_scaling
 from hpcpace.rundir import json_text
@@ -36,10 +37,18 @@ _WIDTH = 80
     show_default="as the batches tell",
 )
 @option(
+    "--probe",
+    type=PATH,
+    help="Let transfers grow by the laws in this file of `hpcpace probe --json`, too.",
+    show_default="as the runs tell",
+)
+@option(
     "--csv", "target", type=PATH, help="Write the table of sizes and predictions to this file.", show_default="none"
 )
 @option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(runs: tuple[Path, ...], scaling: Kind | None, target: Path | None, as_json: bool) -> None:
+def command(
+    runs: tuple[Path, ...], scaling: Kind | None, probe: Path | None, target: Path | None, as_json: bool
+) -> None:
     """Say how a job scales: throughput, scaling factor, what stops it, and what 2 and 4 times the nodes would give.
 
     RUN are runs of the same work on different numbers of nodes, repeats included, or one CSV file of runs that another
@@ -49,7 +58,8 @@ def command(runs: tuple[Path, ...], scaling: Kind | None, target: Path | None, a
     """
     with shown_progress() as begin_stage:
         samples, problems = read_samples(runs, progress=begin_stage("reading runs"))
-    found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
+    laws = None if probe is None else read_probe(probe)
+    found = scaling_of(samples, kind=None if scaling is None else Kind(scaling), probe=laws)
     for problem in problems:
         click.echo(f"hpcpace: warning: {printable(problem)}", err=True)
     if target is not None:

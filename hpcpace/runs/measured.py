@@ -46,12 +46,17 @@ class RankTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfers:
-    """All transfers of one kind of operation over groups of one size, exposed or hidden, mean per rank and step."""
+    """All transfers of one kind of operation over groups of one size, exposed or hidden, mean per rank and step.
+
+    Attributes:
+        num_calls: how many there are; 0 where unknown.
+    """
 
     op: str
     group_size: int
     transfer_ns: float
     size_bytes: float
+    num_calls: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +250,7 @@ def _transfers(kinds: Any, num_rank_steps: int) -> tuple[Transfers, ...]:
             group_size=_count(kind["group_size"]),
             transfer_ns=(_number(kind["mean_transfer_ns"]) or 0.0) * _count(kind["num_rows"]) / max(num_rank_steps, 1),
             size_bytes=_count(kind["size_bytes"]) / max(num_rank_steps, 1),
+            num_calls=_count(kind["num_rows"]) / max(num_rank_steps, 1),
         )
         for kind in kinds
     )

@@ -104,6 +104,12 @@ def test_a_path_without_a_run_is_refused(hpcpace, tmp_path: Path, path: str) -> 
     assert code == 2 and "no run can be read" in err
 
 
+def test_a_file_that_is_no_probe_is_refused(hpcpace, runs: dict[int, Path], tmp_path: Path) -> None:
+    (tmp_path / "probe.json").write_text("{}")
+    code, _, err = hpcpace("scale", *runs.values(), "--probe", tmp_path / "probe.json")
+    assert code == 2 and "no saved probe" in err
+
+
 def test_a_table_that_cannot_be_written_is_told(hpcpace, runs: dict[int, Path]) -> None:
     code, _, err = hpcpace("scale", *runs.values(), "--csv", "/nonexistent/x.csv")
     assert code == 2 and "cannot write /nonexistent/x.csv" in err

@@ -15,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from hpcpace.metrics.jitter.extrapolation import extrapolated_transfer
+from hpcpace.probe.growth import transfer_term
+from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.sizes import Kind, Series, Size
 
 FloatArray = NDArray[np.float64]
@@ -23,8 +26,10 @@ Basis = Callable[[FloatArray], FloatArray]
 MOST_FACTOR = 4
 """Beyond this many times the largest size nothing is predicted."""
 LEAST_SIZES = 2
-PRIOR_ERROR = 0.03
-"""Relative error of a law for each doubling beyond the largest size, where too few sizes were measured to see it."""
+PRIOR_ERROR, PRIOR_ERROR_OF_TOTAL = 0.03, 0.1
+"""Relative error of a law for each doubling beyond the largest size, where too few sizes were measured to see it.
+
+The second one is of laws of the step time alone (docs/scale.md#how-far-to-trust-it)."""
 _NUM_DRAWS = 400
 # Relative error of parts of the step: to which one a nanosecond belongs is not always clear.
 _WORK_ERROR, _PART_ERROR = 0.01, 0.05
@@ -120,24 +125,25 @@ def obstacle(series: Series) -> str:
     return ""
 
 
-def predict(series: Series, num_units: Sequence[int], *, seed: int = 0) -> Predicted:
+def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | None = None, seed: int = 0) -> Predicted:
     """Return what the law says of some sizes.
 
     Args:
         series: without an `obstacle`.
         num_units: at most 4 times the largest size, ascending.
+        probe: measured latencies and rates of the operations.
         seed: of the bootstrap.
     """
     targets = np.asarray(num_units, np.float64)
     generator = np.random.default_rng(seed)
-    parts, rests_on = _terms(series, targets, generator)
+    parts, rests_on = _terms(series, targets, generator, probe)
     draws_ns = np.sum(list(parts.values()), axis=0)
     center_ns = np.median(draws_ns, axis=0)
     backtest = _backtest(series, seed) if len(series.sizes) >= _LEAST_GROWING else None
     run_cv = float(np.mean([size.run_cv for size in series.sizes]))
     spread = np.full(len(targets), run_cv)
     # An error made over one step of sizes is made again over each further one.
-    error, step = backtest or (PRIOR_ERROR, 2.0)
+    error, step = backtest or (PRIOR_ERROR_OF_TOTAL if "total" in parts else PRIOR_ERROR, 2.0)
     reach = np.maximum(np.log(targets / series.sizes[-1].num_units) / np.log(step), 0.0)
     spread = np.hypot(spread, abs(error) * reach)
     noisy = draws_ns * np.exp(spread * generator.standard_normal(draws_ns.shape))
@@ -170,7 +176,7 @@ def _sum(parts: dict[str, FloatArray]) -> FloatArray:
 
 
 def _terms(
-    series: Series, targets: FloatArray, generator: np.random.Generator
+    series: Series, targets: FloatArray, generator: np.random.Generator, probe: ProbeRecord | None = None
 ) -> tuple[dict[str, FloatArray], tuple[str, ...]]:
     """Return draws of each term at the targets, and what they rest on."""
     found = [size.parts_ns for size in series.sizes]
@@ -195,6 +201,11 @@ def _terms(
         generator,
         floor_ns,
     )
+    if probe is not None and (probed := _probed(series, targets, probe)) is not None:
+        # Half of the draws, so that the interval has both where they part.
+        factor = np.exp(errors[-1] * generator.standard_normal((_NUM_DRAWS // 2, 1)))
+        transfer[: _NUM_DRAWS // 2] = probed[0] * factor
+        of_transfer = f"{of_transfer}, and {probed[1]}"
     other, _ = _drawn(n, values["other"], errors, _OTHER, targets, generator, floor_ns)
     growth, of_growth = _waiting_growth(series, targets, generator)
     last = series.sizes[-1]
@@ -208,6 +219,19 @@ def _terms(
         f"jitter: {of_growth} on {last.num_units} {series.unit}s",
         f"transfer at {len(n)} sizes: {of_transfer}",
     )
+
+
+def _probed(series: Series, targets: FloatArray, probe: ProbeRecord) -> tuple[FloatArray, str] | None:
+    """Return the transfer at the targets by the laws of a probe, and their form; None where it lacks these calls."""
+    last = series.sizes[-1]
+    parts, calls = last.parts_ns, last.samples[0].calls
+    if parts is None or series.unit != "node" or last.num_units < 2:
+        return None
+    term = transfer_term(probe.laws, calls, num_nodes=last.num_units, transfer_ns=parts["transfer"])
+    if term is None:
+        return None
+    grown = extrapolated_transfer(term, last.num_units, targets.astype(np.int64))
+    return grown, f"as a {term.algorithm} by the probe of {len(probe.hosts)} hosts"
 
 
 def _ranks_per_unit(series: Series) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import CannotTell
+from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.law import MOST_FACTOR, Predicted, obstacle, parts_at, predict
 from hpcpace.runs.scaling.samples import Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
@@ -154,22 +155,22 @@ class Scaling:
         return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
 
-def scaling_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Scaling:
+def scaling_of(samples: Sequence[Sample], *, kind: Kind | None = None, probe: ProbeRecord | None = None) -> Scaling:
     """Return what runs of several sizes say together.
 
     Args:
         samples: the runs, at least one.
         kind: how the work grows, where the user says so.
+        probe: measured latencies and rates of the operations.
 
     Raises:
         UsageError: the runs count different things, or have no size.
         CannotTell: they have one size only, or the speed of a size is not known.
     """
-    series = series_of(samples, kind=kind)
-    return scaling_of_series(series)
+    return scaling_of_series(series_of(samples, kind=kind), probe)
 
 
-def scaling_of_series(series: Series) -> Scaling:
+def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scaling:
     """Return what a series says; errors as of `scaling_of`."""
     if len(series.sizes) < 2:
         only = series.sizes[0]
@@ -182,7 +183,7 @@ def scaling_of_series(series: Series) -> Scaling:
     no_law = obstacle(series)
     factors = (2, MOST_FACTOR)
     largest = series.sizes[-1].num_units
-    predicted = None if no_law else predict(series, [factor * largest for factor in factors])
+    predicted = None if no_law else predict(series, [factor * largest for factor in factors], probe=probe)
     return Scaling(
         unit=series.unit,
         kind=series.kind,

@@ -49,6 +49,7 @@ class Sample:
         unknown: why they are not.
         growth: A(k) by number of units.
         predictions: number of nodes, loss to waiting and the ends of its interval, as shares of the step.
+        calls: operation, bytes of one, and how many there are in a step of a rank.
         same_work: what runs of all sizes have to agree in, by name.
         same_way: what repeats of one size have to agree in besides.
     """
@@ -70,6 +71,7 @@ class Sample:
     unknown: str = ""
     growth: tuple[tuple[int, float], ...] = ()
     predictions: tuple[tuple[int, float, float, float], ...] = ()
+    calls: tuple[tuple[str, float, float], ...] = ()
     same_work: Mapping[str, str] = field(default_factory=dict)
     same_way: Mapping[str, str] = field(default_factory=dict)
 
@@ -105,6 +107,7 @@ def sample_of_run(run: MeasuredRun) -> Sample:
         unknown=unknown,
         growth=run.amplification,
         predictions=run.predictions,
+        calls=tuple((one.op, one.size_bytes / one.num_calls, one.num_calls) for one in run.transfers if one.num_calls),
         same_work={
             "unit of samples": run.samples_unit,
             "type": conditions.dtype,

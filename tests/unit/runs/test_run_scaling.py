@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from probe_sample import made_probe
 
 from hpcpace.errors import CannotTell, UsageError
+from hpcpace.probe.record import LawPiece
 from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.scaling.law import predict
 from hpcpace.runs.scaling.result import Band, band, scaling_of
@@ -202,6 +204,34 @@ def test_without_parts_the_law_is_of_the_step_time_alone() -> None:
     assert found.stop is None and found.no_parts == "no phases"
     low, high = found.predictions[0].step_interval_ns
     assert low <= 100 / 16 * MS <= high and list(found.predictions[0].parts_ns) == ["total"]
+
+
+def test_a_probe_lets_transfers_grow_as_it_has_measured() -> None:
+    """Its latency of each hop shows only on more nodes than were measured: 64 hops of 1 ms there, 8 here."""
+    samples = [_sample(nodes, transfer=8.0 * (nodes > 1)) for nodes in (1, 2, 4, 8)]
+    samples = [replace(sample, calls=(("all_reduce", 4096.0, 1.0),)) for sample in samples]
+    probe = made_probe()
+    laws = [
+        replace(probe.laws[0], op="all_reduce", num_nodes=nodes, pieces=(_piece(1.0 * MS * (nodes - 1)),))
+        for nodes in (2, 4, 8)
+    ]
+    alone, probed = (scaling_of(samples, probe=one).predictions[1] for one in (None, replace(probe, laws=tuple(laws))))
+    assert probed.step_interval_ns[1] > (100 + 31) * MS > alone.step_interval_ns[1]
+    assert any(
+        "by the probe of 4 hosts" in words
+        for words in scaling_of(samples, probe=replace(probe, laws=tuple(laws))).rests_on
+    )
+
+
+def _piece(latency_ns: float) -> LawPiece:
+    names = ("latency_ns", "latency_low_ns", "latency_high_ns")
+    zeros = ("from_bytes", "from_low_bytes", "from_high_bytes", "ns_per_byte", "ns_per_byte_low", "ns_per_byte_high")
+    return LawPiece(**dict.fromkeys(names, latency_ns), **dict.fromkeys(zeros, 0.0))
+
+
+def test_a_probe_without_these_operations_changes_nothing() -> None:
+    samples = [_sample(nodes, transfer=_ring_ms(nodes)) for nodes in (1, 2, 4, 8)]
+    assert scaling_of(samples, probe=made_probe()).predictions == scaling_of(samples).predictions
 
 
 def test_a_law_that_was_wrong_at_the_largest_size_has_wider_intervals() -> None:
