@@ -31,6 +31,7 @@ COORDINATIONS = ("auto", "mpi", "torch")
 ZERO_STAGES = (0, 1, 3)
 SWITCH_SIGNALS = ("none", "USR1", "USR2")
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
+PROBE_TIMES = ("none", "start", "end")
 ON_HANG = ("report", "stop", "off")
 ON_HANG_VARIABLE = "HPCPACE_HANG_ON_HANG"
 """By this variable, `hpcpace trace` hands on what to do about a hang."""
@@ -63,6 +64,7 @@ BOUNDS: dict[str, dict[str, _Bounds]] = {
     "clock": {"interval_s": (0.1, MOST), "num_pings": _COUNT, "timeout_s": (0.1, MOST)},
     "metrics": {"interval_s": (1, MOST)},
     "world": {"start_timeout_s": (1, MOST), "timeout_s": (1, MOST)},
+    "probe": {"time_s": (1, 3600), "timeout_s": (1, 600)},
     "train": {
         "batch_size": _COUNT,
         "microbatches": _COUNT,
@@ -256,6 +258,26 @@ class WorldConfig:
         yield partial(_check_choice, "world", "backend", self.backend, BACKENDS)
         yield partial(_check_choice, "world", "coordination", self.coordination, COORDINATIONS)
         yield from _bounds_checks("world", self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """A probe inside a job; docs/probe.md explains it."""
+
+    when: str = "none"
+    """none, start or end: whether a session probes the job's hosts before its first step, or after its last one. The
+    variable HPCPACE_PROBE sets it, too."""
+    time_s: float = 10.0
+    """Seconds that the probe measures."""
+    timeout_s: float = 5.0
+    """Seconds after which it gives up on a host that does not answer."""
+
+    def __post_init__(self) -> None:
+        check_all(self._checks())
+
+    def _checks(self) -> Iterator[Callable[[], None]]:
+        yield partial(_check_choice, "probe", "when", self.when, PROBE_TIMES)
+        yield from _bounds_checks("probe", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -492,6 +514,8 @@ class DiagnosisConfig:
     """Lossy link: least share of segments that are sent again, and four times that of other connections."""
     communication_share: float = 0.15
     """Communication-bound: share of exposed transfer in the time without waits."""
+    probed_share: float = 0.8
+    """Communication-bound: share of the probed rate from which on transfers run at the link's own rate."""
     input_share: float = 0.1
     """Input-bound: share of the step spent waiting for data."""
     host_share: float = 0.05
@@ -524,6 +548,7 @@ class Config:
     clock: ClockConfig = field(default_factory=ClockConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     pace: PaceSettings = field(default_factory=PaceSettings)
     lab: LabConfig = field(default_factory=LabConfig)

@@ -27,6 +27,9 @@ SITE_FILE_VARIABLE = "HPCPACE_SITE_FILE"
 OPT_OUT = "HPCPACE_OPT_OUT"
 """By this variable a user's jobs are neither recorded nor paced, whatever files say."""
 
+PROBE = "HPCPACE_PROBE"
+"""The short name of HPCPACE_PROBE_WHEN, which wins over it."""
+
 REQUESTED: Mapping[str, Mapping[str, Any]] = {"trace": {"enabled": True}}
 """What a user asks for who starts a session or `hpcpace trace`, and a site's default does not take away."""
 
@@ -101,6 +104,8 @@ def resolve(
         merged.take(_without_rules(user_file), str(user_file))
     if file is not None:
         merged.take(_without_rules(file), str(file))
+    if environ.get(PROBE):
+        merged.take({"probe": {"when": environ[PROBE]}}, PROBE)
     check_all(
         partial(merged.take, {section: {key: environ[variable]}}, variable)
         for section, key, variable in variables()

@@ -10,7 +10,7 @@ from hpcpace.config_values import sections, setting_variables
 from hpcpace.wording import listed
 
 _PREFIX = "HPCPACE_"
-_OF_SETTINGS = ("SITE_FILE", "OPT_OUT")
+_OF_SETTINGS = ("SITE_FILE", "OPT_OUT", "PROBE")
 # hpcpace sets these for processes that it starts.
 _OWN = ("LAUNCH", "RANK_PID", "LAB_EMULATION")
 _OF_JOBS = (

@@ -2,7 +2,7 @@
 
 RUN/attempt-0/trace/rank-00003.h5 and rank-00003.journal while it runs, pack-00000-1f0c93b7.h5 once it is packed
 RUN/attempt-0/snapshot/HOST.json   RUN/attempt-0/run.json   RUN/attempt-0/trial.json
-RUN/attempt-0/hang/rank-00003.json
+RUN/attempt-0/hang/rank-00003.json   RUN/attempt-0/probe.json
 RUN/report.html   RUN/summary.json   RUN/timeline.pftrace   RUN/switch   RUN/checkpoints/step-00000100
 """
 
@@ -64,7 +64,7 @@ class Attempt:
         """Write one of its JSON files atomically; see `hpcpace.files.Folder.write`.
 
         Args:
-            path: `run_json`, `result_json` or `trial_json`.
+            path: `run_json`, `result_json`, `trial_json` or `probe_json`.
             content: content of the file.
             make: whether to make the attempt's folder if it does not exist.
 
@@ -99,6 +99,11 @@ class Attempt:
     def trial_json(self) -> Path:
         """The outcome of pacing, if the run was paced."""
         return self.path / "trial.json"
+
+    @property
+    def probe_json(self) -> Path:
+        """What the hosts could do, if they were probed with the run."""
+        return self.path / "probe.json"
 
     @property
     def snapshot_dir(self) -> Path:

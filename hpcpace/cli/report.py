@@ -23,6 +23,7 @@ from hpcpace.config_sources import load_config
 from hpcpace.diagnosis.analyze import Analysis, analyze
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.records.probe import ReadProbe, read_probe_file
 from hpcpace.diagnosis.records.result import read_result_record
 from hpcpace.diagnosis.run_state import progress_words
 from hpcpace.diagnosis.summary import Summary
@@ -98,6 +99,13 @@ from hpcpace.world.team import Team, team
 @headed(
     "Output",
     option(
+        "--probe",
+        "probe_file",
+        type=PATH,
+        help="Compare transfers with the probe of the hosts in this file.",
+        show_default="the one saved with the run",
+    ),
+    option(
         "--ranks",
         metavar="LIST",
         callback=rank_set,
@@ -114,6 +122,7 @@ def command(
     attempt_number: int | None,
     steps: tuple[int | None, int | None],
     include_warmup: bool,
+    probe_file: Path | None,
     ranks: frozenset[int] | None,
     as_json: bool,
     has_timeline: bool,
@@ -133,6 +142,7 @@ def command(
     if has_timeline:
         check_perfetto()
     selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
+    probe = None if probe_file is None else read_probe_file(probe_file)
     with team() as processes:
         settings = load_config(
             file=config_file,
@@ -143,7 +153,7 @@ def command(
         if _is_first(processes):
             warn_of_old_hdf5(directory.path)
         with shown_progress(is_shown=_is_first(processes)) as stage, _with_outcome(attempt):
-            analysis = _analyzed(directory, attempt, selection, settings, stage, processes)
+            analysis = _analyzed(directory, attempt, selection, settings, stage, processes, probe)
     assert analysis is not None  # only the first process comes here
     summary = analysis.summary
     shown = sorted(ranks & set(summary.world.ranks)) if ranks is not None else None
@@ -190,6 +200,7 @@ def _analyzed(
     settings: Config,
     begin_stage: Callable[[str], Tell],
     processes: Team | None,
+    probe: ReadProbe | None,
 ) -> Analysis | None:
     """Analyse a run; a bug in hpcpace becomes one sentence that no script can take for a finding.
 
@@ -199,7 +210,7 @@ def _analyzed(
     """
     keep_freed_memory()
     try:
-        return analyze(directory, attempt, selection, settings, begin_stage=begin_stage, team=processes)
+        return analyze(directory, attempt, selection, settings, begin_stage=begin_stage, team=processes, probe=probe)
     except (MemoryError, NotEnoughMemory) as error:
         raise _of_memory(error, directory, selection, processes) from error
     except HpcpaceError:

@@ -27,6 +27,7 @@ from hpcpace.diagnosis.figures.network import network_figures
 from hpcpace.diagnosis.figures.network_plots import network_plots
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
 from hpcpace.diagnosis.figures.pacing import with_slack
+from hpcpace.diagnosis.figures.probed import probed_figures, probed_term
 from hpcpace.diagnosis.figures.ranks import rank_figures
 from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
 from hpcpace.diagnosis.flow_evidence import flow_findings
@@ -38,8 +39,10 @@ from hpcpace.diagnosis.modes.obstacle import NothingMeasured
 from hpcpace.diagnosis.modes.straggler import work_excess
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
+from hpcpace.diagnosis.probe_words import with_probe
 from hpcpace.diagnosis.recorded_network import recorded_network
 from hpcpace.diagnosis.records.attempt import AttemptRecords, read_records
+from hpcpace.diagnosis.records.probe import ReadProbe
 from hpcpace.diagnosis.summary import (
     AuditFigures,
     Causes,
@@ -93,6 +96,7 @@ def analyze(
     *,
     begin_stage: Callable[[str], Progress],
     team: Team | None = None,
+    probe: ReadProbe | None = None,
 ) -> Analysis | None:
     """Read an attempt of a run and return all that is known of it; None in all processes of a team but the first.
 
@@ -103,6 +107,7 @@ def analyze(
         config: memory for reading, and the thresholds of diagnosis and audit.
         begin_stage: takes the name of a stage that begins, and returns what is called as it advances.
         team: the processes that do this together.
+        probe: of the hosts, to compare with; the one that was saved with the attempt if None.
 
     Raises:
         TraceError: no trace can be read.
@@ -119,7 +124,7 @@ def analyze(
     if team is not None and team.rank:
         _credible_run(attempt, found, selection, config.diagnosis, progress=measuring, team=team)
         return None
-    return analyze_traces(run, attempt, found, selection, config, progress=measuring, team=team)
+    return analyze_traces(run, attempt, found, selection, config, progress=measuring, team=team, probe=probe)
 
 
 def _signature(found: AttemptTraces) -> str:
@@ -137,6 +142,7 @@ def analyze_traces(
     *,
     progress: Progress | None = None,
     team: Team | None = None,
+    probe: ReadProbe | None = None,
 ) -> Analysis:
     """Return all that is known of an attempt whose traces have been read; arguments and errors as of `analyze`."""
     config = config or Config()
@@ -151,14 +157,20 @@ def analyze_traces(
     if records.run.is_lab:  # its hosts share the cores of one machine, which says nothing of the cluster that it shows
         panels = replace(panels, cores=None)
     hang = _hang(credible, thresholds, read_notices(attempt))
-    figures = _figures(credible, panels, thresholds, hang)
+    probe = probe or records.probe
+    figures = _figures(credible, panels, thresholds, hang, probe)
+    probed = probed_figures(measured, probe)
     audit = audit_figures(snapshots, unread, figures.diagnosis.findings, credible.hosts, config.audit)
     summary = Summary(
         run=str(run.path),
         run_id=credible.traces[0].header.run_id,
         attempt=attempt.number,
         attempts=tuple(other.number for other in run.attempts()),
-        verdict=_verdict(credible, panels, figures.diagnosis, _remarks(credible, panels, figures, audit)),
+        verdict=with_probe(
+            _verdict(credible, panels, figures.diagnosis, _remarks(credible, panels, figures, audit)),
+            probed,
+            thresholds.probed_share,
+        ),
         world=_world(credible, records),
         steps=step_figures(measured, selection, found.traces),
         throughput=throughput(measured.times_ns, measured.chosen.samples),
@@ -188,8 +200,14 @@ def analyze_traces(
         comparable=comparable_figures(measured, selection),
         network=network_figures(network),
         switches=_switches(placed, measured.places.num_leaves),
+        probe=probed,
     )
-    plots = plot_data(
+    plots = replace(_plots(measured, panels, figures, records), network=network_plots(network, summary.network))
+    return Analysis(summary=summary, plots=plots)
+
+
+def _plots(measured: Measured, panels: Panels, figures: _Figures, records: AttemptRecords) -> PlotData:
+    return plot_data(
         measured,
         panels,
         curve=figures.growth,
@@ -198,7 +216,6 @@ def analyze_traces(
         versions=records.run.versions,
         late=figures.diagnosis.late_ranks,
     )
-    return Analysis(summary=summary, plots=replace(plots, network=network_plots(network, summary.network)))
 
 
 def _placed(found: AttemptTraces, settings: ReportConfig) -> PlacedTraces:
@@ -295,12 +312,18 @@ class _Figures:
     sensitivity: tuple[SensitivityRow, ...]
 
 
-def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig, hang: FoundHang | None) -> _Figures:
+def _figures(
+    credible: CredibleRun,
+    panels: Panels,
+    settings: DiagnosisConfig,
+    hang: FoundHang | None,
+    probe: ReadProbe | None,
+) -> _Figures:
     measured = credible.measured
     # The steps are taken apart before the processes part, which then take about as long as each other.
     num_close = len(measured.close_up.evidence.operations) if measured.close_up is not None else 0
     start = in_background if num_close > _LEAST_SHARED else nullcontext
-    with start(partial(_jitter_and_sensitivity, measured, panels)) as finish:
+    with start(partial(_jitter_and_sensitivity, measured, panels, probe)) as finish:
         diagnosis = _diagnosis(credible, panels, settings, hang)
         excess = None if panels.host_timed else work_excess(panels, diagnosis.slow)
         hotspots = hotspots_of(measured, panels)
@@ -329,9 +352,10 @@ def _figures(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig, h
 
 
 def _jitter_and_sensitivity(
-    measured: Measured, panels: Panels
+    measured: Measured, panels: Panels, probe: ReadProbe | None
 ) -> tuple[tuple[Jitter | None, GrowthCurve | None], tuple[SensitivityRow, ...]]:
-    return jitter_figures(measured, panels), sensitivity_figures(measured)
+    term = probed_term(measured, probe, float(panels.transfer_ns.mean()))
+    return jitter_figures(measured, panels, term), sensitivity_figures(measured)
 
 
 def _diagnosis(credible: CredibleRun, panels: Panels, settings: DiagnosisConfig, hang: FoundHang | None) -> Diagnosis:

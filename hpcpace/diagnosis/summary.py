@@ -12,6 +12,7 @@ from hpcpace import __version__
 from hpcpace.diagnosis.modes.finding import Culprit
 from hpcpace.diagnosis.modes.run_end import RunEnd as RunEnd
 from hpcpace.diagnosis.network_summary import NetworkFigures
+from hpcpace.diagnosis.probe_summary import ProbedFigures as ProbedFigures
 from hpcpace.metrics.clocks.causality import PairViolations
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.lateness.stages import StageComparison as StageComparison
@@ -738,7 +739,8 @@ class Summary:
     `pacing` where the run was not paced, `end` where nothing ended it before its time. `unknown` says why figures that
     rest on phases are not known; empty where they are. `devices` has the phases of ranks with device times, `cores`
     the hosts on which ranks wait for cores, `network` what interfaces and connections carried between hosts,
-    `switches` where the places of hosts come from. `comparable` is what comparisons with other runs need.
+    `switches` where the places of hosts come from. `comparable` is what comparisons with other runs need. `probe` is
+    None without a probe of the hosts.
     """
 
     run: str
@@ -775,6 +777,7 @@ class Summary:
     network: NetworkFigures | None = None
     comparable: Comparable | None = None
     switches: Switches = Switches(source="", num_leaves=0, problems=())
+    probe: ProbedFigures | None = None
 
     @property
     def is_whole(self) -> bool:

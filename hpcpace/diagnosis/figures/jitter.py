@@ -12,7 +12,7 @@ from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import Growth, Jitter, Prediction, Predictions
 from hpcpace.metrics.jitter.amplification import amplification, noise_amplification, noise_intensity, noise_shares
 from hpcpace.metrics.jitter.bound_switches import bound_switches
-from hpcpace.metrics.jitter.extrapolation import Refusal, extrapolate
+from hpcpace.metrics.jitter.extrapolation import Refusal, TransferTerm, extrapolate
 from hpcpace.metrics.jitter.growth import GrowthCurve, work_growth
 from hpcpace.metrics.jitter.null_model import NullModel, null_model
 from hpcpace.metrics.jitter.variance_shares import WorkParts, split_work
@@ -22,10 +22,13 @@ from hpcpace.trace.schema import Op
 _FACTORS = (1, 2, 4, 8, 16)
 
 
-def jitter_figures(measured: Measured, panels: Panels) -> tuple[Jitter | None, GrowthCurve | None]:
+def jitter_figures(
+    measured: Measured, panels: Panels, transfer: TransferTerm | None = None
+) -> tuple[Jitter | None, GrowthCurve | None]:
     """Return the figures of jitter and the curve behind them.
 
-    None where no two ranks wait for each other, or own work is not known.
+    None where no two ranks wait for each other, or own work is not known. `transfer` is how transfers grow with nodes,
+    where a probe says so.
     """
     if panels.host_timed:
         return None, None
@@ -42,6 +45,7 @@ def jitter_figures(measured: Measured, panels: Panels) -> tuple[Jitter | None, G
     shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
     curve = _curve(work_ns, parts, null)
     columns = np.isin(measured.chosen.step, panel.step)
+    is_everywhere = len(np.unique(node)) == len(np.unique(panels.node))
     jitter = Jitter(
         ranks=panel.members,
         num_steps=work_ns.shape[1],
@@ -69,7 +73,7 @@ def jitter_figures(measured: Measured, panels: Panels) -> tuple[Jitter | None, G
         compute_bound_share=bound.compute_share if bound else None,
         num_regime_switches=bound.num_switches if bound else 0,
         growth=_growth(curve),
-        predictions=_predictions(work_ns, node, parts, panels.mean_time_ns),
+        predictions=_predictions(work_ns, node, parts, panels.mean_time_ns, transfer if is_everywhere else None),
     )
     return jitter, curve
 
@@ -142,10 +146,14 @@ def _growth(curve: GrowthCurve | None) -> Growth | None:
 
 
 def _predictions(
-    work_ns: NDArray[np.float64], node: NDArray[np.int64], parts: WorkParts | None, mean_time_ns: float
+    work_ns: NDArray[np.float64],
+    node: NDArray[np.int64],
+    parts: WorkParts | None,
+    mean_time_ns: float,
+    transfer: TransferTerm | None,
 ) -> Predictions:
     num_nodes = len(np.unique(node)) * np.array(_FACTORS, np.int64)
-    found = extrapolate(work_ns, node, num_nodes, parts=parts)
+    found = extrapolate(work_ns, node, num_nodes, parts=parts, transfer=transfer)
     if isinstance(found, Refusal):
         return Predictions(refused=found.reason, label="", points=())
     points = tuple(

@@ -192,6 +192,11 @@ def _overview(summary: Summary, drawn: dict[str, Plot]) -> tuple[_Section, ...]:
             (sections.audit_table(summary),),
         ),
         (
+            "Next to the probe",
+            "",
+            (sections.probed_table(summary),),
+        ),
+        (
             "Pacing",
             "Whether holding early ranks back helped.",
             (facts(tuple(pacing_lines(summary.pacing))) if summary.pacing is not None else "",),

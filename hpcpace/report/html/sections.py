@@ -14,6 +14,7 @@ from hpcpace.report.words.audit import AUDIT_HEAD, NO_MATCH, audit_cells
 from hpcpace.report.words.causes import skew_reading
 from hpcpace.report.words.cores import CORE_HEAD, core_cells
 from hpcpace.report.words.glossary import GLOSSARY
+from hpcpace.report.words.probed import HEAD, probed_cells, probed_lead, probed_remarks
 from hpcpace.report.words.run import outcome_line, switches_line
 from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration
 from hpcpace.wording import alias_name, milliseconds, named_ranks, percent, place_name, plural, rank_list
@@ -336,3 +337,13 @@ def _limited(lines: Sequence[str], noun: str) -> list[str]:
 
 def _shortened(names: str, most: int = 300) -> str:
     return names if len(names) <= most else f"{names[:most].rsplit(',', 1)[0]}, …"
+
+
+def probed_table(summary: Summary) -> str:
+    """Return the transfers next to a probe of the hosts; empty without one."""
+    if summary.probe is None:
+        return ""
+    rows = [probed_cells(row) for row in summary.probe.rows]
+    return table("Transfers, those with the most first", HEAD, rows) + notes(
+        [probed_lead(summary.probe), *probed_remarks(summary.probe)]
+    )

@@ -19,6 +19,7 @@ from hpcpace.report.terminal.losses import (
     print_verdict,
 )
 from hpcpace.report.terminal.network import print_network
+from hpcpace.report.terminal.probed import print_probed
 from hpcpace.report.terminal.ranks import (
     print_cores,
     print_devices,
@@ -61,6 +62,7 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
     print_steps(console, summary, shown)
     print_devices(console, summary)
     print_cores(console, summary)
+    print_probed(console, summary)
     if summary.kinds:
         print_kinds(console, summary)
         print_sensitivity(console, summary)
