@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -24,6 +26,7 @@ from hpcpace.observe.coordination import Coordinator, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
 from hpcpace.observe.inferred_steps import InferredSteps
 from hpcpace.observe.joined import JoinedRank
+from hpcpace.observe.probing import END, START, probe_in_job
 from hpcpace.observe.roll_call import Attendance, NotEveryRank
 from hpcpace.observe.session_settings import SessionSettings, shared_settings
 from hpcpace.observe.step_source import StepFrom
@@ -135,6 +138,7 @@ class Session:
         self._active: ActiveSession | None = None
         self.recorded: dict[str, Any] | None = None
         self._known_error: BaseException | None = None
+        self._probe: Callable[[str], None] | None = None
 
     @property
     def rank(self) -> int | None:
@@ -206,6 +210,8 @@ class Session:
         # A script that ends torch's group in a `finally` block leaves the session there, without handing an error down.
         error = error or error_in_flight(self._known_error)
         self._stop(in_order=error is None, end=None if error is None else end_by(error))
+        if self._probe is not None and error is None:
+            self._probe(END)
         if self._coordinator is not None and error is None:
             self._leave_together(self._coordinator)
 
@@ -232,6 +238,17 @@ class Session:
             if self._config.pace.policy != NO_POLICY and world.rank == 0:
                 self._warner.warn("the job is not paced: pacing needs a trace")
             return
+        self._probe = partial(
+            probe_in_job,
+            settings=self._config.probe,
+            world=joined.world,
+            attempt=attempt,
+            environ=self._settings.environ,
+            warn=self._warner.warn_once_for_all,
+        )
+        if self._config.probe.when == START:
+            self._probe(START)
+            joined = replace(joined, deadline=Deadline(self._config.trace.start_timeout_s))
         step_from = self._settings.step_from
         steps = None if step_from is None else StepFinder(StepFrom.parse(step_from))
         active = self._active = open_session(joined, attempt, self._warner, steps=steps)
