@@ -213,7 +213,7 @@ class PairPlayer:
         return f"cannot connect to {self._name(partner)} at {self._seats[partner].address}: {reason}"
 
     def _silent(self, partner: int, error: OSError) -> str:
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError | BlockingIOError):
             return f"{self._name(partner)} stopped answering"
         return f"{self._name(partner)} closed the connection ({error.strerror or error})"
 

@@ -24,7 +24,7 @@ from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.interfaces import HostAddresses
 
-_TIMEOUT_S = 1.0
+_TIMEOUT_S = 8.0
 _TIMES = RoundTimes(set_up_s=0.02, latency_s=0.01, pause_s=0.01, rate_s=0.03)
 
 
@@ -64,9 +64,11 @@ class Cluster:
     Args:
         ranks_per_host: number of ranks of each host.
         addresses: of each host; loopback ones.
+        timeout_s: of the world.
     """
 
-    def __init__(self, ranks_per_host: list[int], addresses: list[str]) -> None:
+    def __init__(self, ranks_per_host: list[int], addresses: list[str], timeout_s: float = _TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
         self.hosts = tuple(f"n{number + 1}" for number in range(len(ranks_per_host)))
         self.addresses = addresses
         self.node_of_rank = tuple(host for host, num in enumerate(ranks_per_host) for _ in range(num))
@@ -93,7 +95,7 @@ class Cluster:
             device=torch.device("cpu"),
             backend="gloo",
             board=Board(self.store),
-            timeout_s=_TIMEOUT_S,
+            timeout_s=self.timeout_s,
         )
         self.worlds[rank] = world
         part = Pairs(times=_TIMES, own_addresses=_addresses(self.hosts[node], self.addresses[node]))
@@ -158,7 +160,7 @@ def test_two_hosts_say_that_there_is_nothing_to_compare_with() -> None:
 
 
 def test_a_host_that_stops_answering_is_named_and_the_others_are_measured() -> None:
-    cluster = Cluster([1, 1, 1, 1], ["127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"])
+    cluster = Cluster([1, 1, 1, 1], ["127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"], timeout_s=2.0)
     record = cluster.probe(silent=(2,))
     assert cluster.worlds[0].lost_hosts == ["n3"]
     assert any(text.startswith("n3 stopped answering during pairs of hosts") for text in cluster.worlds[0].problems)
