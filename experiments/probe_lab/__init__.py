@@ -1,0 +1,1 @@
+"""How well `hpcpace probe` measures a lab whose links are known, and finds those that are slow."""
