@@ -38,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slow", type=int, default=10, help="how many hosts' links to slow down, and how many uplinks")
     parser.add_argument("--healthy", type=int, default=20, help="how many measurements without a slow link")
+    parser.add_argument("--most-s", type=float, default=420.0, help="begin no measurement after this time")
     parser.add_argument("--seed", type=int, default=0, help="of the links and rates")
     parser.add_argument("--write", type=Path, help="write the document here")
     args = parser.parse_args()
@@ -47,7 +48,10 @@ def main() -> None:
     cases: list[Case] = []
     with tempfile.TemporaryDirectory(prefix="probe-lab-", dir=ROOT) as folder, Lab.up(config) as lab:
         with _job(lab, Path(folder)):
+            end_s = time.monotonic() + args.most_s
             for number, case in enumerate(planned(args.slow, args.healthy, args.seed)):
+                if time.monotonic() > end_s:
+                    break
                 cases.append(_measured(case, number, Path(folder)))
                 print("right" if cases[-1].is_right else "WRONG", cases[-1], file=sys.stderr, flush=True)
         peers = measure_peers(lab)

@@ -48,6 +48,7 @@ class _Call:
     """What was asked for."""
 
     parts: tuple[str, ...]
+    cores_in_turn: bool
     time_s: float
     timeout_s: float
     json_file: Path | None
@@ -75,6 +76,11 @@ class _Call:
         type=click.Choice(PART_NAMES),
         help="Measure this part only; may be repeated.",
         show_default="all parts",
+    ),
+    option(
+        "--cores-in-turn",
+        is_flag=True,
+        help="Measure the noise of a host's cores one after another, not all at once.",
     ),
 )
 @headed(
@@ -118,6 +124,7 @@ class _Call:
 def command(
     time_s: float,
     parts: tuple[str, ...],
+    cores_in_turn: bool,
     device: str | None,
     backend: str | None,
     interface: str | None,
@@ -142,6 +149,7 @@ def command(
         connection = _connected(info, config)
     call = _Call(
         parts=parts or PART_NAMES,
+        cores_in_turn=cores_in_turn,
         time_s=time_s,
         timeout_s=timeout_s,
         json_file=json_file,
@@ -203,7 +211,7 @@ def _probe(call: _Call, config: Config, info: RankInfo, connection: Connection) 
         world = probe_world(info, store, device=device, backend=backend, timeout_s=call.timeout_s)
         record = begin_record(world, process_environ(), time_s=call.time_s)
         before = _before(call, record, world)
-        record = measure_parts(world, chosen_parts(call.parts), record)
+        record = measure_parts(world, chosen_parts(call.parts, cores_in_turn=call.cores_in_turn), record)
         gc.collect()  # groups end before the process group does
         code = _shown(call, record, before) if info.rank == 0 else EXIT_OK
         if record.lost_hosts:
