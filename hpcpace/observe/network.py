@@ -10,7 +10,6 @@ from hpcpace.observe.fabric import FabricPort, find_fabric_ports
 from hpcpace.observe.interface_counters import Details, LinkDetails
 
 _LOOPBACK = "lo"
-_DETAILS_PER_READ = 2
 _MOST_INTERFACES = 256
 """Numbers of interfaces are one byte in the trace."""
 
@@ -28,7 +27,7 @@ class NetworkCounters:
     """Reads the counters of fixed interfaces; an interface that goes away reads as zero.
 
     Bytes are read each time. All else costs a call or a file each, and on some adapters a question to their firmware,
-    so a few interfaces are asked at a time; of the others, what they last said is repeated.
+    so one interface is asked at a time; of the others, what they last said is repeated.
 
     Args:
         devices: names of network devices, in the order of the trace's `interface` numbers.
@@ -59,9 +58,9 @@ class NetworkCounters:
 
     def read(self) -> list[tuple[int, ...]]:
         """Return the columns of a `network` row behind its time, for every interface."""
-        for place in range(min(_DETAILS_PER_READ, len(self._asked))):
-            self._ask(self._asked[(self._next + place) % len(self._asked)])
-        self._next += _DETAILS_PER_READ
+        if self._asked:
+            self._ask(self._asked[self._next % len(self._asked)])
+            self._next += 1
         table = _read_net_dev(self._net_dev)
         rows: list[tuple[int, ...]] = []
         for number, name in enumerate(self._devices):

@@ -71,7 +71,7 @@ def test_errors_and_drops_of_both_directions_are_in_a_row(host: tuple[Path, Path
     assert (found[0], found[1]) == ((4, 6), (0, 0))
 
 
-def test_a_few_interfaces_are_asked_for_details_at_a_time_and_lo_never(host: tuple[Path, Path]) -> None:
+def test_one_interface_is_asked_for_details_at_a_time_and_lo_never(host: tuple[Path, Path]) -> None:
     proc, _ = host
     asked: list[str] = []
 
@@ -79,16 +79,13 @@ def test_a_few_interfaces_are_asked_for_details_at_a_time_and_lo_never(host: tup
         asked.append(name)
         return Details(pauses=len(asked), link_downs=1, rate_bps=10**9, state=LinkState.UP)
 
-    names = ("lo", *(f"eth{number}" for number in range(6)))
-    counters = NetworkCounters(names, (), proc / "self" / "net" / "dev", details)
+    counters = NetworkCounters(("lo", "eth0", "eth1"), (), proc / "self" / "net" / "dev", details)
     rows = counters.read()
-    assert asked == ["eth0", "eth1"]
     assert rows[1][3:] == (4, 6, 1, 0, 0, 0, 1, 10**9, LinkState.UP)
-    assert rows[6][3:] == (*(0,) * 8, LinkState.UNKNOWN)
-    assert counters.read()[1][5] == 1
-    assert counters.read()[6][5] == 6
-    counters.read()
-    assert asked[2:] == ["eth2", "eth3", "eth4", "eth5", "eth0", "eth1"]
+    assert rows[2][3:] == (*(0,) * 8, LinkState.UNKNOWN)
+    assert [row[5] for row in counters.read()] == [0, 1, 2]
+    assert [row[5] for row in counters.read()] == [0, 3, 2]
+    assert asked == ["eth0", "eth1", "eth0"]
 
 
 def test_interfaces_beyond_what_the_trace_can_number_are_left_out(host: tuple[Path, Path]) -> None:
