@@ -98,11 +98,10 @@ def truth_of_case(case: Case, events: Sequence[Mapping[str, Any]]) -> Truth:
             ranks = (settings["rank"],)
         elif "host" in settings:
             ranks = (HOSTS.index(settings["host"]),)
-        # A link that comes and goes is looked for as bursts, which have no place.
-        elif case.fault[0] == "slow-link":
-            # Of the connections of one ring, those of other hosts are fast.
-            is_ring = case.stages == 1
-            links = (settings["link"],) if is_ring else same_traffic(case.scenario, settings["link"])
+        elif case.stages == 1:
+            links = (settings["link"],)  # of the connections of one ring, those between other hosts are fast
+        else:
+            links = same_traffic(case.scenario, settings["link"])
     tolerated = ("phase data",) if Mode.INPUT in case.modes else ()
     culprits = tuple(f"link {link}" for link in links) or (same_names(case.scenario, ranks) if ranks else ())
     return Truth(

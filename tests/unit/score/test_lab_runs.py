@@ -81,8 +81,9 @@ def test_rank_is_the_one_that_the_log_of_truth_has() -> None:
     assert truth_of_case(BY_NAME["hang"], _begun("kill-rank", job=1, rank=1)).ranks == (1,)
 
 
-def test_link_of_one_group_of_all_ranks_is_told_by_its_connections() -> None:
-    truth = truth_of_case(BY_NAME["slow-link-one-group"], _begun("slow-link", link="n3"))
+@pytest.mark.parametrize(("case", "kind"), [("slow-link-one-group", "slow-link"), ("flapping-link", "flap-link")])
+def test_link_of_one_group_of_all_ranks_is_told_by_its_connections(case: str, kind: str) -> None:
+    truth = truth_of_case(BY_NAME[case], _begun(kind, link="n3"))
     assert truth.is_identifiable
     assert truth.culprits == ("link n3",)
 
