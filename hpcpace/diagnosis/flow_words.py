@@ -54,11 +54,13 @@ def flow_why(evidence: FlowEvidence, longer: str) -> str:
         case LinkCause.SMALL_MTU:
             verb = "sends" if evidence.flows == 1 else "send"
             return f"{through} {verb} segments of {evidence.segment_bytes} bytes, others {evidence.usual_segment_bytes}"
-        case _:
-            foreign = f", beside {_rate(evidence.foreign_bytes_per_s)} that are not this job's"
-            beside = foreign if evidence.cause is LinkCause.FOREIGN else ""
+        case LinkCause.FOREIGN:
             verb = "gets" if evidence.flows == 1 else "get"
-            return f"while busy, {through} {verb} {slow}{beside}, others {usual}: their bytes take {longer}"
+            foreign = _rate(evidence.foreign_bytes_per_s)
+            return f"while busy, {through} {verb} {slow} beside {foreign} that is not this job's; alone, {usual}"
+        case LinkCause.SLOW | LinkCause.UPLINK:
+            verb = "gets" if evidence.flows == 1 else "get"
+            return f"while busy, {through} {verb} {slow}, others {usual}: their bytes take {longer}"
 
 
 def flow_advice(evidence: FlowEvidence) -> str:

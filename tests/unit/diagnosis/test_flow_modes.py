@@ -146,7 +146,7 @@ def test_connections_of_one_rate_show_that_no_link_is_slow():
         (
             LinkCause.FOREIGN,
             "foreign traffic on link n2 costs",
-            "get 25.0 Mb/s, beside 40.0 Mb/s that are not this job's",
+            "get 25.0 Mb/s beside 40.0 Mb/s that is not this job's; alone",
         ),
         (LinkCause.SLOW, "link n2 is slow and costs", "2 connections through it get 25.0 Mb/s, others 100 Mb/s"),
         (LinkCause.UPLINK, "link n2 is slow, oversubscribed or shared, and costs", "4.0 times as long as others"),
