@@ -23,7 +23,7 @@ BoolArray = NDArray[np.bool_]
 UP, DOWN = 0, 1
 """The directions of a link: towards the top of the network, and back."""
 
-LEAST_INTERVALS = 5
+LEAST_INTERVALS = 4
 _LEAST_BYTES = 1_000_000
 _LEAST_PART = 0.05  # of the bytes of the largest connection; the rate of what is smaller is that of its latency
 _MOST_LIMITED = 0.2  # of the busy time, by the receiver's window or the send buffer
