@@ -85,7 +85,10 @@ class LinkJob:
             return ()
         if self.case == "slow uplink":
             return (f"{self.leaf} uplink",)
-        return (self.host, self.peer) if self.case == "traffic" else (self.host,)
+        if self.case == "traffic":
+            leaves = ((int(host[1:]) - 1) * self.num_leaves // self.num_hosts + 1 for host in (self.host, self.peer))
+            return (self.host, self.peer, *(f"leaf{leaf} uplink" for leaf in leaves))
+        return (self.host,)
 
     @property
     def training(self) -> tuple[str, ...]:

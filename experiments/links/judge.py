@@ -140,7 +140,7 @@ alone. The interval is Wilson's.
 | full | nothing; without other work, so that all links are at their rate |
 | slow host | the link of a host has 60 Mb/s |
 | slow uplink | the uplink of a leaf has 100 Mb/s |
-| traffic | 80 Mb/s from a host to one on the next leaf, by iperf3; either host's link is right |
+| traffic | 80 Mb/s from a host to one on the next leaf, by iperf3; all links on its way are right |
 | loss | 1 % of the packets on the link of a host |
 | flapping | the link of a host is down for 0.5 s of every 4 s |
 | mtu | the link of a host has an MTU of 1,000 |

@@ -94,7 +94,8 @@ def simulate(job: SimulatedLinks) -> SimulatedRun:
     ring = random.permutation(job.num_hosts) if job.is_shuffled else np.arange(job.num_hosts)
     source, destination = ring, np.roll(ring, 1)
     paths = flow_paths(_topology(job, has_leaves=True), source, destination)
-    rates, foreign, is_hit = _rates(job, paths)
+    rates, foreign, is_faulty = _rates(job, paths)
+    is_hit, is_hit_back = ((ways & is_faulty).any(axis=(1, 2)) for ways in (paths, paths[:, :, ::-1]))
     own_noise = np.exp(job.noise / 2 * random.standard_normal((job.num_hosts, 1)))
     num_steps = int(job.num_seconds / job.compute_s) + 1
     step_noise = np.exp(job.noise / 2 * random.standard_normal((job.num_hosts, num_steps)))
@@ -109,7 +110,9 @@ def simulate(job: SimulatedLinks) -> SimulatedRun:
         busy_s = busy_s + is_hit[:, None] * stall_s
         end_s = np.cumsum(length_s + stall_s)
     done = int(np.searchsorted(end_s, job.num_seconds))
-    flows = _flows(job, source, destination, end_s, num_bytes, busy_s, is_hit, random)
+    # Acknowledgements queue as well, in front of a slow link on their way back.
+    is_queued = (is_hit | is_hit_back) & (job.fault == "slow")
+    flows = _flows(job, source, destination, end_s, num_bytes, busy_s, is_hit, is_queued, random)
     use = _interfaces(job, source, flows, foreign, random)
     return SimulatedRun(topology=topology, flows=flows, use=use, num_steps=done)
 
@@ -124,7 +127,7 @@ def _topology(job: SimulatedLinks, *, has_leaves: bool | None = None) -> Topolog
 
 
 def _rates(job: SimulatedLinks, paths: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
-    """Return bytes per second of each connection, foreign ones on each link and way, and which ones the fault hits."""
+    """Return bytes per second of each connection, foreign ones on each link and way, and which ways have the fault."""
     topology = _topology(job, has_leaves=True)
     capacity = np.where(topology.is_uplink, job.uplink_bps, job.link_bps)[:, None] / 8 * np.ones(2)
     foreign, is_faulty = np.zeros(capacity.shape), np.zeros(capacity.shape, np.bool_)
@@ -140,8 +143,7 @@ def _rates(job: SimulatedLinks, paths: NDArray[np.bool_]) -> tuple[FloatArray, F
             foreign[host] = np.maximum(foreign[host], foreign[job.num_hosts + leaf])
     left = np.maximum(capacity - foreign, capacity / 2)
     rates = np.where(paths, left[None], np.inf).min(axis=(1, 2))
-    is_hit = np.asarray((paths & is_faulty).any(axis=(1, 2)))
-    return rates / (1 + HEADERS), foreign, is_hit
+    return rates / (1 + HEADERS), foreign, is_faulty
 
 
 def _stalls(end_s: FloatArray, length_s: FloatArray, compute_s: FloatArray) -> FloatArray:
@@ -163,6 +165,7 @@ def _flows(
     num_bytes: float,
     busy_s: FloatArray,
     is_hit: NDArray[np.bool_],
+    is_queued: NDArray[np.bool_],
     random: np.random.Generator,
 ) -> Flows:
     seconds = np.arange(job.num_seconds + 1.0)
@@ -174,7 +177,7 @@ def _flows(
         busy = np.diff(np.interp(seconds, at, np.concatenate([[0.0], np.cumsum(busy_s[row])])))
         share = job.size if job.fault == "lossy" and is_hit[row] else 1e-5
         again = random.binomial((acked / SEGMENT_BYTES).astype(np.int64), share) * SEGMENT_BYTES
-        queue_s = FULL_QUEUE_S if job.fault == "slow" and is_hit[row] else QUEUE_S
+        queue_s = FULL_QUEUE_S if is_queued[row] else QUEUE_S
         rtt_s = LEAST_ROUND_TRIP_S + queue_s * (0.3 + 0.7 * float(is_limiting[row].mean()))
         rtt = rtt_s * np.exp(0.2 * random.standard_normal(job.num_seconds))
         columns.append(np.stack([acked, busy * NS_PER_S, again, rtt * NS_PER_S]))

@@ -72,6 +72,8 @@ def locate_by_flows(
     faults: list[LinkFault] = []
     for search in (_beside_others, _slow, _slow_uplinks, _lossy, _stalled, _small):
         explained = {flow for fault in faults for flow in fault.flows}
+        if search in (_slow, _slow_uplinks):
+            explained |= {flow for fault in faults for flow in fault.returning}
         is_left = np.array([pair not in explained for pair in job.pairs], np.bool_)
         faults += search(job, is_left)
     return FlowFindings(
@@ -214,8 +216,25 @@ def _slow(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     rows = np.flatnonzero(is_slow)
     is_faster = figures.log_rate[None, :] - figures.log_rate[rows, None] >= np.log1p(limits.rate_share)
     cleared = np.tensordot(is_faster.astype(np.int64), figures.paths.astype(np.int64), axes=1) > 0
-    suspects = np.asarray(figures.paths[rows] & ~cleared)
+    suspects = _with_queues(figures, rows, np.asarray(figures.paths[rows] & ~cleared))
     return _faults(job, _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows]))
+
+
+def _with_queues(figures: FlowFigures, rows: IntArray, suspects: BoolArray) -> BoolArray:
+    """Return suspects without the ways in front of which acknowledgements of other connections find no queue.
+
+    Acknowledgements go the way back, and wait behind the data that a slow link holds up there.
+
+    Args:
+        figures: the connections.
+        rows: the slow ones.
+        suspects: the ways that each may be slow for, (num_rows, num_links, 2).
+    """
+    has_no_queue = figures.queue_s[None, :] < _LEAST_QUEUE_PART * figures.queue_s[rows, None]
+    is_free = np.tensordot(has_no_queue.astype(np.int64), figures.paths[:, :, ::-1].astype(np.int64), axes=1) > 0
+    left = suspects & ~is_free
+    # What clears everything has seen another queue: the slow connections then keep what they were suspected of.
+    return np.where(np.asarray(left.any(axis=(1, 2)))[:, None, None], left, suspects)
 
 
 def _slow_uplinks(job: _Job, is_left: BoolArray) -> list[LinkFault]:
@@ -336,6 +355,7 @@ def _fault(job: _Job, place: _Place, cause: LinkCause | None) -> LinkFault:
         ids=_names(job.topology, place.links),
         direction=_direction(figures, place.ways),
         flows=tuple(job.pairs[row] for row in rows),
+        returning=tuple(job.pairs[row] for row in _returning(figures, place.ways)),
         effect_share=float(np.expm1(behind)),
         interval=(float(np.expm1(behind - half_width)), float(np.expm1(behind + half_width))),
         p_value=place.p_value,
@@ -349,6 +369,12 @@ def _fault(job: _Job, place: _Place, cause: LinkCause | None) -> LinkFault:
         segment_bytes=int(figures.segment_bytes[rows].min()),
         usual_segment_bytes=int(figures.segment_bytes.max()),
     )
+
+
+def _returning(figures: FlowFigures, ways: BoolArray) -> list[int]:
+    """Return the connections whose acknowledgements pass some ways."""
+    rows: list[int] = np.flatnonzero((figures.paths[:, :, ::-1] & ways).any(axis=(1, 2))).tolist()
+    return rows
 
 
 def _usual(job: _Job, rows: IntArray, worst: int) -> tuple[float, float]:

@@ -48,6 +48,7 @@ class LinkFault:
         ids: names of links, as of `Topology.links`; several if the data cannot separate them.
         direction: `up` or `down` where the other direction is known to be well; else empty.
         flows: which connections it holds up, as (source node, destination node).
+        returning: connections whose acknowledgements pass it, and may be slow for that.
         effect_share: by which share they take longer for their bytes than others.
         interval: 95 % interval of the share.
         p_value: probability that chance alone gives as much, over all connections.
@@ -65,6 +66,7 @@ class LinkFault:
     ids: tuple[str, ...]
     direction: str
     flows: tuple[tuple[int, int], ...]
+    returning: tuple[tuple[int, int], ...]
     effect_share: float
     interval: tuple[float, float]
     p_value: float

@@ -25,6 +25,7 @@ def fault(cause=LinkCause.SLOW, ids=("n2",), **changed):
         "is_certain": True,
         "direction": "",
         "flows": ((1, 0), (2, 1)),
+        "returning": (),
         "effect_share": 3.0,
         "interval": (2.5, 3.5),
         "p_value": 1e-6,
