@@ -34,17 +34,18 @@ def network_plots(evidence: NetworkEvidence, figures: NetworkFigures | None) -> 
 
 def _lines(loads: InterfaceLoads, figures: NetworkFigures) -> tuple[InterfaceLine, ...]:
     row_of = {name: row for row, name in enumerate(loads.names)}
+    per_cell = _BITS / _PER_MEGA / loads.cell_s
     found = []
     for shown in figures.interfaces[:_MOST_LINES]:
         row = row_of[shown.host, shown.interface]
-        per_cell = _BITS / _PER_MEGA / loads.cell_s
+        foreign_bytes = loads.total_bytes[:, row] - loads.job_bytes[:, row]
         found.append(
             InterfaceLine(
                 host=shown.host,
                 interface=shown.interface,
                 line_mbps=shown.line_rate_bps / _PER_MEGA if shown.line_rate_bps else None,
                 total_mbps=loads.total_bytes[:, row] * per_cell,
-                foreign_mbps=np.maximum(loads.foreign_bytes[:, row], 0.0) * per_cell,
+                foreign_mbps=np.maximum(foreign_bytes, 0.0) * per_cell,
             )
         )
     return tuple(found)

@@ -78,31 +78,32 @@ def _pairs(flows: Flows, end: IntArray, far_end: IntArray, is_meant: BoolArray) 
     zero = np.zeros(len(back), np.int64)
     sources = np.concatenate([source[rows], destination[back]])
     destinations = np.concatenate([destination[rows], source[back]])
-    pairs, pair = np.unique(np.stack([sources, destinations]), axis=1, return_inverse=True)
-    pair = pair.reshape(-1)
+    base = int(max(sources.max(initial=0), destinations.max(initial=0))) + 1
+    pairs, pair = np.unique(sources * base + destinations, return_inverse=True)
 
     def summed(values: IntArray, of_back: IntArray) -> IntArray:
-        total = np.bincount(pair, np.concatenate([values[rows], of_back]), minlength=pairs.shape[1])
+        total = np.bincount(pair, np.concatenate([values[rows], of_back]), minlength=len(pairs))
         return np.rint(total).astype(np.int64)
 
     acked_bytes = summed(flows.acked_bytes, flows.received_bytes[back])
     order = np.argsort(-acked_bytes, kind="stable")
     return PairTraffic(
-        source=pairs[0, order],
-        destination=pairs[1, order],
+        source=pairs[order] // base,
+        destination=pairs[order] % base,
         acked_bytes=acked_bytes[order],
         sent_bytes=summed(flows.sent_bytes, zero)[order],
         retransmitted_bytes=summed(flows.retransmitted_bytes, zero)[order],
-        busy_ns=_busy_ns(flows, rows, pair[: len(rows)], pairs.shape[1])[order],
+        busy_ns=_busy_ns(flows, rows, pair[: len(rows)], len(pairs))[order],
     )
 
 
 def _busy_ns(flows: Flows, rows: IntArray, pair: IntArray, num_pairs: int) -> IntArray:
     """Return how long each pair was busy: in each second as long as the busiest of its connections, (num_pairs,)."""
-    connection, second = flows.connection[rows], flows.end_ns[rows] // NS_PER_S
-    keys, key = np.unique(np.stack([pair, second, connection]), axis=1, return_inverse=True)
-    of_connection = np.bincount(key.reshape(-1), flows.busy_ns[rows], minlength=keys.shape[1])
-    cells, cell = np.unique(keys[:2], axis=1, return_inverse=True)
-    busiest = np.zeros(cells.shape[1])
-    np.maximum.at(busiest, cell.reshape(-1), of_connection)
-    return np.rint(np.bincount(cells[0], busiest, minlength=num_pairs)).astype(np.int64)
+    second = (flows.end_ns[rows] - flows.end_ns[rows].min(initial=0)) // NS_PER_S
+    num_seconds = int(second.max(initial=0)) + 1
+    keys, first, key = np.unique(flows.connection[rows] * num_seconds + second, return_index=True, return_inverse=True)
+    of_connection = np.bincount(key, flows.busy_ns[rows], minlength=len(keys))
+    cells, cell = np.unique(pair[first] * num_seconds + second[first], return_inverse=True)
+    busiest = np.zeros(len(cells))
+    np.maximum.at(busiest, cell, of_connection)
+    return np.rint(np.bincount(cells // num_seconds, busiest, minlength=num_pairs)).astype(np.int64)

@@ -30,7 +30,8 @@ def with_network(trace: RankTrace, *, foreign: int = 0, has_flows: bool = True) 
     steps = trace.tables["steps"]
     times = np.arange(steps["begin_ns"][0] - 2 * S, steps["end_ns"][-1] + 3 * S, S)
     seconds = (times - times[0]) // S
-    own, other = (1, 2) if trace.header.rank == 0 else (2, 1)
+    rank, num_ranks = trace.header.rank, trace.header.world_size
+    own, other = rank + 1, (rank + num_ranks // 2) % num_ranks + 1
     tables = dict(trace.tables)
     framed = int(50 * MB * (1 + 66 / 1448 + 66 / 65536))
     tables["network"] = rows(
@@ -101,3 +102,12 @@ def test_a_rank_without_connections_in_its_trace_leaves_foreign_traffic_unknown(
 
 def test_traces_without_any_of_it_have_no_network(read) -> None:
     assert analysis(read, lambda trace: trace).summary.network is None
+
+
+def test_a_rank_without_a_trace_may_have_been_on_any_host(tmp_path) -> None:
+    run = SyntheticRun(num_ranks=4, num_steps=80, hosts=("n0", "n1"), missing=(3,)).write(tmp_path / "run")
+    network = analysis((run, run.attempts()[-1]), with_network).summary.network
+    assert network is not None
+    assert {row.why_unknown for row in network.interfaces} == {"not all ranks of the host recorded their connections"}
+    # Its address is in no trace of its own, so that nobody can tell whose it is.
+    assert {(row.source, row.destination) for row in network.pairs} == {(0, 2), (2, 0)}
