@@ -90,6 +90,15 @@ def test_links_are_named_by_both_of_their_ends(script, slow_node, tmp_path):
     assert "one of the links n1<->switch, n2<->switch, n3<->switch, n4<->switch may be slow" in " ".join(out.split())
 
 
+def test_links_end_at_the_switches_of_a_topology_file(script, slow_node, tmp_path):
+    (tmp_path / "topology").write_text("n[1-2] left\nn[3-4] right\n")
+    _, out, _ = script("topology_hotspots", slow_node, "--out", tmp_path, "--topology", tmp_path / "topology")
+    assert "n1<->left, n2<->left, n3<->right, n4<->right" in " ".join(out.split())
+    code, _, err = script("topology_hotspots", slow_node, "--out", tmp_path, "--topology", tmp_path / "none")
+    assert code == 2
+    assert "cannot read the topology" in err
+
+
 def test_a_slow_rank_is_the_first_hotspot(script, slow_rank, tmp_path):
     script("topology_hotspots", slow_rank, "--out", tmp_path)
     assert [(row["kind"], row["id"]) for row in _rows(tmp_path / "topology_hotspots.csv")] == [("rank", "3")]
