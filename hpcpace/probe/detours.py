@@ -29,6 +29,7 @@ _HARMONIC_SHARE = 0.5
 # Detours of a periodic cause are within this part of a period around its phase.
 _PHASE_WIDTH = 0.15
 _NUM_REFINEMENTS = 3
+_MOST_OF_USUAL = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +126,12 @@ def _period_of(detours: Detours, chosen: NDArray[np.bool_], num_sets: int) -> Pe
         return None
     at = int(np.flatnonzero(power >= _HARMONIC_SHARE * power.max())[0])
     period_ns, is_in_phase = _refined(begin_ns, 1 / _peak(frequencies, power, at))
-    num = int(is_in_phase.sum())
-    expected = 2 * _PHASE_WIDTH / (1 - 2 * _PHASE_WIDTH) * float(detours.lost_ns[chosen][~is_in_phase].sum())
-    share = max(float(detours.lost_ns[chosen][is_in_phase].sum()) - expected, 0.0) / detours.span_ns
-    return PeriodicNoise(period_ns=period_ns, share=share, num_detours=num, p_value=p_value)
+    # What recurs takes about as long each time; a long interruption in its phase is another one.
+    lost_ns = detours.lost_ns[chosen]
+    lost_ns = np.minimum(lost_ns, _MOST_OF_USUAL * np.median(lost_ns[is_in_phase]))
+    expected_ns = 2 * _PHASE_WIDTH / (1 - 2 * _PHASE_WIDTH) * float(lost_ns[~is_in_phase].sum())
+    share = max(float(lost_ns[is_in_phase].sum()) - expected_ns, 0.0) / detours.span_ns
+    return PeriodicNoise(period_ns=period_ns, share=share, num_detours=int(is_in_phase.sum()), p_value=p_value)
 
 
 def _spectrum(begin_ns: FloatArray, span_ns: int, usual_ns: float) -> tuple[FloatArray, FloatArray]:

@@ -89,3 +89,11 @@ def test_an_excess_below_a_tenth_is_no_detour() -> None:
 
 def test_three_interruptions_are_no_period_even_if_evenly_spaced() -> None:
     assert find_period(find_detours(_marks(thief_ns=_MS, period_ns=1700 * _MS))) is None
+
+
+def test_a_long_interruption_in_the_phase_of_a_thief_does_not_count_as_its_own() -> None:
+    marks = _marks(thief_ns=_MS, period_ns=100 * _MS)
+    late = marks + np.where(np.arange(len(marks)) > np.searchsorted(marks, 100 * _MS // 3 + 1000 * _MS), 100 * _MS, 0)
+    found = find_period(find_detours(late))
+    assert found is not None
+    assert found.share == pytest.approx(0.01, rel=0.2)
