@@ -70,7 +70,8 @@ def own_work(graph: StepGraph, passes: Sequence[Passes]) -> list[FloatArray]:
 def _lines(graph: StepGraph, passes: Sequence[Passes]) -> tuple[Int64Array, list[Int64Array], list[_Line]]:
     """Return the nodes of work, which of them each rank has, and the work of each rank."""
     work = np.flatnonzero(graph.kind == WORK)
-    rows = [np.flatnonzero(graph.rank[work] == rank) for rank in range(len(passes))]
+    order = np.argsort(graph.rank[work], kind="stable")
+    rows = np.split(order, np.searchsorted(graph.rank[work][order], np.arange(1, len(passes))))
     lines = [_Line.of(graph, work[own], graph.work_begin_ns[own], one) for own, one in zip(rows, passes, strict=True)]
     return work, rows, lines
 

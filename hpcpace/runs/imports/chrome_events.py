@@ -27,6 +27,18 @@ _MOST_CUTS = 64
 _MOST_HEAD, _MOST_LEFT = 64 << 20, 256 << 20
 
 
+def need_msgspec() -> None:
+    """Refuse to go on without the package that decodes events.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import msgspec  # noqa: F401
+    except ImportError as error:
+        raise UsageError("profiles in JSON need msgspec: pip install 'hpcpace[import]'") from error
+
+
 class ChromeEvents:
     """The events of one file.
 
@@ -44,10 +56,8 @@ class ChromeEvents:
             path: its path, for messages.
             event: the msgspec.Struct that an event becomes.
         """
-        try:
-            import msgspec
-        except ImportError as error:
-            raise UsageError("profiles in JSON need msgspec: pip install 'hpcpace[import]'") from error
+        import msgspec
+
         self._blocks, self._path = blocks, path
         self._decoder: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[event])
         self._syntax, self._wrong = msgspec.DecodeError, msgspec.ValidationError

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
-from hpcpace.runs.imports.chrome_events import ChromeEvents
+from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.opened import json_bytes, size_of
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import Op, Phase
@@ -159,6 +159,7 @@ def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None)
     Raises:
         TraceError: it cannot be read, is damaged before its first event, or is no profile.
     """
+    need_msgspec()
     from hpcpace.runs.imports.kineto_event import KinetoEvent
 
     size_of(path)

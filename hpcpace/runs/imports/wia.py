@@ -18,6 +18,7 @@ import pandas as pd
 
 from hpcpace.errors import TraceError, UsageError
 from hpcpace.quoting import printable
+from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.opened import json_bytes, size_of
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.units import NS_PER_S
@@ -114,7 +115,7 @@ def _parquet(path: Path) -> pd.DataFrame:
 
 def _timeline(path: Path, told: Callable[[int, int], None]) -> pd.DataFrame:
     """Return the operations of a timeline for Chrome."""
-    from hpcpace.runs.imports.chrome_events import ChromeEvents
+    need_msgspec()
     from hpcpace.runs.imports.wia_event import WiaEvent
 
     stages: dict[tuple[int, int], int] = {}

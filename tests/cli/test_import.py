@@ -1,0 +1,66 @@
+"""`hpcpace import`: other tools' traces become runs of ours."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Call = Callable[..., tuple[int, str, str]]
+DATA = Path(__file__).parents[1] / "data" / "imports"
+CASES = [
+    (["kineto", str(DATA / "nccl_data.json.gz")], "1 rank, 3 steps", "torch.profiler (Kineto)"),
+    (["wia", str(DATA / "trace-ST.parquet")], "8 ranks, 32 steps", "StragglerAnalysis"),
+    (["nsys", str(DATA / "mfu_2gpu_after.sqlite")], "2 ranks, 0 steps", "Nsight Systems 2026"),
+]
+
+
+@pytest.mark.parametrize(("command", "facts", "tool"), CASES)
+def test_an_import_says_what_it_read_and_what_is_unknown(
+    hpcpace: Call, tmp_path: Path, command: list[str], facts: str, tool: str
+) -> None:
+    run = tmp_path / "run"
+    code, out, _ = hpcpace("import", *command, "--run-dir", run)
+    assert code == 0 and facts in out and tool in out and "unknown: " in out
+    assert out.endswith(f"next: hpcpace report {run}\n")
+    record = json.loads((run / "attempt-0" / "run.json").read_text())
+    assert tool in record["imported"]["tool"] and record["imported"]["unknown"]
+    assert record["imported"]["files"][0] == {"name": Path(command[1]).name, "bytes": Path(command[1]).stat().st_size}
+
+
+@pytest.mark.parametrize(("command", "facts", "tool"), CASES)
+def test_nothing_is_overwritten(hpcpace: Call, tmp_path: Path, command: list[str], facts: str, tool: str) -> None:
+    (tmp_path / "kept").write_text("mine")
+    code, _, err = hpcpace("import", *command, "--run-dir", tmp_path)
+    assert code == 2 and "nothing is overwritten" in err
+    assert [one.name for one in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("tool", ["kineto", "wia", "nsys"])
+def test_bad_input_leaves_no_run_behind(hpcpace: Call, tmp_path: Path, tool: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(b"not a trace")
+    code, _, err = hpcpace("import", tool, path, "--run-dir", tmp_path / "run")
+    assert code == 2 and str(path) in err and "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_is_cut_off_is_a_warning_and_exit_code_1(hpcpace: Call, tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.json"
+    event = {"ph": "X", "name": "ProfilerStep#1", "cat": "user_annotation", "ts": 1, "dur": 2}
+    path.write_text('{"traceEvents": [' + json.dumps(event) + ', {"')
+    code, _, err = hpcpace("import", "kineto", path, "--run-dir", tmp_path / "run")
+    assert code == 1 and "cut off after event 1" in err
+
+
+@pytest.mark.parametrize(("tool", "package"), [("kineto", "msgspec"), ("wia", "pyarrow")])
+def test_a_missing_package_is_named_with_what_to_install(
+    hpcpace: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    path = DATA / ("nccl_data.json.gz" if tool == "kineto" else "trace-ST.parquet")
+    code, _, err = hpcpace("import", tool, path, "--run-dir", tmp_path / "run")
+    assert code == 2 and package in err and "pip install 'hpcpace[import]'" in err
