@@ -32,7 +32,7 @@ _WIDTH = 80
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
 @option(
     "--scaling",
-    type=click.Choice([Kind.WEAK, Kind.STRONG]),
+    type=click.Choice([Kind.WEAK.value, Kind.STRONG.value]),
     help="Take the work as growing with the size (weak) or staying the same (strong).",
     show_default="as the batches tell",
 )
@@ -47,7 +47,7 @@ _WIDTH = 80
 )
 @option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
-    runs: tuple[Path, ...], scaling: Kind | None, probe: Path | None, target: Path | None, as_json: bool
+    runs: tuple[Path, ...], scaling: str | None, probe: Path | None, target: Path | None, as_json: bool
 ) -> None:
     """Say how a job scales: throughput, scaling factor, what stops it, and what 2 and 4 times the nodes would give.
 

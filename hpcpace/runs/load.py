@@ -12,8 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from hpcpace.config import Config
-from hpcpace.diagnosis.analyze import analyze
-from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.run_state import is_running, journals_of, read_start
 from hpcpace.errors import CannotTell, HpcpaceError, TraceError
 from hpcpace.memory import keep_freed_memory
@@ -113,6 +111,10 @@ def _analysed(run: RunDirectory, attempt: Attempt, config: Config, problems: lis
         raise TraceError(
             f"{attempt.path} has no traces and no summary that can be used: it never recorded, or they were removed"
         )
+    # Loads all of the diagnosis, which summaries that are fresh do not need.
+    from hpcpace.diagnosis.analyze import analyze
+    from hpcpace.diagnosis.measure import Selection
+
     analysis = analyze(run, attempt, Selection(), config, begin_stage=lambda _: lambda done, total: None)
     assert analysis is not None  # there is no team
     try:

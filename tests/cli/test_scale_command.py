@@ -60,6 +60,13 @@ def test_a_csv_file_of_another_tool_is_read(hpcpace, tmp_path: Path) -> None:
     assert code == 0 and "not known: a table has speeds alone" in out and "16 nodes (2 times)" in out
 
 
+@pytest.mark.parametrize("kind", ["weak", "strong"])
+def test_the_user_can_say_how_the_work_grows(hpcpace, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "runs.csv").write_text("run,nodes,step_time_s\na,1,1.0\nb,2,0.6\nc,4,0.4\n")
+    code, out, _ = hpcpace("scale", tmp_path / "runs.csv", "--scaling", kind)
+    assert code == 0 and f"Scaling    {kind} (as told)" in out
+
+
 def test_a_broken_run_and_one_named_twice_are_left_out_with_a_warning(
     hpcpace, runs: dict[int, Path], tmp_path: Path
 ) -> None:

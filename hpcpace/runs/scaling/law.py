@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from hpcpace.metrics.jitter.extrapolation import extrapolated_transfer
 from hpcpace.probe.growth import transfer_term
@@ -284,6 +283,8 @@ def _is_determined(basis: Sequence[Basis], n: FloatArray) -> bool:
 
 def _fitted(basis: Sequence[Basis], n: FloatArray, values: FloatArray, sigma: FloatArray) -> tuple[FloatArray, float]:
     """Return the coefficients, and the sum of squared errors in units of sigma."""
+    from scipy.optimize import nnls  # takes longer to load than all that it does here
+
     matrix = np.column_stack([one(n) for one in basis]) / sigma[:, np.newaxis]
     coefficients, norm = nnls(matrix, values / sigma)
     return np.asarray(coefficients), float(norm) ** 2

@@ -12,7 +12,7 @@ def _families() -> list[Family]:
     return families()
 
 
-def test_the_largest_size_is_inside_but_for_systems_that_gain_more_than_twice() -> None:
+def test_the_largest_size_is_inside_but_for_systems_whose_last_doubling_gained_more_than_the_one_before() -> None:
     judged = [family for family in _families() if family.outcome in ("inside", "outside")]
     outside = [family.name.split()[2:4] for family in judged if family.outcome == "outside"]
     assert len(judged) == 13
