@@ -15,8 +15,11 @@ from hpcpace.probe.rounds import Pair, Round, some_rounds
 
 LEAST_TESTS = 2
 """So many transfers must accuse one link alone: a single one may have been disturbed."""
+LEAST_LATENCY_TESTS = 3
+"""Likewise of latencies, which a busy host disturbs more."""
 # A question that is open after so many partners stays so.
 _MOST_PARTNERS = 5
+_MOST_LATENCY_PARTNERS = 8
 # A pair that fast hosts find slow is measured so often before it counts as slow.
 _MOST_TIMES = 3
 # So many pairs of hosts that are fast with others show whether an unknown network slows down pairs.
@@ -182,3 +185,13 @@ def loaded_again(results: PairResults) -> list[Round]:
             hosts = network.leaf_hosts
             pairs += zip(hosts[leaf], hosts[partners[0][-1]], strict=False)
     return [Round(tuple(pairs), False)] if pairs else []
+
+
+def latency_again(results: PairResults) -> list[Round]:
+    """Return rounds for hosts whose messages take longer with too few partners so far, if there are any."""
+    slow, network = results.slow_latencies(), results.network
+    planner = _FollowUp(network, results.results, slow)
+    for link in slow.certain:
+        if slow.num_alone[link] < LEAST_LATENCY_TESTS:
+            planner.ask(link, _MOST_LATENCY_PARTNERS)
+    return [Round((pair,), True) for pair in planner.pairs]

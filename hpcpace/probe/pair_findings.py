@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from hpcpace.probe.follow_up import LEAST_TESTS
+from hpcpace.probe.follow_up import LEAST_LATENCY_TESTS, LEAST_TESTS
 from hpcpace.probe.pair_record import LinkFinding
 from hpcpace.probe.pair_results import PairResults
 from hpcpace.probe.pair_solver import SlowLinks
@@ -17,8 +17,6 @@ from hpcpace.units import format_duration, format_rate
 from hpcpace.wording import listed
 
 _MOST_WITNESSES = 3
-# By less than this, latencies differ because of schedulers and interrupts, not because of links.
-_LEAST_LATENCY_NS = 5_000.0
 _ORDER = ("link", "unclear", "between")
 
 
@@ -161,24 +159,20 @@ def _latency_findings(search: PairResults) -> Iterator[LinkFinding]:
     """Yield hosts to which each message takes longer; both ways of a round trip count together."""
     slow = search.slow_latencies()
     network = search.network
-    confirmed = [link for link in slow.certain if slow.num_alone[link] >= LEAST_TESTS]
-    for links in _by_owner(confirmed):
+    for links in _by_owner(link for link in slow.certain if slow.num_alone[link] >= LEAST_LATENCY_TESTS):
         value, usual = 1 / slow.capability[links[0]], 1 / slow.usual[int(network.is_uplink[links[0]])]
-        if value - usual >= _LEAST_LATENCY_NS:
-            name = network.owner(links[0])
-            words = (
-                f"{_possessive(name)}{'' if network.is_uplink[links[0]] else ' link'}: messages take "
-                f"{format_duration(value)}, usually {format_duration(usual)}"
-            )
-            yield LinkFinding(
-                kind="link",
-                names=(name,),
-                way="both",
-                measure="latency",
-                value=float(value),
-                usual=float(usual),
-                words=words,
-            )
+        name = network.owner(links[0])
+        what = "" if network.is_uplink[links[0]] else " link"
+        words = f"{_possessive(name)}{what}: messages take {format_duration(value)}, usually {format_duration(usual)}"
+        yield LinkFinding(
+            kind="link",
+            names=(name,),
+            way="both",
+            measure="latency",
+            value=float(value),
+            usual=float(usual),
+            words=words,
+        )
 
 
 def _by_owner(links: Iterable[int]) -> list[tuple[int, ...]]:

@@ -13,10 +13,14 @@ from hpcpace.probe.pair_network import NO_LINK, FloatArray, IntArray, PairNetwor
 from hpcpace.probe.pair_solver import LinkTests, SlowLinks, find_slow_links, outlier_limit
 from hpcpace.probe.rounds import Pair, Round
 
+LEAST_LATENCY_NS = 5_000.0
+"""By less than this, latencies differ because of schedulers and interrupts, not because of links."""
 AS_SLOW = 0.9
 """Above this share of another rate, a rate counts as equal to it."""
 # A pair that is slow so often, and never fast, is slow for another reason than a disturbance.
 _LEAST_TIMES = 3
+# Two flows on one route get half of it; less than a quarter off is what hosts differ by from time to time.
+_BETWEEN_SHARE = 0.75
 # Below this share of what the hosts' links allow, uplinks limit what many hosts send together.
 _LOAD_SHARE = 0.85
 
@@ -102,9 +106,15 @@ class PairResults:
         return replace(slow, certain=certain, doubtful=tuple(doubtful))
 
     def slow_latencies(self) -> SlowLinks:
-        """Return which links add latency; values are the inverse of the least half round trip, 1/ns."""
+        """Return which links add latency; values are the inverse of the least half round trip, 1/ns.
+
+        Links that add less than 5 us count as cleared: schedulers and interrupts do as much.
+        """
         inverse = [1 / each.latency_ns[0] for each in self.results]
-        return find_slow_links(self._tests([(value, value) for value in inverse]))
+        slow = find_slow_links(self._tests([(value, value) for value in inverse]))
+        usual = slow.usual[self.network.is_uplink.astype(np.int64)]
+        certain = [link for link in slow.certain if 1 / slow.capability[link] - 1 / usual[link] >= LEAST_LATENCY_NS]
+        return replace(slow, certain=tuple(certain), unclear=())
 
     def slow_pairs(self) -> list[Pair]:
         """Return transfers that are slow each time though both hosts are fast with others: (from, to), ascending.
@@ -114,6 +124,7 @@ class PairResults:
         slow, tests, ways = self.slow_links(), self._rate_tests(), self._ways()
         is_compared = tests.is_apart & np.isfinite(tests.value)
         lowest = outlier_limit(tests.value[is_compared])[1]
+        lowest = min(lowest, _BETWEEN_SHARE * float(slow.usual[0]))
         return sorted({ways[test] for test in self._slow_each_time(slow) if tests.value[test] < lowest})
 
     def rates_apart(self) -> Iterator[tuple[Pair, float]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from hpcpace.probe.follow_up import follow_up, loaded_again
+from hpcpace.probe.follow_up import follow_up, latency_again, loaded_again
 from hpcpace.probe.pair_network import PairNetwork
 from hpcpace.probe.pair_results import PairResult, PairResults
 from hpcpace.probe.rounds import (
@@ -46,7 +46,7 @@ def search_slow_links(
             if is_over():
                 return results
             results.add(round_, measure(round_))
-        rounds = follow_up(results) or loaded_again(results)
+        rounds = follow_up(results) or loaded_again(results) or latency_again(results)
     return results
 
 
