@@ -9,6 +9,7 @@ from pathlib import Path
 from hpcpace.metrics.repetitions import share_of
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.load import load_runs
+from hpcpace.runs.measured import MeasuredRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,12 @@ def judge_pair(before: Sequence[Path], after: Sequence[Path], slower: str = "") 
     measured = [run.measured for run in runs if run.measured is not None]
     if len(measured) < len(runs):
         raise ValueError("; ".join(run.problem for run in runs if run.measured is None))
-    found = compare(measured[: len(before)], measured[len(before) :])
+    return judge_groups(measured[: len(before)], measured[len(before) :], slower)
+
+
+def judge_groups(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun], slower: str = "") -> JudgedPair:
+    """Compare two groups of runs that were loaded; arguments as of `judge_pair`."""
+    found = compare(before, after)
     named = tuple(row.name for row in found.places.named) if found.places is not None else ()
     hosts = {name.rpartition(" on ")[2] for name in named}
     return JudgedPair(

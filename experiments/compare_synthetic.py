@@ -1,74 +1,115 @@
 """How often `hpcpace compare` is right on made-up runs: `python -m experiments.compare_synthetic`.
 
-Each run is 16 ranks on 8 nodes; runs of the same thing differ by `--run-cv` as a whole, and the speed of each node by
-that as well. Half of the pairs are A/A; in the other half a node of B does its own work 5 % more slowly.
+Each run is 16 ranks on 8 hosts that compute and then wait for the slowest. Runs of the same thing differ by `--run-cv`
+as a whole, and the speed of each host by that as well; each rank's steps differ by `--noise`. Half of the pairs are
+A/A; in the other half a host of B computes 5 % longer. Only figures of runs are made, as a report would find them, and
+no traces.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from experiments.compare_judge import JudgedPair, judge_pair, score_lines
-from experiments.synthetic_run import SyntheticRun
-from hpcpace.parallel import map_processes
+from experiments.compare_judge import JudgedPair, judge_groups, score_lines
+from hpcpace.metrics.resampling import block_means, log_median_error
+from hpcpace.runs.measured import MeasuredRun, RankTimes, Transfers
+from hpcpace.units import NS_PER_MS
 
-_NUM_RANKS, _HOSTS = 16, tuple(f"n{number}" for number in range(8))
+_HOSTS = tuple(f"n{number}" for number in range(8))
+_RANK_HOSTS = tuple(host for host in _HOSTS for _ in range(2))
+_WORK_NS, _TRANSFER_NS = 100.0 * NS_PER_MS, 5.0 * NS_PER_MS
 _SLOWER = 0.05
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.compare_synthetic", description=__doc__)
-    parser.add_argument("--pairs", type=int, default=100, help="of each kind")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=1000, help="of each kind")
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each side")
     parser.add_argument("--noise", type=float, default=0.01, help="of each step, relative")
-    parser.add_argument("--run-cv", type=float, default=0.005, help="standard deviation between runs and nodes")
+    parser.add_argument("--run-cv", type=float, default=0.005, help="standard deviation between runs and hosts")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="hpcpace-compare-") as folder:
-
-        def judged(seed: int) -> JudgedPair:
-            return _judged(Path(folder), seed, args)
-
-        found = list(map_processes(judged, list(range(2 * args.pairs))))
-    for line in score_lines(found[0::2], found[1::2]):
+    random = np.random.default_rng(0)
+    same = [_judged(random, None, args) for _ in range(args.pairs)]
+    slow = [_judged(random, int(random.integers(len(_HOSTS))), args) for _ in range(args.pairs)]
+    for line in score_lines(same, slow):
         print(line)
 
 
-def _judged(folder: Path, seed: int, args: argparse.Namespace) -> JudgedPair:
-    """Write and compare one pair; odd seeds have a slower node."""
-    random = np.random.default_rng(seed)
-    slower = int(random.integers(len(_HOSTS))) if seed % 2 else None
-    sides = [[folder / f"{seed}-{side}{number}" for number in range(args.repeats)] for side in "ab"]
-    for paths, node in zip(sides, (None, slower), strict=True):
-        for path in paths:
-            run = SyntheticRun(
-                num_ranks=_NUM_RANKS,
-                num_steps=args.steps,
-                hosts=_HOSTS,
-                noise=args.noise,
-                slow=_factors(random, args.run_cv, node),
-                seed=int(random.integers(1 << 32)),
-            )
-            run.write(path)
-    judged = judge_pair(sides[0], sides[1], "" if slower is None else _HOSTS[slower])
-    for path in sides[0] + sides[1]:
-        shutil.rmtree(path)
-    return judged
+def _judged(random: np.random.Generator, slower: int | None, args: argparse.Namespace) -> JudgedPair:
+    sides = [
+        [_run(f"{side}{number}", random, host, args) for number in range(args.repeats)]
+        for side, host in (("a", None), ("b", slower))
+    ]
+    return judge_groups(sides[0], sides[1], "" if slower is None else _HOSTS[slower])
 
 
-def _factors(random: np.random.Generator, spread: float, slower: int | None) -> Mapping[int, float]:
-    of_run = random.normal(0.0, spread)
-    of_node = random.normal(0.0, spread, len(_HOSTS))
+def _run(name: str, random: np.random.Generator, slower: int | None, args: argparse.Namespace) -> MeasuredRun:
+    speed = random.normal(0.0, args.run_cv) + random.normal(0.0, args.run_cv, len(_HOSTS))
     if slower is not None:
-        of_node[slower] += np.log1p(_SLOWER)
-    per_node = _NUM_RANKS // len(_HOSTS)
-    return {rank: float(np.exp(of_run + of_node[rank // per_node])) for rank in range(_NUM_RANKS)}
+        speed[slower] += np.log1p(_SLOWER)
+    steps = random.normal(1.0, args.noise, (len(_RANK_HOSTS), args.steps))
+    return _measured(name, _WORK_NS * np.repeat(np.exp(speed), 2)[:, np.newaxis] * steps)
+
+
+def _measured(name: str, work_ns: NDArray[np.float64]) -> MeasuredRun:
+    """Return the figures of a run whose ranks work for these times, (num_ranks, num_steps), and then wait."""
+    times_ns = work_ns.max(axis=0) + _TRANSFER_NS
+    return MeasuredRun(
+        path=name,
+        attempt=0,
+        is_from_summary=False,
+        is_final=True,
+        p50_ns=float(np.median(times_ns)),
+        mean_ns=float(times_ns.mean()),
+        log_p50_error=log_median_error(times_ns, num_draws=50),
+        block_p50_ns=(),
+        cv=float(times_ns.std() / times_ns.mean()),
+        samples_per_s=None,
+        samples_per_step=64.0,
+        samples_unit="samples",
+        num_steps=len(times_ns),
+        world_size=len(work_ns),
+        num_missing=0,
+        hosts=_HOSTS,
+        mesh=f"dp={len(work_ns)}",
+        ranks=tuple(_ranks(work_ns)),
+        transfers=(Transfers(op="all_reduce", group_size=16, transfer_ns=_TRANSFER_NS, size_bytes=1e6),),
+        shares=None,
+        amplification=(),
+        waiting_share=None,
+        audit=None,
+        mode="",
+        headline="",
+    )
+
+
+def _ranks(work_ns: NDArray[np.float64]) -> Iterator[RankTimes]:
+    mean_ns, means = work_ns.mean(axis=1), block_means(work_ns)
+    errors = means.std(axis=1, ddof=1) / means.shape[1] ** 0.5 / mean_ns
+    caused_ns = _caused(work_ns)
+    wait_ns = (work_ns.max(axis=0) - work_ns).mean(axis=1)
+    for rank, host in enumerate(_RANK_HOSTS):
+        yield RankTimes(
+            rank=rank,
+            host=host,
+            role="all",
+            parts_ns={"forward": float(mean_ns[rank]), "wait": float(wait_ns[rank]), "transfer": _TRANSFER_NS},
+            work_ns=float(mean_ns[rank]),
+            work_error=float(errors[rank]),
+            caused_wait_ns=caused_ns[rank],
+        )
+
+
+def _caused(work_ns: NDArray[np.float64]) -> Sequence[float]:
+    """Return the wait that began at each rank, which is the slowest of a step, mean over ranks and steps."""
+    wait_ns = (work_ns.max(axis=0) - work_ns).mean(axis=0)
+    caused_ns: list[float] = (np.bincount(work_ns.argmax(axis=0), wait_ns, len(work_ns)) / work_ns.shape[1]).tolist()
+    return caused_ns
 
 
 if __name__ == "__main__":

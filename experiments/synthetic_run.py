@@ -82,7 +82,6 @@ class SyntheticRun:
         lost_steps: how many last steps a rank's trace lacks, because the rank was killed before it flushed them.
         hangs: whether all but rank 0 stay in a last all_reduce that rank 0 never enters, and no file is closed.
         endings: how ranks end before their time; the others close their traces in order.
-        seed: of the noise.
     """
 
     num_ranks: int = 4
@@ -104,13 +103,12 @@ class SyntheticRun:
     endings: tuple[Ending, ...] = ()
     pattern: tuple[float, ...] = (1.0,)
     step_source: str = ""
-    seed: int = 1
 
     def write(self, path: Path) -> RunDirectory:
         """Write the traces of one more attempt and return the run."""
         run = RunDirectory(path)
         attempt = run.new_attempt()
-        random = np.random.default_rng(self.seed)
+        random = np.random.default_rng(1)
         work = random.normal(1.0, self.noise, (self.num_ranks, self.num_steps, 2)) if self.noise else None
         recorders = {rank: self._open(attempt, rank) for rank in range(self.num_ranks) if rank not in self.missing}
         begin_ns = np.full(self.num_ranks, START_NS)

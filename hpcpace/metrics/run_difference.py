@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -47,24 +47,44 @@ class LogDifference:
         return (self.high - self.low) / 2
 
 
-def spread_of_places(changes: Sequence[float], prior_cv: float) -> float:
-    """Return the standard deviation of a place between runs, from how much the changes of all places scatter.
+@dataclass(frozen=True, kw_only=True)
+class RunSpread:
+    """How much the same thing differs between runs: a standard deviation of logarithms, and its degrees of freedom."""
+
+    value: float
+    freedom: float
+
+
+def spread_of_places(changes: Sequence[float], prior_cv: float) -> RunSpread:
+    """Return how much a place differs between runs, from how much the changes of all places scatter.
 
     Most places change alike from one run to the next, so that their scatter says how much one changes by itself; the
     few that really changed hardly move the median of the deviations. The prior weighs as much as 8 places; with fewer
     than those it stands alone.
 
     Args:
-        changes: ln(B / A) of each place.
+        changes: ln(B / A) of each place, single runs.
         prior_cv: standard deviation of one run, taken in advance.
     """
     if len(changes) < LEAST_PLACES:
-        return prior_cv
+        return RunSpread(value=prior_cv, freedom=inf)
     found = np.asarray(changes, np.float64)
     of_change = float(_OF_NORMAL * np.median(np.abs(found - np.median(found))))
     # A change is that of two runs.
     variance = (LEAST_PLACES * prior_cv**2 + len(changes) * of_change**2 / 2) / (LEAST_PLACES + len(changes))
-    return sqrt(variance)
+    return RunSpread(value=sqrt(variance), freedom=LEAST_PLACES + len(changes))
+
+
+def spread_of_repeats(groups: Sequence[Sequence[Sequence[float]]]) -> RunSpread:
+    """Return how much a place differs between repeats, pooled over places and groups: three repeats of one say little.
+
+    Args:
+        groups: of A and of B, the values of each place, one for each run.
+    """
+    values = [np.asarray(place, np.float64) for group in groups for place in group if len(place) > 1]
+    freedom = sum(len(place) - 1 for place in values)
+    squares = sum(float(((place - place.mean()) ** 2).sum()) for place in values)
+    return RunSpread(value=sqrt(squares / freedom), freedom=freedom)
 
 
 def log_difference(
@@ -74,6 +94,7 @@ def log_difference(
     before_errors: Sequence[float],
     after_errors: Sequence[float],
     prior_cv: float = PRIOR_CV,
+    spread: RunSpread | None = None,
     num_compared: int = 1,
     confidence: float = 0.95,
 ) -> LogDifference:
@@ -87,6 +108,7 @@ def log_difference(
         before, after: logarithms of the runs' times, at least one each.
         before_errors, after_errors: standard errors of them within each run.
         prior_cv: standard deviation between runs, where repeats do not say.
+        spread: between runs, where more is known of it than these runs say; it takes the place of both.
         num_compared: how many such differences are looked at; the interval is wider by Bonferroni's rule.
         confidence: of the interval, of all of them together.
     """
@@ -97,10 +119,18 @@ def log_difference(
     upper = 1 - (1 - confidence) / (2 * num_compared)
     value = float(sides[1][0].mean() - sides[0][0].mean())
     own = [float((errors**2).mean()) for _, errors in sides]
-    if min(len(before), len(after)) < LEAST_REPEATS:
-        variances = [(prior_cv**2 + of_steps) / len(values) for (values, _), of_steps in zip(sides, own, strict=True)]
-        half = float(ndtri(upper)) * sqrt(sum(variances))
-        return LogDifference(value=value, low=value - half, high=value + half, from_repeats=False, spread=prior_cv)
+    has_repeats = min(len(before), len(after)) >= LEAST_REPEATS
+    if spread is None and not has_repeats:
+        spread = RunSpread(value=prior_cv, freedom=inf)
+    if spread is not None:
+        variances = [
+            (spread.value**2 + of_steps) / len(values) for (values, _), of_steps in zip(sides, own, strict=True)
+        ]
+        quantile = ndtri(upper) if spread.freedom == inf else stdtrit(spread.freedom, upper)
+        half = float(quantile) * sqrt(sum(variances))
+        return LogDifference(
+            value=value, low=value - half, high=value + half, from_repeats=has_repeats, spread=spread.value
+        )
     spreads = [max(float(values.var(ddof=1)), of_steps) for (values, _), of_steps in zip(sides, own, strict=True)]
     variances = [spread / len(values) for spread, (values, _) in zip(spreads, sides, strict=True)]
     total = sum(variances)

@@ -2,17 +2,26 @@
 
 A place is compared with itself where it does the same work in both, else with the ranks of its role in the same run. If
 most places change alike, that is no place's fault: only those that differ from the others are named. How much a place
-changes by itself is known from repeats, else from the prior and from how much 8 hosts or more scatter.
+changes by itself is known from repeats, pooled over hosts, else from the prior and how much 8 hosts or more scatter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import expm1, log
+from math import expm1, inf, log
 from statistics import fmean, median
 
-from hpcpace.metrics.run_difference import LEAST_REPEATS, LogDifference, log_difference, spread_of_places
+import numpy as np
+
+from hpcpace.metrics.run_difference import (
+    LEAST_REPEATS,
+    LogDifference,
+    RunSpread,
+    log_difference,
+    spread_of_places,
+    spread_of_repeats,
+)
 from hpcpace.runs.measured import MeasuredRun, RankTimes
 
 _LEAST_FOR_MEDIAN = 5
@@ -112,25 +121,44 @@ def place_changes(
     ranks = [rank for run in (*before, *after) for rank in run.ranks]
     if not ranks or any(rank.work_ns is None or rank.work_ns <= 0 for rank in ranks):
         return None
-    hosts = _rows(before, after, lambda rank: rank.host, prior_cv, has_same_layout)
-    spread = spread_of_places([row.change.value for row in hosts if row.change is not None], prior_cv)
-    if spread != prior_cv and min(len(before), len(after)) < LEAST_REPEATS:
-        hosts = _rows(before, after, lambda rank: rank.host, spread, has_same_layout)
+    spread = RunSpread(value=prior_cv, freedom=inf)
+    if min(len(before), len(after)) >= LEAST_REPEATS:
+        spread = _spread_of_hosts(before, after, prior_cv)
+    hosts = _rows(before, after, lambda rank: rank.host, spread, has_same_layout)
+    if len(before) == len(after) == 1:
+        changes = [row.change.value for row in hosts if row.change is not None]
+        hosts = _rows(before, after, lambda rank: rank.host, spread_of_places(changes, prior_cv), has_same_layout)
     reference, is_common = _common(hosts, has_same_layout)
     found = [_named(row, reference) for row in hosts]
     return PlaceChanges(
         common=reference,
         is_common=is_common,
         hosts=tuple(sorted(found, key=_size)),
-        ranks=_ranks(before, after, prior_cv, has_same_layout, found, reference),
+        ranks=_ranks(before, after, spread, has_same_layout, found, reference),
         roles=_roles(before, after),
     )
+
+
+def _spread_of_hosts(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun], prior_cv: float) -> RunSpread:
+    """Return how much a host differs between repeats; the prior where no host is in all runs of a group.
+
+    With five hosts or more, what runs differ by as a whole is taken out first.
+    """
+    groups = []
+    for group in (before, after):
+        logs = {
+            name: np.array([fmean(log(rank.work_ns or 1.0) for rank in ranks) for ranks in side.runs])
+            for name, side in _by_place(group, lambda rank: rank.host).items()
+        }
+        whole = np.median(list(logs.values()), axis=0) if len(logs) >= _LEAST_FOR_MEDIAN else 0.0
+        groups.append([(values - whole).tolist() for values in logs.values()])
+    return spread_of_repeats(groups) if any(groups) else RunSpread(value=prior_cv, freedom=inf)
 
 
 def _ranks(
     before: Sequence[MeasuredRun],
     after: Sequence[MeasuredRun],
-    prior_cv: float,
+    spread: RunSpread,
     has_same_layout: bool,
     hosts: Sequence[PlaceRow],
     reference: float,
@@ -139,7 +167,7 @@ def _ranks(
     num_by_host: dict[str, int] = {}
     for rank in after[0].ranks:
         num_by_host[rank.host] = num_by_host.get(rank.host, 0) + 1
-    rows = _rows(before, after, lambda rank: f"{rank.rank} on {rank.host}", prior_cv, has_same_layout, "rank")
+    rows = _rows(before, after, lambda rank: f"{rank.rank} on {rank.host}", spread, has_same_layout, "rank")
     found = [_named(row, reference) for row in rows]
     return tuple(
         row
@@ -152,18 +180,19 @@ def _rows(
     before: Sequence[MeasuredRun],
     after: Sequence[MeasuredRun],
     key: Callable[[RankTimes], str],
-    prior_cv: float,
+    spread: RunSpread,
     has_same_layout: bool,
     kind: str = "host",
 ) -> list[PlaceRow]:
     sides = [_by_place(group, key) for group in (before, after)]
     names = sorted({*sides[0], *sides[1]}, key=lambda name: (len(name), name))
     levels = [_levels(group) for group in (before, after)]
+    num_compared = len(names) * (2 if _has_shared_hosts(after) else 1)  # hosts, and then ranks
     rows = []
     for name in names:
         one, two = (side.get(name) for side in sides)
         is_itself = has_same_layout and one is not None and two is not None and one.roles == two.roles
-        change = _change([one, two], levels, (before, after), prior_cv, len(names), is_itself)
+        change = _change([one, two], levels, (before, after), spread, num_compared, is_itself)
         rows.append(
             PlaceRow(
                 kind=kind,
@@ -179,6 +208,10 @@ def _rows(
             )
         )
     return rows
+
+
+def _has_shared_hosts(group: Sequence[MeasuredRun]) -> bool:
+    return any(len({rank.host for rank in run.ranks}) < len(run.ranks) for run in group)
 
 
 def _by_place(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> dict[str, _Side]:
@@ -208,7 +241,7 @@ def _change(
     sides: Sequence[_Side | None],
     levels: Sequence[Sequence[Mapping[str, float]]],
     groups: Sequence[Sequence[MeasuredRun]],
-    prior_cv: float,
+    spread: RunSpread,
     num_places: int,
     is_itself: bool,
 ) -> LogDifference | None:
@@ -233,7 +266,7 @@ def _change(
         values[1],
         before_errors=errors[0],
         after_errors=errors[1],
-        prior_cv=prior_cv,
+        spread=spread,
         num_compared=num_places,
     )
 

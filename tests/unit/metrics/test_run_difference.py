@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.run_difference import PRIOR_CV, log_difference, spread_of_places
+from hpcpace.metrics.run_difference import PRIOR_CV, log_difference, spread_of_places, spread_of_repeats
 
 
 def test_a_single_run_a_side_has_the_spread_of_the_prior() -> None:
@@ -53,7 +53,16 @@ def test_equal_groups_are_called_different_at_the_nominal_rate(num_runs: int) ->
 def test_the_scatter_of_many_places_weighs_against_the_prior() -> None:
     random = np.random.default_rng(0)
     quiet = random.normal(0.0, 0.001, 64).tolist()
-    assert spread_of_places(quiet, PRIOR_CV) < 0.5 * PRIOR_CV
-    assert spread_of_places([*quiet[:63], 0.2], PRIOR_CV) < 0.5 * PRIOR_CV  # one that really changed
-    assert spread_of_places(random.normal(0.0, 0.05, 64).tolist(), PRIOR_CV) > 2 * PRIOR_CV
-    assert spread_of_places(quiet[:7], PRIOR_CV) == PRIOR_CV
+    assert spread_of_places(quiet, PRIOR_CV).value < 0.5 * PRIOR_CV
+    assert spread_of_places([*quiet[:63], 0.2], PRIOR_CV).value < 0.5 * PRIOR_CV  # one that really changed
+    assert spread_of_places(random.normal(0.0, 0.05, 64).tolist(), PRIOR_CV).value > 2 * PRIOR_CV
+    assert spread_of_places(quiet[:7], PRIOR_CV).value == PRIOR_CV
+
+
+def test_repeats_of_many_places_say_together_how_much_one_differs() -> None:
+    groups = np.random.default_rng(0).normal(0.0, 0.02, (2, 30, 3)) + np.arange(30)[:, np.newaxis]
+    found = spread_of_repeats(groups.tolist())
+    assert found.value == pytest.approx(0.02, rel=0.15) and found.freedom == 120
+    three = [0.0, 0.0, 0.0]
+    apart = log_difference(three, three, before_errors=three, after_errors=three, spread=found)
+    assert apart.half_width == pytest.approx(1.98 * 0.02 * (2 / 3) ** 0.5, rel=0.15) and apart.from_repeats
