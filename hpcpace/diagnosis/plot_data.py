@@ -171,7 +171,7 @@ class NetworkPlots:
         num_interfaces: all of them.
         hosts: names of hosts, (num_hosts,).
         step_mb: payload from host (row) to host in a step, in MB, (num_hosts, num_hosts); NaN without connection.
-        rate_mbps: achieved rate in Mb/s, likewise; NaN where that is not known.
+        rate_mbps: achieved rate in Mb/s, likewise; NaN where that is not known, or next to nothing was sent.
     """
 
     time_s: Values

@@ -38,7 +38,9 @@ _BITS = 8
 _MOST_PAIRS = 2000
 _LEAST_FOREIGN = 0.05  # of the line rate, or else of the bytes, to be worth telling
 _PART_OF_MOST = 0.1  # of the bytes of the pair with most, for a pair's rate to be compared
-_PART_TO_COUNT = 0.01  # of the same, for a pair to be listed before others
+PART_TO_COUNT = 0.01
+"""Of the bytes of the pair with most, for a pair to be listed before others and to have a rate on the map."""
+
 _MOST_SUMMED_UP = 0.02  # of all bytes, in connections of which only sums are recorded
 _USUAL_SEGMENT = 1448  # bytes of payload, to count what was sent in packets
 
@@ -139,7 +141,7 @@ def network_figures(evidence: NetworkEvidence) -> NetworkFigures | None:
 
 def _longest(pairs: Sequence[PairRow]) -> tuple[PairRow, ...]:
     """Return the pairs that send longest, those that carry next to nothing last."""
-    least = _PART_TO_COUNT * max((row.bytes_per_step for row in pairs), default=0.0)
+    least = PART_TO_COUNT * max((row.bytes_per_step for row in pairs), default=0.0)
     return tuple(sorted(pairs, key=lambda row: (row.bytes_per_step < least, -(row.busy_share or 0.0)))[:_MOST_PAIRS])
 
 

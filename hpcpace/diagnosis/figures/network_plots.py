@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.figures.network import NetworkEvidence, host_traffic
+from hpcpace.diagnosis.figures.network import PART_TO_COUNT, NetworkEvidence, host_traffic
 from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots
 from hpcpace.metrics.network.interface_use import InterfaceLoads
@@ -63,5 +63,8 @@ def _matrices(evidence: NetworkEvidence) -> tuple[NDArray[np.float64], NDArray[n
     is_used = traffic.acked_bytes > 0
     cells = place[traffic.source[is_used]], place[traffic.destination[is_used]]
     step_mb[cells] = traffic.acked_bytes[is_used] / evidence.window.num_steps / _PER_MEGA
-    rate_mbps[cells] = traffic.bytes_per_s[is_used] * _BITS / _PER_MEGA
+    # The rate of small messages is that of round trips.
+    carried = traffic.acked_bytes[is_used]
+    counts = carried >= PART_TO_COUNT * carried.max(initial=0)
+    rate_mbps[cells] = np.where(counts, traffic.bytes_per_s[is_used] * _BITS / _PER_MEGA, np.nan)
     return step_mb, rate_mbps, tuple(places.node_names[node] for node in order.tolist())

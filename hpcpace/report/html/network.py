@@ -127,8 +127,8 @@ def _lane_axis(one: InterfaceLine, domain: tuple[float, float]) -> dict[str, Any
     """Return the axis of an interface: up to its line rate, or to twice what it needs where that is far less."""
     most = float(np.nanmax(np.where(np.isfinite(one.total_mbps), one.total_mbps, 0.0), initial=0.0))
     scale = 100 / one.line_mbps if one.line_mbps else 1.0
-    top = max(most * scale * 1.05, 100.0 if one.line_mbps and most * scale > 25 else 0.0) or 1.0
-    tick = float(f"{top if not one.line_mbps or top < 100 else 100:.2g}")
+    top = max(most * scale * 1.06, 100.0 if one.line_mbps and most * scale > 25 else 0.0) or 1.0
+    tick = 100.0 if one.line_mbps and top >= 100 else float(f"{most * scale:.2g}")  # at most 5 % more, so within reach
     text = f"{tick:g} %" if one.line_mbps else format_rate(tick * _PER_MEGA)
     return {
         "domain": [round(domain[0], 4), round(domain[1], 4)],

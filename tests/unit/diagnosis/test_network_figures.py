@@ -108,6 +108,22 @@ def test_plots_have_interfaces_in_the_order_of_the_figures_and_hosts_of_a_leaf_s
     assert np.isfinite(plots.rate_mbps).sum() == 8
 
 
+def test_the_map_has_no_rate_of_hosts_that_send_next_to_nothing() -> None:
+    job = ring_job(4)
+    assert job.flows is not None
+    back = job.flows.connection == 1  # from n1 to n4, against the ring
+    little = replace(
+        job.flows,
+        acked_bytes=np.where(back, 1300, job.flows.acked_bytes),
+        busy_ns=np.where(back, 100_000_000, job.flows.busy_ns),
+    )
+    plots = network_plots(replace(job, flows=little), network_figures(job))
+    assert plots is not None
+    assert plots.step_mb[0, 3] > 0
+    assert np.isnan(plots.rate_mbps[0, 3])
+    assert np.isfinite(plots.rate_mbps).sum() == 4
+
+
 FACTS = {
     ("n1", "eth0"): InterfaceFacts(speed_bps=10 * GIGABIT, shaped_bps=0, mtu=9000, master=""),
     ("n1", "eth1"): InterfaceFacts(speed_bps=10 * GIGABIT, shaped_bps=0, mtu=1500, master="bond0"),
