@@ -174,7 +174,9 @@ _READERS = {
     ),
     "json.load": "import json; json.load(open({path!r}))",
     "Holistic Trace Analysis": (
-        "from hta.common.trace_parser import parse_trace_dataframe; parse_trace_dataframe({path!r})"
+        "from hta.configs.parser_config import ParserConfig\n"
+        "from hta.common.trace_parser import parse_trace_dataframe\n"
+        "parse_trace_dataframe({path!r}, ParserConfig(ParserConfig.get_minimum_args()))"
     ),
     "TraceLens": "from TraceLens import TreePerfAnalyzer; TreePerfAnalyzer.from_file({path!r})",
 }
