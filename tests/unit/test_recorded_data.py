@@ -30,7 +30,7 @@ SNAPSHOT_PARTS = [
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == facts.__name__
 ]
 # Of `hpcpace trace`, `hpcpace train` and a session; tests/mpi/test_recorded_secrets.py looks at real files.
-OF_COMMANDS = {"script", "arguments", "launch", "model", "parallelism", "data", "inject", "resumed"}
+OF_COMMANDS = {"script", "arguments", "launch", "model", "parallelism", "data", "inject", "resumed", "imported"}
 OF_SESSION = {"launcher", "world_size", "mesh", "samples_unit", "coordinated_over"}
 
 
