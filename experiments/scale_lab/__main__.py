@@ -59,7 +59,7 @@ def _simulated(folder: Path, setups: Sequence[Setup]) -> list[Judged]:
 def _judged(folder: Path, setups: Sequence[Setup]) -> list[Judged]:
     found = []
     for setup in setups:
-        if all((folder / f"{setup.name}-{size}").exists() for size in SIZES):
+        if sum((folder / f"{setup.name}-{size}").exists() for size in SIZES) == len(SIZES):
             found.append(judge(folder, setup))
             print(line(found[-1]), flush=True)
     num_points = sum(len(one.points) for one in found)

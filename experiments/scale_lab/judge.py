@@ -29,12 +29,12 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A set-up: the part that was said to stop it, and the held-out sizes that were measured."""
+    """A set-up: the part that was said to stop it, the sizes that the law rests on, and those held out."""
 
     setup: Setup
+    known: tuple[int, ...]
     stopped_by: str
     lost: float
-    largest_ms: float
     points: tuple[Point, ...]
 
     @property
@@ -44,29 +44,29 @@ class Judged:
 
 
 def judge(folder: Path, setup: Setup) -> Judged:
-    """Return how well the runs of `SIZES` predict those of `HELD_OUT` that are there."""
-    known = [_sample(folder / f"{setup.name}-{size}") for size in SIZES]
-    scaling = scaling_of(known)
+    """Return how well the runs of `SIZES` predict those of `HELD_OUT` that are there.
+
+    Where none of these are, the largest of `SIZES` is held out.
+    """
+    there = [size for size in (*SIZES, *HELD_OUT) if (folder / f"{setup.name}-{size}").exists()]
+    samples = {size: _sample(folder / f"{setup.name}-{size}") for size in there}
+    known = [size for size in there if size in SIZES]
+    known = known if len(known) < len(there) else known[:-1]
+    scaling = scaling_of([samples[size] for size in known])
     predicted = {size.num_units: size for size in scaling.predictions}
     points = []
-    for size in HELD_OUT:
-        path = folder / f"{setup.name}-{size}"
-        if path.exists():
+    for size in there:
+        if size in predicted:
             low, high = predicted[size].step_interval_ns
-            measured = _sample(path).step_ns or 0.0
-            times = (value / 1e6 for value in (predicted[size].step_ns, low, high, measured))
-            points.append(
-                Point(
-                    **dict(zip(("predicted_ms", "low_ms", "high_ms", "measured_ms"), times, strict=True)),
-                    num_hosts=size,
-                )
-            )
-    stop = scaling.stop
+            times = (value / 1e6 for value in (predicted[size].step_ns, low, high, samples[size].step_ns or 0.0))
+            names = ("predicted_ms", "low_ms", "high_ms", "measured_ms")
+            points.append(Point(**dict(zip(names, times, strict=True)), num_hosts=size))
+    stop = scaling_of([samples[size] for size in there if size in SIZES]).stop
     return Judged(
         setup=setup,
+        known=tuple(known),
         stopped_by=stop.part if stop is not None else "",
         lost=stop.lost[stop.part] if stop is not None and stop.part else 0.0,
-        largest_ms=(known[-1].step_ns or 0.0) / 1e6,
         points=tuple(points),
     )
 
