@@ -40,9 +40,7 @@ def add_one_of_each(recorder: Recorder) -> None:
     recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0, 900_000, 70_000, 80_000, *_GPU)
     recorder.add_event(9_000_000, 0, 4, 3, b"sys.exit")
     recorder.add_connection(0, 1, b"n2", b"10.0.0.1:4711", b"10.0.0.2:29500", b"eth0")
-    recorder.add_flow(
-        1_000_000, 0, 1 << 33, 1 << 32, 1 << 31, 2896, 8_800_000, 7_000, 90_000, 32_800, 210, 7 << 20, 64, 3, 1
-    )
+    recorder.add_flow(1_000_000, 0, *_CARRIED)
 
 
 ADDERS = {
