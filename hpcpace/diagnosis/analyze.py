@@ -23,7 +23,7 @@ from hpcpace.diagnosis.figures.gpus import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.hang import hang_figures
 from hpcpace.diagnosis.figures.hotspots import place_excess
 from hpcpace.diagnosis.figures.jitter import jitter_figures
-from hpcpace.diagnosis.figures.network import network_figures
+from hpcpace.diagnosis.figures.network import NetworkEvidence, network_figures
 from hpcpace.diagnosis.figures.network_plots import network_plots
 from hpcpace.diagnosis.figures.overview import share_figures, step_figures, tracing_figures
 from hpcpace.diagnosis.figures.pacing import with_slack
@@ -153,9 +153,7 @@ def analyze_traces(
     thresholds = _thresholds(config.diagnosis, records)
     snapshots, unread = read_snapshots(attempt)
     network = recorded_network(credible, snapshots)
-    panels = replace(panels_of(measured), flows=flow_findings(network, thresholds))
-    if records.run.is_lab:  # its hosts share the cores of one machine, which says nothing of the cluster that it shows
-        panels = replace(panels, cores=None)
+    panels = _panels(measured, network, records, thresholds)
     hang = _hang(credible, thresholds, read_notices(attempt))
     probe = probe or records.probe
     figures = _figures(credible, panels, thresholds, hang, probe)
@@ -234,6 +232,13 @@ def _remarks(credible: CredibleRun, panels: Panels, figures: _Figures, audit: Au
 
 def _switches(placed: PlacedTraces, num_leaves: int) -> Switches:
     return Switches(source=placed.source if num_leaves else "", num_leaves=num_leaves, problems=placed.problems)
+
+
+def _panels(measured: Measured, network: NetworkEvidence, records: AttemptRecords, settings: DiagnosisConfig) -> Panels:
+    """Return what is judged, with what the job's connections show."""
+    panels = replace(panels_of(measured), flows=flow_findings(network, settings))
+    # Hosts of a lab share the cores of one machine, which says nothing of the cluster that it shows.
+    return replace(panels, cores=None) if records.run.is_lab else panels
 
 
 def _thresholds(settings: DiagnosisConfig, records: AttemptRecords) -> DiagnosisConfig:
