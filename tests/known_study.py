@@ -18,6 +18,7 @@ STEP_S = 0.036
 """Of a synthetic run of several ranks; that of a single rank has no transfer, and takes 2 ms less."""
 SECOND_NS = 1_000_000_000
 PEAK_BYTES = 3 << 30
+_UNKNOWN = (0,) * 9  # counters that these interfaces do not have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +53,8 @@ class CountedRun(SyntheticRun):
         if header.local_rank == 0:
             for second in range(-1, 8):
                 now_ns, count = START_NS + second * SECOND_NS, (second + 1) * self.bytes_per_s
-                recorder.add_network(now_ns, 0, 10 * count, 10 * count)
-                recorder.add_network(now_ns, 1, count // 4, count - count // 4)
+                recorder.add_network(now_ns, 0, 10 * count, 10 * count, *_UNKNOWN)
+                recorder.add_network(now_ns, 1, count // 4, count - count // 4, *_UNKNOWN)
         return recorder
 
 

@@ -159,16 +159,13 @@ def analyze_traces(
     figures = _figures(credible, panels, thresholds, hang, probe)
     probed = probed_figures(measured, probe)
     audit = audit_figures(snapshots, unread, figures.diagnosis.findings, credible.hosts, config.audit)
+    verdict = _verdict(credible, panels, figures.diagnosis, _remarks(credible, panels, figures, audit))
     summary = Summary(
         run=str(run.path),
         run_id=credible.traces[0].header.run_id,
         attempt=attempt.number,
         attempts=tuple(other.number for other in run.attempts()),
-        verdict=with_probe(
-            _verdict(credible, panels, figures.diagnosis, _remarks(credible, panels, figures, audit)),
-            probed,
-            thresholds.probed_share,
-        ),
+        verdict=with_probe(verdict, probed, thresholds.probed_share),
         world=_world(credible, records),
         steps=step_figures(measured, selection, found.traces),
         throughput=throughput(measured.times_ns, measured.chosen.samples),

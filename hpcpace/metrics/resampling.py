@@ -212,9 +212,12 @@ def trimmed_mean(values: NDArray[np.float64], share: float) -> NDArray[np.float6
 
 
 def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return means over at most 20 blocks of consecutive steps, (num_rows, num_blocks), of (num_rows, num_steps)."""
+    """Return means over at most 20 blocks of consecutive steps, (num_rows, num_blocks), of (num_rows, num_steps).
+
+    Two steps or more make two blocks or more.
+    """
     num_steps = values.shape[1]
-    num_blocks = min(_MOST_BLOCKS, max(num_steps // 2, 2))
+    num_blocks = min(_MOST_BLOCKS, max(num_steps // 2, 2), num_steps)
     length = max(num_steps // num_blocks, 1)
     return np.asarray(values[:, : num_blocks * length].reshape(len(values), num_blocks, length).mean(axis=2))
 

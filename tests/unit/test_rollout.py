@@ -135,7 +135,7 @@ _KEYS = "conditions are partitions, users, accounts, nodes, share, and " + _SETT
             "rule 1 of site.toml: accounts is [7]: expected a list of names, with at least one",
         ),
         ([{"nodes": "n[1-", **ON}], "rule 1 of site.toml: nodes: 'n[1-' is no list of hosts like n[1-4]"),
-        ([{"nodes": "n[4-1]", **ON}], "rule 1 of site.toml: nodes is 'n[4-1]', which names no node"),
+        ([{"nodes": "n[4-1]", **ON}], "rule 1 of site.toml: nodes: 'n[4-1]' is no list of hosts like n[1-4]"),
         (
             [{"trace": {"enabled": "perhaps"}}],
             "rule 1 of site.toml: trace.enabled is 'perhaps': expected on or off",

@@ -93,6 +93,9 @@ PROMISES = {
         "mpi/test_world.py::test_the_interface_of_the_user_is_kept",
     ),
     "A session opens no ports itself": (f"{_HERE}::test_no_module_but_the_labs_opens_a_port",),
+    "`hpcpace probe` listens on each host": (
+        "unit/probe/test_pair_sockets.py::test_a_connection_without_the_secret_is_no_partner",
+    ),
     "The last line of `hpcpace trace` comes over a Unix socket": (
         f"{_HERE}::test_the_last_line_of_a_job_uses_unix_sockets_alone",
     ),
@@ -282,6 +285,9 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
         "hpcpace/world/rendezvous.py": {"connect"},  # asks whether torch's store answers
         "hpcpace/callbacks/loop.py": {"bind"},  # arguments of a signature
         "hpcpace/cli/train.py": {"connect"},  # the ranks of a training: hpcpace.world.connection
+        "hpcpace/cli/probe.py": {"connect"},  # likewise those of a probe
+        "hpcpace/runs/imports/nsys.py": {"connect"},  # to a file, by sqlite3
+        "hpcpace/probe/pair_sockets.py": {"bind", "listen", "connect"},  # between the hosts of a probe, see SECURITY.md
     }
     unknown = [line for line in found if line.split(": ")[1] not in known.get(line.split(": ")[0], ())]
     assert unknown == []

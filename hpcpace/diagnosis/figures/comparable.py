@@ -36,8 +36,7 @@ def _ranks(measured: Measured) -> tuple[ComparedRank, ...]:
     work_ns = measured.parts[:, :, list(OWN_WORK)].sum(axis=2)
     num_ranks, num_steps = work_ns.shape
     mean_ns = work_ns.mean(axis=1)
-    means = block_means(work_ns)
-    error_ns = means.std(axis=1, ddof=1) / means.shape[1] ** 0.5 if num_steps >= _LEAST_STEPS else None
+    error_ns = _error_of_mean(work_ns) if num_steps >= _LEAST_STEPS else None
     caused_ns = measured.operations.origins.caused_ns / (num_ranks * num_steps)
     return tuple(
         ComparedRank(
@@ -50,3 +49,8 @@ def _ranks(measured: Measured) -> tuple[ComparedRank, ...]:
         )
         for row, rank in enumerate(measured.timed.ranks)
     )
+
+
+def _error_of_mean(work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    means = block_means(work_ns)
+    return np.asarray(means.std(axis=1, ddof=1) / means.shape[1] ** 0.5)

@@ -28,7 +28,7 @@ MANY = ring_job(300, foreign={7: 400 * MB}, payload=300 * MB, line_rate_bps=10 *
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.report.html.page.plot_library", lambda: compressed("window.Plotly = {};"))
+    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed("window.Plotly = {};"))
 
 
 @pytest.fixture(scope="module")
