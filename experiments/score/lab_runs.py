@@ -99,12 +99,20 @@ def _run_jobs(todo: Sequence[Case], where: Path, *, num_labs: int, most_s: float
     def run(number: int) -> None:
         of_lab = where / f"lab{number}"
         of_lab.mkdir(exist_ok=True)
-        with Lab.up(lab_config(f"truth{number}")) as lab, suppress(queue.Empty):
+        with suppress(queue.Empty):
             while time.monotonic() < begin_s + most_s:
-                outcome = outcome_of(DrillSite(lab, of_lab), left.get_nowait())
-                with lock:
-                    keep(dataclasses.replace(outcome, load=os.getloadavg()[0], commit=commit), where)
-                print(f"[{time.monotonic() - begin_s:5.0f} s] {line(outcome)}", flush=True)
+                with Lab.up(lab_config(f"truth{number}")) as lab:
+                    run_in(DrillSite(lab, of_lab))
+
+    def run_in(site: DrillSite) -> None:
+        """Run jobs until one fails: its fault may still be there, and the next job needs another lab."""
+        is_sound = True
+        while is_sound and time.monotonic() < begin_s + most_s:
+            outcome = outcome_of(site, left.get_nowait())
+            with lock:
+                keep(dataclasses.replace(outcome, load=os.getloadavg()[0], commit=commit), where)
+            print(f"[{time.monotonic() - begin_s:5.0f} s] {line(outcome)}", flush=True)
+            is_sound = not outcome.error
 
     with ThreadPoolExecutor(num_labs) as pool:
         list(pool.map(run, range(num_labs)))
