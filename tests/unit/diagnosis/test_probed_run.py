@@ -15,7 +15,8 @@ from rich.console import Console
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli.report import command
 from hpcpace.config import Config, DiagnosisConfig
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.records.probe import ReadProbe
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.probe.record import ProbeRecord
@@ -40,7 +41,8 @@ def probe_of(time_ns: float, **values: object) -> ProbeRecord:
         law = made_law("all_reduce", num_nodes)
         piece = replace(law.pieces[0], latency_ns=time_ns * (num_nodes - 1) / 3, ns_per_byte=0.0)
         laws.append(replace(law, pieces=(piece,)))
-    return made_probe(**{"laws": tuple(laws), **values})
+    record: ProbeRecord = made_probe(**{"laws": tuple(laws), **values})
+    return record
 
 
 def summary_of(run: RunDirectory, record: ProbeRecord | None, config: Config = BOUND) -> Summary:
