@@ -37,7 +37,7 @@ test-compute: $(STAMP)
 
 # The slow tests, and those that need hwloc, Chromium or Slurm's commands.
 test-full: $(STAMP)
-	@$(BIN)/python -m pytest -m '(slow or tool) and not root and not slurm and not gpu'
+	@$(BIN)/python -m pytest -n auto --dist loadfile -m '(slow or tool) and not root and not slurm and not gpu'
 
 # Root, and a Slurm that it boots by itself.
 test-lab: $(STAMP)

@@ -16,6 +16,9 @@ def test_a_connection_without_the_secret_is_no_partner(said: bytes) -> None:
         stranger = socket.create_connection(("127.0.0.1", listener.port))
         stranger.sendall(said)
         stranger.shutdown(socket.SHUT_WR)
-        with closing(stranger), closing(connect_to("127.0.0.1", listener.port, "secret 0 1 2", 5.0)) as partner:
-            with closing(listener.accept("secret 0 1 2", 5.0)) as accepted:
-                assert accepted.getpeername() == partner.getsockname()
+        with (
+            closing(stranger),
+            closing(connect_to("127.0.0.1", listener.port, "secret 0 1 2", 5.0)) as partner,
+            closing(listener.accept("secret 0 1 2", 5.0)) as accepted,
+        ):
+            assert accepted.getpeername() == partner.getsockname()
