@@ -23,6 +23,7 @@ from hpcpace.probe.world import ProbeWorld
 from hpcpace.report.terminal.probe_hosts import copies_lines, noise_lines
 from hpcpace.rundir import write_json
 from hpcpace.world.deadline import Deadline
+from tests.unit.probe.empty_record import empty_record
 
 
 def _world() -> ProbeWorld:
@@ -39,18 +40,7 @@ def _world() -> ProbeWorld:
 
 
 def _record() -> ProbeRecord:
-    return ProbeRecord(
-        versions={},
-        cluster="",
-        job_id="",
-        started_unix_ns=0,
-        device="cpu",
-        device_name="",
-        backend="gloo",
-        time_s=9.0,
-        part_s={},
-        hosts=(),
-    )
+    return empty_record()
 
 
 @pytest.mark.parametrize(

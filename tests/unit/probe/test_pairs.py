@@ -23,6 +23,7 @@ from hpcpace.probe.record import ProbedHost, ProbeRecord
 from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.interfaces import HostAddresses
+from tests.unit.probe.empty_record import empty_record
 
 _TIMEOUT_S = 8.0
 _TIMES = RoundTimes(set_up_s=0.02, latency_s=0.01, pause_s=0.01, rate_s=0.03)
@@ -44,18 +45,7 @@ def _record(hosts: tuple[str, ...]) -> ProbeRecord:
         )
         for name in hosts
     )
-    return ProbeRecord(
-        versions={},
-        cluster="",
-        job_id="",
-        started_unix_ns=0,
-        device="cpu",
-        device_name="",
-        backend="gloo",
-        time_s=9.0,
-        part_s={},
-        hosts=probed,
-    )
+    return empty_record(hosts=probed)
 
 
 class Cluster:

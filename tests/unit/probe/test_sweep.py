@@ -17,6 +17,7 @@ from hpcpace.probe.record import ProbeRecord
 from hpcpace.probe.sweep import Sweep, node_counts
 from hpcpace.probe.world import ProbeWorld, RankZeroLost
 from hpcpace.world.deadline import Deadline
+from tests.unit.probe.empty_record import empty_record
 
 CPU = torch.device("cpu")
 
@@ -47,18 +48,7 @@ def together(ranks: list[ProbeWorld], work: Callable[[ProbeWorld], Any]) -> list
 
 @pytest.fixture
 def record() -> ProbeRecord:
-    return ProbeRecord(
-        versions={},
-        cluster="",
-        job_id="",
-        started_unix_ns=0,
-        device="cpu",
-        device_name="",
-        backend="gloo",
-        time_s=3.0,
-        part_s={},
-        hosts=(),
-    )
+    return empty_record(time_s=3.0)
 
 
 def test_every_operation_is_measured_on_every_number_of_hosts_with_the_right_sum(record: ProbeRecord) -> None:
