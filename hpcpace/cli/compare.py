@@ -83,7 +83,7 @@ def command(
     """Say whether run B is slower than run A beyond noise, by how much, and where that comes from.
 
     Give repeats of each as two groups with -- between them. A run is taken from its summary.json where that is of its
-    traces as they are, else it is analysed. A file that ends in .csv stands for the runs in it.
+    traces as they are, else it is analysed. All runs of a file that ends in .csv are one group.
 
     Exit codes: 0 B is not slower; 1 B is slower beyond noise; 2 bad input, or different work; 3 cannot tell.
     """

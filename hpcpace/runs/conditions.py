@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ _MOST_VALUES = 2000
 _MOST_UNIX_NS = 1 << 62
 # New in every run, or said elsewhere.
 _VARIABLES_OF_A_RUN = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_JOB_NAME")
+_OPTIONS_OF_A_RUN = ("--run-dir", "--trace-dir")
 _NOT_OF_THE_WORK = ("dtype",)  # the same work, done in another precision
 
 
@@ -29,7 +30,7 @@ class Conditions:
         settings: hpcpace's own, by name.
         versions: of the software, the kernel included.
         environment: the variables that run.json keeps.
-        command: that started a rank.
+        command: that started a rank, without the options that say where the run is written.
         commit: of the working directory.
         dtype: in which the training computed.
     """
@@ -64,10 +65,21 @@ def _conditions(content: Any) -> Conditions:
         settings=dict(_flat(content.get("config", {}))),
         versions={**dict(_flat(content.get("versions", {}))), "kernel": _text(content.get("kernel", ""))},
         environment={key: value for key, value in environment.items() if key not in _VARIABLES_OF_A_RUN},
-        command=" ".join(map(_text, content.get("command", []))),
+        command=" ".join(_without_folders([_text(word) for word in content.get("command", [])])),
         commit=_text(content.get("git_commit", "")),
         dtype=work.get("model.dtype", ""),
     )
+
+
+def _without_folders(words: Iterable[str]) -> Iterator[str]:
+    """Yield the words of a command but for `_OPTIONS_OF_A_RUN` and their values."""
+    rest = iter(words)
+    for word in rest:
+        option, is_joined, _ = word.partition("=")
+        if option not in _OPTIONS_OF_A_RUN:
+            yield word
+        elif not is_joined:
+            next(rest, None)
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

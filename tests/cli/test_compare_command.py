@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def test_a_width_of_80_columns_is_enough(hpcpace: Call, folder: Path, monkeypatc
     monkeypatch.chdir(folder)
     _, out, _ = hpcpace("compare", "a", "b")
     assert max(map(len, out.splitlines())) <= 80
+    (row,) = (line for line in out.splitlines() if line.startswith("n3"))
+    assert re.search(r"\+8\.8 % \+[0-9.]+ to \+[0-9.]+ ", row)
 
 
 @pytest.mark.parametrize(

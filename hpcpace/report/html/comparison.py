@@ -99,8 +99,9 @@ def _body(comparison: Comparison, drawn: dict[str, Plot]) -> str:
 
 
 def _verdict(comparison: Comparison) -> str:
+    found = main_parts(comparison)
     rows = [
-        ("Why", [f"of the step of A: {', '.join(found)}"] if (found := main_parts(comparison)) else []),
+        ("Why", [f"of the step of A: {', '.join(found)}"] if found else []),
         ("Where", place_sentences(comparison) if comparison.parts else []),
         ("Noise", [noise_sentence(comparison)]),
     ]

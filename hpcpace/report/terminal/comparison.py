@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from math import expm1
 
 from rich.console import Console
 from rich.text import Text
@@ -76,12 +77,12 @@ def _print_parts(console: Console, comparison: Comparison) -> None:
 
 def _print_places(console: Console, places: PlaceChanges) -> None:
     title(console, "Own work by host", "ms per step; waits of all ranks that began there")
-    made = table("host", ["A", "B", "change", "interval", "waits A", "waits B"])
+    made = table("host", ["A", "B", "change", "95 %", "waits A", "waits B"])
     for row in places.hosts[:_MOST_HOSTS]:
         change, interval = "-", ""
         if row.change is not None:
             change = signed(row.change_share)
-            interval = f"+-{100 * row.change.half_width:.1f}"
+            interval = f"{100 * expm1(row.change.low):+.1f} to {100 * expm1(row.change.high):+.1f}"
         work = ("-" if value is None else milliseconds(value) for value in (row.before_ns, row.after_ns))
         waits = (milliseconds(value) for value in (row.caused_before_ns, row.caused_after_ns))
         style = "bold" if row.is_named else ""

@@ -40,7 +40,8 @@ def place_sentences(comparison: Comparison) -> list[str]:
         found.append(f"{len(places.named) - _MOST_PLACES} more places changed")
     if places.is_common:
         direction = "more" if places.common > 0 else "less"
-        found.insert(0, f"own work takes {percent(abs(expm1(places.common)))} {direction} time on most hosts")
+        where = "most hosts" if len(places.hosts) > 1 else printable(places.hosts[0].name)
+        found.insert(0, f"own work takes {percent(abs(expm1(places.common)))} {direction} time on {where}")
     if not found:
         found.append("no host or rank changed against the others beyond noise")
     return found
@@ -101,7 +102,9 @@ def change_ms(change_ns: float) -> str:
 
 
 def main_parts(comparison: Comparison) -> list[str]:
-    """Return the parts that make most of the difference, the largest first."""
+    """Return the parts that make most of the difference, the largest first; none of no difference beyond noise."""
+    if comparison.outcome is Outcome.SAME:
+        return []
     total = sum(row.change_ns for row in comparison.parts)
     rows = sorted(comparison.parts, key=lambda row: -abs(row.change_ns))
     before = sum(row.before_ns for row in comparison.parts)

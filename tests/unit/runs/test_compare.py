@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sample_runs import MS, sample_run
 
 from hpcpace.errors import CannotTell, UsageError
-from hpcpace.rundir import json_text
+from hpcpace.report.words.comparison import main_parts, place_sentences
+from hpcpace.rundir import Attempt, json_text
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Outcome, compare
-from hpcpace.runs.conditions import Conditions
+from hpcpace.runs.conditions import Conditions, read_conditions
 
 SLOW = (100.0, 100.0, 100.0, 108.0)
 
@@ -145,6 +147,30 @@ def test_what_else_changed_is_listed() -> None:
         ("audit", "G01 on n3 GPU 0: x8"): ("not found", "found"),
         ("verdict", "mode"): ("healthy", "persistent straggler"),
     }
+
+
+def test_one_host_is_not_most_hosts() -> None:
+    hosts = ("vm",) * 4
+    found = compare([sample_run("a", hosts=hosts)], [sample_run("b", work=(110.0,) * 4, hosts=hosts)])
+    assert place_sentences(found) == ["own work takes 10.0 % more time on vm"]
+
+
+def test_what_does_not_differ_has_no_reason() -> None:
+    same = compare([sample_run("a")], [sample_run("b", work=(100.1,) * 4)])
+    slower = compare([sample_run("a")], [sample_run("b", work=SLOW)])
+    assert main_parts(same) == [] and main_parts(slower)
+
+
+@pytest.mark.parametrize("words", [["--run-dir", "{}"], ["--run-dir={}"], ["--trace-dir", "{}", "--run-dir", "{}"]])
+def test_where_a_run_is_written_is_no_change(tmp_path: Path, words: Sequence[str]) -> None:
+    commands = []
+    for name in ("a", "b"):
+        attempt = Attempt(tmp_path / name / "attempt-0")
+        attempt.path.mkdir(parents=True)
+        command = ["hpcpace", "train", *(word.format(name) for word in words), "--steps", "3"]
+        attempt.run_json.write_text(json.dumps({"schema": "hpcpace-run/1", "command": command}))
+        commands.append(read_conditions(attempt, []).command)
+    assert commands == ["hpcpace train --steps 3"] * 2
 
 
 def test_the_same_run_twice_is_refused() -> None:
