@@ -58,10 +58,10 @@ def command(
     """
     with shown_progress() as begin_stage:
         samples, problems = read_samples(runs, progress=begin_stage("reading runs"))
+    for problem in problems:  # before the law, which may say that too few runs are left
+        click.echo(f"hpcpace: warning: {printable(problem)}", err=True)
     laws = None if probe is None else read_probe(probe)
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling), probe=laws)
-    for problem in problems:
-        click.echo(f"hpcpace: warning: {printable(problem)}", err=True)
     if target is not None:
         _write(target, found)
     if as_json:

@@ -76,6 +76,14 @@ def test_a_broken_run_and_one_named_twice_are_left_out_with_a_warning(
     assert "n1 is named twice, and counts once" in " ".join(out.split())
 
 
+def test_a_run_that_cannot_be_read_is_named_even_if_too_few_are_left(
+    hpcpace, runs: dict[int, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "broken" / "attempt-0").mkdir(parents=True)
+    code, _, err = hpcpace("scale", runs[2], tmp_path / "broken")
+    assert code == 3 and "add runs of other sizes" in err and str(tmp_path / "broken") in err
+
+
 def test_one_size_cannot_tell(hpcpace, runs: dict[int, Path]) -> None:
     code, _, err = hpcpace("scale", runs[2])
     assert code == 3 and "all runs are of one size, 2 nodes: add runs of other sizes" in err
