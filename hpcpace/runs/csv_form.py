@@ -147,13 +147,13 @@ def _speed(text: str) -> float:
     except ValueError:
         raise ValueError("write a number") from None
     if not (math.isfinite(value) and 0 < value < _MOST_VALUE):
-        raise ValueError("write a number above 0")
+        raise ValueError(f"write a number above 0 and below {_MOST_VALUE:.0e}")
     return value
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) <= _MOST_COUNT:
-        raise ValueError("write a whole number above 0")
+        raise ValueError(f"write a whole number from 1 to {_MOST_COUNT}")
     return int(text)
 
 
@@ -171,7 +171,7 @@ def _unix_ns(text: str) -> int:
 
 def _nodes(text: str) -> tuple[tuple[str, ...], int]:
     """Return the names of nodes and their number, of a number, a list of hosts as Slurm writes it, or names with ;."""
-    if re.fullmatch(r"\d+", text):
+    if re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?|nan|inf", text, re.IGNORECASE):  # -1 and 2.0 are no names
         return (), _count(text)
     names = tuple(dict.fromkeys(name for part in re.split(r"[;\s]+", text) if part for name in expand(part)))
     return names, len(names)

@@ -11,6 +11,7 @@ from typing import Any
 from hpcpace.runs.csv_form import CsvRun
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.units import NS_PER_S
+from hpcpace.wording import plural
 
 _MOST_TEXT = 500
 _MOST_HOSTS = 100_000
@@ -82,7 +83,7 @@ def row_of_csv(run: CsvRun) -> HistoryRow:
     step_ns = run.step_ns if run.step_ns is not None else (run.batch or 1.0) * NS_PER_S / (run.throughput or 1.0)
     parts = (
         f"{run.num_ranks} ranks" if run.num_ranks else "",
-        f"{run.num_nodes} nodes" if run.num_nodes else "",
+        plural(run.num_nodes, "node") if run.num_nodes else "",
         f"batch {run.batch:g}" if run.batch else "",
     )
     return HistoryRow(

@@ -61,6 +61,24 @@ def test_a_width_of_80_columns_is_enough(hpcpace: Call, monkeypatch: pytest.Monk
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_a_long_name_of_a_job_leaves_room_for_the_other_columns(
+    hpcpace: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcpace.cli.history.MAX_WIDTH", 80)
+    job = "gpt2-tiny (2 ranks, dp=2,pp=1,tp=1, 1024 tokens, float32) " * 2
+    (tmp_path / "runs.csv").write_text(
+        f'run,job,date,step_time_s\na,"{job}",2026-05-07,0.1\nb,"{job}",2026-05-08,0.1\n'
+    )
+    _, out, _ = hpcpace("history", tmp_path / "runs.csv")
+    assert "2026-05-07 2026-05-08   100 ms  100 ms" in out and "…" not in out
+
+
+def test_a_run_without_a_date_has_none_in_the_table(hpcpace: Call, tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("run,nodes,step_time_s\na,1,0.1\nb,2,0.1\n")
+    _, out, _ = hpcpace("history", tmp_path / "runs.csv")
+    assert "unknown date" not in out and "all (1 node)" in out
+
+
 def test_older_runs_are_counted(hpcpace: Call, tmp_path: Path) -> None:
     _, out, _ = hpcpace("history", _csv(tmp_path / "runs.csv", [0.1] * 12), "--runs", "5")
     assert "7 older runs" in out

@@ -45,15 +45,17 @@ def _print_series(console: Console, history: History) -> None:
     title(console, "Step time by job", "oldest to newest run, from the shortest to the longest median step")
     blocks = _BLOCKS if console.encoding.startswith("utf") else _PLAIN
     made = table("job", ["runs", "from", "to", "shortest", "longest"])
-    made.columns[0].no_wrap, made.columns[0].overflow = True, "ellipsis"
+    for column in made.columns[1:]:  # a long name of a job is folded, and nothing else
+        column.no_wrap = True
+    made.columns[0].overflow = "fold"
     made.add_column("steps", justify="left", vertical="bottom", no_wrap=True)
     for series in history.series[:_MOST_SERIES]:
         times = [row.p50_ns for row in series.rows]
         made.add_row(
             Text(printable(series.name)),
             str(len(times)),
-            date(series.rows[0].begun_unix_ns, with_time=False),
-            date(series.rows[-1].begun_unix_ns, with_time=False),
+            _day(series.rows[0]),
+            _day(series.rows[-1]),
             format_duration(min(times)),
             format_duration(max(times)),
             sparkline(times, blocks),
@@ -61,6 +63,10 @@ def _print_series(console: Console, history: History) -> None:
     console.print(made)
     if len(history.series) > _MOST_SERIES:
         note(console, f"{plural(len(history.series) - _MOST_SERIES, 'more job')} with fewer runs: see --json")
+
+
+def _day(row: HistoryRow) -> str:
+    return date(row.begun_unix_ns, with_time=False) if row.begun_unix_ns else "-"
 
 
 def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:

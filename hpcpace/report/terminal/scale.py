@@ -7,7 +7,7 @@ from rich.console import Console
 from hpcpace.report.terminal.layout import line, note, table, title
 from hpcpace.runs.scaling.result import Knee, PredictedSize, Scaling, SizeFigures, stop_words
 from hpcpace.units import format_count, format_duration
-from hpcpace.wording import percent
+from hpcpace.wording import percent, plural
 
 _MOST_LEFT_OUT = 10
 
@@ -64,7 +64,7 @@ def _knee_words(knee: Knee | None, unit: str) -> str:
     low, high = knee.low if knee.low is not None else beyond, knee.high if knee.high is not None else beyond
     interval = "" if low == high else f" (95 %: {low} to {high})"
     verb = "stops paying" if knee.is_measured else "is expected to stop paying"
-    return f"{verb} at {knee.num_units} {unit}s{interval}: each {unit} beyond gives less than 50 %"
+    return f"{verb} at {plural(knee.num_units, unit)}{interval}: each {unit} beyond gives less than 50 %"
 
 
 def _print_sizes(console: Console, scaling: Scaling) -> None:
