@@ -1,4 +1,4 @@
-"""The heat maps of the HTML report: own delay by rank and step, and transfer between switches and between nodes."""
+"""The heat maps of the HTML pages: own delay by rank and step, transfer between units of the network, host to host."""
 
 from __future__ import annotations
 
@@ -110,6 +110,55 @@ def transfer_matrix(matrix: Matrix, unit: str, units: str) -> Plot:
             }
         ],
         layout=matrix_axes(len(names)),
+    )
+
+
+def host_map(
+    hosts: Sequence[str],
+    values: Values,
+    by_host: int,
+    *,
+    name: str,
+    label: str,
+    caption: str,
+    unit: str,
+    scale: dict[str, Any],
+) -> Plot:
+    """Return the heat map of what goes from the host of a row to that of a column.
+
+    Args:
+        hosts: their names.
+        values: of blocks of so many hosts, by `binned`.
+        by_host: hosts in a block.
+        name, label, caption: of the plot.
+        unit: of the values.
+        scale: where the colours begin and end, and which they are.
+    """
+    names = unique(plot_text(host, LABEL_WIDTH) for host in hosts[::by_host])
+    gap = 1 if len(names) <= 64 else 0
+    return Plot(
+        name=name,
+        label=label,
+        caption=caption,
+        height_px=int(min(max(170 + 20 * len(names), 260), 520)),
+        traces=[
+            {
+                "type": "heatmap",
+                "packed": packed(values),
+                "x": names,
+                "y": names,
+                "xgap": gap,
+                "ygap": gap,
+                "colorbar": colorbar(unit),
+                "hovertemplate": f"%{{y}} to %{{x}}: %{{z:.3~g}} {unit}<extra></extra>",
+                **scale,
+            }
+        ],
+        layout=matrix_axes(len(names)),
+        rows=[
+            (one, "", " ".join(dict.fromkeys(hosts[by_host * place : by_host * (place + 1)])))
+            for place, one in enumerate(names)
+        ],
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from hpcpace.diagnosis.network_summary import InterfaceRow, NetworkFigures, PairRow
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots, Values
 from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, names_axis, plot_text, unique
-from hpcpace.report.html.maps import colorbar, matrix_axes
+from hpcpace.report.html.maps import colorbar, host_map
 from hpcpace.report.html.text import figure, notes, side_by_side, table
 from hpcpace.report.html.thinning import binned, bins, packed, rounded
 from hpcpace.report.words.network import (
@@ -206,8 +206,8 @@ def host_bytes(plots: NetworkPlots) -> Plot:
     """Return the heat map of payload from host to host."""
     values, by_host, _ = binned(plots.step_mb, MAX_HOSTS, MAX_HOSTS)
     thinned = f" Each cell is the most of {by_host} by {by_host} hosts." if by_host > 1 else ""
-    return _matrix(
-        plots,
+    return host_map(
+        plots.hosts,
         values,
         by_host,
         name="host-bytes",
@@ -224,8 +224,8 @@ def host_rates(plots: NetworkPlots) -> Plot:
     slowness, by_host, _ = binned(1.0 / np.maximum(plots.rate_mbps, 1e-9), MAX_HOSTS, MAX_HOSTS)
     usual = float(np.nanmedian(plots.rate_mbps))
     thinned = f" Each cell is the slowest of {by_host} by {by_host} hosts." if by_host > 1 else ""
-    return _matrix(
-        plots,
+    return host_map(
+        plots.hosts,
         1.0 / slowness,
         by_host,
         name="host-rates",
@@ -236,45 +236,6 @@ def host_rates(plots: NetworkPlots) -> Plot:
         ),
         unit="Mb/s",
         scale={"zmin": 0, "zmax": usual, "colorscale": "@rate"},
-    )
-
-
-def _matrix(
-    plots: NetworkPlots,
-    values: Values,
-    by_host: int,
-    *,
-    name: str,
-    label: str,
-    caption: str,
-    unit: str,
-    scale: dict[str, Any],
-) -> Plot:
-    names = unique(plot_text(host, LABEL_WIDTH) for host in plots.hosts[::by_host])
-    gap = 1 if len(names) <= 64 else 0
-    return Plot(
-        name=name,
-        label=label,
-        caption=caption,
-        height_px=int(min(max(170 + 20 * len(names), 260), 520)),
-        traces=[
-            {
-                "type": "heatmap",
-                "packed": packed(values),
-                "x": names,
-                "y": names,
-                "xgap": gap,
-                "ygap": gap,
-                "colorbar": colorbar(unit),
-                "hovertemplate": f"%{{y}} to %{{x}}: %{{z:.3~g}} {unit}<extra></extra>",
-                **scale,
-            }
-        ],
-        layout=matrix_axes(len(names)),
-        rows=[
-            (one, "", " ".join(dict.fromkeys(plots.hosts[by_host * place : by_host * (place + 1)])))
-            for place, one in enumerate(names)
-        ],
     )
 
 

@@ -1,4 +1,4 @@
-"""A probe as one page: rates next to what the hosts' networks allow, times over sizes with their laws, and all rows."""
+"""A probe as one page: rates next to what networks allow, times with their laws, pairs of hosts, noise and copies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from hpcpace.probe.acceptance import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 from hpcpace.report.html.figure import Plot, axis, line, plot_text
 from hpcpace.report.html.frame import framed, tools
+from hpcpace.report.html.probe_hosts import copies_content, noise_content
+from hpcpace.report.html.probe_pairs import pairs_content, pairs_drawn
 from hpcpace.report.html.text import contents, escape, facts, figure, notes, section, side_by_side, table, warning
 from hpcpace.report.words.probe import (
     allowed_words,
@@ -41,6 +43,7 @@ def probe_page(record: ProbeRecord, changes: Sequence[Change] = (), outcome: str
     """
     groups = grouped(record.sweep)
     rates, times = _rate_plots(groups), _time_plots(groups, record.laws)
+    matrix = pairs_drawn(record.pairs)
     made = [
         (title, section(title, lead, *content))
         for title, lead, content in (
@@ -49,6 +52,9 @@ def probe_page(record: ProbeRecord, changes: Sequence[Change] = (), outcome: str
             ("Times and laws", _LAW_LEAD if times else "", (*_pairs([figure(plot) for plot in times]), _laws(record))),
             ("Every size", "", tuple(_rows_table(rows) for rows in groups)),
             ("Own skew", _SKEW_LEAD if record.skews else "", (_skew_table(record),)),
+            ("Pairs of hosts", _PAIRS_LEAD, pairs_content(record.pairs, matrix)),
+            ("Noise of cores", _NOISE_LEAD, noise_content(record.noise)),
+            ("Copies", "", copies_content(record.copies)),
             ("This probe", "", (_facts(record),)),
         )
     ]
@@ -64,7 +70,9 @@ def probe_page(record: ProbeRecord, changes: Sequence[Change] = (), outcome: str
         *(content for _, content in made),
     )
     body = "\n".join(part for part in parts if part)
-    return framed(f"Probe of {plural(len(record.hosts), 'host')} · hpcpace", body, [*rates, *times], _json(record))
+    return framed(
+        f"Probe of {plural(len(record.hosts), 'host')} · hpcpace", body, [*rates, *times, *matrix], _json(record)
+    )
 
 
 _LAW_LEAD = (
@@ -74,6 +82,10 @@ _LAW_LEAD = (
 _SKEW_LEAD = (
     "What a rank adds by itself between two operations, over the median of all ranks: time in which it did not run, or "
     "ran slowly."
+)
+_PAIRS_LEAD = "Two hosts at a time, one way and then the other; of all rounds, the best of each pair."
+_NOISE_LEAD = (
+    "What keeps a core from equal pieces of work. A detour is a piece that takes 10 % longer than the shortest."
 )
 
 

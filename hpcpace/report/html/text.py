@@ -176,9 +176,10 @@ def _css_string(text: str) -> str:
     return f"'{quoted}'"
 
 
-def notes(lines: Sequence[str]) -> str:
-    """Return sentences as a list; empty without any."""
-    return f'<ul class="notes">{"".join(f"<li>{with_terms(line)}</li>" for line in lines)}</ul>' if lines else ""
+def notes(lines: Sequence[str], *, has_terms: bool = True) -> str:
+    """Return sentences as a list; empty without any. Terms link to the glossary unless they mean something else."""
+    shown = with_terms if has_terms else prose
+    return f'<ul class="notes">{"".join(f"<li>{shown(line)}</li>" for line in lines)}</ul>' if lines else ""
 
 
 def facts(pairs: Sequence[tuple[str, str]], kind: str = "facts") -> str:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from hpcpace.probe.copies_record import CopiesRecord
 from hpcpace.probe.noise_record import CoreNoise, NoiseRecord
 from hpcpace.quoting import printable
+from hpcpace.report.words.probe_hosts import (
+    DEVICE_TITLE,
+    MEMORY_TITLE,
+    link_share,
+    memory_kind,
+    noise_heading,
+    period_words,
+    usual_loss_words,
+)
 from hpcpace.units import format_bytes, format_duration
 from hpcpace.wording import percent, plural
 
@@ -21,15 +28,8 @@ _LEAST_SHARE = 0.005
 def noise_lines(noise: NoiseRecord) -> list[str]:
     """Return the noise in lines: what cores usually lose, and the worst ones with what recurs on them."""
     if not noise.cores:
-        return ["noise of cores: not measured", *(f"  {printable(note)}" for note in noise.notes)]
-    shares = [core.figures.share for core in noise.cores]
-    resolution_ns = float(np.median([core.figures.resolution_ns for core in noise.cores]))
-    span_ns = float(np.median([core.figures.span_ns for core in noise.cores]))
-    lines = [
-        f"noise of {plural(len(noise.cores), 'core')}, {format_duration(span_ns)} each, detours from "
-        f"{format_duration(resolution_ns)} on:",
-        f"  a core usually loses {percent(float(np.median(shares)))} of the time",
-    ]
+        return [noise_heading(noise), *(f"  {printable(note)}" for note in noise.notes)]
+    lines = [f"{noise_heading(noise)}:", f"  {usual_loss_words(noise)}"]
     worst = sorted(noise.cores, key=lambda core: -core.figures.share)
     noisy = [core for core in worst if core.figures.share >= _LEAST_SHARE]
     lines += [f"  {_core_words(core)}" for core in noisy[:_MOST_CORES]]
@@ -39,16 +39,15 @@ def noise_lines(noise: NoiseRecord) -> list[str]:
 
 def _core_words(core: CoreNoise) -> str:
     figures = core.figures
-    words = f"{printable(core.host)} core {core.cpu}: {percent(figures.share)} lost, longest "
-    words += format_duration(figures.longest_ns)
-    if figures.period_ns is None or figures.period_share is None:
-        return f"{words}, no period"
-    return f"{words}, {percent(figures.period_share)} by what recurs every {format_duration(figures.period_ns)}"
+    return (
+        f"{printable(core.host)} core {core.cpu}: {percent(figures.share)} lost, longest "
+        f"{format_duration(figures.longest_ns)}, {period_words(figures)}"
+    )
 
 
 def copies_lines(copies: CopiesRecord) -> list[str]:
     """Return the copies in lines."""
-    lines = ["copies within memory, read and written together:"] if copies.memory else []
+    lines = [f"{MEMORY_TITLE}:"] if copies.memory else []
     lines += [
         f"  {printable(row.host)} NUMA node {row.numa_node}, {plural(row.num_threads, 'core')}: "
         f"{format_bytes(row.rate)}/s"
@@ -62,12 +61,12 @@ def copies_lines(copies: CopiesRecord) -> list[str]:
 
 def _devices(copies: CopiesRecord) -> Iterator[str]:
     if copies.devices:
-        yield "copies between host and device:"
+        yield f"{DEVICE_TITLE}:"
     for row in copies.devices[:_MOST_ROWS]:
-        limit = "" if row.limit is None else f", {percent(max(row.to_device, row.from_device) / row.limit)} of its link"
+        limit = f", {link_share(row)} of its link" if row.limit is not None else ""
         yield (
             f"  {printable(row.host)} GPU {row.device}, NUMA node {row.numa_node}, "
-            f"{'pinned' if row.is_pinned else 'not pinned'}: to it {format_bytes(row.to_device)}/s, from it "
+            f"{memory_kind(row)}: to it {format_bytes(row.to_device)}/s, from it "
             f"{format_bytes(row.from_device)}/s{limit}"
         )
     if len(copies.devices) > _MOST_ROWS:

@@ -33,7 +33,7 @@ def test_a_faster_operation_is_not_slower() -> None:
 
 
 def test_times_that_vary_much_cannot_tell() -> None:
-    found = changes(made_probe(noise=1.0), made_probe(noise=1.0, slowdown=1.2, seed=1))
+    found = changes(made_probe(spread=1.0), made_probe(spread=1.0, slowdown=1.2, seed=1))
     assert not any(one.is_decided for one in found)
     assert outcome_words(found).startswith("cannot tell: times vary too much")
 

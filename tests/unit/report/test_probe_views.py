@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from probe_sample import made_probe
+from probe_sample import made_copies, made_finding, made_noise, made_pairs, made_probe
 
 from hpcpace.probe.acceptance import changes, outcome_words
+from hpcpace.probe.pair_best import late_pairs
+from hpcpace.probe.pair_record import PairRow, PairsRecord
 from hpcpace.report.html.probe import probe_page
+from hpcpace.report.html.probe_pairs import pairs_drawn
 from hpcpace.report.terminal.probe import change_lines, probe_lines
 from hpcpace.report.words.probe import size_words
 
@@ -71,3 +77,63 @@ def test_the_page_of_a_host_without_a_speed_has_no_limit() -> None:
 @pytest.mark.parametrize(("size", "words"), [(64, "64 B"), (4096, "4 KiB"), (1048572, "1 MiB"), (1 << 32, "4 GiB")])
 def test_sizes_are_powers_of_two(size: int, words: str) -> None:
     assert size_words(size) == words
+
+
+def test_the_page_has_pairs_noise_and_copies_in_the_words_of_the_terminal() -> None:
+    sentence = "n3's link sends at 4 Gb/s of the usual 9.4 Gb/s"
+    record = made_probe(
+        pairs=made_pairs(findings=(made_finding(sentence),)),
+        noise=made_noise(robbed={("n1", 2): 0.05}),
+        copies=made_copies(),
+    )
+    page, text = html.unescape(probe_page(record)), "\n".join(probe_lines(record))
+    for words in (sentence, "a link usually carries 9.44 Gb/s, 94.4 % of the line rate, latency 20.0 us", "5.1 %"):
+        assert words in page and words in text
+    for title in ("Pairs of hosts", "Noise of cores", "Copies"):
+        assert f">{title}</h2>" in page
+
+
+def test_a_part_that_was_not_measured_has_no_section() -> None:
+    page = probe_page(made_probe())
+    assert not any(f">{title}</h2>" in page for title in ("Pairs of hosts", "Noise of cores", "Copies"))
+
+
+def test_the_map_of_pairs_has_a_row_for_each_host_and_no_value_for_itself() -> None:
+    (drawn,) = pairs_drawn(made_pairs(slow={("n1", "n3"): 0.2}))
+    cells = drawn.traces[0]["packed"]
+    rates = np.frombuffer(base64.b64decode(cells["bytes"]), np.int8).reshape(-1, cells["columns"])
+    assert drawn.traces[0]["y"] == ["n1", "n2", "n3", "n4"]
+    assert (np.diag(rates) == -128).all()
+    assert np.unravel_index(np.where(rates > 0, rates, 127).argmin(), rates.shape) == (0, 2)
+
+
+@pytest.mark.parametrize("hosts", [(), ("n1", "n2")])
+def test_fewer_than_three_hosts_have_no_map(hosts: tuple[str, ...]) -> None:
+    assert pairs_drawn(made_pairs(hosts=hosts)) == []
+
+
+def test_names_of_hosts_cannot_control_any_section() -> None:
+    hosts = ("n1", NASTY, "n3")
+    record = made_probe(pairs=made_pairs(hosts=hosts), noise=made_noise(hosts=hosts), copies=made_copies(hosts=hosts))
+    page = probe_page(record)
+    assert "<script>alert" not in page and "\x1b" not in page
+
+
+def test_pairs_without_a_result_name_the_problem() -> None:
+    row = PairRow(first="n1", second="n3", is_apart=True, forward=None, backward=None, problem="n1: no route to host")
+    pairs = PairsRecord(carrier="TCP over eth0", rows=(row,))
+    assert "n1: no route to host" in probe_page(made_probe(pairs=pairs))
+
+
+def test_a_latency_that_stands_out_is_named_and_its_rounds_are_one_pair() -> None:
+    late = late_pairs(made_pairs(late={("n2", "n3"): 3.0}).rows)
+    assert [(row.first, row.second) for row in late] == [("n2", "n3")]
+    assert late_pairs(made_pairs().rows) == []
+
+
+def test_latencies_that_differ_by_less_than_5_us_do_not_stand_out() -> None:
+    assert late_pairs(made_pairs(late={("n2", "n3"): 1.2}).rows) == []
+
+
+def test_the_noise_of_cores_is_not_explained_as_that_of_a_run() -> None:
+    assert "#term-noise" not in probe_page(made_probe(noise=made_noise()))
