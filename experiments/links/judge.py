@@ -129,8 +129,9 @@ def text(judged: list[Judged]) -> str:
 Written by `python -m experiments.links judge --write` on {datetime.now(UTC):%Y-%m-%d}, from {len(judged)} jobs that
 `python -m experiments.links run` had run in the lab: real training over real TCP, one rank a host, links and uplinks of
 200 Mb/s, steps for 10 to 90 s. Ranks are forks of one process a host, because importing torch takes longer than a job.
-Other work ran on the machine of two cores: its load was {loads[0]:.0f} to {loads[-1]:.0f}, median
-{loads[len(loads) // 2]:.0f}. The rules were developed on such jobs, these among them.
+The jobs never had the machine of two cores to themselves: other labs and tests ran next to them, and the load was
+{loads[0]:.0f} to {loads[-1]:.0f}, median {loads[len(loads) // 2]:.0f}. The rules were developed on such jobs, these
+among them.
 
 A job counts as right if its report names the link of the fault, alone or in a set of links that it says it cannot tell
 apart, and no other; of cases without a fault ({healthy}) if it names no link. In brackets: jobs where the link is
@@ -139,7 +140,7 @@ named alone. The interval is Wilson's: the counts are small, and show no share a
 | case | what is done |
 |---|---|
 | healthy | nothing |
-| full | nothing; without other work, so that all links are at their rate |
+| full | nothing; steps without computation, so that all links are at their rate |
 | slow host | the link of a host has 60 Mb/s |
 | slow uplink | the uplink of a leaf has 50 Mb/s, a quarter of its rate |
 | traffic | 80 Mb/s from a host to one on the next leaf, by iperf3; all links on its way are right |

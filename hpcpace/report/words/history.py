@@ -65,7 +65,7 @@ def headline(history: History) -> str:
         return "nothing changed beyond noise"
     counts = [
         *([plural(len(lasting), "lasting change")] if lasting else []),
-        *([plural(len(recent), "recent one")] if recent else []),
+        *([plural(len(recent), "recent change")] if recent else []),
         *([plural(one_offs, "one-off")] if one_offs else []),
     ]
     return listed(counts)
