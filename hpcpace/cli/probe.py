@@ -21,8 +21,8 @@ from hpcpace.errors import (
     EXIT_CANNOT_TELL,
     EXIT_FAILED,
     EXIT_OK,
+    EXIT_USAGE,
     EXIT_WARNING,
-    HpcpaceError,
     ProbeError,
     UsageError,
     check_all,
@@ -32,6 +32,7 @@ from hpcpace.probe.acceptance import changes, check_comparable, outcome_words
 from hpcpace.probe.parts import PART_NAMES, chosen_parts, measure_parts
 from hpcpace.probe.record import ProbeRecord, read_probe
 from hpcpace.probe.world import ProbeWorld
+from hpcpace.quoting import printable
 from hpcpace.report.html.probe import probe_page
 from hpcpace.report.terminal.probe import change_lines, probe_lines
 from hpcpace.rundir import json_text
@@ -145,7 +146,7 @@ def command(
     world_options = {"device": device, "backend": backend, "interface": interface}
     with abort_guard(None, info, errors_alike=True):
         config = load_config(file=config_file, environ=environ, options={"world": world_options})
-        check_all((partial(_check_folders, json_file, html_file), partial(_check_against, against, has_other_hosts)))
+        check_all((partial(_check_targets, json_file, html_file), partial(_check_against, against, has_other_hosts)))
         connection = _connected(info, config)
     call = _Call(
         parts=parts or PART_NAMES,
@@ -164,10 +165,12 @@ def command(
         sys.exit(code)
 
 
-def _check_folders(*files: Path | None) -> None:
+def _check_targets(*files: Path | None) -> None:
     for file in files:
         if file is not None and not file.parent.is_dir():
             raise UsageError(f"no folder {file.parent} for {file.name}: make it, or name another file")
+        if file is not None and file.is_dir():
+            raise UsageError(f"cannot write {file}: it is a folder; name a file")
 
 
 def _check_against(against: Path | None, has_other_hosts: bool) -> None:
@@ -257,15 +260,19 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     if before is not None:
         _echo(["", *change_lines(found, outcome)])
     # Results come first: a file that cannot be written must not cost what was measured.
+    is_saved = True
     for file, content in ((call.json_file, json_text(record.to_json())), (call.html_file, "")):
         if file is None:
             continue
         try:
             write_file(file, content or probe_page(record, found, outcome))
         except OSError as error:
-            raise HpcpaceError(f"cannot write {file} ({error.strerror}): name another file") from error
+            click.echo(f"error: cannot write {printable(str(file))} ({error.strerror}): name another file", err=True)
+            is_saved = False
     if record.lost_hosts:
         return EXIT_FAILED
+    if not is_saved:
+        return EXIT_USAGE
     if before is not None and not any(one.is_decided for one in found):
         return EXIT_CANNOT_TELL
     return EXIT_WARNING if any(one.is_slower for one in found) else EXIT_OK

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpcpace.errors import ProbeError
+from hpcpace.cli.probe import _Call, _shown
+from hpcpace.errors import EXIT_USAGE, ProbeError
 from hpcpace.probe.record import (
     LatencyLaw,
     LawPiece,
@@ -155,3 +156,26 @@ def test_a_law_tells_the_time_of_any_size(size_bytes: int, time_ns: float) -> No
 def test_the_lower_of_line_rate_and_pcie_rate_limits_a_host() -> None:
     assert host("n1", 0).limit == 1.25e9
     assert host("n1", 0, rate=None).limit is None
+
+
+def test_results_are_shown_even_if_a_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, content: str | bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hpcpace.cli.probe.write_file", full)
+    call = _Call(
+        parts=("sweep",),
+        cores_in_turn=False,
+        time_s=1.0,
+        timeout_s=1.0,
+        json_file=tmp_path / "probe.json",
+        html_file=None,
+        against=None,
+        has_other_hosts=False,
+    )
+    assert _shown(call, RECORD, None) == EXIT_USAGE
+    out, err = capsys.readouterr()
+    assert "probe of" in out
+    assert err == f"error: cannot write {tmp_path / 'probe.json'} (No space left on device): name another file\n"
