@@ -28,7 +28,9 @@ from hpcpace.errors import (
     check_all,
 )
 from hpcpace.files import write_file
-from hpcpace.probe.acceptance import changes, check_comparable, outcome_words
+from hpcpace.probe.acceptance import changes, check_comparable
+from hpcpace.probe.change import is_unclear, outcome_words
+from hpcpace.probe.host_changes import left_out
 from hpcpace.probe.parts import PART_NAMES, chosen_parts, measure_parts
 from hpcpace.probe.record import ProbeRecord, read_probe
 from hpcpace.probe.world import ProbeWorld
@@ -112,7 +114,7 @@ class _Call:
     option(
         "--against",
         type=PATH,
-        help="Compare with the probe saved in this file, and exit 1 if an operation became slower.",
+        help="Compare with the probe saved in this file, and exit 1 if anything became slower.",
         show_default="not compared",
     ),
     option(
@@ -255,17 +257,18 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names more
         sys.stdout.reconfigure(errors="backslashreplace")
     found = changes(before, record) if before is not None else []
+    remarks = left_out(before, record) if before is not None else []
     outcome = outcome_words(found) if before is not None else ""
     _echo(probe_lines(record))
     if before is not None:
-        _echo(["", *change_lines(found, outcome)])
+        _echo(["", *change_lines(found, remarks, outcome)])
     # Results come first: a file that cannot be written must not cost what was measured.
     is_saved = True
     for file, content in ((call.json_file, json_text(record.to_json())), (call.html_file, "")):
         if file is None:
             continue
         try:
-            write_file(file, content or probe_page(record, found, outcome))
+            write_file(file, content or probe_page(record, found, remarks, outcome))
         except OSError as error:
             click.echo(f"error: cannot write {printable(str(file))} ({error.strerror}): name another file", err=True)
             is_saved = False
@@ -273,9 +276,9 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
         return EXIT_FAILED
     if not is_saved:
         return EXIT_USAGE
-    if before is not None and not any(one.is_decided for one in found):
-        return EXIT_CANNOT_TELL
-    return EXIT_WARNING if any(one.is_slower for one in found) else EXIT_OK
+    if any(one.is_slower for one in found):
+        return EXIT_WARNING
+    return EXIT_CANNOT_TELL if before is not None and is_unclear(found) else EXIT_OK
 
 
 def _echo(lines: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.probe.acceptance import Change
+from hpcpace.probe.change import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 from hpcpace.report.html.figure import Plot, axis, line, plot_text
 from hpcpace.report.html.frame import framed, tools
@@ -16,6 +16,8 @@ from hpcpace.report.html.text import contents, escape, facts, figure, notes, sec
 from hpcpace.report.words.probe import (
     allowed_words,
     change_words,
+    changes_shown,
+    counts_words,
     grouped,
     network_words,
     rate_words,
@@ -31,14 +33,18 @@ from hpcpace.wording import plural
 _COLOURS = ("@c1", "@c2", "@c3", "@c4", "@c5", "@c6", "@c7", "@c8")
 _HEIGHT_PX = 300
 _MOST_SKEWS = 64
+_MOST_CHANGES = 256
 
 
-def probe_page(record: ProbeRecord, changes: Sequence[Change] = (), outcome: str = "") -> str:
+def probe_page(
+    record: ProbeRecord, changes: Sequence[Change] = (), remarks: Sequence[str] = (), outcome: str = ""
+) -> str:
     """Return the whole page.
 
     Args:
         record: what was probed.
         changes: since another probe.
+        remarks: what could not be compared with that, a sentence each.
         outcome: of the comparison with that, one sentence; empty without one.
     """
     groups = grouped(record.sweep)
@@ -47,7 +53,7 @@ def probe_page(record: ProbeRecord, changes: Sequence[Change] = (), outcome: str
     made = [
         (title, section(title, lead, *content))
         for title, lead, content in (
-            ("Since the other probe", outcome, (_changes_table(changes),)),
+            ("Since the other probe", outcome, _changes(changes, remarks)),
             ("Rates", "", (_summary_table(groups, record), *(figure(plot) for plot in rates))),
             ("Times and laws", _LAW_LEAD if times else "", (*_pairs([figure(plot) for plot in times]), _laws(record))),
             ("Every size", "", tuple(_rows_table(rows) for rows in groups)),
@@ -264,12 +270,12 @@ def _skew_table(record: ProbeRecord) -> str:
     return table("Ranks, the latest first", ("rank", "host", "mean", "p99"), cells, text=(1,))
 
 
-def _changes_table(changes: Sequence[Change]) -> str:
-    return table(
-        "Time of each operation, and its interval",
-        ("operation", "hosts", "", "change"),
-        [change_words(change) for change in changes],
-        text=(0, 2, 3),
+def _changes(changes: Sequence[Change], remarks: Sequence[str]) -> tuple[str, ...]:
+    rows = [change_words(change) for change in changes_shown(changes, _MOST_CHANGES)]
+    caption = "Time of each operation, and of pairs, cores and copies that changed, with intervals"
+    return (
+        notes([*counts_words(changes), *remarks], has_terms=False),
+        table(caption, ("what", "hosts", "", "change"), rows, text=(0, 2, 3)),
     )
 
 

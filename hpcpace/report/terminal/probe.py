@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpcpace.probe.acceptance import Change
+from hpcpace.probe.change import Change
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.probe_hosts import copies_lines, noise_lines
 from hpcpace.report.terminal.probe_pairs import pairs_lines
 from hpcpace.report.words.probe import (
     change_words,
+    changes_shown,
+    counts_words,
     grouped,
     network_words,
     rate_words,
@@ -23,6 +25,7 @@ from hpcpace.units import format_duration
 from hpcpace.wording import plural
 
 _MOST_SKEWS = 3
+_MOST_CHANGES = 16
 
 
 def probe_lines(record: ProbeRecord) -> list[str]:
@@ -41,11 +44,23 @@ def probe_lines(record: ProbeRecord) -> list[str]:
     return lines
 
 
-def change_lines(found: Sequence[Change], outcome: str) -> list[str]:
-    """Return what changed since another probe, the outcome last."""
+def change_lines(found: Sequence[Change], remarks: Sequence[str], outcome: str) -> list[str]:
+    """Return what changed since another probe, the outcome last.
+
+    Args:
+        found: all comparisons.
+        remarks: what could not be compared, a sentence each.
+        outcome: of all.
+    """
     head = f"{'':14} hosts  {'':7}  since the other probe"
-    rows = [f"{op:14} {hosts:>5}  {kind:7}  {words}" for op, hosts, kind, words in map(change_words, found)]
-    return [*([head, *rows, ""] if rows else []), printable(outcome)]
+    rows = [_change_line(change) for change in changes_shown(found, _MOST_CHANGES)]
+    lines = [*([head, *rows, ""] if rows else []), *counts_words(found), *map(printable, remarks)]
+    return [*lines, printable(outcome)]
+
+
+def _change_line(change: Change) -> str:
+    name, hosts, kind, words = change_words(change)
+    return f"{name:14} {hosts:>5}  {kind:7}  {words}" if hosts else f"{name:20}  {kind:7}  {words}"
 
 
 def _summary(record: ProbeRecord) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpcpace.probe.acceptance import Change
+from hpcpace.probe.change import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 from hpcpace.quoting import printable
 from hpcpace.units import format_bytes
@@ -76,7 +76,7 @@ def grouped(rows: Sequence[SweepRow]) -> list[list[SweepRow]]:
 
 
 def change_words(change: Change) -> tuple[str, str, str, str]:
-    """Return an operation, its number of hosts, what changed, and by how much with the interval."""
+    """Return an operation or another thing, its number of hosts, what changed, and by how much with the interval."""
     state = (
         "slower"
         if change.is_slower
@@ -88,4 +88,28 @@ def change_words(change: Change) -> tuple[str, str, str, str]:
     )
     percent = 100 * (change.ratio - 1)
     interval = f"{100 * (change.low - 1):+.0f} to {100 * (change.high - 1):+.0f} %"
-    return change.op, str(change.num_nodes), change.kind, f"{state}: time {percent:+.1f} % ({interval})"
+    hosts = str(change.num_nodes) if change.num_nodes else ""
+    return change.name, hosts, change.kind, f"{state}: time {percent:+.1f} % ({interval})"
+
+
+def changes_shown(changes: Sequence[Change], most: int) -> list[Change]:
+    """Return the comparisons of operations, and of all others those that changed or cannot tell, the worst first."""
+    sweep = [one for one in changes if one.part == "sweep"]
+    others = [one for one in changes if one.part != "sweep" and (one.is_slower or one.is_faster or not one.is_decided)]
+    others.sort(key=lambda one: (not one.is_slower, not one.is_faster, -one.ratio))
+    return [*sweep, *others[:most]]
+
+
+def counts_words(changes: Sequence[Change]) -> list[str]:
+    """Return for each part besides the sweep how many comparisons there were, and what they say."""
+    lines = []
+    for part in dict.fromkeys(one.part for one in changes if one.part != "sweep"):
+        own = [one for one in changes if one.part == part]
+        numbers = {
+            "slower": sum(one.is_slower for one in own),
+            "faster": sum(one.is_faster for one in own),
+            "unclear": sum(not one.is_decided for one in own),
+        }
+        said = [f"{number} {word}" for word, number in numbers.items() if number] or ["nothing changed"]
+        lines.append(f"{part}: {plural(len(own), 'comparison')}, {', '.join(said)}")
+    return lines

@@ -6,14 +6,15 @@ import pytest
 from probe_sample import made_probe
 
 from hpcpace.errors import ProbeError
-from hpcpace.probe.acceptance import changes, check_comparable, outcome_words
+from hpcpace.probe.acceptance import changes, check_comparable
+from hpcpace.probe.change import outcome_words
 
 
 @pytest.mark.parametrize("slowdown", [1.1, 1.5, 3.0])
 def test_a_slower_operation_is_named_and_no_other(slowdown: float) -> None:
     found = changes(made_probe(), made_probe(slowdown=slowdown, seed=1))
     slower = [one for one in found if one.is_slower]
-    assert {one.op for one in slower} == {"all_reduce"}
+    assert {one.name for one in slower} == {"all_reduce"}
     assert {"rate"} <= {one.kind for one in slower}
     assert all(one.low <= slowdown <= one.high for one in slower)
     assert outcome_words(found).startswith("slower: all_reduce over")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from probe_sample import made_copies, made_finding, made_noise, made_pairs, made_probe
 
-from hpcpace.probe.acceptance import changes, outcome_words
+from hpcpace.probe.acceptance import changes
+from hpcpace.probe.change import outcome_words
 from hpcpace.probe.pair_best import late_pairs
 from hpcpace.probe.pair_record import PairRow, PairsRecord
 from hpcpace.report.html.probe import probe_page
@@ -39,7 +40,7 @@ def test_the_table_of_all_hosts_has_the_columns_of_nccl_tests_and_quantiles() ->
 
 def test_changes_end_with_the_outcome() -> None:
     found = changes(made_probe(), made_probe(slowdown=1.5, seed=1))
-    lines = change_lines(found, outcome_words(found))
+    lines = change_lines(found, [], outcome_words(found))
     assert max(map(len, lines[:-1])) <= 80
     assert any(line.startswith("all_reduce") and "slower: time +" in line for line in lines)
     assert lines[-1].startswith("slower: all_reduce over")
