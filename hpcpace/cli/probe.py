@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from hpcpace.cli.options import PATH, Real, headed, option
+from hpcpace.cli.progress import shown_progress
 from hpcpace.cli.rank_zero import RankZeroCommand
 from hpcpace.config import BACKENDS, DEVICES, Config
 from hpcpace.config_sources import load_config
@@ -216,7 +217,11 @@ def _probe(call: _Call, config: Config, info: RankInfo, connection: Connection) 
         world = probe_world(info, store, device=device, backend=backend, timeout_s=call.timeout_s)
         record = begin_record(world, process_environ(), time_s=call.time_s)
         before = _before(call, record, world)
-        record = measure_parts(world, chosen_parts(call.parts, cores_in_turn=call.cores_in_turn), record)
+        parts = chosen_parts(call.parts, cores_in_turn=call.cores_in_turn)
+        # A thread that redraws the bar would be noise on a core that is measured.
+        is_shown = info.rank == 0 and sys.stderr.isatty()
+        with shown_progress(is_shown=is_shown, redraws_alone=False) as begin_stage:
+            record = measure_parts(world, parts, record, begin_stage=begin_stage)
         gc.collect()  # groups end before the process group does
         code = _shown(call, record, before) if info.rank == 0 else EXIT_OK
         if record.lost_hosts:

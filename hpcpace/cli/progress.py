@@ -17,13 +17,15 @@ _LINE_EVERY_S = 30.0
 
 @contextmanager
 def shown_progress(
-    *, clock_s: Callable[[], float] = time.monotonic, is_shown: bool = True
+    *, clock_s: Callable[[], float] = time.monotonic, is_shown: bool = True, redraws_alone: bool = True
 ) -> Iterator[Callable[[str], Tell]]:
     """Yield a function that begins a stage: it takes the name of the stage and returns a `Tell`.
 
     Args:
         clock_s: a monotonic clock, in seconds.
         is_shown: whether anything is shown, as by only one of several processes.
+        redraws_alone: whether a thread redraws the bar ten times a second; otherwise only being told draws it, so that
+            it takes no time in between from what is measured.
     """
     if not is_shown:
         yield lambda _: lambda _done, _total: None
@@ -32,11 +34,11 @@ def shown_progress(
     if not console.is_terminal:
         yield _lines(clock_s)
         return
-    with Progress(console=console, transient=True) as bar:
+    with Progress(console=console, transient=True, auto_refresh=redraws_alone) as bar:
 
         def begin(name: str) -> Tell:
             task = bar.add_task(name, total=None)
-            return lambda done, total: bar.update(task, completed=done, total=total)
+            return lambda done, total: bar.update(task, completed=done, total=total, refresh=not redraws_alone)
 
         yield begin
 

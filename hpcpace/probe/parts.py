@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.probe.world import ProbeWorld
+from hpcpace.probe.world import ProbeWorld, nobody_listens
 from hpcpace.world.deadline import Deadline
+
+Tell = Callable[[int, int], None]
+"""Takes what is done and the total."""
 
 
 class Part(Protocol):
@@ -47,6 +51,8 @@ class Concluding(Protocol):
         """Return the record with what follows from what was measured; rank 0 alone calls this."""
 
 
+_MS_PER_S = 1000
+
 PART_NAMES = ("sweep", "pairs", "noise", "copies")
 """The parts of a probe, in their order."""
 
@@ -74,12 +80,20 @@ def measure_parts(
     record: ProbeRecord,
     *,
     clock: Callable[[], float] = time.monotonic,
+    begin_stage: Callable[[str], Tell] | None = None,
 ) -> ProbeRecord:
     """Run all parts within record.time_s, and return the record with what they found.
 
     A part that needs less than its share leaves the rest to those behind it.
 
     Collective: every rank calls this with the same parts.
+
+    Args:
+        world: the ranks.
+        parts: what to measure.
+        record: with the time that all parts may take.
+        clock: a monotonic clock, in seconds.
+        begin_stage: takes the name of a part, and returns what is told its progress in ms whenever the ranks meet.
 
     Raises:
         RankZeroLost: rank 0 does not answer any more.
@@ -90,7 +104,9 @@ def measure_parts(
         left_s = record.time_s - (clock() - began_s)
         share = part.weight / sum(one.weight for one in parts[number:])
         part_began_s = clock()
-        record = part.measure(world, Deadline(max(left_s * share, 0.001), clock), record)
+        deadline = Deadline(max(left_s * share, 0.001), clock)
+        with _shown(world, part, deadline, begin_stage):
+            record = part.measure(world, deadline, record)
         took_s = clock() - part_began_s
         record = dataclasses.replace(record, part_s={**record.part_s, part.name: took_s})
     took_s = clock() - began_s
@@ -103,3 +119,20 @@ def measure_parts(
         problems=(*record.problems, *world.problems),
         lost_hosts=tuple(world.lost_hosts),
     )
+
+
+@contextmanager
+def _shown(
+    world: ProbeWorld, part: Part, deadline: Deadline, begin_stage: Callable[[str], Tell] | None
+) -> Iterator[None]:
+    """Tell how much of a part's time has passed, at meetings; the noise of cores is measured between two of them."""
+    if begin_stage is None:
+        yield
+        return
+    tell, total_ms = begin_stage(part.name), max(int(_MS_PER_S * deadline.timeout_s), 1)
+    world.on_meeting = lambda: tell(max(total_ms - int(_MS_PER_S * deadline.left_s), 0), total_ms)
+    try:
+        yield
+    finally:
+        world.on_meeting = nobody_listens
+        tell(total_ms, total_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +16,10 @@ _Value = TypeVar("_Value")
 
 GRACE_S = 2.0
 """How much longer than an operation's timeout rank 0 waits for the word of a rank, and others for rank 0's."""
+
+
+def nobody_listens() -> None:
+    """Do nothing at a meeting."""
 
 
 class RankZeroLost(HpcpaceError):
@@ -38,6 +42,7 @@ class ProbeWorld:
         alive: ranks that still answer, ascending; the same on all of them.
         problems: what went wrong so far, a sentence each; rank 0's are saved.
         num_meetings: how often all ranks have met or agreed so far.
+        on_meeting: called whenever they do, when nothing is being measured, such as to show progress.
     """
 
     rank: int
@@ -51,6 +56,7 @@ class ProbeWorld:
     alive: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     num_meetings: int = 0
+    on_meeting: Callable[[], None] = nobody_listens
 
     def __post_init__(self) -> None:
         if not self.alive:
@@ -101,6 +107,7 @@ class ProbeWorld:
         """
         name = f"meet/{self.num_meetings}"
         self.num_meetings += 1
+        self.on_meeting()
         limit_s = self.timeout_s + wait_s + GRACE_S
         try:
             self.board.post(f"{name}/{self.rank}", problem)
@@ -127,6 +134,7 @@ class ProbeWorld:
         """
         name = f"agree/{self.num_meetings}"
         self.num_meetings += 1
+        self.on_meeting()
         try:
             if self.is_first:
                 self.board.post(name, value)

@@ -1,7 +1,14 @@
-"""What a long command says of its progress where stderr is no terminal."""
+"""What a long command says of its progress where stderr is no terminal, and on one."""
 
 from __future__ import annotations
 
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from hpcpace.cli import progress
 from hpcpace.cli.progress import shown_progress
 
 
@@ -21,3 +28,14 @@ def test_a_short_command_writes_no_line(capsys):
     with shown_progress(clock_s=lambda: 0.0) as stage:
         stage("measuring")(1, 1)
     assert capsys.readouterr().err == ""
+
+
+def test_a_bar_that_must_not_disturb_is_drawn_when_told_and_by_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=screen, force_terminal=True, width=80))
+    before = threading.active_count()
+    with shown_progress(redraws_alone=False) as stage:
+        tell = stage("noise")
+        tell(1, 4)
+        assert threading.active_count() == before
+        assert "noise" in screen.getvalue() and "25%" in screen.getvalue()

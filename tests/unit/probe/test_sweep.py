@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -158,3 +159,37 @@ def test_time_is_shared_by_weight_and_what_is_left_goes_to_the_next(record: Prob
     found = measure_parts(world, [Slow("a", 3, given), Slow("b", 1, given)], record, clock=lambda: next(now) / 10)
     assert given == pytest.approx([2.9 * 3 / 4, 2.5])
     assert set(found.part_s) == {"a", "b"}
+
+
+class Meeting:
+    """A part whose ranks meet three times, a second apart."""
+
+    name, weight = "meeting", 1.0
+
+    def __init__(self, wait: Callable[[], object]) -> None:
+        self._wait = wait
+
+    def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
+        for _ in range(3):
+            self._wait()
+            world.agree(1)
+        return record
+
+
+def test_progress_is_told_when_the_ranks_meet_and_each_part_ends_whole(record: ProbeRecord) -> None:
+    seconds = [0.0]
+    told: list[tuple[str, int, int]] = []
+    (world,) = worlds((0,))
+
+    def wait() -> None:
+        seconds[0] += 1
+
+    measure_parts(
+        world,
+        [Meeting(wait), Meeting(wait)],
+        replace(record, time_s=8.0),
+        clock=lambda: seconds[0],
+        begin_stage=lambda name: lambda done, total: told.append((name, done, total)),
+    )
+    assert told[:4] == [("meeting", done, 4000) for done in (1000, 2000, 3000, 4000)]
+    assert told[4:] == [("meeting", done, 5000) for done in (1000, 2000, 3000, 5000)]
