@@ -43,6 +43,13 @@ def test_mistakes_are_refused(hpcpace, tmp_path: Path, options: list[str], said:
     assert code == 2 and said in err
 
 
+def test_ranks_that_the_run_does_not_have_are_a_warning(hpcpace, tmp_path: Path) -> None:
+    SyntheticRun(num_ranks=2).write(tmp_path / "run")
+    code, out, err = hpcpace("timeline", tmp_path / "run", "--ranks", "0,7-9")
+    assert code == 1 and "of 1 rank: " in out
+    assert "the run has no ranks 7-9 of --ranks: its ranks are 0 to 1" in err
+
+
 def test_a_path_that_is_no_run_is_refused(hpcpace, tmp_path: Path) -> None:
     code, _, err = hpcpace("timeline", tmp_path / "nothing")
     assert code == 2 and "no run directory" in err

@@ -136,6 +136,8 @@ def _sentences(
     missing = [rank for rank in range(min(world_size_of(traces), _MOST_MISSING)) if rank not in present]
     if missing:
         yield f"{rank_list(missing)} left no trace that can be read: waits for them are not known"
+    if wanted.ranks and (beyond := sorted(rank for rank in wanted.ranks if rank >= world_size_of(traces))):
+        yield f"the run has no {rank_list(beyond)} of --ranks: its ranks are 0 to {world_size_of(traces) - 1}"
     if wanted.ranks is None and len(ranks) < len(traces):
         yield (
             f"{len(ranks)} of {len(traces)} ranks are shown: those that others waited for longest, and some of the "
