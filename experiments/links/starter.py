@@ -7,16 +7,16 @@ the imported modules: sockets, threads and sessions are made after the fork.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import traceback
 from typing import Any
 
-import torch
-import torch.distributed  # noqa: F401
-
-import hpcpace.train.gpt2  # noqa: F401
+# What a forked rank needs is loaded before it is forked.
+for _module in ("torch.distributed", "hpcpace.train.gpt2"):
+    importlib.import_module(_module)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.figures.network import NetworkEvidence
 from hpcpace.metrics.network.flow_figures import flow_figures
 from hpcpace.metrics.network.flow_links import locate_by_flows
+from hpcpace.metrics.network.flow_tables import Flows
 from hpcpace.metrics.network.foreign_links import foreign_on_links
 from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause
 from hpcpace.metrics.operations.communication import Kind
@@ -32,7 +33,7 @@ def flow_findings(network: NetworkEvidence, settings: DiagnosisConfig, kinds: Se
     """
     if network.flows is None:
         return None
-    found = _located(network, settings)
+    found = _located(network.flows, network, settings)
     if not _are_messages(kinds):
         return found
     faults = tuple(fault for fault in found.faults if fault.cause not in _BY_RATE)
@@ -44,15 +45,14 @@ def _are_messages(kinds: Sequence[Kind]) -> bool:
     return messages > sum(kind.size_bytes for kind in kinds) / 2
 
 
-def _located(network: NetworkEvidence, settings: DiagnosisConfig) -> FlowFindings:
-    assert network.flows is not None
+def _located(flows: Flows, network: NetworkEvidence, settings: DiagnosisConfig) -> FlowFindings:
     places, window, loads = network.places, network.window, network.loads
     foreign, line_rate_bps = np.full((len(places.links), 2), np.nan), np.zeros(places.num_nodes)
     if loads is not None:
         foreign = foreign_on_links(loads, places)
         line_rate_bps[loads.node[loads.carries_job]] = loads.line_rate_bps[loads.carries_job]
     return locate_by_flows(
-        flow_figures(network.flows, places, begin_ns=window.begin_ns, end_ns=window.end_ns),
+        flow_figures(flows, places, begin_ns=window.begin_ns, end_ns=window.end_ns),
         places,
         foreign_bytes_per_s=foreign,
         line_rate_bps=line_rate_bps,

@@ -8,6 +8,7 @@ members of its group.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -27,6 +28,7 @@ SIZES_BYTES = tuple(4**power for power in range(3, 14))
 _NUM_ROUNDS = 5
 _LEAST_CALLS, _MOST_CALLS = 2, 200
 _FIRST_CALLS = 3  # a guess of the smallest size; its time is not known yet
+_UNAVAILABLE = re.compile(r"Backend \S+ does not (support|implement)")
 _MOST_REASON = 160
 
 
@@ -194,7 +196,9 @@ class _Survey:
         if not point.is_checked:
             try:
                 works = operation.issue(group.backend, buffers, group.own, group.size)
-            except (NotImplementedError, AttributeError, TypeError) as error:
+            except (RuntimeError, AttributeError) as error:
+                if not _is_unavailable(error):
+                    raise
                 self._leave_out(point, str(error))
                 return False
             for work in works:
@@ -244,3 +248,8 @@ def _words_on_sizes(cells: Iterable[Cell]) -> list[str]:
     if not left_out or not has_any:
         return []
     return [f"sizes from {format_bytes(min(left_out))} did not fit everywhere: allow more with --time"]
+
+
+def _is_unavailable(error: Exception) -> bool:
+    """Return whether a backend has no such operation: in torch that is no type of error, but a sentence."""
+    return isinstance(error, NotImplementedError | AttributeError) or bool(_UNAVAILABLE.search(str(error)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hpcpace.hostlist import short_list
 from hpcpace.runs.measured import MeasuredRun
@@ -103,7 +104,11 @@ def _tables(
         return
     names = sorted({name for run in (*before, *after) for name in table(run)} - set(ignored))
     for name in names:
-        yield from _single(before, after, kind, name, lambda run, name=name: table(run).get(name, ""))  # type: ignore[misc]
+        yield from _single(before, after, kind, name, partial(_entry, table, name))
+
+
+def _entry(table: Callable[[MeasuredRun], Mapping[str, str]], name: str, run: MeasuredRun) -> str:
+    return table(run).get(name, "")
 
 
 def _audit(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = l
     total, before = sum(size_of(path) for path in files), 0
     for path in files:
         try:
-            profile = read_profile(path, lambda done, _, before=before: told(before + done, total))  # type: ignore[misc]
+            profile = read_profile(path, partial(_told_of_all, told, before, total))
         except TraceError as error:
             problems.append(f"{error}; it is left out")
             continue
@@ -88,6 +89,11 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if num_files > _MOST_FILES:
             raise TraceError(f"more than {_MOST_FILES} profiles: name those of fewer ranks")
         yield from found
+
+
+def _told_of_all(told: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+    """Tell how much of all files is read, from what is read of one and what was before it."""
+    told(before + done, total)
 
 
 def _rank_of(profile: Profile, *, is_only: bool) -> int:

@@ -72,16 +72,27 @@ def test_wrong_data_is_named(record: ProbeRecord, monkeypatch: pytest.MonkeyPatc
     assert any("all_reduce of 64 B returned wrong data on 2 of 2 ranks" in problem for problem in found.problems)
 
 
-def test_a_backend_without_an_operation_is_said_and_the_others_are_measured(record: ProbeRecord) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotImplementedError("no such thing"),
+        AttributeError("ProcessGroupGloo has no attribute alltoall_base"),
+        RuntimeError("Backend gloo does not support alltoall_base\nException raised from ..."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_backend_without_an_operation_is_said_and_the_others_are_measured(
+    record: ProbeRecord, error: Exception
+) -> None:
     def missing(*_: object) -> list[Any]:
-        raise NotImplementedError("no such thing")
+        raise error
 
     broken = type(OPERATIONS[0])(**{**vars(OPERATIONS[0]), "name": "strange", "issue": missing})
     ranks = worlds((0, 1))
     sweep = [Sweep(sizes_bytes=(64,), operations=(broken, OPERATIONS[0])) for _ in ranks]
     found, _ = together(ranks, lambda world: measure_parts(world, [sweep[world.rank]], record))
     assert {row.op for row in found.sweep} == {"all_reduce"}
-    assert "gloo has no strange here: no such thing" in found.problems
+    assert f"gloo has no strange here: {str(error).partition(chr(10))[0]}" in found.problems
 
 
 def test_one_rank_alone_says_that_it_has_nobody_to_send_to(record: ProbeRecord) -> None:
