@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.comparable_summary import Comparable, ComparedRank
 from hpcpace.diagnosis.measure import Measured, Selection
-from hpcpace.diagnosis.summary import Comparable, ComparedRank
 from hpcpace.metrics.phases import OWN_WORK
 from hpcpace.metrics.resampling import block_means, log_median_error
 
