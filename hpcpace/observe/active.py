@@ -244,6 +244,7 @@ def _watchdog(joined: JoinedRank, attempt: Attempt, recording: Recording, warner
         alarm=Alarm(
             attempt,
             rank,
+            num_ranks=joined.world.world_size,
             stops=settings.on_hang == "stop",
             tell=warner.tell,
             pause_s=min(PAUSE_S, settings.least_s),

@@ -30,6 +30,8 @@ _PATIENCE_S = 30.0
 _LONGEST_PAUSE_S = 30.0
 _CONFIRMED = 3
 _LATE_S = 60.0
+# A rank without a notice may only be late with it; one that never writes it, being stopped, delays the end by a look.
+_LOOKS_WITHOUT_OTHERS = 3
 _ASKS = "a verdict is asked for"
 _NOBODY_WAITS = "no rank is known to wait for another"
 _MOST_BYTES = 1 << 16
@@ -42,6 +44,7 @@ class Alarm:
     Args:
         attempt: whose folder takes notices and the verdict.
         rank: this rank.
+        num_ranks: how many ranks should write notices of a step in which all wait for one.
         stops: whether this rank ends when the verdict says so.
         tell: prints lines on stderr.
         ask: returns the verdict on the attempt; see `hpcpace.hang.verdict.ask_verdict`.
@@ -53,12 +56,14 @@ class Alarm:
         attempt: Attempt,
         rank: int,
         *,
+        num_ranks: int,
         stops: bool,
         tell: Callable[[str], None],
         ask: Callable[[Attempt, float], HangWords | None] = ask_verdict,
         pause_s: float = PAUSE_S,
     ) -> None:
-        self._attempt, self._rank, self._stops, self._tell, self._ask = attempt, rank, stops, tell, ask
+        self._attempt, self._rank, self._num_ranks = attempt, rank, num_ranks
+        self._stops, self._tell, self._ask = stops, tell, ask
         self._folder = HangFolder(attempt)
         self._first_pause_s = self._pause_s = pause_s
         self._spoken_step: int | None = None
@@ -119,7 +124,8 @@ class Alarm:
         num_before = sum(other.rank < self._rank for other in held)
         if any(map(_is_reason, notices)) or now_ns - self._since_ns < num_before * _PATIENCE_S * NS_PER_S:
             return None
-        may_end_job = may_end_job and all(other.has_moved is False for other in held)
+        is_heard = len(notices) >= self._num_ranks or notice.num_looks >= _LOOKS_WITHOUT_OTHERS
+        may_end_job = may_end_job and is_heard and all(other.has_moved is False for other in held)
         if decided is not None and not may_end_job:
             return None
         self._asked_at = (notice.step, notice.num_looks)

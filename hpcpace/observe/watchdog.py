@@ -107,14 +107,16 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a step that still lasts too long is marked as closed. Does nothing in a fork."""
+        """End; a step that still lasts too long is marked as closed, one that ended as resumed. Nothing in a fork."""
         if self._pid != os.getpid() or self._stopped.is_set():
             return
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)
-        if self._notice is not None and not self._thread.is_alive():
-            self._end_notice("closed", self._clock())
+        notice = self._notice
+        if notice is not None and not self._thread.is_alive():
+            has_ended = self._watched.seen().step != notice.step
+            self._end_notice("resumed" if has_ended else "closed", self._clock())
 
     def look(self) -> None:
         """Look once."""

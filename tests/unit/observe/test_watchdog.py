@@ -39,7 +39,9 @@ def attempt(tmp_path: Path) -> Attempt:
 class Rank:
     """A rank with a watchdog and a clock of its own, which looks every other second."""
 
-    def __init__(self, attempt: Attempt, rank: int = 0, *, on_hang: str = "report", verdict: Any = WORDS) -> None:
+    def __init__(
+        self, attempt: Attempt, rank: int = 0, *, num_ranks: int = 1, on_hang: str = "report", verdict: Any = WORDS
+    ) -> None:
         self.now_s = 0
         self.step = self.num_moves = 0
         self.under_way: tuple[Phase, int] | None = None
@@ -54,7 +56,9 @@ class Rank:
             attempt=attempt,
             settings=HangConfig(on_hang=on_hang),
             watched=self,
-            alarm=Alarm(attempt, rank, stops=on_hang == "stop", tell=self.told.append, ask=self._ask),
+            alarm=Alarm(
+                attempt, rank, num_ranks=num_ranks, stops=on_hang == "stop", tell=self.told.append, ask=self._ask
+            ),
             warn=self.warned.append,
             clock=lambda: self.now_s * NS_PER_S,
         )
@@ -155,6 +159,15 @@ def test_a_session_that_ends_in_a_long_step_closes_its_notice(attempt: Attempt) 
     assert read_notices(attempt)[0].ended == "closed"
 
 
+def test_a_session_that_ends_before_the_next_look_has_resumed_all_the_same(attempt: Attempt) -> None:
+    rank = Rank(attempt)
+    rank.train(30)
+    rank.stay(62)
+    rank.step += 3
+    rank.watchdog.stop()
+    assert read_notices(attempt)[0].ended == "resumed"
+
+
 def test_the_phase_that_is_under_way_is_written_down(attempt: Attempt) -> None:
     rank = Rank(attempt)
     rank.train(30)
@@ -235,6 +248,28 @@ def test_a_job_ends_by_the_verdict_after_twice_the_time(attempt: Attempt, exits:
     assert "the job ends here: hpcpace hang" in last
     assert stopping == [last]
     assert ranks[1].told == []
+
+
+@pytest.mark.parametrize(("late_s", "end_s"), [(0, 120), (30, 150), (100, 220)])
+def test_a_rank_that_is_late_with_its_notice_is_waited_for(
+    attempt: Attempt, exits: list[int], late_s: int, end_s: int
+) -> None:
+    ranks = [Rank(attempt, number, num_ranks=2, on_hang="stop") for number in range(2)]
+    for rank in ranks:
+        rank.train(30)
+    ranks[0].stay(late_s)
+    with pytest.raises(SystemExit):
+        stay_all(ranks, 200)
+    assert end_s <= ranks[0].now_s - 30 < end_s + 7
+    assert [notice.has_moved for notice in read_notices(attempt).values()] == [False, False]
+
+
+def test_a_rank_that_never_writes_a_notice_delays_the_end_by_one_look(attempt: Attempt, exits: list[int]) -> None:
+    rank = Rank(attempt, num_ranks=2, on_hang="stop")
+    rank.train(30)
+    with pytest.raises(SystemExit):
+        rank.stay(200)
+    assert 180 <= rank.now_s - 30 < 187
 
 
 def test_a_rank_that_was_stopped_ends_with_the_others_once_it_wakes(attempt: Attempt, exits: list[int]) -> None:
