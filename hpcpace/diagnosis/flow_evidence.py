@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,18 +12,17 @@ from hpcpace.metrics.network.flow_figures import flow_figures
 from hpcpace.metrics.network.flow_links import locate_by_flows
 from hpcpace.metrics.network.flow_tables import Flows
 from hpcpace.metrics.network.foreign_links import foreign_on_links
-from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause
+from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits
 from hpcpace.metrics.operations.communication import Kind
 
 _MESSAGES = ("send", "recv")
-_BY_RATE = (LinkCause.SLOW, LinkCause.UPLINK)
 
 
 def flow_findings(network: NetworkEvidence, settings: DiagnosisConfig, kinds: Sequence[Kind]) -> FlowFindings | None:
     """Return the links that hold connections up; None where no rank recorded its connections.
 
-    Where most bytes are messages, as in a pipeline, no link is called slow: a message waits for its receiver, so that
-    connections between different stages differ also on equal links.
+    Where most bytes are messages, as in a pipeline, the acknowledgement of the end of each may be delayed, unless data
+    is sent back: connections between different stages then differ also on equal links, small messages by the most.
 
     Args:
         network: what was recorded in the time of the used steps.
@@ -33,26 +31,26 @@ def flow_findings(network: NetworkEvidence, settings: DiagnosisConfig, kinds: Se
     """
     if network.flows is None:
         return None
-    found = _located(network.flows, network, settings)
-    if not _are_messages(kinds):
-        return found
-    faults = tuple(fault for fault in found.faults if fault.cause not in _BY_RATE)
-    return replace(found, faults=faults, is_compared=False, reason="messages wait for their receivers")
+    return _located(network.flows, network, settings, _message_bytes(kinds))
 
 
-def _are_messages(kinds: Sequence[Kind]) -> bool:
-    messages = sum(kind.size_bytes for kind in kinds if kind.op in _MESSAGES)
-    return messages > sum(kind.size_bytes for kind in kinds) / 2
+def _message_bytes(kinds: Sequence[Kind]) -> float:
+    """Return the mean size of messages, infinite where most bytes are of collectives."""
+    messages = [kind for kind in kinds if kind.op in _MESSAGES]
+    total = sum(kind.size_bytes for kind in messages)
+    if total <= sum(kind.size_bytes for kind in kinds) / 2:
+        return np.inf
+    return total / max(sum(kind.num_rows for kind in messages), 1)
 
 
-def _located(flows: Flows, network: NetworkEvidence, settings: DiagnosisConfig) -> FlowFindings:
+def _located(flows: Flows, network: NetworkEvidence, settings: DiagnosisConfig, message_bytes: float) -> FlowFindings:
     places, window, loads = network.places, network.window, network.loads
     foreign, line_rate_bps = np.full((len(places.links), 2), np.nan), np.zeros(places.num_nodes)
     if loads is not None:
         foreign = foreign_on_links(loads, places)
         line_rate_bps[loads.node[loads.carries_job]] = loads.line_rate_bps[loads.carries_job]
     return locate_by_flows(
-        flow_figures(flows, places, begin_ns=window.begin_ns, end_ns=window.end_ns),
+        flow_figures(flows, places, begin_ns=window.begin_ns, end_ns=window.end_ns, message_bytes=message_bytes),
         places,
         foreign_bytes_per_s=foreign,
         line_rate_bps=line_rate_bps,

@@ -30,6 +30,7 @@ _MOST_LIMITED = 0.2  # of the busy time, by the receiver's window or the send bu
 _LEAST_STALL_S = 0.15  # Linux repeats what was not acknowledged after at least 0.2 s
 _LEAST_STALL_PART = 0.3  # of the busy time of the interval
 _USUAL_SEGMENT = 1448
+_DELAYED_ACK_S = 0.04  # TCP_DELACK_MIN of Linux, for the last segment of what is sent at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,9 @@ class FlowFigures:
         busy_s: time in which data was outstanding.
         is_limited: whether its receiver or its sender held it back for more than a fifth of that.
         log_rate: natural logarithm of the bytes per busy second.
-        usual_log_rate: the same for its median interval.
+        most_log_rate: the same without what acknowledgements of messages may have been delayed; infinite where that may
+            be all. Equal to `log_rate` where data is sent back at once.
+        usual_log_rate: as `log_rate`, of its median interval.
         error: standard error of `log_rate`.
         num_intervals: intervals in which it sent anything.
         num_stalls: intervals that were busy far longer than their bytes take at the usual rate.
@@ -63,6 +66,7 @@ class FlowFigures:
     busy_s: FloatArray
     is_limited: BoolArray
     log_rate: FloatArray
+    most_log_rate: FloatArray
     usual_log_rate: FloatArray
     error: FloatArray
     num_intervals: IntArray
@@ -102,7 +106,9 @@ def flow_paths(topology: Topology, source: IntArray, destination: IntArray) -> B
     return paths
 
 
-def flow_figures(flows: Flows, topology: Topology, *, begin_ns: int, end_ns: int) -> FlowFigures:
+def flow_figures(
+    flows: Flows, topology: Topology, *, begin_ns: int, end_ns: int, message_bytes: float = np.inf
+) -> FlowFigures:
     """Return what connections between nodes did in intervals whose middle is between two times.
 
     Connections that carry little are left out, and so are those of which one end is unknown: what they pass is not
@@ -112,6 +118,7 @@ def flow_figures(flows: Flows, topology: Topology, *, begin_ns: int, end_ns: int
         flows: the connections.
         topology: where the nodes are.
         begin_ns, end_ns: the window, on the common clock.
+        message_bytes: how much is sent at once before the sender waits; infinite where both sides always send.
     """
     of = flows.connections
     middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
@@ -128,6 +135,7 @@ def flow_figures(flows: Flows, topology: Topology, *, begin_ns: int, end_ns: int
     keep = [index for index, found in enumerate(sums) if found["num_intervals"] >= LEAST_INTERVALS]
     columns = {name: np.array([sums[index][name] for index in keep]) for name in _SUMS}
     source, destination = of.node[chosen[keep]], of.peer_node[chosen[keep]]
+    delayed_s = columns["num_bytes"] / message_bytes * _DELAYED_ACK_S
     return FlowFigures(
         source=source,
         destination=destination,
@@ -137,6 +145,7 @@ def flow_figures(flows: Flows, topology: Topology, *, begin_ns: int, end_ns: int
         busy_s=columns["busy_s"],
         is_limited=columns["is_limited"].astype(np.bool_),
         log_rate=columns["log_rate"],
+        most_log_rate=_log_rate(columns["num_bytes"], np.maximum(columns["busy_s"] - delayed_s, 0.0)),
         usual_log_rate=columns["usual_log_rate"],
         error=columns["error"],
         num_intervals=columns["num_intervals"].astype(np.int64),
@@ -148,6 +157,11 @@ def flow_figures(flows: Flows, topology: Topology, *, begin_ns: int, end_ns: int
         steady_repeat_share=columns["steady_repeat_share"],
         segment_bytes=columns["segment_bytes"].astype(np.int64),
     )
+
+
+def _log_rate(num_bytes: FloatArray, time_s: FloatArray) -> FloatArray:
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(num_bytes) - np.log(time_s))
 
 
 _SUMS = (

@@ -30,8 +30,11 @@ _LEAST_QUEUE_PART = 0.3  # of the queue of the slowest connection; one that wait
 _LEAST_REPEATS, _REPEAT_RATIO = 10, 4.0
 _CLEARED_PART = 0.25  # of the stalls of the worst connection
 _LEAST_STALLS = 3
+_LEAST_CHANCE = 0.05  # of as few stalls as a connection has, below which its links are cleared
 _SMALL_SEGMENT = 0.9  # of the largest one of the job
 _EXPLAINED_PART = 0.7  # of the usual rate, which a slow connection and foreign traffic together must reach
+_MOST_HIDDEN = 2.0  # times as fast as they seem, at which connections tell little of their links
+_LIKE_PART = 0.5  # of the bytes of another connection, from which on their rates are compared
 _FULL_PART = 0.85  # of the line rate
 _BITS = 8
 _USUAL_SEGMENT, _HEADER_BYTES = 1448, 66  # Ethernet, IPv4, TCP with timestamps
@@ -76,11 +79,12 @@ def locate_by_flows(
             explained |= {flow for fault in faults for flow in fault.returning}
         is_left = np.array([pair not in explained for pair in job.pairs], np.bool_)
         faults += search(job, is_left)
+    is_hidden = bool(np.median(figures.most_log_rate - figures.log_rate) > np.log(_MOST_HIDDEN))
     return FlowFindings(
         faults=tuple(sorted(faults, key=lambda fault: -fault.effect_share)),
         num_flows=len(figures),
-        is_compared=True,
-        reason="",
+        is_compared=not is_hidden,
+        reason="messages are so short that delayed acknowledgements may be most of their time" if is_hidden else "",
         crossing_factor=job.crossing_factor,
         line_share=_line_share(job),
     )
@@ -124,14 +128,16 @@ class _Job:
         crossing = self.is_crossing
         if not crossing.any() or crossing.all():
             return None
-        return float(np.exp(self.fast(~crossing)[0] - self.fast(crossing)[0]))
+        most = self.fast(crossing, self.figures.most_log_rate)[0]
+        return float(np.exp(self.fast(~crossing)[0] - most)) if np.isfinite(most) else None
 
-    def fast(self, is_meant: BoolArray) -> tuple[float, float]:
+    def fast(self, is_meant: BoolArray, log_rate: FloatArray | None = None) -> tuple[float, float]:
         """Return the upper quartile of the rates of connections, as logarithm, and its error: most may be slow."""
+        log_rate = self.figures.log_rate if log_rate is None else log_rate
         rows = np.flatnonzero(is_meant)
-        order = rows[np.argsort(-self.figures.log_rate[rows])]
+        order = rows[np.argsort(-log_rate[rows])]
         at = order[(len(order) - 1) // 4]
-        return float(self.figures.log_rate[at]), float(self.figures.error[at])
+        return float(log_rate[at]), float(self.figures.error[at])
 
     def fast_of_kind(self) -> tuple[FloatArray, FloatArray]:
         """Return what fast connections of the kind of each one reach, as logarithm, and its error, (num_flows,)."""
@@ -183,7 +189,7 @@ def _beside_others(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     p_values = np.where(is_full.any(axis=(1, 2)), 0.0, 1.0)
     if not is_beside.all():
         usual, error = _usual(job, np.flatnonzero(is_beside), int(np.argmax(is_beside)))
-        behind = usual - figures.log_rate
+        behind = usual - figures.most_log_rate
         slower = _p_above(figures, behind, error, 0.0)
         p_values = np.where(behind >= np.log1p(limits.foreign_share), np.minimum(p_values, slower), p_values)
     rows = np.flatnonzero(is_left & is_beside & is_busy & (p_values <= limits.level))
@@ -205,16 +211,16 @@ def _slow(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     """Return the links whose connections are slower than others of their kind."""
     figures, limits = job.figures, job.limits
     fast, fast_error = job.fast_of_kind()
-    behind = fast - figures.log_rate
+    behind = fast - figures.most_log_rate
     p_values = _p_above(figures, behind, fast_error, np.log1p(limits.rate_share / 2))
     is_slow = is_left & (behind >= np.log1p(limits.rate_share)) & (p_values <= limits.level) & ~figures.is_limited
     # Others of a ring wait for data: they have little outstanding, and find no queue.
     is_slow &= figures.busy_s >= _LEAST_BUSY_PART * figures.busy_s.max()
     if is_slow.any():
-        slowest = np.flatnonzero(is_slow)[np.argmin(figures.log_rate[is_slow])]
+        slowest = np.flatnonzero(is_slow)[np.argmin(figures.most_log_rate[is_slow])]
         is_slow &= figures.queue_s >= _LEAST_QUEUE_PART * figures.queue_s[slowest]
     rows = np.flatnonzero(is_slow)
-    is_faster = figures.log_rate[None, :] - figures.log_rate[rows, None] >= np.log1p(limits.rate_share)
+    is_faster = figures.log_rate[None, :] - figures.most_log_rate[rows, None] >= np.log1p(limits.rate_share)
     cleared = np.tensordot(is_faster.astype(np.int64), figures.paths.astype(np.int64), axes=1) > 0
     suspects = _with_queues(figures, rows, np.asarray(figures.paths[rows] & ~cleared))
     return _faults(job, _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows]))
@@ -243,7 +249,7 @@ def _slow_uplinks(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     if factor is None or factor <= job.limits.uplink_factor or not is_left[crossing].all():
         return []
     within, error = job.fast(~crossing)
-    p_values = _p_above(figures, within - figures.log_rate, error, np.log(job.limits.uplink_factor))
+    p_values = _p_above(figures, within - figures.most_log_rate, error, np.log(job.limits.uplink_factor))
     rows = np.flatnonzero(crossing)
     if p_values[rows].min() > job.limits.level:
         return []
@@ -256,7 +262,7 @@ def _lossy(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     """Return the links whose connections send far more again than others, and not only after stalls."""
     figures, least_share = job.figures, job.limits.repeat_share
     shares = figures.repeats / np.maximum(figures.packets, 1.0)
-    usual = float(np.sort(shares)[(len(shares) - 1) // 2])
+    usual = float(np.sort(shares)[(len(shares) - 1) // 4])  # most may pass the same host, as in a short pipeline
     expected = max(usual, least_share / _REPEAT_RATIO) * figures.packets
     p_values = np.asarray(poisson.sf(figures.repeats / _REPEAT_RATIO - 1, np.maximum(expected, 1e-9)) * len(figures))
     is_lossy = is_left & (shares >= max(least_share, _REPEAT_RATIO * usual)) & (figures.repeats >= _LEAST_REPEATS)
@@ -265,11 +271,19 @@ def _lossy(job: _Job, is_left: BoolArray) -> list[LinkFault]:
 
 
 def _stalled(job: _Job, is_left: BoolArray) -> list[LinkFault]:
-    """Return the links whose connections stand still now and then, while others go on."""
+    """Return the links whose connections stand still now and then, while others go on.
+
+    A connection clears its links if it would have stood still more often on the way of the worst one: one that sends
+    little is seldom under way when a link is down.
+    """
     figures = job.figures
     stalls = np.where(is_left, figures.num_stalls, 0)
-    is_stalled = stalls >= max(_CLEARED_PART * stalls.max(), 1)
-    accusation = _accused(job, is_stalled, ~is_stalled, np.ones(len(figures)), LinkCause.FLAPPING)
+    least = max(_CLEARED_PART * stalls.max(), 1)
+    sending_s = figures.num_bytes / np.exp(figures.usual_log_rate)
+    worst = int(np.argmax(stalls))
+    expected = stalls[worst] * np.minimum(sending_s / sending_s[worst], 1.0)
+    is_well = np.asarray((stalls < least) & (poisson.cdf(stalls, expected) <= _LEAST_CHANCE))
+    accusation = _accused(job, stalls >= least, is_well, np.ones(len(figures)), LinkCause.FLAPPING)
     all_stalls, all_intervals = int(figures.num_stalls.sum()), int(figures.num_intervals.sum())
     faults = []
     for place in _places(accusation):
@@ -340,12 +354,13 @@ def _faults(job: _Job, accusation: _Accusation) -> list[LinkFault]:
 def _fault(job: _Job, place: _Place, cause: LinkCause | None) -> LinkFault:
     """Return what is wrong at a place; without a cause it is slow, and why follows from what else is seen there."""
     figures, rows = job.figures, place.rows
-    worst = int(rows[np.argmin(figures.log_rate[rows])])
-    others_usual, usual_error = _usual(job, rows, worst)
+    log_rate = figures.most_log_rate if cause is None else figures.log_rate
+    worst = int(rows[np.argmin(log_rate[rows])])
+    others_usual, usual_error = _usual(job, rows, worst, place.ways)
     usual = others_usual if place.usual is None else max(place.usual, others_usual)
-    slow_rate, usual_rate = float(np.exp(figures.log_rate[worst])), float(np.exp(usual))
+    slow_rate, usual_rate = float(np.exp(log_rate[worst])), float(np.exp(usual))
     foreign = float(job.foreign_bytes_per_s[place.ways].max())
-    behind = usual - float(figures.log_rate[worst])
+    behind = usual - float(log_rate[worst])
     half_width = float(stdtrit(max(figures.num_intervals[worst] - 1, 1), 0.975))
     half_width *= float(np.hypot(figures.error[worst], usual_error))
     others = np.setdiff1d(np.arange(len(figures)), rows)
@@ -377,13 +392,20 @@ def _returning(figures: FlowFigures, ways: BoolArray) -> list[int]:
     return rows
 
 
-def _usual(job: _Job, rows: IntArray, worst: int) -> tuple[float, float]:
-    """Return the rate of connections that are not accused, as logarithm, and its error: those of its kind, if any."""
+def _usual(job: _Job, rows: IntArray, worst: int, ways: BoolArray | None = None) -> tuple[float, float]:
+    """Return the rate of connections that are not accused, as logarithm, and its error.
+
+    Those on other ways that carry about as much as the worst accused one, if there are any, and of these those of its
+    kind.
+    """
     figures, crossing = job.figures, job.is_crossing
     is_other = np.ones(len(figures), np.bool_)
     is_other[rows] = False
-    alike = is_other & (crossing == crossing[worst])
-    chosen = np.flatnonzero(alike if alike.any() else is_other)
+    is_elsewhere = ~(figures.paths & ways).any(axis=(1, 2)) if ways is not None else is_other
+    is_alike = figures.num_bytes >= _LIKE_PART * figures.num_bytes[worst]
+    for wanted in (is_elsewhere, is_alike, crossing == crossing[worst]):
+        is_other = is_other & wanted if (is_other & wanted).any() else is_other
+    chosen = np.flatnonzero(is_other)
     if not len(chosen):
         return job.fast(np.ones(len(figures), np.bool_))
     middle = chosen[np.argsort(figures.log_rate[chosen])][len(chosen) // 2]

@@ -1,30 +1,33 @@
-"""Of jobs that mostly send messages, connections call no link slow."""
+"""Of jobs that mostly send messages, connections are judged by how long their messages are."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis import flow_evidence
-from hpcpace.metrics.network.link_faults import FlowFindings, LinkCause
 
 
 @pytest.mark.parametrize(
-    ("message_bytes", "causes"),
-    [(60, [LinkCause.LOSSY]), (40, [LinkCause.SLOW, LinkCause.LOSSY])],
+    ("message_bytes", "expected"), [(60, 30.0), (40, np.inf), (0, np.inf)], ids=["mostly", "partly", "none"]
 )
-def test_messages_call_no_link_slow(monkeypatch: pytest.MonkeyPatch, message_bytes: int, causes: list[str]) -> None:
-    faults: Any = tuple(SimpleNamespace(cause=cause) for cause in (LinkCause.SLOW, LinkCause.LOSSY))
-    found = FlowFindings(faults=faults, num_flows=6, is_compared=True, reason="")
-    monkeypatch.setattr(flow_evidence, "_located", lambda *_: found)
+def test_the_size_of_messages_counts_where_most_bytes_are_messages(
+    monkeypatch: pytest.MonkeyPatch, message_bytes: int, expected: float
+) -> None:
+    sizes: list[float] = []
+    monkeypatch.setattr(flow_evidence, "_located", lambda *arguments: sizes.append(arguments[-1]))
     network: Any = SimpleNamespace(flows=object())
     kinds: Any = [
-        SimpleNamespace(op="send", size_bytes=message_bytes),
-        SimpleNamespace(op="all_reduce", size_bytes=100 - message_bytes),
+        SimpleNamespace(op="send", size_bytes=message_bytes, num_rows=2),
+        SimpleNamespace(op="all_reduce", size_bytes=100 - message_bytes, num_rows=7),
     ]
-    judged = flow_evidence.flow_findings(network, DiagnosisConfig(), kinds)
-    assert judged is not None
-    assert [fault.cause for fault in judged.faults] == causes
+    flow_evidence.flow_findings(network, DiagnosisConfig(), kinds)
+    assert sizes == [expected]
+
+
+def test_a_run_without_any_operation_has_no_messages() -> None:
+    assert flow_evidence._message_bytes([]) == np.inf
