@@ -28,6 +28,7 @@ BETWEEN_SWITCHES = "between switches"
 _LEAST_BUSY_PART = 0.5  # of the busiest connection's busy time, below which one is not held up
 _LEAST_QUEUE_PART = 0.3  # of the queue of the slowest connection; one that waits for data hardly queues
 _LEAST_REPEATS, _REPEAT_RATIO = 10, 4.0
+_FULL_QUEUE = 2.0  # times that of connections that lose nothing
 _CLEARED_PART = 0.25  # of the stalls of the worst connection
 _LEAST_STALLS = 3
 _LEAST_CHANCE = 0.05  # of as few stalls as a connection has, below which its links are cleared
@@ -267,7 +268,11 @@ def _lossy(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     p_values = np.asarray(poisson.sf(figures.repeats / _REPEAT_RATIO - 1, np.maximum(expected, 1e-9)) * len(figures))
     is_lossy = is_left & (shares >= max(least_share, _REPEAT_RATIO * usual)) & (figures.repeats >= _LEAST_REPEATS)
     is_lossy &= (figures.steady_repeat_share >= least_share / 2) & (p_values <= job.limits.level)
-    return _faults(job, _accused(job, is_lossy, shares < least_share / 2, p_values, LinkCause.LOSSY))
+    is_clean = shares < least_share / 2
+    if is_clean.any():
+        # What overflows a queue, as in front of a slow link, fills it first; chance losses keep queues short.
+        is_lossy &= figures.queue_s <= _FULL_QUEUE * np.median(figures.queue_s[is_clean])
+    return _faults(job, _accused(job, is_lossy, is_clean, p_values, LinkCause.LOSSY))
 
 
 def _stalled(job: _Job, is_left: BoolArray) -> list[LinkFault]:

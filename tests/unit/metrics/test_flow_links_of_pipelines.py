@@ -134,6 +134,18 @@ def test_a_link_that_loses_packets_is_named_though_most_connections_pass_its_hos
     assert named(located(flows, size)) == [(LinkCause.LOSSY, (host,))]
 
 
+def test_what_a_slow_link_loses_with_its_queue_full_is_no_fault_of_its_own() -> None:
+    size = 1 << 20
+    slow = through("n2")
+    flows = pipeline(message_bytes=size, rate_factor=np.where(slow, 0.25, 1.0), repeat_share=np.where(slow, 0.004, 0.0))
+    assert named(located(flows, size)) == [(LinkCause.SLOW, ("n2",))]
+    crosses = SOURCE // 2 != DESTINATION // 2
+    flows = pipeline(
+        message_bytes=size, rate_factor=np.where(crosses, 0.4, 1.0), repeat_share=np.where(crosses, 0.004, 0.0)
+    )
+    assert named(located(flows, size)) == []
+
+
 @pytest.mark.parametrize("host", ["n1", "n4"])
 def test_a_connection_that_sends_little_does_not_clear_a_link_that_is_down_now_and_then(host: str) -> None:
     size = 1 << 20
