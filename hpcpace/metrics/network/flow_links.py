@@ -222,9 +222,19 @@ def _slow(job: _Job, is_left: BoolArray) -> list[LinkFault]:
         is_slow &= figures.queue_s >= _LEAST_QUEUE_PART * figures.queue_s[slowest]
     rows = np.flatnonzero(is_slow)
     is_faster = figures.log_rate[None, :] - figures.most_log_rate[rows, None] >= np.log1p(limits.rate_share)
-    cleared = np.tensordot(is_faster.astype(np.int64), figures.paths.astype(np.int64), axes=1) > 0
-    suspects = _with_queues(figures, rows, np.asarray(figures.paths[rows] & ~cleared))
+    is_alike = figures.num_bytes[None, :] >= _LIKE_PART * figures.num_bytes[rows, None]
+    suspects = _not_cleared(figures, rows, is_faster)
+    # Short messages may pass a slow link at once. Where they clear all, only connections that carry as much do.
+    is_cleared = ~np.asarray(suspects.any(axis=(1, 2)))
+    suspects[is_cleared] = _not_cleared(figures, rows, is_faster & is_alike)[is_cleared]
+    suspects = _with_queues(figures, rows, suspects)
     return _faults(job, _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows]))
+
+
+def _not_cleared(figures: FlowFigures, rows: IntArray, clears: BoolArray) -> BoolArray:
+    """Return the ways of some connections that no connection passes which clears them for it, (num_rows, num_flows)."""
+    cleared = np.tensordot(clears.astype(np.int64), figures.paths.astype(np.int64), axes=1) > 0
+    return np.asarray(figures.paths[rows] & ~cleared)
 
 
 def _with_queues(figures: FlowFigures, rows: IntArray, suspects: BoolArray) -> BoolArray:

@@ -106,6 +106,13 @@ def test_a_slow_link_is_named_by_long_messages(host: str, seed: int) -> None:
     assert 1.0 < found.faults[0].effect_share < 4.5
 
 
+def test_short_messages_that_pass_a_slow_link_at_once_do_not_clear_it() -> None:
+    factor = np.where(through("n4"), 0.25, 1.0)
+    factor[IS_SMALL] = 4.0
+    found = located(pipeline(message_bytes=1 << 22, rate_factor=factor), 1 << 22)
+    assert [(fault.cause, "n4" in fault.ids) for fault in found.faults] == [(LinkCause.SLOW, True)]
+
+
 @pytest.mark.parametrize("message_bytes", [1 << 14, 1 << 18, 1 << 20, 1 << 23])
 @pytest.mark.parametrize("seed", range(10))
 def test_delayed_acknowledgements_accuse_no_link(message_bytes: int, seed: int) -> None:
