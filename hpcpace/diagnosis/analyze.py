@@ -233,7 +233,8 @@ def _switches(placed: PlacedTraces, num_leaves: int) -> Switches:
 
 def _panels(measured: Measured, network: NetworkEvidence, records: AttemptRecords, settings: DiagnosisConfig) -> Panels:
     """Return what is judged, with what the job's connections show."""
-    panels = replace(panels_of(measured), flows=flow_findings(network, settings, measured.operations.kinds))
+    panels = panels_of(measured)
+    panels = replace(panels, flows=flow_findings(network, settings, measured.operations.kinds, panels))
     # Hosts of a lab share the cores of one machine, which says nothing of the cluster that it shows.
     return replace(panels, cores=None) if records.run.is_lab else panels
 
@@ -294,8 +295,9 @@ def examine(
             Diagnosis(findings=(), obstacle=NothingMeasured(error=str(error)), smallest_effect=None), hosts={}
         )
     settings = settings or DiagnosisConfig()
-    flows = flow_findings(recorded_network(credible, ()), settings, credible.measured.operations.kinds)
-    panels = replace(panels_of(credible.measured), flows=flows)
+    panels = panels_of(credible.measured)
+    network, kinds = recorded_network(credible, ()), credible.measured.operations.kinds
+    panels = replace(panels, flows=flow_findings(network, settings, kinds, panels))
     return _verdict(credible, panels, _diagnosis(credible, panels, settings, _hang(credible, settings, {})))
 
 

@@ -43,7 +43,7 @@ class FlowFigures:
         window_s: length of the window.
         num_bytes: payload acknowledged.
         busy_s: time in which data was outstanding.
-        is_limited: whether its receiver or its sender held it back for more than a fifth of that.
+        is_limited: whether its receiver or its sender held it back for more than a fifth of that, or lacks a core.
         log_rate: natural logarithm of the bytes per busy second.
         most_log_rate: the same without what acknowledgements of messages may have been delayed; infinite where that may
             be all. Equal to `log_rate` where data is sent back at once.
@@ -107,7 +107,13 @@ def flow_paths(topology: Topology, source: IntArray, destination: IntArray) -> B
 
 
 def flow_figures(
-    flows: Flows, topology: Topology, *, begin_ns: int, end_ns: int, message_bytes: float = np.inf
+    flows: Flows,
+    topology: Topology,
+    *,
+    begin_ns: int,
+    end_ns: int,
+    message_bytes: float = np.inf,
+    is_starved: BoolArray | None = None,
 ) -> FlowFigures:
     """Return what connections between nodes did in intervals whose middle is between two times.
 
@@ -119,6 +125,7 @@ def flow_figures(
         topology: where the nodes are.
         begin_ns, end_ns: the window, on the common clock.
         message_bytes: how much is sent at once before the sender waits; infinite where both sides always send.
+        is_starved: nodes whose ranks are kept from running, (num_nodes,); they hold their connections back.
     """
     of = flows.connections
     middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
@@ -135,6 +142,7 @@ def flow_figures(
     keep = [index for index, found in enumerate(sums) if found["num_intervals"] >= LEAST_INTERVALS]
     columns = {name: np.array([sums[index][name] for index in keep]) for name in _SUMS}
     source, destination = of.node[chosen[keep]], of.peer_node[chosen[keep]]
+    starved = np.zeros(topology.num_nodes, np.bool_) if is_starved is None else is_starved
     delayed_s = columns["num_bytes"] / message_bytes * _DELAYED_ACK_S
     return FlowFigures(
         source=source,
@@ -143,7 +151,7 @@ def flow_figures(
         window_s=(end_ns - begin_ns) / NS_PER_S,
         num_bytes=columns["num_bytes"],
         busy_s=columns["busy_s"],
-        is_limited=columns["is_limited"].astype(np.bool_),
+        is_limited=columns["is_limited"].astype(np.bool_) | starved[source] | starved[destination],
         log_rate=columns["log_rate"],
         most_log_rate=_log_rate(columns["num_bytes"], np.maximum(columns["busy_s"] - delayed_s, 0.0)),
         usual_log_rate=columns["usual_log_rate"],

@@ -1,0 +1,52 @@
+"""How a job's connections are judged: by the length of its messages, and by what its hosts have of their cores."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcpace.diagnosis.flow_evidence import _message_bytes, _starved_nodes
+from hpcpace.metrics.topology import topology_of
+
+PLACES = topology_of(ranks=range(4), nodes=[0, 0, 1, 2], hosts=["n1", "n1", "n2", "n3"], addresses=[""] * 4)
+
+
+@pytest.mark.parametrize(
+    ("message_bytes", "expected"), [(60, 30.0), (40, np.inf), (0, np.inf)], ids=["mostly", "partly", "none"]
+)
+def test_the_size_of_messages_counts_where_most_bytes_are_messages(message_bytes: int, expected: float) -> None:
+    kinds: Any = [
+        SimpleNamespace(op="send", size_bytes=message_bytes, num_rows=2),
+        SimpleNamespace(op="all_reduce", size_bytes=100 - message_bytes, num_rows=7),
+    ]
+    assert _message_bytes(kinds) == expected
+
+
+def test_a_run_without_any_operation_has_no_messages() -> None:
+    assert _message_bytes([]) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("waiting", "throttled", "starved"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], []),
+        ([0.3, 0.3, 0.3, 0.3], [0.0, 0.0, 0.0, 0.0], []),
+        ([0.1, 0.4, 0.1, 0.1], [0.0, 0.0, 0.0, 0.0], ["n1"]),
+        ([0.1, 0.1, 0.1, 0.1], [0.0, 0.0, 0.6, 0.0], ["n2"]),
+        ([np.nan] * 4, [np.nan] * 4, []),
+    ],
+)
+def test_a_host_whose_ranks_lack_cores_holds_its_connections_back(
+    waiting: list[float], throttled: list[float], starved: list[str]
+) -> None:
+    cores = SimpleNamespace(waiting=np.array(waiting), error=np.full(4, 0.01), throttled=np.array(throttled))
+    panels: Any = SimpleNamespace(rank=np.arange(4), cores=cores)
+    assert [PLACES.node_names[node] for node in np.flatnonzero(_starved_nodes(PLACES, panels))] == starved
+
+
+def test_where_cores_are_not_known_no_host_lacks_any() -> None:
+    panels: Any = SimpleNamespace(rank=np.arange(4), cores=None)
+    assert not _starved_nodes(PLACES, panels).any()
