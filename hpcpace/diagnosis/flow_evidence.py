@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.figures.network import NetworkEvidence
-from hpcpace.diagnosis.modes.cores import NOTABLE_WAIT
 from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.metrics.network.flow_figures import FlowFigures, flow_figures
 from hpcpace.metrics.network.flow_links import locate_by_flows
@@ -19,7 +18,7 @@ from hpcpace.metrics.operations.communication import Kind
 from hpcpace.metrics.topology import Topology
 
 _MESSAGES = ("send", "recv")
-_TIMES_USUAL_WAIT = 2.0
+_SHARED_PART = 1 / 3
 
 
 def flow_findings(
@@ -34,7 +33,7 @@ def flow_findings(
         network: what was recorded in the time of the used steps.
         settings: the thresholds.
         kinds: the operations of the run.
-        panels: what the ranks had of their cores: a host without some takes data off its connections late.
+        panels: what the ranks had of their cores: whoever waits for one gives and takes data late.
     """
     if network.flows is None:
         return None
@@ -45,25 +44,26 @@ def flow_findings(
         begin_ns=window.begin_ns,
         end_ns=window.end_ns,
         message_bytes=_message_bytes(kinds),
-        is_starved=_starved_nodes(places, panels),
+        core_wait=_core_wait(places, panels),
     )
     return _located(figures, network, settings)
 
 
-def _starved_nodes(places: Topology, panels: Panels) -> NDArray[np.bool_]:
-    """Return the nodes of which a rank is kept from running: by a quota, or far more than those of other nodes."""
-    waiting, throttled = np.zeros(places.num_nodes), np.zeros(places.num_nodes)
-    node_of = dict(zip(places.ranks, places.node.tolist(), strict=True))
-    nodes = [node_of.get(rank, -1) for rank in panels.rank.tolist()]
-    use = panels.cores
-    for row, node in enumerate(nodes if use is not None else []):
-        if use is not None and node >= 0:
-            certain = float(np.nan_to_num(use.waiting[row]) - 2 * np.nan_to_num(use.error[row]))
-            waiting[node] = max(waiting[node], certain)
-            throttled[node] = max(throttled[node], float(np.nan_to_num(use.throttled[row])))
-    usual = float(np.median(waiting)) if len(waiting) else 0.0
-    is_behind = waiting >= np.maximum(NOTABLE_WAIT, _TIMES_USUAL_WAIT * usual)
-    return np.asarray(is_behind | (throttled >= NOTABLE_WAIT))
+def _core_wait(places: Topology, panels: Panels) -> NDArray[np.float64]:
+    """Return for which share of the time connections of each node may be held up for want of a core, (num_nodes,).
+
+    A rank waits for a core or is kept from it. What all nodes wait slows all connections, so that only a part counts.
+    """
+    found, use = np.zeros(places.num_nodes), panels.cores
+    if use is not None:
+        share = np.nan_to_num(np.fmax(use.waiting, use.throttled))
+        node_of = dict(zip(places.ranks, places.node.tolist(), strict=True))
+        for row, rank in enumerate(panels.rank.tolist()):
+            node = node_of.get(rank, -1)
+            if node >= 0:
+                found[node] = max(found[node], float(share[row]))
+    usual = float(np.median(found)) if len(found) else 0.0
+    return np.asarray(np.maximum(found - usual, 0.0) + _SHARED_PART * np.minimum(found, usual))
 
 
 def _message_bytes(kinds: Sequence[Kind]) -> float:

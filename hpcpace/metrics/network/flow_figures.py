@@ -43,7 +43,8 @@ class FlowFigures:
         window_s: length of the window.
         num_bytes: payload acknowledged.
         busy_s: time in which data was outstanding.
-        is_limited: whether its receiver or its sender held it back for more than a fifth of that, or lacks a core.
+        is_limited: whether its receiver or its sender held it back for more than a fifth of that.
+        core_wait: for which share of the time it may be held up because an end of it lacks a core.
         log_rate: natural logarithm of the bytes per busy second.
         most_log_rate: the same without what acknowledgements of messages may have been delayed; infinite where that may
             be all. Equal to `log_rate` where data is sent back at once.
@@ -65,6 +66,7 @@ class FlowFigures:
     num_bytes: FloatArray
     busy_s: FloatArray
     is_limited: BoolArray
+    core_wait: FloatArray
     log_rate: FloatArray
     most_log_rate: FloatArray
     usual_log_rate: FloatArray
@@ -113,7 +115,7 @@ def flow_figures(
     begin_ns: int,
     end_ns: int,
     message_bytes: float = np.inf,
-    is_starved: BoolArray | None = None,
+    core_wait: FloatArray | None = None,
 ) -> FlowFigures:
     """Return what connections between nodes did in intervals whose middle is between two times.
 
@@ -125,7 +127,8 @@ def flow_figures(
         topology: where the nodes are.
         begin_ns, end_ns: the window, on the common clock.
         message_bytes: how much is sent at once before the sender waits; infinite where both sides always send.
-        is_starved: nodes whose ranks are kept from running, (num_nodes,); they hold their connections back.
+        core_wait: for which share of the time connections of each node may be held up for want of a core, (num_nodes,);
+            None for never.
     """
     of = flows.connections
     middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
@@ -142,7 +145,7 @@ def flow_figures(
     keep = [index for index, found in enumerate(sums) if found["num_intervals"] >= LEAST_INTERVALS]
     columns = {name: np.array([sums[index][name] for index in keep]) for name in _SUMS}
     source, destination = of.node[chosen[keep]], of.peer_node[chosen[keep]]
-    starved = np.zeros(topology.num_nodes, np.bool_) if is_starved is None else is_starved
+    waits = np.zeros(topology.num_nodes) if core_wait is None else core_wait
     delayed_s = columns["num_bytes"] / message_bytes * _DELAYED_ACK_S
     return FlowFigures(
         source=source,
@@ -151,7 +154,8 @@ def flow_figures(
         window_s=(end_ns - begin_ns) / NS_PER_S,
         num_bytes=columns["num_bytes"],
         busy_s=columns["busy_s"],
-        is_limited=columns["is_limited"].astype(np.bool_) | starved[source] | starved[destination],
+        is_limited=columns["is_limited"].astype(np.bool_),
+        core_wait=np.maximum(waits[source], waits[destination]),
         log_rate=columns["log_rate"],
         most_log_rate=_log_rate(columns["num_bytes"], np.maximum(columns["busy_s"] - delayed_s, 0.0)),
         usual_log_rate=columns["usual_log_rate"],

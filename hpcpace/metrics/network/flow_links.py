@@ -215,6 +215,7 @@ def _slow(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     behind = fast - figures.most_log_rate
     p_values = _p_above(figures, behind, fast_error, np.log1p(limits.rate_share / 2))
     is_slow = is_left & (behind >= np.log1p(limits.rate_share)) & (p_values <= limits.level) & ~figures.is_limited
+    is_slow &= _exceeds_core_wait(figures, behind)
     # Others of a ring wait for data: they have little outstanding, and find no queue.
     is_slow &= figures.busy_s >= _LEAST_BUSY_PART * figures.busy_s.max()
     if is_slow.any():
@@ -229,6 +230,19 @@ def _slow(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     suspects[is_cleared] = _not_cleared(figures, rows, is_faster & is_alike)[is_cleared]
     suspects = _with_queues(figures, rows, suspects)
     return _faults(job, _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows]))
+
+
+def _exceeds_core_wait(figures: FlowFigures, behind: FloatArray) -> BoolArray:
+    """Return which connections are held up for longer than a want of cores explains, (num_flows,).
+
+    Whoever waits for a core gives and takes its data late.
+
+    Args:
+        figures: the connections.
+        behind: logarithm of the ratio of the usual rate to that of each, (num_flows,).
+    """
+    held_share = figures.busy_s / figures.window_s * (1 - np.exp(-np.maximum(behind, 0.0)))
+    return np.asarray(held_share > figures.core_wait)
 
 
 def _not_cleared(figures: FlowFigures, rows: IntArray, clears: BoolArray) -> BoolArray:
@@ -262,7 +276,8 @@ def _slow_uplinks(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     within, error = job.fast(~crossing)
     p_values = _p_above(figures, within - figures.most_log_rate, error, np.log(job.limits.uplink_factor))
     rows = np.flatnonzero(crossing)
-    if p_values[rows].min() > job.limits.level:
+    is_explained = ~_exceeds_core_wait(figures, within - figures.most_log_rate)
+    if p_values[rows].min() > job.limits.level or is_explained[rows].all():
         return []
     # What is above the leaves may be at fault as well, so no uplink is named alone: all explain all.
     suspects = np.repeat((figures.paths[rows].any(axis=0) & job.topology.is_uplink[:, None])[None], len(rows), axis=0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcpace.diagnosis.flow_evidence import _message_bytes, _starved_nodes
+from hpcpace.diagnosis.flow_evidence import _core_wait, _message_bytes
 from hpcpace.metrics.topology import topology_of
 
 PLACES = topology_of(ranks=range(4), nodes=[0, 0, 1, 2], hosts=["n1", "n1", "n2", "n3"], addresses=[""] * 4)
@@ -30,23 +30,23 @@ def test_a_run_without_any_operation_has_no_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "throttled", "starved"),
+    ("waiting", "throttled", "expected"),
     [
-        ([0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], []),
-        ([0.3, 0.3, 0.3, 0.3], [0.0, 0.0, 0.0, 0.0], []),
-        ([0.1, 0.4, 0.1, 0.1], [0.0, 0.0, 0.0, 0.0], ["n1"]),
-        ([0.1, 0.1, 0.1, 0.1], [0.0, 0.0, 0.6, 0.0], ["n2"]),
-        ([np.nan] * 4, [np.nan] * 4, []),
+        ([0.3, 0.3, 0.3, 0.3], [0.0, 0.0, 0.0, 0.0], [0.1, 0.1, 0.1]),
+        ([0.1, 0.6, 0.3, 0.15], [0.0, 0.0, 0.0, 0.0], [0.3 + 0.1, 0.1, 0.05]),
+        ([0.3, 0.1, 0.1, 0.3], [0.0, 0.0, 0.6, 0.0], [0.1, 0.3 + 0.1, 0.1]),
+        ([np.nan, 0.3, 0.3, np.nan], [np.nan, 0.0, 0.0, np.nan], [0.1, 0.1, 0.0]),
+        ([np.nan] * 4, [np.nan] * 4, [0.0, 0.0, 0.0]),
     ],
 )
-def test_a_host_whose_ranks_lack_cores_holds_its_connections_back(
-    waiting: list[float], throttled: list[float], starved: list[str]
+def test_a_host_lacks_cores_as_its_rank_that_waits_most_beyond_what_all_wait(
+    waiting: list[float], throttled: list[float], expected: list[float]
 ) -> None:
-    cores = SimpleNamespace(waiting=np.array(waiting), error=np.full(4, 0.01), throttled=np.array(throttled))
+    cores = SimpleNamespace(waiting=np.array(waiting), throttled=np.array(throttled))
     panels: Any = SimpleNamespace(rank=np.arange(4), cores=cores)
-    assert [PLACES.node_names[node] for node in np.flatnonzero(_starved_nodes(PLACES, panels))] == starved
+    assert _core_wait(PLACES, panels).tolist() == pytest.approx(expected)
 
 
-def test_where_cores_are_not_known_no_host_lacks_any() -> None:
+def test_where_cores_are_not_known_nobody_waits() -> None:
     panels: Any = SimpleNamespace(rank=np.arange(4), cores=None)
-    assert not _starved_nodes(PLACES, panels).any()
+    assert not _core_wait(PLACES, panels).any()

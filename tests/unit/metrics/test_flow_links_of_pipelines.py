@@ -159,3 +159,15 @@ def test_a_connection_that_sends_little_does_not_clear_a_link_that_is_down_now_a
     stall_s = np.zeros((8, NUM_S))
     stall_s[np.ix_(np.flatnonzero(through(host) & ~IS_SMALL), np.arange(2, NUM_S, 4))] = 0.4
     assert named(located(pipeline(message_bytes=size, stall_s=stall_s), size)) == [(LinkCause.FLAPPING, (host,))]
+
+
+@pytest.mark.parametrize(("core_wait", "is_named"), [(0.1, True), (0.6, False)])
+def test_a_host_that_waits_for_cores_longer_than_its_link_holds_it_up_has_no_slow_link(
+    core_wait: float, is_named: bool
+) -> None:
+    size = 1 << 20
+    flows = pipeline(message_bytes=size, rate_factor=np.where(through("n2"), 0.25, 1.0))
+    waits = np.array([0.0, core_wait, 0.0, 0.0])
+    figures = flow_figures(flows, TOPOLOGY, begin_ns=0, end_ns=NUM_S * NS_PER_S, message_bytes=size, core_wait=waits)
+    nothing = np.full((len(TOPOLOGY.links), 2), np.nan)
+    assert bool(locate_by_flows(figures, TOPOLOGY, foreign_bytes_per_s=nothing).faults) == is_named
