@@ -99,7 +99,7 @@ class LinkJob:
         layout = (word.format(**numbers) for word in LAYOUTS[self.layout])
         sleeps = (f"host=n{number + 1},phase=forward,size={COMPUTE_MS}ms" for number in range(self.num_hosts))
         work = [word for spec in sleeps for word in ("--inject", spec)] if self.case != "full" else []
-        steps = {"slow host": 25, "slow uplink": 30, "flapping": 60}.get(self.case, 45)
+        steps = {"slow host": 25, "slow uplink": 30, "flapping": 60 if self.layout == "dp" else 100}.get(self.case, 45)
         steps = min(steps, 30) if self.layout == "pp" else steps  # they take twice as long
         return (*layout, "--steps", str(steps), *work)
 

@@ -26,7 +26,8 @@ BETWEEN_SWITCHES = "between switches"
 """Id of whatever connects the hosts where switches are not known."""
 
 _LEAST_BUSY_PART = 0.5  # of the busiest connection's busy time, below which one is not held up
-_LEAST_QUEUE_PART = 0.3  # of the queue of the slowest connection; one that waits for data hardly queues
+_LEAST_QUEUE_PART = 0.5  # of the queue of the slowest connection; one that waits for data hardly queues
+_NO_QUEUE_PART = 0.3  # of the queue of a slow connection, below which the way is free
 _LEAST_REPEATS, _REPEAT_RATIO = 10, 4.0
 _FULL_QUEUE = 2.0  # times that of connections that lose nothing
 _CLEARED_PART = 0.25  # of the stalls of the worst connection
@@ -80,7 +81,7 @@ def locate_by_flows(
             explained |= {flow for fault in faults for flow in fault.returning}
         is_left = np.array([pair not in explained for pair in job.pairs], np.bool_)
         faults += search(job, is_left)
-    is_hidden = bool(np.median(figures.most_log_rate - figures.log_rate) > np.log(_MOST_HIDDEN))
+    is_hidden = job.is_hidden(np.ones(len(figures), np.bool_))
     return FlowFindings(
         faults=tuple(sorted(faults, key=lambda fault: -fault.effect_share)),
         num_flows=len(figures),
@@ -124,13 +125,23 @@ class _Job:
         return any(bool((kind.any(axis=0) & ~kind.all(axis=0)).any()) for kind in kinds)
 
     @property
+    def middle_log_rate(self) -> FloatArray:
+        """The rate of each connection if its acknowledgements are delayed by half of the most, as logarithm."""
+        figures = self.figures
+        return np.asarray(np.log(2) - np.logaddexp(-figures.log_rate, -figures.most_log_rate))
+
+    def is_hidden(self, is_meant: BoolArray) -> bool:
+        """Return whether delayed acknowledgements may be most of the time of most of some connections."""
+        hidden = (self.figures.most_log_rate - self.figures.log_rate)[is_meant]
+        return bool(np.median(hidden) > np.log(_MOST_HIDDEN))
+
+    @property
     def crossing_factor(self) -> float | None:
         """How many times as long the fast connections between leaves take as the fast ones within one."""
         crossing = self.is_crossing
         if not crossing.any() or crossing.all():
             return None
-        most = self.fast(crossing, self.figures.most_log_rate)[0]
-        return float(np.exp(self.fast(~crossing)[0] - most)) if np.isfinite(most) else None
+        return float(np.exp(self.fast(~crossing)[0] - self.fast(crossing, self.middle_log_rate)[0]))
 
     def fast(self, is_meant: BoolArray, log_rate: FloatArray | None = None) -> tuple[float, float]:
         """Return the upper quartile of the rates of connections, as logarithm, and its error: most may be slow."""
@@ -261,7 +272,7 @@ def _with_queues(figures: FlowFigures, rows: IntArray, suspects: BoolArray) -> B
         rows: the slow ones.
         suspects: the ways that each may be slow for, (num_rows, num_links, 2).
     """
-    has_no_queue = figures.queue_s[None, :] < _LEAST_QUEUE_PART * figures.queue_s[rows, None]
+    has_no_queue = figures.queue_s[None, :] < _NO_QUEUE_PART * figures.queue_s[rows, None]
     is_free = np.tensordot(has_no_queue.astype(np.int64), figures.paths[:, :, ::-1].astype(np.int64), axes=1) > 0
     left = suspects & ~is_free
     # What clears everything has seen another queue: the slow connections then keep what they were suspected of.
@@ -271,12 +282,13 @@ def _with_queues(figures: FlowFigures, rows: IntArray, suspects: BoolArray) -> B
 def _slow_uplinks(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     """Return the uplinks as one set where all connections between leaves are far slower than those within one."""
     figures, crossing, factor = job.figures, job.is_crossing, job.crossing_factor
-    if factor is None or factor <= job.limits.uplink_factor or not is_left[crossing].all():
+    if factor is None or factor <= job.limits.uplink_factor or job.is_hidden(crossing) or not is_left[crossing].all():
         return []
     within, error = job.fast(~crossing)
-    p_values = _p_above(figures, within - figures.most_log_rate, error, np.log(job.limits.uplink_factor))
+    behind = within - job.middle_log_rate
+    p_values = _p_above(figures, behind, error, np.log(job.limits.uplink_factor))
     rows = np.flatnonzero(crossing)
-    is_explained = ~_exceeds_core_wait(figures, within - figures.most_log_rate)
+    is_explained = ~_exceeds_core_wait(figures, behind)
     if p_values[rows].min() > job.limits.level or is_explained[rows].all():
         return []
     # What is above the leaves may be at fault as well, so no uplink is named alone: all explain all.
