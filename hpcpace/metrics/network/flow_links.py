@@ -226,12 +226,12 @@ def _slow(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     behind = fast - figures.most_log_rate
     p_values = _p_above(figures, behind, fast_error, np.log1p(limits.rate_share / 2))
     is_slow = is_left & (behind >= np.log1p(limits.rate_share)) & (p_values <= limits.level) & ~figures.is_limited
-    is_slow &= _exceeds_core_wait(figures, behind)
     # Others of a ring wait for data: they have little outstanding, and find no queue.
     is_slow &= figures.busy_s >= _LEAST_BUSY_PART * figures.busy_s.max()
     if is_slow.any():
         slowest = np.flatnonzero(is_slow)[np.argmin(figures.most_log_rate[is_slow])]
         is_slow &= figures.queue_s >= _LEAST_QUEUE_PART * figures.queue_s[slowest]
+    is_slow &= _exceeds_core_wait(figures, behind)
     rows = np.flatnonzero(is_slow)
     is_faster = figures.log_rate[None, :] - figures.most_log_rate[rows, None] >= np.log1p(limits.rate_share)
     is_alike = figures.num_bytes[None, :] >= _LIKE_PART * figures.num_bytes[rows, None]

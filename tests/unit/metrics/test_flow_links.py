@@ -137,6 +137,13 @@ def test_connections_that_their_receivers_hold_back_accuse_no_link():
     assert locate(job, figures).faults == ()
 
 
+def test_a_host_that_lacks_cores_accuses_neither_its_own_link_nor_those_of_others_that_wait_for_it():
+    job = SimulatedLinks(fault="slow", size=0.1)
+    run = simulate(job)
+    figures = flow_figures(run.flows, run.topology, **WINDOW, core_wait=np.array([0.02, 0.95, 0.02, 0.02]))
+    assert locate(job, figures).faults == ()
+
+
 def test_connections_with_little_data_accuse_no_link():
     job = SimulatedLinks(fault="slow", size=0.1)
     flows = simulate(job).flows
