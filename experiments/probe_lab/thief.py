@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 _CASES = ((0.01, 0.01), (0.01, 0.1), (0.05, 0.01), (0.05, 0.1))
 _LENGTH_S = 5.0
@@ -38,10 +39,10 @@ while True:
 def main() -> None:
     """Run all cases and print a row of a table for each."""
     cpu = max(os.sched_getaffinity(0))
-    print("| share | period | share found | period found | lost in all | load |")
-    print("|---|---|---|---|---|---|")
+    print("| share | period | taken | share found | period found | lost in all | load |")
+    print("|---|---|---|---|---|---|---|")
     for share, period_s in _CASES * _REPETITIONS:
-        with _thief(cpu, share, period_s):
+        with _thief(cpu, share, period_s) as pid:
             words = [
                 "chrt",
                 "--fifo",
@@ -54,23 +55,31 @@ def main() -> None:
                 "0",
                 str(_LENGTH_S),
             ]
+            before_s, begin_s = _processor_time_s(pid), time.monotonic()
             found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+            taken = (_processor_time_s(pid) - before_s) / (time.monotonic() - begin_s)
         period = "none" if found["period_ns"] is None else f"{found['period_ns'] / 1e6:.2f} ms"
         of_period = "-" if found["period_share"] is None else f"{100 * found['period_share']:.2f} %"
-        cells = [f"{100 * share:.0f} %", f"{1e3 * period_s:.0f} ms", of_period, period]
+        cells = [f"{100 * share:.0f} %", f"{1e3 * period_s:.0f} ms", f"{100 * taken:.2f} %", of_period, period]
         cells += [f"{100 * found['share']:.1f} %", f"{os.getloadavg()[0]:.0f}"]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
 @contextlib.contextmanager
-def _thief(cpu: int, share: float, period_s: float) -> Iterator[None]:
+def _thief(cpu: int, share: float, period_s: float) -> Iterator[int]:
+    """Run a thief, and yield its process id."""
     words = [sys.executable, "-c", _THIEF, str(cpu), str(share), str(period_s), str(_PRIORITY)]
     with subprocess.Popen(words) as thief:
         time.sleep(0.5)
         try:
-            yield
+            yield thief.pid
         finally:
             thief.kill()
+
+
+def _processor_time_s(pid: int) -> float:
+    """Return what a process has had of cores, which is more than it wants: it has to wake up and to fall asleep."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 if __name__ == "__main__":

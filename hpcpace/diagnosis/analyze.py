@@ -236,7 +236,7 @@ def _panels(measured: Measured, network: NetworkEvidence, records: AttemptRecord
     panels = panels_of(measured)
     panels = replace(panels, flows=flow_findings(network, settings, measured.operations.kinds, panels))
     # Hosts of a lab share the cores of one machine, which says nothing of the cluster that it shows.
-    return replace(panels, cores=None) if records.run.is_lab else panels
+    return replace(panels, cores=None, lab_cores=panels.cores) if records.run.is_lab else panels
 
 
 def _thresholds(settings: DiagnosisConfig, records: AttemptRecords) -> DiagnosisConfig:

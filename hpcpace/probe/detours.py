@@ -19,7 +19,7 @@ _LEAST_EXCESS = 0.10
 _LEAST_CYCLES = 4
 # Cycles for each event, at most: some cycles may have passed without one.
 _MOST_CYCLES = 1.5
-_QUANTILES = (0.0, 0.5, 0.75, 0.8, 0.9)
+_QUANTILES = (0.0, 0.5, 0.75, 0.8, 0.9, 0.95, 0.98, 0.99)
 # Lines of the spectrum between two independent frequencies.
 _PADDING = 4
 _MOST_BINS = 1 << 18
@@ -103,8 +103,8 @@ def find_detours(marks_ns: IntArray) -> Detours:
 def find_period(detours: Detours) -> PeriodicNoise | None:
     """Return the period of the detours; None if they do not recur regularly.
 
-    Detours of all lengths are searched, then the longest half, quarter and fewer: a regular thief of a millisecond is
-    found among many short interruptions. The search is a spectrum of their times (Rayleigh's test, as in
+    Detours of all lengths are searched, then the longest half, quarter and fewer, down to a hundredth: a regular thief of
+    milliseconds is found among the many short interruptions of a clock. The search is a spectrum of their times (Rayleigh's test, as in
     `hpcpace.metrics.lateness.periodicity`), corrected for all frequencies and sets.
     """
     if not len(detours.begin_ns):

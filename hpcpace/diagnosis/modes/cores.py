@@ -117,6 +117,9 @@ def with_cores(
         settings: the thresholds.
     """
     use = panels.cores
+    if panels.lab_cores is not None:
+        uneven = _most_uneven(panels.lab_cores)
+        findings = [each for each in findings if not (_are_bursts(each) and each.loss_share <= uneven)]
     if cores is None or use is None:
         return list(findings)
     kept = [finding for finding in findings if not _is_explained(finding, panels, use, settings)]
@@ -126,6 +129,10 @@ def with_cores(
     named = {alias for culprit in cores.culprits for alias in culprit.aliases}
     late = [each.loss_share for each in kept if named & {a for culprit in each.culprits for a in culprit.aliases}]
     return [replace(cores, loss_share=max(cores.loss_share, *late, 0.0)), *kept]
+
+
+def _are_bursts(finding: DiagnosisFinding) -> bool:
+    return isinstance(finding.evidence, BurstEvidence)
 
 
 def _is_explained(finding: DiagnosisFinding, panels: Panels, use: CoreUse, settings: DiagnosisConfig) -> bool:
@@ -154,7 +161,7 @@ def _most_uneven(use: CoreUse) -> float:
     mean, so that a step loses so many times the mean less one; at least the waiting itself.
     """
     largest = float((1 / np.arange(1, len(use.waiting) + 1)).sum())
-    return float(np.nanmax(use.waiting)) * max(largest - 1, 1.0)
+    return float(np.nan_to_num(use.waiting).max(initial=0.0)) * max(largest - 1, 1.0)
 
 
 def _is_waiting_alone(effect: float, slow: NDArray[np.bool_], panels: Panels, use: CoreUse) -> bool:

@@ -107,6 +107,7 @@ class Panels:
             They do not show what takes time there, so work, waits and exposed transfers of the run are not known.
         is_unphased: whether phases were not recorded.
         cores: what the ranks had of their cores; None where that is not known.
+        lab_cores: the same in a lab, whose hosts share the cores of one machine: no finding, but it explains bursts.
         arrivals: who is late at collectives on devices, the latest first; where own work is not known.
         idle: how long devices waited for their hosts, by phase, longest first.
         alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
@@ -134,6 +135,7 @@ class Panels:
     host_timed: tuple[int, ...] = ()
     is_unphased: bool = False
     cores: CoreUse | None = None
+    lab_cores: CoreUse | None = None
     arrivals: tuple[LateArrival, ...] = ()
     idle: tuple[IdlePhase, ...] = ()
     alternation: Alternation | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -260,6 +261,15 @@ def test_shared_cores_are_found_unless_on_purpose_or_in_a_lab(tmp_path, record, 
     verdict = analyze_traces(run, attempt, read_attempt(attempt), Selection()).summary.verdict
     assert (verdict.mode == Mode.CORES) == is_found
     assert any("on purpose" in line for line in verdict.also) == ("config" in record)
+
+
+@pytest.mark.parametrize(("waiting", "modes"), [(0.0, [Mode.CONTENTION]), (0.4, [])])
+def test_in_a_lab_waiting_for_cores_explains_bursts_of_slow_transfers_alone(waiting, modes):
+    run = panels(transfer_ms=5.0, per_node=1)
+    bursts = np.where(np.random.default_rng(3).random(STEPS) < 0.2, 25 * MS, 0.0)
+    lengths = {"times_ns": run.times_ns + bursts, "transfer_ns": run.transfer_ns + bursts}
+    found = diagnose(replace(run, **lengths, lab_cores=cores(0.5, waiting)))
+    assert [finding.mode for finding in found.findings] == modes
 
 
 def test_hosts_that_ranks_wait_on_are_listed_the_longest_waiting_first():
