@@ -103,9 +103,9 @@ def find_detours(marks_ns: IntArray) -> Detours:
 def find_period(detours: Detours) -> PeriodicNoise | None:
     """Return the period of the detours; None if they do not recur regularly.
 
-    Detours of all lengths are searched, then the longest half, quarter and fewer, down to a hundredth: a regular thief of
-    milliseconds is found among the many short interruptions of a clock. The search is a spectrum of their times (Rayleigh's test, as in
-    `hpcpace.metrics.lateness.periodicity`), corrected for all frequencies and sets.
+    Detours of all lengths are searched, then the longest half, quarter and fewer, down to a hundredth: a regular thief
+    of milliseconds is found among the many short interruptions of a clock. The search is a spectrum of their times
+    (Rayleigh's test, as in `hpcpace.metrics.lateness.periodicity`), corrected for all frequencies and sets.
     """
     if not len(detours.begin_ns):
         return None

@@ -19,6 +19,7 @@ def _marks(
     period_ns: int = 0,
     random_ns: int = 0,
     num_random: int = 0,
+    tick_ns: int = 0,
     span_s: float = 5.0,
     seed: int = 0,
 ) -> NDArray[np.int64]:
@@ -28,6 +29,7 @@ def _marks(
         thief_ns: what the thief takes, each period_ns, with a jitter of 5 % of its length.
         random_ns: mean length of random interruptions.
         num_random: how many of them.
+        tick_ns: what the kernel's clock takes, every 4 ms.
     """
     random = np.random.default_rng(seed)
     span_ns = int(span_s * _SECOND)
@@ -36,6 +38,8 @@ def _marks(
         *zip(begins + random.normal(0, 0.05 * thief_ns, len(begins)), np.full(len(begins), thief_ns), strict=True)
     ]
     stolen += [*zip(random.uniform(0, span_ns, num_random), random.exponential(random_ns, num_random), strict=True)]
+    ticks = np.arange(0, span_ns, 4 * _MS) if tick_ns else np.zeros(0)
+    stolen += [*zip(ticks, np.full(len(ticks), tick_ns), strict=True)]
     stolen.sort()
     quanta = _QUANTUM_NS * (1 + np.abs(random.normal(0, 0.01, span_ns // _QUANTUM_NS)))
     ends, shift = np.cumsum(quanta), 0.0
@@ -52,6 +56,17 @@ def test_a_periodic_thief_is_found_with_its_period_and_share(share: float, perio
     for seed in range(3):
         thief_ns = int(share * period_ns)
         marks = _marks(thief_ns=thief_ns, period_ns=period_ns, random_ns=100_000, num_random=num_random, seed=seed)
+        found = find_period(find_detours(marks))
+        assert found is not None
+        assert found.period_ns == pytest.approx(period_ns, rel=0.01)
+        assert found.share == pytest.approx(share, rel=0.2)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05])
+@pytest.mark.parametrize("period_ns", [10 * _MS, 100 * _MS, 333 * _MS])
+def test_a_thief_that_comes_seldom_is_found_among_the_ticks_of_a_clock(share: float, period_ns: int) -> None:
+    for seed in range(3):
+        marks = _marks(thief_ns=int(share * period_ns), period_ns=period_ns, tick_ns=16_000, seed=seed)
         found = find_period(find_detours(marks))
         assert found is not None
         assert found.period_ns == pytest.approx(period_ns, rel=0.01)
