@@ -30,6 +30,7 @@ _HARMONIC_SHARE = 0.5
 _PHASE_WIDTH = 0.15
 _NUM_REFINEMENTS = 3
 _MOST_OF_USUAL = 3.0
+_ALIKE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,9 @@ def find_period(detours: Detours) -> PeriodicNoise | None:
         return None
     limits = dict.fromkeys(np.quantile(detours.lost_ns, _QUANTILES).tolist())
     found = [one for limit in limits if (one := _period_of(detours, detours.lost_ns >= limit, len(limits))) is not None]
-    return max(found, key=lambda one: one.share, default=None)
+    # Of sets that cost about the same, the most regular one has the period; others may have a part of it.
+    most = max((one.share for one in found), default=0.0)
+    return min((one for one in found if one.share >= _ALIKE * most), key=lambda one: one.p_value, default=None)
 
 
 def _period_of(detours: Detours, chosen: NDArray[np.bool_], num_sets: int) -> PeriodicNoise | None:
