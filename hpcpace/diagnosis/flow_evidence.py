@@ -18,7 +18,7 @@ from hpcpace.metrics.operations.communication import Kind
 from hpcpace.metrics.topology import Topology
 
 _MESSAGES = ("send", "recv")
-_SHARED_PART = 1 / 3
+_SHARED_PART = 1 / 3  # of the waiting for cores that all nodes have in common
 
 
 def flow_findings(

@@ -30,7 +30,7 @@ _HARMONIC_SHARE = 0.5
 _PHASE_WIDTH = 0.15
 _NUM_REFINEMENTS = 3
 _MOST_OF_USUAL = 3.0
-_ALIKE = 0.9
+_ALIKE = 0.9  # of the largest share, from which on sets cost about the same
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ _LEAST_QUEUE_PART = 0.5  # of the queue of the slowest connection; one that wait
 _NO_QUEUE_PART = 0.3  # of the queue of a slow connection, below which the way is free
 _LEAST_REPEATS, _REPEAT_RATIO = 10, 4.0
 _FULL_QUEUE = 2.0  # times that of connections that lose nothing
+_LEAST_QUEUE_S = 1e-4  # no queue at all, by the resolution of round trips
 _CLEARED_PART = 0.25  # of the stalls of the worst connection
 _LEAST_STALLS = 3
 _LEAST_CHANCE = 0.05  # of as few stalls as a connection has, below which its links are cleared
@@ -308,7 +309,8 @@ def _lossy(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     is_clean = shares < least_share / 2
     if is_clean.any():
         # What overflows a queue, as in front of a slow link, fills it first; chance losses keep queues short.
-        is_lossy &= figures.queue_s <= _FULL_QUEUE * np.median(figures.queue_s[is_clean])
+        usual_queue_s = max(float(np.median(figures.queue_s[is_clean])), _LEAST_QUEUE_S)
+        is_lossy &= figures.queue_s <= _FULL_QUEUE * usual_queue_s
     return _faults(job, _accused(job, is_lossy, is_clean, p_values, LinkCause.LOSSY))
 
 
