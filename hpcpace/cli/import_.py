@@ -27,6 +27,12 @@ def command() -> None:
     """Read what other tools recorded of a job."""
 
 
+_STEPS = {
+    "kineto": "prof.step() in the loop that is profiled",
+    "wia": "none in the file",
+    "nsys": "NVTX ranges named step 1, step 2, ...",
+}
+
 run_dir = option(
     "--run-dir",
     type=PATH,
@@ -100,7 +106,7 @@ def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> 
     with shown_progress() as begin_stage:
         found = read(begin_stage(f"reading {tool}"))
         try:
-            write_run(path, found)
+            attempt = write_run(path, found)
         except OSError as error:
             raise UsageError(
                 f"cannot write {path}: {error.strerror or error}; choose another folder with --run-dir"
@@ -114,6 +120,10 @@ def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> 
         click.echo(f"unknown: {printable(', '.join(found.source.unknown))}")
     for note in found.source.notes:
         click.echo(f"note: {printable(note)}")
-    click.echo(f"next: hpcpace report {shown}")
+    if found.num_steps:
+        click.echo(f"next: hpcpace report {shown}")
+    else:
+        file = attempt.trace_file(found.ranks[0].header.rank)
+        click.echo(f"next: hpcpace dump {printable(str(file))}; reports need steps ({_STEPS[tool]})")
     if found.problems:
         raise SystemExit(EXIT_WARNING)

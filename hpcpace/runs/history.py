@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import expm1, log
 from statistics import median
 from typing import Any
@@ -20,10 +20,13 @@ from hpcpace import __version__
 from hpcpace.metrics.change_points import LEAST_DEVIATIONS, LEAST_RUNS, Duration, LevelChange, level_changes, run_spread
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow
+from hpcpace.units import NS_PER_S
 
 SCHEMA = "hpcpace-history/1"
 LEAST_CHANGE = 0.02
 """Change of speed or own work below which nothing is told, however certain it is."""
+LASTS_NS = 7 * 86_400 * NS_PER_S
+"""Two runs at a new level, this far apart, show that it stays; of fewer than `LEAST_RUNS` runs nothing else does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,8 @@ class Event:
     Attributes:
         kind: job or host.
         name: of the job, with its layout where it has several, or of the host.
-        duration: lasting, recent, one-off; of a host, also `chronic` where it was slow in all its runs.
+        duration: lasting, recent, one-off; of a host, also `chronic` where it was slow in all its runs. Two runs at the
+            end that agree are lasting, too, where they began `LASTS_NS` apart.
         begun_unix_ns, last_unix_ns: first and last run at the new level; 0 where dates are not known.
         run: the first run at the new level.
         share: change of step time or own work, relative; of a chronic host, against the others.
@@ -147,10 +151,25 @@ def _series(rows: Iterable[HistoryRow]) -> list[Series]:
 
 
 def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
-    changes = level_changes(np.array([log(row.p50_ns) for row in rows]))
+    changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows)
+    return [_event("job", name, change, rows, scale=1e-9) for change in changes]
+
+
+def _changes(values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[LevelChange]:
+    """Return the changes of a series that are large enough, with what the dates of its runs say of them."""
+    found = [change for change in level_changes(values) if abs(expm1(change.size)) >= LEAST_CHANGE]
     return [
-        _event("job", name, change, rows, scale=1e-9) for change in changes if abs(expm1(change.size)) >= LEAST_CHANGE
+        replace(change, duration=Duration.LASTING) if _has_stayed(change, values, rows) else change for change in found
     ]
+
+
+def _has_stayed(change: LevelChange, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> bool:
+    """Return whether the runs at the end of a series are too far apart in time for something that was off for once."""
+    if change.duration is not Duration.RECENT or change.num_runs < 2 or change.first < LEAST_RUNS:
+        return False
+    there, begun_ns = values[change.first : change.last + 1], rows[change.first].begun_unix_ns
+    agree = float(np.ptp(there)) <= LEAST_DEVIATIONS * run_spread(values)
+    return agree and begun_ns > 0 and rows[change.last].begun_unix_ns - begun_ns >= LASTS_NS
 
 
 def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], int]:
@@ -163,7 +182,7 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
     for host in hosts:
         of_host = by_host.get(host, [])
         values = np.array([row.slowness[host] for row in of_host])
-        changes = [change for change in level_changes(values) if abs(expm1(change.size)) >= LEAST_CHANGE]
+        changes = _changes(values, of_host)
         found += [_event("host", host, change, of_host) for change in changes]
         if not any(change.duration is Duration.LASTING for change in changes):
             found += _chronic(host, values, of_host)

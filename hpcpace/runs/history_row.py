@@ -30,7 +30,7 @@ class HistoryRow:
         p50_ns: median step time.
         samples_per_s: throughput; None where unknown.
         samples_unit: of that.
-        num_ranks: ranks of the job; 0 where unknown.
+        num_ranks, num_nodes: of the job; 0 where unknown.
         hosts: where it ran.
         slowness: by host, logarithm of own work over the median of its role in the run; of hosts that compare.
         mode: of its verdict; empty where unknown.
@@ -44,6 +44,7 @@ class HistoryRow:
     samples_per_s: float | None = None
     samples_unit: str = ""
     num_ranks: int = 0
+    num_nodes: int = 0
     hosts: tuple[str, ...] = ()
     slowness: Mapping[str, float] = field(default_factory=dict)
     mode: str = ""
@@ -72,6 +73,7 @@ def row_of(measured: MeasuredRun, run: str, changed_unix_ns: int) -> HistoryRow:
         samples_per_s=measured.samples_per_s,
         samples_unit=measured.samples_unit,
         num_ranks=measured.world_size,
+        num_nodes=len(set(measured.hosts)),
         hosts=tuple(sorted(set(measured.hosts))),
         slowness=_slowness(measured),
         mode=measured.mode,
@@ -94,6 +96,7 @@ def row_of_csv(run: CsvRun) -> HistoryRow:
         p50_ns=step_ns,
         samples_per_s=run.throughput,
         num_ranks=run.num_ranks,
+        num_nodes=len(run.nodes) or run.num_nodes,
         hosts=run.nodes,
     )
 
@@ -114,6 +117,7 @@ def row_from_json(content: Any) -> HistoryRow:
         samples_per_s=None if rate is None else _positive(rate),
         samples_unit=_text(content["samples_unit"]),
         num_ranks=_count(content["num_ranks"]),
+        num_nodes=_count(content["num_nodes"]),
         hosts=tuple(map(_text, content["hosts"][:_MOST_HOSTS])),
         slowness={_text(host): _log(value) for host, value in content["slowness"].items()},
         mode=_text(content["mode"]),

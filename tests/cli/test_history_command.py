@@ -34,7 +34,7 @@ def test_a_change_is_told_with_its_date(hpcpace: Call, tmp_path: Path) -> None:
     code, out, _ = hpcpace("history", _csv(tmp_path / "runs.csv", [0.1] * 6 + [0.11] * 6))
     told = " ".join(out.split())
     assert code == 0 and "1 lasting change" in told
-    assert "train is 10.0 % slower since Wed 2026-01-07 00:00 (100 ms to 110 ms) (6 runs)" in told
+    assert "train is 10.0 % slower since Wed 2026-01-07 00:00 (100 ms to 110 ms), in 6 runs" in told
     assert "▁▁▁▁▁▁██████" in out and "changed +10 %" in out
 
 

@@ -25,7 +25,11 @@ def test_an_import_says_what_it_read_and_what_is_unknown(
     run = tmp_path / "run"
     code, out, _ = hpcpace("import", *command, "--run-dir", run)
     assert code == 0 and facts in out and tool in out and "unknown: " in out
-    assert out.endswith(f"next: hpcpace report {run}\n")
+    has_steps = ", 0 steps" not in facts
+    assert (f"next: hpcpace report {run}\n" in out) == has_steps
+    file = run / "attempt-0" / "trace" / "rank-00000.h5"
+    assert has_steps or f"next: hpcpace dump {file}; reports need steps (NVTX ranges named step 1, " in out
+    assert hpcpace(*(["report", run] if has_steps else ["dump", file]))[0] != 2
     record = json.loads((run / "attempt-0" / "run.json").read_text())
     assert tool in record["imported"]["tool"] and record["imported"]["unknown"]
     assert record["imported"]["files"][0] == {"name": Path(command[1]).name, "bytes": Path(command[1]).stat().st_size}

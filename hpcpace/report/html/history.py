@@ -160,7 +160,7 @@ def _runs_table(history: History) -> str:
         (
             *(date(row.begun_unix_ns), row.run, name, milliseconds(row.p50_ns)),
             f"{format_count(row.samples_per_s)}/s" if row.samples_per_s else "",
-            *(str(len(row.hosts)), row.mode),
+            *(str(row.num_nodes or "-"), row.mode),
         )
         for row, name in rows
     ]

@@ -96,7 +96,7 @@ def _print_runs(console: Console, history: History, num_runs: int) -> None:
             Text(printable(row.run)),
             format_duration(row.p50_ns),
             f"{format_count(row.samples_per_s)}/s" if row.samples_per_s else "-",
-            Text(printable(short_list(row.hosts))) if row.hosts else "-",
+            Text(printable(short_list(row.hosts)) if row.hosts else str(row.num_nodes or "-")),
             _mark(row, series),
         )
     console.print(made)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
+from hpcpace.metrics.change_points import LEAST_RUNS
 from hpcpace.quoting import printable
 from hpcpace.runs.history import Event, History
 from hpcpace.units import NS_PER_S, format_duration
 from hpcpace.wording import listed, percent, plural
 
 _MOST_JOBS = 3
+_DAY_NS = 86_400 * NS_PER_S
 
 
 def event_sentence(event: Event) -> str:
@@ -26,8 +28,18 @@ def event_sentence(event: Event) -> str:
         return f"{name} was {size} {when} for once{_levels(event)}"
     since = f"{name} is {size} since {date(event.begun_unix_ns)}{_levels(event)}"
     if event.duration == "recent":
-        return f"{since}, in {runs} so far: 3 are needed to tell a lasting change from a one-off"
-    return f"{since} ({runs}){_jobs(event)}"
+        more = "3, or 2 a week apart," if event.begun_unix_ns else "3"
+        return f"{since}, in {runs} so far: {more} are needed to tell a lasting change from a one-off"
+    if event.kind == "job":
+        return f"{since}, in {runs}{_apart(event)}"
+    return f"{since} ({runs}{_apart(event)}){_jobs(event)}"
+
+
+def _apart(event: Event) -> str:
+    """Return how far apart the runs of an event are, where that is why it counts as lasting."""
+    if event.num_runs >= LEAST_RUNS:
+        return ""
+    return f" {(event.last_unix_ns - event.begun_unix_ns) // _DAY_NS} days apart"
 
 
 def _levels(event: Event) -> str:
@@ -73,10 +85,8 @@ def headline(history: History) -> str:
 
 def counts_sentence(history: History) -> str:
     """Return what the history is of."""
-    parts = [
-        f"{plural(history.num_runs, 'run')} in {len(history.series)} series (job and layout)",
-        f"{plural(history.num_hosts, 'host')} compared",
-    ]
+    hosts = f"{plural(history.num_hosts, 'host')} compared" if history.num_hosts else "no host can be compared"
+    parts = [f"{plural(history.num_runs, 'run')} in {len(history.series)} series (job and layout)", hosts]
     if history.broken:
         parts.append(f"{len(history.broken)} broken or without steps")
     if history.num_running:

@@ -118,20 +118,32 @@ def test_published_iteration_times_of_megatron_lm_have_their_changes_marked() ->
     found = _events_of("megatron-lm.csv")
     off, now = found["gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer"]
     assert (off.duration, off.run.split()[0], round(off.share, 2)) == ("one-off", "4736aedb65", 0.44)
-    # Two runs at the new level do not yet say that it stays.
-    assert (now.duration, now.run.split()[0], now.num_runs) == ("recent", "5fe3f06658", 2)
+    # Two runs only, but they agree, and are eleven weeks apart.
+    assert (now.duration, now.run.split()[0], now.num_runs) == ("lasting", "5fe3f06658", 2)
     assert (round(now.before, 3), round(now.after, 3)) == (0.528, 0.823)
+    assert "since" in event_sentence(now) and "in 2 runs 79 days apart" in event_sentence(now)
     assert found["bert_mcore_tp1_pp2"] == []
 
 
-def test_a_third_run_at_the_new_level_makes_it_lasting() -> None:
-    rows = [row for row in map(row_of_csv, read_csv(DATA / "megatron-lm.csv")) if row.job.startswith("gpt3")]
-    last = replace(rows[-1], run="next", begun_unix_ns=rows[-1].begun_unix_ns + DAY_NS)
-    events = _history([*rows, last]).events
-    assert [(event.duration, event.run.split()[0]) for event in events] == [
-        ("lasting", "5fe3f06658"),
-        ("one-off", "4736aedb65"),
-    ]
+@pytest.mark.parametrize(
+    ("days", "off", "duration"),
+    [
+        pytest.param((20, 26), (0.2, 0.2), "recent", id="two runs of one week may be one incident"),
+        pytest.param((20, 27), (0.2, 0.2), "lasting", id="two runs a week apart that agree"),
+        pytest.param((20, 27), (0.2, 0.3), "recent", id="two runs a week apart that differ"),
+        pytest.param((27,), (0.2,), "recent", id="one run"),
+    ],
+)
+def test_two_runs_that_agree_a_week_apart_are_lasting(
+    days: tuple[int, ...], off: tuple[float, ...], duration: str
+) -> None:
+    rows = [_row(n) for n in range(20)]
+    late = zip(days, off, strict=True)
+    rows += [replace(_row(day, step=0.1 * (1 + more)), begun_unix_ns=BEGIN_NS + day * DAY_NS) for day, more in late]
+    (event,) = _history(rows).events
+    assert (event.duration, event.num_runs) == (duration, len(days))
+    undated = [replace(row, begun_unix_ns=0) for row in rows]
+    assert [event.duration for event in _history(undated).events] == ["recent"]
 
 
 @pytest.fixture(scope="module")
