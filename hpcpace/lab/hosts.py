@@ -19,10 +19,11 @@ from hpcpace.lab.cgroups import HostCgroup
 from hpcpace.lab.fabric import connect, set_up, shape, unplug
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.namespaces import host_command
-from hpcpace.lab.plan import PREFIX_LENGTH, SLURMD_PORT, LabHost, LabPlan
+from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SLURMD_PORT, LabHost, LabPlan, hardware_address
 
 _TMP_SOURCE = "lab-tmp"
 _END_TIMEOUT_S = 10.0
+_MOST_LEARNED = 512  # gc_thresh2 of the kernel's Documentation/networking/ip-sysctl.rst
 _LISTENING = "0A"  # TCP_LISTEN in the kernel's include/net/tcp_states.h
 # Why the script does what it does:
 # - /proc is still that of the lab when the shell reads its own PID.
@@ -31,6 +32,8 @@ _LISTENING = "0A"  # TCP_LISTEN in the kernel's include/net/tcp_states.h
 #   only, empty folders replace it: none of the plugins in use reads them.
 # - Each host has its own /dev/shm because MPICH names shared memory after job and step: one of two hosts of a job would
 #   find the other's. Each has its own /tmp because Slurm's pmix plugin names folders there after the step only.
+# - All network namespaces of a machine share one table of neighbours, of 1,024 by default, from which learned ones are
+#   removed beyond 512; connections then fail with "No buffer space available". Fixed ones do not count.
 _FIRST_PROCESS = """
 for group in $LAB_CGROUPS; do echo 0 > "$group/cgroup.procs"; done
 read -r pid _ </proc/self/stat
@@ -56,6 +59,7 @@ echo 1 2>/dev/null >/proc/sys/net/ipv6/conf/all/disable_ipv6 || :
 ip link set lo up
 ip addr add "$LAB_ADDRESS" dev eth0
 ip link set eth0 up
+printf '%s\\n' "$LAB_NEIGHBOURS" | ip -batch -
 tc qdisc add dev eth0 root $LAB_SHAPE
 exec </dev/null >>"$LAB_LOG" 2>&1
 slurmd -D -N "$LAB_HOST" -f "$SLURM_CONF" &
@@ -111,6 +115,7 @@ def _start(plan: LabPlan, files: LabFiles, host: LabHost, environ: dict[str, str
     settings = {
         "LAB_HOST": host.name,
         "LAB_ADDRESS": f"{host.address}/{PREFIX_LENGTH}",
+        "LAB_NEIGHBOURS": "\n".join(_fixed_neighbours(plan, host)),
         "LAB_SHAPE": shape(plan.links[host.name].rate_bps),
         "LAB_CGROUPS": " ".join(map(str, groups)),
         "LAB_TMP": str(own_tmp),
@@ -132,6 +137,14 @@ def _start(plan: LabPlan, files: LabFiles, host: LabHost, environ: dict[str, str
             env={**environ, **settings},
             start_new_session=True,
         )
+
+
+def _fixed_neighbours(plan: LabPlan, host: LabHost) -> list[str]:
+    """Return the commands that tell a host all Ethernet addresses; none where all hosts can learn them."""
+    if len(plan.hosts) ** 2 <= _MOST_LEARNED:
+        return []
+    addresses = [CONTROLLER_ADDRESS, *(other.address for other in plan.hosts if other != host)]
+    return [f"neigh add {one} lladdr {hardware_address(one)} dev eth0 nud permanent" for one in addresses]
 
 
 def is_lab_host(mounts: Path = Path("/proc/self/mounts")) -> bool:
