@@ -19,7 +19,7 @@ from experiments.scale_lab.setups import SETUPS, Setup
 from hpcpace.world.environment import process_environ, rank_info
 from hpcpace.world.process_group import init_process_group
 
-NUM_STEPS, NUM_WARMUP = 90, 5
+NUM_WARMUP = 5
 BATCH = 64
 FOUR_BYTES = 4
 
@@ -41,7 +41,7 @@ def _train(setup: Setup, run_dir: Path, comm: MPI.Comm) -> None:
     work_s = setup.host_ms(comm.size) / 1e3
     if comm.size > 1 and comm.rank == comm.size - 1:
         work_s += setup.slow_ms / 1e3
-    events = setup.event_ms / 1e3 * (generator.random(NUM_STEPS) < setup.event_share)
+    events = setup.event_ms / 1e3 * (generator.random(NUM_WARMUP + setup.num_steps) < setup.event_share)
     gradients = torch.ones(setup.message_bytes // FOUR_BYTES)
     samples = BATCH if not setup.is_strong else BATCH // comm.size
     with hpcpace.session(
@@ -51,8 +51,11 @@ def _train(setup: Setup, run_dir: Path, comm: MPI.Comm) -> None:
             with session.phase("forward"):
                 time.sleep(work_s + event_s)
             with session.phase("backward"):
-                dist.all_reduce(gradients)
-                gradients.mul_(1 / comm.size)
+                if setup.message_bytes:
+                    dist.all_reduce(gradients)
+                    gradients.mul_(1 / comm.size)
+                else:
+                    dist.barrier()
             session.step(samples=samples)
 
 

@@ -113,6 +113,15 @@ def links(lab: Lab) -> dict[str, dict[str, int]]:
     return {link["name"]: link for link in json.loads(hpcpace(lab, "status", "--json").stdout)["links"]}
 
 
+def test_all_hosts_of_a_large_lab_reach_each_other() -> None:
+    # More pairs than the 1,024 learned neighbours that a kernel has room for, over all its namespaces.
+    config = LabConfig(name="large", hosts=36, leaves=4, cpus_per_host=1, tmp_size="1MiB")
+    send = 'for i in $(seq 36); do echo >/dev/udp/10.77.0.$i/9 || echo "no $i"; done; sleep 1'
+    with Lab.up(config) as lab:
+        done = lab.run("srun", "-N36", "--ntasks-per-node=1", "bash", "-c", f"{send}; {send}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_second_lab_runs_beside_the_first_and_leaves_nothing_behind(lab: Lab, tmp_path: Path) -> None:
     before = machine()
     with Lab.up(SMALL) as second:
