@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, rows_of
 from hpcpace.runs.imports.wia import WiaTrace, read_wia
+from hpcpace.runs.imports.wia_messages import real_messages
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 
 TOOL = "what-if analysis of ByteDance-Seed/StragglerAnalysis"
@@ -36,13 +37,13 @@ _COLLECTIVES = {
     "optimizer-clip-main-grad": (Op.ALL_REDUCE, "all"),
 }
 _MESSAGES = {
-    "forward-send": (Op.SEND, 1),
-    "forward-recv": (Op.RECV, -1),
-    "backward-send": (Op.SEND, -1),
-    "backward-recv": (Op.RECV, 1),
+    "forward-send": Op.SEND,
+    "forward-recv": Op.RECV,
+    "backward-send": Op.SEND,
+    "backward-recv": Op.RECV,
 }
 _WAITS = {"wait-stage": Op.BARRIER, "wait-replica": Op.BARRIER}
-_OPS = {name: op for name, (op, _) in (_COLLECTIVES | _MESSAGES).items()} | _WAITS
+_OPS = {name: op for name, (op, _) in _COLLECTIVES.items()} | _MESSAGES | _WAITS
 _COMPUTE = ("forward-compute", "backward-compute")
 _AFTER_WORK = (
     "layernorm-grads-all-reduce",
@@ -59,11 +60,12 @@ Int64Array = NDArray[np.int64]
 def import_wia(path: Path, *, told: Callable[[int, int], None] = lambda *_: None) -> Import:
     """Read a trace as ranks of a run; arguments and errors as of `read_wia`."""
     trace = read_wia(path, told=told)
-    return Import(source=source_of(trace), ranks=tuple(ranks_of(trace)))
+    messages = real_messages(trace.rows)
+    return Import(source=source_of(trace, messages), ranks=tuple(ranks_of(trace, messages)))
 
 
-def source_of(trace: WiaTrace) -> Source:
-    """Return what run.json says about the source of a trace."""
+def source_of(trace: WiaTrace, messages: pd.DataFrame | None) -> Source:
+    """Return what run.json says about the source of a trace; `messages` as of `real_messages`."""
     num_workers = len(trace.source_ranks)
     gpus = f", which stand for {trace.num_gpus} GPUs" if trace.num_gpus else ""
     steps = ", ".join(map(str, trace.steps[:50])) + (", ..." if len(trace.steps) > 50 else "")
@@ -88,17 +90,18 @@ def source_of(trace: WiaTrace) -> Source:
             "what runs between the ranks of a worker (tensor parallelism)",
             "time between steps",
             "waits for data",
+            *(["messages between stages, which do not fit the work"] if messages is None else []),
         ),
         notes=notes,
     )
 
 
-def ranks_of(trace: WiaTrace) -> Iterator[ImportedRank]:
-    """Yield the ranks of a trace."""
+def ranks_of(trace: WiaTrace, messages: pd.DataFrame | None) -> Iterator[ImportedRank]:
+    """Yield the ranks of a trace; `messages` as of `real_messages`."""
     rows = _after_each_other(trace.rows)
     places = rows.groupby("worker")[["dp", "stage"]].first()
     worker_at = {(dp, stage): worker for worker, (dp, stage) in enumerate(places.itertuples(index=False))}
-    operations = _operations(rows, places, worker_at, has_waits=trace.has_waits)
+    operations = _operations(rows, messages, worker_at, has_waits=trace.has_waits)
     members = {name: np.sort(found) for name, found in operations.groupby("group").worker.unique().items()}
     halfwidth_ns = _halfwidth_ns(operations)
     num_dp, num_pp = len(places.dp.unique()), len(places.stage.unique())
@@ -143,29 +146,30 @@ def _after_each_other(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _operations(
-    rows: pd.DataFrame, places: pd.DataFrame, worker_at: dict[tuple[int, int], int], *, has_waits: bool
+    rows: pd.DataFrame,
+    messages: pd.DataFrame | None,
+    worker_at: dict[tuple[int, int], int],
+    *,
+    has_waits: bool,
 ) -> pd.DataFrame:
     """Return the communication of all workers: the rows with `op`, `peer`, `group` (a name), `number`."""
     found = rows[rows.optype.isin(_OPS)].copy()
     found["op"] = found.optype.map(_OPS).astype(np.int64)
     found["peer"] = -1
-    last = int(places.stage.max())
     replica = found.dp.astype(str)
     scope = found.optype.map({name: members for name, (_, members) in _COLLECTIVES.items()})
     found["group"] = "all"
     found.loc[scope == "stage", "group"] = "stage " + found.stage.astype(str)
     found.loc[scope == "ends", "group"] = "ends of replica " + replica
     is_message = found.optype.isin(_MESSAGES)
-    step_to = found.optype.map({name: delta for name, (_, delta) in _MESSAGES.items()}).fillna(0).astype(np.int64)
-    other = found.stage + step_to
-    # Work of several model chunks a stage is interleaved: which message belongs to which is not in the file.
-    is_left_out = is_message & ((other < 0) | (other > last) | (rows.chunk.max() > 0))
-    direction = found.optype.str.partition("-")[0]
-    low = np.minimum(found.stage, other).astype(str)
-    found.loc[is_message, "group"] = direction + " " + low + " of replica " + replica
-    pairs = list(zip(found.dp, other, strict=True))
-    found.loc[is_message, "peer"] = np.array([worker_at.get(pair, -1) for pair in pairs])[is_message]
-    found = found[~is_left_out]
+    if messages is not None:
+        ends = messages[["direction", "source", "target", "is_send", "dp"]]
+        found.loc[ends.index, "group"] = (
+            ends.direction + " " + ends.source.astype(str) + " to " + ends.target.astype(str)
+        ) + (" of replica " + ends.dp.astype(str))
+        other = ends.target.where(ends.is_send, ends.source)
+        found.loc[ends.index, "peer"] = [worker_at.get(pair, -1) for pair in zip(ends.dp, other, strict=True)]
+    found = found[~is_message | found.index.isin(() if messages is None else messages.index)]
     found = _matched(pd.concat([found, *_unrecorded(rows)], ignore_index=True))
     return found if has_waits else _with_enters(found, rows)
 

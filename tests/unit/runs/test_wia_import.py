@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from interleaved import NUM_MICROBATCHES, NUM_PLACES, NUM_REPLICAS, NUM_STEPS, interleaved
 from varying_data import gpipe
 
 from hpcpace.config import Config
@@ -60,17 +61,57 @@ def test_workers_become_ranks_with_their_place_in_the_mesh() -> None:
     assert found.num_steps == 32 and "8 GPUs" in found.source.notes[0]
 
 
-def test_both_sides_of_each_message_have_the_same_number() -> None:
-    ranks = import_wia(DATA / "trace-ST.parquet").ranks
+def _sides(found: Import) -> dict[Op, set[tuple[Any, ...]]]:
+    """Return group, sender, receiver and number of each send and of each receive."""
     sides: dict[Op, set[tuple[Any, ...]]] = {Op.SEND: set(), Op.RECV: set()}
-    for one in ranks:
+    for one in found.ranks:
         rows = one.tables["collectives"]
         names = dict(zip(one.tables["groups"]["id"], one.tables["groups"]["name"], strict=True))
         for op, peers in ((Op.SEND, (one.header.rank, None)), (Op.RECV, (None, one.header.rank))):
             for row in rows[rows["op"] == op]:
                 source, target = (int(row["peer"]) if end is None else end for end in peers)
                 sides[op].add((names[row["group"]], source, target, int(row["seq"])))
+    return sides
+
+
+def test_both_sides_of_each_message_have_the_same_number() -> None:
+    sides = _sides(import_wia(DATA / "trace-ST.parquet"))
     assert sides[Op.SEND] == sides[Op.RECV] and len(sides[Op.SEND]) == 2 * 768
+
+
+def test_messages_of_interleaved_chunks_match_and_show_the_slow_worker(tmp_path: Path) -> None:
+    interleaved(slow=(1, 0), factor=1.5).to_parquet(tmp_path / "trace.parquet")
+    found = import_wia(tmp_path / "trace.parquet")
+    sides = _sides(found)
+    assert sides[Op.SEND] == sides[Op.RECV]
+    assert len(sides[Op.SEND]) == 2 * NUM_REPLICAS * NUM_STEPS * NUM_MICROBATCHES * (NUM_PLACES - 1)
+    assert {name for name, *_ in sides[Op.SEND] if name.endswith(b"replica 0")} == {
+        *(b"forward 0 to 1 of replica 0", b"forward 1 to 0 of replica 0"),
+        *(b"backward 0 to 1 of replica 0", b"backward 1 to 0 of replica 0"),
+    }
+    summary = report(found, tmp_path / "run")
+    assert summary.verdict.mode == "persistent straggler"
+    assert [culprit.id for culprit in summary.verdict.findings[0].culprits] == ["1"]
+    # Without it, the step is as long as one of a job in which no worker is slow.
+    assert summary.causes is not None and summary.causes.rebuild_error == pytest.approx(0.0, abs=0.001)
+    (gain,) = [row for row in summary.causes.gains if row.name == "work of rank 1"]
+    slow_s, even_s = (step_s(interleaved(slow=(1, 0), factor=factor)) for factor in (1.5, 1.0))
+    assert gain.gain_share == pytest.approx(1 - even_s / slow_s, rel=0.01)
+
+
+def step_s(table: pd.DataFrame) -> float:
+    """Return how long the first step of a table takes, seconds."""
+    first = table[table.step == 0]
+    return float((first.start_ts + first.duration).max())
+
+
+def test_messages_that_do_not_fit_the_work_are_left_out_and_unknown(tmp_path: Path) -> None:
+    table = interleaved(slow=(1, 0), factor=1.5)
+    is_lost = (table.optype == "forward-recv") & (table["rank"] == 4) & table.seq_id.isin([2, 3]) & (table.step == 7)
+    table[~is_lost].to_parquet(tmp_path / "trace.parquet")
+    found = import_wia(tmp_path / "trace.parquet")
+    assert _sides(found) == {Op.SEND: set(), Op.RECV: set()}
+    assert any(what.startswith("messages between stages") for what in found.source.unknown)
 
 
 def timeline(rows: pd.DataFrame) -> list[dict[str, Any]]:
