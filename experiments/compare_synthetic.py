@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.compare_judge import JudgedPair, judge_groups, score_lines
-from hpcpace.metrics.resampling import block_means, log_median_error
+from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error
 from hpcpace.runs.measured import MeasuredRun, RankTimes, Transfers
 from hpcpace.units import NS_PER_MS
 
@@ -67,6 +67,7 @@ def _measured(name: str, work_ns: NDArray[np.float64]) -> MeasuredRun:
         p50_ns=float(np.median(times_ns)),
         mean_ns=float(times_ns.mean()),
         log_p50_error=log_median_error(times_ns, num_draws=50),
+        log_mean_error=log_mean_error(times_ns, num_draws=50),
         block_p50_ns=(),
         cv=float(times_ns.std() / times_ns.mean()),
         samples_per_s=None,

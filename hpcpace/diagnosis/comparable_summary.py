@@ -30,6 +30,7 @@ class Comparable:
         samples_per_step: samples of the global batch, mean over the used steps.
         log_p50_error: standard error of the logarithm of the median step time by a block bootstrap over steps; None for
             fewer than 8 steps.
+        log_mean_error: the same of the mean step time.
         block_p50_ns: median step times of up to 20 blocks of consecutive steps, in their order.
         ranks: ascending.
     """
@@ -37,5 +38,6 @@ class Comparable:
     is_all: bool
     samples_per_step: float
     log_p50_error: float | None
+    log_mean_error: float | None
     block_p50_ns: tuple[float, ...]
     ranks: tuple[ComparedRank, ...]

@@ -122,6 +122,17 @@ def log_median_error(values: NDArray[np.float64], *, num_draws: int = 200, seed:
         num_draws: resamples.
         seed: of the generator.
     """
+    return _log_error(values, np.median, num_draws, seed)
+
+
+def log_mean_error(values: NDArray[np.float64], *, num_draws: int = 200, seed: int = 0) -> float | None:
+    """Return the same of the logarithm of a mean over steps; arguments as of `log_median_error`."""
+    return _log_error(values, np.mean, num_draws, seed)
+
+
+def _log_error(
+    values: NDArray[np.float64], statistic: Callable[..., NDArray[np.float64]], num_draws: int, seed: int
+) -> float | None:
     num_steps = len(values)
     if num_steps < 8:
         return None
@@ -130,16 +141,16 @@ def log_median_error(values: NDArray[np.float64], *, num_draws: int = 200, seed:
     generator = np.random.default_rng(seed)
     starts = generator.integers(num_steps - length + 1, size=(num_draws, num_blocks))
     at_once = max(_MOST_ELEMENTS // (num_blocks * length), 1)
-    medians = np.concatenate(
+    drawn = np.concatenate(
         [
-            np.median(
+            statistic(
                 values[starts[i : i + at_once, :, np.newaxis] + np.arange(length)].reshape(-1, num_blocks * length), 1
             )
             for i in range(0, num_draws, at_once)
         ]
     )
     factor = num_blocks * length / num_steps * num_blocks / max(num_blocks - 1, 1)
-    return float(np.log(medians).std(ddof=1) * factor**0.5)
+    return float(np.log(drawn).std(ddof=1) * factor**0.5)
 
 
 def mean_above_zero(values: NDArray[np.float64]) -> MeanTest | None:

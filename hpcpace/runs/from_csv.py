@@ -29,6 +29,7 @@ def _run(path: Path, run: CsvRun) -> MeasuredRun:
         p50_ns=step_ns,
         mean_ns=step_ns,
         log_p50_error=0.0,  # how long steps differ within the run is not said; the spread between runs has it
+        log_mean_error=None,  # its one speed is judged once
         block_p50_ns=(),
         cv=None,
         samples_per_s=run.throughput,

@@ -34,14 +34,15 @@ class Event:
     """Something that changed.
 
     Attributes:
-        kind: job or host.
+        kind: `job` of its median step; `long steps` of what its mean step has beyond that, told only where it lasts;
+            or `host`.
         name: of the job, with its layout where it has several, or of the host.
         duration: lasting, recent, one-off; of a host, also `chronic` where it was slow in all its runs. Two runs at the
             end that agree are lasting, too, where they began `LASTS_NS` apart.
         begun_unix_ns, last_unix_ns: first and last run at the new level; 0 where dates are not known.
         run: the first run at the new level.
         share: change of step time or own work, relative; of a chronic host, against the others.
-        before, after: the levels, seconds of a step; 1 is usual for hosts.
+        before, after: the levels: seconds of a median step; mean over median step; own work of a host, 1 is usual.
         num_runs, num_before: runs at the new level and before it.
         deviations: size in standard deviations of a run.
         jobs: names of the jobs in which it shows.
@@ -151,8 +152,14 @@ def _series(rows: Iterable[HistoryRow]) -> list[Series]:
 
 
 def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
+    """Return the changes of the median step, and those of what a few long steps add to it."""
     changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows)
-    return [_event("job", name, change, rows, scale=1e-9) for change in changes]
+    long = _changes(np.array([log(row.mean_ns / row.p50_ns) for row in rows]), rows)
+    return [
+        *(_event("job", name, change, rows, scale=1e-9) for change in changes),
+        # A run has more or fewer long steps by chance.
+        *(_event("long steps", name, change, rows) for change in long if change.duration is Duration.LASTING),
+    ]
 
 
 def _changes(values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[LevelChange]:

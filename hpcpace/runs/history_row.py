@@ -27,7 +27,7 @@ class HistoryRow:
         begun_unix_ns: when it began; 0 where unknown.
         job: name of its job.
         kind: what runs of one series have in common besides: world, mesh, batch and type of numbers.
-        p50_ns: median step time.
+        p50_ns, mean_ns: median and mean step time.
         samples_per_s: throughput; None where unknown.
         samples_unit: of that.
         num_ranks, num_nodes: of the job; 0 where unknown.
@@ -41,6 +41,7 @@ class HistoryRow:
     job: str
     kind: str
     p50_ns: float
+    mean_ns: float
     samples_per_s: float | None = None
     samples_unit: str = ""
     num_ranks: int = 0
@@ -70,6 +71,7 @@ def row_of(measured: MeasuredRun, run: str, changed_unix_ns: int) -> HistoryRow:
         job=measured.conditions.job_name or "unnamed",
         kind=", ".join(filter(None, parts)),
         p50_ns=measured.p50_ns,
+        mean_ns=measured.mean_ns,
         samples_per_s=measured.samples_per_s,
         samples_unit=measured.samples_unit,
         num_ranks=measured.world_size,
@@ -94,6 +96,7 @@ def row_of_csv(run: CsvRun) -> HistoryRow:
         job=run.job or "all",
         kind=", ".join(filter(None, parts)),
         p50_ns=step_ns,
+        mean_ns=step_ns,
         samples_per_s=run.throughput,
         num_ranks=run.num_ranks,
         num_nodes=len(run.nodes) or run.num_nodes,
@@ -114,6 +117,7 @@ def row_from_json(content: Any) -> HistoryRow:
         job=_text(content["job"]),
         kind=_text(content["kind"]),
         p50_ns=_positive(content["p50_ns"]),
+        mean_ns=_positive(content["mean_ns"]),
         samples_per_s=None if rate is None else _positive(rate),
         samples_unit=_text(content["samples_unit"]),
         num_ranks=_count(content["num_ranks"]),

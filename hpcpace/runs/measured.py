@@ -70,6 +70,7 @@ class MeasuredRun:
         is_final: whether all its traces were closed.
         p50_ns, mean_ns: median and mean step time.
         log_p50_error: standard error of ln(p50_ns) within the run; None for fewer than 8 steps.
+        log_mean_error: the same of ln(mean_ns); None also where the summary that it comes from does not say.
         block_p50_ns: medians of up to 20 blocks of consecutive steps.
         cv: coefficient of variation of the step time; None for a single step.
         samples_per_s: throughput; None where no samples were credited.
@@ -99,6 +100,7 @@ class MeasuredRun:
     p50_ns: float
     mean_ns: float
     log_p50_error: float | None
+    log_mean_error: float | None
     block_p50_ns: tuple[float, ...]
     cv: float | None
     samples_per_s: float | None
@@ -173,6 +175,7 @@ def from_summary(
         p50_ns=_positive(speed["p50_ns"]),
         mean_ns=_positive(speed["mean_ns"]),
         log_p50_error=_number(extra["log_p50_error"]),
+        log_mean_error=_number(extra.get("log_mean_error")),
         block_p50_ns=tuple(_positive(value) for value in extra["block_p50_ns"]),
         cv=_number(speed["cv"]),
         samples_per_s=_number(speed["samples_per_s"]),
@@ -220,6 +223,8 @@ def _is_fresh(content: Mapping[str, Any], attempt: Attempt) -> bool:
         if content["schema"] != SCHEMA or content["attempt"] != attempt.number or not content["comparable"]["is_all"]:
             return False
         now = attempt.trace_digest()
+        if now and "log_mean_error" not in content["comparable"]:
+            return False
         return not now or (content["tracing"]["files"] == now and not journals_of(attempt))
     except (KeyError, TypeError):
         return False

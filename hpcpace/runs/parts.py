@@ -1,4 +1,4 @@
-"""What a step consists of, as rows that add up to its median exactly, so that differences of runs do, too."""
+"""What a step consists of, as rows that add up to its mean exactly, so that differences of runs do, too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Name = TypeVar("_Name")
 
 @dataclass(frozen=True, kw_only=True)
 class PartRow:
-    """A part of the median step of both groups, means over their runs.
+    """A part of the mean step of both groups, means over their runs.
 
     Attributes:
         kind: own work, exposed wait, transfer, other.
@@ -39,7 +39,7 @@ class PartRow:
 
 
 def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list[PartRow]:
-    """Return the parts of the median step in two groups of runs; empty where a run's parts are not known.
+    """Return the parts of the mean step in two groups of runs; empty where a run's parts are not known.
 
     Args:
         before, after: the groups.
@@ -67,8 +67,7 @@ def _parts(run: MeasuredRun) -> dict[tuple[str, str], float]:
     found |= _by_cause(run, sum(mean.get(name, 0.0) for name in _WAITS))
     found |= _by_operation(run, sum(mean.get(name, 0.0) for name in _TRANSFERS))
     found |= {("other", words): mean.get(name, 0.0) for name, words in _APART.items()}
-    # The median step is shorter than the mean one by what a few long steps add, and time between steps is in no part.
-    found["other", "gaps and uneven steps"] = run.p50_ns - step_ns
+    found["other", "gaps"] = run.mean_ns - step_ns  # time between steps is in no part
     return found
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from hpcpace.diagnosis.comparable_summary import Comparable, ComparedRank
 from hpcpace.diagnosis.measure import Measured, Selection
 from hpcpace.metrics.phases import OWN_WORK
-from hpcpace.metrics.resampling import block_means, log_median_error
+from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error
 
 _MOST_BLOCKS = 20
 _LEAST_STEPS = 8
@@ -22,6 +22,7 @@ def comparable_figures(measured: Measured, selection: Selection) -> Comparable:
         is_all=selection == Selection(),
         samples_per_step=float(measured.chosen.samples.mean()),
         log_p50_error=log_median_error(times_ns) if has_times else None,
+        log_mean_error=log_mean_error(times_ns) if has_times else None,
         block_p50_ns=_block_medians(times_ns),
         ranks=_ranks(measured),
     )

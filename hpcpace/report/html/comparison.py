@@ -28,6 +28,7 @@ from hpcpace.report.words.comparison import (
     change_ms,
     headline,
     main_parts,
+    median_cells,
     names_of,
     noise_sentence,
     other_work_sentences,
@@ -65,7 +66,7 @@ def _body(comparison: Comparison, drawn: dict[str, Plot]) -> str:
             ("The runs", "", (_sides(comparison), _figure(drawn, "blocks"))),
             (
                 "Where the difference comes from",
-                "Parts of the median step, means over the runs of each side; they add up to it.",
+                "Parts of the mean step, means over the runs of each side; they add up to it.",
                 (_figure(drawn, "parts"), _parts_table(comparison)),
             ),
             (
@@ -250,13 +251,14 @@ def _parts_table(comparison: Comparison) -> str:
         after = sum(row.after_ns for row in comparison.parts)
         rows.append(
             (
-                "median step",
+                "mean step",
                 milliseconds(total),
                 milliseconds(after),
                 change_ms(after - total),
                 signed((after - total) / total),
             )
         )
+        rows.append(("median step", *median_cells(comparison)))
     return table("Parts of the step", ["part", "A, ms", "B, ms", "change, ms", "of A's step"], rows)
 
 

@@ -15,6 +15,7 @@ from hpcpace.report.words.comparison import (
     change_ms,
     headline,
     main_parts,
+    median_cells,
     noise_sentence,
     other_work_sentences,
     place_sentences,
@@ -62,7 +63,7 @@ def _print_parts(console: Console, comparison: Comparison) -> None:
     if not comparison.parts:
         note(console, "the parts of the step are not known of all runs: where the difference comes from is not told")
         return
-    title(console, "Where the difference comes from", "ms per step, adding up to the median step")
+    title(console, "Where the difference comes from", "ms per step, adding up to the mean step")
     made = table("part", ["A", "B", "change", "of A's step"])
     total = sum(row.before_ns for row in comparison.parts)
     for row in comparison.parts:
@@ -71,7 +72,8 @@ def _print_parts(console: Console, comparison: Comparison) -> None:
         made.add_row(Text(printable(f"{row.kind}: {row.name}")), *cells)
     after = sum(row.after_ns for row in comparison.parts)
     cells = (milliseconds(total), milliseconds(after), change_ms(after - total), signed((after - total) / total))
-    made.add_row(Text("median step", style="bold"), *(Text(cell, style="bold") for cell in cells))
+    made.add_row(Text("mean step", style="bold"), *(Text(cell, style="bold") for cell in cells))
+    made.add_row(Text("median step", style="bold"), *(Text(cell, style="bold") for cell in median_cells(comparison)))
     console.print(made)
 
 

@@ -107,7 +107,11 @@ def _print_runs(console: Console, history: History, num_runs: int) -> None:
 def _mark(row: HistoryRow, series: Series) -> str:
     """Return what begins with a run."""
     found: list[Event] = [event for event in series.events if event.run == row.run]
-    return ", ".join(f"{_MARKS[event.duration]} {100 * event.share:+.0f} %" for event in found)
+    return ", ".join(f"{_label(event)} {100 * event.share:+.0f} %" for event in found)
+
+
+def _label(event: Event) -> str:
+    return "long steps" if event.kind == "long steps" else _MARKS[event.duration]
 
 
 def _print_broken(console: Console, history: History) -> None:

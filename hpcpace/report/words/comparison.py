@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import expm1
+from statistics import fmean
 
 from hpcpace.quoting import printable
-from hpcpace.runs.compare import ComparedRun, Comparison, Outcome
+from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
 from hpcpace.runs.places import PlaceRow
 from hpcpace.units import format_count, format_duration
 from hpcpace.wording import milliseconds, percent, plural
@@ -22,7 +23,10 @@ def headline(comparison: Comparison) -> str:
     per = f" for a batch of {format_count(comparison.per_batch)}" if comparison.per_batch is not None else ""
     if comparison.outcome is Outcome.SAME:
         return f"no difference beyond noise: B {signed(comparison.share)}{per} ({interval})"
-    return f"B is {percent(abs(comparison.share))} {comparison.outcome} than A{per} ({interval})"
+    by = ""
+    if comparison.judged_by is Judged.MEAN:
+        by = f" by its mean step: long steps count, the median step is {signed(expm1(comparison.difference.value))}"
+    return f"B is {percent(abs(comparison.share))} {comparison.outcome} than A{per} ({interval}){by}"
 
 
 def signed(share: float) -> str:
@@ -66,7 +70,7 @@ def noise_sentence(comparison: Comparison) -> str:
     """Return what the interval rests on, and what it could have missed."""
     difference = comparison.difference
     sides = f"{len(comparison.before)} and {len(comparison.after)} runs"
-    seen = f"a difference below {percent(difference.half_width)} would not be seen"
+    seen = f"a difference below {percent(difference.half_width)} would not be seen{_mean_noise(comparison)}"
     if difference.from_repeats:
         return f"{sides} that differ by {percent(difference.spread)} (standard deviation); {seen}"
     return (
@@ -74,6 +78,12 @@ def noise_sentence(comparison: Comparison) -> str:
         f"taken to differ by {percent(comparison.prior_cv)} (--run-cv), because 3 repeats a side are needed to measure "
         f"that; {seen}"
     )
+
+
+def _mean_noise(comparison: Comparison) -> str:
+    """Return what the mean steps, which throughput follows, could have missed."""
+    mean = comparison.mean_difference
+    return "" if mean is None else f", one of the mean step below {percent(mean.half_width)}"
 
 
 def other_work_sentences(comparison: Comparison) -> Iterator[str]:
@@ -92,13 +102,20 @@ def run_sentence(run: ComparedRun) -> str:
     rate = f", {format_count(run.samples_per_s)}/s" if run.samples_per_s else ""
     steps = f" ({plural(run.num_steps, 'step')})" if run.num_steps else ""
     cv = f", CV {run.cv:.3f}" if run.cv is not None else ""
-    return f"{run.path}: median step {format_duration(run.p50_ns)}{steps}{cv}{rate}"
+    mean = f", mean {format_duration(run.mean_ns)}" if run.num_steps else ""
+    return f"{run.path}: median step {format_duration(run.p50_ns)}{mean}{steps}{cv}{rate}"
 
 
 def change_ms(change_ns: float) -> str:
     """Return a change in milliseconds with its sign; that of nothing has none."""
     size = milliseconds(abs(change_ns))
     return size if not float(size) else f"{'-' if change_ns < 0 else '+'}{size}"
+
+
+def median_cells(comparison: Comparison) -> tuple[str, str, str, str]:
+    """Return median step of A, of B, change, and that relative to A: means over the runs of a side."""
+    before, after = (fmean(run.p50_ns for run in runs) for runs in (comparison.before, comparison.after))
+    return milliseconds(before), milliseconds(after), change_ms(after - before), signed(after / before - 1)
 
 
 def main_parts(comparison: Comparison) -> list[str]:

@@ -17,6 +17,10 @@ _DAY_NS = 86_400 * NS_PER_S
 def event_sentence(event: Event) -> str:
     """Return what changed, by how much, since when or when, and in which jobs."""
     name = printable(event.name)
+    if event.kind == "long steps":
+        size = f"{percent(abs(event.share))} {'more' if event.share > 0 else 'less'}"
+        levels = f"mean over median step {event.before:.2f} to {event.after:.2f}"
+        return f"long steps of {name} cost {size} since {date(event.begun_unix_ns)} ({levels}), {_in_runs(event)}"
     size = f"{percent(abs(event.share))} {'slower' if event.share > 0 else 'faster'}"
     runs = plural(event.num_runs, "run")
     if event.duration == "chronic":
@@ -30,16 +34,15 @@ def event_sentence(event: Event) -> str:
     if event.duration == "recent":
         more = "3, or 2 a week apart," if event.begun_unix_ns else "3"
         return f"{since}, in {runs} so far: {more} are needed to tell a lasting change from a one-off"
-    if event.kind == "job":
-        return f"{since}, in {runs}{_apart(event)}"
-    return f"{since} ({runs}{_apart(event)}){_jobs(event)}"
+    return f"{since}, {_in_runs(event)}{_jobs(event)}"
 
 
-def _apart(event: Event) -> str:
-    """Return how far apart the runs of an event are, where that is why it counts as lasting."""
+def _in_runs(event: Event) -> str:
+    """Return in how many runs, and how far apart they are where that is why they count as lasting."""
+    runs = f"in {plural(event.num_runs, 'run')}"
     if event.num_runs >= LEAST_RUNS:
-        return ""
-    return f" {(event.last_unix_ns - event.begun_unix_ns) // _DAY_NS} days apart"
+        return runs
+    return f"{runs} {(event.last_unix_ns - event.begun_unix_ns) // _DAY_NS} days apart"
 
 
 def _levels(event: Event) -> str:

@@ -12,10 +12,10 @@ import pytest
 from sample_runs import MS, sample_run
 
 from hpcpace.errors import CannotTell, UsageError
-from hpcpace.report.words.comparison import main_parts, place_sentences
+from hpcpace.report.words.comparison import headline, main_parts, place_sentences
 from hpcpace.rundir import Attempt, json_text
 from hpcpace.runs.changes import Change
-from hpcpace.runs.compare import Outcome, compare
+from hpcpace.runs.compare import Judged, Outcome, compare
 from hpcpace.runs.conditions import Conditions, read_conditions
 
 SLOW = (100.0, 100.0, 100.0, 108.0)
@@ -29,11 +29,11 @@ def test_a_slower_host_makes_b_slower_and_is_named() -> None:
     assert (named.kind, named.name) == ("host", "n3") and named.change_share == pytest.approx(0.08)
 
 
-def test_the_parts_add_up_to_the_difference_of_the_medians() -> None:
+def test_the_parts_add_up_to_the_difference_of_the_means() -> None:
     before, after = sample_run("a"), sample_run("b", work=SLOW, mean_ns=120 * MS)
     found = compare([before], [after])
-    assert sum(row.change_ns for row in found.parts) == pytest.approx(after.p50_ns - before.p50_ns)
-    assert sum(row.before_ns for row in found.parts) == pytest.approx(before.p50_ns)
+    assert sum(row.change_ns for row in found.parts) == pytest.approx(after.mean_ns - before.mean_ns)
+    assert sum(row.before_ns for row in found.parts) == pytest.approx(before.mean_ns)
     by_name = {(row.kind, row.name): row.change_ns for row in found.parts}
     assert by_name["own work", "computation"] == pytest.approx(2 * MS)
     assert by_name["exposed wait", "for n3"] == pytest.approx(6 * MS)
@@ -43,8 +43,29 @@ def test_the_parts_of_groups_add_up_too() -> None:
     before = [sample_run(f"a{number}", work=(100.0 + number,) * 4) for number in range(3)]
     after = [sample_run(f"b{number}", work=(110.0 + number, 100.0, 100.0, 100.0)) for number in range(3)]
     found = compare(before, after)
-    assert sum(row.change_ns for row in found.parts) == pytest.approx(10 * MS)
+    assert sum(row.change_ns for row in found.parts) == pytest.approx(10.1 * MS)
     assert found.difference.from_repeats and found.outcome is Outcome.SLOWER
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "judged_by"),
+    [
+        pytest.param({"mean_ns": 116 * MS}, Outcome.SLOWER, Judged.MEAN, id="long steps"),
+        pytest.param({"mean_ns": 116 * MS, "log_mean_error": 0.05}, Outcome.SAME, Judged.MEDIAN, id="by chance"),
+        pytest.param({"mean_ns": 116 * MS, "log_mean_error": None}, Outcome.SAME, Judged.MEDIAN, id="of unknown error"),
+        pytest.param({"work": SLOW}, Outcome.SLOWER, Judged.MEDIAN, id="all steps"),
+        pytest.param({"work": SLOW, "mean_ns": 130 * MS}, Outcome.SLOWER, Judged.MEAN, id="all steps, some far more"),
+        pytest.param({"work": SLOW, "mean_ns": 98 * MS}, Outcome.FASTER, Judged.MEAN, id="but fewer long ones"),
+    ],
+)
+def test_long_steps_count_though_the_median_does_not_see_them(
+    changes: Mapping[str, Any], outcome: Outcome, judged_by: Judged
+) -> None:
+    found = compare([sample_run("a")], [sample_run("b", **changes)])
+    assert (found.outcome, found.judged_by) == (outcome, judged_by)
+    assert ("by its mean step: long steps count, the median step is" in headline(found)) == (judged_by is Judged.MEAN)
+    if judged_by is Judged.MEAN:
+        assert found.share == pytest.approx(changes["mean_ns"] / sample_run("a").mean_ns - 1)
 
 
 def test_equal_runs_do_not_differ_and_no_place_is_named() -> None:
@@ -115,7 +136,7 @@ def test_other_batches_are_compared_by_the_time_for_a_batch_of_a() -> None:
     found = compare([sample_run("a")], [after], takes_other_work=True)
     assert found.per_batch == 64.0 and found.outcome is Outcome.FASTER
     assert found.share == pytest.approx(185 / 2 / 105 - 1)
-    assert sum(row.after_ns for row in found.parts) == pytest.approx(185 / 2 * MS)
+    assert sum(row.after_ns for row in found.parts) == pytest.approx(after.mean_ns / 2)
 
 
 def test_the_same_work_in_another_precision_or_layout_is_a_change_and_not_refused() -> None:

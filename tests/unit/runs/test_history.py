@@ -32,16 +32,20 @@ BEGIN_NS = 20_000 * DAY_NS
 RUN = SyntheticRun(num_ranks=2, num_steps=12, num_warmup=2, hosts=("n0", "n1"))
 
 
-def _row(number: int, *, job: str = "train", step: float = 0.1, slow: dict[str, float] | None = None) -> HistoryRow:
+def _row(
+    number: int, *, job: str = "train", step: float = 0.1, long: float = 0.01, slow: dict[str, float] | None = None
+) -> HistoryRow:
     random = np.random.default_rng(number)
     hosts = ("n0", "n1", "n2", "n3")
     slowness = {host: float(random.normal(0.0, 0.005)) + (slow or {}).get(host, 0.0) for host in hosts}
+    p50_ns = step * 1e9 * float(np.exp(random.normal(0.0, 0.005)))
     return HistoryRow(
         run=f"run-{number}",
         begun_unix_ns=BEGIN_NS + number * DAY_NS,
         job=job,
         kind="4 ranks",
-        p50_ns=step * 1e9 * float(np.exp(random.normal(0.0, 0.005))),
+        p50_ns=p50_ns,
+        mean_ns=p50_ns * (1 + long * float(random.gamma(4.0, 0.25))),
         hosts=hosts,
         slowness=slowness,
     )
@@ -76,6 +80,17 @@ def test_a_job_that_got_slow_accuses_no_host_and_no_other_job() -> None:
     (event,) = _history(rows).events
     assert (event.kind, event.name, event.duration) == ("job", "job1", "lasting")
     assert event.share == pytest.approx(0.2, abs=0.02) and event.run == "run-21"
+
+
+def test_long_steps_that_came_to_stay_are_told_though_the_median_is_as_before() -> None:
+    (event,) = _history([_row(n, long=0.1 if n >= 20 else 0.01) for n in range(40)]).events
+    assert (event.kind, event.name, event.duration, event.run) == ("long steps", "train", "lasting", "run-20")
+    assert event.share == pytest.approx(0.09, abs=0.03)
+    assert event_sentence(event).startswith("long steps of train cost ") and "mean over median" in event_sentence(event)
+
+
+def test_a_run_that_has_more_long_steps_by_chance_is_none_of_it() -> None:
+    assert _history([_row(n, long=0.2 if n % 13 == 5 else 0.01) for n in range(40)]).events == ()
 
 
 def test_other_layouts_are_other_series() -> None:
