@@ -62,18 +62,20 @@ def judge_groups(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun], sl
     )
 
 
-def score_lines(same: Sequence[JudgedPair], slow: Sequence[JudgedPair]) -> list[str]:
-    """Return the result as lines."""
+def score_lines(
+    same: Sequence[JudgedPair], slow: Sequence[JudgedPair], *, what: str = "a 5 % slower host", has_place: bool = True
+) -> list[str]:
+    """Return the result as lines; `what` the second runs of `slow` have, and whether that is at a place."""
     called, named = sum(pair.is_called for pair in same), sum(bool(pair.named) for pair in same)
     found, placed = sum(pair.is_slower for pair in slow), sum(pair.is_placed for pair in slow)
     rows = (
         ("A/A pairs called different", called, len(same)),
         ("A/A pairs with a place named", named, len(same)),
-        ("pairs with a 5 % slower host found slower", found, len(slow)),
-        ("the host named, and no other", placed, len(slow)),
+        (f"pairs with {what} found slower", found, len(slow)),
+        *([("the host named, and no other", placed, len(slow))] if has_place else []),
     )
     return [
-        f"{what}: {count} of {total}, {share_of(count, total).as_percent(is_change=False)}"
-        for what, count, total in rows
+        f"{row}: {count} of {total}, {share_of(count, total).as_percent(is_change=False)}"
+        for row, count, total in rows
         if total
     ]

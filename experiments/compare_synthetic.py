@@ -2,8 +2,9 @@
 
 Each run is 16 ranks on 8 hosts that compute and then wait for the slowest. Runs of the same thing differ by `--run-cv`
 as a whole, and the speed of each host by that as well; each rank's steps differ by `--noise`. Half of the pairs are
-A/A; in the other half a host of B computes 5 % longer. Only figures of runs are made, as a report would find them, and
-no traces.
+A/A; in the other half a host of B computes 5 % longer. With `--long SHARE`, this share of the steps of all runs takes
+twice as long, and in the other half B has `--more` of such steps on top, and no slower host. Only figures of runs are
+made, as a report would find them, and no traces.
 """
 
 from __future__ import annotations
@@ -32,27 +33,39 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="runs of each side")
     parser.add_argument("--noise", type=float, default=0.01, help="of each step, relative")
     parser.add_argument("--run-cv", type=float, default=0.005, help="standard deviation between runs and hosts")
+    parser.add_argument("--long", type=float, default=0.0, help="share of steps that take twice as long")
+    parser.add_argument("--more", type=float, default=0.1, help="share of such steps that B has more, with --long")
     args = parser.parse_args()
     random = np.random.default_rng(0)
     same = [_judged(random, None, args) for _ in range(args.pairs)]
+    if args.long:
+        slow = [_judged(random, None, args, more=args.more) for _ in range(args.pairs)]
+        print(*score_lines(same, slow, what="more long steps", has_place=False), sep="\n")
+        return
     slow = [_judged(random, int(random.integers(len(_HOSTS))), args) for _ in range(args.pairs)]
     for line in score_lines(same, slow):
         print(line)
 
 
-def _judged(random: np.random.Generator, slower: int | None, args: argparse.Namespace) -> JudgedPair:
+def _judged(
+    random: np.random.Generator, slower: int | None, args: argparse.Namespace, *, more: float = 0.0
+) -> JudgedPair:
     sides = [
-        [_run(f"{side}{number}", random, host, args) for number in range(args.repeats)]
-        for side, host in (("a", None), ("b", slower))
+        [_run(f"{side}{number}", random, host, args, long) for number in range(args.repeats)]
+        for side, host, long in (("a", None, args.long), ("b", slower, args.long + more))
     ]
     return judge_groups(sides[0], sides[1], "" if slower is None else _HOSTS[slower])
 
 
-def _run(name: str, random: np.random.Generator, slower: int | None, args: argparse.Namespace) -> MeasuredRun:
+def _run(
+    name: str, random: np.random.Generator, slower: int | None, args: argparse.Namespace, long: float
+) -> MeasuredRun:
     speed = random.normal(0.0, args.run_cv) + random.normal(0.0, args.run_cv, len(_HOSTS))
     if slower is not None:
         speed[slower] += np.log1p(_SLOWER)
     steps = random.normal(1.0, args.noise, (len(_RANK_HOSTS), args.steps))
+    if long:
+        steps *= 1 + (random.random(args.steps) < long)
     return _measured(name, _WORK_NS * np.repeat(np.exp(speed), 2)[:, np.newaxis] * steps)
 
 

@@ -21,7 +21,7 @@ SCHEMA = "hpcpace-compare/1"
 _MOST_REASONS = 3
 # Of the intervals of median and mean step, so that both hold in 95 % of comparisons (Bonferroni). The median, which few
 # long steps do not move, has most of it: the mean finds what the median cannot see, and that is large.
-_MEDIAN_CONFIDENCE, _MEAN_CONFIDENCE = 0.96, 0.99
+_MEDIAN_CONFIDENCE, _MEAN_CONFIDENCE = 0.955, 0.995
 
 
 class Judged(StrEnum):
