@@ -63,7 +63,7 @@ class Comparison:
 
     Attributes:
         outcome: of B.
-        judged_by: the step time that `share` is of: the median, or the mean where long steps make another difference.
+        judged_by: the step time that `share` is of: the median, or the mean where throughput does not follow that.
         difference: ln(B / A) of the median step time, or of the time for a batch of A where batches differ.
         mean_difference: the same of the mean step time, which throughput follows; None where its error is not known.
         before, after: the runs.
@@ -190,11 +190,15 @@ def _differences(
 
 
 def _judged_by(median: LogDifference, mean: LogDifference | None) -> Judged:
-    """Return the mean where it differs beyond noise and the median says something else; throughput follows the mean."""
-    if mean is None or not mean.is_beyond_noise:
+    """Return the median, which is known better, unless the mean shows that throughput does not follow it.
+
+    Where steps are of two kinds, short and long, the median is one of the more frequent kind, and may jump alone.
+    """
+    if mean is None:
         return Judged.MEDIAN
-    says_the_same = median.is_beyond_noise and mean.low <= median.value <= mean.high
-    return Judged.MEDIAN if says_the_same else Judged.MEAN
+    is_of_all = mean.low <= median.value <= mean.high
+    is_seen = median.is_beyond_noise or not mean.is_beyond_noise
+    return Judged.MEDIAN if is_of_all and is_seen else Judged.MEAN
 
 
 def _outcome(difference: LogDifference) -> Outcome:

@@ -42,6 +42,7 @@ class Event:
         begun_unix_ns, last_unix_ns: first and last run at the new level; 0 where dates are not known.
         run: the first run at the new level.
         share: change of step time or own work, relative; of a chronic host, against the others.
+        mean_share: of the median step of a job, by how much its mean step changed with it; None elsewhere.
         before, after: the levels: seconds of a median step; mean over median step; own work of a host, 1 is usual.
         num_runs, num_before: runs at the new level and before it.
         deviations: size in standard deviations of a run.
@@ -56,6 +57,7 @@ class Event:
     last_unix_ns: int
     run: str
     share: float
+    mean_share: float | None = None
     before: float
     after: float
     num_runs: int
@@ -154,12 +156,25 @@ def _series(rows: Iterable[HistoryRow]) -> list[Series]:
 def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
     """Return the changes of the median step, and those of what a few long steps add to it."""
     changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows)
+    means = np.array([log(row.mean_ns) for row in rows])
     long = _changes(np.array([log(row.mean_ns / row.p50_ns) for row in rows]), rows)
     return [
-        *(_event("job", name, change, rows, scale=1e-9) for change in changes),
+        *(
+            replace(_event("job", name, change, rows, scale=1e-9), mean_share=_change_of(means, change, changes))
+            for change in changes
+        ),
         # A run has more or fewer long steps by chance.
         *(_event("long steps", name, change, rows) for change in long if change.duration is Duration.LASTING),
     ]
+
+
+def _change_of(
+    values: np.ndarray[Any, np.dtype[np.float64]], change: LevelChange, changes: Sequence[LevelChange]
+) -> float:
+    """Return the relative change of other logarithms between the runs before a change and those at its new level."""
+    starts = [one.first for one in changes if one.duration is Duration.LASTING and one.first < change.first]
+    before, after = values[max(starts, default=0) : change.first], values[change.first : change.last + 1]
+    return expm1(float(np.median(after) - np.median(before)))
 
 
 def _changes(values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[LevelChange]:

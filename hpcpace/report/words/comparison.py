@@ -21,11 +21,12 @@ def headline(comparison: Comparison) -> str:
     low, high = comparison.interval
     interval = f"95 %: {signed(low)} to {signed(high)}"
     per = f" for a batch of {format_count(comparison.per_batch)}" if comparison.per_batch is not None else ""
-    if comparison.outcome is Outcome.SAME:
-        return f"no difference beyond noise: B {signed(comparison.share)}{per} ({interval})"
     by = ""
     if comparison.judged_by is Judged.MEAN:
-        by = f" by its mean step: long steps count, the median step is {signed(expm1(comparison.difference.value))}"
+        median = signed(expm1(comparison.difference.value))
+        by = f" by its mean step, which throughput follows; the median step changed by {median}"
+    if comparison.outcome is Outcome.SAME:
+        return f"no difference beyond noise: B {signed(comparison.share)}{per} ({interval}){by}"
     return f"B is {percent(abs(comparison.share))} {comparison.outcome} than A{per} ({interval}){by}"
 
 

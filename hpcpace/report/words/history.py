@@ -6,7 +6,7 @@ import time
 
 from hpcpace.metrics.change_points import LEAST_RUNS
 from hpcpace.quoting import printable
-from hpcpace.runs.history import Event, History
+from hpcpace.runs.history import LEAST_CHANGE, Event, History
 from hpcpace.units import NS_PER_S, format_duration
 from hpcpace.wording import listed, percent, plural
 
@@ -34,7 +34,14 @@ def event_sentence(event: Event) -> str:
     if event.duration == "recent":
         more = "3, or 2 a week apart," if event.begun_unix_ns else "3"
         return f"{since}, in {runs} so far: {more} are needed to tell a lasting change from a one-off"
-    return f"{since}, {_in_runs(event)}{_jobs(event)}"
+    return f"{since}, {_in_runs(event)}{_jobs(event)}{_of_mean(event)}"
+
+
+def _of_mean(event: Event) -> str:
+    """Return what the mean step did, where that is something else than the median did."""
+    if event.mean_share is None or abs(event.mean_share - event.share) <= max(LEAST_CHANGE, abs(event.share) / 2):
+        return ""
+    return f"; its mean step, which throughput follows, changed by {100 * event.mean_share:+.1f} %"
 
 
 def _in_runs(event: Event) -> str:

@@ -89,6 +89,19 @@ def test_long_steps_that_came_to_stay_are_told_though_the_median_is_as_before() 
     assert event_sentence(event).startswith("long steps of train cost ") and "mean over median" in event_sentence(event)
 
 
+def test_a_median_that_jumped_alone_is_told_with_the_mean() -> None:
+    rows = [_row(n) for n in range(40)]
+    # Steps are of two kinds: of the later runs, slightly more than half are long ones.
+    rows = [replace(row, p50_ns=row.p50_ns * (1.6 if n >= 20 else 1), mean_ns=1.3e8) for n, row in enumerate(rows)]
+    jumped, fewer = sorted(_history(rows).events, key=lambda event: event.kind)
+    assert (jumped.kind, fewer.kind) == ("job", "long steps")
+    assert jumped.share == pytest.approx(0.6, abs=0.02) and jumped.mean_share == pytest.approx(0.0, abs=0.01)
+    assert "its mean step, which throughput follows, changed by +0.0 %" in event_sentence(jumped)
+    assert "mean step" not in event_sentence(
+        _history([_row(n, step=0.1 + 0.01 * (n > 20)) for n in range(40)]).events[0]
+    )
+
+
 def test_a_run_that_has_more_long_steps_by_chance_is_none_of_it() -> None:
     assert _history([_row(n, long=0.2 if n % 13 == 5 else 0.01) for n in range(40)]).events == ()
 
