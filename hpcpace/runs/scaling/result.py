@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import CannotTell
+from hpcpace.metrics.run_difference import welch_half_width
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.law import MOST_FACTOR, Predicted, obstacle, parts_at, predict
 from hpcpace.runs.scaling.samples import Sample
@@ -24,6 +25,7 @@ IDEAL = 0.95
 HALF = 0.5
 """Share of its ideal gain below which a doubling does not pay."""
 _LEAST_LOST = 0.03  # of the step, below which nothing is said to stop a job
+_UPPER = 0.975  # of intervals of 95 %
 _NUM_DRAWS = 400
 _NUM_POINTS = 256
 
@@ -232,7 +234,9 @@ def _size_figures(series: Series, speeds: NDArray[np.float64], row: int) -> Size
     size, first = series.sizes[row], series.sizes[0]
     ratio = size.num_units / first.num_units
     speedup = float(speeds[row] / speeds[0])
-    half = 1.96 * float(np.hypot(size.error, first.error)) if row else 0.0
+    half = 0.0
+    if row:
+        half = welch_half_width([size.error**2, first.error**2], [size.freedom, first.freedom], _UPPER)
     interval = (speedup * float(np.exp(-half)), speedup * float(np.exp(half)))
     factor = scaling_factor(float(speeds[row]), size.num_units, float(speeds[0]) / first.num_units)
     further = None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from probe_sample import made_probe
+from sample_runs import sample_run
 
 from hpcpace.errors import CannotTell, UsageError
 from hpcpace.probe.record import LawPiece
 from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.scaling.law import predict
 from hpcpace.runs.scaling.result import Band, band, scaling_of
-from hpcpace.runs.scaling.samples import PARTS, Sample, sample_of_line
+from hpcpace.runs.scaling.samples import PARTS, Sample, sample_of_line, sample_of_run
 from hpcpace.runs.scaling.sizes import PRIOR_CV, Kind, series_of
 from hpcpace.runs.scaling.table import COLUMNS, rows_of
 from hpcpace.studies.published import read_published
@@ -167,6 +169,48 @@ def test_a_run_of_other_versions_is_left_out_of_all_sizes() -> None:
 def test_the_same_run_named_twice_counts_once() -> None:
     found = series_of([_sample(1), _sample(2), _sample(2)])
     assert len(found.sizes[1].samples) == 1 and "named twice" in found.left_out[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_missing": 2, "world_size": 4}, "2 of 4 ranks have no trace"),
+        ({"log_p50_error": None, "log_mean_error": None, "num_steps": 5}, "has 5 steps to use: 8 are needed"),
+    ],
+)
+def test_a_run_whose_speed_is_not_known_is_left_out(changes: dict[str, Any], said: str) -> None:
+    odd = sample_of_run(sample_run("runs/odd", **changes))
+    usual = sample_of_run(sample_run("runs/usual", work=(100.0, 100.0), hosts=("n0", "n1")))
+    found = series_of([usual, odd])
+    assert [sample.name for size in found.sizes for sample in size.samples] == ["usual"]
+    assert found.left_out[0].startswith("odd ") and said in found.left_out[0]
+    with pytest.raises(CannotTell, match="no run can be used"):
+        series_of([odd])
+
+
+def test_the_error_of_a_run_is_that_of_its_mean_step_whose_steps_may_depend_on_each_other() -> None:
+    assert sample_of_run(sample_run(log_mean_error=0.02, cv=0.01)).error == 0.02
+    assert sample_of_run(sample_run(log_mean_error=None, cv=0.01, num_steps=25)).error == pytest.approx(0.002)
+
+
+def test_three_repeats_say_little_of_the_variation_that_they_show() -> None:
+    def repeats(nodes: int) -> list[Sample]:
+        one = _sample(nodes)
+        return [
+            replace(one, path=f"{nodes}-{row}", step_ns=(one.step_ns or 0) * (1 + error))
+            for row, error in enumerate((-0.02, 0.0, 0.02))
+        ]
+
+    low, high = scaling_of([*repeats(1), *repeats(2)]).sizes[1].scaling_interval
+    # Student's t with 4 degrees of freedom, of the difference of two means of three.
+    assert np.log(high / low) / 2 == pytest.approx(2.776 * 0.02 * (2 / 3) ** 0.5, rel=0.01)
+
+
+def test_a_kind_of_scaling_that_the_batches_contradict_is_refused() -> None:
+    samples = [_sample(nodes) for nodes in (1, 2)]
+    with pytest.raises(UsageError, match="the batch of a unit is 64 at every size, which is weak scaling"):
+        series_of(samples, kind=Kind.STRONG)
+    assert series_of(samples, kind=Kind.WEAK).kind is Kind.WEAK
 
 
 @pytest.mark.parametrize("samples", [[_sample(2)], [_sample(2), _sample(2)]])
