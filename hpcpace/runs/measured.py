@@ -179,7 +179,7 @@ def from_summary(
         log_mean_error=_error(extra.get("log_mean_error")),
         block_p50_ns=tuple(_time(value) for value in extra["block_p50_ns"]),
         cv=_number(speed["cv"]),
-        samples_per_s=None if num_missing else None if speed["samples_per_s"] is None else _positive(speed["samples_per_s"]),
+        samples_per_s=_positive(speed["samples_per_s"]) if not num_missing and speed["samples_per_s"] else None,
         samples_per_step=0.0 if num_missing else _number(extra["samples_per_step"]) or 0.0,
         samples_unit=_text(world["samples_unit"]),
         num_steps=_count(steps["num_used"]),
