@@ -253,6 +253,12 @@ def _remarks(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> lis
             remarks.append(f"{run.path}: {run.num_missing} of {run.world_size} ranks have no trace")
         if not run.is_final:
             remarks.append(f"{run.path}: not all traces are closed; it still runs, or ranks were killed")
+    for run in runs:
+        if run.log_mean_error is None and run.num_steps:
+            remarks.append(
+                f"{run.path}: its summary is of an older version and lacks the error of the mean step, so that median "
+                "steps alone are judged, in which long steps do not show"
+            )
     if any(len({(run.hosts, run.mesh) for run in group}) > 1 for group in (before, after)):
         remarks.append("repeats ran on different hosts or meshes: their spread includes that")
     return remarks

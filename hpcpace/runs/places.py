@@ -37,7 +37,8 @@ class PlaceRow:
         kind, name: host or rank, and which.
         before_ns, after_ns: own work per step, mean over its ranks; None in a group that does not have it.
         caused_before_ns, caused_after_ns: exposed wait that began there, mean over all ranks.
-        change: ln(B / A) of its own work; None where nothing compares.
+        change: ln(B / A) of its own work; None where nothing compares. Where a group lacks it, that group has the
+            level of the others in its run.
         beyond: the same less what most hosts changed by; None likewise.
         is_named: whether it is slower or faster in B beyond noise, and others are not.
         against: what it is compared with: itself, or the others of its run.
@@ -58,6 +59,11 @@ class PlaceRow:
     def beyond_share(self) -> float:
         """By how much it is slower in B beyond what most hosts changed by, relative."""
         return expm1(self.beyond.value) if self.beyond is not None else 0.0
+
+    @property
+    def is_in_both(self) -> bool:
+        """Whether all runs of both groups have it, so that its change is one from A to B."""
+        return self.before_ns is not None and self.after_ns is not None
 
     @property
     def change_share(self) -> float:

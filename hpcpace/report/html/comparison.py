@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import expm1
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from hpcpace.report.html.text import (
 )
 from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.comparison import (
+    change_cells,
     change_ms,
     headline,
     main_parts,
@@ -102,7 +102,7 @@ def _body(comparison: Comparison, drawn: dict[str, Plot]) -> str:
 def _verdict(comparison: Comparison) -> str:
     found = main_parts(comparison)
     rows = [
-        ("Why", [f"of the step of A: {', '.join(found)}"] if found else []),
+        ("Why", [f"of A's mean step: {', '.join(found)}"] if found else []),
         ("Where", place_sentences(comparison) if comparison.parts else []),
         ("Noise", [noise_sentence(comparison)]),
     ]
@@ -202,7 +202,7 @@ def _bars(label: str, names: Sequence[str], values_ns: Sequence[float], color: s
 def _hosts(comparison: Comparison) -> Plot | None:
     """Return the change of own work of each host with its interval."""
     hosts = comparison.places.hosts if comparison.places is not None else ()
-    rows = [(row, row.change) for row in hosts[:40] if row.change is not None]
+    rows = [(row, row.change) for row in hosts[:40] if row.change is not None and row.is_in_both]
     if len(rows) < 2:
         return None
     names = unique(plot_text(row.name, _LABEL) for row, _ in rows)
@@ -269,10 +269,7 @@ def _hosts_table(comparison: Comparison) -> str:
         (
             row.name,
             *(_NONE if value is None else milliseconds(value) for value in (row.before_ns, row.after_ns)),
-            signed(row.change_share) if row.change is not None else _NONE,
-            f"{100 * expm1(row.change.low):+.1f} to {100 * expm1(row.change.high):+.1f}"
-            if row.change is not None
-            else _NONE,
+            *change_cells(row, _NONE),
             milliseconds(row.caused_before_ns),
             milliseconds(row.caused_after_ns),
         )

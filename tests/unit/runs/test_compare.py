@@ -12,7 +12,7 @@ import pytest
 from sample_runs import MS, sample_run
 
 from hpcpace.errors import CannotTell, UsageError
-from hpcpace.report.words.comparison import headline, main_parts, place_sentences
+from hpcpace.report.words.comparison import change_cells, headline, main_parts, place_sentences
 from hpcpace.rundir import Attempt, json_text
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Judged, Outcome, compare
@@ -63,7 +63,9 @@ def test_long_steps_count_though_the_median_does_not_see_them(
 ) -> None:
     found = compare([sample_run("a")], [sample_run("b", **changes)])
     assert (found.outcome, found.judged_by) == (outcome, judged_by)
-    assert ("by its mean step: long steps count, the median step is" in headline(found)) == (judged_by is Judged.MEAN)
+    assert ("by its mean step, long steps included; the median step is" in headline(found)) == (
+        judged_by is Judged.MEAN
+    )
     if judged_by is Judged.MEAN:
         assert found.share == pytest.approx(changes["mean_ns"] / sample_run("a").mean_ns - 1)
 
@@ -90,7 +92,16 @@ def test_a_host_that_only_b_has_is_compared_with_the_others_of_its_run() -> None
     assert found.places is not None
     (named,) = found.places.named
     assert (named.name, named.against, named.before_ns) == ("n9", "others", None)
+    assert place_sentences(found)[0].startswith("n9 is 8.0 % slower by its own work than the ranks of its role in B (")
     assert Change(kind="hosts", name="hosts", before="n[0-3]", after="n[0-2,9]") in found.changes
+
+
+def test_a_slow_host_that_b_does_not_have_is_not_called_faster() -> None:
+    found = compare([sample_run("a", work=SLOW)], [sample_run("b", hosts=("n0", "n1", "n2", "n9"))])
+    (sentence,) = place_sentences(found)
+    assert sentence.startswith("n3 is 8.0 % slower by its own work than the ranks of its role in A (95 %: +")
+    assert sentence.endswith("not all runs of B have it")
+    assert found.places is not None and change_cells(found.places.hosts[0], "-") == ("-", "-")
 
 
 def test_one_rank_of_a_host_is_named_by_itself() -> None:
@@ -168,6 +179,20 @@ def test_what_else_changed_is_listed() -> None:
         ("audit", "G01 on n3 GPU 0: x8"): ("not found", "found"),
         ("verdict", "mode"): ("healthy", "persistent straggler"),
     }
+
+
+def test_a_part_that_went_the_other_way_is_no_reason() -> None:
+    before = sample_run("a", mean_ns=130 * MS, log_mean_error=0.05)
+    found = compare([before], [sample_run("b", work=(105.0,) * 4, mean_ns=126 * MS, log_mean_error=0.05)])
+    assert found.outcome is Outcome.SLOWER and found.judged_by is Judged.MEDIAN
+    assert main_parts(found) == ["own work computation +3.8 %"]
+
+
+def test_a_mean_step_of_unknown_error_is_remarked() -> None:
+    found = compare([sample_run("a")], [sample_run("b", log_mean_error=None)])
+    assert found.mean_difference is None
+    (remark,) = found.remarks
+    assert remark.startswith("b: its summary is of an older version") and "median steps alone" in remark
 
 
 def test_one_host_is_not_most_hosts() -> None:
