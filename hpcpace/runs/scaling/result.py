@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hpcpace.errors import CannotTell
 from hpcpace.metrics.run_difference import welch_half_width
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.runs.scaling.law import MOST_FACTOR, Predicted, obstacle, parts_at, predict
+from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Predicted, obstacle, parts_at, predict
 from hpcpace.runs.scaling.samples import Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
 from hpcpace.studies.statistics import scaling_factor
@@ -186,6 +186,12 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
     factors = (2, MOST_FACTOR)
     largest = series.sizes[-1].num_units
     predicted = None if no_law else predict(series, [factor * largest for factor in factors], probe=probe)
+    if predicted is not None and abs(predicted.misfit) > MOST_MISFIT:
+        no_law = (
+            f"no law fits these sizes: the closest one is {100 * predicted.misfit:+.0f} % off at {largest} "
+            f"{series.unit}s, which it was fitted to"
+        )
+        predicted = None
     return Scaling(
         unit=series.unit,
         kind=series.kind,

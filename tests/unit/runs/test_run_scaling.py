@@ -219,6 +219,24 @@ def test_one_size_alone_cannot_tell(samples: list[Sample]) -> None:
         scaling_of(samples)
 
 
+def test_a_law_that_misses_the_size_it_was_fitted_to_knows_its_next_ones_less_well() -> None:
+    """Work that grows and shrinks again is of no known form."""
+    found = scaling_of([_sample(nodes, work=work) for nodes, work in ((1, 100.0), (2, 130.0), (4, 80.0))])
+    low, high = found.predictions[0].step_interval_ns
+    assert low < 80 * MS and high > 130 * MS
+    assert "off at 4 nodes, which it was fitted to" in found.rests_on[-1]
+
+
+def test_sizes_that_no_law_fits_are_not_predicted() -> None:
+    found = scaling_of([_sample(nodes, work=work) for nodes, work in ((1, 100.0), (2, 200.0), (4, 1000.0))])
+    assert found.predictions == () and found.no_law.startswith("no law fits these sizes: the closest one is -")
+
+
+def test_the_serial_share_of_strong_scaling_is_told() -> None:
+    found = scaling_of([_sample(nodes, strong=True, work=20 + 80 / nodes) for nodes in (1, 2, 4, 8)])
+    assert found.rests_on[0] == "own work at 4 sizes: constant + 1/n, serial share 20.0 %"
+
+
 def test_two_sizes_leave_the_form_of_the_law_open() -> None:
     """A serial share and a transfer that grows fit two sizes equally well, and part at four times the larger one."""
     samples = [replace(_sample(nodes, strong=True, work=20 + 80 / nodes), parts_ns=None) for nodes in (1, 2)]
