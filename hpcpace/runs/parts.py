@@ -101,14 +101,18 @@ def _mean(tables: Sequence[Mapping[_Name, float]]) -> dict[_Name, float]:
 
 def _merged(rows: Sequence[PartRow]) -> list[PartRow]:
     """Return the rows with hosts that hardly changed as one."""
-    waits = [row for row in rows if row.kind == "exposed wait" and row.name.startswith("for ")]
+    waits = [row for row in rows if _is_of_host(row)]
     ordered = sorted(waits, key=lambda row: -abs(row.change_ns))
     kept, merged = ordered[:_MOST_CAUSES], ordered[_MOST_CAUSES:]
-    others = [row for row in rows if row not in waits]
+    others = [row for row in rows if not _is_of_host(row)]
     if merged:
         kept.append(_sum("exposed wait", f"for {len(merged)} other hosts", merged))
     first = [row for row in others if row.kind == "own work"]
     return [*first, *kept, *(row for row in others if row.kind != "own work")]
+
+
+def _is_of_host(row: PartRow) -> bool:
+    return row.kind == "exposed wait" and row.name.startswith("for ")
 
 
 def _sum(kind: str, name: str, rows: Iterable[PartRow]) -> PartRow:

@@ -193,6 +193,7 @@ def _rows(
     sides = [_by_place(group, key) for group in (before, after)]
     names = sorted({*sides[0], *sides[1]}, key=lambda name: (len(name), name))
     levels = [_levels(group) for group in (before, after)]
+    caused = [_caused(group, key) for group in (before, after)]
     num_compared = len(names) * (2 if _has_shared_hosts(after) else 1)  # hosts, and then ranks
     rows = []
     for name in names:
@@ -205,8 +206,8 @@ def _rows(
                 name=name,
                 before_ns=None if one is None else one.work_ns,
                 after_ns=None if two is None else two.work_ns,
-                caused_before_ns=_caused(before, name, key),
-                caused_after_ns=_caused(after, name, key),
+                caused_before_ns=caused[0].get(name, 0.0),
+                caused_after_ns=caused[1].get(name, 0.0),
                 change=change,
                 beyond=change,
                 is_named=False,
@@ -282,8 +283,14 @@ def _error(ranks: Sequence[RankTimes]) -> float:
     return fmean(rank.work_error or 0.0 for rank in ranks)
 
 
-def _caused(group: Sequence[MeasuredRun], name: str, key: Callable[[RankTimes], str]) -> float:
-    return fmean(sum(rank.caused_wait_ns for rank in run.ranks if key(rank) == name) for run in group)
+def _caused(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> dict[str, float]:
+    """Return the exposed wait that began at each place, mean over runs."""
+    found: dict[str, float] = {}
+    for run in group:
+        for rank in run.ranks:
+            name = key(rank)
+            found[name] = found.get(name, 0.0) + rank.caused_wait_ns / len(group)
+    return found
 
 
 def _common(rows: Sequence[PlaceRow], has_same_layout: bool) -> tuple[float, bool]:
