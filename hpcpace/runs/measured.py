@@ -17,6 +17,8 @@ from hpcpace.diagnosis.summary import SCHEMA
 from hpcpace.json_files import read_json
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.conditions import Conditions, read_conditions
+from hpcpace.units import format_bytes
+from hpcpace.wording import plural
 
 _MOST_BYTES = 1 << 28  # of the summary of 16,384 ranks
 _MOST_NUMBER = 1e19
@@ -92,6 +94,7 @@ class MeasuredRun:
         conditions: what the run was started with.
         predictions: number of nodes, and the loss to waiting there with the ends of its interval, as shares of the
             present step time; empty where not predicted.
+        probed: what operations take by the probe of the hosts, by name; empty without one.
     """
 
     path: str
@@ -123,6 +126,7 @@ class MeasuredRun:
     emulation: str = ""
     conditions: Conditions = field(default_factory=Conditions)
     predictions: tuple[tuple[int, float, float, float], ...] = ()
+    probed: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -198,6 +202,7 @@ def from_summary(
         emulation=_text(world["emulation"]),
         conditions=conditions,
         predictions=_predictions(jitter),
+        probed=_probed(content.get("probe")),
     )
 
 
@@ -280,6 +285,15 @@ def _predictions(jitter: Any) -> tuple[tuple[int, float, float, float], ...]:
         )
         for point in points
     )
+
+
+def _probed(probe: Any) -> dict[str, float]:
+    found = {}
+    for row in () if probe is None else probe["rows"]:
+        ranks, hosts = plural(_count(row["num_ranks"]), "rank"), plural(_count(row["num_nodes"]), "host")
+        name = f"{_text(row['op'])} of {format_bytes(_count(row['size_bytes']))} over {ranks} on {hosts}"
+        found[name] = _positive(row["probed_ns"])
+    return found
 
 
 def _number(value: Any) -> float | None:

@@ -195,6 +195,14 @@ def test_a_mean_step_of_unknown_error_is_remarked() -> None:
     assert remark.startswith("b: its summary is of an older version") and "median steps alone" in remark
 
 
+def test_what_the_probes_of_the_hosts_measured_differently_is_listed() -> None:
+    name, other = "all_reduce of 4.19 MB over 4 ranks on 4 hosts", "broadcast of 1.00 kB over 4 ranks on 4 hosts"
+    before = sample_run("a", probed={name: 2 * MS, other: 1 * MS, "only in A": 1 * MS})
+    found = compare([before], [sample_run("b", probed={name: 3 * MS, other: 1.05 * MS})])
+    assert found.changes == (Change(kind="probe", name=name, before="2.00 ms", after="3.00 ms"),)
+    assert compare([before], [sample_run("b")]).changes == ()
+
+
 def test_one_host_is_not_most_hosts() -> None:
     hosts = ("vm",) * 4
     found = compare([sample_run("a", hosts=hosts)], [sample_run("b", work=(110.0,) * 4, hosts=hosts)])
