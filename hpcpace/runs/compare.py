@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -206,9 +207,10 @@ def _outcome(difference: LogDifference) -> Outcome:
 def _check_distinct(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> None:
     seen: set[tuple[str, int]] = set()
     for run in (*before, *after):
-        if (run.path, run.attempt) in seen:
+        named = os.path.realpath(run.path), run.attempt  # a link to a run is that run
+        if named in seen:
             raise UsageError(f"{run.path} (attempt {run.attempt}) is named twice: a run does not differ from itself")
-        seen.add((run.path, run.attempt))
+        seen.add(named)
 
 
 def _check_steps(runs: Sequence[MeasuredRun]) -> None:

@@ -53,5 +53,10 @@ def _run(path: Path, run: CsvRun) -> MeasuredRun:
         audit=None,
         mode="",
         headline="",
-        conditions=Conditions(name=run.run, job_name=run.job or run.run, begun_unix_ns=run.begun_unix_ns),
+        conditions=Conditions(
+            name=run.run,
+            job_name=run.job or run.run,
+            begun_unix_ns=run.begun_unix_ns,
+            work={"job": run.job} if run.job else {},
+        ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -147,9 +148,10 @@ def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sampl
     """Return runs that were named twice once."""
     seen: dict[str, Sample] = {}
     for sample in samples:
-        if sample.path in seen:
+        path = os.path.realpath(sample.path)  # a link to a run is that run
+        if path in seen:
             left_out.append(f"{sample.name} is named twice, and counts once")
-        seen.setdefault(sample.path, sample)
+        seen.setdefault(path, sample)
     return list(seen.values())
 
 

@@ -213,6 +213,12 @@ def test_a_kind_of_scaling_that_the_batches_contradict_is_refused() -> None:
     assert series_of(samples, kind=Kind.WEAK).kind is Kind.WEAK
 
 
+def test_a_link_to_a_run_is_no_repeat(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    repeats = [replace(_sample(2), path=str(tmp_path / name)) for name in ("run", "link")]
+    assert len(series_of([_sample(1), *repeats]).sizes[1].samples) == 1
+
+
 @pytest.mark.parametrize("samples", [[_sample(2)], [_sample(2), _sample(2)]])
 def test_one_size_alone_cannot_tell(samples: list[Sample]) -> None:
     with pytest.raises(CannotTell, match="all runs are of one size, 2 nodes"):
