@@ -125,7 +125,7 @@ def obstacle(series: Series) -> str:
     if series.kind is Kind.UNKNOWN:
         return f"neither weak nor strong scaling: {series.why}"
     if any(size.mean("step_ns") is None for size in series.sizes):
-        return "the step time of a size is not known"
+        return "the step time of a size is not known: add its batch to its throughput"
     return ""
 
 

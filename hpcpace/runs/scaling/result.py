@@ -227,7 +227,12 @@ def _speeds(series: Series) -> NDArray[np.float64]:
     if None not in rates:
         return np.array(rates, np.float64)
     steps = [size.mean("step_ns") for size in series.sizes]
-    if None in steps or series.kind is Kind.UNKNOWN:
+    if None in steps:
+        raise CannotTell(
+            "the speeds of these runs cannot be compared: some have a throughput alone and some a step time alone, add "
+            "their batches"
+        )
+    if series.kind is Kind.UNKNOWN:
         raise CannotTell(
             "the speeds of these runs cannot be compared: without their throughput, step times need the batch, or "
             "--scaling weak or --scaling strong"

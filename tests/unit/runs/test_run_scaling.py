@@ -330,6 +330,13 @@ def test_the_published_study_has_what_it_found_in_the_bands() -> None:
     assert {found[layout] for layout in found if layout[0] == "2x1"} == {Band.DETRIMENTAL}
 
 
+def test_throughputs_and_step_times_need_a_batch_to_be_compared(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("run,nodes,step_time_s,throughput\na,1,1,\nb,2,,100\n")
+    with pytest.raises(CannotTell, match="add their batches"):
+        scaling_of([sample_of_line(line, str(path)) for line in read_csv(path)], kind=Kind.WEAK)
+
+
 def test_a_csv_file_needs_no_traces(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("run,nodes,throughput,batch\na,1,100,64\nb,2,190,128\nc,4,340,256\nd,8,560,512\n")
