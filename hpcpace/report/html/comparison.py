@@ -24,6 +24,7 @@ from hpcpace.report.html.text import (
 )
 from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.comparison import (
+    AGAINST_OTHERS,
     change_cells,
     change_ms,
     headline,
@@ -212,7 +213,8 @@ def _hosts(comparison: Comparison) -> Plot | None:
     return Plot(
         name="hosts",
         label="Change of own work by host",
-        caption="Change of own work from A to B with its 95 % interval, of all hosts together.",
+        caption="Change of own work from A to B with its 95 % interval, of all hosts together; where a host does other "
+        "work in B, against the others of its run.",
         height_px=90 + 22 * len(rows),
         traces=[
             {
@@ -276,7 +278,8 @@ def _hosts_table(comparison: Comparison) -> str:
         for row in (*comparison.places.hosts[:_MOST_HOSTS], *comparison.places.ranks)
     ]
     head = ["host", "A, ms", "B, ms", "change", "interval, %", "waits A, ms", "waits B, ms"]
-    return table("Own work by host", head, rows)
+    is_marked = any("*" in row[3] for row in rows)
+    return table("Own work by host", head, rows) + (notes([AGAINST_OTHERS]) if is_marked else "")
 
 
 def _roles_table(comparison: Comparison) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note, table, title
 from hpcpace.report.words.comparison import (
+    AGAINST_OTHERS,
     change_cells,
     change_ms,
     headline,
@@ -87,6 +88,8 @@ def _print_places(console: Console, places: PlaceChanges) -> None:
         style = "bold" if row.is_named else ""
         made.add_row(Text(printable(row.name), style=style), *work, Text(change, style=style), interval, *waits)
     console.print(made)
+    if any("*" in change_cells(row, "")[0] for row in places.hosts[:_MOST_HOSTS]):
+        note(console, AGAINST_OTHERS)
     if len(places.hosts) > _MOST_HOSTS:
         note(console, f"{len(places.hosts) - _MOST_HOSTS} more hosts changed less: see --json")
 

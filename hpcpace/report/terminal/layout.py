@@ -28,7 +28,7 @@ def title(console: Console, content: str, remark: str = "") -> None:
 
 def line(console: Console, label: str, content: str, *, style: str = "") -> None:
     """Print a label and its content, wrapped with a hanging indent."""
-    _hanging(console, Text(label.ljust(_LABEL_WIDTH), style="dim"), content, style=style)
+    _hanging(console, Text(f"{label.ljust(_LABEL_WIDTH - 1)} ", style="dim"), content, style=style)
 
 
 def note(console: Console, content: str) -> None:

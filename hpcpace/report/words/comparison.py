@@ -13,6 +13,7 @@ from hpcpace.runs.places import PlaceRow
 from hpcpace.units import format_count, format_duration
 from hpcpace.wording import milliseconds, percent, plural
 
+AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
 _MOST_PLACES = 4
 _LEAST_SHARE = 0.1
 
@@ -83,10 +84,17 @@ def _against_others(row: PlaceRow, beyond: LogDifference) -> str:
 
 
 def change_cells(row: PlaceRow, none: str) -> tuple[str, str]:
-    """Return the change of a place from A to B and its interval in percent, or `none` where a group lacks it."""
+    """Return the change of a place from A to B and its interval in percent, or `none` where a group lacks it.
+
+    That against the others of its run has a star, which `AGAINST_OTHERS` explains.
+    """
     if row.change is None or not row.is_in_both:
         return none, none
-    return signed(row.change_share), f"{100 * expm1(row.change.low):+.1f} to {100 * expm1(row.change.high):+.1f}"
+    star = "*" if row.against == "others" else ""
+    return (
+        f"{signed(row.change_share)}{star}",
+        f"{100 * expm1(row.change.low):+.1f} to {100 * expm1(row.change.high):+.1f}",
+    )
 
 
 def noise_sentence(comparison: Comparison) -> str:
