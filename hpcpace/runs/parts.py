@@ -14,6 +14,7 @@ _OWN = {"data": "waiting for data", "gc": "garbage collection", "host": "device 
 _APART = {"pace": "held back by pacing", "checkpoint": "checkpoints", "eval": "evaluations"}
 _WAITS, _TRANSFERS = ("wait", "sync_wait"), ("transfer", "sync_transfer")
 _MOST_CAUSES = 5
+_LEAST_NS = 1.0  # clocks count whole ones; what is left of sums of floats is less
 _Name = TypeVar("_Name")
 
 
@@ -56,7 +57,7 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
         )
         for kind, name in names
     ]
-    return _merged([row for row in rows if row.before_ns or row.after_ns])
+    return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _LEAST_NS])
 
 
 def _parts(run: MeasuredRun) -> dict[tuple[str, str], float]:

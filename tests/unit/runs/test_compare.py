@@ -39,6 +39,11 @@ def test_the_parts_add_up_to_the_difference_of_the_means() -> None:
     assert by_name["exposed wait", "for n3"] == pytest.approx(6 * MS)
 
 
+def test_what_rounding_leaves_is_no_part() -> None:
+    sides = [sample_run(name, mean_ns=(105 + rest) * MS) for name, rest in (("a", 1e-12), ("b", 0.0))]
+    assert "gaps" not in [row.name for row in compare(sides[:1], sides[1:]).parts]
+
+
 def test_the_parts_of_groups_add_up_too() -> None:
     before = [sample_run(f"a{number}", work=(100.0 + number,) * 4) for number in range(3)]
     after = [sample_run(f"b{number}", work=(110.0 + number, 100.0, 100.0, 100.0)) for number in range(3)]
