@@ -144,7 +144,9 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
     fitted, rests_on = _terms(series, np.append(targets, last.num_units), generator, probe)
     misfit = float(np.median(_sum(fitted)[:, -1])) / (last.mean("step_ns") or 1.0) - 1
     if abs(misfit) > PRIOR_ERROR:
-        rests_on += (f"it is {100 * misfit:+.1f} % off at {last.num_units} {series.unit}s, which it was fitted to",)
+        rests_on += (
+            f"the law is {100 * misfit:+.1f} % off at {last.num_units} {series.unit}s, which it was fitted to",
+        )
     parts = {name: values[:, :-1] for name, values in fitted.items()}
     draws_ns = np.sum(list(parts.values()), axis=0)
     center_ns = np.median(draws_ns, axis=0)
@@ -155,7 +157,9 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
     error, step = backtest or (PRIOR_ERROR_OF_TOTAL if "total" in parts else PRIOR_ERROR, 2.0)
     reach = np.maximum(np.log(targets / last.num_units), 0.0)
     # So is that of a law that already misses the largest size.
-    spread = np.hypot(spread, np.maximum(abs(error) / np.log(step), abs(misfit) / np.log(2)) * reach)
+    # Less than a doubling is too short a way to tell the error of a law from the noise of two runs.
+    for_each = max(abs(error) / np.log(max(step, 2.0)), abs(misfit) / np.log(2))
+    spread = np.hypot(spread, for_each * reach)
     noisy = draws_ns * np.exp(spread * generator.standard_normal(draws_ns.shape))
     low_ns, high_ns = np.quantile(noisy, (0.025, 0.975), axis=0)
     return Predicted(

@@ -243,6 +243,14 @@ def test_the_serial_share_of_strong_scaling_is_told() -> None:
     assert found.rests_on[0] == "own work at 4 sizes: constant + 1/n, serial share 20.0 %"
 
 
+def test_noise_between_neighbouring_sizes_is_no_error_of_the_law() -> None:
+    samples = [replace(_sample(nodes), parts_ns=None) for nodes in (1, 8, 64, 127)]
+    odd = _sample(128)
+    slower = replace(odd, step_ns=(odd.step_ns or 0) * 1.02, parts_ns=None)
+    low, high = scaling_of([*samples, slower]).predictions[0].step_interval_ns
+    assert high / low < 1.12
+
+
 def test_two_sizes_leave_the_form_of_the_law_open() -> None:
     """A serial share and a transfer that grows fit two sizes equally well, and part at four times the larger one."""
     samples = [replace(_sample(nodes, strong=True, work=20 + 80 / nodes), parts_ns=None) for nodes in (1, 2)]
