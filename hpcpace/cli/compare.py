@@ -18,6 +18,7 @@ from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
 from hpcpace.files import write_file
 from hpcpace.metrics.run_difference import PRIOR_CV
+from hpcpace.quoting import printable
 from hpcpace.report.html.comparison import comparison_page
 from hpcpace.report.terminal.comparison import print_comparison
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
@@ -102,7 +103,7 @@ def command(
     else:
         print_comparison(_console(), comparison)
         if html is not None:
-            click.echo(f"\nwritten: {html}")
+            click.echo(f"\nwritten: {printable(str(html))}")
     if comparison.outcome is Outcome.SLOWER:
         raise SystemExit(EXIT_WARNING)
 

@@ -87,6 +87,19 @@ def spread_of_repeats(groups: Sequence[Sequence[Sequence[float]]]) -> RunSpread:
     return RunSpread(value=sqrt(squares / freedom), freedom=freedom)
 
 
+def welch_half_width(variances: Sequence[float], freedoms: Sequence[float], upper: float) -> float:
+    """Return half of the interval of a difference of means (Welch 1947).
+
+    Args:
+        variances: of the means.
+        freedoms: degrees of freedom of each variance; infinite where it is known in advance.
+        upper: share of the distribution below the upper end.
+    """
+    total = sum(variances)
+    squares = sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
+    return float(stdtrit(total**2 / squares, upper) if squares else ndtri(upper)) * sqrt(total)
+
+
 def log_difference(
     before: Sequence[float],
     after: Sequence[float],
@@ -133,9 +146,7 @@ def log_difference(
         )
     spreads = [max(float(values.var(ddof=1)), of_steps) for (values, _), of_steps in zip(sides, own, strict=True)]
     variances = [spread / len(values) for spread, (values, _) in zip(spreads, sides, strict=True)]
-    total = sum(variances)
     freedoms = [len(values) - 1 for values, _ in sides]
-    freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True)) if total else sum(freedoms)
-    half = float(stdtrit(freedom, upper)) * sqrt(total)
+    half = welch_half_width(variances, freedoms, upper)
     pooled = sqrt(sum(s * f for s, f in zip(spreads, freedoms, strict=True)) / sum(freedoms))
     return LogDifference(value=value, low=value - half, high=value + half, from_repeats=True, spread=pooled)

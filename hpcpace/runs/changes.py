@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 from hpcpace.hostlist import short_list
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.units import format_bytes
+from hpcpace.units import format_bytes, format_duration
 
 _LEAST_BYTES_CHANGE = 0.01
+_LEAST_PROBED_CHANGE = 0.1  # of the time of an operation; two probes of the same hosts differ, too
 _NONE = "-"
 # Of hpcpace itself; they do not change what the job does.
 _OWN_SETTINGS = ("trace.trace_dir",)
@@ -30,7 +32,7 @@ class Change:
 
 
 def changes(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list[Change]:
-    """Return what differs, by kind: hosts, placement, layout, software, settings, environment, audit, verdict."""
+    """Return what differs, by kind: hosts, placement, layout, software, settings, environment, findings, verdict."""
     return [
         *_single(before, after, "hosts", "hosts", lambda run: short_list(sorted(set(run.hosts)))),
         *_placement(before, after),
@@ -44,6 +46,7 @@ def changes(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list
         *_tables(before, after, "setting", lambda run: run.conditions.settings, _OWN_SETTINGS),
         *_tables(before, after, "environment", lambda run: run.conditions.environment),
         *_audit(before, after),
+        *_probe(before, after),
         *_single(before, after, "verdict", "mode", lambda run: run.mode),
     ]
 
@@ -109,6 +112,21 @@ def _tables(
 
 def _entry(table: Callable[[MeasuredRun], Mapping[str, str]], name: str, run: MeasuredRun) -> str:
     return table(run).get(name, "")
+
+
+def _probe(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:
+    """Yield operations that take another time by the probes of the hosts, which know nothing of the job."""
+    one, two = (
+        {
+            name: fmean(run.probed[name] for run in group)
+            for name in group[0].probed
+            if all(name in run.probed for run in group)
+        }
+        for group in (before, after)
+    )
+    for name in one:
+        if name in two and abs(two[name] - one[name]) > _LEAST_PROBED_CHANGE * max(one[name], two[name]):
+            yield Change(kind="probe", name=name, before=format_duration(one[name]), after=format_duration(two[name]))
 
 
 def _audit(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -210,9 +211,10 @@ def _outcome(difference: LogDifference) -> Outcome:
 def _check_distinct(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> None:
     seen: set[tuple[str, int]] = set()
     for run in (*before, *after):
-        if (run.path, run.attempt) in seen:
+        named = os.path.realpath(run.path), run.attempt  # a link to a run is that run
+        if named in seen:
             raise UsageError(f"{run.path} (attempt {run.attempt}) is named twice: a run does not differ from itself")
-        seen.add((run.path, run.attempt))
+        seen.add(named)
 
 
 def _check_steps(runs: Sequence[MeasuredRun]) -> None:
@@ -257,6 +259,12 @@ def _remarks(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> lis
             remarks.append(f"{run.path}: {run.num_missing} of {run.world_size} ranks have no trace")
         if not run.is_final:
             remarks.append(f"{run.path}: not all traces are closed; it still runs, or ranks were killed")
+    for run in runs:
+        if run.log_mean_error is None and run.num_steps:
+            remarks.append(
+                f"{run.path}: its summary is of an older version and lacks the error of the mean step, so that median "
+                "steps alone are judged, in which long steps do not show"
+            )
     if any(len({(run.hosts, run.mesh) for run in group}) > 1 for group in (before, after)):
         remarks.append("repeats ran on different hosts or meshes: their spread includes that")
     return remarks

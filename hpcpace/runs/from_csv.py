@@ -13,6 +13,8 @@ from hpcpace.units import NS_PER_S
 def runs_of_csv(path: Path) -> list[MeasuredRun]:
     """Return the runs of a CSV file, those with a throughput alone with the time of one sample as their step.
 
+    A step time without a batch is of an unknown number of samples, so that it is not compared with such a time.
+
     Raises:
         UsageError: as of `read_csv`.
     """
@@ -20,7 +22,10 @@ def runs_of_csv(path: Path) -> list[MeasuredRun]:
 
 
 def _run(path: Path, run: CsvRun) -> MeasuredRun:
-    step_ns = run.step_ns if run.step_ns is not None else (run.batch or 1.0) * NS_PER_S / (run.throughput or 1.0)
+    batch, step_ns = run.batch, run.step_ns
+    if step_ns is None:
+        batch = batch or 1.0
+        step_ns = batch * NS_PER_S / (run.throughput or 1.0)
     return MeasuredRun(
         path=f"{path}:{run.line} {run.run}",
         attempt=0,
@@ -33,8 +38,8 @@ def _run(path: Path, run: CsvRun) -> MeasuredRun:
         block_p50_ns=(),
         cv=None,
         samples_per_s=run.throughput,
-        samples_per_step=run.batch,
-        samples_unit="samples",
+        samples_per_step=batch,
+        samples_unit="samples" if batch else "",
         num_steps=0,
         world_size=run.num_ranks or run.num_nodes,
         num_missing=0,
@@ -48,5 +53,10 @@ def _run(path: Path, run: CsvRun) -> MeasuredRun:
         audit=None,
         mode="",
         headline="",
-        conditions=Conditions(name=run.run, job_name=run.job or run.run, begun_unix_ns=run.begun_unix_ns),
+        conditions=Conditions(
+            name=run.run,
+            job_name=run.job or run.run,
+            begun_unix_ns=run.begun_unix_ns,
+            work={"job": run.job} if run.job else {},
+        ),
     )

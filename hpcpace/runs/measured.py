@@ -17,10 +17,13 @@ from hpcpace.diagnosis.summary import SCHEMA
 from hpcpace.json_files import read_json
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.conditions import Conditions, read_conditions
+from hpcpace.units import format_bytes
+from hpcpace.wording import plural
 
 _MOST_BYTES = 1 << 28  # of the summary of 16,384 ranks
 _MOST_NUMBER = 1e19
 _MOST_TEXT = 500
+_MOST_ERROR = 10.0  # relative; that of a mean of n values is at most the root of n, and real ones are below 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +76,8 @@ class MeasuredRun:
         log_mean_error: the same of ln(mean_ns); None also where the summary that it comes from does not say.
         block_p50_ns: medians of up to 20 blocks of consecutive steps.
         cv: coefficient of variation of the step time; None for a single step.
-        samples_per_s: throughput; None where no samples were credited.
-        samples_per_step, samples_unit: the global batch; 0 where unknown.
+        samples_per_s: throughput; None where no samples were credited, or ranks are missing: theirs are not known.
+        samples_per_step, samples_unit: the global batch; 0 where unknown, and likewise.
         num_steps: steps used.
         world_size: ranks of the job.
         num_missing: ranks without a readable trace.
@@ -91,6 +94,7 @@ class MeasuredRun:
         conditions: what the run was started with.
         predictions: number of nodes, and the loss to waiting there with the ends of its interval, as shares of the
             present step time; empty where not predicted.
+        probed: what operations take by the probe of the hosts, by name; empty without one.
     """
 
     path: str
@@ -122,6 +126,7 @@ class MeasuredRun:
     emulation: str = ""
     conditions: Conditions = field(default_factory=Conditions)
     predictions: tuple[tuple[int, float, float, float], ...] = ()
+    probed: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -166,24 +171,24 @@ def from_summary(
     speed, world, steps, extra = content["throughput"], content["world"], content["steps"], content["comparable"]
     shares = [_number(content["shares"][name]) for name in ("busy", "exposed_wait", "transfer", "other")]
     jitter, audit = content["jitter"], content["audit"]
-    num_ranks = len(content["ranks"])
+    num_ranks, num_missing = len(content["ranks"]), len(world["missing"])
     return MeasuredRun(
         path=str(run.path),
         attempt=_count(content["attempt"]),
         is_from_summary=is_from_summary,
         is_final=not content["cut_off"]["not_closed"],
-        p50_ns=_positive(speed["p50_ns"]),
-        mean_ns=_positive(speed["mean_ns"]),
-        log_p50_error=_number(extra["log_p50_error"]),
-        log_mean_error=_number(extra.get("log_mean_error")),
-        block_p50_ns=tuple(_positive(value) for value in extra["block_p50_ns"]),
+        p50_ns=_time(speed["p50_ns"]),
+        mean_ns=_time(speed["mean_ns"]),
+        log_p50_error=_error(extra["log_p50_error"]),
+        log_mean_error=_error(extra.get("log_mean_error")),
+        block_p50_ns=tuple(_time(value) for value in extra["block_p50_ns"]),
         cv=_number(speed["cv"]),
-        samples_per_s=_number(speed["samples_per_s"]),
-        samples_per_step=_number(extra["samples_per_step"]) or 0.0,
+        samples_per_s=_positive(speed["samples_per_s"]) if not num_missing and speed["samples_per_s"] else None,
+        samples_per_step=0.0 if num_missing else _number(extra["samples_per_step"]) or 0.0,
         samples_unit=_text(world["samples_unit"]),
         num_steps=_count(steps["num_used"]),
         world_size=_count(world["world_size"]),
-        num_missing=len(world["missing"]),
+        num_missing=num_missing,
         hosts=tuple(_text(host) for host in world["hosts"]),
         mesh=_text(world["mesh"]),
         ranks=_ranks(content["ranks"], extra["ranks"]),
@@ -197,6 +202,7 @@ def from_summary(
         emulation=_text(world["emulation"]),
         conditions=conditions,
         predictions=_predictions(jitter),
+        probed=_probed(content.get("probe")),
     )
 
 
@@ -241,7 +247,7 @@ def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
             if row["parts_ns"] is None
             else {_text(name): _number(value) or 0.0 for name, value in row["parts_ns"].items()},
             work_ns=_number(compared[rank]["work_ns"]),
-            work_error=_number(compared[rank]["work_error"]),
+            work_error=_error(compared[rank]["work_error"]),
             caused_wait_ns=_number(compared[rank]["caused_wait_ns"]) or 0.0,
         )
         for row in rows
@@ -281,6 +287,15 @@ def _predictions(jitter: Any) -> tuple[tuple[int, float, float, float], ...]:
     )
 
 
+def _probed(probe: Any) -> dict[str, float]:
+    found = {}
+    for row in () if probe is None else probe["rows"]:
+        ranks, hosts = plural(_count(row["num_ranks"]), "rank"), plural(_count(row["num_nodes"]), "host")
+        name = f"{_text(row['op'])} of {format_bytes(_count(row['size_bytes']))} over {ranks} on {hosts}"
+        found[name] = _positive(row["probed_ns"])
+    return found
+
+
 def _number(value: Any) -> float | None:
     if value is None:
         return None
@@ -295,6 +310,20 @@ def _positive(value: Any) -> float:
     number = _number(value)
     if number is None or number <= 0:
         raise ValueError(f"{value!r} is not above 0")
+    return number
+
+
+def _time(value: Any) -> float:
+    number = _positive(value)
+    if number < 1:
+        raise ValueError(f"{value!r} is no time of a step")
+    return number
+
+
+def _error(value: Any) -> float | None:
+    number = _number(value)
+    if number is not None and not 0 <= number <= _MOST_ERROR:
+        raise ValueError(f"{value!r} is no relative error")
     return number
 
 

@@ -14,6 +14,7 @@ _OWN = {"data": "waiting for data", "gc": "garbage collection", "host": "device 
 _APART = {"pace": "held back by pacing", "checkpoint": "checkpoints", "eval": "evaluations"}
 _WAITS, _TRANSFERS = ("wait", "sync_wait"), ("transfer", "sync_transfer")
 _MOST_CAUSES = 5
+_LEAST_NS = 1.0  # clocks count whole ones; what is left of sums of floats is less
 _Name = TypeVar("_Name")
 
 
@@ -56,7 +57,7 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
         )
         for kind, name in names
     ]
-    return _merged([row for row in rows if row.before_ns or row.after_ns])
+    return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _LEAST_NS])
 
 
 def _parts(run: MeasuredRun) -> dict[tuple[str, str], float]:
@@ -101,14 +102,18 @@ def _mean(tables: Sequence[Mapping[_Name, float]]) -> dict[_Name, float]:
 
 def _merged(rows: Sequence[PartRow]) -> list[PartRow]:
     """Return the rows with hosts that hardly changed as one."""
-    waits = [row for row in rows if row.kind == "exposed wait" and row.name.startswith("for ")]
+    waits = [row for row in rows if _is_of_host(row)]
     ordered = sorted(waits, key=lambda row: -abs(row.change_ns))
     kept, merged = ordered[:_MOST_CAUSES], ordered[_MOST_CAUSES:]
-    others = [row for row in rows if row not in waits]
+    others = [row for row in rows if not _is_of_host(row)]
     if merged:
         kept.append(_sum("exposed wait", f"for {len(merged)} other hosts", merged))
     first = [row for row in others if row.kind == "own work"]
     return [*first, *kept, *(row for row in others if row.kind != "own work")]
+
+
+def _is_of_host(row: PartRow) -> bool:
+    return row.kind == "exposed wait" and row.name.startswith("for ")
 
 
 def _sum(kind: str, name: str, rows: Iterable[PartRow]) -> PartRow:

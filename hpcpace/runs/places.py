@@ -37,7 +37,8 @@ class PlaceRow:
         kind, name: host or rank, and which.
         before_ns, after_ns: own work per step, mean over its ranks; None in a group that does not have it.
         caused_before_ns, caused_after_ns: exposed wait that began there, mean over all ranks.
-        change: ln(B / A) of its own work; None where nothing compares.
+        change: ln(B / A) of its own work; None where nothing compares. Where a group lacks it, that group has the
+            level of the others in its run.
         beyond: the same less what most hosts changed by; None likewise.
         is_named: whether it is slower or faster in B beyond noise, and others are not.
         against: what it is compared with: itself, or the others of its run.
@@ -58,6 +59,11 @@ class PlaceRow:
     def beyond_share(self) -> float:
         """By how much it is slower in B beyond what most hosts changed by, relative."""
         return expm1(self.beyond.value) if self.beyond is not None else 0.0
+
+    @property
+    def is_in_both(self) -> bool:
+        """Whether all runs of both groups have it, so that its change is one from A to B."""
+        return self.before_ns is not None and self.after_ns is not None
 
     @property
     def change_share(self) -> float:
@@ -187,6 +193,7 @@ def _rows(
     sides = [_by_place(group, key) for group in (before, after)]
     names = sorted({*sides[0], *sides[1]}, key=lambda name: (len(name), name))
     levels = [_levels(group) for group in (before, after)]
+    caused = [_caused(group, key) for group in (before, after)]
     num_compared = len(names) * (2 if _has_shared_hosts(after) else 1)  # hosts, and then ranks
     rows = []
     for name in names:
@@ -199,8 +206,8 @@ def _rows(
                 name=name,
                 before_ns=None if one is None else one.work_ns,
                 after_ns=None if two is None else two.work_ns,
-                caused_before_ns=_caused(before, name, key),
-                caused_after_ns=_caused(after, name, key),
+                caused_before_ns=caused[0].get(name, 0.0),
+                caused_after_ns=caused[1].get(name, 0.0),
                 change=change,
                 beyond=change,
                 is_named=False,
@@ -276,8 +283,14 @@ def _error(ranks: Sequence[RankTimes]) -> float:
     return fmean(rank.work_error or 0.0 for rank in ranks)
 
 
-def _caused(group: Sequence[MeasuredRun], name: str, key: Callable[[RankTimes], str]) -> float:
-    return fmean(sum(rank.caused_wait_ns for rank in run.ranks if key(rank) == name) for run in group)
+def _caused(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> dict[str, float]:
+    """Return the exposed wait that began at each place, mean over runs."""
+    found: dict[str, float] = {}
+    for run in group:
+        for rank in run.ranks:
+            name = key(rank)
+            found[name] = found.get(name, 0.0) + rank.caused_wait_ns / len(group)
+    return found
 
 
 def _common(rows: Sequence[PlaceRow], has_same_layout: bool) -> tuple[float, bool]:

@@ -19,8 +19,10 @@ def work_differences(runs: Sequence[MeasuredRun]) -> list[str]:
 
 def _differences(first: MeasuredRun, others: Sequence[MeasuredRun]) -> Iterator[str]:
     for other in others:
-        if first.samples_unit != other.samples_unit:
-            yield f"samples are {first.samples_unit or 'unknown'} and {other.samples_unit or 'unknown'}"
+        if bool(first.samples_unit) != bool(other.samples_unit):
+            yield "how many samples a step has is known of one of them alone"
+        elif first.samples_unit != other.samples_unit:
+            yield f"samples are {first.samples_unit} and {other.samples_unit}"
         elif _differ(first.samples_per_step, other.samples_per_step):
             sizes = [format_count(run.samples_per_step) for run in (first, other)]
             yield f"a step has {sizes[0]} and {sizes[1]} {first.samples_unit}"

@@ -108,6 +108,32 @@ def test_different_work_says_what_it_means(hpcpace: Call, folder: Path) -> None:
     assert "the work differs: a step has 64 and 128 tokens" in out and "scaled to the batch of A" in out
 
 
+def test_times_of_a_step_are_not_compared_with_those_of_a_sample(hpcpace: Call, tmp_path: Path) -> None:
+    lines = {"steps": "run,step_time_s\na,0.5\n", "rates": "run,throughput\na,128\n"}
+    lines |= {"batches": "run,throughput,batch\na,128,64\n"}
+    for name, content in lines.items():
+        (tmp_path / f"{name}.csv").write_text(content)
+    code, _, error = hpcpace("compare", tmp_path / "steps.csv", tmp_path / "rates.csv")
+    assert code == 2 and "how many samples a step has is known of one of them alone" in error
+    code, _, error = hpcpace("compare", tmp_path / "rates.csv", tmp_path / "batches.csv")
+    assert code == 2 and "a step has 1 and 64 samples" in error
+    code, out, _ = hpcpace("compare", tmp_path / "rates.csv", tmp_path / "batches.csv", "--anyway")
+    assert code == 0 and "no difference beyond noise" in out
+
+
+def test_jobs_of_a_csv_file_are_different_work(hpcpace: Call, tmp_path: Path) -> None:
+    for name, job in (("a", "train"), ("b", "tune")):
+        (tmp_path / f"{name}.csv").write_text(f"run,step_time_s,job\nr,0.5,{job}\n")
+    code, _, error = hpcpace("compare", tmp_path / "a.csv", tmp_path / "b.csv")
+    assert code == 2 and "job is train and tune" in error
+
+
+def test_a_link_to_a_run_is_no_other_run(hpcpace: Call, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder / "a")
+    code, _, error = hpcpace("compare", folder / "a", tmp_path / "link")
+    assert code == 2 and "named twice" in error
+
+
 def test_runs_of_a_csv_file_are_a_group(hpcpace: Call, tmp_path: Path) -> None:
     for name, times in (("a", (0.50, 0.51, 0.505)), ("b", (0.60, 0.61, 0.605))):
         lines = "".join(f"r{number},{value}\n" for number, value in enumerate(times))

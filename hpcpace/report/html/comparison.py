@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import expm1
 
 import numpy as np
 
@@ -25,6 +24,8 @@ from hpcpace.report.html.text import (
 )
 from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.comparison import (
+    AGAINST_OTHERS,
+    change_cells,
     change_ms,
     headline,
     main_parts,
@@ -102,7 +103,7 @@ def _body(comparison: Comparison, drawn: dict[str, Plot]) -> str:
 def _verdict(comparison: Comparison) -> str:
     found = main_parts(comparison)
     rows = [
-        ("Why", [f"of the step of A: {', '.join(found)}"] if found else []),
+        ("Why", [f"of A's mean step: {', '.join(found)}"] if found else []),
         ("Where", place_sentences(comparison) if comparison.parts else []),
         ("Noise", [noise_sentence(comparison)]),
     ]
@@ -202,7 +203,7 @@ def _bars(label: str, names: Sequence[str], values_ns: Sequence[float], color: s
 def _hosts(comparison: Comparison) -> Plot | None:
     """Return the change of own work of each host with its interval."""
     hosts = comparison.places.hosts if comparison.places is not None else ()
-    rows = [(row, row.change) for row in hosts[:40] if row.change is not None]
+    rows = [(row, row.change) for row in hosts[:40] if row.change is not None and row.is_in_both]
     if len(rows) < 2:
         return None
     names = unique(plot_text(row.name, _LABEL) for row, _ in rows)
@@ -212,7 +213,8 @@ def _hosts(comparison: Comparison) -> Plot | None:
     return Plot(
         name="hosts",
         label="Change of own work by host",
-        caption="Change of own work from A to B with its 95 % interval, of all hosts together.",
+        caption="Change of own work from A to B with its 95 % interval, of all hosts together; where a host does other "
+        "work in B, against the others of its run.",
         height_px=90 + 22 * len(rows),
         traces=[
             {
@@ -269,17 +271,15 @@ def _hosts_table(comparison: Comparison) -> str:
         (
             row.name,
             *(_NONE if value is None else milliseconds(value) for value in (row.before_ns, row.after_ns)),
-            signed(row.change_share) if row.change is not None else _NONE,
-            f"{100 * expm1(row.change.low):+.1f} to {100 * expm1(row.change.high):+.1f}"
-            if row.change is not None
-            else _NONE,
+            *change_cells(row, _NONE),
             milliseconds(row.caused_before_ns),
             milliseconds(row.caused_after_ns),
         )
         for row in (*comparison.places.hosts[:_MOST_HOSTS], *comparison.places.ranks)
     ]
     head = ["host", "A, ms", "B, ms", "change", "interval, %", "waits A, ms", "waits B, ms"]
-    return table("Own work by host", head, rows)
+    is_marked = any("*" in row[3] for row in rows)
+    return table("Own work by host", head, rows) + (notes([AGAINST_OTHERS]) if is_marked else "")
 
 
 def _roles_table(comparison: Comparison) -> str:

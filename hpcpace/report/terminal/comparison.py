@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from math import expm1
 
 from rich.console import Console
 from rich.text import Text
@@ -12,6 +11,8 @@ from rich.text import Text
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note, table, title
 from hpcpace.report.words.comparison import (
+    AGAINST_OTHERS,
+    change_cells,
     change_ms,
     headline,
     main_parts,
@@ -36,7 +37,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     title(console, "hpcpace compare")
     line(console, "Verdict", headline(comparison), style=_STYLES[comparison.outcome])
     if parts := main_parts(comparison):
-        line(console, "Why", f"of the step of A: {', '.join(parts)}")
+        line(console, "Why", f"of A's mean step: {', '.join(parts)}")
     for number, sentence in enumerate(place_sentences(comparison) if comparison.parts else ()):
         line(console, "" if number else "Where", sentence)
     line(console, "Noise", noise_sentence(comparison))
@@ -81,15 +82,14 @@ def _print_places(console: Console, places: PlaceChanges) -> None:
     title(console, "Own work by host", "ms per step; waits of all ranks that began there")
     made = table("host", ["A", "B", "change", "95 %", "waits A", "waits B"])
     for row in places.hosts[:_MOST_HOSTS]:
-        change, interval = "-", ""
-        if row.change is not None:
-            change = signed(row.change_share)
-            interval = f"{100 * expm1(row.change.low):+.1f} to {100 * expm1(row.change.high):+.1f}"
+        change, interval = change_cells(row, "-")
         work = ("-" if value is None else milliseconds(value) for value in (row.before_ns, row.after_ns))
         waits = (milliseconds(value) for value in (row.caused_before_ns, row.caused_after_ns))
         style = "bold" if row.is_named else ""
         made.add_row(Text(printable(row.name), style=style), *work, Text(change, style=style), interval, *waits)
     console.print(made)
+    if any("*" in change_cells(row, "")[0] for row in places.hosts[:_MOST_HOSTS]):
+        note(console, AGAINST_OTHERS)
     if len(places.hosts) > _MOST_HOSTS:
         note(console, f"{len(places.hosts) - _MOST_HOSTS} more hosts changed less: see --json")
 

@@ -28,7 +28,7 @@ def title(console: Console, content: str, remark: str = "") -> None:
 
 def line(console: Console, label: str, content: str, *, style: str = "") -> None:
     """Print a label and its content, wrapped with a hanging indent."""
-    _hanging(console, Text(label.ljust(_LABEL_WIDTH), style="dim"), content, style=style)
+    _hanging(console, Text(f"{label.ljust(_LABEL_WIDTH - 1)} ", style="dim"), content, style=style)
 
 
 def note(console: Console, content: str) -> None:
@@ -59,7 +59,7 @@ def _wrapped(console: Console, text: str, width: int) -> list[str]:
 def table(first: str, others: Sequence[str]) -> Table:
     """Return an empty table with a left column and numbers to its right."""
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    made.add_column(first, vertical="bottom")
+    made.add_column(first, vertical="bottom", overflow="fold")  # names that differ at their ends alone stay apart
     for name in others:
         made.add_column(name, justify="right", vertical="bottom")
     return made

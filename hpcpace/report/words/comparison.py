@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from math import expm1
 from statistics import fmean
 
+from hpcpace.metrics.run_difference import LogDifference
 from hpcpace.quoting import printable
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
 from hpcpace.runs.places import PlaceRow
 from hpcpace.units import format_count, format_duration
 from hpcpace.wording import milliseconds, percent, plural
 
+AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
 _MOST_PLACES = 4
 _LEAST_SHARE = 0.1
 
@@ -55,6 +57,8 @@ def place_sentences(comparison: Comparison) -> list[str]:
 def _place_sentence(row: PlaceRow, common: float) -> str:
     assert row.beyond is not None
     name = printable(row.name if row.kind == "host" else f"rank {row.name}")
+    if not row.is_in_both:
+        return f"{name} {_against_others(row, row.beyond)}"
     direction = "slower" if row.beyond.value > 0 else "faster"
     low, high = signed(expm1(row.beyond.low)), signed(expm1(row.beyond.high))
     against = ""
@@ -67,24 +71,52 @@ def _place_sentence(row: PlaceRow, common: float) -> str:
     )
 
 
+def _against_others(row: PlaceRow, beyond: LogDifference) -> str:
+    """Return what a place that one group lacks is in the other one."""
+    sign, here, there = (1, "B", "A") if row.before_ns is None else (-1, "A", "B")
+    value = expm1(sign * beyond.value)
+    low, high = sorted(expm1(sign * end) for end in (beyond.low, beyond.high))
+    direction = "slower" if value > 0 else "faster"
+    return (
+        f"is {percent(abs(value))} {direction} by its own work than the ranks of its role in {here} (95 %: "
+        f"{signed(low)} to {signed(high)}); not all runs of {there} have it"
+    )
+
+
+def change_cells(row: PlaceRow, none: str) -> tuple[str, str]:
+    """Return the change of a place from A to B and its interval in percent, or `none` where a group lacks it.
+
+    That against the others of its run has a star, which `AGAINST_OTHERS` explains.
+    """
+    if row.change is None or not row.is_in_both:
+        return none, none
+    star = "*" if row.against == "others" else ""
+    return (
+        f"{signed(row.change_share)}{star}",
+        f"{100 * expm1(row.change.low):+.1f} to {100 * expm1(row.change.high):+.1f}",
+    )
+
+
 def noise_sentence(comparison: Comparison) -> str:
     """Return what the interval rests on, and what it could have missed."""
     difference = comparison.difference
     sides = f"{len(comparison.before)} and {len(comparison.after)} runs"
-    seen = f"a difference below {percent(difference.half_width)} would not be seen{_mean_noise(comparison)}"
+    mean = comparison.mean_difference
+    seen = f"a difference below {percent(difference.half_width)} would not be seen"
+    spread = f"that differ by {percent(difference.spread)}"
+    if mean is not None:
+        seen = (
+            f"a difference of the median step below {percent(difference.half_width)} would not be seen, nor one of the "
+            f"mean step below {percent(mean.half_width)}"
+        )
+        spread = f"whose median steps differ by {percent(difference.spread)} and mean steps by {percent(mean.spread)}"
     if difference.from_repeats:
-        return f"{sides} that differ by {percent(difference.spread)} (standard deviation); {seen}"
+        return f"{sides} {spread} (standard deviation); {seen}"
     return (
         f"{plural(len(comparison.before), 'run')} of A and {len(comparison.after)} of B: runs of the same thing are "
         f"taken to differ by {percent(comparison.prior_cv)} (--run-cv), because 3 repeats a side are needed to measure "
         f"that; {seen}"
     )
-
-
-def _mean_noise(comparison: Comparison) -> str:
-    """Return what the mean steps, which throughput follows, could have missed."""
-    mean = comparison.mean_difference
-    return "" if mean is None else f", one of the mean step below {percent(mean.half_width)}"
 
 
 def other_work_sentences(comparison: Comparison) -> Iterator[str]:
@@ -120,14 +152,17 @@ def median_cells(comparison: Comparison) -> tuple[str, str, str, str]:
 
 
 def main_parts(comparison: Comparison) -> list[str]:
-    """Return the parts that make most of the difference, the largest first; none of no difference beyond noise."""
+    """Return the parts that make most of the difference, the largest first; none of no difference beyond noise.
+
+    Parts that changed the other way are no reason for it.
+    """
     if comparison.outcome is Outcome.SAME:
         return []
-    total = sum(row.change_ns for row in comparison.parts)
-    rows = sorted(comparison.parts, key=lambda row: -abs(row.change_ns))
     before = sum(row.before_ns for row in comparison.parts)
-    large = [row for row in rows if abs(row.change_ns) > _LEAST_SHARE * abs(total) and before][:3]
-    return [f"{row.kind} {row.name} {signed(row.change_ns / before)}" for row in large]
+    shares = [(row, row.change_ns / before) for row in comparison.parts if before]
+    large = [(row, share) for row, share in shares if share / comparison.share > _LEAST_SHARE]
+    large.sort(key=lambda found: -abs(found[1]))
+    return [f"{row.kind} {row.name} {signed(share)}" for row, share in large[:3]]
 
 
 def names_of(runs: Sequence[ComparedRun]) -> str:

@@ -18,10 +18,13 @@ from hpcpace.metrics.jitter.extrapolation import extrapolated_transfer
 from hpcpace.probe.growth import transfer_term
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.sizes import Kind, Series, Size
+from hpcpace.wording import percent
 
 FloatArray = NDArray[np.float64]
 Basis = Callable[[FloatArray], FloatArray]
 
+MOST_MISFIT = 0.25
+"""Relative error at the largest measured size beyond which a law describes nothing."""
 MOST_FACTOR = 4
 """Beyond this many times the largest size nothing is predicted."""
 LEAST_SIZES = 2
@@ -92,6 +95,7 @@ class Predicted:
         rests_on: what it rests on, a clause each.
         backtest: relative error of the largest size as predicted from the others, and how many times larger it is; None
             with too few sizes.
+        misfit: relative error of the law at the largest size, which it was fitted to.
     """
 
     num_units: NDArray[np.int64]
@@ -102,6 +106,7 @@ class Predicted:
     draws_ns: FloatArray
     rests_on: tuple[str, ...]
     backtest: tuple[float, float] | None
+    misfit: float
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def obstacle(series: Series) -> str:
     if series.kind is Kind.UNKNOWN:
         return f"neither weak nor strong scaling: {series.why}"
     if any(size.mean("step_ns") is None for size in series.sizes):
-        return "the step time of a size is not known"
+        return "the step time of a size is not known: add its batch to its throughput"
     return ""
 
 
@@ -133,9 +138,16 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
         probe: measured latencies and rates of the operations.
         seed: of the bootstrap.
     """
+    last = series.sizes[-1]
     targets = np.asarray(num_units, np.float64)
     generator = np.random.default_rng(seed)
-    parts, rests_on = _terms(series, targets, generator, probe)
+    fitted, rests_on = _terms(series, np.append(targets, last.num_units), generator, probe)
+    misfit = float(np.median(_sum(fitted)[:, -1])) / (last.mean("step_ns") or 1.0) - 1
+    if abs(misfit) > PRIOR_ERROR:
+        rests_on += (
+            f"the law is {100 * misfit:+.1f} % off at {last.num_units} {series.unit}s, which it was fitted to",
+        )
+    parts = {name: values[:, :-1] for name, values in fitted.items()}
     draws_ns = np.sum(list(parts.values()), axis=0)
     center_ns = np.median(draws_ns, axis=0)
     backtest = _backtest(series, seed) if len(series.sizes) >= _LEAST_GROWING else None
@@ -143,8 +155,11 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
     spread = np.full(len(targets), run_cv)
     # An error made over one step of sizes is made again over each further one.
     error, step = backtest or (PRIOR_ERROR_OF_TOTAL if "total" in parts else PRIOR_ERROR, 2.0)
-    reach = np.maximum(np.log(targets / series.sizes[-1].num_units) / np.log(step), 0.0)
-    spread = np.hypot(spread, abs(error) * reach)
+    reach = np.maximum(np.log(targets / last.num_units), 0.0)
+    # So is that of a law that already misses the largest size.
+    # Less than a doubling is too short a way to tell the error of a law from the noise of two runs.
+    for_each = max(abs(error) / np.log(max(step, 2.0)), abs(misfit) / np.log(2))
+    spread = np.hypot(spread, for_each * reach)
     noisy = draws_ns * np.exp(spread * generator.standard_normal(draws_ns.shape))
     low_ns, high_ns = np.quantile(noisy, (0.025, 0.975), axis=0)
     return Predicted(
@@ -156,6 +171,7 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
         draws_ns=draws_ns,
         rests_on=rests_on,
         backtest=backtest,
+        misfit=misfit,
     )
 
 
@@ -304,8 +320,15 @@ _NAMES: dict[Basis, str] = {
 
 
 def _words(basis: Sequence[Basis], coefficients: FloatArray) -> str:
-    names = [_NAMES[one] for one, value in zip(basis, coefficients.tolist(), strict=True) if value > 0]
-    return " + ".join(names) or "nothing"
+    found = dict(zip(basis, coefficients.tolist(), strict=True))
+    words = " + ".join(_NAMES[one] for one, value in found.items() if value > 0) or "nothing"
+    serial, shared = found.get(_constant, 0.0), found.get(_shared, 0.0)
+    # Of the work that does not grow with n (Amdahl 1967): what remains of it with any number of units.
+    return (
+        f"{words}, serial share {percent(serial / (serial + shared))}"
+        if _shared in found and serial + shared
+        else words
+    )
 
 
 def _waiting_growth(series: Series, targets: FloatArray, generator: np.random.Generator) -> tuple[FloatArray, str]:

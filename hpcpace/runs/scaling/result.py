@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import CannotTell
+from hpcpace.metrics.run_difference import welch_half_width
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.runs.scaling.law import MOST_FACTOR, Predicted, obstacle, parts_at, predict
+from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Predicted, obstacle, parts_at, predict
 from hpcpace.runs.scaling.samples import Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
 from hpcpace.studies.statistics import scaling_factor
@@ -24,6 +25,7 @@ IDEAL = 0.95
 HALF = 0.5
 """Share of its ideal gain below which a doubling does not pay."""
 _LEAST_LOST = 0.03  # of the step, below which nothing is said to stop a job
+_UPPER = 0.975  # of intervals of 95 %
 _NUM_DRAWS = 400
 _NUM_POINTS = 256
 
@@ -184,6 +186,12 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
     factors = (2, MOST_FACTOR)
     largest = series.sizes[-1].num_units
     predicted = None if no_law else predict(series, [factor * largest for factor in factors], probe=probe)
+    if predicted is not None and abs(predicted.misfit) > MOST_MISFIT:
+        no_law = (
+            f"no law fits these sizes: the closest one is {100 * predicted.misfit:+.0f} % off at {largest} "
+            f"{series.unit}s, which it was fitted to"
+        )
+        predicted = None
     return Scaling(
         unit=series.unit,
         kind=series.kind,
@@ -219,7 +227,12 @@ def _speeds(series: Series) -> NDArray[np.float64]:
     if None not in rates:
         return np.array(rates, np.float64)
     steps = [size.mean("step_ns") for size in series.sizes]
-    if None in steps or series.kind is Kind.UNKNOWN:
+    if None in steps:
+        raise CannotTell(
+            "the speeds of these runs cannot be compared: some have a throughput alone and some a step time alone, add "
+            "their batches"
+        )
+    if series.kind is Kind.UNKNOWN:
         raise CannotTell(
             "the speeds of these runs cannot be compared: without their throughput, step times need the batch, or "
             "--scaling weak or --scaling strong"
@@ -232,7 +245,9 @@ def _size_figures(series: Series, speeds: NDArray[np.float64], row: int) -> Size
     size, first = series.sizes[row], series.sizes[0]
     ratio = size.num_units / first.num_units
     speedup = float(speeds[row] / speeds[0])
-    half = 1.96 * float(np.hypot(size.error, first.error)) if row else 0.0
+    half = 0.0
+    if row:
+        half = welch_half_width([size.error**2, first.error**2], [size.freedom, first.freedom], _UPPER)
     interval = (speedup * float(np.exp(-half)), speedup * float(np.exp(half)))
     factor = scaling_factor(float(speeds[row]), size.num_units, float(speeds[0]) / first.num_units)
     further = None

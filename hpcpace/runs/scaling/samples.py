@@ -15,6 +15,7 @@ from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK
 from hpcpace.runs.csv_form import CsvRun
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.units import NS_PER_S
+from hpcpace.wording import plural
 
 PARTS = ("work", "imbalance", "jitter", "transfer", "other")
 """What a step consists of: own work, mean over ranks; waiting for ranks that are slower in all steps; waiting for those
@@ -40,6 +41,7 @@ class Sample:
         num_nodes, num_ranks: 0 where unknown.
         step_ns: mean step time; None where it is not known.
         error: relative standard error of its speed within the run; 0 where unknown.
+        unusable: why it counts in no size; empty where it does.
         samples_per_s: throughput; None where it is not known.
         batch: samples of a step, over all ranks; 0 where unknown.
         unit: of the samples.
@@ -60,6 +62,7 @@ class Sample:
     num_ranks: int
     step_ns: float | None
     error: float = 0.0
+    unusable: str = ""
     samples_per_s: float | None
     batch: float
     unit: str = "samples"
@@ -95,7 +98,8 @@ def sample_of_run(run: MeasuredRun) -> Sample:
         num_nodes=len(run.hosts),
         num_ranks=run.world_size,
         step_ns=run.mean_ns,
-        error=(run.cv or 0.0) / math.sqrt(max(run.num_steps, 1)),
+        error=_error(run),
+        unusable=_why_unusable(run),
         samples_per_s=run.samples_per_s,
         batch=run.samples_per_step if run.samples_per_s is not None else 0.0,
         unit=run.samples_unit or "samples",
@@ -176,6 +180,21 @@ def _parts(run: MeasuredRun) -> tuple[Mapping[str, float] | None, str]:
         "transfer": transfer_ns,
         "other": max(run.mean_ns - work_ns - wait_ns - transfer_ns, 0.0),
     }, ""
+
+
+def _error(run: MeasuredRun) -> float:
+    """Return the relative standard error of the mean step: older summaries say it as if steps were independent."""
+    if run.log_mean_error is not None:
+        return run.log_mean_error
+    return (run.cv or 0.0) / math.sqrt(max(run.num_steps, 1))
+
+
+def _why_unusable(run: MeasuredRun) -> str:
+    if run.num_missing:
+        return f"is of unknown size and speed: {run.num_missing} of {run.world_size} ranks have no trace"
+    if run.log_p50_error is None:
+        return f"has {plural(run.num_steps, 'step')} to use: 8 are needed to know how certain its speed is"
+    return ""
 
 
 def _imbalance(run: MeasuredRun) -> float:

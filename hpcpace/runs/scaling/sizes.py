@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from hpcpace.errors import UsageError
+from hpcpace.errors import CannotTell, UsageError
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.wording import listed
 
@@ -68,6 +69,11 @@ class Size:
         return max(seen, within) if len(speeds) >= _LEAST_REPEATS else max(seen, math.hypot(PRIOR_CV, within))
 
     @property
+    def freedom(self) -> float:
+        """Degrees of freedom of `run_cv`; infinite where it is the prior."""
+        return len(self.samples) - 1 if len(self.samples) >= _LEAST_REPEATS else math.inf
+
+    @property
     def error(self) -> float:
         """Relative standard error of its mean speed."""
         return max(self.run_cv / math.sqrt(len(self.samples)), 1e-4)
@@ -104,13 +110,17 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
         kind: how the work grows, where the user says so; else the batches tell.
 
     Raises:
-        UsageError: the runs count different things, or none has a size.
+        UsageError: the runs count different things, none has a size, or the batches say that `kind` is wrong.
+        CannotTell: no run can be used.
     """
-    units = sorted({sample.unit for sample in samples})
+    left_out = [f"{sample.name} {sample.unusable}" for sample in samples if sample.unusable]
+    usable = [sample for sample in samples if not sample.unusable]
+    if not usable:
+        raise CannotTell(f"no run can be used: {'; '.join(left_out[:_MOST_TOLD])}")
+    units = sorted({sample.unit for sample in usable})
     if len(units) > 1:
         raise UsageError(f"the runs count {listed(units)}: speeds of different units cannot be compared")
-    left_out: list[str] = []
-    once = _without_twins(samples, left_out)
+    once = _without_twins(usable, left_out)
     alike = _alike(once, "same_work", "does other work", left_out)
     unit = _unit(alike)
     by_size: dict[int, list[Sample]] = {}
@@ -126,7 +136,11 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
     )
     if not sizes:
         raise UsageError("no run says on how many nodes or ranks it ran: add the column nodes")
-    found, why = (kind, "as told") if kind is not None else _kind(sizes)
+    found, why = _kind(sizes)
+    if kind is not None and found not in (kind, Kind.UNKNOWN):
+        raise UsageError(f"--scaling {kind} is not what the runs are: {why}, which is {found} scaling")
+    if kind is not None and found is Kind.UNKNOWN:
+        found, why = kind, "as told"
     return Series(unit=unit, kind=found, why=why, sizes=sizes, left_out=tuple(left_out))
 
 
@@ -134,9 +148,10 @@ def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sampl
     """Return runs that were named twice once."""
     seen: dict[str, Sample] = {}
     for sample in samples:
-        if sample.path in seen:
+        path = os.path.realpath(sample.path)  # a link to a run is that run
+        if path in seen:
             left_out.append(f"{sample.name} is named twice, and counts once")
-        seen.setdefault(sample.path, sample)
+        seen.setdefault(path, sample)
     return list(seen.values())
 
 

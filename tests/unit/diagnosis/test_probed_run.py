@@ -23,6 +23,8 @@ from hpcpace.probe.record import ProbeRecord
 from hpcpace.report.html.sections import probed_table
 from hpcpace.report.terminal.page import print_report
 from hpcpace.rundir import RunDirectory
+from hpcpace.runs.conditions import Conditions
+from hpcpace.runs.measured import from_summary
 from hpcpace.trace.attempt_reader import read_attempt
 
 HOSTS = ("n1", "n2", "n3", "n4")
@@ -49,6 +51,13 @@ def summary_of(run: RunDirectory, record: ProbeRecord | None, config: Config = B
     attempt = run.last_attempt()
     probe = None if record is None else ReadProbe(source="probe.json", record=record)
     return analyze_traces(run, attempt, read_attempt(attempt), Selection(), config, probe=probe).summary
+
+
+def test_what_the_probe_says_of_an_operation_can_be_compared(run: RunDirectory) -> None:
+    content = summary_of(run, probe_of(0.92e6)).to_json()
+    found = from_summary(content, run, Conditions()).probed
+    assert found == pytest.approx({"all_reduce of 4.10 kB over 4 ranks on 4 hosts": 0.92e6})
+    assert from_summary(summary_of(run, None).to_json(), run, Conditions()).probed == {}
 
 
 def test_transfers_are_shown_next_to_what_they_take_in_the_probe(run: RunDirectory) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 from sample_runs import sample_run
 
 from hpcpace.report.html.comparison import comparison_page
 from hpcpace.report.html.history import history_page
 from hpcpace.report.html.packed import compressed
+from hpcpace.report.terminal.comparison import print_comparison
 from hpcpace.runs.compare import compare
+from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.history import History, history
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow
@@ -43,6 +48,42 @@ def test_a_comparison_shows_both_sides_and_its_plots() -> None:
     assert "<h3>A</h3>" in made and "<h3>B</h3>" in made
     assert all(f'id="{name}"' in made for name in ("blocks", "parts", "hosts"))
     assert "B is 7.6 % slower than A" in made
+
+
+def test_hosts_whose_long_names_differ_at_the_end_stay_apart_on_a_terminal() -> None:
+    hosts = [f"compute-node-of-the-large-cluster-{number}.example.org" for number in range(4)]
+    console = Console(file=StringIO(), width=80)
+    print_comparison(console, compare([sample_run("a", hosts=hosts)], [sample_run("b", hosts=hosts)]))
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    shown = "".join(line.split(" ")[0] for line in lines[lines.index(next(x for x in lines if x[:4] == "host")) :])
+    assert all(host in shown for host in hosts) and max(map(len, lines)) <= 80
+
+
+def test_a_host_that_one_side_lacks_has_no_change() -> None:
+    work = (100.0, 100.0, 100.0, 108.0)
+    found = compare([sample_run("a", work=work)], [sample_run("b", hosts=("n0", "n1", "n2", "n9"))])
+    made = comparison_page(found)
+    assert "n3 is 8.0 % slower by its own work than the ranks of its role in A" in made
+    assert "-7.4 %" not in made
+
+
+def test_a_change_against_the_others_is_marked_on_terminal_and_page() -> None:
+    after = sample_run("b", work=(180.0,) * 4, samples_per_step=128.0)
+    found = compare([sample_run("a")], [after], takes_other_work=True)
+    console = Console(file=StringIO(), width=80)
+    print_comparison(console, found)
+    assert isinstance(console.file, StringIO)
+    for made in (console.file.getvalue(), comparison_page(found)):
+        assert "+0.0 %*" in made and "* against the ranks of its " in made
+
+
+def test_the_kind_of_a_change_stays_apart_from_its_name() -> None:
+    sides = [sample_run(name, conditions=Conditions(environment={"NCCL_ALGO": name})) for name in ("Ring", "Tree")]
+    console = Console(file=StringIO(), width=80)
+    print_comparison(console, compare(sides[:1], sides[1:]))
+    assert isinstance(console.file, StringIO)
+    assert "environment NCCL_ALGO: Ring -> Tree" in console.file.getvalue()
 
 
 def test_a_comparison_without_parts_has_no_plots_of_them() -> None:

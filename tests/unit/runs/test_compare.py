@@ -12,7 +12,7 @@ import pytest
 from sample_runs import MS, sample_run
 
 from hpcpace.errors import CannotTell, UsageError
-from hpcpace.report.words.comparison import headline, main_parts, place_sentences
+from hpcpace.report.words.comparison import change_cells, headline, main_parts, place_sentences
 from hpcpace.rundir import Attempt, json_text
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Judged, Outcome, compare
@@ -37,6 +37,11 @@ def test_the_parts_add_up_to_the_difference_of_the_means() -> None:
     by_name = {(row.kind, row.name): row.change_ns for row in found.parts}
     assert by_name["own work", "computation"] == pytest.approx(2 * MS)
     assert by_name["exposed wait", "for n3"] == pytest.approx(6 * MS)
+
+
+def test_what_rounding_leaves_is_no_part() -> None:
+    sides = [sample_run(name, mean_ns=(105 + rest) * MS) for name, rest in (("a", 1e-12), ("b", 0.0))]
+    assert "gaps" not in [row.name for row in compare(sides[:1], sides[1:]).parts]
 
 
 def test_the_parts_of_groups_add_up_too() -> None:
@@ -92,7 +97,16 @@ def test_a_host_that_only_b_has_is_compared_with_the_others_of_its_run() -> None
     assert found.places is not None
     (named,) = found.places.named
     assert (named.name, named.against, named.before_ns) == ("n9", "others", None)
+    assert place_sentences(found)[0].startswith("n9 is 8.0 % slower by its own work than the ranks of its role in B (")
     assert Change(kind="hosts", name="hosts", before="n[0-3]", after="n[0-2,9]") in found.changes
+
+
+def test_a_slow_host_that_b_does_not_have_is_not_called_faster() -> None:
+    found = compare([sample_run("a", work=SLOW)], [sample_run("b", hosts=("n0", "n1", "n2", "n9"))])
+    (sentence,) = place_sentences(found)
+    assert sentence.startswith("n3 is 8.0 % slower by its own work than the ranks of its role in A (95 %: +")
+    assert sentence.endswith("not all runs of B have it")
+    assert found.places is not None and change_cells(found.places.hosts[0], "-") == ("-", "-")
 
 
 def test_one_rank_of_a_host_is_named_by_itself() -> None:
@@ -170,6 +184,28 @@ def test_what_else_changed_is_listed() -> None:
         ("audit", "G01 on n3 GPU 0: x8"): ("not found", "found"),
         ("verdict", "mode"): ("healthy", "persistent straggler"),
     }
+
+
+def test_a_part_that_went_the_other_way_is_no_reason() -> None:
+    before = sample_run("a", mean_ns=130 * MS, log_mean_error=0.05)
+    found = compare([before], [sample_run("b", work=(105.0,) * 4, mean_ns=126 * MS, log_mean_error=0.05)])
+    assert found.outcome is Outcome.SLOWER and found.judged_by is Judged.MEDIAN
+    assert main_parts(found) == ["own work computation +3.8 %"]
+
+
+def test_a_mean_step_of_unknown_error_is_remarked() -> None:
+    found = compare([sample_run("a")], [sample_run("b", log_mean_error=None)])
+    assert found.mean_difference is None
+    (remark,) = found.remarks
+    assert remark.startswith("b: its summary is of an older version") and "median steps alone" in remark
+
+
+def test_what_the_probes_of_the_hosts_measured_differently_is_listed() -> None:
+    name, other = "all_reduce of 4.19 MB over 4 ranks on 4 hosts", "broadcast of 1.00 kB over 4 ranks on 4 hosts"
+    before = sample_run("a", probed={name: 2 * MS, other: 1 * MS, "only in A": 1 * MS})
+    found = compare([before], [sample_run("b", probed={name: 3 * MS, other: 1.05 * MS})])
+    assert found.changes == (Change(kind="probe", name=name, before="2.00 ms", after="3.00 ms"),)
+    assert compare([before], [sample_run("b")]).changes == ()
 
 
 def test_one_host_is_not_most_hosts() -> None:

@@ -67,6 +67,13 @@ def test_waits_are_counted_with_the_rank_at_which_they_began(tmp_path: Path) -> 
     assert [rank.caused_wait_ns for rank in measured.ranks] == pytest.approx([0, 0, 0, 0.75 * 3 * MS], rel=0.01)
 
 
+def test_ranks_that_are_missing_leave_the_batch_and_its_speed_unknown(tmp_path: Path) -> None:
+    run = SyntheticRun(num_ranks=4, num_steps=20, hosts=("n0", "n1"), missing=(2, 3))
+    measured = load_run(run.write(tmp_path / "a").path).measured
+    assert measured is not None
+    assert (measured.num_missing, measured.samples_per_step, measured.samples_per_s) == (2, 0.0, None)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -78,6 +85,10 @@ def test_waits_are_counted_with_the_rank_at_which_they_began(tmp_path: Path) -> 
         lambda content: content["comparable"].update(is_all=False),
         lambda content: content.update(attempt=3),
         lambda content: content["throughput"].update(p50_ns="fast"),
+        lambda content: content["throughput"].update(mean_ns=1e-300),
+        lambda content: content["throughput"].update(samples_per_s=-1),
+        lambda content: content["comparable"].update(log_mean_error=1e18),
+        lambda content: content["comparable"]["ranks"][0].update(work_error=-1),
         lambda content: content["throughput"].update(p50_ns=-1.0),
         lambda content: content.update(ranks=3),
     ],

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from probe_sample import made_probe
+from sample_runs import sample_run
 
 from hpcpace.errors import CannotTell, UsageError
 from hpcpace.probe.record import LawPiece
 from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.scaling.law import predict
 from hpcpace.runs.scaling.result import Band, band, scaling_of
-from hpcpace.runs.scaling.samples import PARTS, Sample, sample_of_line
+from hpcpace.runs.scaling.samples import PARTS, Sample, sample_of_line, sample_of_run
 from hpcpace.runs.scaling.sizes import PRIOR_CV, Kind, series_of
 from hpcpace.runs.scaling.table import COLUMNS, rows_of
 from hpcpace.studies.published import read_published
@@ -169,10 +171,84 @@ def test_the_same_run_named_twice_counts_once() -> None:
     assert len(found.sizes[1].samples) == 1 and "named twice" in found.left_out[0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_missing": 2, "world_size": 4}, "2 of 4 ranks have no trace"),
+        ({"log_p50_error": None, "log_mean_error": None, "num_steps": 5}, "has 5 steps to use: 8 are needed"),
+    ],
+)
+def test_a_run_whose_speed_is_not_known_is_left_out(changes: dict[str, Any], said: str) -> None:
+    odd = sample_of_run(sample_run("runs/odd", **changes))
+    usual = sample_of_run(sample_run("runs/usual", work=(100.0, 100.0), hosts=("n0", "n1")))
+    found = series_of([usual, odd])
+    assert [sample.name for size in found.sizes for sample in size.samples] == ["usual"]
+    assert found.left_out[0].startswith("odd ") and said in found.left_out[0]
+    with pytest.raises(CannotTell, match="no run can be used"):
+        series_of([odd])
+
+
+def test_the_error_of_a_run_is_that_of_its_mean_step_whose_steps_may_depend_on_each_other() -> None:
+    assert sample_of_run(sample_run(log_mean_error=0.02, cv=0.01)).error == 0.02
+    assert sample_of_run(sample_run(log_mean_error=None, cv=0.01, num_steps=25)).error == pytest.approx(0.002)
+
+
+def test_three_repeats_say_little_of_the_variation_that_they_show() -> None:
+    def repeats(nodes: int) -> list[Sample]:
+        one = _sample(nodes)
+        return [
+            replace(one, path=f"{nodes}-{row}", step_ns=(one.step_ns or 0) * (1 + error))
+            for row, error in enumerate((-0.02, 0.0, 0.02))
+        ]
+
+    low, high = scaling_of([*repeats(1), *repeats(2)]).sizes[1].scaling_interval
+    # Student's t with 4 degrees of freedom, of the difference of two means of three.
+    assert np.log(high / low) / 2 == pytest.approx(2.776 * 0.02 * (2 / 3) ** 0.5, rel=0.01)
+
+
+def test_a_kind_of_scaling_that_the_batches_contradict_is_refused() -> None:
+    samples = [_sample(nodes) for nodes in (1, 2)]
+    with pytest.raises(UsageError, match="the batch of a unit is 64 at every size, which is weak scaling"):
+        series_of(samples, kind=Kind.STRONG)
+    assert series_of(samples, kind=Kind.WEAK).kind is Kind.WEAK
+
+
+def test_a_link_to_a_run_is_no_repeat(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    repeats = [replace(_sample(2), path=str(tmp_path / name)) for name in ("run", "link")]
+    assert len(series_of([_sample(1), *repeats]).sizes[1].samples) == 1
+
+
 @pytest.mark.parametrize("samples", [[_sample(2)], [_sample(2), _sample(2)]])
 def test_one_size_alone_cannot_tell(samples: list[Sample]) -> None:
     with pytest.raises(CannotTell, match="all runs are of one size, 2 nodes"):
         scaling_of(samples)
+
+
+def test_a_law_that_misses_the_size_it_was_fitted_to_knows_its_next_ones_less_well() -> None:
+    """Work that grows and shrinks again is of no known form."""
+    found = scaling_of([_sample(nodes, work=work) for nodes, work in ((1, 100.0), (2, 130.0), (4, 80.0))])
+    low, high = found.predictions[0].step_interval_ns
+    assert low < 80 * MS and high > 130 * MS
+    assert "off at 4 nodes, which it was fitted to" in found.rests_on[-1]
+
+
+def test_sizes_that_no_law_fits_are_not_predicted() -> None:
+    found = scaling_of([_sample(nodes, work=work) for nodes, work in ((1, 100.0), (2, 200.0), (4, 1000.0))])
+    assert found.predictions == () and found.no_law.startswith("no law fits these sizes: the closest one is -")
+
+
+def test_the_serial_share_of_strong_scaling_is_told() -> None:
+    found = scaling_of([_sample(nodes, strong=True, work=20 + 80 / nodes) for nodes in (1, 2, 4, 8)])
+    assert found.rests_on[0] == "own work at 4 sizes: constant + 1/n, serial share 20.0 %"
+
+
+def test_noise_between_neighbouring_sizes_is_no_error_of_the_law() -> None:
+    samples = [replace(_sample(nodes), parts_ns=None) for nodes in (1, 8, 64, 127)]
+    odd = _sample(128)
+    slower = replace(odd, step_ns=(odd.step_ns or 0) * 1.02, parts_ns=None)
+    low, high = scaling_of([*samples, slower]).predictions[0].step_interval_ns
+    assert high / low < 1.12
 
 
 def test_two_sizes_leave_the_form_of_the_law_open() -> None:
@@ -260,6 +336,13 @@ def test_the_published_study_has_what_it_found_in_the_bands() -> None:
     }
     assert found["1x2", "data"] is Band.OVERHEAD
     assert {found[layout] for layout in found if layout[0] == "2x1"} == {Band.DETRIMENTAL}
+
+
+def test_throughputs_and_step_times_need_a_batch_to_be_compared(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("run,nodes,step_time_s,throughput\na,1,1,\nb,2,,100\n")
+    with pytest.raises(CannotTell, match="add their batches"):
+        scaling_of([sample_of_line(line, str(path)) for line in read_csv(path)], kind=Kind.WEAK)
 
 
 def test_a_csv_file_needs_no_traces(tmp_path: Path) -> None:
