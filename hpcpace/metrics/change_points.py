@@ -21,6 +21,8 @@ LEAST_DEVIATIONS = 3.0
 LEAST_SPREAD = 0.005
 """Runs of the same thing differ by half a percent at least, however alike a few of them are."""
 _OF_NORMAL = 1.4826
+_MOST_APART = 5  # places between runs whose difference counts for the spread
+_RUNS_PER_PLACE = 8  # so that a change of level is between few pairs of them
 _LEVELS_PER_SPREAD = 2
 _MOST_LEVELS = 400
 
@@ -92,10 +94,20 @@ def level_changes(values: NDArray[np.float64]) -> list[LevelChange]:
 
 
 def run_spread(values: NDArray[np.float64]) -> float:
-    """Return the standard deviation of a run from the differences of neighbours, which changes of level hardly move."""
+    """Return the standard deviation of a run from the differences of runs near each other.
+
+    Changes of level hardly move it. In series of 16 runs or more it is the larger one of that of neighbours and that of
+    runs up to five places apart: where speed drifts, or goes with the load of the week, neighbours are more alike than
+    runs are, and each swing would be taken for a change.
+    """
     if len(values) < 2:
         return LEAST_SPREAD
-    return max(float(_OF_NORMAL * np.median(np.abs(np.diff(values)))) / 2**0.5, LEAST_SPREAD)
+    median = float(np.median(np.abs(np.diff(values))))
+    places = range(2, min(_MOST_APART, len(values) // _RUNS_PER_PLACE) + 1)
+    if places:
+        apart = np.concatenate([np.abs(values[place:] - values[:-place]) for place in places])
+        median = max(median, float(np.median(apart)))
+    return max(_OF_NORMAL * median / 2**0.5, LEAST_SPREAD)
 
 
 def _change(first: int, last: int, before: float, after: float, duration: Duration, spread: float) -> LevelChange:
@@ -113,7 +125,7 @@ def _stretches(values: NDArray[np.float64], spread: float) -> list[tuple[int, in
     off = (LEAST_DEVIATIONS * spread) ** 2
     penalty = max(1.05 * off, 3 * spread**2 * float(np.log(num_runs)))
     levels = _levels(values, spread)
-    previous = np.zeros((num_runs, len(levels)), np.int32)
+    previous = np.zeros((num_runs, len(levels)), np.int16)
     stay = np.arange(len(levels))
     cost = np.zeros(len(levels))
     for at, value in enumerate(values):

@@ -76,6 +76,19 @@ def test_a_change_of_five_deviations_is_found_where_it_is() -> None:
     assert found >= 95
 
 
+def test_swings_of_the_week_and_drifts_are_no_changes_of_level() -> None:
+    day = np.arange(180) // 3  # three runs a day
+    swings = (0.03 * (day % 7 < 5), np.linspace(0.0, 0.15, 180), 0.02 * np.sin(day))
+    found = [
+        change
+        for swing in swings
+        for seed in range(20)
+        for change in level_changes(_noise(180, seed) + swing)
+        if change.duration is Duration.LASTING
+    ]
+    assert len(found) <= 6
+
+
 def test_the_spread_of_runs_is_not_that_of_their_changes() -> None:
     values = _noise(200)
     values[100:] += 1.0
