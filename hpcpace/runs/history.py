@@ -105,6 +105,11 @@ class History:
         """Runs that were used."""
         return sum(len(series.rows) for series in self.series)
 
+    def newest_first(self) -> list[tuple[HistoryRow, Series]]:
+        """Return all runs with their series, the newest first."""
+        runs = [(row, series) for series in self.series for row in reversed(series.rows)]
+        return sorted(runs, key=lambda run: -run[0].begun_unix_ns)
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         return {"schema": SCHEMA, "hpcpace_version": __version__, **asdict(self)}

@@ -20,21 +20,24 @@ def event_sentence(event: Event) -> str:
     if event.kind == "long steps":
         size = f"{percent(abs(event.share))} {'more' if event.share > 0 else 'less'}"
         levels = f"mean over median step {event.before:.2f} to {event.after:.2f}"
-        return f"long steps of {name} cost {size} since {date(event.begun_unix_ns)} ({levels}), {_in_runs(event)}"
+        return f"long steps of {name} cost {size} since {_begin(event)} ({levels}), {_in_runs(event)}"
     size = f"{percent(abs(event.share))} {'slower' if event.share > 0 else 'faster'}"
     runs = plural(event.num_runs, "run")
     if event.duration == "chronic":
         return f"{name} has been {size} than the others of its runs in all its {runs}{_jobs(event)}"
     if event.duration == "one-off":
-        when = (
-            f"on {date(event.begun_unix_ns)}" if event.num_runs == 1 else f"in {runs} from {date(event.begun_unix_ns)}"
-        )
-        return f"{name} was {size} {when} for once{_levels(event)}"
-    since = f"{name} is {size} since {date(event.begun_unix_ns)}{_levels(event)}"
+        when = f"in {runs} from" if event.num_runs > 1 else "on" if event.begun_unix_ns else "in"
+        return f"{name} was {size} {when} {_begin(event)} for once{_levels(event)}"
+    since = f"{name} is {size} since {_begin(event)}{_levels(event)}"
     if event.duration == "recent":
         more = "3, or 2 a week apart," if event.begun_unix_ns else "3"
         return f"{since}, in {runs} so far: {more} are needed to tell a lasting change from a one-off"
     return f"{since}, {_in_runs(event)}{_jobs(event)}"
+
+
+def _begin(event: Event) -> str:
+    """Return when its first run began, or the run itself where dates are not known."""
+    return date(event.begun_unix_ns) if event.begun_unix_ns else f"run {printable(event.run)}"
 
 
 def _in_runs(event: Event) -> str:

@@ -18,13 +18,13 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.config import Config
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
+from hpcpace.errors import UsageError
 from hpcpace.report.words.history import event_sentence
 from hpcpace.rundir import HISTORY_INDEX, json_text
 from hpcpace.runs.conditions import Conditions
-from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.history import Event, History, history
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs
-from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, row_of_csv
+from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, rows_of_csv
 
 DATA = Path(__file__).parents[2] / "data" / "history"
 DAY_NS = 86_400 * 10**9
@@ -124,8 +124,7 @@ def test_two_ranks_do_not_say_which_of_them_is_slow() -> None:
 
 
 def _events_of(name: str) -> dict[str, list[Event]]:
-    rows = sorted(map(row_of_csv, read_csv(DATA / name)), key=lambda row: row.begun_unix_ns)
-    found = _history(rows)
+    found = _history(rows_of_csv(DATA / name))
     return {one.job: list(one.events) for one in found.series}
 
 
@@ -138,6 +137,29 @@ def test_published_iteration_times_of_megatron_lm_have_their_changes_marked() ->
     assert (round(now.before, 3), round(now.after, 3)) == (0.528, 0.823)
     assert "since" in event_sentence(now) and "in 2 runs 79 days apart" in event_sentence(now)
     assert found["bert_mcore_tp1_pp2"] == []
+
+
+def test_a_throughput_is_not_compared_with_a_step_time(tmp_path: Path) -> None:
+    lines = [f"r{n},{'' if n % 2 else 0.5},{'' if n % 2 == 0 else 128}\n" for n in range(20)]
+    (tmp_path / "runs.csv").write_text(f"run,step_time_s,throughput\n{''.join(lines)}")
+    found = _history(rows_of_csv(tmp_path / "runs.csv"))
+    assert [one.name for one in found.series] == ["all", "all (time of a sample)"] and found.events == ()
+
+
+def test_runs_without_a_date_are_in_the_order_of_the_file(tmp_path: Path) -> None:
+    lines = [f"r{n},{0.5 if n < 10 else 0.6}\n" for n in range(20)]
+    (tmp_path / "runs.csv").write_text(f"run,step_time_s\n{''.join(lines)}")
+    found = _history(rows_of_csv(tmp_path / "runs.csv"))
+    assert [row.run.split()[0] for row, _ in found.newest_first()] == [f"r{n}" for n in reversed(range(20))]
+    assert "all is 20.0 % slower since run r10 (line 12)" in event_sentence(found.events[0])
+
+
+def test_runs_of_which_only_some_have_a_date_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("run,job,date,step_time_s\na,x,,1\nb,y,2026-05-07,1\n")
+    assert len(rows_of_csv(tmp_path / "runs.csv")) == 2
+    (tmp_path / "runs.csv").write_text("run,job,date,step_time_s\na,x,,1\nb,x,2026-05-07,1\n")
+    with pytest.raises(UsageError, match=r"a \(line 2\) has no date, and others of job 'x' have one"):
+        rows_of_csv(tmp_path / "runs.csv")
 
 
 @pytest.mark.parametrize(
