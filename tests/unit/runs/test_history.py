@@ -223,6 +223,18 @@ def test_the_index_saves_reading_runs_that_have_not_changed(folder: Path) -> Non
     assert indexed_runs(folder).num_read == 2
 
 
+def test_broken_runs_are_tried_again_when_something_may_have_healed_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexed_runs(folder)
+    more_memory = replace(Config(), report=replace(Config().report, memory="1GiB"))
+    assert [indexed_runs(folder, more_memory).num_read for _ in range(2)] == [3, 1]  # with the run that still records
+    monkeypatch.setattr("hpcpace.runs.history_index.__version__", "999")
+    assert indexed_runs(folder, more_memory).num_read == 3
+    (folder / "broken" / "attempt-0").chmod(0o700)
+    assert indexed_runs(folder, more_memory).num_read == 2
+
+
 def test_a_run_that_changed_or_was_removed_is_not_taken_from_the_index(folder: Path) -> None:
     indexed_runs(folder)
     RUN.write(folder / "a")  # another attempt
