@@ -37,13 +37,14 @@ class Event:
         kind: `job` of its median step; `long steps` of what its mean step has beyond that, told only where it lasts;
             or `host`.
         name: of the job, with its layout where it has several, or of the host.
-        duration: lasting, recent, one-off; of a host, also `chronic` where it was slow in all its runs. Two runs at the
-            end that agree are lasting, too, where they began `LASTS_NS` apart.
+        duration: lasting, recent, one-off; of a host, also `chronic` where it was slow from its first runs on. Two runs
+            at the end that agree are lasting, too, where they began `LASTS_NS` apart.
         begun_unix_ns, last_unix_ns: first and last run at the new level; 0 where dates are not known.
         run: the first run at the new level.
         share: change of step time or own work, relative; of a chronic host, against the others.
         before, after: the levels: seconds of a median step; mean over median step; own work of a host, 1 is usual.
-        num_runs, num_before: runs at the new level and before it.
+        num_runs, num_before: runs at the new level and before it; of a chronic host, those in which it was slow and
+            those in which it was not.
         deviations: size in standard deviations of a run.
         jobs: names of the jobs in which it shows.
         num_jobs: jobs that ran at the new level, whether it shows in them or not.
@@ -202,7 +203,7 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
 
 
 def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[Event]:
-    """Return the event of a host that was slow from its first run on, if it was."""
+    """Return the event of a host that was slow from its first runs on, if it was."""
     if len(values) < LEAST_RUNS:
         return []
     level = float(np.median(values))
@@ -212,7 +213,9 @@ def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Seq
     change = LevelChange(
         first=0, last=len(rows) - 1, before=0.0, after=level, duration=Duration.LASTING, deviations=deviations
     )
-    return [_event("host", host, change, rows, duration="chronic")]
+    num_slow = int(np.count_nonzero(values > level / 2))
+    event = _event("host", host, change, rows, duration="chronic")
+    return [replace(event, num_runs=num_slow, num_before=len(rows) - num_slow)]
 
 
 def _event(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 from hpcpace.metrics.change_points import LEAST_RUNS
 from hpcpace.quoting import printable
@@ -24,7 +25,12 @@ def event_sentence(event: Event) -> str:
     size = f"{percent(abs(event.share))} {'slower' if event.share > 0 else 'faster'}"
     runs = plural(event.num_runs, "run")
     if event.duration == "chronic":
-        return f"{name} has been {size} than the others of its runs in all its {runs}{_jobs(event)}"
+        of_all = (
+            f"{event.num_runs} of its {event.num_runs + event.num_before} runs"
+            if event.num_before
+            else f"all its {runs}"
+        )
+        return f"{name} has been {size} than the others of its runs in {of_all}{_jobs(event)}"
     if event.duration == "one-off":
         when = f"in {runs} from" if event.num_runs > 1 else "on" if event.begun_unix_ns else "in"
         return f"{name} was {size} {when} {_begin(event)} for once{_levels(event)}"
@@ -76,17 +82,16 @@ def date(unix_ns: int, *, with_time: bool = True) -> str:
 
 def headline(history: History) -> str:
     """Return the result in one line."""
-    lasting = [event for event in history.events if event.duration in ("lasting", "chronic")]
-    recent = [event for event in history.events if event.duration == "recent"]
-    one_offs = len(history.events) - len(lasting) - len(recent)
+    num = Counter(event.duration for event in history.events)
     if not history.events:
         return "nothing changed beyond noise"
     counts = [
-        *([plural(len(lasting), "lasting change")] if lasting else []),
-        *([plural(len(recent), "recent change")] if recent else []),
-        *([plural(one_offs, "one-off")] if one_offs else []),
+        ("lasting", "lasting change"),
+        ("chronic", "chronically slow host"),
+        ("recent", "recent change"),
+        ("one-off", "one-off"),
     ]
-    return listed(counts)
+    return listed([plural(num[duration], words) for duration, words in counts if num[duration]])
 
 
 def counts_sentence(history: History) -> str:

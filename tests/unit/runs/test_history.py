@@ -19,7 +19,7 @@ from hpcpace.config import Config
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.errors import UsageError
-from hpcpace.report.words.history import event_sentence
+from hpcpace.report.words.history import event_sentence, headline
 from hpcpace.rundir import HISTORY_INDEX, json_text
 from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.history import Event, History, history
@@ -66,8 +66,16 @@ def test_a_host_that_got_slow_is_found_with_date_and_jobs() -> None:
 
 
 def test_a_host_that_was_always_slow_is_chronic() -> None:
-    (event,) = _history([_row(n, slow={"n3": 0.06}) for n in range(10)]).events
+    found = _history([_row(n, slow={"n3": 0.06}) for n in range(10)])
+    (event,) = found.events
     assert (event.name, event.duration, event.num_runs) == ("n3", "chronic", 10)
+    assert headline(found) == "1 chronically slow host" and "in all its 10 runs" in event_sentence(event)
+
+
+def test_a_chronic_host_is_not_said_to_be_slow_in_runs_in_which_it_was_not() -> None:
+    events = _history([_row(n, slow={"n3": 0.1} if n % 6 != 3 else {}) for n in range(24)]).events
+    (event,) = [event for event in events if event.duration == "chronic"]
+    assert (event.num_runs, event.num_before) == (20, 4) and "in 20 of its 24 runs" in event_sentence(event)
 
 
 def test_a_host_that_was_slow_once_is_a_one_off() -> None:
