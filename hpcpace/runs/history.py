@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import expm1, log
+from math import expm1, log, log1p
 from statistics import median
 from typing import Any
 
@@ -25,6 +25,7 @@ from hpcpace.units import NS_PER_S
 SCHEMA = "hpcpace-history/1"
 LEAST_CHANGE = 0.02
 """Change of speed or own work below which nothing is told, however certain it is."""
+_LEAST_ERRORS = 4.0
 LASTS_NS = 7 * 86_400 * NS_PER_S
 """Two runs at a new level, this far apart, show that it stays; of fewer than `LEAST_RUNS` runs nothing else does."""
 
@@ -160,12 +161,29 @@ def _series(rows: Iterable[HistoryRow]) -> list[Series]:
 def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
     """Return the changes of the median step, and those of what a few long steps add to it."""
     changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows)
-    long = _changes(np.array([log(row.mean_ns / row.p50_ns) for row in rows]), rows)
+    values = np.array([log(row.mean_ns / row.p50_ns) for row in rows])
+    long = [change for change in _changes(values, rows) if change.duration is Duration.LASTING]
+    starts = [0, *(change.first for change in long[:-1])]
     return [
         *(_event("job", name, change, rows, scale=1e-9) for change in changes),
-        # A run has more or fewer long steps by chance.
-        *(_event("long steps", name, change, rows) for change in long if change.duration is Duration.LASTING),
+        # A run has more or fewer long steps by chance, hence lasting changes alone.
+        *(
+            _event("long steps", name, change, rows)
+            for start, change in zip(starts, long, strict=False)
+            if _means_differ(values[start : change.first], values[change.first : change.last + 1])
+        ),
     ]
+
+
+def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+    """Return whether means of two levels differ by enough, and by four standard errors of their own runs.
+
+    Most short runs have no long step and few have many, so that the levels, which are medians, and the spread differ
+    between short and long runs with the same share of long steps.
+    """
+    error = sum((float(level.std(ddof=1)) if len(level) > 1 else 0.0) ** 2 / len(level) for level in (before, after))
+    apart = abs(float(after.mean() - before.mean()))
+    return apart >= max(log1p(LEAST_CHANGE), _LEAST_ERRORS * error**0.5)
 
 
 def _changes(values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[LevelChange]:

@@ -101,6 +101,17 @@ def test_a_run_that_has_more_long_steps_by_chance_is_none_of_it() -> None:
     assert _history([_row(n, long=0.2 if n % 13 == 5 else 0.01) for n in range(40)]).events == ()
 
 
+def test_short_and_long_runs_with_the_same_share_of_long_steps_are_alike() -> None:
+    events = []
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        num_steps = np.where(np.arange(30) < 15, 50, 2000)
+        shares = random.binomial(num_steps, 0.01) * 5 / num_steps
+        rows = [replace(_row(number), p50_ns=1e8, mean_ns=1e8 * (1 + share)) for number, share in enumerate(shares)]
+        events += _history(rows).events
+    assert len(events) <= 1
+
+
 def test_other_layouts_are_other_series() -> None:
     rows = [replace(_row(n, step=0.1 + 0.1 * (n % 2)), kind=f"{4 + 4 * (n % 2)} ranks") for n in range(40)]
     found = _history(rows)
