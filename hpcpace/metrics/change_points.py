@@ -8,13 +8,13 @@ optimum over a grid of levels is found by dynamic programming (as of Potts' func
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import bdtrc, ndtri
 
 LEAST_RUNS = 3
 LEAST_DEVIATIONS = 3.0
@@ -24,6 +24,7 @@ _OF_NORMAL = 1.4826
 _MOST_APART = 5  # places between runs whose difference counts for the spread
 _RUNS_PER_PLACE = 8  # so that a change of level is between few pairs of them
 _LEVELS_PER_SPREAD = 2
+_MOST_BY_CHANCE = 0.02
 _MOST_LEVELS = 400
 
 
@@ -43,8 +44,10 @@ class LevelChange:
         first, last: positions of the first and the last run at the new level.
         before, after: medians of the logarithms at the level before and at the new one.
         duration: lasting with `LEAST_RUNS` on both sides; recent with fewer at the end of the series, which may turn
-            out to be either; one-off if the series went back.
+            out to be either; one-off if the series went back. Where runs were at the new level for once before, more
+            of them are needed.
         deviations: size of the change in standard deviations of a run.
+        num_alike: runs of the level before that were off for once and at the new level.
     """
 
     first: int
@@ -53,6 +56,7 @@ class LevelChange:
     after: float
     duration: Duration
     deviations: float
+    num_alike: int = 0
 
     @property
     def size(self) -> float:
@@ -82,6 +86,7 @@ def level_changes(values: NDArray[np.float64]) -> list[LevelChange]:
     if not whole:
         return []
     levels = {stretch: float(np.median(values[slice(*stretch)])) for stretch in stretches}
+    whole = _without_chance(values, whole, levels, spread)
     found: list[LevelChange] = []
     for before, (first, stop) in zip([None, *whole[:-1]], whole, strict=True):
         level = levels[first, stop]
@@ -91,6 +96,36 @@ def level_changes(values: NDArray[np.float64]) -> list[LevelChange]:
         until = next((start for start, _ in whole if start >= stop), len(values))
         found += _off(values, first, until, level, spread)
     return sorted(found, key=lambda change: change.first)
+
+
+def _without_chance(
+    values: NDArray[np.float64], whole: list[tuple[int, int]], levels: dict[tuple[int, int], float], spread: float
+) -> list[tuple[int, int]]:
+    """Return the stretches that are not just some runs in a row that are off.
+
+    Where many runs are off for once and all to one level, as those of a job that sometimes gets a slow host, some of
+    them follow each other by chance: the expected number of such places in the series is a binomial tail per run.
+    """
+    own = np.full(len(values), np.nan)  # runs without a level are off
+    for stretch in whole:
+        own[slice(*stretch)] = levels[stretch]
+    kept = list(whole)
+    for first, stop in sorted(whole, key=lambda stretch: stretch[1] - stretch[0])[:-1]:
+        is_there = np.abs(values - levels[first, stop]) <= LEAST_DEVIATIONS * spread
+        inside, num_inside = np.count_nonzero(is_there[first:stop]), stop - first
+        elsewhere = is_there & ~(np.abs(values - own) <= LEAST_DEVIATIONS * spread)
+        elsewhere[first:stop] = False
+        share = np.count_nonzero(elsewhere) / (len(values) - num_inside)
+        if len(values) * float(bdtrc(inside - 1, num_inside, share)) > _MOST_BY_CHANCE:
+            kept.remove((first, stop))
+            own[first:stop] = np.nan
+    return kept
+
+
+def _num_alike(values: NDArray[np.float64], before: float, after: float, spread: float) -> int:
+    """Return how many runs of a level are off it and at another one."""
+    is_off = np.abs(values - before) > LEAST_DEVIATIONS * spread
+    return int(np.count_nonzero(is_off & (np.abs(values - after) <= LEAST_DEVIATIONS * spread)))
 
 
 def run_spread(values: NDArray[np.float64]) -> float:
@@ -161,4 +196,5 @@ def _off(values: NDArray[np.float64], first: int, stop: int, level: float, sprea
         if sides[begin] and (first or begin):
             duration = Duration.RECENT if first + end == len(values) else Duration.ONE_OFF
             after = float(np.median(values[first + begin : first + end]))
-            yield _change(first + begin, first + end - 1, level, after, duration, spread)
+            change = _change(first + begin, first + end - 1, level, after, duration, spread)
+            yield replace(change, num_alike=_num_alike(values[first : first + begin], level, after, spread))

@@ -198,6 +198,8 @@ def _has_stayed(change: LevelChange, values: np.ndarray[Any, np.dtype[np.float64
     """Return whether the runs at the end of a series are too far apart in time for something that was off for once."""
     if change.duration is not Duration.RECENT or change.num_runs < 2 or change.first < LEAST_RUNS:
         return False
+    if change.num_alike:  # it has been there before, and went back
+        return False
     there, begun_ns = values[change.first : change.last + 1], rows[change.first].begun_unix_ns
     agree = float(np.ptp(there)) <= LEAST_DEVIATIONS * run_spread(values)
     return agree and begun_ns > 0 and rows[change.last].begun_unix_ns - begun_ns >= LASTS_NS

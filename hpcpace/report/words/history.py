@@ -7,7 +7,7 @@ from collections import Counter
 
 from hpcpace.metrics.change_points import LEAST_RUNS
 from hpcpace.quoting import printable
-from hpcpace.runs.history import Event, History
+from hpcpace.runs.history import LASTS_NS, Event, History
 from hpcpace.units import NS_PER_S, format_duration
 from hpcpace.wording import listed, percent, plural
 
@@ -36,14 +36,20 @@ def event_sentence(event: Event) -> str:
         return f"{name} was {size} {when} {_begin(event)} for once{_levels(event)}"
     since = f"{name} is {size} since {_begin(event)}{_levels(event)}"
     if event.duration == "recent":
-        more = "3, or 2 a week apart," if event.begun_unix_ns else "3"
-        return f"{since}, in {runs} so far: {more} are needed to tell a lasting change from a one-off"
+        return f"{since}, in {runs} so far: {_needed(event)} are needed to tell a lasting change from a one-off"
     return f"{since}, {_in_runs(event)}{_jobs(event)}"
 
 
 def _begin(event: Event) -> str:
     """Return when its first run began, or the run itself where dates are not known."""
     return date(event.begun_unix_ns) if event.begun_unix_ns else f"run {printable(event.run)}"
+
+
+def _needed(event: Event) -> str:
+    """Return how many runs show that a recent change lasts; more where as many as that are not enough."""
+    if event.num_runs >= LEAST_RUNS or event.last_unix_ns - event.begun_unix_ns >= LASTS_NS:
+        return "more"
+    return "3, or 2 a week apart that agree," if event.begun_unix_ns else "3"
 
 
 def _in_runs(event: Event) -> str:

@@ -202,6 +202,15 @@ def test_two_runs_that_agree_a_week_apart_are_lasting(
     assert [event.duration for event in _history(undated).events] == ["recent"]
 
 
+@pytest.mark.parametrize("num_off", [2, 3])
+def test_runs_at_the_end_that_are_as_runs_were_for_once_before_are_recent(num_off: int) -> None:
+    rows = [_row(n, step=0.12 if n in (5, 9, 13) or n >= 20 else 0.1) for n in range(20 + num_off)]
+    rows = [replace(row, begun_unix_ns=BEGIN_NS + 7 * number * DAY_NS) for number, row in enumerate(rows)]
+    (event,) = [event for event in _history(rows).events if event.duration != "one-off"]
+    assert (event.duration, event.num_runs) == ("recent", num_off)
+    assert f"in {num_off} runs so far: more are needed" in event_sentence(event)
+
+
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was reported, so that reading it takes no time."""
