@@ -71,6 +71,7 @@ class ShownSteps:
         span_ns: begin of the first and end of the last step, on the common clock.
         step: numbers of the steps, ascending, int64, (num_steps,).
         slowest: the step around which they are; None for a range.
+        unfinished: the last step, not shown, with operations that never completed; None without any.
         problems: what could not be read or is not shown, a sentence each.
     """
 
@@ -82,6 +83,7 @@ class ShownSteps:
     span_ns: tuple[int, int]
     step: NDArray[np.int64]
     slowest: int | None
+    unfinished: int | None
     problems: tuple[str, ...]
 
 
@@ -124,12 +126,20 @@ def read_steps(
         span_ns=_span(evidence, step),
         step=step,
         slowest=slowest,
+        unfinished=_unfinished(recorded, step),
         problems=(
             *found.problems,
             *(problem for stream in streams for problem in problems_of(stream)),
             *_sentences(recorded, ranks, wanted, unknown_clocks, apart),
         ),
     )
+
+
+def _unfinished(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> int | None:
+    """Return the last step with operations that never completed; None if it is among the given ones."""
+    open_steps = np.concatenate([trace.open_collectives["step"] for trace in traces])
+    last = int(open_steps.max(initial=-1))
+    return None if last < 0 or last in step else last
 
 
 def _ranks_apart(timed: TimedTraces) -> tuple[int, ...]:
