@@ -49,6 +49,8 @@ class Event:
         deviations: size in standard deviations of a run.
         jobs: names of the jobs in which it shows.
         num_jobs: jobs that ran at the new level, whether it shows in them or not.
+        rank_0: of a host whether rank 0, which may have more to do than others, explains it, too: `always` there of a
+            chronic one, `gained` or `lost` at the change; else empty.
     """
 
     kind: str
@@ -65,6 +67,7 @@ class Event:
     deviations: float
     jobs: tuple[str, ...]
     num_jobs: int
+    rank_0: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +219,10 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
         of_host = by_host.get(host, [])
         values = np.array([row.slowness[host] for row in of_host])
         changes = _changes(values, of_host)
-        found += [_event("host", host, change, of_host) for change in changes]
+        found += [
+            replace(_event("host", host, change, of_host), rank_0=_moved_rank_0(host, change, of_host))
+            for change in changes
+        ]
         if not any(change.duration is Duration.LASTING for change in changes):
             found += _chronic(host, values, of_host)
     return found, len(by_host)
@@ -235,7 +241,17 @@ def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Seq
     )
     num_slow = int(np.count_nonzero(values > level / 2))
     event = _event("host", host, change, rows, duration="chronic")
-    return [replace(event, num_runs=num_slow, num_before=len(rows) - num_slow)]
+    rank_0 = "always" if all(row.first_host == host for row in rows) else ""
+    return [replace(event, num_runs=num_slow, num_before=len(rows) - num_slow, rank_0=rank_0)]
+
+
+def _moved_rank_0(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> str:
+    """Return whether a host that got slower got rank 0 then, or one that got faster lost it."""
+    before = {row.first_host == host for row in rows[: change.first]}
+    there = {row.first_host == host for row in rows[change.first : change.last + 1]}
+    if change.size > 0:
+        return "gained" if (before, there) == ({False}, {True}) else ""
+    return "lost" if (before, there) == ({True}, {False}) else ""
 
 
 def _event(

@@ -36,6 +36,7 @@ class HistoryRow:
         num_ranks, num_nodes: of the job; 0 where unknown.
         hosts: where it ran.
         slowness: by host, logarithm of own work over the median of its role in the run; of hosts that compare.
+        first_host: of rank 0; empty where unknown.
         mode: of its verdict; empty where unknown.
     """
 
@@ -51,6 +52,7 @@ class HistoryRow:
     num_nodes: int = 0
     hosts: tuple[str, ...] = ()
     slowness: Mapping[str, float] = field(default_factory=dict)
+    first_host: str = ""
     mode: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -81,6 +83,7 @@ def row_of(measured: MeasuredRun, run: str, changed_unix_ns: int) -> HistoryRow:
         num_nodes=len(set(measured.hosts)),
         hosts=tuple(sorted(set(measured.hosts))),
         slowness=_slowness(measured),
+        first_host=next((rank.host for rank in measured.ranks if rank.rank == 0), ""),
         mode=measured.mode,
     )
 
@@ -149,6 +152,7 @@ def row_from_json(content: Any) -> HistoryRow:
         num_nodes=_count(content["num_nodes"]),
         hosts=tuple(map(_text, content["hosts"][:_MOST_HOSTS])),
         slowness={_text(host): _log(value) for host, value in content["slowness"].items()},
+        first_host=_text(content["first_host"]),
         mode=_text(content["mode"]),
     )
 

@@ -12,11 +12,20 @@ from hpcpace.units import NS_PER_S, format_duration
 from hpcpace.wording import listed, percent, plural
 
 _MOST_JOBS = 3
+_RANK_0 = {
+    "always": "; it always has rank 0, which may have more to do than the others",
+    "gained": "; it has rank 0 since then, which may have more to do than the others",
+    "lost": "; it had rank 0 before, which may have more to do than the others",
+}
 _DAY_NS = 86_400 * NS_PER_S
 
 
 def event_sentence(event: Event) -> str:
-    """Return what changed, by how much, since when or when, and in which jobs."""
+    """Return what changed, by how much, since when or when, in which jobs, and what else may explain it."""
+    return f"{_change_sentence(event)}{_RANK_0.get(event.rank_0, '')}"
+
+
+def _change_sentence(event: Event) -> str:
     name = printable(event.name)
     if event.kind == "long steps":
         size = f"{percent(abs(event.share))} {'more' if event.share > 0 else 'less'}"

@@ -83,6 +83,20 @@ def test_a_host_that_was_slow_once_is_a_one_off() -> None:
     assert (event.name, event.duration, event.run) == ("n3", "one-off", "run-15")
 
 
+def test_a_host_that_got_rank_0_may_have_more_to_do() -> None:
+    rows = [
+        replace(_row(n, slow={"n1": 0.06} if n < 20 else {"n2": 0.06}), first_host="n1" if n < 20 else "n2")
+        for n in range(40)
+    ]
+    said = {event.name: (event.rank_0, event_sentence(event)) for event in _history(rows).events}
+    assert said["n1"][0] == "lost" and "it had rank 0 before" in said["n1"][1]
+    assert said["n2"][0] == "gained" and "it has rank 0 since then" in said["n2"][1]
+    (chronic,) = _history(rows[:20]).events
+    assert chronic.rank_0 == "always" and "it always has rank 0" in event_sentence(chronic)
+    (other,) = _history([replace(row, first_host="n0") for row in rows[:20]]).events
+    assert other.rank_0 == "" and "rank 0" not in event_sentence(other)
+
+
 def test_a_job_that_got_slow_accuses_no_host_and_no_other_job() -> None:
     rows = [_row(n, job=f"job{n % 2}", step=0.12 if n >= 20 and n % 2 else 0.1) for n in range(40)]
     (event,) = _history(rows).events
@@ -135,6 +149,7 @@ def test_a_line_is_made_of_a_run() -> None:
     assert (row.run, row.job, row.begun_unix_ns) == ("a", "gpt", BEGIN_NS)
     assert row.kind == "4 ranks, dp=4, 64 tokens, bfloat16"
     assert row.slowness == pytest.approx({"n0": 0, "n1": 0, "n2": 0, "n3": 0.0953}, abs=1e-4)
+    assert row.first_host == "n0"
     assert row_from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
