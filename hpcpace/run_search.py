@@ -16,7 +16,7 @@ from hpcpace.wording import listed, plural
 _ATTEMPT = re.compile(r"attempt-(\d{1,9})")
 # A study keeps its runs in STUDY/runs, and a folder of runs may sort them by topic.
 _MOST_NESTED = 3
-_MOST_FOLDERS = 20_000
+_MOST_ENTRIES, _MOST_ENTRIES_TO_NAME = 200_000, 20_000
 _MOST_NAMED = 6
 
 
@@ -41,31 +41,49 @@ def open_named_run(path: Path) -> NamedRun:
         raise TraceError(f"{error}{_runs_there(place)}") from None
 
 
-def find_runs(folder: Path) -> Iterator[Path]:
+@dataclass
+class _Search:
+    """How many more runs, folders and other files a search looks at before it gives up."""
+
+    folder: Path
+    left: int
+
+    def count(self) -> None:
+        """Count one of them."""
+        self.left -= 1
+        if self.left < 0:
+            raise TraceError(f"{self.folder} has too many runs, folders and other files to find all: name one in it")
+
+
+def find_runs(folder: Path, *, most_entries: int = _MOST_ENTRIES) -> Iterator[Path]:
     """Yield the runs in a folder and in folders in it, or the folder itself if it is one; links are not followed.
 
     Hidden folders are left out. What cannot be read is skipped.
 
+    Args:
+        folder: the folder.
+        most_entries: runs, other folders, and files outside of runs that are looked at.
+
     Raises:
         OSError: the folder itself cannot be read.
+        TraceError: there are more entries, so that some runs would not be found.
     """
-    budget = [_MOST_FOLDERS]
     with Folder.open(folder) as opened:
-        yield from _runs_in(opened, budget, _MOST_NESTED)
+        yield from _runs_in(opened, _Search(folder, most_entries), _MOST_NESTED)
 
 
-def _runs_in(folder: Folder, budget: list[int], levels: int) -> Iterator[Path]:
+def _runs_in(folder: Folder, search: _Search, levels: int) -> Iterator[Path]:
     names = folder.names()
     if any(_ATTEMPT.fullmatch(name) and folder.has_folder(name) for name in names):
         yield folder.path
         return
     for name in names if levels else ():
-        if name.startswith(".") or not budget[0]:
+        if name.startswith("."):
             continue
-        budget[0] -= 1
+        search.count()
         try:
             with folder.folder(name) as inner:
-                yield from _runs_in(inner, budget, levels - 1)
+                yield from _runs_in(inner, search, levels - 1)
         except OSError:  # a file, a link, or a folder of somebody else
             continue
 
@@ -91,8 +109,8 @@ def _runs_there(place: Path) -> str:
     """Return which runs are in a folder or, if it does not exist, beside it; empty without any."""
     for folder in (place, place.parent):
         try:
-            runs = sorted(find_runs(folder))
-        except OSError:
+            runs = sorted(find_runs(folder, most_entries=_MOST_ENTRIES_TO_NAME))
+        except (OSError, TraceError):
             continue
         if runs:
             names = [printable(str(run)) for run in runs[:_MOST_NAMED]]

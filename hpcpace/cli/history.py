@@ -20,10 +20,9 @@ from hpcpace.report.html.history import history_page
 from hpcpace.report.terminal.history import print_history
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.rundir import RUNS, json_text
-from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.history import history
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs
-from hpcpace.runs.history_row import row_of_csv
+from hpcpace.runs.history_row import rows_of_csv
 from hpcpace.world.environment import process_environ
 
 
@@ -57,7 +56,7 @@ def command(
     Exit codes: 0 fine, whatever changed; 2 DIR cannot be read; 3 it has no run that can be used.
     """
     if folder.suffix == ".csv" and not folder.is_dir():
-        rows = sorted(map(row_of_csv, read_csv(folder)), key=lambda row: row.begun_unix_ns)
+        rows = rows_of_csv(folder)
         runs = IndexedRuns(rows=tuple(rows), broken={}, num_running=0, num_read=len(rows), index="none of a file")
     else:
         settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})

@@ -107,9 +107,14 @@ def timeline_lines(made: WrittenTimeline) -> list[str]:
     what = f"step {first}" if first == last else f"steps {first} to {last}"
     if shown.slowest is not None:
         what += f", around step {shown.slowest}, the slowest,"
+    unfinished = []
+    if shown.slowest is not None and shown.unfinished is not None:
+        before = f"--steps {max(shown.unfinished - 2, 0)}:"
+        unfinished = [f"not shown: operations of step {shown.unfinished} that never completed ({before} shows them)"]
     return [
         f"written: {printable(str(made.path))} ({format_bytes(written.num_bytes)})",
         f"{what} of {plural(len(shown.ranks), 'rank')}: {plural(written.num_slices, 'slice')}, "
         f"{plural(written.num_arrows, 'arrow')} from late ranks to those that waited",
+        *unfinished,
         "open it at https://ui.perfetto.dev, which reads it in your browser and sends it nowhere",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.sound_stream import contradictions_of, sound_stream
@@ -68,9 +69,7 @@ def _apart_in_time(measured: Measured) -> dict[int, str]:
     rows = [row for row, rank in enumerate(timed.ranks) if rank not in timed.unknown_clocks]
     if len(rows) < 2:
         return {}
-    begin_ns = measured.common.begin_ns[rows].astype(np.float64)
-    apart_ns = np.median(begin_ns - np.median(begin_ns, axis=0), axis=1)
-    least_ns = max(_MOST_STEPS_APART * float(np.median(measured.times_ns)), _LEAST_APART_NS)
+    apart_ns = steps_apart_ns(measured.common.begin_ns[rows], float(np.median(measured.times_ns)))
     return {
         timed.ranks[row]: (
             f"{timed.traces[row].path}: the steps of rank {timed.ranks[row]} are {format_duration(abs(ns))} "
@@ -78,8 +77,21 @@ def _apart_in_time(measured: Measured) -> dict[int, str]:
             "or its clock is wrong; nothing of it is believed"
         )
         for row, ns in zip(rows, apart_ns.tolist(), strict=True)
-        if abs(ns) > least_ns
+        if ns
     }
+
+
+def steps_apart_ns(begin_ns: NDArray[np.int64], step_ns: float) -> NDArray[np.float64]:
+    """Return by how much the steps of each rank are behind those of the others, float64, (num_ranks,).
+
+    It is 0 where they are at the same time, give or take some steps and a second.
+
+    Args:
+        begin_ns: of the same steps of each rank on the common clock, int64, (num_ranks, num_steps).
+        step_ns: how long a step takes.
+    """
+    apart_ns = np.median(begin_ns - np.median(begin_ns, axis=0), axis=1)
+    return np.where(np.abs(apart_ns) > max(_MOST_STEPS_APART * step_ns, _LEAST_APART_NS), apart_ns, 0.0)
 
 
 def _silent(measured: Measured) -> dict[int, str]:

@@ -8,20 +8,23 @@ optimum over a grid of levels is found by dynamic programming (as of Potts' func
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import bdtrc, ndtri
 
 LEAST_RUNS = 3
 LEAST_DEVIATIONS = 3.0
 LEAST_SPREAD = 0.005
 """Runs of the same thing differ by half a percent at least, however alike a few of them are."""
 _OF_NORMAL = 1.4826
+_MOST_APART = 5  # places between runs whose difference counts for the spread
+_RUNS_PER_PLACE = 8  # so that a change of level is between few pairs of them
 _LEVELS_PER_SPREAD = 2
+_MOST_BY_CHANCE = 0.02
 _MOST_LEVELS = 400
 
 
@@ -41,8 +44,10 @@ class LevelChange:
         first, last: positions of the first and the last run at the new level.
         before, after: medians of the logarithms at the level before and at the new one.
         duration: lasting with `LEAST_RUNS` on both sides; recent with fewer at the end of the series, which may turn
-            out to be either; one-off if the series went back.
+            out to be either; one-off if the series went back. Where runs were at the new level for once before, more
+            of them are needed.
         deviations: size of the change in standard deviations of a run.
+        num_alike: runs of the level before that were off for once and at the new level.
     """
 
     first: int
@@ -51,6 +56,7 @@ class LevelChange:
     after: float
     duration: Duration
     deviations: float
+    num_alike: int = 0
 
     @property
     def size(self) -> float:
@@ -80,6 +86,7 @@ def level_changes(values: NDArray[np.float64]) -> list[LevelChange]:
     if not whole:
         return []
     levels = {stretch: float(np.median(values[slice(*stretch)])) for stretch in stretches}
+    whole = _without_chance(values, whole, levels, spread)
     found: list[LevelChange] = []
     for before, (first, stop) in zip([None, *whole[:-1]], whole, strict=True):
         level = levels[first, stop]
@@ -91,11 +98,51 @@ def level_changes(values: NDArray[np.float64]) -> list[LevelChange]:
     return sorted(found, key=lambda change: change.first)
 
 
+def _without_chance(
+    values: NDArray[np.float64], whole: list[tuple[int, int]], levels: dict[tuple[int, int], float], spread: float
+) -> list[tuple[int, int]]:
+    """Return the stretches that are not just some runs in a row that are off.
+
+    Where many runs are off for once and all to one level, as those of a job that sometimes gets a slow host, some of
+    them follow each other by chance: the expected number of such places in the series is a binomial tail per run.
+    """
+    own = np.full(len(values), np.nan)  # runs without a level are off
+    for stretch in whole:
+        own[slice(*stretch)] = levels[stretch]
+    kept = list(whole)
+    for first, stop in sorted(whole, key=lambda stretch: stretch[1] - stretch[0])[:-1]:
+        is_there = np.abs(values - levels[first, stop]) <= LEAST_DEVIATIONS * spread
+        inside, num_inside = np.count_nonzero(is_there[first:stop]), stop - first
+        elsewhere = is_there & ~(np.abs(values - own) <= LEAST_DEVIATIONS * spread)
+        elsewhere[first:stop] = False
+        share = np.count_nonzero(elsewhere) / (len(values) - num_inside)
+        if len(values) * float(bdtrc(inside - 1, num_inside, share)) > _MOST_BY_CHANCE:
+            kept.remove((first, stop))
+            own[first:stop] = np.nan
+    return kept
+
+
+def _num_alike(values: NDArray[np.float64], before: float, after: float, spread: float) -> int:
+    """Return how many runs of a level are off it and at another one."""
+    is_off = np.abs(values - before) > LEAST_DEVIATIONS * spread
+    return int(np.count_nonzero(is_off & (np.abs(values - after) <= LEAST_DEVIATIONS * spread)))
+
+
 def run_spread(values: NDArray[np.float64]) -> float:
-    """Return the standard deviation of a run from the differences of neighbours, which changes of level hardly move."""
+    """Return the standard deviation of a run from the differences of runs near each other.
+
+    Changes of level hardly move it. In series of 16 runs or more it is the larger one of that of neighbours and that of
+    runs up to five places apart: where speed drifts, or goes with the load of the week, neighbours are more alike than
+    runs are, and each swing would be taken for a change.
+    """
     if len(values) < 2:
         return LEAST_SPREAD
-    return max(float(_OF_NORMAL * np.median(np.abs(np.diff(values)))) / 2**0.5, LEAST_SPREAD)
+    median = float(np.median(np.abs(np.diff(values))))
+    places = range(2, min(_MOST_APART, len(values) // _RUNS_PER_PLACE) + 1)
+    if places:
+        apart = np.concatenate([np.abs(values[place:] - values[:-place]) for place in places])
+        median = max(median, float(np.median(apart)))
+    return max(_OF_NORMAL * median / 2**0.5, LEAST_SPREAD)
 
 
 def _change(first: int, last: int, before: float, after: float, duration: Duration, spread: float) -> LevelChange:
@@ -113,7 +160,7 @@ def _stretches(values: NDArray[np.float64], spread: float) -> list[tuple[int, in
     off = (LEAST_DEVIATIONS * spread) ** 2
     penalty = max(1.05 * off, 3 * spread**2 * float(np.log(num_runs)))
     levels = _levels(values, spread)
-    previous = np.zeros((num_runs, len(levels)), np.int32)
+    previous = np.zeros((num_runs, len(levels)), np.int16)
     stay = np.arange(len(levels))
     cost = np.zeros(len(levels))
     for at, value in enumerate(values):
@@ -149,4 +196,5 @@ def _off(values: NDArray[np.float64], first: int, stop: int, level: float, sprea
         if sides[begin] and (first or begin):
             duration = Duration.RECENT if first + end == len(values) else Duration.ONE_OFF
             after = float(np.median(values[first + begin : first + end]))
-            yield _change(first + begin, first + end - 1, level, after, duration, spread)
+            change = _change(first + begin, first + end - 1, level, after, duration, spread)
+            yield replace(change, num_alike=_num_alike(values[first : first + begin], level, after, spread))

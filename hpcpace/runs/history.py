@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import expm1, log
+from math import expm1, log, log1p
 from statistics import median
 from typing import Any
 
@@ -25,6 +25,7 @@ from hpcpace.units import NS_PER_S
 SCHEMA = "hpcpace-history/1"
 LEAST_CHANGE = 0.02
 """Change of speed or own work below which nothing is told, however certain it is."""
+_LEAST_ERRORS = 4.0
 LASTS_NS = 7 * 86_400 * NS_PER_S
 """Two runs at a new level, this far apart, show that it stays; of fewer than `LEAST_RUNS` runs nothing else does."""
 
@@ -37,17 +38,20 @@ class Event:
         kind: `job` of its median step; `long steps` of what its mean step has beyond that, told only where it lasts;
             or `host`.
         name: of the job, with its layout where it has several, or of the host.
-        duration: lasting, recent, one-off; of a host, also `chronic` where it was slow in all its runs. Two runs at the
-            end that agree are lasting, too, where they began `LASTS_NS` apart.
+        duration: lasting, recent, one-off; of a host, also `chronic` where it was slow from its first runs on. Two runs
+            at the end that agree are lasting, too, where they began `LASTS_NS` apart.
         begun_unix_ns, last_unix_ns: first and last run at the new level; 0 where dates are not known.
         run: the first run at the new level.
         share: change of step time or own work, relative; of a chronic host, against the others.
         mean_share: of the median step of a job, by how much its mean step changed with it; None elsewhere.
         before, after: the levels: seconds of a median step; mean over median step; own work of a host, 1 is usual.
-        num_runs, num_before: runs at the new level and before it.
+        num_runs, num_before: runs at the new level and before it; of a chronic host, those in which it was slow and
+            those in which it was not.
         deviations: size in standard deviations of a run.
         jobs: names of the jobs in which it shows.
         num_jobs: jobs that ran at the new level, whether it shows in them or not.
+        rank_0: of a host whether rank 0, which may have more to do than others, explains it, too: `always` there of a
+            chronic one, `gained` or `lost` at the change; else empty.
     """
 
     kind: str
@@ -65,6 +69,7 @@ class Event:
     deviations: float
     jobs: tuple[str, ...]
     num_jobs: int
+    rank_0: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,11 @@ class History:
     def num_runs(self) -> int:
         """Runs that were used."""
         return sum(len(series.rows) for series in self.series)
+
+    def newest_first(self) -> list[tuple[HistoryRow, Series]]:
+        """Return all runs with their series, the newest first."""
+        runs = [(row, series) for series in self.series for row in reversed(series.rows)]
+        return sorted(runs, key=lambda run: -run[0].begun_unix_ns)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -157,14 +167,20 @@ def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
     """Return the changes of the median step, and those of what a few long steps add to it."""
     changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows)
     means = np.array([log(row.mean_ns) for row in rows])
-    long = _changes(np.array([log(row.mean_ns / row.p50_ns) for row in rows]), rows)
+    values = np.array([log(row.mean_ns / row.p50_ns) for row in rows])
+    long = [change for change in _changes(values, rows) if change.duration is Duration.LASTING]
+    starts = [0, *(change.first for change in long[:-1])]
     return [
         *(
             replace(_event("job", name, change, rows, scale=1e-9), mean_share=_change_of(means, change, changes))
             for change in changes
         ),
-        # A run has more or fewer long steps by chance.
-        *(_event("long steps", name, change, rows) for change in long if change.duration is Duration.LASTING),
+        # A run has more or fewer long steps by chance, hence lasting changes alone.
+        *(
+            _event("long steps", name, change, rows)
+            for start, change in zip(starts, long, strict=True)
+            if _means_differ(values[start : change.first], values[change.first : change.last + 1])
+        ),
     ]
 
 
@@ -175,6 +191,17 @@ def _change_of(
     starts = [one.first for one in changes if one.duration is Duration.LASTING and one.first < change.first]
     before, after = values[max(starts, default=0) : change.first], values[change.first : change.last + 1]
     return expm1(float(np.median(after) - np.median(before)))
+
+
+def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+    """Return whether means of two levels differ by enough, and by four standard errors of their own runs.
+
+    Most short runs have no long step and few have many, so that the levels, which are medians, and the spread differ
+    between short and long runs with the same share of long steps.
+    """
+    error = sum((float(level.std(ddof=1)) if len(level) > 1 else 0.0) ** 2 / len(level) for level in (before, after))
+    apart = abs(float(after.mean() - before.mean()))
+    return apart >= max(log1p(LEAST_CHANGE), _LEAST_ERRORS * error**0.5)
 
 
 def _changes(values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[LevelChange]:
@@ -188,6 +215,8 @@ def _changes(values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[Histo
 def _has_stayed(change: LevelChange, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> bool:
     """Return whether the runs at the end of a series are too far apart in time for something that was off for once."""
     if change.duration is not Duration.RECENT or change.num_runs < 2 or change.first < LEAST_RUNS:
+        return False
+    if change.num_alike:  # it has been there before, and went back
         return False
     there, begun_ns = values[change.first : change.last + 1], rows[change.first].begun_unix_ns
     agree = float(np.ptp(there)) <= LEAST_DEVIATIONS * run_spread(values)
@@ -205,14 +234,17 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
         of_host = by_host.get(host, [])
         values = np.array([row.slowness[host] for row in of_host])
         changes = _changes(values, of_host)
-        found += [_event("host", host, change, of_host) for change in changes]
+        found += [
+            replace(_event("host", host, change, of_host), rank_0=_moved_rank_0(host, change, of_host))
+            for change in changes
+        ]
         if not any(change.duration is Duration.LASTING for change in changes):
             found += _chronic(host, values, of_host)
     return found, len(by_host)
 
 
 def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[Event]:
-    """Return the event of a host that was slow from its first run on, if it was."""
+    """Return the event of a host that was slow from its first runs on, if it was."""
     if len(values) < LEAST_RUNS:
         return []
     level = float(np.median(values))
@@ -222,7 +254,19 @@ def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Seq
     change = LevelChange(
         first=0, last=len(rows) - 1, before=0.0, after=level, duration=Duration.LASTING, deviations=deviations
     )
-    return [_event("host", host, change, rows, duration="chronic")]
+    num_slow = int(np.count_nonzero(values > level / 2))
+    event = _event("host", host, change, rows, duration="chronic")
+    rank_0 = "always" if all(row.first_host == host for row in rows) else ""
+    return [replace(event, num_runs=num_slow, num_before=len(rows) - num_slow, rank_0=rank_0)]
+
+
+def _moved_rank_0(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> str:
+    """Return whether a host that got slower got rank 0 then, or one that got faster lost it."""
+    before = {row.first_host == host for row in rows[: change.first]}
+    there = {row.first_host == host for row in rows[change.first : change.last + 1]}
+    if change.size > 0:
+        return "gained" if (before, there) == ({False}, {True}) else ""
+    return "lost" if (before, there) == ({True}, {False}) else ""
 
 
 def _event(

@@ -1,8 +1,9 @@
 """The index beside the runs of a folder, so that a history of thousands of them opens no run that has not changed.
 
-A run is known by the times at which its folder, its last attempt and its traces changed. Runs that still record are not
-in the index. It is replaced in one piece, so that users may update it at the same time; where the folder cannot be
-written to, there is none and each history reads all runs.
+A run is known by the times at which its folder, its last attempt and its traces changed. One that could not be used is
+tried again with other memory or another version of hpcpace, too. Runs that still record are not in the index. It is
+replaced in one piece, so that users may update it at the same time. Where the folder cannot be written to, there is
+none and each history reads all runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcpace import __version__
 from hpcpace.config import Config
 from hpcpace.errors import TraceError
 from hpcpace.files import Folder
@@ -22,7 +24,7 @@ from hpcpace.rundir import HISTORY_INDEX
 from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 
-SCHEMA = "hpcpace-history-index/1"
+SCHEMA = "hpcpace-history-index/2"
 _MOST_BYTES = 1 << 29
 _FOREIGN = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
@@ -48,7 +50,10 @@ class IndexedRuns:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One run in the index: what its files were, and its line or why it has none."""
+    """One run in the index: what its files were, and its line or why it has none.
+
+    The stamp of a run without a line also has what it was read with.
+    """
 
     stamp: str
     row: HistoryRow | None
@@ -74,7 +79,8 @@ def indexed_runs(
         raise TraceError(f"cannot read {folder}: {error.strerror}; name a folder of runs") from error
     known = _read(folder)
     stamps = {name: _stamp(path) for name, path in paths.items()}
-    current = {name: entry for name, entry in known.items() if stamps.get(name) == entry.stamp}
+    means = f" {__version__} {(config or Config()).report.memory_bytes}"
+    current = {name: entry for name, entry in known.items() if _is_current(entry, stamps.get(name), means)}
     missing = [name for name in paths if name not in current]
     loaded = load_runs([paths[name] for name in missing], config, takes_running=False, progress=progress)
     num_running = 0
@@ -82,7 +88,7 @@ def indexed_runs(
         if run.why_not is NotLoaded.RUNNING:
             num_running += 1
         else:
-            current[name] = _entry(name, paths[name], stamps[name], run)
+            current[name] = _entry(name, paths[name], stamps[name], means, run)
     index = "kept" if current == known else _write(folder, current)
     ordered = [current[name] for name in paths if name in current]
     return IndexedRuns(
@@ -94,9 +100,13 @@ def indexed_runs(
     )
 
 
-def _entry(name: str, path: Path, stamp: str, run: LoadedRun) -> _Entry:
+def _is_current(entry: _Entry, stamp: str | None, means: str) -> bool:
+    return stamp is not None and entry.stamp == (stamp if entry.row else f"{stamp}{means}")
+
+
+def _entry(name: str, path: Path, stamp: str, means: str, run: LoadedRun) -> _Entry:
     if run.measured is None:
-        return _Entry(stamp, None, run.problem)
+        return _Entry(f"{stamp}{means}", None, run.problem)
     try:
         changed_ns = os.stat(path, follow_symlinks=False).st_mtime_ns
     except OSError:
@@ -121,7 +131,7 @@ def _changed(place: Path) -> str:
         found = os.stat(place, follow_symlinks=False)
     except OSError:
         return "-"
-    return f"{found.st_mtime_ns:x}"
+    return f"{found.st_ctime_ns:x}"  # unlike st_mtime, it moves when permissions or owners change, too
 
 
 def _read(folder: Path) -> dict[str, _Entry]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite, log
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from hpcpace.runs.csv_form import CsvRun
+from hpcpace.errors import UsageError
+from hpcpace.quoting import printable
+from hpcpace.runs.csv_form import CsvRun, read_csv
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.units import NS_PER_S
 from hpcpace.wording import plural
@@ -33,6 +36,7 @@ class HistoryRow:
         num_ranks, num_nodes: of the job; 0 where unknown.
         hosts: where it ran.
         slowness: by host, logarithm of own work over the median of its role in the run; of hosts that compare.
+        first_host: of rank 0; empty where unknown.
         mode: of its verdict; empty where unknown.
     """
 
@@ -48,6 +52,7 @@ class HistoryRow:
     num_nodes: int = 0
     hosts: tuple[str, ...] = ()
     slowness: Mapping[str, float] = field(default_factory=dict)
+    first_host: str = ""
     mode: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -78,17 +83,40 @@ def row_of(measured: MeasuredRun, run: str, changed_unix_ns: int) -> HistoryRow:
         num_nodes=len(set(measured.hosts)),
         hosts=tuple(sorted(set(measured.hosts))),
         slowness=_slowness(measured),
+        first_host=next((rank.host for rank in measured.ranks if rank.rank == 0), ""),
         mode=measured.mode,
     )
 
 
+def rows_of_csv(path: Path) -> list[HistoryRow]:
+    """Return the lines of the runs of a CSV file, the oldest first; without dates, in the order of the file.
+
+    Raises:
+        UsageError: as of `read_csv`; or only some runs of a series have a date.
+    """
+    rows = [row_of_csv(run) for run in read_csv(path)]
+    dated = {(row.job, row.kind) for row in rows if row.begun_unix_ns}
+    for row in rows:
+        if not row.begun_unix_ns and (row.job, row.kind) in dated:
+            raise UsageError(
+                f"{path}: {printable(row.run)} has no date, and others of job {printable(row.job)!r} have one: "
+                "its place among them is not known; give all of them a date, or none"
+            )
+    return sorted(rows, key=lambda row: row.begun_unix_ns)
+
+
 def row_of_csv(run: CsvRun) -> HistoryRow:
-    """Return the line of a run of a CSV file; with a throughput alone, its step is that of one sample or batch."""
+    """Return the line of a run of a CSV file.
+
+    With a throughput alone, its step is that of one batch, or of one sample where there is no batch, either: such runs
+    are a series of their own.
+    """
     step_ns = run.step_ns if run.step_ns is not None else (run.batch or 1.0) * NS_PER_S / (run.throughput or 1.0)
     parts = (
         f"{run.num_ranks} ranks" if run.num_ranks else "",
         plural(run.num_nodes, "node") if run.num_nodes else "",
         f"batch {run.batch:g}" if run.batch else "",
+        "" if run.step_ns is not None or run.batch else "time of a sample",
     )
     return HistoryRow(
         run=f"{run.run} (line {run.line})",
@@ -124,6 +152,7 @@ def row_from_json(content: Any) -> HistoryRow:
         num_nodes=_count(content["num_nodes"]),
         hosts=tuple(map(_text, content["hosts"][:_MOST_HOSTS])),
         slowness={_text(host): _log(value) for host, value in content["slowness"].items()},
+        first_host=_text(content["first_host"]),
         mode=_text(content["mode"]),
     )
 

@@ -25,6 +25,14 @@ def test_a_file_that_lacks_ranks_is_a_warning(hpcpace, tmp_path: Path) -> None:
     assert code == 1 and "rank 2 left no trace" in err and (tmp_path / "x.pftrace").exists()
 
 
+def test_of_a_job_that_hangs_the_steps_with_what_never_completed_are_named(hpcpace, tmp_path: Path) -> None:
+    SyntheticRun(num_ranks=2, num_steps=20, hangs=True).write(tmp_path / "run")
+    code, out, _ = hpcpace("timeline", tmp_path / "run")
+    assert code == 0 and "operations of step 20 that never completed (--steps 18: shows them)" in out
+    for steps in ("18:", "3:5"):
+        assert "never completed" not in hpcpace("timeline", tmp_path / "run", "--steps", steps)[1]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -70,10 +70,10 @@ def _body(history: History, plots: list[Plot], hosts: Plot | None) -> str:
 
 
 def _x(unix_ns: int, number: int) -> str | int:
-    """Return a date as plotly.js takes it, in UTC; the number of the run where dates are not known."""
+    """Return a date as plotly.js takes it, in local time as in tables; the number of the run without dates."""
     if not unix_ns:
         return number
-    return datetime.fromtimestamp(unix_ns / NS_PER_S, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(unix_ns / NS_PER_S, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _job_plot(number: int, series: Series) -> Plot:
@@ -152,16 +152,12 @@ def _event_cells(event: Event) -> tuple[str, ...]:
 
 
 def _runs_table(history: History) -> str:
-    rows = sorted(
-        ((row, series.name) for series in history.series for row in series.rows),
-        key=lambda pair: (-pair[0].begun_unix_ns, pair[0].run),
-    )[:_MOST_RUNS]
     cells = [
         (
-            *(date(row.begun_unix_ns), row.run, name, milliseconds(row.p50_ns)),
+            *(date(row.begun_unix_ns), row.run, series.name, milliseconds(row.p50_ns)),
             f"{format_count(row.samples_per_s)}/s" if row.samples_per_s else "",
             *(str(row.num_nodes or "-"), row.mode),
         )
-        for row, name in rows
+        for row, series in history.newest_first()[:_MOST_RUNS]
     ]
     return table("Runs", ["began", "run", "job", "step, ms", "speed", "hosts", "verdict"], cells, text=(0, 1, 2, 6))

@@ -80,10 +80,7 @@ def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:
 
 
 def _print_runs(console: Console, history: History, num_runs: int) -> None:
-    rows = sorted(
-        ((row, series) for series in history.series for row in series.rows),
-        key=lambda pair: (-pair[0].begun_unix_ns, pair[0].run),
-    )[:num_runs]
+    rows = history.newest_first()[:num_runs]
     if not rows:
         return
     title(console, "Runs", "the newest first")

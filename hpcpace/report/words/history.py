@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 from hpcpace.metrics.change_points import LEAST_RUNS
 from hpcpace.quoting import printable
-from hpcpace.runs.history import LEAST_CHANGE, Event, History
+from hpcpace.runs.history import LASTS_NS, LEAST_CHANGE, Event, History
 from hpcpace.units import NS_PER_S, format_duration
 from hpcpace.wording import listed, percent, plural
 
 _MOST_JOBS = 3
+_RANK_0 = {
+    "always": "; it always has rank 0, which may have more to do than the others",
+    "gained": "; it has rank 0 since then, which may have more to do than the others",
+    "lost": "; it had rank 0 before, which may have more to do than the others",
+}
 _DAY_NS = 86_400 * NS_PER_S
 
 
 def event_sentence(event: Event) -> str:
-    """Return what changed, by how much, since when or when, and in which jobs."""
+    """Return what changed, by how much, since when or when, in which jobs, and what else may explain it."""
+    return f"{_change_sentence(event)}{_RANK_0.get(event.rank_0, '')}"
+
+
+def _change_sentence(event: Event) -> str:
     name = printable(event.name)
     if event.kind == "long steps":
         size = f"{percent(abs(event.share))} {'more' if event.share > 0 else 'less'}"
         levels = f"mean over median step {event.before:.2f} to {event.after:.2f}"
-        return f"long steps of {name} cost {size} since {date(event.begun_unix_ns)} ({levels}), {_in_runs(event)}"
+        return f"long steps of {name} cost {size} since {_begin(event)} ({levels}), {_in_runs(event)}"
     size = f"{percent(abs(event.share))} {'slower' if event.share > 0 else 'faster'}"
     runs = plural(event.num_runs, "run")
     if event.duration == "chronic":
-        return f"{name} has been {size} than the others of its runs in all its {runs}{_jobs(event)}"
-    if event.duration == "one-off":
-        when = (
-            f"on {date(event.begun_unix_ns)}" if event.num_runs == 1 else f"in {runs} from {date(event.begun_unix_ns)}"
+        of_all = (
+            f"{event.num_runs} of its {event.num_runs + event.num_before} runs"
+            if event.num_before
+            else f"all its {runs}"
         )
-        return f"{name} was {size} {when} for once{_levels(event)}"
-    since = f"{name} is {size} since {date(event.begun_unix_ns)}{_levels(event)}"
+        return f"{name} has been {size} than the others of its runs in {of_all}{_jobs(event)}"
+    if event.duration == "one-off":
+        when = f"in {runs} from" if event.num_runs > 1 else "on" if event.begun_unix_ns else "in"
+        return f"{name} was {size} {when} {_begin(event)} for once{_levels(event)}"
+    since = f"{name} is {size} since {_begin(event)}{_levels(event)}"
     if event.duration == "recent":
-        more = "3, or 2 a week apart," if event.begun_unix_ns else "3"
-        return f"{since}, in {runs} so far: {more} are needed to tell a lasting change from a one-off"
+        return f"{since}, in {runs} so far: {_needed(event)} are needed to tell a lasting change from a one-off"
     return f"{since}, {_in_runs(event)}{_jobs(event)}{_of_mean(event)}"
 
 
@@ -42,6 +54,18 @@ def _of_mean(event: Event) -> str:
     if event.mean_share is None or abs(event.mean_share - event.share) <= max(LEAST_CHANGE, abs(event.share) / 2):
         return ""
     return f"; its mean step, which throughput follows, changed by {100 * event.mean_share:+.1f} %"
+
+
+def _begin(event: Event) -> str:
+    """Return when its first run began, or the run itself where dates are not known."""
+    return date(event.begun_unix_ns) if event.begun_unix_ns else f"run {printable(event.run)}"
+
+
+def _needed(event: Event) -> str:
+    """Return how many runs show that a recent change lasts; more where as many as that are not enough."""
+    if event.num_runs >= LEAST_RUNS or event.last_unix_ns - event.begun_unix_ns >= LASTS_NS:
+        return "more"
+    return "3, or 2 a week apart that agree," if event.begun_unix_ns else "3"
 
 
 def _in_runs(event: Event) -> str:
@@ -80,17 +104,16 @@ def date(unix_ns: int, *, with_time: bool = True) -> str:
 
 def headline(history: History) -> str:
     """Return the result in one line."""
-    lasting = [event for event in history.events if event.duration in ("lasting", "chronic")]
-    recent = [event for event in history.events if event.duration == "recent"]
-    one_offs = len(history.events) - len(lasting) - len(recent)
+    num = Counter(event.duration for event in history.events)
     if not history.events:
         return "nothing changed beyond noise"
     counts = [
-        *([plural(len(lasting), "lasting change")] if lasting else []),
-        *([plural(len(recent), "recent change")] if recent else []),
-        *([plural(one_offs, "one-off")] if one_offs else []),
+        ("lasting", "lasting change"),
+        ("chronic", "chronically slow host"),
+        ("recent", "recent change"),
+        ("one-off", "one-off"),
     ]
-    return listed(counts)
+    return listed([plural(num[duration], words) for duration, words in counts if num[duration]])
 
 
 def counts_sentence(history: History) -> str:

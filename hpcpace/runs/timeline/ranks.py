@@ -42,19 +42,33 @@ class _Arrows:
 
     @cached_property
     def arrives(self) -> NDArray[np.bool_]:
-        """Which rows an arrow ends at, bool, (num_operations,): they waited longer than both clocks may be wrong."""
+        """Which rows an arrow ends at, bool, (num_operations,).
+
+        They waited longer than both clocks may be wrong, and their transfer begins after the last partner came: where
+        that seems to come after their end, a clock is wrong by more than it says.
+        """
         timed, partner = self.shown.timed, self.shown.partner
+        done = timed.operations
         error_ns = np.zeros(max(timed.ranks) + 1)
         for trace, clock in zip(timed.traces, timed.clocks, strict=True):
             own = trace.tables["collectives"]["enter_ns"]
             if len(own):
                 error_ns[trace.header.rank] = float(np.median(clock.to_reference(own).halfwidth_ns))
-        ranks = timed.operations.rank
+        ranks = done.rank
         is_shown = np.isin(ranks, self.shown.ranks)
         of_partner = np.maximum(partner, 0)
         least_ns = np.maximum(error_ns[ranks] + error_ns[ranks[of_partner]], _LEAST_ARROW_NS)
         found: NDArray[np.bool_] = (partner >= 0) & is_shown & is_shown[of_partner]
-        return found & (timed.waits.wait_ns > least_ns)
+        return found & (timed.waits.wait_ns > least_ns) & (done.enter_ns[of_partner] < self.transfer_ns)
+
+    @cached_property
+    def transfer_ns(self) -> NDArray[np.int64]:
+        """When the transfer of each row begins, int64, (num_operations,): just after its wait.
+
+        Events at the same time have no order, and an arrow needs one.
+        """
+        done = self.shown.timed.operations
+        return np.asarray(np.minimum(done.enter_ns + self.shown.timed.waits.wait_ns + 1, done.exit_ns))
 
     @cached_property
     def leaving(self) -> Mapping[int, tuple[int, ...]]:
@@ -174,11 +188,9 @@ class _RankProcess:
         name = op_name(int(done.op[row]))
         yield Slice(begin_ns, end_ns, name, tuple(arguments), from_here=self.arrows.leaving.get(row, ()))
         if wait_ns > 0 and partner >= 0:
-            until_ns = begin_ns + wait_ns
             last = f"rank {done.rank[partner]}"
-            yield Slice(begin_ns, until_ns, "wait", (("waits for", last), ("us", wait_ns / NS_PER_US)))
-            # Events at the same time have no order, and an arrow needs one.
-            until_ns = min(until_ns + 1, end_ns)
+            yield Slice(begin_ns, begin_ns + wait_ns, "wait", (("waits for", last), ("us", wait_ns / NS_PER_US)))
+            until_ns = int(self.arrows.transfer_ns[row]) + shift_ns
             arrow = (row + 1,) if self.arrows.arrives[row] else ()
             yield Slice(until_ns, end_ns, "transfer", (("us", (end_ns - until_ns) / NS_PER_US),), to_here=arrow)
 

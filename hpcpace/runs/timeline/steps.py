@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.close_up import with_steps
+from hpcpace.diagnosis.credible import steps_apart_ns
 from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
 from hpcpace.diagnosis.figures.step_timeline import regular_steps
@@ -23,7 +24,7 @@ from hpcpace.trace.tables import RankTrace
 from hpcpace.wording import plural, rank_list
 
 MOST_SLICES = 250_000
-"""Slices of a timeline, unless more are allowed: about 25 MB, which a browser opens in seconds."""
+"""Slices of a timeline, unless more are allowed: about 16 MB, which a browser opens in seconds."""
 TABLES_SHOWN = TABLES_USED | {"pacing", "network", "connections", "flows"}
 _BESIDE_SLOWEST = 2
 _LEAST_RANKS = 16  # below, a timeline of fewer steps shows more
@@ -65,10 +66,12 @@ class ShownSteps:
             the common clock.
         partner: for each operation the row of the last partner to enter, -1 where it waits for nobody.
         ranks: those to show, ascending.
-        shift_ns: what brings a rank whose clock is unknown to the others: its last step ends with theirs, by rank.
+        shift_ns: what brings a rank whose clock is unknown, or whose steps are at another time, to the others: its last
+            step ends with theirs, by rank.
         span_ns: begin of the first and end of the last step, on the common clock.
         step: numbers of the steps, ascending, int64, (num_steps,).
         slowest: the step around which they are; None for a range.
+        unfinished: the last step, not shown, with operations that never completed; None without any.
         problems: what could not be read or is not shown, a sentence each.
     """
 
@@ -80,6 +83,7 @@ class ShownSteps:
     span_ns: tuple[int, int]
     step: NDArray[np.int64]
     slowest: int | None
+    unfinished: int | None
     problems: tuple[str, ...]
 
 
@@ -104,6 +108,8 @@ def read_steps(
     )
     recorded = sorted(found.traces, key=lambda trace: trace.header.rank)
     timed = timed_traces(on_devices(recorded))
+    apart = _ranks_apart(timed)
+    unknown_clocks, timed = timed.unknown_clocks, replace(timed, unknown_clocks=(*timed.unknown_clocks, *apart))
     step, slowest = _chosen_steps(timed, wanted)
     num_shown = _num_shown(recorded, step, wanted)
     streams = [sound_stream(trace) for trace in timed.traces]
@@ -120,16 +126,40 @@ def read_steps(
         span_ns=_span(evidence, step),
         step=step,
         slowest=slowest,
+        unfinished=_unfinished(recorded, step),
         problems=(
             *found.problems,
             *(problem for stream in streams for problem in problems_of(stream)),
-            *_sentences(recorded, ranks, wanted, evidence.unknown_clocks),
+            *_sentences(recorded, ranks, wanted, unknown_clocks, apart),
         ),
     )
 
 
+def _unfinished(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> int | None:
+    """Return the last step with operations that never completed; None if it is among the given ones."""
+    open_steps = np.concatenate([trace.open_collectives["step"] for trace in traces])
+    last = int(open_steps.max(initial=-1))
+    return None if last < 0 or last in step else last
+
+
+def _ranks_apart(timed: TimedTraces) -> tuple[int, ...]:
+    """Return the ranks whose steps are at another time than the same steps of the others."""
+    rows = [row for row, rank in enumerate(timed.ranks) if rank not in timed.unknown_clocks]
+    panel = common_steps([timed.traces[row].tables["steps"] for row in rows])
+    if not len(panel):
+        return ()
+    begins = zip(rows, panel.begin_ns, strict=True)
+    begin_ns = np.array([reference_times(timed.clocks[row], own_ns) for row, own_ns in begins])
+    apart_ns = steps_apart_ns(begin_ns, float(np.median(panel.end_ns - panel.begin_ns)))
+    return tuple(timed.ranks[row] for row, ns in zip(rows, apart_ns.tolist(), strict=True) if ns)
+
+
 def _sentences(
-    traces: Sequence[RankTrace], ranks: Sequence[int], wanted: Wanted, unknown_clocks: Sequence[int]
+    traces: Sequence[RankTrace],
+    ranks: Sequence[int],
+    wanted: Wanted,
+    unknown_clocks: Sequence[int],
+    apart: Sequence[int],
 ) -> Iterator[str]:
     """Yield what a timeline lacks."""
     present = {trace.header.rank for trace in traces}
@@ -147,6 +177,11 @@ def _sentences(
         yield (
             f"the clock of {rank_list(sorted(unknown_clocks))} is unknown: their steps are drawn as ending with the "
             "last one, without arrows"
+        )
+    if apart:
+        yield (
+            f"the steps of {rank_list(apart)} are at another time than those of the others (another start, or a wrong "
+            "clock): they are drawn as ending with the last one, without arrows"
         )
 
 

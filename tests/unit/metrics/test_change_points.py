@@ -76,6 +76,36 @@ def test_a_change_of_five_deviations_is_found_where_it_is() -> None:
     assert found >= 95
 
 
+def test_swings_of_the_week_and_drifts_are_no_changes_of_level() -> None:
+    day = np.arange(180) // 3  # three runs a day
+    swings = (0.03 * (day % 7 < 5), np.linspace(0.0, 0.15, 180), 0.02 * np.sin(day))
+    found = [
+        change
+        for swing in swings
+        for seed in range(20)
+        for change in level_changes(_noise(180, seed) + swing)
+        if change.duration is Duration.LASTING
+    ]
+    assert len(found) <= 6
+
+
+def test_runs_that_are_often_off_and_to_one_level_have_no_lasting_change() -> None:
+    lasting = 0
+    for seed in range(100):
+        values = _noise(60, seed) / 2
+        values[np.random.default_rng(seed).random(60) < 0.2] += 0.06
+        lasting += any(change.duration is Duration.LASTING for change in level_changes(values))
+    assert lasting <= 6
+
+
+def test_a_level_that_stays_is_lasting_though_runs_were_there_for_once_before() -> None:
+    values = _noise(40) / 2
+    values[[5, 15]] += 0.1
+    values[30:] += 0.1
+    (change,) = [change for change in level_changes(values) if change.duration is Duration.LASTING]
+    assert (change.first, change.num_runs) == (30, 10)
+
+
 def test_the_spread_of_runs_is_not_that_of_their_changes() -> None:
     values = _noise(200)
     values[100:] += 1.0

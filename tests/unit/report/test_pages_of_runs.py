@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from io import StringIO
 
 import pytest
@@ -95,6 +96,17 @@ def test_a_comparison_without_parts_has_no_plots_of_them() -> None:
 def test_a_history_shows_jobs_and_the_hosts_that_changed() -> None:
     made = history_page(_history("n3", "train", "run-"))
     assert 'id="job-0"' in made and 'id="hosts"' in made and "n3 is 10.5 % slower since" in made
+
+
+def test_plots_and_tables_of_a_history_have_the_same_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        made = history_page(_history("n3", "train", "run-"))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "2024-10-10 09:00:00" in made and "Thu 2024-10-10 09:00" in made
 
 
 def test_names_from_files_are_never_more_than_names() -> None:

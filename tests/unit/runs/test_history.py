@@ -18,13 +18,13 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.config import Config
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.report.words.history import event_sentence
+from hpcpace.errors import UsageError
+from hpcpace.report.words.history import event_sentence, headline
 from hpcpace.rundir import HISTORY_INDEX, json_text
 from hpcpace.runs.conditions import Conditions
-from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.history import Event, History, history
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs
-from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, row_of_csv
+from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, rows_of_csv
 
 DATA = Path(__file__).parents[2] / "data" / "history"
 DAY_NS = 86_400 * 10**9
@@ -66,13 +66,35 @@ def test_a_host_that_got_slow_is_found_with_date_and_jobs() -> None:
 
 
 def test_a_host_that_was_always_slow_is_chronic() -> None:
-    (event,) = _history([_row(n, slow={"n3": 0.06}) for n in range(10)]).events
+    found = _history([_row(n, slow={"n3": 0.06}) for n in range(10)])
+    (event,) = found.events
     assert (event.name, event.duration, event.num_runs) == ("n3", "chronic", 10)
+    assert headline(found) == "1 chronically slow host" and "in all its 10 runs" in event_sentence(event)
+
+
+def test_a_chronic_host_is_not_said_to_be_slow_in_runs_in_which_it_was_not() -> None:
+    events = _history([_row(n, slow={"n3": 0.1} if n % 6 != 3 else {}) for n in range(24)]).events
+    (event,) = [event for event in events if event.duration == "chronic"]
+    assert (event.num_runs, event.num_before) == (20, 4) and "in 20 of its 24 runs" in event_sentence(event)
 
 
 def test_a_host_that_was_slow_once_is_a_one_off() -> None:
     (event,) = _history([_row(n, slow={"n3": 0.2} if n == 15 else {}) for n in range(30)]).events
     assert (event.name, event.duration, event.run) == ("n3", "one-off", "run-15")
+
+
+def test_a_host_that_got_rank_0_may_have_more_to_do() -> None:
+    rows = [
+        replace(_row(n, slow={"n1": 0.06} if n < 20 else {"n2": 0.06}), first_host="n1" if n < 20 else "n2")
+        for n in range(40)
+    ]
+    said = {event.name: (event.rank_0, event_sentence(event)) for event in _history(rows).events}
+    assert said["n1"][0] == "lost" and "it had rank 0 before" in said["n1"][1]
+    assert said["n2"][0] == "gained" and "it has rank 0 since then" in said["n2"][1]
+    (chronic,) = _history(rows[:20]).events
+    assert chronic.rank_0 == "always" and "it always has rank 0" in event_sentence(chronic)
+    (other,) = _history([replace(row, first_host="n0") for row in rows[:20]]).events
+    assert other.rank_0 == "" and "rank 0" not in event_sentence(other)
 
 
 def test_a_job_that_got_slow_accuses_no_host_and_no_other_job() -> None:
@@ -106,6 +128,17 @@ def test_a_run_that_has_more_long_steps_by_chance_is_none_of_it() -> None:
     assert _history([_row(n, long=0.2 if n % 13 == 5 else 0.01) for n in range(40)]).events == ()
 
 
+def test_short_and_long_runs_with_the_same_share_of_long_steps_are_alike() -> None:
+    events = []
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        num_steps = np.where(np.arange(30) < 15, 50, 2000)
+        shares = random.binomial(num_steps, 0.01) * 5 / num_steps
+        rows = [replace(_row(number), p50_ns=1e8, mean_ns=1e8 * (1 + share)) for number, share in enumerate(shares)]
+        events += _history(rows).events
+    assert len(events) <= 1
+
+
 def test_other_layouts_are_other_series() -> None:
     rows = [replace(_row(n, step=0.1 + 0.1 * (n % 2)), kind=f"{4 + 4 * (n % 2)} ranks") for n in range(40)]
     found = _history(rows)
@@ -129,6 +162,7 @@ def test_a_line_is_made_of_a_run() -> None:
     assert (row.run, row.job, row.begun_unix_ns) == ("a", "gpt", BEGIN_NS)
     assert row.kind == "4 ranks, dp=4, 64 tokens, bfloat16"
     assert row.slowness == pytest.approx({"n0": 0, "n1": 0, "n2": 0, "n3": 0.0953}, abs=1e-4)
+    assert row.first_host == "n0"
     assert row_from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
@@ -137,8 +171,7 @@ def test_two_ranks_do_not_say_which_of_them_is_slow() -> None:
 
 
 def _events_of(name: str) -> dict[str, list[Event]]:
-    rows = sorted(map(row_of_csv, read_csv(DATA / name)), key=lambda row: row.begun_unix_ns)
-    found = _history(rows)
+    found = _history(rows_of_csv(DATA / name))
     return {one.job: list(one.events) for one in found.series}
 
 
@@ -151,6 +184,29 @@ def test_published_iteration_times_of_megatron_lm_have_their_changes_marked() ->
     assert (round(now.before, 3), round(now.after, 3)) == (0.528, 0.823)
     assert "since" in event_sentence(now) and "in 2 runs 79 days apart" in event_sentence(now)
     assert found["bert_mcore_tp1_pp2"] == []
+
+
+def test_a_throughput_is_not_compared_with_a_step_time(tmp_path: Path) -> None:
+    lines = [f"r{n},{'' if n % 2 else 0.5},{'' if n % 2 == 0 else 128}\n" for n in range(20)]
+    (tmp_path / "runs.csv").write_text(f"run,step_time_s,throughput\n{''.join(lines)}")
+    found = _history(rows_of_csv(tmp_path / "runs.csv"))
+    assert [one.name for one in found.series] == ["all", "all (time of a sample)"] and found.events == ()
+
+
+def test_runs_without_a_date_are_in_the_order_of_the_file(tmp_path: Path) -> None:
+    lines = [f"r{n},{0.5 if n < 10 else 0.6}\n" for n in range(20)]
+    (tmp_path / "runs.csv").write_text(f"run,step_time_s\n{''.join(lines)}")
+    found = _history(rows_of_csv(tmp_path / "runs.csv"))
+    assert [row.run.split()[0] for row, _ in found.newest_first()] == [f"r{n}" for n in reversed(range(20))]
+    assert "all is 20.0 % slower since run r10 (line 12)" in event_sentence(found.events[0])
+
+
+def test_runs_of_which_only_some_have_a_date_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("run,job,date,step_time_s\na,x,,1\nb,y,2026-05-07,1\n")
+    assert len(rows_of_csv(tmp_path / "runs.csv")) == 2
+    (tmp_path / "runs.csv").write_text("run,job,date,step_time_s\na,x,,1\nb,x,2026-05-07,1\n")
+    with pytest.raises(UsageError, match=r"a \(line 2\) has no date, and others of job 'x' have one"):
+        rows_of_csv(tmp_path / "runs.csv")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +228,15 @@ def test_two_runs_that_agree_a_week_apart_are_lasting(
     assert (event.duration, event.num_runs) == (duration, len(days))
     undated = [replace(row, begun_unix_ns=0) for row in rows]
     assert [event.duration for event in _history(undated).events] == ["recent"]
+
+
+@pytest.mark.parametrize("num_off", [2, 3])
+def test_runs_at_the_end_that_are_as_runs_were_for_once_before_are_recent(num_off: int) -> None:
+    rows = [_row(n, step=0.12 if n in (5, 9, 13) or n >= 20 else 0.1) for n in range(20 + num_off)]
+    rows = [replace(row, begun_unix_ns=BEGIN_NS + 7 * number * DAY_NS) for number, row in enumerate(rows)]
+    (event,) = [event for event in _history(rows).events if event.duration != "one-off"]
+    assert (event.duration, event.num_runs) == ("recent", num_off)
+    assert f"in {num_off} runs so far: more are needed" in event_sentence(event)
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +277,18 @@ def test_the_index_saves_reading_runs_that_have_not_changed(folder: Path) -> Non
     assert (again.num_read, again.index) == (1, "kept")  # the run that still records
     shutil.copytree(folder / "a", folder / "c")
     assert indexed_runs(folder).num_read == 2
+
+
+def test_broken_runs_are_tried_again_when_something_may_have_healed_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexed_runs(folder)
+    more_memory = replace(Config(), report=replace(Config().report, memory="1GiB"))
+    assert [indexed_runs(folder, more_memory).num_read for _ in range(2)] == [3, 1]  # with the run that still records
+    monkeypatch.setattr("hpcpace.runs.history_index.__version__", "999")
+    assert indexed_runs(folder, more_memory).num_read == 3
+    (folder / "broken" / "attempt-0").chmod(0o700)
+    assert indexed_runs(folder, more_memory).num_read == 2
 
 
 def test_a_run_that_changed_or_was_removed_is_not_taken_from_the_index(folder: Path) -> None:

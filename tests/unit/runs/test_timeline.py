@@ -158,6 +158,26 @@ def test_waits_within_the_error_of_the_clocks_have_no_arrow(tmp_path: Path) -> N
     assert made.written.num_arrows == 0
 
 
+def test_no_arrow_points_back_where_a_clock_is_wrong(tmp_path: Path) -> None:
+    run = SyntheticRun(num_ranks=4, slow={2: 1.2}, clock_error_ns={1: 3 * MS, 3: -4 * MS}).write(tmp_path / "run")
+    made, seen = _write(run, tmp_path, **_range(10, 13))
+    slices = [one for found in seen.slices.values() for one in found]
+    begins = {number: one.begin_ns for one in slices for number in one.from_here}
+    ends = {number: one.begin_ns for one in slices for number in one.to_here}
+    assert made.written.num_arrows == len(ends) > 0 and begins.keys() == ends.keys()
+    assert all(ends[number] > begin_ns for number, begin_ns in begins.items())
+
+
+def test_a_rank_whose_steps_are_at_another_time_does_not_stretch_the_timeline(tmp_path: Path) -> None:
+    run = SyntheticRun(num_ranks=4, slow={2: 1.2}, clock_error_ns={1: 10_000 * MS}).write(tmp_path / "run")
+    made, seen = _write(run, tmp_path, **_range(10, 13))
+    assert [text for text in made.shown.problems if "the steps of rank 1 are at another time" in text]
+    ends = [one.end_ns for found in seen.slices.values() for one in found if one.end_ns]
+    begins = [one.begin_ns for found in seen.slices.values() for one in found]
+    assert max(ends) - min(begins) < 200 * MS
+    assert made.written.num_arrows == 0  # nobody knows who was last, the rank itself included
+
+
 def test_without_a_range_the_slowest_step_is_shown_with_its_neighbours(tmp_path: Path) -> None:
     slow = Extra(rank=1, length_ns=50 * MS, every=17)
     run = SyntheticRun(num_ranks=2, num_steps=30, extras=(slow,)).write(tmp_path / "run")

@@ -1,0 +1,30 @@
+"""Runs in a folder: all of them, or an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcpace.errors import TraceError
+from hpcpace.run_search import find_runs, open_named_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(6):
+        (tmp_path / "runs" / f"run-{number}" / "attempt-0").mkdir(parents=True)
+    return tmp_path / "runs"
+
+
+def test_a_folder_of_more_runs_than_can_be_looked_at_is_refused(folder: Path) -> None:
+    assert len(list(find_runs(folder, most_entries=6))) == 6
+    with pytest.raises(TraceError, match="has too many runs, folders and other files to find all"):
+        list(find_runs(folder, most_entries=5))
+
+
+def test_an_error_that_cannot_name_all_runs_names_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcpace.run_search._MOST_ENTRIES_TO_NAME", 5)
+    with pytest.raises(TraceError) as found:
+        open_named_run(folder)
+    assert "run-0" not in str(found.value)
