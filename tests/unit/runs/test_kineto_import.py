@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_files import NUM_STEPS, REDUCED_US, STEP_US, event, facts, gloo_events, nccl_events, write
+from kineto_files import (
+    NUM_STEPS,
+    REDUCED_US,
+    STEP_US,
+    event,
+    facts,
+    gloo_events,
+    nccl_events,
+    sharded_events,
+    write,
+)
 
 from hpcpace.config import Config
 from hpcpace.diagnosis.analyze import analyze
@@ -73,6 +83,21 @@ def test_phases_and_waits_over_gloo_are_those_of_the_profile(tmp_path: Path) -> 
             [REDUCED_US + wait_us + 100] * 24
         )
         assert rows["step"].tolist() == list(range(3, 27)) and not rows["blocked_ns"].any()
+
+
+def test_operations_that_autograd_does_not_overtake_block_their_caller(tmp_path: Path) -> None:
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in (0, 1):
+        write(folder / f"rank-{rank}.json", sharded_events(rank, late_us=3_000.0), facts(rank))
+    found = import_kineto([folder])
+    for one, gather_us in zip(found.ranks, (REDUCED_US, REDUCED_US + 3_000), strict=True):
+        rows = one.tables["collectives"]
+        blocked_us = {op: rows["blocked_ns"][rows["op"] == op] / 1000 for op in (Op.ALL_GATHER, Op.ALL_REDUCE)}
+        assert blocked_us[Op.ALL_GATHER].tolist() == [gather_us] * NUM_STEPS
+        assert blocked_us[Op.ALL_REDUCE].tolist() == [REDUCED_US] * NUM_STEPS
+    summary = report(found, tmp_path / "run")
+    assert summary.verdict.mode == "persistent straggler" and summary.verdict.culprits[0].id == "0"
 
 
 def test_steps_without_marks_end_with_the_optimizer(tmp_path: Path) -> None:
