@@ -71,6 +71,21 @@ def test_a_late_rank_over_gloo_is_the_straggler_of_the_report(tmp_path: Path) ->
     assert "torch.profiler" in summary.world.imported and "samples" in summary.world.imported
 
 
+def test_operations_of_unknown_groups_are_no_ground_for_a_verdict_on_transfers(tmp_path: Path) -> None:
+    """A fifth of the step is in an all-reduce: with groups known it is transfer, else it may be a wait."""
+    verdicts = []
+    for name, groups in (("known", facts(0)["distributedInfo"]["pg_config"]), ("unknown", [])):
+        folder = tmp_path / name
+        folder.mkdir()
+        for rank in (0, 1):
+            said = facts(rank)
+            said["distributedInfo"]["pg_config"] = groups
+            write(folder / f"rank-{rank}.json", gloo_events(rank), said)
+        verdicts.append(report(import_kineto([folder]), tmp_path / f"run-{name}").verdict)
+    assert [verdict.mode for verdict in verdicts] == ["communication-bound", "cannot tell"]
+    assert "20.0 % of the step time is in operations that match no other rank's" in verdicts[1].headline
+
+
 def test_phases_and_waits_over_gloo_are_those_of_the_profile(tmp_path: Path) -> None:
     one, other = gloo_run(tmp_path, late_us=3_000.0).ranks
     for rank, wait_us in ((one, 0.0), (other, 3_000.0)):
