@@ -183,6 +183,35 @@ def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:
     assert summary.verdict.mode == "persistent straggler" and summary.verdict.culprits[0].id == "0"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "called", "op"),
+    [
+        ("ncclDevKernel_SendRecv(x)", "all_to_allv", Op.ALL_TO_ALL),
+        ("ncclDevKernel_Broadcast_RING_LL(x)", "_broadcast_oop", Op.BROADCAST),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "all_reduce_barrier", Op.BARRIER),
+        ("ncclDevKernel_AllGather_RING_LL(x)", "allgather_into_tensor_coalesced", Op.ALL_GATHER),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", "something new", Op.REDUCE_SCATTER),
+        ("ncclDevKernel_Generic(x)", "allreduce", Op.ALL_REDUCE),
+        ("ncclDevKernel_Generic(x)", "", None),
+    ],
+)
+def test_a_kernel_of_nccl_is_what_was_called_or_what_it_is_named_after(
+    tmp_path: Path, kernel: str, called: str, op: Op | None
+) -> None:
+    events = [event(kernel, "kernel", 10.0, 20.0, **{"Collective name": called}), event("gemm", "kernel", 1.0, 5.0)]
+    found = import_kineto([write(tmp_path / "a.json", events, facts(0))])
+    assert found.ranks[0].tables["collectives"]["op"].tolist() == ([] if op is None else [op])
+    assert any(note.startswith("1 kernel of NCCL left out") for note in found.source.notes) == (op is None)
+
+
+def test_a_rank_without_a_world_is_taken_from_the_profile(tmp_path: Path) -> None:
+    said = facts(1)
+    del said["distributedInfo"]["world_size"]
+    found = import_kineto([write(tmp_path / "a.json", gloo_events(1), said)])
+    assert (found.ranks[0].header.rank, found.ranks[0].header.world_size) == (1, 2)
+    assert any("taken as 2" in note for note in found.source.notes)
+
+
 def test_the_rank_comes_from_the_name_where_no_distributed_info_says_it(tmp_path: Path) -> None:
     for rank in (0, 3):
         write(tmp_path / f"rank-{rank}.Nov_01.pt.trace.json", gloo_events(rank), {"schemaVersion": 1})
@@ -255,9 +284,11 @@ def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> Non
     assert "rank-1.json is cut off" in found.problems[0] and "left out" in found.problems[0]
 
 
-def test_hostile_facts_are_ignored_or_made_printable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_number", [False, True])
+def test_hostile_facts_are_ignored_or_made_printable(tmp_path: Path, is_number: bool) -> None:
     said = facts(0)
     said["distributedInfo"] |= {"rank": "0; rm", "pg_config": [7, {"ranks": [-4]}, {"ranks": "x"}], "backend": ["x"]}
+    said["distributedInfo"] |= {"pg_config": 7} if is_number else {}
     said |= {"host_name": "n1\x1b[31m" + "x" * 500, "baseTimeNanoseconds": "soon"}
     write(tmp_path / "rank-0.json", gloo_events(0), said)
     found = import_kineto([tmp_path])
