@@ -245,6 +245,7 @@ def _unknown(ranks: dict[int, _Rank]) -> list[str]:
     missing = [name for code, name in names.items() if code not in phases]
     return [
         *([] if all(profile.host for profile in profiles) else ["hosts"]),
+        *([] if all(profile.shows_device for profile in profiles if profile.has_device) else ["what devices did"]),
         "network",
         "samples",
         *(
@@ -265,7 +266,7 @@ def _notes(ranks: dict[int, _Rank], world_size: int, *, is_world_known: bool) ->
         yield f"no file says how many ranks the job had: taken as {world_size}"
     for source in dict.fromkeys(one.rows.step_source for one in ranks.values()):
         yield f"steps: {source}"
-    if any(one.profile.has_device for one in ranks.values()):
+    if any(one.profile.shows_device for one in ranks.values()):
         yield "on devices a phase ends when all kernels launched in it have ended"
     if any(one.profile.nccl.op for one in ranks.values()):
         yield "a collective holds the device for as long before its end as nothing else runs there"

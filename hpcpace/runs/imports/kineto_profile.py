@@ -162,8 +162,15 @@ class Profile:
 
     @property
     def has_device(self) -> bool:
-        """Whether kernels of a device were recorded."""
-        return bool(self.kernels[0] or self.nccl.op)
+        """Whether the rank used a device: kernels say so, or else a backend of devices that did nothing on the host."""
+        backends = re.split("[:,]", self.backend)
+        is_of_devices = any(name.endswith("ccl") and name != "ccl" for name in backends)  # "ccl" is that of hosts, too
+        return self.shows_device or self.num_unnamed > 0 or (is_of_devices and not self.gloo.op)
+
+    @property
+    def shows_device(self) -> bool:
+        """Whether all that the device did is known: kernels that may have been waits make it unknown."""
+        return bool(self.kernels[0] or self.nccl.op) and not self.num_unnamed
 
 
 def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None) -> Profile:

@@ -44,7 +44,7 @@ class ProfileRows:
 def rows_of_profile(profile: Profile) -> ProfileRows:
     """Return the tables of a profile."""
     steps, source = _steps(profile)
-    device = _Device.of(profile) if profile.has_device else None
+    device = _Device.of(profile) if profile.shows_device else None
     calls = _calls(profile)
     groups = tuple(sorted({name for name in _named(profile, calls) if name != _NO_GROUP}))
     phases = _phases(profile, steps, calls, device)
@@ -52,7 +52,7 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
     tables = {
         "steps": rows_of(
             "steps",
-            has_device=device is not None,
+            has_device=profile.has_device,
             step=steps[:, 0],
             begin_ns=steps[:, 1],
             end_ns=steps[:, 2],
@@ -124,7 +124,7 @@ def _phases(profile: Profile, steps: Int64Array, calls: _Calls, device: _Device 
     rows = np.array(found, np.int64).reshape(-1, 3)
     return rows_of(
         "phases",
-        has_device=device is not None,
+        has_device=profile.has_device,
         step=_step_at(steps, rows[:, 1]),
         phase=rows[:, 0],
         begin_ns=rows[:, 1],
@@ -266,10 +266,10 @@ def _collectives(
         for of, to in zip(group[kept].tolist(), place.tolist(), strict=True)
     ]
     op, step = calls.op[kept], _step_at(steps, calls.enter_ns[kept] if device is None else calls.enqueue_ns[kept])
-    columns = {} if device is None else {"enqueue_ns": calls.enqueue_ns[kept]}
+    columns = {"enqueue_ns": calls.enqueue_ns[kept]} if profile.has_device else {}
     rows = rows_of(
         "collectives",
-        has_device=device is not None,
+        has_device=profile.has_device,
         step=step,
         group=group[kept],
         seq=_numbers(calls.seq[kept], group[kept], op, np.array(peer, np.int64), step),

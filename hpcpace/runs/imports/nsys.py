@@ -125,6 +125,7 @@ def _import(export: _Export, path: Path, size: int, told: Callable[[int, int], N
             "samples",
             *([] if any(profile.steps or profile.optimizer for profile in profiles.values()) else ["steps"]),
             *([] if any(profile.marks for profile in profiles.values()) else ["phases"]),
+            *([] if all(profile.shows_device for profile in profiles.values()) else ["what devices did"]),
         ),
         notes=[
             f"a rank is a GPU of a process: {places}",

@@ -174,6 +174,24 @@ def test_a_device_passes_a_mark_when_what_was_launched_before_has_ended(tmp_path
     assert (late.tables["collectives"]["blocked_ns"] == int(REDUCED_US * 1000)).all()
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_devices_whose_kernels_are_not_told_are_no_ground_for_a_verdict(tmp_path: Path, is_recorded: bool) -> None:
+    """Profiles of the host alone, and kernels of NCCL that do not say so of which a device's work may consist."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in range(4):
+        events = nccl_events(rank, late_us=3_000.0)
+        events = [one for one in events if is_recorded or one["cat"] == "user_annotation"]
+        for one in events:
+            if one["name"].startswith("nccl"):
+                one |= {"name": "ncclDevKernel_Generic", "args": {}}
+        write(folder / f"rank{rank}.json", events, facts(rank, 4, backend="nccl"))
+    found = import_kineto([folder])
+    assert "what devices did" in found.source.unknown
+    summary = report(found, tmp_path / "run")
+    assert summary.verdict.headline.startswith("cannot tell: phases of ranks 0-3 are host times")
+
+
 def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:
     folder = tmp_path / "profiles"
     folder.mkdir()
