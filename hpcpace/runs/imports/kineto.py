@@ -12,9 +12,9 @@ import numpy as np
 from hpcpace.errors import TraceError
 from hpcpace.metrics.clocks.collective_bounds import ClockBounds, collective_bounds
 from hpcpace.metrics.operations.dependence import synchronises
-from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, rows_of
+from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, rows_of
 from hpcpace.runs.imports.kineto_profile import Profile, read_profile, unnamed_note
-from hpcpace.runs.imports.kineto_rows import UNKNOWN_GROUP, ProfileRows, first_ns, rows_of_profile, shift_times
+from hpcpace.runs.imports.kineto_rows import ProfileRows, first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 from hpcpace.units import NS_PER_S, format_duration

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.runs.imports.imported_run import Rows, rows_of
+from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Rows, rows_of
 from hpcpace.runs.imports.kineto_profile import Calls, Profile
 from hpcpace.trace.schema import NO_STEP, NUMBER_BITS, Op, Phase
 
@@ -18,9 +18,6 @@ Int64Array = NDArray[np.int64]
 _GRAIN_NS = 10_000
 _NEVER_NS = np.iinfo(np.int64).min
 _NO_GROUP = ""
-UNKNOWN_GROUP = 65_535
-"""A number that the table `groups` does not have."""
-
 _BEGINS = (("steps", "begin_ns"), ("phases", "begin_ns"), ("collectives", "enter_ns"))
 
 
