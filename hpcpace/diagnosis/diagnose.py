@@ -40,6 +40,7 @@ from hpcpace.diagnosis.modes.obstacle import (
     Obstacle,
     TooFewSteps,
     TooMuchNoise,
+    UnmatchedOperations,
     WrongClock,
 )
 from hpcpace.diagnosis.modes.phase import collection_finding, input_finding
@@ -156,6 +157,7 @@ def diagnose(
         obstacle = None if findings else AbsentRanks()
     elif not findings:
         obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, panels, is_noise_known=cores is not None)
+        obstacle = obstacle or _unmatched(panels, settings)
     return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share, slow=search.slow)
 
 
@@ -185,6 +187,14 @@ def _is_passing(finding: DiagnosisFinding) -> bool:
     evidence = finding.evidence
     is_transient = isinstance(evidence, LatenessEvidence) and evidence.pattern is LatePattern.TRANSIENT
     return is_transient or finding.mode in (Mode.RUNTIME, Mode.AMPLIFICATION, Mode.DATA)
+
+
+def _unmatched(panels: Panels, settings: DiagnosisConfig) -> UnmatchedOperations | None:
+    """Return that operations without a counterpart take as much as would make the job bound by communication."""
+    unmatched_ns, work_ns = float(panels.unmatched_ns.mean()), float(panels.work_ns.mean())
+    if unmatched_ns < settings.communication_share * max(unmatched_ns + work_ns, 1.0):
+        return None
+    return UnmatchedOperations(share=unmatched_ns / panels.mean_length_ns)
 
 
 def _obstacle_of(search: StragglerSearch, panels: Panels, *, is_noise_known: bool) -> Obstacle | None:

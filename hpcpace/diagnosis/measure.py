@@ -254,7 +254,7 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
 def panels_of(measured: Measured) -> Panels:
     """Return what the diagnosis judges."""
     headers = [trace.header for trace in measured.timed.traces]
-    parts = measured.parts
+    parts, unmatched_share = measured.parts, _unmatched_share(measured)
     # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
     return Panels(
         rank=np.array([header.rank for header in headers], np.int64),
@@ -269,7 +269,8 @@ def panels_of(measured: Measured) -> Panels:
         data_ns=parts[:, :, Part.DATA],
         gc_ns=parts[:, :, Part.GC],
         wait_ns=parts[:, :, list(EXPOSED_WAIT)].sum(axis=2),
-        transfer_ns=_transfer_ns(measured),
+        transfer_ns=_transfer_ns(measured) * (1 - unmatched_share),
+        unmatched_ns=parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2) * unmatched_share,
         host_ns=parts[:, :, Part.HOST],
         is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
         transient_share=_transient_share(measured),
@@ -409,6 +410,16 @@ def _transfer_ns(measured: Measured) -> NDArray[np.float64]:
     transfer_ns: NDArray[np.float64] = measured.parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
     less: NDArray[np.float64] = np.maximum(transfer_ns - measured.operations.panels.sent_ns, 0.0)
     return less
+
+
+def _unmatched_share(measured: Measured) -> NDArray[np.float64]:
+    """Return the share of communication that has no counterpart on every member, float64, (num_ranks, num_steps).
+
+    What seems to be its transfer may be waits for others.
+    """
+    panels = measured.operations.panels
+    share: NDArray[np.float64] = panels.unmatched_ns / np.maximum(panels.under_way_ns, 1.0)
+    return share
 
 
 def _reach_ns(measured: Measured) -> NDArray[np.float64]:

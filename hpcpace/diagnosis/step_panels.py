@@ -30,6 +30,7 @@ class StepPanels:
         sent_ns: time blocked on sends of the step.
         message_wait_ns: time in which the rank was blocked waiting for messages.
         under_way_ns: time in which any of its operations was under way.
+        unmatched_ns: likewise, of those without a counterpart on every member.
     """
 
     parts_ns: NDArray[np.float64]
@@ -37,6 +38,7 @@ class StepPanels:
     sent_ns: NDArray[np.float64]
     message_wait_ns: NDArray[np.float64]
     under_way_ns: NDArray[np.float64]
+    unmatched_ns: NDArray[np.float64]
 
     @classmethod
     def empty(cls, shape: tuple[int, int], zeros: Callable[[tuple[int, ...]], NDArray[np.float64]]) -> StepPanels:
@@ -47,6 +49,7 @@ class StepPanels:
             sent_ns=zeros(shape),
             message_wait_ns=zeros(shape),
             under_way_ns=zeros(shape),
+            unmatched_ns=zeros(shape),
         )
 
     @property
@@ -86,6 +89,8 @@ class StepPanels:
             (enter_ns, exit_ns, blocked_ns, wait_ns),
         )
         self.under_way_ns[index, columns] = under_way_ns(enter_ns, exit_ns, begin_ns, end_ns)
+        alone = np.flatnonzero(~rows["is_matched"])
+        self.unmatched_ns[index, columns] = under_way_ns(enter_ns[alone], exit_ns[alone], begin_ns, end_ns)
         column, op = columns_of(chosen.step[columns], rows["step"]), rows["op"]
         is_blocked = (blocked_ns > 0) & (column >= 0)
         for panel, of_op in ((self.blocked_ns, synchronises(op)), (self.sent_ns, op == Op.SEND)):
@@ -103,5 +108,6 @@ class StepPanels:
 def divide_operations(evidence: Evidence, index: int) -> Table:
     """Return what of a rank's operations its steps are divided by, on its own clock."""
     table, end = evidence.collectives[index], evidence.ends[index]
-    wait_ns = evidence.waits.wait_ns[end - len(table) : end]
-    return Table({**{name: table[name] for name in _COLUMNS}, "wait_ns": wait_ns})
+    own = slice(end - len(table), end)
+    wait_ns, is_matched = evidence.waits.wait_ns[own], evidence.matching.is_matched[own]
+    return Table({**{name: table[name] for name in _COLUMNS}, "wait_ns": wait_ns, "is_matched": is_matched})

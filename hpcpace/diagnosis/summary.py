@@ -171,6 +171,8 @@ class Shares:
 class Tracing:
     """What the trace itself cost; the overhead is the recorder's own time relative to that of the recording.
 
+    The overhead is None where it is not recorded, as in runs of other tools.
+
     `files` is a digest of the names and sizes of the trace files, which tells whether they have changed since.
     """
 

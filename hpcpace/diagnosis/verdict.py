@@ -21,6 +21,7 @@ from hpcpace.diagnosis.modes.obstacle import (
     Obstacle,
     TooFewSteps,
     TooMuchNoise,
+    UnmatchedOperations,
     WrongClock,
 )
 from hpcpace.diagnosis.modes.run_end import EndKind, RunEnd
@@ -154,6 +155,8 @@ def _undecided(diagnosis: Diagnosis, obstacle: Obstacle, remarks: Sequence[str])
         advice = "say how ranks are laid out: hpcpace.session(mesh={'dp': 2, 'pp': 2})"
     elif isinstance(obstacle, HostTimes):
         advice = "trace a few hundred steps with device times of phases (docs/diagnosis.md, ranks with a device)"
+    elif isinstance(obstacle, UnmatchedOperations):
+        advice = "record groups, numbers and peers of operations: hpcpace trace does"
     elif isinstance(obstacle, NoPhases):
         advice = "record some hundred steps in full: hpcpace switch RUN on, or trace.detail"
     return Verdict(
@@ -189,6 +192,11 @@ def _obstacle_words(obstacle: Obstacle) -> str:
             return f"noise hides any rank that is less than {obstacle.smallest_share:.0%} slower than its role"
         case NothingCompared():
             return "ranks send to each other, and which of them do the same work is not known"
+        case UnmatchedOperations():
+            return (
+                f"{percent(obstacle.share)} of the step time is in operations that match no other rank's: whether ranks"
+                " wait or transfer there is not known"
+            )
         case NothingMeasured():
             return obstacle.error
         case _:

@@ -35,6 +35,16 @@ def test_an_import_says_what_it_read_and_what_is_unknown(
     assert record["imported"]["files"][0] == {"name": Path(command[1]).name, "bytes": Path(command[1]).stat().st_size}
 
 
+def test_a_report_shows_what_the_tool_did_not_record_as_unknown(hpcpace: Call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    hpcpace("import", "wia", DATA / "trace-ST.parquet", "--run-dir", run)
+    _, out, _ = hpcpace("report", run)
+    assert "unknown share of the time" in out and "0 B" not in out
+    rows = [line.split() for line in out.splitlines()]
+    sizes = [row[3] for row in rows if row[:1] == ["reduce_scatter"]]
+    assert sizes == ["?"]
+
+
 @pytest.mark.parametrize(("command", "facts", "tool"), CASES)
 def test_nothing_is_overwritten(hpcpace: Call, tmp_path: Path, command: list[str], facts: str, tool: str) -> None:
     (tmp_path / "kept").write_text("mine")

@@ -68,7 +68,7 @@ def tracing_figures(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
         if len(account)
     )
     return Tracing(
-        overhead_share=cost_ns / span_ns if span_ns > 0 else None,
+        overhead_share=cost_ns / span_ns if span_ns > 0 and cost_ns else None,
         size_bytes=attempt.trace_bytes(),
         num_events=sum(int(account["events"].sum()) for account in accounts),
         num_dropped=sum(int(account["dropped"].sum()) for account in accounts),

@@ -98,6 +98,8 @@ class Panels:
         data_ns, gc_ns, wait_ns, transfer_ns: waiting for data, garbage collection, exposed wait and exposed transfer,
             float64, (num_ranks, num_steps).
         host_ns: time in which the device waited for its host, likewise.
+        unmatched_ns: time blocked in operations that match no other rank's, of which nobody knows whether it is wait
+            or transfer, likewise.
         is_role_known: whether roles are told; else no two ranks are compared.
         transient_share: what the rebuilt steps of a pipeline lose to changing work, as a share of the step time; None
             where they are not rebuilt.
@@ -128,6 +130,7 @@ class Panels:
     wait_ns: Floats
     transfer_ns: Floats
     host_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
+    unmatched_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     is_role_known: bool = True
     transient_share: float | None = None
     data_variation: DataVariation | None = None

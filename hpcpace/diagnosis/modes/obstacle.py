@@ -48,6 +48,13 @@ class NothingCompared:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnmatchedOperations:
+    """Much of the step, `share`, is in operations that match no other rank's: wait or transfer, nobody knows."""
+
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class NothingMeasured:
     """Nothing could be measured; `error` says why."""
 
@@ -55,5 +62,13 @@ class NothingMeasured:
 
 
 Obstacle = (
-    TooFewSteps | WrongClock | AbsentRanks | HostTimes | NoPhases | TooMuchNoise | NothingCompared | NothingMeasured
+    TooFewSteps
+    | WrongClock
+    | AbsentRanks
+    | HostTimes
+    | NoPhases
+    | TooMuchNoise
+    | NothingCompared
+    | UnmatchedOperations
+    | NothingMeasured
 )

@@ -15,7 +15,7 @@ from hpcpace.report.words.causes import skew_reading
 from hpcpace.report.words.cores import CORE_HEAD, core_cells
 from hpcpace.report.words.glossary import GLOSSARY
 from hpcpace.report.words.probed import HEAD, probed_cells, probed_lead, probed_remarks
-from hpcpace.report.words.run import outcome_line, switches_line
+from hpcpace.report.words.run import message_size, outcome_line, switches_line
 from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration
 from hpcpace.wording import alias_name, milliseconds, named_ranks, percent, place_name, plural, rank_list
 
@@ -78,7 +78,7 @@ def kinds_table(summary: Summary) -> str:
                 kind.op,
                 str(kind.group_size or "?"),
                 f"{kind.num_rows / num_steps:.3g}",
-                format_bytes(kind.size_bytes / num_steps),
+                message_size(kind.size_bytes / num_steps, kind.op),
                 format_duration(kind.median_ns),
                 format_duration(kind.p95_ns),
                 format_duration(kind.mean_wait_ns) if is_known else "?",
@@ -105,7 +105,7 @@ def sensitivity_table(summary: Summary) -> str:
     rows = []
     for row in summary.sensitivity:
         slope, low, high = (format_duration(value * NS_PER_MS) for value in (row.slope, *row.interval))
-        size = format_bytes(row.size_bytes)
+        size = message_size(row.size_bytes, row.op)
         rows.append((row.op, str(row.group_size), size, slope, f"{low} to {high}", skew_reading(row)))
     head = ("operation", "group size", "bytes", "per ms of skew", "95 % interval", "reading")
     caption = "Transfer against skew: transfer added per ms between the first and the last arrival"

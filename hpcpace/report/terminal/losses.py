@@ -18,7 +18,8 @@ from hpcpace.report.words.causes import (
     skew_reading,
 )
 from hpcpace.report.words.jitter import comparison_reading
-from hpcpace.units import NS_PER_MS, format_bytes, format_duration
+from hpcpace.report.words.run import message_size
+from hpcpace.units import NS_PER_MS, format_duration
 from hpcpace.wording import alias_name, percent, place_name, plural
 
 _MOST_HOTSPOTS = 8
@@ -167,7 +168,7 @@ def print_sensitivity(console: Console, summary: Summary) -> None:
     for row in summary.sensitivity:
         low, high = (format_duration(bound * NS_PER_MS) for bound in row.interval)
         slope = format_duration(row.slope * NS_PER_MS)
-        size = format_bytes(row.size_bytes)
+        size = message_size(row.size_bytes, row.op)
         rows.add_row(row.op, str(row.group_size), size, slope, f"{low} to {high}", skew_reading(row))
     console.print(rows)
 

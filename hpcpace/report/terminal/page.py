@@ -66,7 +66,7 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
     if summary.kinds:
         print_kinds(console, summary)
         print_sensitivity(console, summary)
-        print_rank_communication(console, shown)
+        print_rank_communication(console, shown, summary.kinds)
     print_network(console, summary)
     _print_clocks(console, summary)
     _print_incomplete(console, summary)

@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hpcpace.diagnosis.summary import Excess, Part, RankRow, RoleRow, Summary
+from hpcpace.diagnosis.summary import Excess, Kind, Part, RankRow, RoleRow, Summary
 from hpcpace.quoting import printable
 from hpcpace.report.terminal import layout
 from hpcpace.report.words.cores import CORE_HEAD, core_cells
-from hpcpace.units import format_bytes, format_duration
+from hpcpace.report.words.run import message_size
+from hpcpace.units import format_duration
 from hpcpace.wording import milliseconds, percent, rank_list
 
 UNKNOWN = "?"
@@ -154,7 +155,7 @@ def print_kinds(console: Console, summary: Summary) -> None:
             kind.op,
             str(kind.group_size or "?"),
             f"{kind.num_rows / num_steps:.4g}",
-            format_bytes(kind.size_bytes / num_steps),
+            message_size(kind.size_bytes / num_steps, kind.op),
             format_duration(kind.median_ns),
             format_duration(kind.p95_ns),
             format_duration(kind.mean_wait_ns) if is_known else "?",
@@ -168,19 +169,20 @@ def print_kinds(console: Console, summary: Summary) -> None:
             layout.note(
                 console,
                 f"{kind.num_unmatched} {kind.op} of {where} have no comparable counterpart on every member (trace "
-                "missing or cut off, or clock unknown): their blocked time counts as transfer",
+                "missing or cut off, or clock, group or peer unknown): their blocked time counts as transfer",
             )
 
 
-def print_rank_communication(console: Console, shown: Sequence[RankRow]) -> None:
-    """Print the communication of each rank."""
+def print_rank_communication(console: Console, shown: Sequence[RankRow], kinds: Sequence[Kind]) -> None:
+    """Print the communication of each rank; `kinds` are those of all ranks together."""
+    unsized = [kind.op for kind in kinds if not kind.size_bytes]
     layout.title(console, "Communication by rank", "per step; exposed is the part that blocked the rank")
     table = layout.table("rank", ["calls", "bytes", "wait", "exposed\nwait", "transfer", "exposed\ntransfer"])
     for row in shown:
         table.add_row(
             str(row.rank),
             f"{row.num_operations:.4g}",
-            format_bytes(row.size_bytes),
+            message_size(row.size_bytes, *unsized),
             format_duration(row.wait_ns),
             _duration(row.exposed_wait_ns),
             format_duration(row.transfer_ns),

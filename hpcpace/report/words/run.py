@@ -6,6 +6,8 @@ from dataclasses import asdict
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.summary import SLURM_ADDRESS, Summary, Switches
+from hpcpace.metrics.operations.communication import op_name
+from hpcpace.trace.schema import Op
 from hpcpace.units import format_bytes
 
 MAY_CHANGE = "verdict and figures may change until it ends"
@@ -26,6 +28,11 @@ def switches_line(switches: Switches) -> str:
         return ""
     noun = "leaf switch" if switches.num_leaves == 1 else "leaf switches"
     return f"{switches.num_leaves} {noun}, by {switches.source}"
+
+
+def message_size(size_bytes: float, *ops: str) -> str:
+    """Return the size of what some kinds of operations sent; `?` where none is recorded, but of barriers."""
+    return format_bytes(size_bytes) if size_bytes or set(ops) <= {op_name(Op.BARRIER)} else "?"
 
 
 def outcome_line(summary: Summary) -> str:

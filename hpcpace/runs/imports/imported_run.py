@@ -23,6 +23,8 @@ from hpcpace.trace.writer import TraceWriter
 
 Rows = NDArray[np.void]
 SCHEMA = "hpcpace-run/1"
+UNKNOWN_GROUP = 65_535
+"""The group of operations whose process group is not known: a number that the table `groups` does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)

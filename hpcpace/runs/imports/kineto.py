@@ -12,9 +12,9 @@ import numpy as np
 from hpcpace.errors import TraceError
 from hpcpace.metrics.clocks.collective_bounds import ClockBounds, collective_bounds
 from hpcpace.metrics.operations.dependence import synchronises
-from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, rows_of
-from hpcpace.runs.imports.kineto_profile import Profile, read_profile
-from hpcpace.runs.imports.kineto_rows import UNKNOWN_GROUP, ProfileRows, first_ns, rows_of_profile, shift_times
+from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, rows_of
+from hpcpace.runs.imports.kineto_profile import Profile, read_profile, unnamed_note
+from hpcpace.runs.imports.kineto_rows import ProfileRows, first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 from hpcpace.units import NS_PER_S, format_duration
@@ -62,7 +62,10 @@ def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = l
         problems += [profile.problem] if profile.problem else []
         rank = _rank_of(profile, is_only=len(files) == 1)
         if rank in profiles:
-            raise TraceError(f"{path} and {profiles[rank].path} are both of rank {rank}: name the files of one run")
+            raise TraceError(
+                f"{path} and {profiles[rank].path} are both of rank {rank}: name one file of each rank"
+                " (a schedule that repeats writes one a cycle)"
+            )
         profiles[rank] = profile
         if profile.world_size is not None:
             world_sizes.setdefault(profile.world_size, path)
@@ -242,6 +245,7 @@ def _unknown(ranks: dict[int, _Rank]) -> list[str]:
     missing = [name for code, name in names.items() if code not in phases]
     return [
         *([] if all(profile.host for profile in profiles) else ["hosts"]),
+        *([] if all(profile.shows_device for profile in profiles if profile.has_device) else ["what devices did"]),
         "network",
         "samples",
         *(
@@ -262,8 +266,11 @@ def _notes(ranks: dict[int, _Rank], world_size: int, *, is_world_known: bool) ->
         yield f"no file says how many ranks the job had: taken as {world_size}"
     for source in dict.fromkeys(one.rows.step_source for one in ranks.values()):
         yield f"steps: {source}"
-    if any(one.profile.has_device for one in ranks.values()):
+    if any(one.profile.shows_device for one in ranks.values()):
         yield "on devices a phase ends when all kernels launched in it have ended"
+    if any(one.profile.nccl.op for one in ranks.values()):
         yield "a collective holds the device for as long before its end as nothing else runs there"
+    if unnamed := unnamed_note(sum(one.profile.num_unnamed for one in ranks.values())):
+        yield unnamed
     if any(one.profile.gloo.op for one in ranks.values()):
         yield "collectives of gloo begin with the call of c10d, and end by the next optimizer step at the latest"

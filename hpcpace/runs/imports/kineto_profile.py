@@ -18,6 +18,7 @@ from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.opened import json_bytes, size_of
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import Op, Phase
+from hpcpace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,11 +36,17 @@ OPS = {
     "gather": Op.GATHER,
     "scatter": Op.SCATTER,
     "alltoall": Op.ALL_TO_ALL,
+    "alltoallv": Op.ALL_TO_ALL,
     "send": Op.SEND,
     "recv": Op.RECV,
+    "recvanysource": Op.RECV,
     "barrier": Op.BARRIER,
+    "allreducebarrier": Op.BARRIER,
+    "monitoredbarrier": Op.BARRIER,
 }
-"""Names of collectives without underscores, `_base` and `coalesced`."""
+"""Names of collectives without underscores, and without what says how they were called: `_base`, `_coalesced`, ..."""
+
+_WAYS_OF_CALLING = ("base", "oop", "coalesced", "single")
 
 _ITEM_BYTES = {"byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "int": 4, "float": 4}
 _ITEM_BYTES |= {"long": 8, "double": 8, "complexfloat": 8, "float8": 1}
@@ -66,8 +73,16 @@ def phase_of(name: str) -> Phase | None:
 
 def op_of(name: str) -> Op | None:
     """Return the operation that a name like `all_reduce`, `allreduce` or `_allgather_base` means; None if none."""
-    bare = name.lower().replace("_", "").removesuffix("base").removesuffix("coalesced")
+    bare = name.lower().replace("_", "")
+    for way in _WAYS_OF_CALLING:
+        bare = bare.removesuffix(way)
     return OPS.get(bare)
+
+
+def unnamed_note(num_unnamed: int) -> str:
+    """Return that kernels of NCCL are left out; empty if none is."""
+    kernels = plural(num_unnamed, "kernel")
+    return f"{kernels} of NCCL left out: neither name nor arguments say what they do" if num_unnamed else ""
 
 
 @dataclass
@@ -111,7 +126,8 @@ class Profile:
         backward: begin and end of each function of the autograd engine.
         kernels: begin, end and correlation of kernels and copies that are no collectives.
         launches: time and correlation of launches.
-        calls: collectives: kernels of NCCL, operations of gloo, and calls of c10d.
+        nccl, gloo, c10d, comms: collectives: kernels of NCCL, operations of gloo, calls of c10d, and their parameters.
+        num_unnamed: kernels of NCCL that do not say what they do.
     """
 
     path: Path
@@ -136,6 +152,7 @@ class Profile:
     gloo: Calls = field(default_factory=Calls)
     c10d: Calls = field(default_factory=Calls)
     comms: Calls = field(default_factory=Calls)
+    num_unnamed: int = 0
 
     def mark(self, phase: Phase, begin_ns: int, end_ns: int) -> None:
         """Add an annotation of a phase."""
@@ -145,8 +162,15 @@ class Profile:
 
     @property
     def has_device(self) -> bool:
-        """Whether kernels of a device were recorded."""
-        return bool(self.kernels[0] or self.nccl.op)
+        """Whether the rank used a device: kernels say so, or else a backend of devices that did nothing on the host."""
+        backends = re.split("[:,]", self.backend)
+        is_of_devices = any(name.endswith("ccl") and name != "ccl" for name in backends)  # "ccl" is that of hosts, too
+        return self.shows_device or self.num_unnamed > 0 or (is_of_devices and not self.gloo.op)
+
+    @property
+    def shows_device(self) -> bool:
+        """Whether all that the device did is known: kernels that may have been waits make it unknown."""
+        return bool(self.kernels[0] or self.nccl.op) and not self.num_unnamed
 
 
 def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None) -> Profile:
@@ -227,10 +251,9 @@ def kernel_op(name: str) -> str:
 
 
 def _take_kernel(found: Profile, event: Any) -> None:
-    name = event.args.collective
-    if not isinstance(name, str) or not name:
-        name = kernel_op(event.name)
-    _take_call(found.nccl, event, name)
+    """Take a kernel of NCCL: what PyTorch called, else what the kernel is named after."""
+    names = (event.args.collective, kernel_op(event.name))
+    found.num_unnamed += not any(_take_call(found.nccl, event, name) for name in names)
 
 
 def _take_annotation(found: Profile, event: Any) -> None:
@@ -248,10 +271,11 @@ def _take_annotation(found: Profile, event: Any) -> None:
         found.mark(phase, begin_ns, end_ns)
 
 
-def _take_call(calls: Calls, event: Any, name: Any) -> None:
-    op = op_of(name.rstrip("_")) if isinstance(name, str) else None
+def _take_call(calls: Calls, event: Any, name: Any) -> bool:
+    """Add an event that is the operation of this name; return whether there is such an operation."""
+    op = op_of(name) if isinstance(name, str) else None
     if op is None:
-        return
+        return False
     args = event.args
     peer = args.destination if op is Op.SEND else args.source if op is Op.RECV else args.root
     add_call(
@@ -265,6 +289,7 @@ def _take_call(calls: Calls, event: Any, name: Any) -> None:
         link=_whole(args.correlation),
         peer=_whole(peer, -1),
     )
+    return True
 
 
 def add_call(
@@ -301,10 +326,11 @@ def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
     info = facts.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"))
-    if rank is not None and world_size is not None and rank < world_size:
+    if rank is not None and (world_size is None or rank < world_size):
         found.rank, found.world_size = rank, world_size
     found.backend = _text(info.get("backend"))
-    for one in info.get("pg_config") or ():
+    groups = info.get("pg_config")
+    for one in groups if isinstance(groups, list) else ():
         members = one.get("ranks") if isinstance(one, dict) else None
         if isinstance(members, list) and members and all(_rank(member) is not None for member in members):
             found.groups[str(one.get("pg_name", ""))[:60]] = tuple(members)

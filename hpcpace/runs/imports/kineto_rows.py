@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.runs.imports.imported_run import Rows, rows_of
+from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Rows, rows_of
 from hpcpace.runs.imports.kineto_profile import Calls, Profile
 from hpcpace.trace.schema import NO_STEP, NUMBER_BITS, Op, Phase
 
@@ -16,10 +16,8 @@ Int64Array = NDArray[np.int64]
 
 # What begins so shortly before a kernel of NCCL ends still waited for it.
 _GRAIN_NS = 10_000
+_NEVER_NS = np.iinfo(np.int64).min
 _NO_GROUP = ""
-UNKNOWN_GROUP = 65_535
-"""A number that the table `groups` does not have."""
-
 _BEGINS = (("steps", "begin_ns"), ("phases", "begin_ns"), ("collectives", "enter_ns"))
 
 
@@ -43,20 +41,21 @@ class ProfileRows:
 def rows_of_profile(profile: Profile) -> ProfileRows:
     """Return the tables of a profile."""
     steps, source = _steps(profile)
-    device = _Device.of(profile) if profile.has_device else None
+    device = _Device.of(profile) if profile.shows_device else None
     calls = _calls(profile)
     groups = tuple(sorted({name for name in _named(profile, calls) if name != _NO_GROUP}))
-    collectives, num_ungrouped = _collectives(profile, calls, steps, groups, device)
+    phases = _phases(profile, steps, calls, device)
+    collectives, num_ungrouped = _collectives(profile, calls, steps, groups, device, phases)
     tables = {
         "steps": rows_of(
             "steps",
-            has_device=device is not None,
+            has_device=profile.has_device,
             step=steps[:, 0],
             begin_ns=steps[:, 1],
             end_ns=steps[:, 2],
             **_device_columns(device, steps[:, 1], steps[:, 2]),
         ),
-        "phases": _phases(profile, steps, calls, device),
+        "phases": phases,
         "collectives": collectives,
     }
     shift_times(tables, profile.base_ns)
@@ -122,7 +121,7 @@ def _phases(profile: Profile, steps: Int64Array, calls: _Calls, device: _Device 
     rows = np.array(found, np.int64).reshape(-1, 3)
     return rows_of(
         "phases",
-        has_device=device is not None,
+        has_device=profile.has_device,
         step=_step_at(steps, rows[:, 1]),
         phase=rows[:, 0],
         begin_ns=rows[:, 1],
@@ -244,7 +243,12 @@ def _named(profile: Profile, calls: _Calls) -> list[str]:
 
 
 def _collectives(
-    profile: Profile, calls: _Calls, steps: Int64Array, groups: tuple[str, ...], device: _Device | None
+    profile: Profile,
+    calls: _Calls,
+    steps: Int64Array,
+    groups: tuple[str, ...],
+    device: _Device | None,
+    phases: Rows,
 ) -> tuple[Rows, int]:
     names = _named(profile, calls)
     number = {name: place for place, name in enumerate(groups)}
@@ -259,10 +263,10 @@ def _collectives(
         for of, to in zip(group[kept].tolist(), place.tolist(), strict=True)
     ]
     op, step = calls.op[kept], _step_at(steps, calls.enter_ns[kept] if device is None else calls.enqueue_ns[kept])
-    columns = {} if device is None else {"enqueue_ns": calls.enqueue_ns[kept]}
+    columns = {"enqueue_ns": calls.enqueue_ns[kept]} if profile.has_device else {}
     rows = rows_of(
         "collectives",
-        has_device=device is not None,
+        has_device=profile.has_device,
         step=step,
         group=group[kept],
         seq=_numbers(calls.seq[kept], group[kept], op, np.array(peer, np.int64), step),
@@ -271,7 +275,7 @@ def _collectives(
         peer=np.array(peer, np.int64),
         enter_ns=calls.enter_ns[kept],
         exit_ns=calls.exit_ns[kept],
-        blocked_ns=_blocked_ns(profile, calls, kept) if device is None else device.held_ns(calls, kept),
+        blocked_ns=_blocked_ns(profile, calls, kept, phases) if device is None else device.held_ns(calls, kept),
         **columns,
     )
     return rows, num_ungrouped
@@ -296,16 +300,22 @@ def _numbers(seq: Int64Array, group: Int64Array, op: Int64Array, peer: Int64Arra
     return (np.maximum(step, 0) << NUMBER_BITS) + place
 
 
-def _blocked_ns(profile: Profile, calls: _Calls, kept: Int64Array) -> Int64Array:
-    """Return for how long callers were blocked by operations of the host: autograd goes on, others wait."""
-    enter_ns = calls.enter_ns[kept]
-    begins, ends = (np.sort(np.frombuffer(column, np.int64)) for column in profile.backward)
-    in_autograd = np.zeros(len(kept), np.bool_)
-    if len(begins):
-        at = np.searchsorted(begins, enter_ns, side="right") - 1
-        in_autograd = (at >= 0) & (np.searchsorted(ends, enter_ns, side="left") < len(ends)) & (at < len(begins) - 1)
-        in_autograd |= (at >= 0) & (ends[np.minimum(np.maximum(at, 0), len(ends) - 1)] >= enter_ns)
-    return np.where(in_autograd, 0, calls.exit_ns[kept] - enter_ns)
+def _blocked_ns(profile: Profile, calls: _Calls, kept: Int64Array, phases: Rows) -> Int64Array:
+    """Return for how long callers were blocked by operations of the host.
+
+    Of the function of autograd that began last before an operation ended: if it has ended, too, it is waited for from
+    then on; if it goes on, it began either before the operation, and waits in it, or after, and nothing waits. What a
+    backward pass leaves under way is waited for in the phase grad_sync.
+    """
+    enter_ns, exit_ns = calls.enter_ns[kept], calls.exit_ns[kept]
+    order = np.argsort(np.frombuffer(profile.backward[0], np.int64), kind="stable")
+    begins, ends = (np.append(_NEVER_NS, np.frombuffer(column, np.int64)[order]) for column in profile.backward)
+    last = np.searchsorted(begins, exit_ns, side="left") - 1
+    waits_inside = (ends[last] > exit_ns) & (begins[last] <= enter_ns)
+    since_ns = np.where(waits_inside, enter_ns, np.clip(ends[last], enter_ns, exit_ns))
+    left_ns = phases["begin_ns"][phases["phase"] == Phase.GRAD_SYNC]
+    next_left_ns = np.append(left_ns, np.iinfo(np.int64).max)[np.searchsorted(left_ns, enter_ns, side="left")]
+    return np.where(exit_ns > next_left_ns, 0, exit_ns - since_ns)
 
 
 # -- device

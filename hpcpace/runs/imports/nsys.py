@@ -14,7 +14,7 @@ from urllib.parse import quote
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source
-from hpcpace.runs.imports.kineto_profile import Profile, add_call, kernel_op, op_of, phase_of
+from hpcpace.runs.imports.kineto_profile import Profile, add_call, kernel_op, op_of, phase_of, unnamed_note
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
@@ -113,6 +113,7 @@ def _import(export: _Export, path: Path, size: int, told: Callable[[int, int], N
     ranks = _ranks(profiles, host)
     version = meta.get("EXPORT_PRODUCT_VERSION", "")
     places = ", ".join(f"{rank} = GPU {place.device}" for rank, place in enumerate(sorted_places(profiles)))
+    unnamed = unnamed_note(sum(profile.num_unnamed for profile in profiles.values()))
     source = Source(
         tool=f"Nsight Systems {version}".strip(),
         files=[(path.name, size)],
@@ -124,11 +125,13 @@ def _import(export: _Export, path: Path, size: int, told: Callable[[int, int], N
             "samples",
             *([] if any(profile.steps or profile.optimizer for profile in profiles.values()) else ["steps"]),
             *([] if any(profile.marks for profile in profiles.values()) else ["phases"]),
+            *([] if all(profile.shows_device for profile in profiles.values()) else ["what devices did"]),
         ),
         notes=[
             f"a rank is a GPU of a process: {places}",
             "steps and phases are NVTX ranges named like step 12, forward, backward, optimizer",
             "one machine recorded all ranks: their clocks are one",
+            *([unnamed] if unnamed else []),
         ],
     )
     return Import(source=source, ranks=ranks)
@@ -150,9 +153,12 @@ def _kernels(export: _Export, path: Path, told: Callable[[int, int], None]) -> d
     for number, row in enumerate(export.rows(KERNELS, f"{select} FROM {KERNELS} k {names}")):
         start, end, device, correlation, pid, kernel = row
         profile = _of_place(found, _Place(int(pid or 0), int(device)), path)
-        op = op_of(kernel_op(kernel)) if isinstance(kernel, str) and kernel[:4].lower() == "nccl" else None
+        is_nccl = isinstance(kernel, str) and kernel[:4].lower() == "nccl"
+        op = op_of(kernel_op(kernel)) if is_nccl else None
         if op is not None:
             add_call(profile.nccl, op, start, end, link=int(correlation))
+        elif is_nccl:
+            profile.num_unnamed += 1
         else:
             _append(profile, start, end, correlation)
         if number % _TOLD_EVERY == 0:

@@ -32,6 +32,7 @@ _MOST_META = 1 << 16
 _WORLD_SIZE = re.compile(r"^world_size:\s*(\d{1,7})\s*$", re.MULTILINE)
 _TRACK = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6})\b")
 _LEAST_STEP_NS = 1
+_MOST_NEGATIVE_US = 200.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,10 @@ def _timeline(path: Path, told: Callable[[int, int], None]) -> pd.DataFrame:
     table["stage"] = [stages.get(place, -1) for place in zip(table.dp_rank, table.tid, strict=True)]
     table["rank"] = table.stage * (pd.to_numeric(table.dp_rank, errors="coerce").max() + 1) + table.dp_rank
     table["gmc"] = -1
-    table["start_ts"], table["duration"] = table.ts / 1e6, table.dur / 1e6
+    # A transfer is what the tool computes of 32-bit times: down to some negative microseconds, it is none.
+    is_none = table.dur.between(-_MOST_NEGATIVE_US, 0)
+    table["start_ts"] = (table.ts + table.dur.where(is_none, 0)) / 1e6
+    table["duration"] = table.dur.mask(is_none, 0) / 1e6
     table["start_ts"] -= table.groupby("step").start_ts.transform("min")
     return table[list(COLUMNS)]
 

@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, rows_of
+from hpcpace.quoting import printable
+from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, rows_of
 from hpcpace.runs.imports.wia import WiaTrace, read_wia
 from hpcpace.runs.imports.wia_messages import real_messages
 from hpcpace.trace.schema import Op, Phase, TraceHeader
+from hpcpace.wording import plural
 
 TOOL = "what-if analysis of ByteDance-Seed/StragglerAnalysis"
 HOST = "unknown"
@@ -51,6 +53,8 @@ _AFTER_WORK = (
     "optimizer",
 )
 _ALWAYS, _TOGETHER = 0.95, 0.05
+_NO_GROUP = ""
+_MOST_NAMES = 400
 # An operation that still runs so shortly after work began held that work: in the published traces what overlaps at all
 # does so for at most 131 us, or for as long as it takes.
 _GRAIN_NS = 200_000
@@ -64,7 +68,7 @@ def import_wia(path: Path, *, told: Callable[[int, int], None] = lambda *_: None
     return Import(source=source_of(trace, messages), ranks=tuple(ranks_of(trace, messages)))
 
 
-def source_of(trace: WiaTrace, messages: pd.DataFrame | None) -> Source:
+def source_of(trace: WiaTrace, messages: pd.DataFrame) -> Source:
     """Return what run.json says about the source of a trace; `messages` as of `real_messages`."""
     num_workers = len(trace.source_ranks)
     gpus = f", which stand for {trace.num_gpus} GPUs" if trace.num_gpus else ""
@@ -76,6 +80,9 @@ def source_of(trace: WiaTrace, messages: pd.DataFrame | None) -> Source:
         "times are 32-bit seconds, exact to some microseconds",
         "the half-width of clocks is the largest difference between the two ends of a message",
     ]
+    if other := sorted(set(trace.rows.optype) - set(_PHASES) - set(_OPS)):
+        names = printable(", ".join(other)[:_MOST_NAMES])
+        notes.append(f"operations of other kinds count as time outside all phases: {names}")
     if not trace.has_waits:
         notes.append(
             "the timeline leaves waits out: an operation begins once the worker's last work before it has ended"
@@ -90,13 +97,18 @@ def source_of(trace: WiaTrace, messages: pd.DataFrame | None) -> Source:
             "what runs between the ranks of a worker (tensor parallelism)",
             "time between steps",
             "waits for data",
-            *(["messages between stages, which do not fit the work"] if messages is None else []),
+            *([] if messages.is_known.all() else [f"the other end of {_unknown_part(messages)} between stages"]),
         ),
         notes=notes,
     )
 
 
-def ranks_of(trace: WiaTrace, messages: pd.DataFrame | None) -> Iterator[ImportedRank]:
+def _unknown_part(messages: pd.DataFrame) -> str:
+    num_unknown = int((~messages.is_known).sum())
+    return f"{num_unknown} of {plural(len(messages), 'message')}" if num_unknown < len(messages) else "messages"
+
+
+def ranks_of(trace: WiaTrace, messages: pd.DataFrame) -> Iterator[ImportedRank]:
     """Yield the ranks of a trace; `messages` as of `real_messages`."""
     rows = _after_each_other(trace.rows)
     places = rows.groupby("worker")[["dp", "stage"]].first()
@@ -147,7 +159,7 @@ def _after_each_other(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _operations(
     rows: pd.DataFrame,
-    messages: pd.DataFrame | None,
+    messages: pd.DataFrame,
     worker_at: dict[tuple[int, int], int],
     *,
     has_waits: bool,
@@ -162,14 +174,14 @@ def _operations(
     found.loc[scope == "stage", "group"] = "stage " + found.stage.astype(str)
     found.loc[scope == "ends", "group"] = "ends of replica " + replica
     is_message = found.optype.isin(_MESSAGES)
-    if messages is not None:
-        ends = messages[["direction", "source", "target", "is_send", "dp"]]
-        found.loc[ends.index, "group"] = (
-            ends.direction + " " + ends.source.astype(str) + " to " + ends.target.astype(str)
-        ) + (" of replica " + ends.dp.astype(str))
-        other = ends.target.where(ends.is_send, ends.source)
-        found.loc[ends.index, "peer"] = [worker_at.get(pair, -1) for pair in zip(ends.dp, other, strict=True)]
-    found = found[~is_message | found.index.isin(() if messages is None else messages.index)]
+    found.loc[messages.index, "group"] = _NO_GROUP
+    ends = messages[messages.is_known]
+    found.loc[ends.index, "group"] = (
+        ends.direction + " " + ends.source.astype(str) + " to " + ends.target.astype(str)
+    ) + (" of replica " + ends.dp.astype(str))
+    other = ends.target.where(ends.is_send, ends.source)
+    found.loc[ends.index, "peer"] = [worker_at.get(pair, -1) for pair in zip(ends.dp, other, strict=True)]
+    found = found[~is_message | found.index.isin(messages.index)]
     found = _matched(pd.concat([found, *_unrecorded(rows)], ignore_index=True))
     return found if has_waits else _with_enters(found, rows)
 
@@ -289,8 +301,8 @@ def _phase_rows(own: pd.DataFrame) -> Rows:
 
 def _operation_rows(found: pd.DataFrame, own: pd.DataFrame, members: dict[str, Int64Array]) -> dict[str, Rows]:
     """Return the tables `collectives` and `groups` of a worker."""
-    names = sorted(found.group.unique().tolist())
-    number = {name: place for place, name in enumerate(names)}
+    names = sorted(name for name in found.group.unique().tolist() if name != _NO_GROUP)
+    number = {_NO_GROUP: UNKNOWN_GROUP, **{name: place for place, name in enumerate(names)}}
     found = found.sort_values(["begin_ns", "end_ns"], kind="stable")
     groups = [
         rows_of("groups", id=number[name], rank=members[name], name=name.encode(), backend=b"unknown") for name in names

@@ -24,6 +24,7 @@ from hpcpace.diagnosis.modes.obstacle import (
     NothingMeasured,
     TooFewSteps,
     TooMuchNoise,
+    UnmatchedOperations,
     WrongClock,
 )
 from hpcpace.diagnosis.summary import Causes, PipelineBubble
@@ -203,6 +204,12 @@ def test_healthy_says_what_would_have_been_seen():
             NothingCompared(),
             "ranks send to each other, and which of them do the same work is not known",
             "say how ranks are laid out",
+        ),
+        (
+            UnmatchedOperations(share=0.31),
+            "31.0 % of the step time is in operations that match no other rank's: whether ranks wait or transfer there "
+            "is not known",
+            "record groups, numbers and peers",
         ),
         (NothingMeasured(error="no step is left"), "no step is left", "use more steps"),
     ],

@@ -44,6 +44,28 @@ def gloo_events(
     return events
 
 
+def sharded_events(rank: int, *, late_us: float = 0.0) -> list[dict[str, Any]]:
+    """Return the events of one rank with sharded parameters: it waits for a gather before its forward pass, and in a
+    function of autograd for a sum of gradients. Rank 0 gets to the gather late by `late_us`.
+    """
+    events: list[dict[str, Any]] = []
+    for step in range(NUM_STEPS):
+        at = 1_000_000.0 + step * (STEP_US + late_us)
+        enter, gathered = at + (late_us if rank == 0 else 0.0), at + late_us + REDUCED_US
+        reach, done = gathered + 4_000, gathered + 4_000 + REDUCED_US
+        events += [
+            event("c10d::_allgather_base_", "cpu_op", enter, enter + 10),
+            event("gloo:all_gather", "user_annotation", enter + 5, gathered),
+            event("autograd::engine::evaluate_function: AddmmBackward0", "cpu_op", gathered + 2_000, reach - 10),
+            event("autograd::engine::evaluate_function: RegisterPostBackward", "cpu_op", reach - 5, done + 5),
+            event("c10d::allreduce_", "cpu_op", reach, reach + 10),
+            event("gloo:all_reduce", "user_annotation", reach + 5, done),
+            event("Optimizer.step#SGD.step", "user_annotation", done + 100, done + 1_000),
+            event(f"ProfilerStep#{step}", "user_annotation", at, at + STEP_US + late_us),
+        ]
+    return events
+
+
 def nccl_events(rank: int, *, late_us: float = 0.0, offset_us: float = 0.0) -> list[dict[str, Any]]:
     """Return the events of one rank whose device works and reduces; `late_us` and `offset_us` as in `gloo_events`."""
     events: list[dict[str, Any]] = []

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_files import NUM_STEPS, REDUCED_US, STEP_US, event, facts, gloo_events, nccl_events, write
+from kineto_files import (
+    NUM_STEPS,
+    REDUCED_US,
+    STEP_US,
+    event,
+    facts,
+    gloo_events,
+    nccl_events,
+    sharded_events,
+    write,
+)
 
 from hpcpace.config import Config
 from hpcpace.diagnosis.analyze import analyze
@@ -61,6 +71,21 @@ def test_a_late_rank_over_gloo_is_the_straggler_of_the_report(tmp_path: Path) ->
     assert "torch.profiler" in summary.world.imported and "samples" in summary.world.imported
 
 
+def test_operations_of_unknown_groups_are_no_ground_for_a_verdict_on_transfers(tmp_path: Path) -> None:
+    """A fifth of the step is in an all-reduce: with groups known it is transfer, else it may be a wait."""
+    verdicts = []
+    for name, groups in (("known", facts(0)["distributedInfo"]["pg_config"]), ("unknown", [])):
+        folder = tmp_path / name
+        folder.mkdir()
+        for rank in (0, 1):
+            said = facts(rank)
+            said["distributedInfo"]["pg_config"] = groups
+            write(folder / f"rank-{rank}.json", gloo_events(rank), said)
+        verdicts.append(report(import_kineto([folder]), tmp_path / f"run-{name}").verdict)
+    assert [verdict.mode for verdict in verdicts] == ["communication-bound", "cannot tell"]
+    assert "20.0 % of the step time is in operations that match no other rank's" in verdicts[1].headline
+
+
 def test_phases_and_waits_over_gloo_are_those_of_the_profile(tmp_path: Path) -> None:
     one, other = gloo_run(tmp_path, late_us=3_000.0).ranks
     for rank, wait_us in ((one, 0.0), (other, 3_000.0)):
@@ -73,6 +98,21 @@ def test_phases_and_waits_over_gloo_are_those_of_the_profile(tmp_path: Path) -> 
             [REDUCED_US + wait_us + 100] * 24
         )
         assert rows["step"].tolist() == list(range(3, 27)) and not rows["blocked_ns"].any()
+
+
+def test_operations_that_autograd_does_not_overtake_block_their_caller(tmp_path: Path) -> None:
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in (0, 1):
+        write(folder / f"rank-{rank}.json", sharded_events(rank, late_us=3_000.0), facts(rank))
+    found = import_kineto([folder])
+    for one, gather_us in zip(found.ranks, (REDUCED_US, REDUCED_US + 3_000), strict=True):
+        rows = one.tables["collectives"]
+        blocked_us = {op: rows["blocked_ns"][rows["op"] == op] / 1000 for op in (Op.ALL_GATHER, Op.ALL_REDUCE)}
+        assert blocked_us[Op.ALL_GATHER].tolist() == [gather_us] * NUM_STEPS
+        assert blocked_us[Op.ALL_REDUCE].tolist() == [REDUCED_US] * NUM_STEPS
+    summary = report(found, tmp_path / "run")
+    assert summary.verdict.mode == "persistent straggler" and summary.verdict.culprits[0].id == "0"
 
 
 def test_steps_without_marks_end_with_the_optimizer(tmp_path: Path) -> None:
@@ -134,6 +174,24 @@ def test_a_device_passes_a_mark_when_what_was_launched_before_has_ended(tmp_path
     assert (late.tables["collectives"]["blocked_ns"] == int(REDUCED_US * 1000)).all()
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_devices_whose_kernels_are_not_told_are_no_ground_for_a_verdict(tmp_path: Path, is_recorded: bool) -> None:
+    """Profiles of the host alone, and kernels of NCCL that do not say so of which a device's work may consist."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in range(4):
+        events = nccl_events(rank, late_us=3_000.0)
+        events = [one for one in events if is_recorded or one["cat"] == "user_annotation"]
+        for one in events:
+            if one["name"].startswith("nccl"):
+                one |= {"name": "ncclDevKernel_Generic", "args": {}}
+        write(folder / f"rank{rank}.json", events, facts(rank, 4, backend="nccl"))
+    found = import_kineto([folder])
+    assert "what devices did" in found.source.unknown
+    summary = report(found, tmp_path / "run")
+    assert summary.verdict.headline.startswith("cannot tell: phases of ranks 0-3 are host times")
+
+
 def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:
     folder = tmp_path / "profiles"
     folder.mkdir()
@@ -141,6 +199,35 @@ def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:
         write(folder / f"rank{rank}.json", nccl_events(rank, late_us=3_000.0), facts(rank, 4, backend="nccl"))
     summary = report(import_kineto([folder]), tmp_path / "run")
     assert summary.verdict.mode == "persistent straggler" and summary.verdict.culprits[0].id == "0"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "called", "op"),
+    [
+        ("ncclDevKernel_SendRecv(x)", "all_to_allv", Op.ALL_TO_ALL),
+        ("ncclDevKernel_Broadcast_RING_LL(x)", "_broadcast_oop", Op.BROADCAST),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "all_reduce_barrier", Op.BARRIER),
+        ("ncclDevKernel_AllGather_RING_LL(x)", "allgather_into_tensor_coalesced", Op.ALL_GATHER),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", "something new", Op.REDUCE_SCATTER),
+        ("ncclDevKernel_Generic(x)", "allreduce", Op.ALL_REDUCE),
+        ("ncclDevKernel_Generic(x)", "", None),
+    ],
+)
+def test_a_kernel_of_nccl_is_what_was_called_or_what_it_is_named_after(
+    tmp_path: Path, kernel: str, called: str, op: Op | None
+) -> None:
+    events = [event(kernel, "kernel", 10.0, 20.0, **{"Collective name": called}), event("gemm", "kernel", 1.0, 5.0)]
+    found = import_kineto([write(tmp_path / "a.json", events, facts(0))])
+    assert found.ranks[0].tables["collectives"]["op"].tolist() == ([] if op is None else [op])
+    assert any(note.startswith("1 kernel of NCCL left out") for note in found.source.notes) == (op is None)
+
+
+def test_a_rank_without_a_world_is_taken_from_the_profile(tmp_path: Path) -> None:
+    said = facts(1)
+    del said["distributedInfo"]["world_size"]
+    found = import_kineto([write(tmp_path / "a.json", gloo_events(1), said)])
+    assert (found.ranks[0].header.rank, found.ranks[0].header.world_size) == (1, 2)
+    assert any("taken as 2" in note for note in found.source.notes)
 
 
 def test_the_rank_comes_from_the_name_where_no_distributed_info_says_it(tmp_path: Path) -> None:
@@ -215,9 +302,11 @@ def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> Non
     assert "rank-1.json is cut off" in found.problems[0] and "left out" in found.problems[0]
 
 
-def test_hostile_facts_are_ignored_or_made_printable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_number", [False, True])
+def test_hostile_facts_are_ignored_or_made_printable(tmp_path: Path, is_number: bool) -> None:
     said = facts(0)
     said["distributedInfo"] |= {"rank": "0; rm", "pg_config": [7, {"ranks": [-4]}, {"ranks": "x"}], "backend": ["x"]}
+    said["distributedInfo"] |= {"pg_config": 7} if is_number else {}
     said |= {"host_name": "n1\x1b[31m" + "x" * 500, "baseTimeNanoseconds": "soon"}
     write(tmp_path / "rank-0.json", gloo_events(0), said)
     found = import_kineto([tmp_path])

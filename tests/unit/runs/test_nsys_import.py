@@ -44,6 +44,15 @@ def test_kernels_of_messages_are_as_many_as_sql_counts(name: str, count: int) ->
     assert "steps" in found.source.unknown and "Nsight Systems 2026" in found.source.tool
 
 
+def test_kernels_of_nccl_that_do_not_say_what_they_do_are_no_work(tmp_path: Path) -> None:
+    path = changed(
+        tmp_path, "UPDATE StringIds SET value = 'ncclDevKernel_Generic' WHERE value LIKE 'ncclDevKernel_SendRecv%'"
+    )
+    found = import_nsys(path)
+    assert not any(len(one.tables["collectives"]) for one in found.ranks)
+    assert any(note.startswith("62 kernels of NCCL left out") for note in found.source.notes)
+
+
 def test_each_gpu_of_a_process_is_a_rank_and_launches_come_before_kernels() -> None:
     first, second = import_nsys(DATA / "mfu_2gpu_after.sqlite").ranks
     assert [one.header.local_rank for one in (first, second)] == [0, 1] and first.header.host == "modal"
