@@ -178,7 +178,7 @@ def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
         # A run has more or fewer long steps by chance, hence lasting changes alone.
         *(
             _event("long steps", name, change, rows)
-            for start, change in zip(starts, long, strict=True)
+            for start, change in zip(starts, long, strict=False)
             if _means_differ(values[start : change.first], values[change.first : change.last + 1])
         ),
     ]
