@@ -16,7 +16,7 @@ from hpcpace.runs.changes import Change, changes
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.parts import PartRow, part_rows
 from hpcpace.runs.places import PlaceChanges, place_changes
-from hpcpace.runs.work import is_work_known, work_differences
+from hpcpace.runs.work import differs_beyond_batch, is_work_known, work_differences
 
 SCHEMA = "hpcpace-compare/1"
 _MOST_REASONS = 3
@@ -74,6 +74,7 @@ class Comparison:
         places: what changed where; None where own work is not known.
         changes: what else changed.
         other_work: in what the work differs; such a comparison was asked for.
+        differs_beyond_batch: whether that is more than how many samples a step has.
         remarks: what the figures do not say, one sentence each.
     """
 
@@ -89,6 +90,7 @@ class Comparison:
     places: PlaceChanges | None
     changes: tuple[Change, ...]
     other_work: tuple[str, ...]
+    differs_beyond_batch: bool
     remarks: tuple[str, ...]
 
     @property
@@ -160,6 +162,7 @@ def compare(
         places=place_changes(before, after, prior_cv=prior_cv, has_same_layout=has_same_layout),
         changes=tuple(changes(before, after)),
         other_work=tuple(other_work),
+        differs_beyond_batch=differs_beyond_batch(runs),
         remarks=tuple(_remarks(before, after)),
     )
 

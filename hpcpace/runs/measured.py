@@ -23,6 +23,7 @@ from hpcpace.wording import plural
 _MOST_BYTES = 1 << 28  # of the summary of 16,384 ranks
 _MOST_NUMBER = 1e19
 _MOST_TEXT = 500
+_LEAST_SAMPLES = 1e-9  # one in all steps is more
 _MOST_ERROR = 10.0  # relative; that of a mean of n values is at most the root of n, and real ones are below 1
 
 
@@ -184,7 +185,7 @@ def from_summary(
         block_p50_ns=tuple(_time(value) for value in extra["block_p50_ns"]),
         cv=_number(speed["cv"]),
         samples_per_s=_positive(speed["samples_per_s"]) if not num_missing and speed["samples_per_s"] else None,
-        samples_per_step=0.0 if num_missing else _number(extra["samples_per_step"]) or 0.0,
+        samples_per_step=0.0 if num_missing else _samples(extra["samples_per_step"]),
         samples_unit=_text(world["samples_unit"]),
         num_steps=_count(steps["num_used"]),
         world_size=_count(world["world_size"]),
@@ -317,6 +318,13 @@ def _time(value: Any) -> float:
     number = _positive(value)
     if number < 1:
         raise ValueError(f"{value!r} is no time of a step")
+    return number
+
+
+def _samples(value: Any) -> float:
+    number = _number(value) or 0.0
+    if number and number < _LEAST_SAMPLES:
+        raise ValueError(f"{value!r} is no mean number of samples")
     return number
 
 

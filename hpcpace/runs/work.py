@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.units import format_count
@@ -15,6 +16,11 @@ _NOT_WORK = ("data.source", "model.name")
 def work_differences(runs: Sequence[MeasuredRun]) -> list[str]:
     """Return in what the work of runs differs, one sentence each; empty where it is the same as far as recorded."""
     return list(dict.fromkeys(_differences(runs[0], runs[1:])))
+
+
+def differs_beyond_batch(runs: Sequence[MeasuredRun]) -> bool:
+    """Return whether more of the work differs than how many samples a step has, so that samples are not alike."""
+    return bool(work_differences([replace(run, samples_per_step=0.0) for run in runs]))
 
 
 def _differences(first: MeasuredRun, others: Sequence[MeasuredRun]) -> Iterator[str]:

@@ -126,7 +126,7 @@ def other_work_sentences(comparison: Comparison) -> Iterator[str]:
     yield f"the work differs: {'; '.join(comparison.other_work)}"
     if comparison.per_batch is not None:
         yield "times are scaled to the batch of A: they say how fast samples are done, not how long a step of B takes"
-    else:
+    if comparison.differs_beyond_batch:
         yield "a longer step is then no slower run: the figures say how long steps take, and not which run is better"
 
 

@@ -12,7 +12,7 @@ import pytest
 from sample_runs import MS, sample_run
 
 from hpcpace.errors import CannotTell, UsageError
-from hpcpace.report.words.comparison import change_cells, headline, main_parts, place_sentences
+from hpcpace.report.words.comparison import change_cells, headline, main_parts, other_work_sentences, place_sentences
 from hpcpace.rundir import Attempt, json_text
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Judged, Outcome, compare
@@ -153,6 +153,16 @@ def test_other_batches_are_compared_by_the_time_for_a_batch_of_a() -> None:
     assert found.per_batch == 64.0 and found.outcome is Outcome.FASTER
     assert found.share == pytest.approx(185 / 2 / 105 - 1)
     assert sum(row.after_ns for row in found.parts) == pytest.approx(after.mean_ns / 2)
+
+
+def test_other_samples_are_said_besides_another_batch() -> None:
+    sides = [sample_run("a", conditions=Conditions(work={"model.width": "128"}))]
+    sides.append(sample_run("b", samples_per_step=128.0, conditions=Conditions(work={"model.width": "128"})))
+    batch = list(other_work_sentences(compare(sides[:1], sides[1:], takes_other_work=True)))
+    sides[1] = sample_run("b", samples_per_step=128.0, conditions=Conditions(work={"model.width": "256"}))
+    both = list(other_work_sentences(compare(sides[:1], sides[1:], takes_other_work=True)))
+    assert len(batch) == 2 and batch[1].startswith("times are scaled to the batch of A")
+    assert both[1:2] == batch[1:] and both[2].startswith("a longer step is then no slower run")
 
 
 def test_the_same_work_in_another_precision_or_layout_is_a_change_and_not_refused() -> None:

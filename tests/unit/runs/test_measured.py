@@ -88,6 +88,7 @@ def test_ranks_that_are_missing_leave_the_batch_and_its_speed_unknown(tmp_path: 
         lambda content: content["throughput"].update(mean_ns=1e-300),
         lambda content: content["throughput"].update(samples_per_s=-1),
         lambda content: content["comparable"].update(log_mean_error=1e18),
+        lambda content: content["comparable"].update(samples_per_step=1e-300),
         lambda content: content["comparable"]["ranks"][0].update(work_error=-1),
         lambda content: content["throughput"].update(p50_ns=-1.0),
         lambda content: content.update(ranks=3),
