@@ -16,6 +16,8 @@ from scipy.special import ndtri, stdtrit
 LEAST_REPEATS = 3
 LEAST_PLACES = 8
 PRIOR_CV = 0.01
+LEAST_CV = 0.001
+"""Repeats that agree better than this agree by chance, or because their figures are rounded."""
 _OF_NORMAL = 1.4826  # standard deviation of a normal distribution over the median of its deviations
 
 
@@ -114,8 +116,8 @@ def log_difference(
     """Return by how much a group of runs differs from another one.
 
     With `LEAST_REPEATS` runs or more a side, Welch's interval (Welch 1947) of the runs' values; the variance of a side
-    is at least that of its runs' own errors, which the spread of few runs may miss by chance. With fewer, both sides
-    have the variance of the prior and of their own errors, and the interval is normal.
+    is at least that of its runs' own errors, which the spread of few runs may miss by chance, and `LEAST_CV`. With
+    fewer, both sides have the variance of the prior and of their own errors, and the interval is normal.
 
     Args:
         before, after: logarithms of the runs' times, at least one each.
@@ -144,7 +146,9 @@ def log_difference(
         return LogDifference(
             value=value, low=value - half, high=value + half, from_repeats=has_repeats, spread=spread.value
         )
-    spreads = [max(float(values.var(ddof=1)), of_steps) for (values, _), of_steps in zip(sides, own, strict=True)]
+    spreads = [
+        max(float(values.var(ddof=1)), of_steps, LEAST_CV**2) for (values, _), of_steps in zip(sides, own, strict=True)
+    ]
     variances = [spread / len(values) for spread, (values, _) in zip(spreads, sides, strict=True)]
     freedoms = [len(values) - 1 for values, _ in sides]
     half = welch_half_width(variances, freedoms, upper)

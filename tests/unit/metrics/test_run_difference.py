@@ -31,6 +31,11 @@ def test_repeats_that_agree_by_chance_are_as_uncertain_as_their_steps() -> None:
     assert found.half_width > 0.01
 
 
+def test_rounded_repeats_are_not_known_exactly() -> None:
+    found = log_difference([0.0] * 3, [0.02] * 3, before_errors=[0.0] * 3, after_errors=[0.0] * 3)
+    assert 0.002 < found.half_width < 0.003
+
+
 def test_more_comparisons_need_more_evidence() -> None:
     one, many = (
         log_difference([0.0], [0.03], before_errors=[0.0], after_errors=[0.0], num_compared=number)
