@@ -201,7 +201,7 @@ def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarr
     """
     error = sum((float(level.std(ddof=1)) if len(level) > 1 else 0.0) ** 2 / len(level) for level in (before, after))
     apart = abs(float(after.mean() - before.mean()))
-    return apart >= max(log1p(LEAST_CHANGE), _LEAST_ERRORS * error**0.5)
+    return bool(apart >= max(log1p(LEAST_CHANGE), _LEAST_ERRORS * error**0.5))
 
 
 def _changes(values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[LevelChange]:

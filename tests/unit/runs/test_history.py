@@ -129,7 +129,7 @@ def test_a_run_that_has_more_long_steps_by_chance_is_none_of_it() -> None:
 
 
 def test_short_and_long_runs_with_the_same_share_of_long_steps_are_alike() -> None:
-    events = []
+    events: list[Event] = []
     for seed in range(20):
         random = np.random.default_rng(seed)
         num_steps = np.where(np.arange(30) < 15, 50, 2000)
