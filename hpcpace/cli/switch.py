@@ -96,7 +96,10 @@ def _interval_s(directory: RunDirectory) -> float:
     try:
         with attempt.open() as folder:
             text = folder.read(attempt.run_json.name, most_bytes=_MOST_RECORD_BYTES)
-        settings: dict[str, dict[str, Any]] = json.loads(text)["config"]
+        record = json.loads(text)
+        if "imported" in record:
+            raise UsageError(f"{directory.path} follows no orders: it is what another tool recorded")
+        settings: dict[str, dict[str, Any]] = record["config"]
         interval_s, is_compared = float(settings["clock"]["interval_s"]), settings["clock"]["enabled"]
         is_paced = settings["pace"]["policy"] != NO_POLICY
     except OSError as error:

@@ -247,7 +247,8 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
         )
     counts = ", ".join(f"rank {trace.header.rank}: {len(trace.tables['steps'])}" for trace in traces[:8])
     return (
-        f"no step that all {len(traces)} ranks have ({counts}): the job ended before its first step, or files are mixed"
+        f"no step that all {len(traces)} ranks have ({counts}): the job ended before its first step, steps were not "
+        "marked, or files are mixed"
     )
 
 

@@ -257,6 +257,10 @@ def _remarks(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> lis
     remarks = []
     if not is_work_known(runs):
         remarks.append("not all runs record their samples: that their steps do the same work is your word")
+    tools = sorted({run.conditions.tool or "hpcpace" for run in runs})
+    if len(tools) > 1:
+        named = " and ".join(tools)
+        remarks.append(f"recorded by {named}: what recording costs differs, and where phases and waits begin")
     for run in runs:
         if run.num_missing:
             remarks.append(f"{run.path}: {run.num_missing} of {run.world_size} ranks have no trace")

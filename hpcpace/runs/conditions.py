@@ -33,6 +33,7 @@ class Conditions:
         command: that started a rank, without the options that say where the run is written.
         commit: of the working directory.
         dtype: in which the training computed.
+        tool: that recorded the run, where it is not hpcpace.
     """
 
     name: str = ""
@@ -45,6 +46,7 @@ class Conditions:
     command: str = ""
     commit: str = ""
     dtype: str = ""
+    tool: str = ""
 
 
 def read_conditions(attempt: Attempt, problems: list[str]) -> Conditions:
@@ -56,18 +58,20 @@ def _conditions(content: Any) -> Conditions:
     model, data = content.get("model"), content.get("data")
     environment = dict(_flat(content.get("environment", {})))
     work = {name: value for name, value in _flat({"model": model, "data": data}) if value}
-    name = _text(content.get("name", ""))
+    name, kernel, imported = _text(content.get("name", "")), _text(content.get("kernel", "")), content.get("imported")
     return Conditions(
         name=name,
         job_name=environment.get("SLURM_JOB_NAME", "") or name,
         begun_unix_ns=_unix_ns(content.get("created_unix_ns", 0)),
         work={key: value for key, value in work.items() if key.rpartition(".")[2] not in _NOT_OF_THE_WORK},
         settings=dict(_flat(content.get("config", {}))),
-        versions={**dict(_flat(content.get("versions", {}))), "kernel": _text(content.get("kernel", ""))},
+        # Those of an imported run are of where it was imported.
+        versions={} if imported else {**dict(_flat(content.get("versions", {}))), "kernel": kernel},
         environment={key: value for key, value in environment.items() if key not in _VARIABLES_OF_A_RUN},
         command=" ".join(_without_folders([_text(word) for word in content.get("command", [])])),
         commit=_text(content.get("git_commit", "")),
         dtype=work.get("model.dtype", ""),
+        tool=_text(imported.get("tool", "")) if isinstance(imported, dict) else "",
     )
 
 

@@ -45,6 +45,15 @@ def test_a_report_shows_what_the_tool_did_not_record_as_unknown(hpcpace: Call, t
     assert sizes == ["?"]
 
 
+def test_other_commands_say_what_an_imported_run_does_not_have(hpcpace: Call, tmp_path: Path) -> None:
+    for name, command in (("a", CASES[1][0]), ("b", CASES[2][0])):
+        hpcpace("import", *command, "--run-dir", tmp_path / name)
+    code, _, err = hpcpace("switch", tmp_path / "a", "on")
+    assert code == 2 and "what another tool recorded" in err
+    code, _, err = hpcpace("report", tmp_path / "b")
+    assert code == 3 and "steps were not marked" in err
+
+
 @pytest.mark.parametrize(("command", "facts", "tool"), CASES)
 def test_nothing_is_overwritten(hpcpace: Call, tmp_path: Path, command: list[str], facts: str, tool: str) -> None:
     (tmp_path / "kept").write_text("mine")

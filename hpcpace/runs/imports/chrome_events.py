@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_NO_NUMBER = re.compile(rb"([:,\[]\s*)-?(?:nan|inf|infinity)\b", re.IGNORECASE)
+"""What profilers write for a quotient by zero, and what is no JSON; read as null, which no time may be."""
 _PIECE_BYTES = 4 << 20
 _SEARCHED = 1 << 16
 _MOST_CUTS = 64
@@ -37,6 +39,10 @@ def need_msgspec() -> None:
         import msgspec  # noqa: F401
     except ImportError as error:
         raise UsageError("profiles in JSON need msgspec: pip install 'hpcpace[import]'") from error
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 class ChromeEvents:
@@ -71,15 +77,17 @@ class ChromeEvents:
         Raises:
             TraceError: the file cannot be read, or is no JSON of this format.
         """
-        left = self._skip_head()
+        left, enough = self._skip_head(), _PIECE_BYTES
         try:
             for block in self._blocks:
                 left += block
-                if len(left) < _PIECE_BYTES:
-                    continue
-                events, left = self._piece(left)
                 if len(left) > _MOST_LEFT:
                     raise TraceError(f"{self._path} is no list of events after event {self.num_events}; is it damaged?")
+                if len(left) < enough:
+                    continue
+                events, left = self._piece(left)
+                # Where no cut was right, twice as much is awaited: a text of brackets is not searched for every block.
+                enough = _PIECE_BYTES if events else 2 * len(left)
                 if events:
                     yield events
         except TraceError as error:
@@ -126,6 +134,8 @@ class ChromeEvents:
                 if events is not None:
                     return events, left[cut + 1 :].lstrip()[1:]
             stop = first + 64 if cuts == [] and first else 0
+        if _NO_NUMBER.search(left):
+            return self._piece(_NO_NUMBER.sub(rb"\1null", left))
         return [], left
 
     def _decoded(self, text: bytes) -> list[Any] | None:
@@ -143,11 +153,15 @@ class ChromeEvents:
         """Yield the last events, and read what follows them."""
         text = left.decode("utf-8", "replace")
         try:
-            _, end = json.JSONDecoder().raw_decode("[" + text)
+            _, end = json.JSONDecoder(parse_constant=_refuse).raw_decode("[" + text)
         except (ValueError, RecursionError):
-            yield from self._cut_off(left)
+            is_number_missing = _NO_NUMBER.search(left)
+            yield from self._rest(_NO_NUMBER.sub(rb"\1null", left)) if is_number_missing else self._cut_off(left)
             return
         events = self._decoded(text[: end - 2].encode("utf-8", "replace"))
+        if events is None:
+            yield from self._cut_off(left)
+            self.problem = f"{self._path} is damaged after event {self.num_events}: what follows is left out"
         if events:
             yield events
         tail = text[end - 1 :].strip()

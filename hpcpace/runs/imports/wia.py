@@ -171,6 +171,7 @@ def _checked(table: pd.DataFrame, path: Path, **facts: Any) -> WiaTrace:
     times = table[["start_ts", "duration"]].apply(pd.to_numeric, errors="coerce").astype(np.float64)
     wrong = whole[["dp_rank", "stage", "rank", "step", "seq_id"]]
     is_wrong = wrong.isna().any(axis=1) | (wrong < 0).any(axis=1) | (wrong > MOST_RANKS * 1024).any(axis=1)
+    is_wrong |= table.optype.isna()
     is_wrong |= ~np.isfinite(times).all(axis=1) | (times.duration < 0) | (times.abs() > 1e6).any(axis=1)
     if is_wrong.any():
         raise TraceError(

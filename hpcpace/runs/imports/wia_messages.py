@@ -28,7 +28,7 @@ def real_messages(rows: pd.DataFrame) -> pd.DataFrame:
         end of a channel has more of them than the other in that step: all that follows a lost one is shifted.
     """
     num_stages = int(rows.stage.max()) + 1
-    num_chunks = int(rows.chunk.max()) + 1
+    num_chunks = max(int(rows.chunk.max()), 0) + 1  # none where chunks are not named
     parts = []
     for direction, delta in DIRECTIONS.items():
         for kind in ("send", "recv"):

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, rows_of
 from hpcpace.runs.imports.wia import WiaTrace, read_wia
@@ -64,6 +65,8 @@ Int64Array = NDArray[np.int64]
 def import_wia(path: Path, *, told: Callable[[int, int], None] = lambda *_: None) -> Import:
     """Read a trace as ranks of a run; arguments and errors as of `read_wia`."""
     trace = read_wia(path, told=told)
+    if not trace.rows.optype.isin([*_PHASES, *_OPS]).any():
+        raise TraceError(f"{path} has none of the operations of the what-if analysis, such as forward-compute")
     messages = real_messages(trace.rows)
     return Import(source=source_of(trace, messages), ranks=tuple(ranks_of(trace, messages)))
 
@@ -249,7 +252,8 @@ def _matched(found: pd.DataFrame) -> pd.DataFrame:
     found["channel"] = found.peer.where(is_recv, found.worker.where(is_send, -1))
     # A number of its own for each step and kind of operation: members that lack one still agree on the others.
     kind = found.optype.map({name: place for place, name in enumerate(_OPS)}).where(~is_send & ~is_recv, 0)
-    found["number"] = (found.step * len(_OPS) + kind) * (int(found.place.max()) + 1) + found.place
+    most = int(found.place.max()) + 1 if len(found) else 1
+    found["number"] = (found.step * len(_OPS) + kind.astype(np.int64)) * most + found.place
     times = ["worker", "begin_ns", "end_ns"]
     received = pd.MultiIndex.from_frame(found.loc[is_recv, times])
     found["is_batch"] = is_send & pd.MultiIndex.from_frame(found[times]).isin(received)

@@ -233,7 +233,10 @@ def _chosen_steps(timed: TimedTraces, wanted: Wanted) -> tuple[NDArray[np.int64]
     seen = np.unique(np.concatenate([np.zeros(0, np.int64), *own]))
     seen = seen[seen >= 0]
     if not len(seen):
-        raise CannotTell("no rank has recorded a step: the job ended before its first one, or its traces are damaged")
+        raise CannotTell(
+            "no rank has recorded a step: the job ended before its first one, steps were not marked, or its traces are"
+            " damaged"
+        )
     if wanted.is_range:
         chosen = seen[(seen >= (wanted.first or 0)) & (seen < (wanted.stop if wanted.stop is not None else 1 << 62))]
         if not len(chosen):

@@ -102,6 +102,49 @@ def test_a_folder_and_a_pipe_are_no_files(tmp_path: Path) -> None:
             read(path)
 
 
+@pytest.mark.parametrize("piece", [64, 1 << 20])
+@pytest.mark.parametrize("value", ["inf", "-nan", "NaN", "-Infinity"])
+def test_a_quotient_by_zero_is_no_reason_to_lose_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, piece: int
+) -> None:
+    """Profilers divide by numbers of processors that they do not know: `"blocks per SM": inf`."""
+    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(opened, "BLOCK_BYTES", 97)
+    kernel = '{"ph": "X", "name": "gemm", "ts": 1, "dur": 2, "args": {"blocks per SM": VALUE, "correlation": 7}}'
+    path = tmp_path / "trace.json"
+    path.write_text(
+        '{"traceEvents": [' + ", ".join([kernel.replace("VALUE", value)] * 20) + '], "distributedInfo": {"rank": 3}}'
+    )
+    found, events = read(path)
+    assert [event.args.correlation for event in found] == [7] * 20
+    assert events.problem == "" and events.facts["distributedInfo"] == {"rank": 3}
+
+
+def test_the_last_events_are_not_lost_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": [{"ph": "X", "name": "a"}, {"ph": "X", "name": "\\ud800"}], "more": 1}')
+    found, events = read(path)
+    assert [event.name for event in found][:1] == ["a"]
+    assert len(found) == 2 or "damaged after event 1" in events.problem
+
+
+def test_a_text_of_brackets_is_not_searched_for_every_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(opened, "BLOCK_BYTES", 1 << 12)
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([{"ph": "X", "name": "a"}, {"ph": "X", "name": "},{" * (1 << 16)}]))
+    searched: list[int] = []
+    piece = ChromeEvents._piece
+
+    def counted(self: ChromeEvents, left: bytes) -> tuple[list[Any], bytes]:
+        searched.append(len(left))
+        return piece(self, left)
+
+    monkeypatch.setattr(ChromeEvents, "_piece", counted)
+    assert len(read(path)[0]) == 2
+    assert sum(searched) < 4 * path.stat().st_size
+
+
 def test_endless_text_without_events_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome_events, "_MOST_LEFT", 1 << 16)
     monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)

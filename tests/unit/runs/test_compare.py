@@ -270,6 +270,23 @@ def test_missing_ranks_and_unknown_samples_are_remarked() -> None:
     assert len(found.remarks) == 3
 
 
+def test_runs_of_different_tools_are_remarked() -> None:
+    ours, *theirs = (
+        sample_run(path, conditions=Conditions(tool=tool)) for path, tool in (("a", ""), ("b", "wia"), ("c", "wia"))
+    )
+    (remark,) = compare([ours], theirs[:1]).remarks
+    assert remark.startswith("recorded by hpcpace and wia: ")
+    assert compare(theirs[:1], theirs[1:]).remarks == ()
+
+
+def test_what_an_import_ran_on_is_not_what_the_job_ran_on(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path / "attempt-0")
+    attempt.path.mkdir()
+    attempt.run_json.write_text(json.dumps({"versions": {"python": "3.12"}, "imported": {"tool": "wia"}}))
+    found = read_conditions(attempt, [])
+    assert (found.tool, found.versions) == ("wia", {})
+
+
 def test_a_comparison_is_json() -> None:
     content = json.loads(json_text(compare([sample_run("a")], [sample_run("b", work=SLOW)]).to_json()))
     assert content["schema"] == "hpcpace-compare/1" and content["outcome"] == "slower"

@@ -80,6 +80,20 @@ def test_both_sides_of_each_message_have_the_same_number() -> None:
     assert sides[Op.SEND] == sides[Op.RECV] and len(sides[Op.SEND]) == 2 * 768
 
 
+def test_messages_match_where_chunks_are_not_named(tmp_path: Path) -> None:
+    table = pd.read_parquet(DATA / "trace-ST.parquet").assign(mc=-1)
+    assert _sides(import_wia(_written(tmp_path / "trace.parquet", table))) == _sides(
+        import_wia(DATA / "trace-ST.parquet")
+    )
+
+
+def test_a_trace_without_communication_has_work_alone(tmp_path: Path) -> None:
+    table = pd.read_parquet(DATA / "trace-ST.parquet")
+    work = table[table.optype.astype(str).isin(["forward-compute", "backward-compute"])]
+    ranks = import_wia(_written(tmp_path / "trace.parquet", work)).ranks
+    assert all(len(one.tables["phases"]) and not len(one.tables["collectives"]) for one in ranks)
+
+
 def test_messages_of_interleaved_chunks_match_and_show_the_slow_worker(tmp_path: Path) -> None:
     interleaved(slow=(1, 0), factor=1.5).to_parquet(tmp_path / "trace.parquet")
     found = import_wia(tmp_path / "trace.parquet")
@@ -228,6 +242,10 @@ def _without(path: Path) -> None:
     pd.read_parquet(path).drop(columns=["stage", "mc"]).to_parquet(path)
 
 
+def _renamed(path: Path) -> None:
+    pd.read_parquet(path).assign(optype="work").to_parquet(path)
+
+
 def _no_rows(path: Path) -> None:
     pd.read_parquet(path).iloc[:0].to_parquet(path)
 
@@ -243,6 +261,8 @@ def _no_rows(path: Path) -> None:
         (_changed(start_ts=float("nan")), "row 5 has values"),
         (_changed(start_ts=1e30), "row 5 has values"),
         (_changed(step=-4), "row 5 has values"),
+        (_changed(optype=None), "row 5 has values"),
+        (_renamed, "none of the operations"),
         (_changed(stage=3), "a worker"),
     ],
 )
