@@ -92,7 +92,9 @@ def command(
     settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})
     with shown_progress(is_shown=True) as stage:
         loaded = load_runs(
-            [path for path in (*before, *after) if path.suffix != ".csv"], settings, progress=stage("reading runs")
+            [path for path in (*before, *after) if path.suffix.lower() != ".csv"],
+            settings,
+            progress=stage("reading runs"),
         )
     found = {run.path: run for run in loaded}
     comparison = compare(_measured(before, found), _measured(after, found), prior_cv=prior_cv, takes_other_work=anyway)
@@ -138,7 +140,7 @@ def _measured(paths: Sequence[Path], found: dict[Path, LoadedRun]) -> list[Measu
     """
     runs: list[MeasuredRun] = []
     for path in paths:
-        if path.suffix == ".csv":
+        if path.suffix.lower() == ".csv":
             runs += runs_of_csv(path)
             continue
         loaded = found[path]

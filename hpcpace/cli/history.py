@@ -55,7 +55,7 @@ def command(
 
     Exit codes: 0 fine, whatever changed; 2 DIR cannot be read; 3 it has no run that can be used.
     """
-    if folder.suffix == ".csv" and not folder.is_dir():
+    if folder.suffix.lower() == ".csv" and not folder.is_dir():
         rows = rows_of_csv(folder)
         runs = IndexedRuns(rows=tuple(rows), broken={}, num_running=0, num_read=len(rows), index="none of a file")
     else:

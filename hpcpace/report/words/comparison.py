@@ -33,8 +33,9 @@ def headline(comparison: Comparison) -> str:
 
 
 def signed(share: float) -> str:
-    """Return a change in percent."""
-    return f"{100 * share:+.1f} %"
+    """Return a change in percent; one that is none has no sign."""
+    percents = round(100 * share, 1)
+    return f"{percents:+.1f} %" if percents else "0.0 %"
 
 
 def place_sentences(comparison: Comparison) -> list[str]:

@@ -25,7 +25,7 @@ def read_samples(
     Raises:
         UsageError: CSV files and runs are mixed, several CSV files are named, or no run can be read.
     """
-    tables = [path for path in paths if path.suffix == ".csv"]
+    tables = [path for path in paths if path.suffix.lower() == ".csv"]
     if tables and len(paths) > 1:
         raise UsageError(f"{tables[0]} is a CSV file: name it alone, its speeds were measured in another way")
     if tables:

@@ -76,7 +76,7 @@ def test_a_change_against_the_others_is_marked_on_terminal_and_page() -> None:
     print_comparison(console, found)
     assert isinstance(console.file, StringIO)
     for made in (console.file.getvalue(), comparison_page(found)):
-        assert "+0.0 %*" in made and "* against the ranks of its " in made
+        assert "0.0 %*" in made and "* against the ranks of its " in made
 
 
 def test_the_kind_of_a_change_stays_apart_from_its_name() -> None:
