@@ -71,6 +71,11 @@ class Event:
     num_jobs: int
     rank_0: str = ""
 
+    @property
+    def has_enough_runs(self) -> bool:
+        """Whether as many runs show it as a lasting change needs, whenever they began."""
+        return self.num_runs >= LEAST_RUNS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Series:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from math import expm1
 from statistics import fmean
 
-from hpcpace.metrics.run_difference import LogDifference
 from hpcpace.quoting import printable
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
 from hpcpace.runs.places import PlaceRow
@@ -59,7 +58,7 @@ def _place_sentence(row: PlaceRow, common: float) -> str:
     assert row.beyond is not None
     name = printable(row.name if row.kind == "host" else f"rank {row.name}")
     if not row.is_in_both:
-        return f"{name} {_against_others(row, row.beyond)}"
+        return f"{name} {_against_others(row)}"
     direction = "slower" if row.beyond.value > 0 else "faster"
     low, high = signed(expm1(row.beyond.low)), signed(expm1(row.beyond.high))
     against = ""
@@ -72,8 +71,10 @@ def _place_sentence(row: PlaceRow, common: float) -> str:
     )
 
 
-def _against_others(row: PlaceRow, beyond: LogDifference) -> str:
+def _against_others(row: PlaceRow) -> str:
     """Return what a place that one group lacks is in the other one."""
+    beyond = row.beyond
+    assert beyond is not None
     sign, here, there = (1, "B", "A") if row.before_ns is None else (-1, "A", "B")
     value = expm1(sign * beyond.value)
     low, high = sorted(expm1(sign * end) for end in (beyond.low, beyond.high))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from hpcpace.metrics.change_points import LEAST_RUNS
 from hpcpace.quoting import printable
 from hpcpace.runs.history import LASTS_NS, LEAST_CHANGE, Event, History
 from hpcpace.units import NS_PER_S, format_duration
@@ -63,7 +62,7 @@ def _begin(event: Event) -> str:
 
 def _needed(event: Event) -> str:
     """Return how many runs show that a recent change lasts; more where as many as that are not enough."""
-    if event.num_runs >= LEAST_RUNS or event.last_unix_ns - event.begun_unix_ns >= LASTS_NS:
+    if event.has_enough_runs or event.last_unix_ns - event.begun_unix_ns >= LASTS_NS:
         return "more"
     return "3, or 2 a week apart that agree," if event.begun_unix_ns else "3"
 
@@ -71,7 +70,7 @@ def _needed(event: Event) -> str:
 def _in_runs(event: Event) -> str:
     """Return in how many runs, and how far apart they are where that is why they count as lasting."""
     runs = f"in {plural(event.num_runs, 'run')}"
-    if event.num_runs >= LEAST_RUNS:
+    if event.has_enough_runs:
         return runs
     return f"{runs} {(event.last_unix_ns - event.begun_unix_ns) // _DAY_NS} days apart"
 

@@ -6,12 +6,11 @@ from dataclasses import asdict
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.summary import SLURM_ADDRESS, Summary, Switches
-from hpcpace.metrics.operations.communication import op_name
-from hpcpace.trace.schema import Op
 from hpcpace.units import format_bytes
 
 MAY_CHANGE = "verdict and figures may change until it ends"
 """Of a run that still runs."""
+_BARRIER = "barrier"  # as summaries name it
 
 
 def changed_thresholds(summary: Summary) -> list[str]:
@@ -32,7 +31,7 @@ def switches_line(switches: Switches) -> str:
 
 def message_size(size_bytes: float, *ops: str) -> str:
     """Return the size of what some kinds of operations sent; `?` where none is recorded, but of barriers."""
-    return format_bytes(size_bytes) if size_bytes or set(ops) <= {op_name(Op.BARRIER)} else "?"
+    return format_bytes(size_bytes) if size_bytes or set(ops) <= {_BARRIER} else "?"
 
 
 def outcome_line(summary: Summary) -> str:
