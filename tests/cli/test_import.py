@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 Call = Callable[..., tuple[int, str, str]]
 DATA = Path(__file__).parents[1] / "data" / "imports"
+DATES = {"kineto": "2024-05-23", "nsys": "2026-05-26"}
+"""When these were recorded; wia does not say."""
 CASES = [
     (["kineto", str(DATA / "nccl_data.json.gz")], "1 rank, 3 steps", "torch.profiler (Kineto)"),
     (["wia", str(DATA / "trace-ST.parquet")], "8 ranks, 32 steps", "StragglerAnalysis"),
@@ -32,6 +35,8 @@ def test_an_import_says_what_it_read_and_what_is_unknown(
     assert hpcpace(*(["report", run] if has_steps else ["dump", file]))[0] != 2
     record = json.loads((run / "attempt-0" / "run.json").read_text())
     assert tool in record["imported"]["tool"] and record["imported"]["unknown"]
+    begun = datetime.fromtimestamp(record["created_unix_ns"] / 1e9, UTC)
+    assert str(begun.date()) == DATES.get(command[0], str(datetime.now(UTC).date()))
     assert record["imported"]["files"][0] == {"name": Path(command[1]).name, "bytes": Path(command[1]).stat().st_size}
 
 

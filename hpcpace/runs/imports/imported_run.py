@@ -20,9 +20,12 @@ from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.encoding import round_times, row_dtype
 from hpcpace.trace.schema import TABLES, TraceHeader
 from hpcpace.trace.writer import TraceWriter
+from hpcpace.units import NS_PER_S
 
 Rows = NDArray[np.void]
 SCHEMA = "hpcpace-run/1"
+_DAY_NS = 86_400 * NS_PER_S
+_FIRST_DATE_NS = 40 * 365 * _DAY_NS  # 2009, before any of these tools
 UNKNOWN_GROUP = 65_535
 """The group of operations whose process group is not known: a number that the table `groups` does not have."""
 
@@ -36,12 +39,14 @@ class Source:
         files: what was read: name and size in bytes.
         unknown: what it did not record, a phrase each.
         notes: how the rest was taken, a sentence each.
+        begun_unix_ns: when the first event was; 0 where the tool does not say.
     """
 
     tool: str
     files: Sequence[tuple[str, int]]
     unknown: Sequence[str] = ()
     notes: Sequence[str] = ()
+    begun_unix_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +96,11 @@ def rows_of(table: str, *, has_device: bool = False, **columns: object) -> Rows:
     for name, values in columns.items():
         rows[name] = values
     return rows
+
+
+def date_of(unix_ns: int) -> int:
+    """Return a time that may be a date, or 0 where it is none: clocks of tools may count from anywhere."""
+    return unix_ns if _FIRST_DATE_NS <= unix_ns <= time.time_ns() + _DAY_NS else 0
 
 
 def check_target(path: Path) -> None:
@@ -144,7 +154,7 @@ def _record(name: str, source: Source, hosts: list[dict[str, object]]) -> dict[s
     return {
         "schema": SCHEMA,
         "name": name,
-        "created_unix_ns": time.time_ns(),
+        "created_unix_ns": source.begun_unix_ns or time.time_ns(),
         "ranks": hosts,
         "versions": {"hpcpace": __version__, "python": platform.python_version()},
         "imported": {

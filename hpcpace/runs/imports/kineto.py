@@ -12,7 +12,7 @@ import numpy as np
 from hpcpace.errors import TraceError
 from hpcpace.metrics.clocks.collective_bounds import ClockBounds, collective_bounds
 from hpcpace.metrics.operations.dependence import synchronises
-from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, rows_of
+from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, date_of, rows_of
 from hpcpace.runs.imports.kineto_profile import Profile, read_profile, unnamed_note
 from hpcpace.runs.imports.kineto_rows import ProfileRows, first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
@@ -124,7 +124,7 @@ def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bo
     hosts = {host: place for place, host in enumerate(dict.fromkeys(_host(one.profile) for one in ranks.values()))}
     made = [_imported(rank, one, world_size, hosts, ranks) for rank, one in ranks.items()]
     files = [(one.profile.path.name, size_of(one.profile.path)) for one in ranks.values()]
-    source = Source(tool=TOOL, files=files, unknown=_unknown(ranks), notes=notes)
+    source = Source(tool=TOOL, files=files, unknown=_unknown(ranks), notes=notes, begun_unix_ns=date_of(origin_ns))
     return Import(source=source, ranks=made, problems=problems)
 
 

@@ -13,13 +13,14 @@ from urllib.parse import quote
 
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
-from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source
+from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source, date_of
 from hpcpace.runs.imports.kineto_profile import Profile, add_call, kernel_op, op_of, phase_of, unnamed_note
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 from hpcpace.units import NS_PER_S
 
+SESSION = "TARGET_INFO_SESSION_START_TIME"
 KERNELS, RUNTIME, NVTX, STRINGS = (
     "CUPTI_ACTIVITY_KIND_KERNEL",
     "CUPTI_ACTIVITY_KIND_RUNTIME",
@@ -52,7 +53,7 @@ class _Export:
         self._columns = {
             name: {row[1] for row in connection.execute(f'PRAGMA table_xinfo("{name}")') if row[6] == 0}
             for name, sql in rows
-            if name in (KERNELS, RUNTIME, NVTX, STRINGS, *COPIES, "META_DATA_EXPORT", "TARGET_INFO_SYSTEM_ENV")
+            if name in (KERNELS, RUNTIME, NVTX, STRINGS, *COPIES, SESSION, "META_DATA_EXPORT", "TARGET_INFO_SYSTEM_ENV")
             and not str(sql).upper().startswith("CREATE VIRTUAL")
         }
 
@@ -110,7 +111,7 @@ def _import(export: _Export, path: Path, size: int, told: Callable[[int, int], N
     _ranges(export, profiles)
     meta = _facts(export, "META_DATA_EXPORT")
     host = _facts(export, "TARGET_INFO_SYSTEM_ENV").get("Hostname", "") or "unknown"
-    ranks = _ranks(profiles, host)
+    ranks, origin_ns = _ranks(profiles, host)
     version = meta.get("EXPORT_PRODUCT_VERSION", "")
     places = ", ".join(f"{rank} = GPU {place.device}" for rank, place in enumerate(sorted_places(profiles)))
     unnamed = unnamed_note(sum(profile.num_unnamed for profile in profiles.values()))
@@ -133,6 +134,7 @@ def _import(export: _Export, path: Path, size: int, told: Callable[[int, int], N
             "one machine recorded all ranks: their clocks are one",
             *([unnamed] if unnamed else []),
         ],
+        begun_unix_ns=_begun_unix_ns(export, origin_ns),
     )
     return Import(source=source, ranks=ranks)
 
@@ -239,7 +241,16 @@ def _facts(export: _Export, table: str) -> dict[str, str]:
     return {str(name): printable(str(value))[:60] for name, value in pairs}
 
 
-def _ranks(profiles: dict[_Place, Profile], host: str) -> list[ImportedRank]:
+def _begun_unix_ns(export: _Export, origin_ns: int) -> int:
+    """Return when a time of the export was, which counts from the begin of its session; 0 where it does not say."""
+    if not export.has(SESSION, "utcEpochNs"):
+        return 0
+    begins = [begin for (begin,) in export.rows(SESSION, f"SELECT utcEpochNs FROM {SESSION} LIMIT 1")]
+    return date_of(int(begins[0]) + origin_ns) if begins and begins[0] else 0
+
+
+def _ranks(profiles: dict[_Place, Profile], host: str) -> tuple[list[ImportedRank], int]:
+    """Return the ranks, and the time of the export at which their first event begins."""
     ordered = [profiles[place] for place in sorted_places(profiles)]
     rows = [rows_of_profile(profile).tables for profile in ordered]
     origin_ns = min(
@@ -260,4 +271,4 @@ def _ranks(profiles: dict[_Place, Profile], host: str) -> list[ImportedRank]:
             host_key=host,
         )
         found.append(ImportedRank(header=header, tables=tables, device_tables=frozenset(DEVICE_TABLES)))
-    return found
+    return found, origin_ns
