@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hpcpace.metrics.resampling import block_length, lag_one, moving_block_bootstrap
 
 _MOST_BLOCKS = 64  # for the null of the persistent part: more blocks make it slower, not better
+_LEAST_NOISE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +176,10 @@ def noise_amplification(
         transfer_ns: exposed transfer of each step, float64, (num_steps,).
 
     Returns:
-        None without steps, or if nu or T_ideal is not above 0 (up to rounding).
+        None without steps, if nu is 0.01 % or less, of which no part can be told, or if T_ideal is not above 0.
     """
     noise = noise_intensity(work_ns)
-    if noise is None or noise <= 1e-12 or not len(step_ns):
+    if noise is None or noise <= _LEAST_NOISE or not len(step_ns):
         return None
     transfer = float(np.median(transfer_ns)) if len(transfer_ns) else 0.0
     ideal_ns = float(np.quantile(work_ns.sum(axis=2), 0.05, axis=1).max()) + transfer

@@ -176,3 +176,6 @@ def test_noise_behind_a_long_transfer_is_absorbed():
 def test_without_noise_there_is_no_noise_amplification():
     assert noise_amplification(np.full(9, 2.0), np.ones((2, 9, 1)), np.ones(9)) is None
     assert noise_amplification(np.zeros(0), noisy(2, 9), np.zeros(0)) is None
+    barely = np.ones((2, 9, 1))
+    barely[0, 3] += 1e-9
+    assert noise_amplification(np.full(9, 2.0), barely, np.ones(9)) is None
