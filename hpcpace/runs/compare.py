@@ -171,26 +171,22 @@ def _differences(
     before: Sequence[MeasuredRun], after: Sequence[MeasuredRun], prior_cv: float
 ) -> tuple[LogDifference, LogDifference | None]:
     """Return the differences of median and mean step."""
-    errors = [[run.log_mean_error for run in group] for group in (before, after)]
-    has_means = all(error is not None for of_group in errors for error in of_group)
-    median = log_difference(
-        [log(run.p50_ns) for run in before],
-        [log(run.p50_ns) for run in after],
-        before_errors=[run.log_p50_error or 0.0 for run in before],
-        after_errors=[run.log_p50_error or 0.0 for run in after],
-        prior_cv=prior_cv,
-        confidence=_MEDIAN_CONFIDENCE if has_means else 0.95,
-    )
-    if not has_means:
-        return median, None
-    return median, log_difference(
-        [log(run.mean_ns) for run in before],
-        [log(run.mean_ns) for run in after],
-        before_errors=[error or 0.0 for error in errors[0]],
-        after_errors=[error or 0.0 for error in errors[1]],
-        prior_cv=prior_cv,
-        confidence=_MEAN_CONFIDENCE,
-    )
+    has_means = all(run.log_mean_error is not None for run in (*before, *after))
+
+    def of(time_ns: str, error: str, confidence: float) -> LogDifference:
+        times, errors = (
+            [[getattr(run, name) for run in group] for group in (before, after)] for name in (time_ns, error)
+        )
+        return log_difference(
+            *([log(value) for value in group] for group in times),
+            before_errors=[value or 0.0 for value in errors[0]],
+            after_errors=[value or 0.0 for value in errors[1]],
+            prior_cv=prior_cv,
+            confidence=confidence,
+        )
+
+    median = of("p50_ns", "log_p50_error", _MEDIAN_CONFIDENCE if has_means else 0.95)
+    return median, of("mean_ns", "log_mean_error", _MEAN_CONFIDENCE) if has_means else None
 
 
 def _judged_by(median: LogDifference, mean: LogDifference | None) -> Judged:
