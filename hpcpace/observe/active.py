@@ -127,7 +127,7 @@ class ActiveSession:
         if self._orders is not None:
             self._orders.stop()
         if self.watchdog is not None:
-            self.watchdog.stop()
+            self.watchdog.stop(by_error=not in_order)
         if end is not None:
             self.recording.add_end(end)
         if self._pacer is not None:

@@ -42,6 +42,8 @@ _TICKS_OF_LEAST = 4
 _STOP_TIMEOUT_S = 2.0
 # All ranks find the verdict within this time; a launcher may end the others with the first that exits.
 _GRACE_S = 4.0
+# A rank that ends takes so long at most: its trace on its way to disk, and the time for the others.
+_END_TIMEOUT_S = 60.0
 _DOING = {Phase.DATA: Doing.LOADING, Phase.CHECKPOINT: Doing.SAVING, Phase.EVAL: Doing.EVALUATING}
 
 
@@ -95,7 +97,7 @@ class Watchdog:
         self._training_thread = threading.get_ident()
         self._notice: Notice | None = None
         self._next_look_ns = 0
-        self._is_excused = self._is_told = False
+        self._is_excused = self._is_told = self._is_ending = False
         self._stopped = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="hpcpace-watchdog", daemon=True)
@@ -106,16 +108,27 @@ class Watchdog:
         self._age.returned(self._clock())
         self._thread.start()
 
-    def stop(self) -> None:
-        """End; a step that still lasts too long is marked as closed, one that ended as resumed. Nothing in a fork."""
+    def stop(self, *, by_error: bool = False) -> None:
+        """End; a step that still lasts too long is marked as closed, one that ended as resumed. Nothing in a fork.
+
+        Args:
+            by_error: whether this rank fails. In a job that a verdict ends, that is what the ranks that have ended
+                before it leave behind: it ends by the verdict as well.
+        """
         if self._pid != os.getpid() or self._stopped.is_set():
             return
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)
+            if self._is_ending:
+                self._thread.join(_END_TIMEOUT_S)
         notice = self._notice
-        if notice is not None and not self._thread.is_alive():
-            has_ended = self._watched.seen().step != notice.step
+        if notice is None:
+            return
+        has_ended = self._watched.seen().step != notice.step
+        if by_error and not has_ended and (verdict := self._alarm.missed()) is not None:
+            self._end_job(verdict)
+        if not self._thread.is_alive():
             self._end_notice("resumed" if has_ended else "closed", self._clock())
 
     def look(self) -> None:
@@ -206,11 +219,14 @@ class Watchdog:
 
     def _end_job(self, verdict: str) -> None:
         """End this rank: its trace first, then what reports on the job, then the process."""
+        self._is_ending = True
         try:
-            self._watched.rescue(STOPPED)
-            self.stopping(verdict)
-            wake_siblings()
-            self._stopped.wait(_GRACE_S)
+            for step in (partial(self._watched.rescue, STOPPED), partial(self.stopping, verdict), wake_siblings):
+                try:
+                    step()
+                except Exception as error:  # the others do not depend on it, and have their time all the same
+                    self._warn(f"while a hang ends this rank: {error or type(error).__name__}")
+            time.sleep(_GRACE_S)
         finally:
             _exit(EXIT_FAILED)
 

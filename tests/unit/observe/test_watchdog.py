@@ -284,6 +284,91 @@ def test_a_rank_that_was_stopped_ends_with_the_others_once_it_wakes(attempt: Att
     assert exits == [4, 4]
 
 
+def test_a_rank_that_fails_since_the_others_have_ended_ends_by_the_verdict_as_well(
+    attempt: Attempt, exits: list[int]
+) -> None:
+    ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
+    stopping: list[str] = []
+    ranks[1].watchdog.stopping = stopping.append
+    for rank in ranks:
+        rank.train(30)
+    with pytest.raises(SystemExit):
+        stay_all(ranks, 200)
+    with pytest.raises(SystemExit):
+        ranks[1].watchdog.stop(by_error=True)
+    assert exits == [4, 4]
+    assert ranks[1].rescued == [STOPPED]
+    assert stopping == [ranks[0].told[-1]]
+
+
+@pytest.mark.parametrize(("by_error", "num_steps"), [(False, 0), (True, 1)])
+def test_a_rank_that_goes_on_after_a_verdict_ends_as_it_would(
+    attempt: Attempt, exits: list[int], by_error: bool, num_steps: int
+) -> None:
+    ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
+    for rank in ranks:
+        rank.train(30)
+    with pytest.raises(SystemExit):
+        stay_all(ranks, 200)
+    ranks[1].step += num_steps
+    ranks[1].watchdog.stop(by_error=by_error)
+    assert exits == [4]
+    assert ranks[1].rescued == []
+    assert read_notices(attempt)[1].ended == ("resumed" if num_steps else "closed")
+
+
+def test_a_rank_that_fails_without_a_verdict_fails(attempt: Attempt, exits: list[int]) -> None:
+    rank = Rank(attempt, on_hang="stop")
+    rank.train(30)
+    rank.stay(70)
+    rank.watchdog.stop(by_error=True)
+    assert exits == []
+    assert read_notices(attempt)[0].ended == "closed"
+
+
+def test_a_rank_whose_trace_cannot_be_rescued_says_the_verdict_all_the_same(
+    attempt: Attempt, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(attempt, on_hang="stop")
+    stopping: list[str] = []
+    rank.watchdog.stopping = stopping.append
+
+    def fail(end: EndEvent) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(rank, "rescue", fail)
+    rank.train(30)
+    with pytest.raises(SystemExit):
+        rank.stay(200)
+    assert exits == [4]
+    assert stopping == [rank.told[-1]]
+    assert rank.warned == ["while a hang ends this rank: the disk is gone"]
+
+
+def test_a_rank_that_fails_while_the_watchdog_ends_it_waits_for_that(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(attempt, on_hang="stop")
+    left, may_leave = threading.Event(), threading.Event()
+
+    def leave(code: int) -> None:
+        assert code == 4
+        if may_leave.wait(10):
+            left.set()
+
+    monkeypatch.setattr(watchdog_module, "_exit", leave)
+    monkeypatch.setattr(watchdog_module, "_GRACE_S", 0.0)
+    monkeypatch.setattr(watchdog_module, "_STOP_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(rank.watchdog, "look", lambda: rank.watchdog._end_job("verdict"))
+    rank.watchdog._tick_s = 0.01
+    rank.watchdog.start()
+    while not rank.rescued:
+        threading.Event().wait(0.01)
+    threading.Timer(0.2, may_leave.set).start()
+    rank.watchdog.stop(by_error=True)
+    assert left.is_set()
+
+
 def test_a_rank_that_wakes_long_after_a_verdict_goes_on(attempt: Attempt, exits: list[int]) -> None:
     rank = Rank(attempt, on_hang="stop")
     with HangFolder(attempt).open(make=True) as folder:
