@@ -101,25 +101,30 @@ class Alarm:
             self._speak_alone(notice, str(error))
             return None
 
-    def missed(self) -> str | None:
-        """Return the verdict by which this rank is to end that the others found while it was suspended."""
+    def missed(self, step: int) -> str | None:
+        """Return the verdict by which this rank is to end that the others found without it; None if there is none.
+
+        Args:
+            step: of this rank.
+        """
         try:
             decided = in_time(self._decision, FILES_TIMEOUT_S, "its file system") if self._stops else None
         except (OSError, TimeoutError):
             return None
-        is_late = decided is not None and time.time_ns() - decided.unix_ns < _LATE_S * NS_PER_S
-        return decided.line if decided is not None and decided.stops and is_late else None
+        if decided is None or not decided.stops or _is_other_step(decided.step, step):
+            return None
+        return decided.line if time.time_ns() - decided.unix_ns < _LATE_S * NS_PER_S else None
 
     def _consider(self, now_ns: int, notice: Notice, may_end_job: bool, is_held: Callable[[], bool]) -> str | None:
         decided = self._decision()
-        if decided is not None and (abs(decided.step - notice.step) > 1 or decided.is_stale):
+        if decided is not None and (_is_other_step(decided.step, notice.step) or decided.is_stale):
             decided = None
         if decided is not None and decided.stops and self._stops:
             return decided.line
         has_asked = self._asked_at == (notice.step, notice.num_looks)
         if notice.excuse or has_asked or not (may_end_job or (decided is None and self._spoken_step != notice.step)):
             return None
-        notices = [other for other in read_notices(self._attempt).values() if abs(other.step - notice.step) <= 1]
+        notices = [other for other in read_notices(self._attempt).values() if not _is_other_step(other.step, notice.step)]
         held = [other for other in notices if not other.ended]
         num_before = sum(other.rank < self._rank for other in held)
         if any(map(_is_reason, notices)) or now_ns - self._since_ns < num_before * _PATIENCE_S * NS_PER_S:
@@ -171,6 +176,11 @@ class Alarm:
         content = {"step": step, "rank": self._rank, "unix_ns": time.time_ns(), "line": line, "stops": stops}
         with self._folder.open(make=True) as folder:
             folder.write(self._folder.verdict_name, json_text(content))
+
+
+def _is_other_step(step: int, own_step: int) -> bool:
+    """Return whether a step is not the one that hangs; ranks that wait for each other may be one step apart."""
+    return abs(step - own_step) > 1
 
 
 def _is_reason(notice: Notice) -> bool:

@@ -122,21 +122,19 @@ class Watchdog:
             self._thread.join(_STOP_TIMEOUT_S)
             if self._is_ending:
                 self._thread.join(_END_TIMEOUT_S)
-        notice = self._notice
-        if notice is None:
-            return
-        has_ended = self._watched.seen().step != notice.step
-        if by_error and not has_ended and (verdict := self._alarm.missed()) is not None:
+        step = self._watched.seen().step
+        if by_error and (verdict := self._alarm.missed(step)) is not None:
             self._end_job(verdict)
-        if not self._thread.is_alive():
-            self._end_notice("resumed" if has_ended else "closed", self._clock())
+        notice = self._notice
+        if notice is not None and not self._thread.is_alive():
+            self._end_notice("closed" if step == notice.step else "resumed", self._clock())
 
     def look(self) -> None:
         """Look once."""
         now_ns = self._clock()
         seen = self._watched.seen()
         age = self._age.look(now_ns, seen)
-        if self._age.has_slept and (verdict := self._alarm.missed()) is not None:
+        if self._age.has_slept and (verdict := self._alarm.missed(seen.step)) is not None:
             self._end_job(verdict)
         notice = self._notice
         if notice is not None and (age is None or age.step != notice.step):

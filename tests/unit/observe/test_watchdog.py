@@ -284,8 +284,9 @@ def test_a_rank_that_was_stopped_ends_with_the_others_once_it_wakes(attempt: Att
     assert exits == [4, 4]
 
 
+@pytest.mark.parametrize("has_noticed", [True, False])
 def test_a_rank_that_fails_since_the_others_have_ended_ends_by_the_verdict_as_well(
-    attempt: Attempt, exits: list[int]
+    attempt: Attempt, exits: list[int], has_noticed: bool
 ) -> None:
     ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
     stopping: list[str] = []
@@ -293,7 +294,7 @@ def test_a_rank_that_fails_since_the_others_have_ended_ends_by_the_verdict_as_we
     for rank in ranks:
         rank.train(30)
     with pytest.raises(SystemExit):
-        stay_all(ranks, 200)
+        stay_all(ranks if has_noticed else ranks[:1], 200)
     with pytest.raises(SystemExit):
         ranks[1].watchdog.stop(by_error=True)
     assert exits == [4, 4]
@@ -301,7 +302,7 @@ def test_a_rank_that_fails_since_the_others_have_ended_ends_by_the_verdict_as_we
     assert stopping == [ranks[0].told[-1]]
 
 
-@pytest.mark.parametrize(("by_error", "num_steps"), [(False, 0), (True, 1)])
+@pytest.mark.parametrize(("by_error", "num_steps"), [(False, 0), (True, 2)])
 def test_a_rank_that_goes_on_after_a_verdict_ends_as_it_would(
     attempt: Attempt, exits: list[int], by_error: bool, num_steps: int
 ) -> None:
