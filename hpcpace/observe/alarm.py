@@ -124,7 +124,8 @@ class Alarm:
         has_asked = self._asked_at == (notice.step, notice.num_looks)
         if notice.excuse or has_asked or not (may_end_job or (decided is None and self._spoken_step != notice.step)):
             return None
-        notices = [other for other in read_notices(self._attempt).values() if not _is_other_step(other.step, notice.step)]
+        noticed = read_notices(self._attempt).values()
+        notices = [other for other in noticed if not _is_other_step(other.step, notice.step)]
         held = [other for other in notices if not other.ended]
         num_before = sum(other.rank < self._rank for other in held)
         if any(map(_is_reason, notices)) or now_ns - self._since_ns < num_before * _PATIENCE_S * NS_PER_S:
