@@ -1,16 +1,18 @@
-"""The command `hpcpace` and the scripts of analysis/, run in this process."""
+"""The command `hpcpace` and the scripts of analysis/, run in this process, and a browser for what they write."""
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.chromium import INSTALL, Browser, find_chromium
 from hpcpace.cli import main
 
 Call = Callable[..., tuple[int, str, str]]
@@ -49,3 +51,15 @@ def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return int(exit_.value.code or 0), captured.out, captured.err
 
     return call
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Return a headless Chromium."""
+    program = find_chromium()
+    if program is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"no Chromium: {INSTALL}")
+        pytest.skip(f"no Chromium: {INSTALL}")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from report_sample import HEALTHY, NASTY, SampleVerdict, sample_plots, sample_summary
 
-from experiments.chromium import INSTALL, Browser, find_chromium
+from experiments.chromium import Browser
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.report.html.page import write_html
 
 WIDTHS = (1280, 390)
 pytestmark = pytest.mark.tool
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_chromium()
-    if program is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"no Chromium: {INSTALL}")
-        pytest.skip(f"no Chromium: {INSTALL}")
-    with Browser(program, tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

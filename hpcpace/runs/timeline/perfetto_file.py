@@ -82,24 +82,33 @@ class _Writer:
     def add_process(self, process: Process) -> None:
         """Add a process with all that it has."""
         descriptor = self._descriptor(None)
-        descriptor.process.pid = process.number
-        descriptor.process.process_name = process.name
-        descriptor.process.legacy_sort_index = process.number
-        descriptor.child_ordering = descriptor.EXPLICIT
         parent = int(descriptor.uuid)
+        if process.number is None:
+            descriptor.name, descriptor.child_ordering = process.name, descriptor.EXPLICIT
+        else:
+            descriptor.process.pid = process.number
+            descriptor.process.process_name = process.name
+            descriptor.process.legacy_sort_index = process.number
+        if process.outer is not None:
+            parent = self._add_track(process.outer, parent, 0)
         for order, track in enumerate(process.tracks):
             self._add_track(track, parent, order)
         for order, counter in enumerate(process.counters, start=len(process.tracks)):
             self._add_counter(counter, parent, order)
 
-    def _add_track(self, track: Track, parent: int, order: int) -> None:
+    def _add_track(self, track: Track, parent: int, order: int) -> int:
+        """Add a track and return its number; below it, others are in their order."""
+        first = 0
         for row in nested_rows(track.slices):
             # Rows of one name are drawn as one track of several lines.
             descriptor = self._descriptor(parent)
             descriptor.name, descriptor.sibling_order_rank = track.name, order
+            descriptor.child_ordering = descriptor.EXPLICIT
             uuid = int(descriptor.uuid)
+            first = first or uuid
             for time_ns, one, is_begin in row:
                 self._add_mark(uuid, time_ns, one if is_begin else None)
+        return first or parent
 
     def _add_mark(self, uuid: int, time_ns: int, begun: Slice | None) -> None:
         packet = self._packet()

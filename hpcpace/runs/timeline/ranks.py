@@ -21,16 +21,24 @@ from hpcpace.runs.timeline.tracks import Argument, Counter, Process, Slice, Trac
 from hpcpace.trace.schema import PaceArm, PacePolicy, Phase, StepFlag
 from hpcpace.trace.tables import RankTrace, Table
 from hpcpace.units import NS_PER_US
+from hpcpace.wording import plural
 
 _LEAST_ARROW_NS = 1_000
 
 
 def processes_of(shown: ShownSteps) -> Iterator[Process]:
-    """Yield the process of each shown rank, ascending, and then those of the hosts' networks."""
+    """Yield who waits for whom, the process of each shown rank, ascending, and then those of the hosts' networks.
+
+    Perfetto shows processes with many slices first; the waits are in the order of ranks.
+    """
     arrows, network = _Arrows(shown), Network(shown)
-    for row, trace in enumerate(shown.timed.traces):
-        if trace.header.rank in shown.ranks:
-            yield _RankProcess(shown, arrows, network, row).process()
+    rows = [row for row, trace in enumerate(shown.timed.traces) if trace.header.rank in shown.ranks]
+    ranks = [_RankProcess(shown, arrows, network, row) for row in rows]
+    waits = [rank.waits() for rank in ranks]
+    if any(track.slices for track in waits):
+        yield Process(name="waits of ranks", number=None, tracks=waits)
+    for rank in ranks:
+        yield rank.process()
     yield from network.hosts(max(shown.timed.ranks) + 2)
 
 
@@ -111,22 +119,33 @@ class _RankProcess:
 
     def common_ns(self, own_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return times of its clock on the common one."""
-        return reference_times(self.clock, own_ns) + self.shown.shift_ns.get(self.trace.header.rank, 0)
+        return reference_times(self.clock, own_ns) + self._shift_ns
+
+    @property
+    def _shift_ns(self) -> int:
+        return self.shown.shift_ns.get(self.trace.header.rank, 0)
+
+    @property
+    def name(self) -> str:
+        """Its number and host."""
+        return f"rank {self.trace.header.rank} on {shown_name(self.trace.header.host)}"
+
+    def waits(self) -> Track:
+        """Return whom it waits for, and when."""
+        return Track(name=self.name, slices=list(self._waits()))
 
     def process(self) -> Process:
         """Return all of it."""
         header, on_device = self.trace.header, is_on_device(self.trace)
-        tracks = [
-            Track(name="steps", slices=list(self._steps())),
-            Track(name="phases, device" if on_device else "phases", slices=list(self._phases(self.trace))),
-        ]
+        tracks = [Track(name="phases, device" if on_device else "phases", slices=list(self._phases(self.trace)))]
         if on_device:
             tracks.append(Track(name="phases, host", slices=list(self._phases(self.recorded))))
         tracks += self._operations()
         tracks.append(Track(name="pacing", slices=list(self._pacing())))
         return Process(
-            name=f"rank {header.rank} on {shown_name(header.host)}",
+            name=f"{self.name}, process",
             number=header.rank + 1,
+            outer=Track(name="steps", slices=list(self._steps())),
             tracks=[track for track in tracks if track.slices],
             counters=[*self._clock_error(), *self._pacing_delay(), *self.network.flows(header.rank)],
         )
@@ -153,13 +172,17 @@ class _RankProcess:
             batches: tuple[Argument, ...] = (("microbatch", batch),) if batch >= 0 else ()
             yield Slice(begin_ns, max(end_ns, begin_ns), phase_name(phase), (("step", step), *batches))
 
+    @cached_property
+    def _operation_rows(self) -> NDArray[np.int64]:
+        """Rows of its operations in the steps, int64."""
+        end = self.shown.timed.ends[self.row]
+        rows = np.arange(end - len(self.shown.timed.collectives[self.row]), end)
+        return rows[np.isin(self.shown.timed.operations.step[rows], self.shown.step)]
+
     def _operations(self) -> Iterator[Track]:
         """Yield a track for each group whose operations the rank took part in, and one for those that never ended."""
-        timed = self.shown.timed
-        end = timed.ends[self.row]
-        rows = np.arange(end - len(timed.collectives[self.row]), end)
-        rows = rows[np.isin(timed.operations.step[rows], self.shown.step)]
-        of_group = timed.operations.group[rows]
+        rows = self._operation_rows
+        of_group = self.shown.timed.operations.group[rows]
         for group in np.unique(of_group).tolist():
             slices = [one for row in rows[of_group == group].tolist() for one in self._operation(row)]
             yield Track(name=f"collectives, {self._group_name(group)}", slices=slices)
@@ -169,14 +192,27 @@ class _RankProcess:
         if group == UNKNOWN_GROUP:
             return "unknown group"
         found = self.shown.timed.operations.groups[group]
-        return f"{shown_name(found.name) or 'group'} of {len(found.ranks)}"
+        return f"{f'group {shown_name(found.name)}' if found.name else 'a group'} of {plural(len(found.ranks), 'rank')}"
+
+    def _waits(self) -> Iterator[Slice]:
+        done = self.shown.timed.operations
+        for row in self._operation_rows.tolist():
+            begin_ns, end_ns, late_rank = self._wait(row)
+            if late_rank >= 0:
+                arguments = (("operation", op_name(int(done.op[row]))), ("step", int(done.step[row])))
+                yield Slice(begin_ns, end_ns, f"for rank {late_rank}", arguments)
+
+    def _wait(self, row: int) -> tuple[int, int, int]:
+        """Return begin and end of the wait in an operation, and the last rank that came; -1 if it waited for none."""
+        done, partner = self.shown.timed.operations, int(self.shown.partner[row])
+        wait_ns = int(self.shown.timed.waits.wait_ns[row])
+        begin_ns = int(done.enter_ns[row]) + self._shift_ns
+        return begin_ns, begin_ns + wait_ns, int(done.rank[partner]) if wait_ns > 0 and partner >= 0 else -1
 
     def _operation(self, row: int) -> Iterator[Slice]:
         """Yield an operation and, inside it, its wait and its transfer."""
-        done, partner = self.shown.timed.operations, int(self.shown.partner[row])
-        shift_ns = self.shown.shift_ns.get(self.trace.header.rank, 0)
+        done, shift_ns = self.shown.timed.operations, self._shift_ns
         begin_ns, end_ns = int(done.enter_ns[row]) + shift_ns, int(done.exit_ns[row]) + shift_ns
-        wait_ns = int(self.shown.timed.waits.wait_ns[row])
         arguments: list[Argument] = [
             ("bytes", int(done.size_bytes[row])),
             ("number", int(done.seq[row])),
@@ -187,9 +223,13 @@ class _RankProcess:
             arguments.append(("peer or root", int(done.peer[row])))
         name = op_name(int(done.op[row]))
         yield Slice(begin_ns, end_ns, name, tuple(arguments), from_here=self.arrows.leaving.get(row, ()))
-        if wait_ns > 0 and partner >= 0:
-            last = f"rank {done.rank[partner]}"
-            yield Slice(begin_ns, begin_ns + wait_ns, "wait", (("waits for", last), ("us", wait_ns / NS_PER_US)))
+        _, waited_ns, late_rank = self._wait(row)
+        if late_rank >= 0:
+            wait: tuple[Argument, ...] = (
+                ("waits for", f"rank {late_rank}"),
+                ("us", (waited_ns - begin_ns) / NS_PER_US),
+            )
+            yield Slice(begin_ns, waited_ns, "wait", wait)
             until_ns = int(self.arrows.transfer_ns[row]) + shift_ns
             arrow = (row + 1,) if self.arrows.arrives[row] else ()
             yield Slice(until_ns, end_ns, "transfer", (("us", (end_ns - until_ns) / NS_PER_US),), to_here=arrow)

@@ -30,7 +30,7 @@ _BESIDE_SLOWEST = 2
 _LEAST_RANKS = 16  # below, a timeline of fewer steps shows more
 _MOST_READ = 6_000_000  # slices of all ranks: their waits are known only from all of them
 _MOST_MISSING = 1 << 17
-_SLICES_OF_OPERATION = 3  # the operation, and of those that waited, the wait and the transfer
+_SLICES_OF_OPERATION = 4  # the operation, and of those that waited, the wait, twice, and the transfer
 
 Progress = Callable[[int, int], None]
 """Takes how many parts of a stage are done, and how many there are."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpcpace.quoting import printable
 
-_MOST_NAME = 64
+_MOST_NAME = 60
 
 Argument = tuple[str, int | float | str]
 
@@ -64,12 +64,15 @@ class Process:
     """A rank, or a host with its interfaces.
 
     Attributes:
-        name: as it is shown.
-        number: unique among the processes, above 0; they are shown in this order.
+        name: as it is shown, with the number after it.
+        number: unique among the processes, above 0; None for a group of tracks that is no process.
+        outer: the track below which the others are shown in their order; without it, Perfetto orders those of a process
+            by name.
     """
 
     name: str
-    number: int
+    number: int | None
+    outer: Track | None = None
     tracks: Sequence[Track] = ()
     counters: Sequence[Counter] = field(default=())
 

@@ -73,8 +73,11 @@ def read_back(path: Path) -> ReadBack:
             if descriptor.HasField("process"):
                 assert descriptor.process.pid > 0
                 found.processes[descriptor.uuid] = descriptor.process.process_name
+                tracks[descriptor.uuid] = (descriptor.process.process_name, "")
+            elif descriptor.parent_uuid:
+                tracks[descriptor.uuid] = (tracks[descriptor.parent_uuid][0], descriptor.name)
             else:
-                tracks[descriptor.uuid] = (found.processes[descriptor.parent_uuid], descriptor.name)
+                tracks[descriptor.uuid] = (descriptor.name, "")
             continue
         track = tracks[event.track_uuid]
         if event.type == TrackEvent.TYPE_COUNTER:
@@ -116,14 +119,14 @@ def _range(first: int, stop: int) -> dict[str, Any]:
 def test_phases_and_operations_stand_on_the_common_clock(tmp_path: Path) -> None:
     run = SyntheticRun(num_ranks=3, slow={2: 1.5}, offsets_ns={1: 70 * MS, 2: -30 * MS}).write(tmp_path / "run")
     _, seen = _write(run, tmp_path, **_range(10, 12))
-    assert sorted(seen.processes.values()) == ["rank 0 on n0", "rank 1 on n0", "rank 2 on n0"]
+    assert sorted(seen.processes.values()) == [f"rank {rank} on n0, process" for rank in range(3)]
     forwards = [next(one for one in seen.of(rank, "phases") if one.name == "forward") for rank in range(3)]
     assert np.ptp([one.begin_ns for one in forwards]) < ERROR_NS
     lengths = [one.end_ns - one.begin_ns for one in forwards if one.end_ns is not None]
     assert lengths == pytest.approx([FORWARD_NS, FORWARD_NS, 1.5 * FORWARD_NS], abs=ERROR_NS)
     late_ns = (FORWARD_NS + BACKWARD_NS) // 2
     for rank, wait_ns in ((0, late_ns), (1, late_ns), (2, None)):
-        slices = seen.of(rank, "collectives, default of 3")
+        slices = seen.of(rank, "collectives, group default of 3 ranks")
         names = [one.name for one in slices]
         assert names == (["all_reduce", "wait", "transfer"] * 2 if wait_ns else ["all_reduce"] * 2)
         if wait_ns:
@@ -148,7 +151,7 @@ def test_arrows_lead_from_the_late_rank_to_each_rank_that_waited_and_to_no_other
     assert made.written.num_arrows == len(targets) == 3 * 3 and set(sources) == set(targets)
     for number, ((source, begun),) in sources.items():
         target, ended = targets[number]
-        assert source == "rank 2 on n0" and target != source and begun.name == "all_reduce"
+        assert source == "rank 2 on n0, process" and target != source and begun.name == "all_reduce"
         assert ended.begin_ns > begun.begin_ns  # else the arrow points back
 
 
@@ -206,9 +209,9 @@ def test_slices_of_a_row_are_nested_and_others_get_a_row_of_their_own() -> None:
 def test_the_error_of_each_clock_is_a_counter(tmp_path: Path) -> None:
     run = SyntheticRun(num_ranks=2, halfwidth_ns=5_000).write(tmp_path / "run")
     _, seen = _write(run, tmp_path, **_range(3, 5))
-    values = [value for _, value in seen.counters["rank 1 on n0", "clock error (us)"]]
+    values = [value for _, value in seen.counters["rank 1 on n0, process", "clock error (us)"]]
     assert len(values) == 4 and min(values) >= 5.0
-    assert {value for _, value in seen.counters["rank 0 on n0", "clock error (us)"]} == {0.0}
+    assert {value for _, value in seen.counters["rank 0 on n0, process", "clock error (us)"]} == {0.0}
 
 
 def test_ranks_with_a_device_have_phases_of_it_and_of_their_host(tmp_path: Path) -> None:
@@ -235,7 +238,7 @@ def test_a_rank_whose_clock_is_unknown_ends_with_the_others(tmp_path: Path) -> N
     made, seen = _write(run, tmp_path, **_range(3, 5))
     assert any("clock of rank 1 is unknown" in problem for problem in made.shown.problems)
     assert seen.of(1, "steps")[-1].end_ns == seen.of(0, "steps")[-1].end_ns
-    assert "rank 1 on n1" not in {process for process, _ in seen.counters}
+    assert "rank 1 on n1, process" not in {process for process, _ in seen.counters}
 
 
 def test_of_a_job_that_hangs_what_never_completed_has_no_end(tmp_path: Path) -> None:
@@ -254,11 +257,25 @@ def test_names_from_files_are_shown_as_text(tmp_path: Path, host: str) -> None:
         assert name.isprintable() and len(name) < 80
 
 
+def test_all_waits_stand_together_in_the_order_of_ranks(tmp_path: Path) -> None:
+    run = SyntheticRun(num_ranks=12, slow={10: 1.5}).write(tmp_path / "run")
+    _, seen = _write(run, tmp_path, **_range(10, 12))
+    waits = {name: slices for (process, name), slices in seen.slices.items() if process == "waits of ranks"}
+    assert list(waits) == [f"rank {rank} on n0" for rank in range(12) if rank != 10]
+    for slices in waits.values():
+        assert [(one.name, one.arguments) for one in slices] == [
+            ("for rank 10", {"operation": "all_reduce", "step": step}) for step in (10, 11)
+        ]
+        assert [(one.end_ns or 0) - one.begin_ns for one in slices] == pytest.approx(
+            [(FORWARD_NS + BACKWARD_NS) // 2] * 2, abs=ERROR_NS
+        )
+
+
 def test_chosen_ranks_still_know_for_whom_they_waited(tmp_path: Path) -> None:
     run = SyntheticRun(num_ranks=4, slow={2: 1.5}).write(tmp_path / "run")
     made, seen = _write(run, tmp_path, ranks=frozenset({0}), **_range(10, 11))
-    assert list(seen.processes.values()) == ["rank 0 on n0"] and made.written.num_arrows == 0
-    assert seen.of(0, "collectives, default of 4")[1].arguments["waits for"] == "rank 2"
+    assert list(seen.processes.values()) == ["rank 0 on n0, process"] and made.written.num_arrows == 0
+    assert seen.of(0, "collectives, group default of 4 ranks")[1].arguments["waits for"] == "rank 2"
 
 
 def test_of_too_many_ranks_the_late_one_is_among_those_shown(tmp_path: Path) -> None:
