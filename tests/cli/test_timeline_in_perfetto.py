@@ -16,7 +16,7 @@ from hpcpace.runs.timeline.steps import Wanted
 pytest.importorskip("perfetto")
 pytestmark = pytest.mark.tool
 
-NUM_RANKS, LATE, FIRST, STOP = 12, 10, 10, 12
+NUM_RANKS, LATE, FIRST, STOP = 60, 10, 10, 12  # of more than 50 ranks, Perfetto puts some groups last
 _PROCESS_OF = "select p.name from process_track t join process p using (upid) where t.id = slice.track_id"  # of a slice
 
 
@@ -70,8 +70,10 @@ def test_arrows_lead_from_the_late_rank_to_all_others(page: PerfettoPage) -> Non
 def test_waits_come_first_in_the_order_of_ranks_and_tracks_of_a_rank_in_that_of_their_meaning(
     page: PerfettoPage,
 ) -> None:
-    assert page.groups()[0] == "waits of ranks"
-    assert page.tracks("waits of ranks") == [f"rank {rank} on n0" for rank in range(NUM_RANKS) if rank != LATE]
+    assert page.groups()[0] == "All ranks: who waits for whom"
+    assert page.tracks("All ranks: who waits for whom") == [
+        f"rank {rank} on n0" for rank in range(NUM_RANKS) if rank != LATE
+    ]
     assert page.tracks(f"rank {LATE} on n0, process {LATE + 1}")[:3] == [
         "steps",
         "phases",

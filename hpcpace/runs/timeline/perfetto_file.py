@@ -83,8 +83,9 @@ class _Writer:
         """Add a process with all that it has."""
         descriptor = self._descriptor(None)
         parent = int(descriptor.uuid)
+        descriptor.name = process.name  # tracks without a parent are in the order of names, those without one first
         if process.number is None:
-            descriptor.name, descriptor.child_ordering = process.name, descriptor.EXPLICIT
+            descriptor.child_ordering = descriptor.EXPLICIT
         else:
             descriptor.process.pid = process.number
             descriptor.process.process_name = process.name

@@ -29,14 +29,15 @@ _LEAST_ARROW_NS = 1_000
 def processes_of(shown: ShownSteps) -> Iterator[Process]:
     """Yield who waits for whom, the process of each shown rank, ascending, and then those of the hosts' networks.
 
-    Perfetto shows processes with many slices first; the waits are in the order of ranks.
+    Perfetto shows processes with many slices first. The group of waits, whose name is the first one, has the order of
+    ranks.
     """
     arrows, network = _Arrows(shown), Network(shown)
     rows = [row for row, trace in enumerate(shown.timed.traces) if trace.header.rank in shown.ranks]
     ranks = [_RankProcess(shown, arrows, network, row) for row in rows]
     waits = [rank.waits() for rank in ranks]
     if any(track.slices for track in waits):
-        yield Process(name="waits of ranks", number=None, tracks=waits)
+        yield Process(name="All ranks: who waits for whom", number=None, tracks=waits)
     for rank in ranks:
         yield rank.process()
     yield from network.hosts(max(shown.timed.ranks) + 2)

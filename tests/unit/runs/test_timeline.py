@@ -260,7 +260,9 @@ def test_names_from_files_are_shown_as_text(tmp_path: Path, host: str) -> None:
 def test_all_waits_stand_together_in_the_order_of_ranks(tmp_path: Path) -> None:
     run = SyntheticRun(num_ranks=12, slow={10: 1.5}).write(tmp_path / "run")
     _, seen = _write(run, tmp_path, **_range(10, 12))
-    waits = {name: slices for (process, name), slices in seen.slices.items() if process == "waits of ranks"}
+    waits = {
+        name: slices for (process, name), slices in seen.slices.items() if process == "All ranks: who waits for whom"
+    }
     assert list(waits) == [f"rank {rank} on n0" for rank in range(12) if rank != 10]
     for slices in waits.values():
         assert [(one.name, one.arguments) for one in slices] == [
