@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcpace.errors import TraceError, UsageError
 from hpcpace.quoting import printable
-
-if TYPE_CHECKING:
-    import msgspec
+from hpcpace.wording import plural
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -65,7 +63,10 @@ class ChromeEvents:
         import msgspec
 
         self._blocks, self._path = blocks, path
-        self._decoder: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[event])
+        self._decode: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[event]).decode
+        self._split = msgspec.json.Decoder(list[msgspec.Raw]).decode
+        self._decode_one = msgspec.json.Decoder(event).decode
+        self._num_odd, self._first_odd = 0, ""
         self._syntax, self._wrong = msgspec.DecodeError, msgspec.ValidationError
         self.facts: dict[str, Any] = {}
         self.problem = ""
@@ -94,8 +95,13 @@ class ChromeEvents:
             if not self.num_events:
                 raise
             self.problem = f"{error}; its first {self.num_events} events are used"
-            return
-        yield from self._rest(left)
+        else:
+            yield from self._rest(left)
+        if self._num_odd and not self.num_events:
+            raise TraceError(f"{self._path} is no profile: {self._first_odd}")
+        if self._num_odd:
+            odd = f"{self._path}: {plural(self._num_odd, 'event')} left out, such as one with {self._first_odd}"
+            self.problem = f"{self.problem}; {odd}" if self.problem else odd
 
     def _skip_head(self) -> bytes:
         """Return what follows the bracket before the first event."""
@@ -141,12 +147,29 @@ class ChromeEvents:
     def _decoded(self, text: bytes) -> list[Any] | None:
         """Return the events of a text, or None if it is none of whole events."""
         try:
-            events = self._decoder.decode(b"[" + text + b"]")
-        except self._wrong as error:
-            raise TraceError(f"{self._path} is no profile: {printable(str(error))[:120]}") from error
+            events: list[Any] | None = self._decode(b"[" + text + b"]")
+        except self._wrong:
+            events = self._one_by_one(text)
         except (self._syntax, RecursionError):
+            events = None
+        if events is None:
             return None
         self.num_events += len(events)
+        return events
+
+    def _one_by_one(self, text: bytes) -> list[Any] | None:
+        """Return the events of a text without those of another form, or None if it is none of whole events."""
+        try:
+            parts = self._split(b"[" + text + b"]")
+        except (self._syntax, RecursionError):
+            return None
+        events = []
+        for part in parts:
+            try:
+                events.append(self._decode_one(part))
+            except self._wrong as error:
+                self._num_odd += 1
+                self._first_odd = self._first_odd or printable(str(error))[:120]
         return events
 
     def _rest(self, left: bytes) -> Iterator[list[Any]]:

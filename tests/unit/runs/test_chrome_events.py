@@ -153,3 +153,33 @@ def test_endless_text_without_events_is_refused(tmp_path: Path, monkeypatch: pyt
     path.write_text('{"traceEvents": [{"name": "' + "x" * (1 << 18))
     with pytest.raises(TraceError, match="no list of events"):
         read(path)
+
+
+@pytest.mark.parametrize("odd", ['{"ph": "X", "args": []}', '{"ph": 7}', "3", '{"ph": "X", "ts": "soon"}'])
+@pytest.mark.parametrize("where", [0, 7, 20])
+@pytest.mark.parametrize("piece", [64, 1 << 20])
+def test_events_of_another_form_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str, where: int, piece: int
+) -> None:
+    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(opened, "BLOCK_BYTES", 97)
+    rows = ['{"ph": "X", "name": "gemm", "ts": 1, "dur": 2}'] * 20
+    rows.insert(where, odd)
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": [' + ", ".join(rows) + "]}")
+    found, events = read(path)
+    assert [event.name for event in found] == ["gemm"] * 20
+    assert events.problem.startswith(f"{path}: 1 event left out, such as one with ")
+
+
+def test_a_cut_is_not_believed_because_an_event_before_it_is_odd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(opened, "BLOCK_BYTES", 97)
+    rows = ['{"ph": 7}', *['{"ph": "X", "name": "}, {", "ts": 1, "dur": 2}'] * 20]
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": [' + ", ".join(rows) + "]}")
+    found, events = read(path)
+    assert [event.name for event in found] == ["}, {"] * 20
+    assert "1 event left out" in events.problem
