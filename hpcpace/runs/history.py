@@ -238,7 +238,7 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
     for host in hosts:
         of_host = by_host.get(host, [])
         values = np.array([row.slowness[host] for row in of_host])
-        changes = _changes(values, of_host)
+        changes = [change for change in _changes(values, of_host) if _is_of_host(host, change, of_host)]
         found += [
             replace(_event("host", host, change, of_host), rank_0=_moved_rank_0(host, change, of_host))
             for change in changes
@@ -246,6 +246,27 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
         if not any(change.duration is Duration.LASTING for change in changes):
             found += _chronic(host, values, of_host)
     return found, len(by_host)
+
+
+def _is_of_host(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> bool:
+    """Return False for a host that is faster than the others only because those got slower.
+
+    Its own work is compared within each series that has runs before and after; without any, the others decide.
+    """
+    if change.size > 0:
+        return True
+    before, there = (_own_levels(host, part) for part in (rows[: change.first], rows[change.first : change.last + 1]))
+    own = [there[series] - before[series] for series in before.keys() & there.keys()]
+    return not own or median(own) < change.size / 2
+
+
+def _own_levels(host: str, rows: Sequence[HistoryRow]) -> dict[tuple[str, str], float]:
+    """Return the median logarithm of a host's own work in each series."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if host in row.own_work:
+            found.setdefault((row.job, row.kind), []).append(row.own_work[host])
+    return {series: median(values) for series, values in found.items()}
 
 
 def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[Event]:

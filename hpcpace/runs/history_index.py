@@ -24,7 +24,7 @@ from hpcpace.rundir import HISTORY_INDEX
 from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 
-SCHEMA = "hpcpace-history-index/2"
+SCHEMA = "hpcpace-history-index/3"
 _MOST_BYTES = 1 << 29
 _FOREIGN = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 

@@ -19,6 +19,7 @@ from hpcpace.wording import plural
 _MOST_TEXT = 500
 _MOST_HOSTS = 100_000
 _MOST_LOG = 20.0
+_MOST_LOG_NS = 50.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,9 @@ class HistoryRow:
         samples_unit: of that.
         num_ranks, num_nodes: of the job; 0 where unknown.
         hosts: where it ran.
-        slowness: by host, logarithm of own work over the median of its role in the run; of hosts that compare.
+        slowness: by host, logarithm of own work over the median of the other hosts of its role in the run; of hosts
+            that compare.
+        own_work: by host, logarithm of the own work of a rank a step, in ns.
         first_host: of rank 0; empty where unknown.
         mode: of its verdict; empty where unknown.
     """
@@ -52,6 +55,7 @@ class HistoryRow:
     num_nodes: int = 0
     hosts: tuple[str, ...] = ()
     slowness: Mapping[str, float] = field(default_factory=dict)
+    own_work: Mapping[str, float] = field(default_factory=dict)
     first_host: str = ""
     mode: str = ""
 
@@ -70,6 +74,7 @@ def row_of(measured: MeasuredRun, run: str, changed_unix_ns: int) -> HistoryRow:
     """
     batch = f"{measured.samples_per_step:g} {measured.samples_unit}" if measured.samples_per_step else ""
     parts = (f"{measured.world_size} ranks", measured.mesh, batch, measured.conditions.dtype)
+    own = _own_work(measured)
     return HistoryRow(
         run=run,
         begun_unix_ns=measured.conditions.begun_unix_ns or changed_unix_ns,
@@ -82,7 +87,8 @@ def row_of(measured: MeasuredRun, run: str, changed_unix_ns: int) -> HistoryRow:
         num_ranks=measured.world_size,
         num_nodes=len(set(measured.hosts)),
         hosts=tuple(sorted(set(measured.hosts))),
-        slowness=_slowness(measured),
+        slowness=_slowness(own),
+        own_work={host: round(fmean(of_host.values()), 6) for host, of_host in own.items()},
         first_host=next((rank.host for rank in measured.ranks if rank.rank == 0), ""),
         mode=measured.mode,
     )
@@ -152,26 +158,31 @@ def row_from_json(content: Any) -> HistoryRow:
         num_nodes=_count(content["num_nodes"]),
         hosts=tuple(map(_text, content["hosts"][:_MOST_HOSTS])),
         slowness={_text(host): _log(value) for host, value in content["slowness"].items()},
+        own_work={_text(host): _log(value, most=_MOST_LOG_NS) for host, value in content["own_work"].items()},
         first_host=_text(content["first_host"]),
         mode=_text(content["mode"]),
     )
 
 
-def _slowness(measured: MeasuredRun) -> dict[str, float]:
-    by_role: dict[str, list[float]] = {}
-    by_host: dict[str, list[tuple[str, float]]] = {}
+def _own_work(measured: MeasuredRun) -> dict[str, dict[str, float]]:
+    """Return the mean logarithm of own work by host and role; empty where that of a rank is not known."""
+    found: dict[str, dict[str, list[float]]] = {}
     for rank in measured.ranks:
         if rank.work_ns is None or rank.work_ns <= 0:
             return {}
-        by_role.setdefault(rank.role, []).append(log(rank.work_ns))
-        by_host.setdefault(rank.host, []).append((rank.role, log(rank.work_ns)))
-    # Of two ranks nobody knows which one is unusual.
-    usual = {role: median(values) for role, values in by_role.items() if len(values) > 2}
-    return {
-        host: round(fmean(value - usual[role] for role, value in ranks), 6)
-        for host, ranks in by_host.items()
-        if len(by_host) > 1 and all(role in usual for role, _ in ranks)
-    }
+        found.setdefault(rank.host, {}).setdefault(rank.role, []).append(log(rank.work_ns))
+    return {host: {role: fmean(values) for role, values in of_host.items()} for host, of_host in found.items()}
+
+
+def _slowness(own: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return how much longer each host takes than the others of its roles; of two, nobody knows which is unusual."""
+    found = {}
+    for host, of_host in own.items():
+        others = [[own[other][role] for other in own if other != host and role in own[other]] for role in of_host]
+        if min(map(len, others)) > 1:
+            beyond = [value - median(of_role) for value, of_role in zip(of_host.values(), others, strict=True)]
+            found[host] = round(fmean(beyond), 6)
+    return found
 
 
 def _text(value: Any) -> str:
@@ -192,7 +203,7 @@ def _positive(value: Any) -> float:
     return float(value)
 
 
-def _log(value: Any) -> float:
-    if not isinstance(value, int | float) or not abs(value) < _MOST_LOG:
-        raise ValueError(f"{value!r} is no logarithm of a ratio")
+def _log(value: Any, *, most: float = _MOST_LOG) -> float:
+    if not isinstance(value, int | float) or not abs(value) < most:
+        raise ValueError(f"{value!r} is no logarithm of a ratio or a time")
     return float(value)

@@ -31,6 +31,7 @@ def _change_sentence(event: Event) -> str:
         levels = f"mean over median step {event.before:.2f} to {event.after:.2f}"
         return f"long steps of {name} cost {size} since {_begin(event)} ({levels}), {_in_runs(event)}"
     size = f"{percent(abs(event.share))} {'slower' if event.share > 0 else 'faster'}"
+    than = " than the others of its runs" if event.kind == "host" else ""
     runs = plural(event.num_runs, "run")
     if event.duration == "chronic":
         of_all = (
@@ -38,11 +39,11 @@ def _change_sentence(event: Event) -> str:
             if event.num_before
             else f"all its {runs}"
         )
-        return f"{name} has been {size} than the others of its runs in {of_all}{_jobs(event)}"
+        return f"{name} has been {size}{than} in {of_all}{_jobs(event)}"
     if event.duration == "one-off":
         when = f"in {runs} from" if event.num_runs > 1 else "on" if event.begun_unix_ns else "in"
-        return f"{name} was {size} {when} {_begin(event)} for once{_levels(event)}"
-    since = f"{name} is {size} since {_begin(event)}{_levels(event)}"
+        return f"{name} was {size}{than} {when} {_begin(event)} for once{_levels(event)}"
+    since = f"{name} is {size}{than} since {_begin(event)}{_levels(event)}"
     if event.duration == "recent":
         return f"{since}, in {runs} so far: {_needed(event)} are needed to tell a lasting change from a one-off"
     return f"{since}, {_in_runs(event)}{_jobs(event)}{_of_mean(event)}"

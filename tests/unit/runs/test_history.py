@@ -170,6 +170,23 @@ def test_two_ranks_do_not_say_which_of_them_is_slow() -> None:
     assert row_of(sample_run(work=(100.0, 120.0), hosts=("n0", "n1")), "a", 5).slowness == {}
 
 
+def _host_events_of(late: tuple[int, ...]) -> dict[str, float]:
+    """Return what is told of hosts with a rank each, some of which do 10 % more from the seventh run on."""
+    rows = []
+    for number in range(12):
+        slow = late if number >= 6 else ()
+        work = [110.0 if rank in slow else 100.0 for rank in range(4)]
+        run = sample_run(work=work, hosts=tuple(f"n{rank}" for rank in range(4)))
+        rows.append(row_of(run, f"r{number:02d}", (number + 1) * DAY_NS))
+    return {one.name: round(one.share, 3) for one in _history(rows).events if one.kind == "host"}
+
+
+def test_hosts_that_do_as_before_are_not_faster_because_others_got_slower() -> None:
+    assert _host_events_of((2,)) == {"n2": 0.1}
+    assert _host_events_of((2, 3)) == {"n2": 0.1, "n3": 0.1}
+    assert _host_events_of((1, 2, 3)) == {}
+
+
 def _events_of(name: str) -> dict[str, list[Event]]:
     found = _history(rows_of_csv(DATA / name))
     return {one.job: list(one.events) for one in found.series}
