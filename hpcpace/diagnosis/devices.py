@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from hpcpace.diagnosis.modes.finding import IdlePhase
 from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.metrics.host_pace import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
-from hpcpace.metrics.phases import IDLE
+from hpcpace.metrics.phases import IDLE, innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import Phase
@@ -76,6 +77,8 @@ def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
     whether they last that long at most. A rank of which more than half of the steps would be left out, or whose
     collectives have no times of the device, keeps its host times, as does one that shows no wait for its collectives:
     neither how long they held its stream, nor a phase grad_sync.
+
+    Where a trace has phases of the device being idle itself, they are taken in place of what marks of the stream show.
     """
     views = [_on_device(trace) for trace in traces]
     changed = [index for index, (view, trace) in enumerate(zip(views, traces, strict=True)) if view is not trace]
@@ -85,12 +88,21 @@ def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
         role: usual_lengths(found[index] for index in changed if roles[index] == role) for role in set(roles.values())
     }
     for index in changed:
-        views[index] = _with_idle(views[index], found[index], usual[roles[index]])
+        recorded = traces[index].tables["phases"]
+        recorded = recorded.select(recorded["phase"] == Phase.IDLE)
+        views[index] = (
+            _with_recorded_idle(views[index], recorded)
+            if len(recorded)
+            else _with_idle(views[index], found[index], usual[roles[index]])
+        )
     return views
 
 
 def _on_device(trace: RankTrace) -> RankTrace:
     steps, phases = trace.tables["steps"], trace.tables["phases"]
+    if (phases["phase"] == Phase.IDLE).any():
+        phases = phases.select(phases["phase"] != Phase.IDLE)
+        trace = replace(trace, tables={**trace.tables, "phases": phases})
     has_times = DEVICE_BEGIN_COLUMN in steps and DEVICE_BEGIN_COLUMN in phases
     if not has_times or ENQUEUE_COLUMN not in trace.tables["collectives"] or not _shows_waits(trace):
         return trace
@@ -167,20 +179,41 @@ def _stretches(view: RankTrace, trace: RankTrace) -> Stretches:
     )
 
 
+def _with_recorded_idle(view: RankTrace, idle: Table) -> RankTrace:
+    """Return a trace with the phases in which its device was idle by its own record, cut where another phase begins."""
+    phases, steps = view.tables["phases"], view.tables["steps"]
+    begin_ns, end_ns = idle[DEVICE_BEGIN_COLUMN], idle[DEVICE_END_COLUMN]
+    marks = np.concatenate([phases["begin_ns"], phases["end_ns"], steps["begin_ns"], steps["end_ns"]])
+    edges = np.unique(np.concatenate([marks, begin_ns, end_ns]))
+    own = innermost(begin_ns, end_ns, edges)
+    around = innermost(phases["begin_ns"], phases["end_ns"], edges)
+    row = np.searchsorted(steps["begin_ns"], edges[:-1], side="right") - 1
+    kept = np.flatnonzero((own >= 0) & (row >= 0) & (edges[:-1] < steps["end_ns"][row]))
+    columns = {
+        "step": steps["step"][row[kept]],
+        "phase": np.full(len(kept), IDLE),
+        "begin_ns": edges[:-1][kept],
+        "end_ns": edges[1:][kept],
+        "microbatch": np.full(len(kept), -1),
+        HOST_BEGIN_COLUMN: edges[:-1][kept],
+        HOST_END_COLUMN: edges[1:][kept],
+        DURING_COLUMN: np.append(phases["phase"].astype(np.int64), NO_PHASE)[around[kept]],
+        BOUNDED_COLUMN: np.zeros(len(kept), np.bool_),
+    }
+    return _with_rows(view, [columns])
+
+
 def _with_idle(view: RankTrace, stretches: Stretches, usual: Mapping[int, UsualLength]) -> RankTrace:
     """Return a trace with phases in which its device was idle, in front of the marks at which it had run dry."""
     waited_ns, collected_ns = idle_ns(stretches, usual)
-    phases = view.tables["phases"]
-    is_bounded = np.zeros(len(phases), np.bool_)
-    own = {**{name: phases[name] for name in phases}, DURING_COLUMN: phases["phase"], BOUNDED_COLUMN: is_bounded}
-    rows = [Table(own)]
+    found = []
     for code, length_ns, end_ns in (
         (IDLE, waited_ns, stretches.end_ns - collected_ns),
         (int(Phase.GC), collected_ns, stretches.end_ns),
     ):
         chosen = np.flatnonzero(length_ns)
         begin_ns, end_ns = (end_ns - length_ns)[chosen], end_ns[chosen]
-        columns = {
+        columns: dict[str, NDArray[Any]] = {
             "step": stretches.step[chosen],
             "phase": np.full(len(chosen), code),
             "begin_ns": begin_ns,
@@ -191,5 +224,15 @@ def _with_idle(view: RankTrace, stretches: Stretches, usual: Mapping[int, UsualL
             DURING_COLUMN: stretches.phase[chosen],
             BOUNDED_COLUMN: ~np.isin(stretches.phase[chosen], list(usual)),
         }
-        rows.append(Table({name: columns[name].astype(rows[0][name].dtype) for name in rows[0]}))
+        found.append(columns)
+    return _with_rows(view, found)
+
+
+def _with_rows(view: RankTrace, found: Sequence[Mapping[str, NDArray[Any]]]) -> RankTrace:
+    """Return a trace with further phases of the device, each given by its columns."""
+    phases = view.tables["phases"]
+    is_bounded = np.zeros(len(phases), np.bool_)
+    own = {**{name: phases[name] for name in phases}, DURING_COLUMN: phases["phase"], BOUNDED_COLUMN: is_bounded}
+    rows = [Table(own)]
+    rows += [Table({name: columns[name].astype(rows[0][name].dtype) for name in rows[0]}) for columns in found]
     return replace(view, tables={**view.tables, "phases": join_tables(rows)})

@@ -27,7 +27,11 @@ FIRST_ROW, FIRST_STEP = "first_row", "first_step"
 
 
 class Phase(IntEnum):
-    """What a rank does during part of its step."""
+    """What a rank does during part of its step.
+
+    IDLE is only in imported profiles, which have all work of a device: it had nothing to do, and its host had issued
+    nothing.
+    """
 
     DATA = 0
     FORWARD = 1
@@ -39,6 +43,7 @@ class Phase(IntEnum):
     EVAL = 7
     GC = 8
     OTHER = 9
+    IDLE = 10
 
 
 class Op(IntEnum):

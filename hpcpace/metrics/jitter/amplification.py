@@ -176,14 +176,18 @@ def noise_amplification(
         transfer_ns: exposed transfer of each step, float64, (num_steps,).
 
     Returns:
-        None without steps, if nu is 0.01 % or less, of which no part can be told, or if T_ideal is not above 0.
+        None without steps, if nu is 0.01 % or less, of which no part can be told, or if T_ideal is not above 0. None
+        above the number of ranks as well: all noise of all ranks in a row is less, so that T_ideal lacks something.
     """
     noise = noise_intensity(work_ns)
     if noise is None or noise <= _LEAST_NOISE or not len(step_ns):
         return None
     transfer = float(np.median(transfer_ns)) if len(transfer_ns) else 0.0
     ideal_ns = float(np.quantile(work_ns.sum(axis=2), 0.05, axis=1).max()) + transfer
-    return (float(step_ns.mean()) / ideal_ns - 1.0) / noise if ideal_ns > 0.0 else None
+    if ideal_ns <= 0.0:
+        return None
+    reaches = (float(step_ns.mean()) / ideal_ns - 1.0) / noise
+    return reaches if reaches <= len(work_ns) else None
 
 
 def _ratio(means: NDArray[np.float64]) -> NDArray[np.float64]:

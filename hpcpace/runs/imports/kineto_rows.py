@@ -45,6 +45,8 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
     calls = _calls(profile)
     groups = tuple(sorted({name for name in _named(profile, calls) if name != _NO_GROUP}))
     phases = _phases(profile, steps, calls, device)
+    if device is not None and len(steps):
+        phases = np.concatenate([phases, _idle(profile, calls, steps, device)])
     collectives, num_ungrouped = _collectives(profile, calls, steps, groups, device, phases)
     tables = {
         "steps": rows_of(
@@ -362,6 +364,39 @@ class _Device:
         busy_until = self.ended_ns[np.maximum(place, 0)] if len(self.ended_ns) else np.zeros(len(kept), np.int64)
         busy_until = np.where(place >= 0, busy_until, 0)
         return np.maximum(exit_ns - np.maximum(enter_ns, busy_until), 0)
+
+
+def _idle(profile: Profile, calls: _Calls, steps: Int64Array, device: _Device) -> Rows:
+    """Return the phases in which the device had nothing to do: what came next was launched after all else had ended.
+
+    Each step has one, at least one without length at its end, which says that idle time is known.
+    """
+    begin, end, link = (np.frombuffer(column, np.int64) for column in profile.kernels)
+    begins, ends = np.concatenate([begin, calls.enter_ns]), np.concatenate([end, calls.exit_ns])
+    launched = np.concatenate([_launched_ns(link, begin, profile), calls.enqueue_ns])
+    order = np.argsort(begins, kind="stable")
+    begins, launched, until = begins[order], launched[order], np.maximum.accumulate(ends[order])
+    first_ns, last_ns = device.at(steps[:, 1]), device.at(steps[:, 2])
+    next_ns, after_ns = begins[1:], until[:-1]
+    is_idle = (next_ns > after_ns) & (launched[1:] >= after_ns)
+    from_ns, to_ns = after_ns[is_idle], next_ns[is_idle]
+    row = np.searchsorted(first_ns, to_ns, side="left") - 1
+    is_inside = (row >= 0) & (from_ns < last_ns[np.maximum(row, 0)])
+    from_ns, to_ns, row = from_ns[is_inside], to_ns[is_inside], row[is_inside]
+    from_ns = np.append(np.maximum(from_ns, first_ns[row]), last_ns)
+    to_ns = np.append(np.minimum(to_ns, last_ns[row]), last_ns)
+    row = np.append(row, np.arange(len(steps)))
+    return rows_of(
+        "phases",
+        has_device=profile.has_device,
+        step=steps[row, 0],
+        phase=int(Phase.IDLE),
+        begin_ns=from_ns,
+        end_ns=to_ns,
+        microbatch=-1,
+        device_begin_ns=from_ns,
+        device_end_ns=to_ns,
+    )
 
 
 def _device_columns(device: _Device | None, begin_ns: Int64Array, end_ns: Int64Array) -> dict[str, Int64Array]:

@@ -166,6 +166,7 @@ class _RankProcess:
 
     def _phases(self, trace: RankTrace) -> Iterator[Slice]:
         rows = self._rows(trace.tables["phases"])
+        rows = rows.select(rows["phase"] != Phase.IDLE)  # of the device, which has it as IDLE
         times = (self.common_ns(rows[name]).tolist() for name in ("begin_ns", "end_ns"))
         for begin_ns, end_ns, phase, step, batch in zip(
             *times, rows["phase"].tolist(), rows["step"].tolist(), rows["microbatch"].tolist(), strict=True

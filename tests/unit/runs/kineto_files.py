@@ -96,6 +96,37 @@ def nccl_events(rank: int, *, late_us: float = 0.0, offset_us: float = 0.0) -> l
     return events
 
 
+def kernel_by_kernel(*, kernel_us: float, every_us: float, is_ahead: bool) -> list[dict[str, Any]]:
+    """Return the events of a rank whose device runs 40 kernels in each of forward and backward and then reduces.
+
+    Args:
+        kernel_us: how long a kernel lasts, but for the first of a pass, which lasts three times as long.
+        every_us: time between launches; the device waits for them, unless the host is ahead.
+        is_ahead: whether the host launches all of a pass at once, and then waits for the device.
+    """
+    events: list[dict[str, Any]] = []
+    link, at = 0, 1_000_000.0
+    for step in range(NUM_STEPS):
+        begin_us, reach = at, at
+        for name in ("DistributedDataParallel.forward", "## backward ##"):
+            since_us, launched = max(at, reach) if is_ahead else at, at
+            for number in range(40):
+                link, launched = link + 1, since_us + (2.0 if is_ahead else every_us) * number
+                reach = max(reach, launched + 3.0) + kernel_us * (1 if number else 3)
+                begins_us = reach - kernel_us * (1 if number else 3)
+                events.append(event("cudaLaunchKernel", "cuda_runtime", launched, launched + 1, correlation=link))
+                events.append(event("gemm", "kernel", begins_us, reach, correlation=link))
+            at = max(reach if is_ahead else launched + every_us, reach)
+            events.append(event(name, "user_annotation", since_us, at))
+        link += 1
+        said = {"Collective name": "allreduce", "Out msg nelems": 1000, "dtype": "Float", "Process Group Name": "0"}
+        events.append(event("cudaLaunchKernel", "cuda_runtime", at, at + 1, correlation=link))
+        events.append(event("ncclDevKernel_AllReduce", "kernel", at + 3, at + 23, correlation=link, Seq=step, **said))
+        at += 25
+        events.append(event(f"ProfilerStep#{step}", "user_annotation", begin_us, at))
+    return events
+
+
 def facts(rank: int, world_size: int = 2, *, backend: str = "gloo", host: str = "n1") -> dict[str, Any]:
     """Return what a profile says of its rank."""
     groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": world_size, "ranks": list(range(world_size))}]

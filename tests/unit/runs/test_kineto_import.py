@@ -16,6 +16,7 @@ from kineto_files import (
     event,
     facts,
     gloo_events,
+    kernel_by_kernel,
     nccl_events,
     sharded_events,
     write,
@@ -190,6 +191,33 @@ def test_devices_whose_kernels_are_not_told_are_no_ground_for_a_verdict(tmp_path
     assert "what devices did" in found.source.unknown
     summary = report(found, tmp_path / "run")
     assert summary.verdict.headline.startswith("cannot tell: phases of ranks 0-3 are host times")
+
+
+def _shares_of(folder: Path, **how: Any) -> tuple[Summary, dict[str, float]]:
+    """Return the report on a job of four such ranks, and by their JSON the shares of compute and of idle time."""
+    folder.mkdir()
+    events = kernel_by_kernel(**how)
+    for rank in range(4):
+        write(folder / f"rank{rank}.json", events, facts(rank, 4, backend="nccl"))
+    kernels = [one for one in events if one["cat"] == "kernel"]
+    length = sum(one["dur"] for one in events if one["name"].startswith("ProfilerStep"))
+    compute = sum(one["dur"] for one in kernels if one["name"] == "gemm") / length
+    summary = report(import_kineto([folder]), folder / "run")
+    return summary, {"busy": compute, "idle": 1 - sum(one["dur"] for one in kernels) / length}
+
+
+def test_a_device_that_waits_for_each_launch_is_host_bound_by_the_gaps_between_its_kernels(tmp_path: Path) -> None:
+    """Its last kernel of a pass ends after the host's, as if it had run ahead."""
+    summary, truth = _shares_of(tmp_path / "profiles", kernel_us=10.0, every_us=50.0, is_ahead=False)
+    assert summary.verdict.mode == "host-bound"
+    assert summary.ranks[0].shares["host"] == pytest.approx(truth["idle"], abs=0.03)
+    assert summary.shares.busy == pytest.approx(truth["busy"], abs=0.03)
+
+
+def test_a_device_that_works_while_its_host_waits_for_it_is_busy(tmp_path: Path) -> None:
+    summary, truth = _shares_of(tmp_path / "profiles", kernel_us=50.0, every_us=0.0, is_ahead=True)
+    assert summary.verdict.mode != "host-bound" and truth["busy"] > 0.95
+    assert summary.shares.busy == pytest.approx(truth["busy"], abs=0.03)
 
 
 def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:
