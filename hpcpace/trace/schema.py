@@ -1,6 +1,6 @@
 """The groups and columns of trace format 1, as data that recorder, writer, reader and documents follow.
 
-docs/trace-format.md describes the format; tests/golden/trace-1.3.h5 freezes it.
+docs/trace-format.md describes the format; tests/golden/trace-1.4.h5 freezes it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 FORMAT = "hpcpace-trace"
-FORMAT_VERSION = "1.3"
+FORMAT_VERSION = "1.4"
 CLOCK = "CLOCK_MONOTONIC"
 CHUNK_ROWS = 8192
 # For tables that get about one row per second: a chunk of 8,192 rows would leave them in the journal for hours.

@@ -12,7 +12,7 @@ import pytest
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TABLES, TraceHeader
 
-_GOLDEN = Path(__file__).parents[1] / "golden" / "trace-1.3.h5"
+_GOLDEN = Path(__file__).parents[1] / "golden" / "trace-1.4.h5"
 _LARGEST = (1 << 63) - 1
 
 

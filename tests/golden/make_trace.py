@@ -1,4 +1,4 @@
-"""Writes tests/golden/trace-1.3.h5, which freezes trace format 1.3. Run it only when the format's version changes.
+"""Writes tests/golden/trace-1.4.h5, which freezes trace format 1.4. Run it only when the format's version changes.
 
 python tests/golden/make_trace.py [PATH]
 """
@@ -26,4 +26,4 @@ def write(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("trace-1.3.h5"))
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("trace-1.4.h5"))
