@@ -39,5 +39,5 @@ def test_runs_of_the_same_batch_are_compared_by_the_time_for_that_of_a() -> None
     found = compare([sample_run("a")], [after])
     assert found.other_work == () and found.per_batch == 64.0
     assert found.share == pytest.approx(0.0, abs=0.001) and found.outcome is Outcome.SAME
-    with pytest.raises(UsageError, match="a step has 64 and 65.4 tokens"):
+    with pytest.raises(UsageError, match=r"a step has 64 and 65\.4 tokens"):
         compare([sample_run("a")], [sample_run("b", samples_per_step=65.4)])
