@@ -89,7 +89,7 @@ def node_names(hosts: Iterable[str]) -> dict[str, str]:
     by_name: dict[str, set[str]] = {}
     for host in hosts:
         by_name.setdefault(node_name(host), set()).add(host)
-    found = {}
+    found: dict[str, str] = {}
     for name, same in by_name.items():
         is_of_one = len(same - {name}) <= 1 and not name.isdigit()
         found |= {host: name if is_of_one else host for host in same}

@@ -150,7 +150,8 @@ def history(folder: str, runs: IndexedRuns, *, job: str = "", host: str = "") ->
         host = node_name(host)
     rows = [row for row in named if (not job or row.job == job) and (not host or host in row.hosts)]
     series = sorted(_series(rows), key=lambda one: (-len(one.rows), one.name))
-    of_hosts, num_hosts = _host_events(rows, host)
+    # The series of a host has runs of all jobs, also of those in which no run has a date.
+    of_hosts, num_hosts = _host_events([row for row in rows if row.begun_unix_ns] or rows, host)
     events = [*of_hosts, *(event for one in series for event in one.events)]
     return History(
         folder=folder,

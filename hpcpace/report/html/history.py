@@ -49,7 +49,7 @@ def _body(history: History, plots: list[Plot], hosts: Plot | None) -> str:
                 (figure(hosts) if hosts is not None else "",),
             ),
             ("Runs", "The newest first.", (_runs_table(history),)),
-            ("Incomplete", "Used, and not all of them can be read.", (_problems(history.problems),)),
+            ("Incomplete", "Used; what is not known of them.", (_problems(history.problems),)),
             ("Not used", "", (_problems(history.broken),)),
             ("Terms", "", (terms(),)),
         )

@@ -38,7 +38,7 @@ def print_history(console: Console, history: History, *, num_runs: int) -> None:
         line(console, "Index", history.index)
     _print_series(console, history)
     _print_runs(console, history, num_runs)
-    _print_problems(console, "Incomplete", "used, and not all of them can be read", history.problems)
+    _print_problems(console, "Incomplete", "used; what is not known of them", history.problems)
     _print_problems(console, "Not used", "broken, without steps to use, or without a date", history.broken)
 
 

@@ -205,6 +205,13 @@ def test_a_host_that_gets_a_domain_is_the_same_host() -> None:
         assert [one.name for one in _history(rows, host=host).events] == ["n3"]
 
 
+def test_runs_of_unknown_date_do_not_come_first_among_those_of_a_host() -> None:
+    dated = [_row(n, slow={"n3": 0.077} if n >= 20 else {}) for n in range(40)]
+    undated = [replace(_row(n, job="other", slow={"n3": 0.2}), begun_unix_ns=0) for n in range(10)]
+    assert [(event.name, event.run) for event in _history([*undated, *dated]).events] == [("n3", "run-20")]
+    assert [event.duration for event in _history(undated).events] == ["chronic"]
+
+
 def test_hosts_of_two_domains_stay_two() -> None:
     rows = [replace(_row(n), hosts=(f"n1.{'ab'[n % 2]}",), slowness={f"n1.{'ab'[n % 2]}": 0.0}) for n in range(8)]
     assert _history(rows).num_hosts == 2
