@@ -84,6 +84,18 @@ def node_name(host: str) -> str:
     return host.partition(".")[0]
 
 
+def node_names(hosts: Iterable[str]) -> dict[str, str]:
+    """Return the name of each host without its domain, or the host where several have it, and an address."""
+    by_name: dict[str, set[str]] = {}
+    for host in hosts:
+        by_name.setdefault(node_name(host), set()).add(host)
+    found: dict[str, str] = {}
+    for name, same in by_name.items():
+        is_of_one = len(same - {name}) <= 1 and not name.isdigit()
+        found |= {host: name if is_of_one else host for host in same}
+    return found
+
+
 def exclude_option(names: Iterable[str]) -> str:
     """Return `--exclude=n[3,7]` for sbatch, safe to paste."""
     names = list(names)

@@ -42,11 +42,25 @@ def open_named_run(path: Path) -> NamedRun:
 
 
 @dataclass
+class PassedOver:
+    """What a search for runs does not look into.
+
+    Attributes:
+        num_links: links to folders outside of the one that is searched.
+        num_deep: folders in folders that are the last ones looked into.
+    """
+
+    num_links: int = 0
+    num_deep: int = 0
+
+
+@dataclass
 class _Search:
-    """How many more runs, folders and other files a search looks at before it gives up."""
+    """How many more runs, folders and other files a search looks at before it gives up, and what it passed over."""
 
     folder: Path
     left: int
+    passed_over: PassedOver
 
     def count(self) -> None:
         """Count one of them."""
@@ -55,7 +69,9 @@ class _Search:
             raise TraceError(f"{self.folder} has too many runs, folders and other files to find all: name one in it")
 
 
-def find_runs(folder: Path, *, most_entries: int = _MOST_ENTRIES) -> Iterator[Path]:
+def find_runs(
+    folder: Path, *, most_entries: int = _MOST_ENTRIES, passed_over: PassedOver | None = None
+) -> Iterator[Path]:
     """Yield the runs in a folder and in folders in it, or the folder itself if it is one; links are not followed.
 
     Hidden folders are left out. What cannot be read is skipped.
@@ -63,13 +79,14 @@ def find_runs(folder: Path, *, most_entries: int = _MOST_ENTRIES) -> Iterator[Pa
     Args:
         folder: the folder.
         most_entries: runs, other folders, and files outside of runs that are looked at.
+        passed_over: takes what was not looked into.
 
     Raises:
         OSError: the folder itself cannot be read.
         TraceError: there are more entries, so that some runs would not be found.
     """
     with Folder.open(folder) as opened:
-        yield from _runs_in(opened, _Search(folder, most_entries), _MOST_NESTED)
+        yield from _runs_in(opened, _Search(folder, most_entries, passed_over or PassedOver()), _MOST_NESTED)
 
 
 def _runs_in(folder: Folder, search: _Search, levels: int) -> Iterator[Path]:
@@ -77,15 +94,22 @@ def _runs_in(folder: Folder, search: _Search, levels: int) -> Iterator[Path]:
     if any(_ATTEMPT.fullmatch(name) and folder.has_folder(name) for name in names):
         yield folder.path
         return
-    for name in names if levels else ():
-        if name.startswith("."):
-            continue
+    visible = [name for name in names if not name.startswith(".")]
+    if not levels:
+        search.passed_over.num_deep += sum(folder.has_folder(name) for name in visible)
+        return
+    for name in visible:
         search.count()
         try:
             with folder.folder(name) as inner:
                 yield from _runs_in(inner, search, levels - 1)
         except OSError:  # a file, a link, or a folder of somebody else
-            continue
+            search.passed_over.num_links += _leads_out(folder.path / name, search.folder)
+
+
+def _leads_out(path: Path, folder: Path) -> bool:
+    """Return whether a path is a link to a folder that is not below another one."""
+    return path.is_symlink() and path.is_dir() and not path.resolve().is_relative_to(folder.resolve())
 
 
 def _place(path: Path) -> tuple[Path, int | None]:

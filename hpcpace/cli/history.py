@@ -19,10 +19,12 @@ from hpcpace.files import write_file
 from hpcpace.report.html.history import history_page
 from hpcpace.report.terminal.history import print_history
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
+from hpcpace.report.words.history import passed_over_words
 from hpcpace.rundir import RUNS, json_text
 from hpcpace.runs.history import history
+from hpcpace.runs.history_csv import rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs
-from hpcpace.runs.history_row import rows_of_csv
+from hpcpace.wording import listed
 from hpcpace.world.environment import process_environ
 
 
@@ -76,10 +78,14 @@ def command(
             click.echo(f"\nwritten: {html}")
     if not found.num_runs:
         which = " of that job or host" if job or host else ""
-        raise CannotTell(
-            f"{folder} has no run{which} that can be used: {len(found.broken)} are broken or without steps, "
-            f"{found.num_running} still run"
+        why = listed(
+            [
+                f"{len(found.broken)} are broken or without steps",
+                f"{found.num_running} still run",
+                *passed_over_words(found),
+            ]
         )
+        raise CannotTell(f"{folder} has no run{which} that can be used: {why}")
 
 
 def _console() -> Console:

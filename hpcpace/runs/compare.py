@@ -209,11 +209,14 @@ def _outcome(difference: LogDifference) -> Outcome:
 
 def _check_distinct(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> None:
     seen: set[tuple[str, int]] = set()
+    by_identity: dict[str, str] = {}
     for run in (*before, *after):
         named = os.path.realpath(run.path), run.attempt  # a link to a run is that run
         if named in seen:
             raise UsageError(f"{run.path} (attempt {run.attempt}) is named twice: a run does not differ from itself")
         seen.add(named)
+        if run.identity and by_identity.setdefault(run.identity, run.path) != run.path:
+            raise UsageError(f"{run.path} is a copy of {by_identity[run.identity]}: a run does not differ from itself")
 
 
 def _check_steps(runs: Sequence[MeasuredRun]) -> None:

@@ -1,14 +1,14 @@
 """What changed over weeks of runs: the speed of each job, and the hosts that got slow, for good or for once.
 
-Runs are compared within one job of one layout. Hosts are compared within their runs, whatever the job: how much longer
-a host's ranks take for their own work than the others of their role. So a host that got slow shows in all jobs that use
-it, and a job that got slow on all hosts does not accuse any.
+Runs are compared within one job that does the same work in one layout. Hosts are compared within their runs, whatever
+the job: how much longer a host's ranks take for their own work than the others of their role. So a host that got slow
+shows in all jobs that use it, and a job that got slow on all hosts does not accuse any.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import expm1, log, log1p
 from statistics import median
@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 
 from hpcpace import __version__
+from hpcpace.hostlist import node_name, node_names
 from hpcpace.metrics.change_points import LEAST_DEVIATIONS, LEAST_RUNS, Duration, LevelChange, level_changes, run_spread
+from hpcpace.run_search import PassedOver
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow
+from hpcpace.runs.history_series import grouped
 from hpcpace.units import NS_PER_S
 
 SCHEMA = "hpcpace-history/1"
@@ -37,7 +40,7 @@ class Event:
     Attributes:
         kind: `job` of its median step; `long steps` of what its mean step has beyond that, told only where it lasts;
             or `host`.
-        name: of the job, with its layout where it has several, or of the host.
+        name: of the job, with its layout and work where it has several, or of the host.
         duration: lasting, recent, one-off; of a host, also `chronic` where it was slow from its first runs on. Two runs
             at the end that agree are lasting, too, where they began `LASTS_NS` apart.
         begun_unix_ns, last_unix_ns: first and last run at the new level; 0 where dates are not known.
@@ -79,7 +82,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The runs of one job with one layout, the oldest first; `name` has the layout where the job has several."""
+    """The runs of one job that can be compared, the oldest first; `name` has the kind where the job has several."""
 
     name: str
     job: str
@@ -94,11 +97,14 @@ class History:
 
     Attributes:
         folder: of the runs, or the CSV file.
-        series: by job and layout, those with most runs first.
+        series: by job, layout and work, those with most runs first.
         events: of all jobs and hosts: lasting and recent ones first, the latest first.
         num_hosts: hosts that were compared.
         broken: why runs could not be used, by path.
+        problems: what could not be read of runs that are used, by path.
+        copies: of runs that are there more than once, the paths that are left out, and the one that is used.
         num_running: runs that still record.
+        passed_over: what was not searched.
         num_read: runs that were opened for it.
         index: what became of the index.
     """
@@ -108,7 +114,10 @@ class History:
     events: tuple[Event, ...]
     num_hosts: int
     broken: dict[str, str]
+    problems: dict[str, str]
+    copies: dict[str, str]
     num_running: int
+    passed_over: PassedOver
     num_read: int
     index: str
 
@@ -136,9 +145,13 @@ def history(folder: str, runs: IndexedRuns, *, job: str = "", host: str = "") ->
         job: the only job to look at; all if empty.
         host: the only host to look at: its runs alone; all if empty.
     """
-    rows = [row for row in runs.rows if (not job or row.job == job) and (not host or host in row.hosts)]
+    named = _with_node_names(runs.rows)
+    if host and not any(host in row.hosts for row in named):
+        host = node_name(host)
+    rows = [row for row in named if (not job or row.job == job) and (not host or host in row.hosts)]
     series = sorted(_series(rows), key=lambda one: (-len(one.rows), one.name))
-    of_hosts, num_hosts = _host_events(rows, host)
+    # The series of a host has runs of all jobs, also of those in which no run has a date.
+    of_hosts, num_hosts = _host_events([row for row in rows if row.begun_unix_ns] or rows, host)
     events = [*of_hosts, *(event for one in series for event in one.events)]
     return History(
         folder=folder,
@@ -146,7 +159,10 @@ def history(folder: str, runs: IndexedRuns, *, job: str = "", host: str = "") ->
         events=tuple(sorted(events, key=_weight)),
         num_hosts=num_hosts,
         broken=dict(runs.broken),
+        problems=dict(runs.problems),
+        copies=dict(runs.copies),
         num_running=runs.num_running,
+        passed_over=runs.passed_over,
         num_read=runs.num_read,
         index=runs.index,
     )
@@ -157,15 +173,33 @@ def _weight(event: Event) -> tuple[bool, int, str]:
 
 
 def _series(rows: Iterable[HistoryRow]) -> list[Series]:
-    groups: dict[tuple[str, str], list[HistoryRow]] = {}
-    for row in rows:
-        groups.setdefault((row.job, row.kind), []).append(row)
-    num_kinds = Counter(job for job, _ in groups)
+    groups = grouped(rows)
+    num_kinds = Counter(group.job for group in groups)
     found = []
-    for (job, kind), group in groups.items():
-        name = f"{job} ({kind})" if kind and num_kinds[job] > 1 else job
-        found.append(Series(name=name, job=job, kind=kind, rows=tuple(group), events=tuple(_job_events(name, group))))
+    for group in groups:
+        name = f"{group.job} ({group.kind})" if group.kind and num_kinds[group.job] > 1 else group.job
+        events = tuple(_job_events(name, group.rows))
+        found.append(Series(name=name, job=group.job, kind=group.kind, rows=group.rows, events=events))
     return found
+
+
+def _with_node_names(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
+    """Return runs with names of hosts without their domains, which hosts may get or lose, where these are unique."""
+    names = node_names({host for row in rows for host in row.hosts})
+    return [_renamed(row, names) for row in rows]
+
+
+def _renamed(row: HistoryRow, names: Mapping[str, str]) -> HistoryRow:
+    hosts = tuple(sorted(names[host] for host in row.hosts))
+    if hosts == row.hosts or len(set(hosts)) < len(hosts):
+        return row
+    return replace(
+        row,
+        hosts=hosts,
+        slowness={names.get(host, host): value for host, value in row.slowness.items()},
+        own_work={names.get(host, host): value for host, value in row.own_work.items()},
+        first_host=names.get(row.first_host, row.first_host),
+    )
 
 
 def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
@@ -255,18 +289,16 @@ def _is_of_host(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> b
     """
     if change.size > 0:
         return True
-    before, there = (_own_levels(host, part) for part in (rows[: change.first], rows[change.first : change.last + 1]))
-    own = [there[series] - before[series] for series in before.keys() & there.keys()]
+    before, there = ({row.run for row in part} for part in (rows[: change.first], rows[change.first : change.last + 1]))
+    own = []
+    for group in grouped(rows):
+        levels = [
+            [row.own_work[host] for row in group.rows if row.run in runs and host in row.own_work]
+            for runs in (before, there)
+        ]
+        if all(levels):
+            own.append(median(levels[1]) - median(levels[0]))
     return not own or median(own) < change.size / 2
-
-
-def _own_levels(host: str, rows: Sequence[HistoryRow]) -> dict[tuple[str, str], float]:
-    """Return the median logarithm of a host's own work in each series."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        if host in row.own_work:
-            found.setdefault((row.job, row.kind), []).append(row.own_work[host])
-    return {series: median(values) for series, values in found.items()}
 
 
 def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[Event]:

@@ -1,7 +1,7 @@
 """The index beside the runs of a folder, so that a history of thousands of them opens no run that has not changed.
 
-A run is known by the times at which its folder, its last attempt and its traces changed. One that could not be used is
-tried again with other memory or another version of hpcpace, too. Runs that still record are not in the index. It is
+A run is known by the times at which its folder, its last attempt, its traces and its record changed. One that could not
+be used is tried again with other memory or another version of hpcpace, too. Runs that still record are not in it. It is
 replaced in one piece, so that users may update it at the same time. Where the folder cannot be written to, there is
 none and each history reads all runs.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,18 @@ from hpcpace import __version__
 from hpcpace.config import Config
 from hpcpace.errors import TraceError
 from hpcpace.files import Folder
-from hpcpace.run_search import find_runs
-from hpcpace.rundir import HISTORY_INDEX
+from hpcpace.run_search import PassedOver, find_runs
+from hpcpace.rundir import HISTORY_INDEX, RunDirectory
+from hpcpace.runs.begin import oldest_trace, traced_begin
 from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
+from hpcpace.runs.history_series import without_a_place
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 
-SCHEMA = "hpcpace-history-index/3"
+SCHEMA = "hpcpace-history-index/4"
 _MOST_BYTES = 1 << 29
+_NO_DATE = "when it began is not known"
+_DATE_OF_FILES = "when it began is not recorded, so that it has the date of its oldest trace file"
+_NO_PLACE = "when it began is not known, so that it has no place among the runs of its series"
 _FOREIGN = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
@@ -34,11 +39,14 @@ class IndexedRuns:
     """What is known of the runs of a folder.
 
     Attributes:
-        rows: those that can be used.
+        rows: those that can be used, each once.
         broken: why others cannot, by path below the folder.
         num_running: runs that still record.
         num_read: runs that were opened, because the index did not have them.
         index: whether there is an index now, or why not.
+        problems: what could not be read of runs that can be used, by path.
+        copies: of runs that are there more than once, the paths that are left out, and the one that is used.
+        passed_over: what was not searched.
     """
 
     rows: tuple[HistoryRow, ...]
@@ -46,11 +54,14 @@ class IndexedRuns:
     num_running: int
     num_read: int
     index: str
+    problems: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    passed_over: PassedOver = field(default_factory=PassedOver)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One run in the index: what its files were, and its line or why it has none.
+    """One run in the index: what its files were, and its line or why it has none, or what could not be read of it.
 
     The stamp of a run without a line also has what it was read with.
     """
@@ -74,7 +85,8 @@ def indexed_runs(
         TraceError: the folder cannot be read.
     """
     try:
-        paths = {os.path.relpath(path, folder): path for path in find_runs(folder)}
+        passed_over = PassedOver()
+        paths = {os.path.relpath(path, folder): path for path in find_runs(folder, passed_over=passed_over)}
     except OSError as error:
         raise TraceError(f"cannot read {folder}: {error.strerror}; name a folder of runs") from error
     known = _read(folder)
@@ -88,38 +100,56 @@ def indexed_runs(
         if run.why_not is NotLoaded.RUNNING:
             num_running += 1
         else:
-            current[name] = _entry(name, paths[name], stamps[name], means, run)
+            current[name] = _entry(name, stamps[name], means, run)
     index = "kept" if current == known else _write(folder, current)
-    ordered = [current[name] for name in paths if name in current]
+    rows = [entry.row for entry in current.values() if entry.row]
+    copies = _copies(rows)
+    once = sorted((row for row in rows if row.run not in copies), key=lambda row: (row.begun_unix_ns, row.run))
+    nowhere = {row.run for row in without_a_place(once)}
+    used = [row for row in once if row.run not in nowhere]
+    broken = {name: entry.problem for name, entry in current.items() if entry.row is None}
     return IndexedRuns(
-        rows=tuple(sorted((entry.row for entry in ordered if entry.row), key=lambda row: (row.begun_unix_ns, row.run))),
-        broken={name: entry.problem for name, entry in current.items() if entry.row is None},
+        rows=tuple(used),
+        broken=broken | dict.fromkeys(sorted(nowhere), _NO_PLACE),
         num_running=num_running,
         num_read=len(missing),
         index=index,
+        problems={row.run: problem for row in used if (problem := current[row.run].problem)},
+        copies=copies,
+        passed_over=passed_over,
     )
+
+
+def _copies(rows: Sequence[HistoryRow]) -> dict[str, str]:
+    """Return the paths of copies, and of the run that each is one of: that nearest to the folder."""
+    first: dict[str, str] = {}
+    copies = {}
+    for row in sorted(rows, key=lambda row: (row.run.count(os.sep), row.run)):
+        if row.identity and first.setdefault(row.identity, row.run) != row.run:
+            copies[row.run] = first[row.identity]
+    return copies
 
 
 def _is_current(entry: _Entry, stamp: str | None, means: str) -> bool:
     return stamp is not None and entry.stamp == (stamp if entry.row else f"{stamp}{means}")
 
 
-def _entry(name: str, path: Path, stamp: str, means: str, run: LoadedRun) -> _Entry:
+def _entry(name: str, stamp: str, means: str, run: LoadedRun) -> _Entry:
     if run.measured is None:
         return _Entry(f"{stamp}{means}", None, run.problem)
-    try:
-        changed_ns = os.stat(path, follow_symlinks=False).st_mtime_ns
-    except OSError:
-        changed_ns = 0
-    return _Entry(stamp, row_of(run.measured, name, changed_ns), "")
+    attempt = RunDirectory(run.path).attempt(run.measured.attempt)
+    recorded_ns = run.measured.conditions.begun_unix_ns or traced_begin(attempt)
+    row = row_of(run.measured, name, recorded_ns or oldest_trace(attempt))
+    said = "" if recorded_ns else _DATE_OF_FILES if row.begun_unix_ns else _NO_DATE
+    return _Entry(stamp, row, "; ".join(filter(None, (run.problem, said))))
 
 
 def _stamp(path: Path) -> str:
-    """Return what changes when a run does: the names and times of its folder, last attempt, traces and summary."""
+    """Return what changes when a run does: names and times of its folder, last attempt, traces, record and summary."""
     try:
         attempts = [name for name in os.listdir(path) if name.startswith("attempt-") and name[8:].isdigit()]
         last = max(attempts, key=lambda name: int(name[8:]), default="")
-        places = (path, path / last, path / last / "trace", path / "summary.json")
+        places = (path, path / last, path / last / "trace", path / last / "run.json", path / "summary.json")
         times = [_changed(place) for place in places]
     except OSError:
         return ""

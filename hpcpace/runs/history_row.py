@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite, log
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from hpcpace.errors import UsageError
-from hpcpace.quoting import printable
-from hpcpace.runs.csv_form import CsvRun, read_csv
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.units import NS_PER_S
-from hpcpace.wording import plural
+from hpcpace.runs.work import compared_work
 
 _MOST_TEXT = 500
 _MOST_HOSTS = 100_000
@@ -30,10 +25,13 @@ class HistoryRow:
         run: its path below the folder.
         begun_unix_ns: when it began; 0 where unknown.
         job: name of its job.
-        kind: what runs of one series have in common besides: world, mesh, batch and type of numbers.
+        kind: its layout: world, mesh and type of numbers.
+        work: what was trained on what, by name: runs with other values cannot be compared.
+        samples_per_step: the global batch; 0 where unknown.
+        identity: what no other run has, and a copy has, too; empty where unknown.
         p50_ns, mean_ns: median and mean step time.
         samples_per_s: throughput; None where unknown.
-        samples_unit: of that.
+        samples_unit: of that and of the batch.
         num_ranks, num_nodes: of the job; 0 where unknown.
         hosts: where it ran.
         slowness: by host, logarithm of own work over the median of the other hosts of its role in the run; of hosts
@@ -49,6 +47,9 @@ class HistoryRow:
     kind: str
     p50_ns: float
     mean_ns: float
+    work: Mapping[str, str] = field(default_factory=dict)
+    samples_per_step: float = 0.0
+    identity: str = ""
     samples_per_s: float | None = None
     samples_unit: str = ""
     num_ranks: int = 0
@@ -64,22 +65,24 @@ class HistoryRow:
         return asdict(self)
 
 
-def row_of(measured: MeasuredRun, run: str, changed_unix_ns: int) -> HistoryRow:
+def row_of(measured: MeasuredRun, run: str, begun_unix_ns: int) -> HistoryRow:
     """Return the line of a run.
 
     Args:
         measured: the run.
         run: its path below the folder.
-        changed_unix_ns: when its files were made, for one that does not say when it began.
+        begun_unix_ns: when it began; 0 where unknown.
     """
-    batch = f"{measured.samples_per_step:g} {measured.samples_unit}" if measured.samples_per_step else ""
-    parts = (f"{measured.world_size} ranks", measured.mesh, batch, measured.conditions.dtype)
+    parts = (f"{measured.world_size} ranks", measured.mesh, measured.conditions.dtype)
     own = _own_work(measured)
     return HistoryRow(
         run=run,
-        begun_unix_ns=measured.conditions.begun_unix_ns or changed_unix_ns,
+        begun_unix_ns=begun_unix_ns,
         job=measured.conditions.job_name or "unnamed",
         kind=", ".join(filter(None, parts)),
+        work={**compared_work(measured), "emulation": measured.emulation or "none"},
+        samples_per_step=measured.samples_per_step,
+        identity=measured.identity,
         p50_ns=measured.p50_ns,
         mean_ns=measured.mean_ns,
         samples_per_s=measured.samples_per_s,
@@ -91,50 +94,6 @@ def row_of(measured: MeasuredRun, run: str, changed_unix_ns: int) -> HistoryRow:
         own_work={host: round(fmean(of_host.values()), 6) for host, of_host in own.items()},
         first_host=next((rank.host for rank in measured.ranks if rank.rank == 0), ""),
         mode=measured.mode,
-    )
-
-
-def rows_of_csv(path: Path) -> list[HistoryRow]:
-    """Return the lines of the runs of a CSV file, the oldest first; without dates, in the order of the file.
-
-    Raises:
-        UsageError: as of `read_csv`; or only some runs of a series have a date.
-    """
-    rows = [row_of_csv(run) for run in read_csv(path)]
-    dated = {(row.job, row.kind) for row in rows if row.begun_unix_ns}
-    for row in rows:
-        if not row.begun_unix_ns and (row.job, row.kind) in dated:
-            raise UsageError(
-                f"{path}: {printable(row.run)} has no date, and others of job {printable(row.job)!r} have one: "
-                "its place among them is not known; give all of them a date, or none"
-            )
-    return sorted(rows, key=lambda row: row.begun_unix_ns)
-
-
-def row_of_csv(run: CsvRun) -> HistoryRow:
-    """Return the line of a run of a CSV file.
-
-    With a throughput alone, its step is that of one batch, or of one sample where there is no batch, either: such runs
-    are a series of their own.
-    """
-    step_ns = run.step_ns if run.step_ns is not None else (run.batch or 1.0) * NS_PER_S / (run.throughput or 1.0)
-    parts = (
-        f"{run.num_ranks} ranks" if run.num_ranks else "",
-        plural(run.num_nodes, "node") if run.num_nodes else "",
-        f"batch {run.batch:g}" if run.batch else "",
-        "" if run.step_ns is not None or run.batch else "time of a sample",
-    )
-    return HistoryRow(
-        run=f"{run.run} (line {run.line})",
-        begun_unix_ns=run.begun_unix_ns,
-        job=run.job or "all",
-        kind=", ".join(filter(None, parts)),
-        p50_ns=step_ns,
-        mean_ns=step_ns,
-        samples_per_s=run.throughput,
-        num_ranks=run.num_ranks,
-        num_nodes=len(run.nodes) or run.num_nodes,
-        hosts=run.nodes,
     )
 
 
@@ -150,6 +109,9 @@ def row_from_json(content: Any) -> HistoryRow:
         begun_unix_ns=_count(content["begun_unix_ns"]),
         job=_text(content["job"]),
         kind=_text(content["kind"]),
+        work={_text(name): _text(value) for name, value in content["work"].items()},
+        samples_per_step=_positive(content["samples_per_step"]) if content["samples_per_step"] else 0.0,
+        identity=_text(content["identity"]),
         p50_ns=_positive(content["p50_ns"]),
         mean_ns=_positive(content["mean_ns"]),
         samples_per_s=None if rate is None else _positive(rate),

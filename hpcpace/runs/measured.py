@@ -7,6 +7,7 @@ removed, the summary stands for them.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,17 @@ class MeasuredRun:
     def name(self) -> str:
         """The name of its folder."""
         return self.path.rstrip("/").rpartition("/")[2] or self.path
+
+    @property
+    def identity(self) -> str:
+        """What no other run has but copies of it, packed or not; empty where it does not say when it began."""
+        if not self.conditions.begun_unix_ns:
+            return ""
+        values = (
+            *(self.conditions.begun_unix_ns, self.conditions.name, self.attempt, self.world_size),
+            *(self.num_steps, self.p50_ns, self.mean_ns, self.hosts),
+        )
+        return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def scaled(self, factor: float) -> MeasuredRun:
         """Return it with all its times multiplied, as for a step with another number of samples."""

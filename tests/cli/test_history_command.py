@@ -104,3 +104,14 @@ def test_wrong_input_is_told(
     (tmp_path / "wrong.csv").write_text("run,step_time_s\nr,x\n")
     found, out, error = hpcpace("history", *words)
     assert found == code and told in " ".join((out + error).split())
+
+
+def test_what_was_not_searched_is_told(hpcpace: Call, tmp_path: Path) -> None:
+    RUN.write(tmp_path / "elsewhere" / "a")
+    (tmp_path / "runs" / "1" / "2" / "3" / "4").mkdir(parents=True)
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).symlink_to(tmp_path / "elsewhere" / "a")
+    code, out, error = hpcpace("history", tmp_path / "runs")
+    told = " ".join((out + error).split())
+    assert code == 3 and "2 links to folders elsewhere not followed" in told
+    assert "1 folder more than three deep not searched" in told

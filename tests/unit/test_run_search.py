@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.errors import TraceError
-from hpcpace.run_search import find_runs, open_named_run
+from hpcpace.run_search import PassedOver, find_runs, open_named_run
 
 
 @pytest.fixture
@@ -28,3 +28,15 @@ def test_an_error_that_cannot_name_all_runs_names_none(folder: Path, monkeypatch
     with pytest.raises(TraceError) as found:
         open_named_run(folder)
     assert "run-0" not in str(found.value)
+
+
+def test_links_and_deep_folders_are_counted(folder: Path, tmp_path: Path) -> None:
+    (folder / "a" / "b" / "c" / "run" / "attempt-0").mkdir(parents=True)
+    (folder / "a" / "b" / "c" / "notes.txt").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "elsewhere").symlink_to(tmp_path / "elsewhere")
+    (folder / "latest").symlink_to("run-5")
+    (folder / "gone").symlink_to("nowhere")
+    found = PassedOver()
+    assert len(list(find_runs(folder, passed_over=found))) == 6
+    assert found == PassedOver(num_links=1, num_deep=1)

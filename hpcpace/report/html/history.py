@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import exp
 
@@ -48,7 +49,8 @@ def _body(history: History, plots: list[Plot], hosts: Plot | None) -> str:
                 (figure(hosts) if hosts is not None else "",),
             ),
             ("Runs", "The newest first.", (_runs_table(history),)),
-            ("Not used", "", (notes([f"{name}: {why}" for name, why in list(history.broken.items())[:_MOST_BROKEN]]),)),
+            ("Incomplete", "Used; what is not known of them.", (_problems(history.problems),)),
+            ("Not used", "", (_problems(history.broken),)),
             ("Terms", "", (terms(),)),
         )
     ]
@@ -67,6 +69,10 @@ def _body(history: History, plots: list[Plot], hosts: Plot | None) -> str:
         *(content for _, content in made),
     )
     return "\n".join(part for part in parts if part)
+
+
+def _problems(problems: Mapping[str, str]) -> str:
+    return notes([f"{name}: {why}" for name, why in list(problems.items())[:_MOST_BROKEN]])
 
 
 def _x(unix_ns: int, number: int) -> str | int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -38,7 +38,8 @@ def print_history(console: Console, history: History, *, num_runs: int) -> None:
         line(console, "Index", history.index)
     _print_series(console, history)
     _print_runs(console, history, num_runs)
-    _print_broken(console, history)
+    _print_problems(console, "Incomplete", "used; what is not known of them", history.problems)
+    _print_problems(console, "Not used", "broken, without steps to use, or without a date", history.broken)
 
 
 def _print_series(console: Console, history: History) -> None:
@@ -111,11 +112,11 @@ def _label(event: Event) -> str:
     return "long steps" if event.kind == "long steps" else _MARKS[event.duration]
 
 
-def _print_broken(console: Console, history: History) -> None:
-    if not history.broken:
+def _print_problems(console: Console, heading: str, what: str, problems: Mapping[str, str]) -> None:
+    if not problems:
         return
-    title(console, "Not used", "broken, or without steps to use")
-    for name, problem in list(history.broken.items())[:_MOST_BROKEN]:
+    title(console, heading, what)
+    for name, problem in list(problems.items())[:_MOST_BROKEN]:
         note(console, f"{name}: {problem}")
-    if len(history.broken) > _MOST_BROKEN:
-        note(console, f"{len(history.broken) - _MOST_BROKEN} more: see --json")
+    if len(problems) > _MOST_BROKEN:
+        note(console, f"{len(problems) - _MOST_BROKEN} more: see --json")

@@ -119,9 +119,19 @@ def headline(history: History) -> str:
 def counts_sentence(history: History) -> str:
     """Return what the history is of."""
     hosts = f"{plural(history.num_hosts, 'host')} compared" if history.num_hosts else "no host can be compared"
-    parts = [f"{plural(history.num_runs, 'run')} in {len(history.series)} series (job and layout)", hosts]
+    parts = [f"{plural(history.num_runs, 'run')} in {len(history.series)} series (job, layout and work)", hosts]
     if history.broken:
-        parts.append(f"{len(history.broken)} broken or without steps")
+        parts.append(f"{len(history.broken)} not used")
+    if history.copies:
+        parts.append(f"{len(history.copies)} left out as copies")
     if history.num_running:
         parts.append(f"{history.num_running} still running")
-    return ", ".join(parts)
+    return ", ".join([*parts, *passed_over_words(history)])
+
+
+def passed_over_words(history: History) -> list[str]:
+    """Return what was not searched for runs; nothing where all was."""
+    found = history.passed_over
+    links = f"{plural(found.num_links, 'link')} to folders elsewhere not followed"
+    deep = f"{plural(found.num_deep, 'folder')} more than three deep not searched"
+    return [words for words, num in ((links, found.num_links), (deep, found.num_deep)) if num]

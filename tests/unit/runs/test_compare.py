@@ -147,6 +147,14 @@ def test_different_work_is_refused_unless_asked_for(changes: Mapping[str, Any], 
     assert compare([before], [after], takes_other_work=True).other_work
 
 
+def test_copies_of_a_run_are_not_compared_with_it() -> None:
+    conditions = Conditions(name="x", begun_unix_ns=10**18)
+    run = sample_run("a", conditions=conditions)
+    with pytest.raises(UsageError, match="backup/a is a copy of a: a run does not differ from itself"):
+        compare([run], [replace(run, path="backup/a")])
+    assert compare([run], [sample_run("b", conditions=replace(conditions, begun_unix_ns=10**18 + 1))])
+
+
 def test_other_batches_are_compared_by_the_time_for_a_batch_of_a() -> None:
     after = sample_run("b", work=(180.0,) * 4, samples_per_step=128.0)
     found = compare([sample_run("a")], [after], takes_other_work=True)

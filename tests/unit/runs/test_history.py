@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from sample_runs import sample_run
@@ -19,12 +20,13 @@ from hpcpace.config import Config
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.errors import UsageError
-from hpcpace.report.words.history import event_sentence, headline
+from hpcpace.report.words.history import counts_sentence, event_sentence, headline
 from hpcpace.rundir import HISTORY_INDEX, json_text
 from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.history import Event, History, history
+from hpcpace.runs.history_csv import rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs
-from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, rows_of_csv
+from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
 
 DATA = Path(__file__).parents[2] / "data" / "history"
 DAY_NS = 86_400 * 10**9
@@ -145,6 +147,76 @@ def test_other_layouts_are_other_series() -> None:
     assert {one.name for one in found.series} == {"train (4 ranks)", "train (8 ranks)"} and found.events == ()
 
 
+def test_other_work_is_another_series_that_says_what_differs() -> None:
+    works = [
+        {"data.seq_len": "1024", "model.num_layers": "12" if n < 10 else "24", "model.width": "64"} for n in range(20)
+    ]
+    rows = [replace(_row(n, step=0.1 if n < 10 else 0.19), work=work) for n, work in enumerate(works)]
+    found = _history(rows)
+    assert found.events == ()
+    names = {"train (4 ranks, model.num_layers 12)", "train (4 ranks, model.num_layers 24)"}
+    assert {one.name for one in found.series} == names
+
+
+def test_work_that_only_later_runs_record_is_no_other_work() -> None:
+    rows = [
+        replace(_row(n, step=0.12 if n >= 20 else 0.1), work={"model.width": "64"} if n >= 15 else {})
+        for n in range(40)
+    ]
+    found = _history(rows)
+    assert [one.name for one in found.series] == ["train"] and [event.run for event in found.events] == ["run-20"]
+
+
+def test_each_series_of_a_job_has_its_own_name() -> None:
+    works = [{"a": str(n // 4), "b": str(n // 2 % 2), "c": str(n % 2), "d": str(n), "same": "1"} for n in range(8)]
+    names = [one.name for one in _history([replace(_row(n), work=work) for n, work in enumerate(works)]).series]
+    assert len(set(names)) == 8 and "train (4 ranks, a 0, b 0, c 1)" in names
+
+
+def test_batches_that_differ_slightly_are_one_series() -> None:
+    rows = [
+        replace(_row(n, step=0.12 if n >= 6 else 0.1), samples_per_step=40000.0 + 4 * n, samples_unit="tokens")
+        for n in range(12)
+    ]
+    found = _history(rows)
+    assert [(one.name, one.kind) for one in found.series] == [("train", "4 ranks, 40020 tokens")]
+    assert [(event.kind, event.run, event.duration) for event in found.events] == [("job", "run-6", "lasting")]
+
+
+def test_a_host_that_gets_a_domain_is_the_same_host() -> None:
+    rows = [_row(n, slow={"n3": 0.077} if n >= 10 else {}) for n in range(40)]
+    domain = ".cluster.local"
+    rows = [
+        row
+        if n < 20
+        else replace(
+            row,
+            hosts=tuple(f"{host}{domain}" for host in row.hosts),
+            slowness={f"{host}{domain}": value for host, value in row.slowness.items()},
+            first_host=f"n0{domain}",
+        )
+        for n, row in enumerate(rows)
+    ]
+    found = _history(rows)
+    (event,) = found.events
+    assert (event.name, event.run, event.num_runs, found.num_hosts) == ("n3", "run-10", 30, 4)
+    assert found.newest_first()[0][0].first_host == "n0"
+    for host in ("n3", f"n3{domain}"):
+        assert [one.name for one in _history(rows, host=host).events] == ["n3"]
+
+
+def test_runs_of_unknown_date_do_not_come_first_among_those_of_a_host() -> None:
+    dated = [_row(n, slow={"n3": 0.077} if n >= 20 else {}) for n in range(40)]
+    undated = [replace(_row(n, job="other", slow={"n3": 0.2}), begun_unix_ns=0) for n in range(10)]
+    assert [(event.name, event.run) for event in _history([*undated, *dated]).events] == [("n3", "run-20")]
+    assert [event.duration for event in _history(undated).events] == ["chronic"]
+
+
+def test_hosts_of_two_domains_stay_two() -> None:
+    rows = [replace(_row(n), hosts=(f"n1.{'ab'[n % 2]}",), slowness={f"n1.{'ab'[n % 2]}": 0.0}) for n in range(8)]
+    assert _history(rows).num_hosts == 2
+
+
 def test_one_job_or_host_can_be_looked_at() -> None:
     rows = [_row(n, job=f"job{n % 2}", slow={"n3": 0.077} if n >= 20 else {}) for n in range(40)]
     assert {row.job for one in _history(rows, job="job1").series for row in one.rows} == {"job1"}
@@ -157,10 +229,12 @@ def test_quiet_runs_have_no_events() -> None:
 
 
 def test_a_line_is_made_of_a_run() -> None:
-    conditions = Conditions(job_name="gpt", begun_unix_ns=BEGIN_NS, dtype="bfloat16")
-    row = row_of(sample_run("runs/a", work=(100.0, 100.0, 100.0, 110.0), conditions=conditions), "a", 5)
+    work = {"model.num_layers": "12", "model.name": "gpt", "data.source": "/data/a"}
+    conditions = Conditions(job_name="gpt", begun_unix_ns=BEGIN_NS, dtype="bfloat16", work=work)
+    row = row_of(sample_run("runs/a", work=(100.0, 100.0, 100.0, 110.0), conditions=conditions), "a", BEGIN_NS)
     assert (row.run, row.job, row.begun_unix_ns) == ("a", "gpt", BEGIN_NS)
-    assert row.kind == "4 ranks, dp=4, 64 tokens, bfloat16"
+    assert row.kind == "4 ranks, dp=4, bfloat16" and (row.samples_per_step, row.samples_unit) == (64.0, "tokens")
+    assert row.work == {"model.num_layers": "12", "emulation": "none"} and row.identity
     assert row.slowness == pytest.approx({"n0": 0, "n1": 0, "n2": 0, "n3": 0.0953}, abs=1e-4)
     assert row.first_host == "n0"
     assert row_from_json(json.loads(json.dumps(row.to_json()))) == row
@@ -285,6 +359,58 @@ def test_broken_and_running_runs_are_counted(folder: Path) -> None:
     assert sorted(row.run for row in found.rows) == ["a", "topic/b"]
     assert sorted(found.broken) == ["broken", "warmup"] and all(found.broken.values())
     assert (found.num_running, found.num_read, found.index) == (1, 5, "updated")
+
+
+def _begins(run: Path, content: str) -> None:
+    (run / "attempt-0" / "run.json").write_text(content)
+
+
+def _of(folder: Path, begun_ns: int) -> None:
+    for file in (folder / "attempt-0" / "trace").iterdir():
+        os.utime(file, ns=(begun_ns, begun_ns))
+
+
+def test_a_run_that_does_not_say_when_it_began_has_the_date_of_its_traces(folder: Path) -> None:
+    _of(folder / "a", BEGIN_NS)
+    _of(folder / "topic" / "b", BEGIN_NS + DAY_NS)
+    os.utime(folder / "a", ns=(BEGIN_NS + 9 * DAY_NS,) * 2)  # as by a report
+    first = indexed_runs(folder)
+    assert [(row.run, row.begun_unix_ns) for row in first.rows] == [("a", BEGIN_NS), ("topic/b", BEGIN_NS + DAY_NS)]
+    assert "the date of its oldest trace file" in first.problems["a"]
+    file = folder / "a" / "attempt-0" / "trace" / "rank-00000.h5"
+    with h5py.File(file, "r+") as trace:
+        trace.attrs["created_unix_ns"] = BEGIN_NS - DAY_NS
+    (folder / HISTORY_INDEX).unlink()
+    again = indexed_runs(folder)
+    assert again.rows[0].begun_unix_ns == BEGIN_NS - DAY_NS and "a" not in again.problems
+
+
+def test_a_record_that_cannot_be_read_is_told(folder: Path) -> None:
+    _begins(folder / "a", "{")
+    for _ in range(2):
+        found = indexed_runs(folder)
+        assert "run.json is left out" in found.problems["a"] and len(found.rows) == 2
+    _begins(folder / "a", json.dumps({"created_unix_ns": BEGIN_NS}))
+    found = indexed_runs(folder)
+    assert "a" not in found.problems and found.rows[0].begun_unix_ns == BEGIN_NS
+
+
+def test_a_run_without_any_date_has_no_place_among_those_with_one(folder: Path) -> None:
+    shutil.rmtree(folder / "a" / "attempt-0" / "trace")
+    found = indexed_runs(folder)
+    assert [row.run for row in found.rows] == ["topic/b"] and "it has no place" in found.broken["a"]
+    shutil.rmtree(folder / "topic" / "b" / "attempt-0" / "trace")
+    found = indexed_runs(folder)
+    assert len(found.rows) == 2 and found.problems["a"] == "when it began is not known"
+
+
+def test_a_copy_of_a_run_counts_once(folder: Path) -> None:
+    _begins(folder / "a", json.dumps({"name": "x", "created_unix_ns": BEGIN_NS}))
+    _begins(folder / "topic" / "b", json.dumps({"name": "x", "created_unix_ns": BEGIN_NS + 1}))
+    shutil.copytree(folder / "a", folder / "0-backup" / "a")
+    runs = indexed_runs(folder)
+    assert [row.run for row in runs.rows] == ["a", "topic/b"] and runs.copies == {"0-backup/a": "a"}
+    assert "1 left out as copies" in counts_sentence(history("runs", runs))
 
 
 def test_the_index_saves_reading_runs_that_have_not_changed(folder: Path) -> None:
