@@ -28,6 +28,7 @@ _MOST_BYTES = 1 << 26
 _MOST_TOLD = 3
 _MOST_VALUE = 1e15
 _MOST_COUNT = 10_000_000
+_MOST_RATIO = 1.5
 
 _Value = TypeVar("_Value")
 
@@ -117,6 +118,9 @@ def _run(line: int, row: Mapping[str, str | None]) -> CsvRun:
     if not name:
         raise ValueError("its run has no name")
     nodes, num_nodes = _optional(row, "nodes", _nodes) or ((), 0)
+    batch = _optional(row, "batch", _speed) or 0.0
+    if step_s and rate and batch:
+        _check_batch(rate * step_s, batch)
     return CsvRun(
         line=line,
         begun_unix_ns=_optional(row, "date", _unix_ns) or 0,
@@ -127,8 +131,21 @@ def _run(line: int, row: Mapping[str, str | None]) -> CsvRun:
         nodes=nodes,
         num_nodes=num_nodes,
         num_ranks=_optional(row, "ranks", _count) or 0,
-        batch=_optional(row, "batch", _speed) or 0.0,
+        batch=batch,
     )
+
+
+def _check_batch(found: float, batch: float) -> None:
+    """Refuse a figure of one rank beside one of all: a factor of 2 or more, which a mean step over its median is not.
+
+    Args:
+        found: samples of a step by its time and the throughput.
+        batch: the same as the line says it.
+    """
+    if not batch / _MOST_RATIO <= found <= batch * _MOST_RATIO:
+        raise ValueError(
+            f"throughput x step_time_s is {found:.4g} samples, batch is {batch:.4g}: both are of all ranks, in one unit"
+        )
 
 
 def _optional(row: Mapping[str, str | None], name: str, made_of: Callable[[str], _Value]) -> _Value | None:

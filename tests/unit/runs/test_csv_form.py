@@ -31,6 +31,12 @@ def test_reads_a_throughput_with_ranks_and_batch(tmp_path: Path) -> None:
     assert (run.throughput, run.step_ns, run.num_ranks, run.batch) == (1200.5, None, 64, 512.0)
 
 
+def test_a_mean_step_may_be_longer_than_its_median(tmp_path: Path) -> None:
+    """Of a tenth of the steps, each five times as long, throughput knows, and the median does not."""
+    (run,) = read_csv(_file(tmp_path, "run,step_time_s,throughput,batch\nr1,1.0,45.7,64\n"))
+    assert (run.throughput, run.batch) == (45.7, 64.0)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -58,6 +64,11 @@ def test_reads_a_throughput_with_ranks_and_batch(tmp_path: Path) -> None:
         ("run,step_time_s,nodes\nr1,1,NaN\n", "nodes is 'NaN': write a whole number"),
         ("run,step_time_s,nodes\nr1,1,1e2\n", "nodes is '1e2': write a whole number"),
         ("run,step_time_s,ranks\nr1,1,2.5\n", "write a whole number from 1 to 10000000"),
+        (
+            "run,step_time_s,throughput,batch\nr1,1.10,465,64\n",
+            "throughput x step_time_s is 511.5 samples, batch is 64: both are of all ranks, in one unit",
+        ),
+        ("run,step_time_s,throughput,batch\nr1,1.02,62.5,128\n", "throughput x step_time_s is 63.75 samples"),
         ('run,step_time_s\n"r1,1\n', "not CSV"),
         ("run,step_time_s\n" + "r,x\n" * 5, "2 more"),
     ],
