@@ -62,7 +62,7 @@ def test_batches_tell_weak_from_strong(strong: bool, kind: Kind) -> None:
 def test_batches_that_do_neither_are_refused_a_law_and_still_have_figures() -> None:
     samples = [replace(_sample(nodes), batch=batch) for nodes, batch in ((1, 64), (2, 64), (4, 256))]
     found = scaling_of(samples)
-    assert found.kind is Kind.UNKNOWN and not found.predictions
+    assert found.kind is Kind.UNKNOWN and not found.predictions and found.knee is None
     assert "64 at 1, 64 at 2, 256 at 4" in found.no_law
     assert [size.num_units for size in found.sizes] == [1, 2, 4]
 
