@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ _REQUIRED = ("run",)
 _SPEEDS = ("step_time_s", "throughput")
 _MOST_BYTES = 1 << 26
 _MOST_TOLD = 3
-_MOST_VALUE = 1e15
+_LEAST_VALUE, _MOST_VALUE = 1e-9, 1e15
 _MOST_COUNT = 10_000_000
 _MOST_RATIO = 1.5
+_NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 
 _Value = TypeVar("_Value")
 
@@ -121,6 +121,8 @@ def _run(line: int, row: Mapping[str, str | None]) -> CsvRun:
     batch = _optional(row, "batch", _speed) or 0.0
     if step_s and rate and batch:
         _check_batch(rate * step_s, batch)
+    elif rate and batch and not _LEAST_VALUE <= batch / rate <= _MOST_VALUE:
+        raise ValueError(f"batch / throughput is {batch / rate:.3g} s, which no step takes")
     return CsvRun(
         line=line,
         begun_unix_ns=_optional(row, "date", _unix_ns) or 0,
@@ -159,13 +161,10 @@ def _optional(row: Mapping[str, str | None], name: str, made_of: Callable[[str],
 
 
 def _speed(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError("write a number") from None
-    if not (math.isfinite(value) and 0 < value < _MOST_VALUE):
-        raise ValueError(f"write a number above 0 and below {_MOST_VALUE:.0e}")
-    return value
+    # float takes 1_0.5 and digits of other scripts, too.
+    if not _NUMBER.fullmatch(text) or not _LEAST_VALUE <= float(text) <= _MOST_VALUE:
+        raise ValueError(f"write a number like 1200.5, from {_LEAST_VALUE:.0e} to {_MOST_VALUE:.0e}")
+    return float(text)
 
 
 def _count(text: str) -> int:
