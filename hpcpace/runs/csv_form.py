@@ -190,4 +190,8 @@ def _nodes(text: str) -> tuple[tuple[str, ...], int]:
     if re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?|nan|inf", text, re.IGNORECASE):  # -1 and 2.0 are no names
         return (), _count(text)
     names = tuple(dict.fromkeys(name for part in re.split(r"[;\s]+", text) if part for name in expand(part)))
+    if numbers := [name for name in names if name.isdigit()]:
+        raise ValueError(
+            f"{numbers[0]} is no name of a node: write their number alone, like 1024, or names like n[1-4] or n1;n2"
+        )
     return names, len(names)

@@ -66,6 +66,12 @@ def test_a_mean_step_may_be_longer_than_its_median(tmp_path: Path) -> None:
         ("run,step_time_s,nodes\nr1,1,2.0\n", "nodes is '2.0': write a whole number"),
         ("run,step_time_s,nodes\nr1,1,NaN\n", "nodes is 'NaN': write a whole number"),
         ("run,step_time_s,nodes\nr1,1,1e2\n", "nodes is '1e2': write a whole number"),
+        (
+            "run,step_time_s,nodes\nr1,1,4 nodes\n",
+            "nodes is '4 nodes': 4 is no name of a node: write their number alone",
+        ),
+        ('run,step_time_s,nodes\nr1,1,"1,024"\n', "nodes is '1,024': 1 is no name of a node"),
+        ("run,step_time_s,nodes\nr1,1,1 024\n", "nodes is '1 024': 1 is no name of a node"),
         ("run,step_time_s\nr1,1_0.5\n", "step_time_s is '1_0.5': write a number like 1200.5"),
         ("run,step_time_s\nr1,\N{ARABIC-INDIC DIGIT FIVE}\n", "write a number like 1200.5"),
         ("run,step_time_s,ranks\nr1,1,2.5\n", "write a whole number from 1 to 10000000"),
