@@ -19,6 +19,7 @@ from hpcpace.errors import UsageError
 from hpcpace.files import read_file
 from hpcpace.hostlist import expand
 from hpcpace.quoting import printable
+from hpcpace.runs.dates import is_to_come
 
 COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
 _REQUIRED = ("run",)
@@ -180,9 +181,12 @@ def _unix_ns(text: str) -> int:
         raise ValueError("write a date like 2026-05-07 or 2026-05-07T14:00:00+02:00") from None
     # Without a zone, a date is of the place where it is read, as dates on a terminal are.
     seconds = (date if date.tzinfo else date.astimezone()).astimezone(UTC).timestamp()
-    if seconds <= 0:
+    unix_ns = round(seconds * 1e9)
+    if unix_ns <= 0:
         raise ValueError("write a date after 1970")
-    return round(seconds * 1e9)
+    if is_to_come(unix_ns):
+        raise ValueError("write a date that is not to come")
+    return unix_ns
 
 
 def _nodes(text: str) -> tuple[tuple[str, ...], int]:

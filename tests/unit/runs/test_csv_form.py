@@ -55,6 +55,7 @@ def test_a_mean_step_may_be_longer_than_its_median(tmp_path: Path) -> None:
         ("run,step_time_s\nr1,1,2\n", "line 2: it has more values than there are columns"),
         ("run,step_time_s,date\nr1,1,last week\n", "write a date like 2026-05-07"),
         ("run,step_time_s,date\nr1,1,1900-01-01\n", "write a date after 1970"),
+        ("run,step_time_s,date\nr1,1,2500-01-01\n", "date is '2500-01-01': write a date that is not to come"),
         ("run,step_time_s,nodes\nr1,1,n[1-\n", "no list of hosts"),
         ("run,step_time_s,nodes\nr1,1,n[1-999999999]\n", "more than 65536 hosts"),
         ("run,step_time_s\nr1,1e300\n", "write a number like 1200.5, from 1e-09 to 1e+15"),
