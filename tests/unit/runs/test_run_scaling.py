@@ -260,6 +260,13 @@ def test_sizes_that_no_law_fits_are_not_predicted() -> None:
     assert found.predictions == () and found.no_law.startswith("no law fits these sizes: the closest one is -")
 
 
+def test_sizes_that_differ_without_bounds_are_not_predicted_either() -> None:
+    samples = [_sample(nodes, strong=True, work=work) for nodes, work in ((1, 1e6), (2, 1e-6))]
+    with np.errstate(over="raise", invalid="raise"):
+        found = scaling_of([replace(sample, parts_ns=None) for sample in samples])
+    assert found.predictions == () and found.no_law.startswith("no law fits these sizes")
+
+
 def test_the_serial_share_of_strong_scaling_is_told() -> None:
     found = scaling_of([_sample(nodes, strong=True, work=20 + 80 / nodes) for nodes in (1, 2, 4, 8)])
     assert found.rests_on[0] == "own work at 4 sizes: constant + 1/n, serial share 20.0 %"
