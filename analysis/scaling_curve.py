@@ -1,6 +1,6 @@
 """How throughput grows with the number of nodes, next to the ideal, and what the step consists of at each size.
 
-`python analysis/scaling_curve.py RUN... [--out DIR]`
+`python analysis/scaling_curve.py RUN... [--scaling weak|strong] [--out DIR]`
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcpace.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
+from hpcpace.report.terminal.layout import note
 from hpcpace.report.terminal.scale import print_scaling
 from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import Scaling, scaling_of
 from hpcpace.runs.scaling.samples import PARTS
+from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.runs.scaling.table import COLUMNS, rows_of
 
 if TYPE_CHECKING:
@@ -97,16 +100,19 @@ def draw_parts(axes: Axes, scaling: Scaling) -> None:
 
 
 @files.figure_command
-def command(runs: Sequence[Path], out: Path) -> None:
+@files.scaling_option
+def command(runs: Sequence[Path], out: Path, scaling: str | None) -> None:
     """Show how throughput grows over RUN...: a table, and NAME.csv, .png and .svg in a folder."""
     samples, problems = read_samples(runs)
-    scaling = scaling_of(samples)
+    found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
     console = files.console_for_tables()
-    print_scaling(console, scaling)
+    print_scaling(console, found)
     for problem in problems:
-        console.print(f"left out: {problem}", markup=False)
-    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(scaling), figure=draw(scaling))
+        note(console, problem)
+    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(found), figure=draw(found))
     console.print(f"\n{written}", markup=False)
+    if problems or found.left_out:
+        raise SystemExit(EXIT_WARNING)
 
 
 if __name__ == "__main__":

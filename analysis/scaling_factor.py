@@ -1,6 +1,6 @@
 """The scaling factor S_n over the number of nodes, in bands of ideal, overhead and detrimental.
 
-`python analysis/scaling_factor.py RUN... [--out DIR]`
+`python analysis/scaling_factor.py RUN... [--scaling weak|strong] [--out DIR]`
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcpace.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal.layout import note, table, title
 from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import IDEAL, Scaling, scaling_of
+from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.runs.scaling.table import COLUMNS, rows_of
 
 if TYPE_CHECKING:
@@ -88,21 +90,24 @@ def draw_factors(axes: Axes, scaling: Scaling) -> None:
 
 
 @files.figure_command
-def command(runs: Sequence[Path], out: Path) -> None:
+@files.scaling_option
+def command(runs: Sequence[Path], out: Path, scaling: str | None) -> None:
     """Show the scaling factors of RUN...: a table, and NAME.csv, .png and .svg in a folder."""
     samples, problems = read_samples(runs)
-    scaling = scaling_of(samples)
+    found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
     console = files.console_for_tables()
-    title(console, "Scaling factors", f"{scaling.kind}: {scaling.why}")
-    shown = files.rows_from_the_top(table(f"{scaling.unit}s", ["S_n", "95 %", "band"]))
-    for size in scaling.sizes:
+    title(console, "Scaling factors", f"{found.kind}: {found.why}")
+    shown = files.rows_from_the_top(table(f"{found.unit}s", ["S_n", "95 %", "band"]))
+    for size in found.sizes:
         low, high = size.scaling_interval
         shown.add_row(str(size.num_units), f"{size.scaling_factor:.3f}", f"{low:.3f} to {high:.3f}", str(size.band))
     console.print(shown)
-    for sentence in (*scaling.left_out, *problems):
+    for sentence in (*found.left_out, *problems):
         note(console, sentence)
-    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(scaling), figure=draw(scaling))
+    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(found), figure=draw(found))
     console.print(f"\n{written}", markup=False)
+    if problems or found.left_out:
+        raise SystemExit(EXIT_WARNING)
 
 
 if __name__ == "__main__":

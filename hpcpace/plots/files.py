@@ -26,6 +26,7 @@ from hpcpace.plots.csv_text import csv_bytes
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.page import MAX_WIDTH
 from hpcpace.rundir import open_run
+from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology
 from hpcpace.trace.attempt_reader import read_attempt
@@ -82,6 +83,14 @@ def topology_option(function: Callable[..., None]) -> Callable[..., None]:
     """Add the option --topology to a command: the file that `examined` takes the places of hosts from."""
     topology_help = "File with the leaf switch of each host, as `hpcpace report --topology` takes it."
     return click.option("--topology", metavar="FILE", type=click.Path(path_type=Path), help=topology_help)(function)
+
+
+def scaling_option(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the option --scaling to a command: how the work grows, as `hpcpace scale --scaling` takes it."""
+    scaling_help = "Take the work as growing with the size (weak) or staying the same (strong)."
+    return click.option("--scaling", type=click.Choice([Kind.WEAK.value, Kind.STRONG.value]), help=scaling_help)(
+        function
+    )
 
 
 def run_script(command: click.Command) -> None:

@@ -36,7 +36,8 @@ def changes(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list
     return [
         *_single(before, after, "hosts", "hosts", lambda run: short_list(sorted(set(run.hosts)))),
         *_placement(before, after),
-        *_single(before, after, "layout", "ranks", lambda run: str(run.world_size)),
+        *_single(before, after, "layout", "nodes", lambda run: str(run.num_nodes or "")),
+        *_single(before, after, "layout", "ranks", lambda run: str(run.world_size or "")),
         *_single(before, after, "layout", "mesh", lambda run: run.mesh),
         *_single(before, after, "layout", "dtype", lambda run: run.conditions.dtype),
         *_traffic(before, after),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpcpace.json_files import read_json
 from hpcpace.rundir import Attempt
+from hpcpace.runs.dates import is_to_come
 
 _MOST_TEXT = 200
 _MOST_VALUES = 2000
-_MOST_UNIX_NS = 1 << 62
 # New in every run, or said elsewhere.
 _VARIABLES_OF_A_RUN = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_JOB_NAME")
 _OPTIONS_OF_A_RUN = ("--run-dir", "--trace-dir")
@@ -50,8 +50,12 @@ class Conditions:
 
 
 def read_conditions(attempt: Attempt, problems: list[str]) -> Conditions:
-    """Return what run.json says; a sentence is added to `problems` where it cannot be used."""
-    return read_json(attempt, attempt.run_json.name, _conditions, problems) or Conditions()
+    """Return what run.json says; a sentence is added to `problems` where it, or its date, cannot be used."""
+    found = read_json(attempt, attempt.run_json.name, _conditions, problems) or Conditions()
+    if not is_to_come(found.begun_unix_ns):
+        return found
+    problems.append(f"{attempt.run_json}: the date at which it began is to come, and is left out: its clock was wrong")
+    return replace(found, begun_unix_ns=0)
 
 
 def _conditions(content: Any) -> Conditions:
@@ -106,4 +110,4 @@ def _text(value: Any) -> str:
 
 
 def _unix_ns(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST_UNIX_NS else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,14 +19,17 @@ from hpcpace.errors import UsageError
 from hpcpace.files import read_file
 from hpcpace.hostlist import expand
 from hpcpace.quoting import printable
+from hpcpace.runs.dates import is_to_come
 
 COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
 _REQUIRED = ("run",)
 _SPEEDS = ("step_time_s", "throughput")
 _MOST_BYTES = 1 << 26
 _MOST_TOLD = 3
-_MOST_VALUE = 1e15
+_LEAST_VALUE, _MOST_VALUE = 1e-9, 1e15
 _MOST_COUNT = 10_000_000
+_MOST_RATIO = 1.5
+_NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 
 _Value = TypeVar("_Value")
 
@@ -117,6 +119,11 @@ def _run(line: int, row: Mapping[str, str | None]) -> CsvRun:
     if not name:
         raise ValueError("its run has no name")
     nodes, num_nodes = _optional(row, "nodes", _nodes) or ((), 0)
+    batch = _optional(row, "batch", _speed) or 0.0
+    if step_s and rate and batch:
+        _check_batch(rate * step_s, batch)
+    elif rate and batch and not _LEAST_VALUE <= batch / rate <= _MOST_VALUE:
+        raise ValueError(f"batch / throughput is {batch / rate:.3g} s, which no step takes")
     return CsvRun(
         line=line,
         begun_unix_ns=_optional(row, "date", _unix_ns) or 0,
@@ -127,8 +134,21 @@ def _run(line: int, row: Mapping[str, str | None]) -> CsvRun:
         nodes=nodes,
         num_nodes=num_nodes,
         num_ranks=_optional(row, "ranks", _count) or 0,
-        batch=_optional(row, "batch", _speed) or 0.0,
+        batch=batch,
     )
+
+
+def _check_batch(found: float, batch: float) -> None:
+    """Refuse a figure of one rank beside one of all: a factor of 2 or more, which a mean step over its median is not.
+
+    Args:
+        found: samples of a step by its time and the throughput.
+        batch: the same as the line says it.
+    """
+    if not batch / _MOST_RATIO <= found <= batch * _MOST_RATIO:
+        raise ValueError(
+            f"throughput x step_time_s is {found:.4g} samples, batch is {batch:.4g}: both are of all ranks, in one unit"
+        )
 
 
 def _optional(row: Mapping[str, str | None], name: str, made_of: Callable[[str], _Value]) -> _Value | None:
@@ -142,13 +162,10 @@ def _optional(row: Mapping[str, str | None], name: str, made_of: Callable[[str],
 
 
 def _speed(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError("write a number") from None
-    if not (math.isfinite(value) and 0 < value < _MOST_VALUE):
-        raise ValueError(f"write a number above 0 and below {_MOST_VALUE:.0e}")
-    return value
+    # float takes 1_0.5 and digits of other scripts, too.
+    if not _NUMBER.fullmatch(text) or not _LEAST_VALUE <= float(text) <= _MOST_VALUE:
+        raise ValueError(f"write a number like 1200.5, from {_LEAST_VALUE:.0e} to {_MOST_VALUE:.0e}")
+    return float(text)
 
 
 def _count(text: str) -> int:
@@ -164,9 +181,12 @@ def _unix_ns(text: str) -> int:
         raise ValueError("write a date like 2026-05-07 or 2026-05-07T14:00:00+02:00") from None
     # Without a zone, a date is of the place where it is read, as dates on a terminal are.
     seconds = (date if date.tzinfo else date.astimezone()).astimezone(UTC).timestamp()
-    if seconds <= 0:
+    unix_ns = round(seconds * 1e9)
+    if unix_ns <= 0:
         raise ValueError("write a date after 1970")
-    return round(seconds * 1e9)
+    if is_to_come(unix_ns):
+        raise ValueError("write a date that is not to come")
+    return unix_ns
 
 
 def _nodes(text: str) -> tuple[tuple[str, ...], int]:
@@ -174,4 +194,8 @@ def _nodes(text: str) -> tuple[tuple[str, ...], int]:
     if re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?|nan|inf", text, re.IGNORECASE):  # -1 and 2.0 are no names
         return (), _count(text)
     names = tuple(dict.fromkeys(name for part in re.split(r"[;\s]+", text) if part for name in expand(part)))
+    if numbers := [name for name in names if name.isdigit()]:
+        raise ValueError(
+            f"{numbers[0]} is no name of a node: write their number alone, like 1024, or names like n[1-4] or n1;n2"
+        )
     return names, len(names)

@@ -13,7 +13,8 @@ from hpcpace.units import NS_PER_S
 def runs_of_csv(path: Path) -> list[MeasuredRun]:
     """Return the runs of a CSV file, those with a throughput alone with the time of one sample as their step.
 
-    A step time without a batch is of an unknown number of samples, so that it is not compared with such a time.
+    Such a time is not compared with that of a step, of which it is not known how many samples it has, or whose batch is
+    known.
 
     Raises:
         UsageError: as of `read_csv`.
@@ -23,6 +24,7 @@ def runs_of_csv(path: Path) -> list[MeasuredRun]:
 
 def _run(path: Path, run: CsvRun) -> MeasuredRun:
     batch, step_ns = run.batch, run.step_ns
+    is_per_sample = step_ns is None and not batch
     if step_ns is None:
         batch = batch or 1.0
         step_ns = batch * NS_PER_S / (run.throughput or 1.0)
@@ -41,7 +43,9 @@ def _run(path: Path, run: CsvRun) -> MeasuredRun:
         samples_per_step=batch,
         samples_unit="samples" if batch else "",
         num_steps=0,
-        world_size=run.num_ranks or run.num_nodes,
+        world_size=run.num_ranks,
+        num_nodes=run.num_nodes,
+        is_per_sample=is_per_sample,
         num_missing=0,
         hosts=run.nodes,
         mesh="",

@@ -81,7 +81,7 @@ class MeasuredRun:
         samples_per_s: throughput; None where no samples were credited, or ranks are missing: theirs are not known.
         samples_per_step, samples_unit: the global batch; 0 where unknown, and likewise.
         num_steps: steps used.
-        world_size: ranks of the job.
+        world_size: ranks of the job; 0 where unknown.
         num_missing: ranks without a readable trace.
         hosts: in order of their ranks.
         mesh: such as `dp=4,pp=2,tp=1`; empty where unknown.
@@ -97,6 +97,8 @@ class MeasuredRun:
         predictions: number of nodes, and the loss to waiting there with the ends of its interval, as shares of the
             present step time; empty where not predicted.
         probed: what operations take by the probe of the hosts, by name; empty without one.
+        num_nodes: of the job; 0 where unknown.
+        is_per_sample: whether its step is the time of one sample, because only its throughput is known, and no batch.
     """
 
     path: str
@@ -129,6 +131,8 @@ class MeasuredRun:
     conditions: Conditions = field(default_factory=Conditions)
     predictions: tuple[tuple[int, float, float, float], ...] = ()
     probed: Mapping[str, float] = field(default_factory=dict)
+    num_nodes: int = 0
+    is_per_sample: bool = False
 
     @property
     def name(self) -> str:
@@ -216,6 +220,7 @@ def from_summary(
         conditions=conditions,
         predictions=_predictions(jitter),
         probed=_probed(content.get("probe")),
+        num_nodes=len(set(world["hosts"])),
     )
 
 

@@ -47,7 +47,7 @@ def work_differences(runs: Sequence[MeasuredRun]) -> list[str]:
 
 def differs_beyond_batch(runs: Sequence[MeasuredRun]) -> bool:
     """Return whether more of the work differs than how many samples a step has, so that samples are not alike."""
-    return bool(work_differences([replace(run, samples_per_step=0.0) for run in runs]))
+    return bool(work_differences([replace(run, samples_per_step=0.0, is_per_sample=False) for run in runs]))
 
 
 def _differences(first: MeasuredRun, others: Sequence[MeasuredRun]) -> Iterator[str]:
@@ -56,6 +56,8 @@ def _differences(first: MeasuredRun, others: Sequence[MeasuredRun]) -> Iterator[
             yield "how many samples a step has is known of one of them alone"
         elif first.samples_unit != other.samples_unit:
             yield f"samples are {first.samples_unit} and {other.samples_unit}"
+        elif first.is_per_sample != other.is_per_sample:
+            yield "the batch is known of one of them alone, the other has a throughput without it"
         elif is_work_known((first, other)) and not is_same_batch(first.samples_per_step, other.samples_per_step):
             sizes = [format_count(run.samples_per_step) for run in (first, other)]
             yield f"a step has {sizes[0]} and {sizes[1]} {first.samples_unit}"

@@ -116,7 +116,7 @@ def test_times_of_a_step_are_not_compared_with_those_of_a_sample(hpcpace: Call, 
     code, _, error = hpcpace("compare", tmp_path / "steps.csv", tmp_path / "rates.csv")
     assert code == 2 and "how many samples a step has is known of one of them alone" in error
     code, _, error = hpcpace("compare", tmp_path / "rates.csv", tmp_path / "batches.csv")
-    assert code == 2 and "a step has 1 and 64 samples" in error
+    assert code == 2 and "the batch is known of one of them alone, the other has a throughput without it" in error
     code, out, _ = hpcpace("compare", tmp_path / "rates.csv", tmp_path / "batches.csv", "--anyway")
     assert code == 0 and "no difference beyond noise" in out
 
@@ -132,6 +132,20 @@ def test_a_link_to_a_run_is_no_other_run(hpcpace: Call, folder: Path, tmp_path: 
     (tmp_path / "link").symlink_to(folder / "a")
     code, _, error = hpcpace("compare", folder / "a", tmp_path / "link")
     assert code == 2 and "named twice" in error
+
+
+@pytest.mark.parametrize(
+    ("column", "counts", "told"),
+    [("nodes", (4, 8), "nodes: 4 -> 8"), ("ranks", (4, 8), "ranks: 4 -> 8"), ("nodes", ("n[1-4]", 8), "nodes: 4 -> 8")],
+)
+def test_a_csv_file_counts_nodes_or_ranks(
+    hpcpace: Call, tmp_path: Path, column: str, counts: tuple[object, object], told: str
+) -> None:
+    for name, count in zip("ab", counts, strict=True):
+        (tmp_path / f"{name}.csv").write_text(f"run,step_time_s,{column}\nr,0.5,{count}\n")
+    code, out, _ = hpcpace("compare", tmp_path / "a.csv", tmp_path / "b.csv")
+    layout = [" ".join(line.split()) for line in out.splitlines() if line.startswith("layout")]
+    assert code == 0 and layout == [f"layout {told}"]
 
 
 def test_runs_of_a_csv_file_are_a_group(hpcpace: Call, tmp_path: Path) -> None:

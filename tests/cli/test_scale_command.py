@@ -67,6 +67,12 @@ def test_the_user_can_say_how_the_work_grows(hpcpace, tmp_path: Path, kind: str)
     assert code == 0 and f"Scaling    {kind} (as told)" in out
 
 
+def test_work_that_neither_grows_nor_stays_the_same_has_no_knee(hpcpace, tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("run,nodes,throughput,batch\na,1,100,64\nb,2,190,128\nc,4,200,64\n")
+    code, out, _ = hpcpace("scale", tmp_path / "runs.csv")
+    assert code == 0 and "Knee       not known: neither weak nor strong scaling" in out
+
+
 def test_a_broken_run_and_one_named_twice_are_left_out_with_a_warning(
     hpcpace, runs: dict[int, Path], tmp_path: Path
 ) -> None:

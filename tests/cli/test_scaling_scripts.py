@@ -29,6 +29,22 @@ def test_each_script_writes_its_table_and_figures(script, tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])
+def test_the_user_can_say_how_the_work_grows(script, tmp_path: Path, name: str) -> None:
+    (tmp_path / "runs.csv").write_text("run,nodes,step_time_s\na,1,1\nb,2,1.05\nc,4,1.1\n")
+    code, _, err = script(name, tmp_path / "runs.csv", "--out", tmp_path / "out")
+    assert code == 3 and "--scaling weak or --scaling strong" in err
+    code, out, _ = script(name, tmp_path / "runs.csv", "--scaling", "weak", "--out", tmp_path / "out")
+    assert code == 0 and "weak" in out and "as told" in out
+
+
+@pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])
+def test_runs_that_are_left_out_are_in_the_exit_code(script, tmp_path: Path, name: str) -> None:
+    (tmp_path / "runs.csv").write_text(WEAK + "e,8,300,256\n")
+    code, out, _ = script(name, tmp_path / "runs.csv", "--out", tmp_path / "out")
+    assert code == 1 and "e is not pooled with the others of 8" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])
 def test_one_size_is_refused(script, tmp_path: Path, name: str) -> None:
     (tmp_path / "runs.csv").write_text("run,nodes,throughput\na,2,100\n")
     code, _, err = script(name, tmp_path / "runs.csv", "--out", tmp_path / "out")

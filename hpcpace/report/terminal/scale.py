@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from hpcpace.report.terminal.layout import line, note, table, title
-from hpcpace.runs.scaling.result import Knee, PredictedSize, Scaling, SizeFigures, stop_words
+from hpcpace.runs.scaling.result import PredictedSize, Scaling, SizeFigures, stop_words
+from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.units import format_count, format_duration
 from hpcpace.wording import percent, plural
 
@@ -36,7 +37,7 @@ def headline(scaling: Scaling) -> list[tuple[str, str]]:
             f"{scaling.kind} ({scaling.why}): {largest.speedup:.2f} times as fast on {largest.num_units} "
             f"{scaling.unit}s as on {scaling.sizes[0].num_units}, scaling factor {largest.scaling_factor:.2f}",
         ),
-        ("Knee", _knee_words(scaling.knee, scaling.unit)),
+        ("Knee", _knee_words(scaling)),
     ]
     if scaling.stop is not None:
         lost = scaling.stop.lost.get(scaling.stop.part, 0.0)
@@ -52,7 +53,10 @@ def headline(scaling: Scaling) -> list[tuple[str, str]]:
     return found
 
 
-def _knee_words(knee: Knee | None, unit: str) -> str:
+def _knee_words(scaling: Scaling) -> str:
+    knee, unit = scaling.knee, scaling.unit
+    if scaling.kind is Kind.UNKNOWN:
+        return "not known: neither weak nor strong scaling"
     if knee is None:
         return "not known: no size was measured together with twice that size"
     if knee.num_units is None:

@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from hpcpace import __version__
 from hpcpace.errors import UsageError
 from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.runs.dates import DAY_NS, is_to_come
 from hpcpace.trace.encoding import round_times, row_dtype
 from hpcpace.trace.schema import TABLES, TraceHeader
 from hpcpace.trace.writer import TraceWriter
-from hpcpace.units import NS_PER_S
 
 Rows = NDArray[np.void]
 SCHEMA = "hpcpace-run/1"
-_DAY_NS = 86_400 * NS_PER_S
-_FIRST_DATE_NS = 40 * 365 * _DAY_NS  # 2009, before any of these tools
+_FIRST_DATE_NS = 40 * 365 * DAY_NS  # 2009, before any of these tools
 UNKNOWN_GROUP = 65_535
 """The group of operations whose process group is not known: a number that the table `groups` does not have."""
 
@@ -100,7 +99,7 @@ def rows_of(table: str, *, has_device: bool = False, **columns: object) -> Rows:
 
 def date_of(unix_ns: int) -> int:
     """Return a time that may be a date, or 0 where it is none: clocks of tools may count from anywhere."""
-    return unix_ns if _FIRST_DATE_NS <= unix_ns <= time.time_ns() + _DAY_NS else 0
+    return unix_ns if unix_ns >= _FIRST_DATE_NS and not is_to_come(unix_ns) else 0
 
 
 def check_target(path: Path) -> None:

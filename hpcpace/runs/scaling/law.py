@@ -39,6 +39,7 @@ _FLOOR = 0.003  # of the shortest step, below which a part is noise
 _LEAST_POINTS = 3
 _LEAST_GROWING = 4  # sizes for a term to have more than two functions
 _TINY = 1e-12
+_MOST_SPREAD = 50.0  # of the logarithm of a step time, beyond which nothing is known of it
 
 
 def _constant(n: FloatArray) -> FloatArray:
@@ -159,7 +160,7 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
     # So is that of a law that already misses the largest size.
     # Less than a doubling is too short a way to tell the error of a law from the noise of two runs.
     for_each = max(abs(error) / np.log(max(step, 2.0)), abs(misfit) / np.log(2))
-    spread = np.hypot(spread, for_each * reach)
+    spread = np.minimum(np.hypot(spread, for_each * reach), _MOST_SPREAD)
     noisy = draws_ns * np.exp(spread * generator.standard_normal(draws_ns.shape))
     low_ns, high_ns = np.quantile(noisy, (0.025, 0.975), axis=0)
     return Predicted(

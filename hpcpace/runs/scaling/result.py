@@ -128,7 +128,7 @@ class Scaling:
         unit, kind, why: as of `Series`.
         sample_unit: what throughput counts.
         sizes: ascending.
-        knee: None where speeds of two sizes are not known.
+        knee: None where no size was measured together with twice that size, or how the work grows is not known.
         stop: None where there are no parts.
         predictions: at 2 and 4 times the largest size; empty where there is no law.
         rests_on: what the law rests on, a clause each.
@@ -288,7 +288,12 @@ def band(factor: float, ratio: float) -> Band:
 
 
 def _knee(series: Series, speeds: NDArray[np.float64], predicted: Predicted | None) -> Knee | None:
-    """Return the knee among the measured sizes, or, where there is none, the one that the law expects."""
+    """Return the knee among the measured sizes, or, where there is none, the one that the law expects.
+
+    Sizes whose work neither stays the same nor grows with them have none: what a doubling gives there is of the work.
+    """
+    if series.kind is Kind.UNKNOWN:
+        return None
     units = np.array([size.num_units for size in series.sizes], np.float64)
     errors = np.array([size.error for size in series.sizes])
     noise = np.random.default_rng(0).standard_normal((_NUM_DRAWS, len(units)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import ndtri
@@ -53,7 +53,7 @@ class Sample:
         predictions: number of nodes, loss to waiting and the ends of its interval, as shares of the step.
         calls: operation, bytes of one, and how many there are in a step of a rank.
         same_work: what runs of all sizes have to agree in, by name.
-        same_way: what repeats of one size have to agree in besides.
+        same_way: what repeats of one size have to agree in besides, but for the batch.
     """
 
     name: str
@@ -77,6 +77,15 @@ class Sample:
     calls: tuple[tuple[str, float, float], ...] = ()
     same_work: Mapping[str, str] = field(default_factory=dict)
     same_way: Mapping[str, str] = field(default_factory=dict)
+
+    def with_batch(self, batch: float) -> Sample:
+        """Return it with a batch, which makes its step time known by its throughput, or the other way round."""
+        step_ns, rate = self.step_ns, self.samples_per_s
+        if step_ns is None and rate is not None:
+            step_ns = batch / rate * NS_PER_S
+        elif rate is None and step_ns is not None:
+            rate = batch / step_ns * NS_PER_S
+        return replace(self, batch=batch, step_ns=step_ns, samples_per_s=rate)
 
 
 def sample_of_run(run: MeasuredRun) -> Sample:
@@ -120,7 +129,7 @@ def sample_of_run(run: MeasuredRun) -> Sample:
             **work,
             **versions,
         },
-        same_way={"hosts": ",".join(sorted(run.hosts)), "batch": f"{run.samples_per_step:g}", **settings},
+        same_way={"hosts": ",".join(sorted(run.hosts)), **settings},
     )
 
 
@@ -135,23 +144,19 @@ def sample_of_line(line: CsvRun, path: str) -> Sample:
         raise UsageError(
             f"{path}, line {line.line}: it has neither nodes nor ranks, so its size is not known: add them"
         )
-    step_ns, rate = line.step_ns, line.throughput
-    if step_ns is None and rate and line.batch:
-        step_ns = line.batch / rate * NS_PER_S
-    if rate is None and step_ns and line.batch:
-        rate = line.batch / step_ns * NS_PER_S
-    return Sample(
+    sample = Sample(
         name=line.run,
         path=f"{path}:{line.line}",
         num_nodes=num_nodes,
         num_ranks=line.num_ranks,
-        step_ns=step_ns,
-        samples_per_s=rate,
-        batch=line.batch,
+        step_ns=line.step_ns,
+        samples_per_s=line.throughput,
+        batch=0.0,
         unknown="a table has speeds alone",
         same_work={"job": line.job},
-        same_way={"batch": f"{line.batch:g}", "hosts": ",".join(sorted(line.nodes))},
+        same_way={"hosts": ",".join(sorted(line.nodes))},
     )
+    return sample.with_batch(line.batch) if line.batch else sample
 
 
 def _parts(run: MeasuredRun) -> tuple[Mapping[str, float] | None, str]:

@@ -13,11 +13,11 @@ import numpy as np
 
 from hpcpace.errors import CannotTell, UsageError
 from hpcpace.runs.scaling.samples import PARTS, Sample
+from hpcpace.runs.work import is_same_batch, usual_batches
 from hpcpace.wording import listed
 
 PRIOR_CV = 0.01
 """Variation from run to run that is assumed of fewer than three repeats."""
-_EQUAL = 0.02  # relative difference of batches that does not count
 _LEAST_REPEATS = 3
 _MOST_TOLD = 3
 
@@ -121,16 +121,13 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
     if len(units) > 1:
         raise UsageError(f"the runs count {listed(units)}: speeds of different units cannot be compared")
     once = _without_twins(usable, left_out)
-    alike = _alike(once, "same_work", "does other work", left_out)
+    alike = _alike(once, [sample.same_work for sample in once], "does other work", left_out)
     unit = _unit(alike)
     by_size: dict[int, list[Sample]] = {}
     for sample in alike:
         by_size.setdefault(sample.num_nodes if unit == "node" else sample.num_ranks, []).append(sample)
     sizes = tuple(
-        Size(
-            num_units=count,
-            samples=tuple(_alike(by_size[count], "same_way", f"is not pooled with the others of {count}", left_out)),
-        )
+        Size(num_units=count, samples=_repeats(by_size[count], count, left_out))
         for count in sorted(by_size)
         if count > 0
     )
@@ -155,20 +152,33 @@ def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sampl
     return list(seen.values())
 
 
-def _alike(samples: Sequence[Sample], name: str, verb: str, left_out: list[str]) -> list[Sample]:
+def _repeats(samples: Sequence[Sample], num_units: int, left_out: list[str]) -> tuple[Sample, ...]:
+    """Return the runs of one size that are repeats of each other; those that do not say their batch have that of all.
+
+    Batches that differ by less than 2 % are one.
+    """
+    usual = usual_batches(sample.batch for sample in samples)
+    ways = [{**sample.same_way, "batch": f"{usual[sample.batch]:g}" if sample.batch else ""} for sample in samples]
+    alike = _alike(samples, ways, f"is not pooled with the others of {num_units}", left_out)
+    given = [sample.batch for sample in alike if sample.batch]
+    return tuple(sample if sample.batch or not given else sample.with_batch(float(np.mean(given))) for sample in alike)
+
+
+def _alike(
+    samples: Sequence[Sample], conditions: Sequence[Mapping[str, str]], verb: str, left_out: list[str]
+) -> list[Sample]:
     """Return the runs that agree with most others in all of some conditions, and say what of the rest differs.
 
     A value that a run does not have (empty) agrees with any.
     """
-    keys = sorted({key for sample in samples for key in getattr(sample, name)})
+    keys = sorted({key for own in conditions for key in own})
     usual: dict[str, str] = {}
     for key in keys:
-        values = Counter(value for sample in samples if (value := getattr(sample, name).get(key, "")))
+        values = Counter(value for own in conditions if (value := own.get(key, "")))
         if values:
             usual[key] = max(values, key=lambda value: values[value])
     kept = []
-    for sample in samples:
-        own = getattr(sample, name)
+    for sample, own in zip(samples, conditions, strict=True):
         differs = [
             f"{key} is {own[key]}, not {value}" for key, value in usual.items() if own.get(key, "") not in ("", value)
         ]
@@ -194,15 +204,15 @@ def _unit(samples: Sequence[Sample]) -> str:
 
 def _kind(sizes: Sequence[Size]) -> tuple[Kind, str]:
     """Return how the work grows, by the batches."""
-    batches = [size.samples[0].batch for size in sizes]
+    batches = [size.mean("batch") or 0.0 for size in sizes]
     if len(sizes) < 2:
         return Kind.UNKNOWN, "there is one size only"
     if not all(batches):
         return Kind.UNKNOWN, "the batches are not known"
     each = [batch / size.num_units for batch, size in zip(batches, sizes, strict=True)]
-    if max(batches) / min(batches) - 1 < _EQUAL:
+    if is_same_batch(min(batches), max(batches)):
         return Kind.STRONG, f"the global batch is {batches[0]:g} at every size"
-    if max(each) / min(each) - 1 < _EQUAL:
+    if is_same_batch(min(each), max(each)):
         return Kind.WEAK, f"the batch of a unit is {each[0]:g} at every size"
     shown = ", ".join(f"{batch:g} at {size.num_units}" for batch, size in zip(batches, sizes, strict=True))
     return Kind.UNKNOWN, f"the global batch neither stays the same nor grows with the size: {shown}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -293,6 +294,17 @@ def test_what_an_import_ran_on_is_not_what_the_job_ran_on(tmp_path: Path) -> Non
     attempt.run_json.write_text(json.dumps({"versions": {"python": "3.12"}, "imported": {"tool": "wia"}}))
     found = read_conditions(attempt, [])
     assert (found.tool, found.versions) == ("wia", {})
+
+
+@pytest.mark.parametrize("days", [2, 173_000])
+def test_a_run_that_began_on_a_day_to_come_has_no_date_and_a_problem(tmp_path: Path, days: int) -> None:
+    attempt = Attempt(tmp_path / "attempt-0")
+    attempt.path.mkdir()
+    attempt.run_json.write_text(json.dumps({"name": "gpt", "created_unix_ns": time.time_ns() + days * 86_400 * 10**9}))
+    problems: list[str] = []
+    found = read_conditions(attempt, problems)
+    assert (found.name, found.begun_unix_ns) == ("gpt", 0)
+    assert len(problems) == 1 and "the date at which it began is to come" in problems[0]
 
 
 def test_a_comparison_is_json() -> None:

@@ -31,6 +31,12 @@ def test_reads_a_throughput_with_ranks_and_batch(tmp_path: Path) -> None:
     assert (run.throughput, run.step_ns, run.num_ranks, run.batch) == (1200.5, None, 64, 512.0)
 
 
+def test_a_mean_step_may_be_longer_than_its_median(tmp_path: Path) -> None:
+    """Of a tenth of the steps, each five times as long, throughput knows, and the median does not."""
+    (run,) = read_csv(_file(tmp_path, "run,step_time_s,throughput,batch\nr1,1.0,45.7,64\n"))
+    assert (run.throughput, run.batch) == (45.7, 64.0)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -42,22 +48,39 @@ def test_reads_a_throughput_with_ranks_and_batch(tmp_path: Path) -> None:
         ("run,step_time_s\n", "no runs below its header"),
         ("run,step_time_s\nr1,\n", "line 2: it has neither a step time nor a throughput"),
         ("run,step_time_s\nr1,fast\n", "line 2: step_time_s is 'fast': write a number"),
-        ("run,step_time_s\nr1,nan\n", "write a number above 0"),
-        ("run,step_time_s\nr1,-0.5\n", "write a number above 0"),
-        ("run,step_time_s\nr1,0\n", "write a number above 0"),
+        ("run,step_time_s\nr1,nan\n", "write a number like 1200.5, from 1e-09 to 1e+15"),
+        ("run,step_time_s\nr1,-0.5\n", "write a number like 1200.5, from 1e-09 to 1e+15"),
+        ("run,step_time_s\nr1,0\n", "write a number like 1200.5, from 1e-09 to 1e+15"),
         ("run,step_time_s\n,1\n", "line 2: its run has no name"),
         ("run,step_time_s\nr1,1,2\n", "line 2: it has more values than there are columns"),
         ("run,step_time_s,date\nr1,1,last week\n", "write a date like 2026-05-07"),
         ("run,step_time_s,date\nr1,1,1900-01-01\n", "write a date after 1970"),
+        ("run,step_time_s,date\nr1,1,2500-01-01\n", "date is '2500-01-01': write a date that is not to come"),
         ("run,step_time_s,nodes\nr1,1,n[1-\n", "no list of hosts"),
         ("run,step_time_s,nodes\nr1,1,n[1-999999999]\n", "more than 65536 hosts"),
-        ("run,step_time_s\nr1,1e300\n", "write a number above 0 and below 1e+15"),
+        ("run,step_time_s\nr1,1e300\n", "write a number like 1200.5, from 1e-09 to 1e+15"),
+        ("run,throughput\nr1,1e-320\n", "throughput is '1e-320': write a number like 1200.5, from 1e-09 to 1e+15"),
+        ("run,throughput,batch\nr1,1e-8,1e8\n", "batch / throughput is 1e+16 s"),
+        ("run,throughput,batch\nr1,1e8,1e-8\n", "batch / throughput is 1e-16 s"),
         ("run,step_time_s,nodes\nr1,1,0\n", "nodes is '0': write a whole number from 1 to 10000000"),
         ("run,step_time_s,nodes\nr1,1,-1\n", "nodes is '-1': write a whole number"),
         ("run,step_time_s,nodes\nr1,1,2.0\n", "nodes is '2.0': write a whole number"),
         ("run,step_time_s,nodes\nr1,1,NaN\n", "nodes is 'NaN': write a whole number"),
         ("run,step_time_s,nodes\nr1,1,1e2\n", "nodes is '1e2': write a whole number"),
+        (
+            "run,step_time_s,nodes\nr1,1,4 nodes\n",
+            "nodes is '4 nodes': 4 is no name of a node: write their number alone",
+        ),
+        ('run,step_time_s,nodes\nr1,1,"1,024"\n', "nodes is '1,024': 1 is no name of a node"),
+        ("run,step_time_s,nodes\nr1,1,1 024\n", "nodes is '1 024': 1 is no name of a node"),
+        ("run,step_time_s\nr1,1_0.5\n", "step_time_s is '1_0.5': write a number like 1200.5"),
+        ("run,step_time_s\nr1,\N{ARABIC-INDIC DIGIT FIVE}\n", "write a number like 1200.5"),
         ("run,step_time_s,ranks\nr1,1,2.5\n", "write a whole number from 1 to 10000000"),
+        (
+            "run,step_time_s,throughput,batch\nr1,1.10,465,64\n",
+            "throughput x step_time_s is 511.5 samples, batch is 64: both are of all ranks, in one unit",
+        ),
+        ("run,step_time_s,throughput,batch\nr1,1.02,62.5,128\n", "throughput x step_time_s is 63.75 samples"),
         ('run,step_time_s\n"r1,1\n', "not CSV"),
         ("run,step_time_s\n" + "r,x\n" * 5, "2 more"),
     ],

@@ -62,7 +62,7 @@ def test_batches_tell_weak_from_strong(strong: bool, kind: Kind) -> None:
 def test_batches_that_do_neither_are_refused_a_law_and_still_have_figures() -> None:
     samples = [replace(_sample(nodes), batch=batch) for nodes, batch in ((1, 64), (2, 64), (4, 256))]
     found = scaling_of(samples)
-    assert found.kind is Kind.UNKNOWN and not found.predictions
+    assert found.kind is Kind.UNKNOWN and not found.predictions and found.knee is None
     assert "64 at 1, 64 at 2, 256 at 4" in found.no_law
     assert [size.num_units for size in found.sizes] == [1, 2, 4]
 
@@ -143,20 +143,42 @@ def test_repeats_narrow_what_is_known_of_a_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("way", "batch", "said"),
     [
-        ({"hosts": "n9"}, "hosts is n9, not n1"),
-        ({"batch": "32"}, "batch is 32, not 64"),
-        ({"setting train.bucket_mb": "5"}, "setting train.bucket_mb is 5, not 25"),
+        ({"hosts": "n9"}, 128.0, "hosts is n9, not n1"),
+        ({}, 64.0, "batch is 64, not 128"),
+        ({}, 131.0, "batch is 131, not 128"),
+        ({"setting train.bucket_mb": "5"}, 128.0, "setting train.bucket_mb is 5, not 25"),
     ],
 )
-def test_repeats_under_other_conditions_are_not_pooled(way: dict[str, str], said: str) -> None:
-    usual = {"hosts": "n1", "batch": "64", "setting train.bucket_mb": "25"}
+def test_repeats_under_other_conditions_are_not_pooled(way: dict[str, str], batch: float, said: str) -> None:
+    usual = {"hosts": "n1", "setting train.bucket_mb": "25"}
     repeats = [replace(_sample(2, name=f"r{row}"), same_way=usual) for row in range(2)]
-    odd = replace(_sample(2, name="odd"), same_way={**usual, **way})
+    odd = replace(_sample(2, name="odd"), same_way={**usual, **way}, batch=batch)
     found = series_of([_sample(1), *repeats, odd])
     assert [sample.name for sample in found.sizes[1].samples] == ["r0", "r1"]
     assert len(found.left_out) == 1 and "odd is not pooled" in found.left_out[0] and said in found.left_out[0]
+
+
+def test_repeats_whose_samples_have_different_lengths_are_pooled() -> None:
+    """A step of theirs has 0.3 % more or fewer tokens in the mean."""
+    samples = [
+        replace(_sample(nodes, name=f"{nodes}-{row}"), batch=10_000.0 * nodes * (1 + 0.003 * row))
+        for nodes in (2, 4, 8)
+        for row in (-1, 0, 1)
+    ]
+    found = series_of(samples)
+    assert [len(size.samples) for size in found.sizes] == [3, 3, 3] and not found.left_out
+    assert found.kind is Kind.WEAK and found.why == "the batch of a unit is 10000 at every size"
+
+
+def test_a_line_without_batch_has_that_of_its_repeats(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("run,throughput,nodes,batch\na,100,1,\nb,101,1,64\nc,198,2,128\nd,390,4,256\n")
+    found = scaling_of([sample_of_line(line, str(path)) for line in read_csv(path)])
+    assert found.kind is Kind.WEAK and len(found.predictions) == 2 and not found.left_out
+    assert found.sizes[0].runs == ("a", "b") and found.sizes[0].samples_per_s == pytest.approx(100.5)
+    assert found.sizes[0].step_ns == pytest.approx((0.64 + 64 / 101) / 2 * 1e9)
 
 
 def test_a_run_of_other_versions_is_left_out_of_all_sizes() -> None:
@@ -236,6 +258,13 @@ def test_a_law_that_misses_the_size_it_was_fitted_to_knows_its_next_ones_less_we
 def test_sizes_that_no_law_fits_are_not_predicted() -> None:
     found = scaling_of([_sample(nodes, work=work) for nodes, work in ((1, 100.0), (2, 200.0), (4, 1000.0))])
     assert found.predictions == () and found.no_law.startswith("no law fits these sizes: the closest one is -")
+
+
+def test_sizes_that_differ_without_bounds_are_not_predicted_either() -> None:
+    samples = [_sample(nodes, strong=True, work=work) for nodes, work in ((1, 1e6), (2, 1e-6))]
+    with np.errstate(over="raise", invalid="raise"):
+        found = scaling_of([replace(sample, parts_ns=None) for sample in samples])
+    assert found.predictions == () and found.no_law.startswith("no law fits these sizes")
 
 
 def test_the_serial_share_of_strong_scaling_is_told() -> None:
