@@ -171,13 +171,12 @@ def _series(rows: Iterable[HistoryRow]) -> list[Series]:
 def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
     """Return the changes of the median step, and those of what a few long steps add to it."""
     changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows)
-    means = np.array([log(row.mean_ns) for row in rows])
     values = np.array([log(row.mean_ns / row.p50_ns) for row in rows])
     long = [change for change in _changes(values, rows) if change.duration is Duration.LASTING]
     starts = [0, *(change.first for change in long[:-1])]
     return [
         *(
-            replace(_event("job", name, change, rows, scale=1e-9), mean_share=_change_of(means, change, changes))
+            replace(_event("job", name, change, rows, scale=1e-9), mean_share=_mean_share(values, change, changes))
             for change in changes
         ),
         # A run has more or fewer long steps by chance, hence lasting changes alone.
@@ -189,13 +188,20 @@ def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
     ]
 
 
-def _change_of(
-    values: np.ndarray[Any, np.dtype[np.float64]], change: LevelChange, changes: Sequence[LevelChange]
+def _mean_share(
+    over_median: np.ndarray[Any, np.dtype[np.float64]], change: LevelChange, changes: Sequence[LevelChange]
 ) -> float:
-    """Return the relative change of other logarithms between the runs before a change and those at its new level."""
+    """Return by how much mean steps changed with the median ones.
+
+    Args:
+        over_median: logarithm of mean over median step of each run, float64, (num_runs,).
+        change: of the median step.
+        changes: all of that series.
+    """
     starts = [one.first for one in changes if one.duration is Duration.LASTING and one.first < change.first]
-    before, after = values[max(starts, default=0) : change.first], values[change.first : change.last + 1]
-    return expm1(float(np.median(after) - np.median(before)))
+    before = over_median[max(starts, default=0) : change.first]
+    there = over_median[change.first : change.last + 1]
+    return expm1(change.size + float(np.median(there) - np.median(before)))
 
 
 def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarray[Any, np.dtype[np.float64]]) -> bool:

@@ -52,7 +52,7 @@ def _of_mean(event: Event) -> str:
     """Return what the mean step did, where that is something else than the median did."""
     if event.mean_share is None or abs(event.mean_share - event.share) <= max(LEAST_CHANGE, abs(event.share) / 2):
         return ""
-    return f"; its mean step, which throughput follows, changed by {100 * event.mean_share:+.1f} %"
+    return f"; its mean step, which throughput follows, changed by {100 * event.mean_share:+z.1f} %"
 
 
 def _begin(event: Event) -> str:

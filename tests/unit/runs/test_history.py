@@ -124,6 +124,14 @@ def test_a_median_that_jumped_alone_is_told_with_the_mean() -> None:
     )
 
 
+def test_a_mean_that_is_the_median_changes_as_it_does() -> None:
+    # The level between is too near to the first one to be told, and the last change starts from it.
+    steps = np.repeat([0.1, 0.1015, 0.1075], 15)
+    rows = [replace(_row(n), p50_ns=step * 1e9, mean_ns=step * 1e9) for n, step in enumerate(steps)]
+    events = _history(rows).events
+    assert events and all(event.mean_share == pytest.approx(event.share) for event in events)
+
+
 def test_a_run_that_has_more_long_steps_by_chance_is_none_of_it() -> None:
     assert _history([_row(n, long=0.2 if n % 13 == 5 else 0.01) for n in range(40)]).events == ()
 
