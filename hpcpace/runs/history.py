@@ -255,17 +255,18 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
 
 
 def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[Event]:
-    """Return the event of a host that was slow from its first runs on, if it was."""
+    """Return the event of a host that was slow from its first runs on, and in more than half of them, if it was."""
     if len(values) < LEAST_RUNS:
         return []
-    level = float(np.median(values))
-    deviations = level / run_spread(values)
-    if expm1(level) < LEAST_CHANGE or deviations < LEAST_DEVIATIONS:
+    least = float(np.quantile(values, 0.5, method="lower"))  # more than half of the runs are as slow at least
+    spread = run_spread(values)
+    if expm1(least) < LEAST_CHANGE or least < LEAST_DEVIATIONS * spread:
         return []
+    is_slow = values > least / 2
+    num_slow, level = int(np.count_nonzero(is_slow)), float(np.median(values[is_slow]))
     change = LevelChange(
-        first=0, last=len(rows) - 1, before=0.0, after=level, duration=Duration.LASTING, deviations=deviations
+        first=0, last=len(rows) - 1, before=0.0, after=level, duration=Duration.LASTING, deviations=level / spread
     )
-    num_slow = int(np.count_nonzero(values > level / 2))
     event = _event("host", host, change, rows, duration="chronic")
     rank_0 = "always" if all(row.first_host == host for row in rows) else ""
     return [replace(event, num_runs=num_slow, num_before=len(rows) - num_slow, rank_0=rank_0)]

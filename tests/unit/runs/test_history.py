@@ -78,6 +78,11 @@ def test_a_chronic_host_is_not_said_to_be_slow_in_runs_in_which_it_was_not() -> 
     assert (event.num_runs, event.num_before) == (20, 4) and "in 20 of its 24 runs" in event_sentence(event)
 
 
+def test_a_host_that_was_slow_in_half_of_its_runs_is_not_chronic() -> None:
+    events = _history([_row(n, slow={"n3": 0.1} if n % 4 < 2 else {}) for n in range(12)]).events
+    assert "chronic" not in {event.duration for event in events}
+
+
 def test_a_host_that_was_slow_once_is_a_one_off() -> None:
     (event,) = _history([_row(n, slow={"n3": 0.2} if n == 15 else {}) for n in range(30)]).events
     assert (event.name, event.duration, event.run) == ("n3", "one-off", "run-15")
