@@ -42,6 +42,9 @@ def _change_sentence(event: Event) -> str:
     if event.duration == "one-off":
         when = f"in {runs} from" if event.num_runs > 1 else "on" if event.begun_unix_ns else "in"
         return f"{name} was {size} {when} {_begin(event)} for once{_levels(event)}"
+    if event.duration == "drift":
+        came = f"{name} got {size} gradually, from {_begin(event)} to {_end(event)}"
+        return f"{came}{_levels(event)}, over {runs}{_jobs(event)}"
     since = f"{name} is {size} since {_begin(event)}{_levels(event)}"
     if event.duration == "recent":
         return f"{since}, in {runs} so far: {_needed(event)} are needed to tell a lasting change from a one-off"
@@ -58,6 +61,11 @@ def _of_mean(event: Event) -> str:
 def _begin(event: Event) -> str:
     """Return when its first run began, or the run itself where dates are not known."""
     return date(event.begun_unix_ns) if event.begun_unix_ns else f"run {printable(event.run)}"
+
+
+def _end(event: Event) -> str:
+    """Return when its last run began."""
+    return date(event.last_unix_ns) if event.last_unix_ns else "the last one"
 
 
 def _needed(event: Event) -> str:
@@ -108,6 +116,7 @@ def headline(history: History) -> str:
         return "nothing changed beyond noise"
     counts = [
         ("lasting", "lasting change"),
+        ("drift", "drift"),
         ("chronic", "chronically slow host"),
         ("recent", "recent change"),
         ("one-off", "one-off"),

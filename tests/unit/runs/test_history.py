@@ -129,6 +129,36 @@ def test_a_median_that_jumped_alone_is_told_with_the_mean() -> None:
     )
 
 
+def test_a_job_that_gets_slower_gradually_has_a_drift_and_no_date_of_a_change() -> None:
+    found = _history([_row(n, step=0.1 * (1 + 0.15 * n / 59)) for n in range(60)])
+    (event,) = found.events
+    assert (event.kind, event.duration, event.run, event.num_runs) == ("job", "drift", "run-0", 60)
+    assert event.share == pytest.approx(0.15, abs=0.01) and event.last_unix_ns == BEGIN_NS + 59 * DAY_NS
+    said = event_sentence(event)
+    assert headline(found) == "1 drift" and " % slower gradually, from " in said and "over 60 runs" in said
+    assert event.mean_share is None
+
+
+def test_a_host_that_gets_slower_gradually_has_a_drift_and_is_not_chronic() -> None:
+    (event,) = _history([_row(n, job=f"job{n % 2}", slow={"n3": 0.15 * n / 59}) for n in range(60)]).events
+    assert (event.kind, event.name, event.duration) == ("host", "n3", "drift")
+    assert "in all 2 jobs that used it" in event_sentence(event)
+
+
+def test_few_runs_of_many_healthy_hosts_have_hardly_an_event() -> None:
+    lasting = anything = 0
+    for seed in range(20):
+        slow = np.random.default_rng(seed).normal(0.0, 0.02, (8, 16))
+        rows = [
+            replace(_row(n), slowness={f"n{host}": float(value) for host, value in enumerate(values)})
+            for n, values in enumerate(slow)
+        ]
+        events = _history(rows).events
+        lasting += any(event.duration == "lasting" for event in events)
+        anything += bool(events)
+    assert lasting <= 1 and anything <= 3
+
+
 def test_a_mean_that_is_the_median_changes_as_it_does() -> None:
     # The level between is too near to the first one to be told, and the last change starts from it.
     steps = np.repeat([0.1, 0.1015, 0.1075], 15)
