@@ -1,4 +1,4 @@
-"""Where the level of a series of runs changes for good, and which runs are off for once.
+"""Where the level of a series of runs changes for good or drifts, and which runs are off for once.
 
 Penalised least squares on logarithms with a bounded loss, so that a run that is off costs the same however far it is
 off, and does not pull the level (Fearnhead & Rigaill 2019, "Changepoint detection in the presence of outliers"). The
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc, ndtri
+from scipy.special import bdtrc, ndtri, stdtr, stdtrit
 
 LEAST_RUNS = 3
 LEAST_DEVIATIONS = 3.0
@@ -25,6 +25,11 @@ _MOST_APART = 5  # places between runs whose difference counts for the spread
 _RUNS_PER_PLACE = 8  # so that a change of level is between few pairs of them
 _LEVELS_PER_SPREAD = 2
 _MOST_BY_CHANCE = 0.02
+_MOST_STEPS_BY_CHANCE = 0.01
+_MOST_OFF_BY_CHANCE = 0.05
+_LEAST_OF_DRIFT = 12
+_MOST_DRIFTS_BY_CHANCE = 0.01
+_LINE_TURNS = 5
 _MOST_LEVELS = 400
 
 
@@ -34,6 +39,7 @@ class Duration(StrEnum):
     LASTING = "lasting"
     RECENT = "recent"
     ONE_OFF = "one-off"
+    DRIFT = "drift"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +51,7 @@ class LevelChange:
         before, after: medians of the logarithms at the level before and at the new one.
         duration: lasting with `LEAST_RUNS` on both sides; recent with fewer at the end of the series, which may turn
             out to be either; one-off if the series went back. Where runs were at the new level for once before, more
-            of them are needed.
+            of them are needed. A drift goes from `before` at the first run to `after` at the last one.
         deviations: size of the change in standard deviations of a run.
         num_alike: runs of the level before that were off for once and at the new level.
     """
@@ -69,7 +75,7 @@ class LevelChange:
         return self.last - self.first + 1
 
 
-def level_changes(values: NDArray[np.float64]) -> list[LevelChange]:
+def level_changes(values: NDArray[np.float64], num_series: int = 1) -> list[LevelChange]:
     """Return the changes of a series, in order; none of fewer than 4 runs.
 
     Nothing is said of fewer than `LEAST_RUNS` runs at the begin that differ from all later ones: there is no level
@@ -77,25 +83,128 @@ def level_changes(values: NDArray[np.float64]) -> list[LevelChange]:
 
     Args:
         values: logarithms, in the order of the runs, float64, (num_runs,).
+        num_series: how many are looked at together, each of which may differ by chance.
     """
     if len(values) <= LEAST_RUNS:
         return []
     spread = run_spread(values)
     stretches = _stretches(values, spread)
+    steps = _steps(values, stretches, spread, num_series)
+    line = _line(values, spread)
+    if line is None or not _is_drift(values, line, stretches, spread, num_series):
+        return steps
+    rest = _steps(values - line, _stretches(values - line, spread), spread, num_series)
+    if any(change.duration is Duration.LASTING for change in steps) and any(
+        change.duration is Duration.LASTING for change in rest
+    ):
+        return steps  # a line does not explain them either
+    drift = _change(0, len(values) - 1, float(line[0]), float(line[-1]), Duration.DRIFT, spread)
+    off = (
+        replace(
+            change, before=change.before + float(line[change.first]), after=change.after + float(line[change.first])
+        )
+        for change in rest
+        if change.duration is not Duration.LASTING
+    )
+    return [drift, *off]
+
+
+def _steps(
+    values: NDArray[np.float64], stretches: list[tuple[int, int]], spread: float, num_series: int
+) -> list[LevelChange]:
+    """Return the changes between levels, and the runs that are off from theirs, in order."""
     whole = [stretch for stretch in stretches if stretch[1] - stretch[0] >= LEAST_RUNS]
     if not whole:
         return []
     levels = {stretch: float(np.median(values[slice(*stretch)])) for stretch in stretches}
     whole = _without_chance(values, whole, levels, spread)
     found: list[LevelChange] = []
+    own = np.full(len(values), np.nan)
     for before, (first, stop) in zip([None, *whole[:-1]], whole, strict=True):
         level = levels[first, stop]
-        if before is not None and abs(level - levels[before]) >= LEAST_DEVIATIONS * spread:
+        if (
+            before is not None
+            and abs(level - levels[before]) >= LEAST_DEVIATIONS * spread
+            and _levels_differ(values, before, (first, stop), spread, num_series)
+        ):
             found.append(_change(first, stop - 1, levels[before], level, Duration.LASTING, spread))
-        # The next whole stretch begins behind short ones, which are off from this one.
-        until = next((start for start, _ in whole if start >= stop), len(values))
-        found += _off(values, first, until, level, spread)
+        own[first:] = level  # the next whole stretch begins behind short ones, which are off from this one
+    sides = _off_sides(values - own, spread, num_series)
+    for (first, stop), after in zip(whole, [*whole[1:], (len(values), len(values))], strict=True):
+        found += _off(values, sides, first, after[0], levels[first, stop], spread)
     return sorted(found, key=lambda change: change.first)
+
+
+def _levels_differ(
+    values: NDArray[np.float64], before: tuple[int, int], after: tuple[int, int], spread: float, num_series: int
+) -> bool:
+    """Return whether two stretches differ by more than their own runs, few as they may be, explain (Student's t)."""
+    stretches = [values[slice(*stretch)] for stretch in (before, after)]
+    levels = [float(np.median(stretch)) for stretch in stretches]
+    most = LEAST_DEVIATIONS * spread
+    apart = np.concatenate([stretch - level for stretch, level in zip(stretches, levels, strict=True)]).clip(
+        -most, most
+    )
+    freedom = len(apart) - 2
+    own_spread = max(float(np.sqrt(np.sum(apart**2) / freedom)), LEAST_SPREAD)
+    error = own_spread * sum(1 / len(stretch) for stretch in stretches) ** 0.5
+    chance = 2 * float(stdtr(freedom, -abs(levels[1] - levels[0]) / error))
+    return chance * len(values) * num_series <= _MOST_STEPS_BY_CHANCE
+
+
+def _line(values: NDArray[np.float64], spread: float) -> NDArray[np.float64] | None:
+    """Return the line of a series, to which runs that are off from it add nothing; None if most are, or of few runs.
+
+    It starts from the median slope between runs half a series apart (Theil's incomplete method).
+    """
+    num_runs = len(values)
+    if num_runs < _LEAST_OF_DRIFT:
+        return None
+    at, half = np.arange(num_runs, dtype=np.float64), num_runs // 2
+    line = at * float(np.median(values[half:] - values[: num_runs - half])) / half
+    line += float(np.median(values - line))
+    for _ in range(_LINE_TURNS):
+        near = np.abs(values - line) <= LEAST_DEVIATIONS * spread
+        if np.count_nonzero(near) <= half:
+            return None
+        slope, at_0 = np.polyfit(at[near], values[near], 1)
+        line = float(at_0) + float(slope) * at
+    return line
+
+
+def _is_drift(
+    values: NDArray[np.float64],
+    line: NDArray[np.float64],
+    stretches: list[tuple[int, int]],
+    spread: float,
+    num_series: int,
+) -> bool:
+    """Return whether a line explains a series better than levels do, and each half of the series goes along it."""
+    total = float(line[-1] - line[0])
+    if abs(total) < LEAST_DEVIATIONS * spread:
+        return False
+    off, penalty = _costs(len(values), spread)
+    levels = np.concatenate([np.full(stop - first, np.median(values[first:stop])) for first, stop in stretches])
+    of_levels = float(np.minimum((values - levels) ** 2, off).sum()) + penalty * (len(stretches) - 1)
+    if float(np.minimum((values - line) ** 2, off).sum()) + penalty > of_levels:
+        return False
+    at = np.flatnonzero(np.abs(values - line) <= LEAST_DEVIATIONS * spread)
+    halves = (at[at < len(values) // 2], at[at >= len(values) // 2])
+    return all(
+        _slope_chance(half, values[half] * np.sign(total)) * num_series <= _MOST_DRIFTS_BY_CHANCE for half in halves
+    )
+
+
+def _slope_chance(at: NDArray[np.int64], values: NDArray[np.float64]) -> float:
+    """Return how likely runs rise like this by chance (Student's t of the slope)."""
+    freedom = len(at) - 2
+    if freedom < 1:
+        return 1.0
+    x = at - at.mean()
+    slope = float(x @ values / (x @ x))
+    apart = values - values.mean() - slope * x
+    own_spread = max(float(np.sqrt(apart @ apart / freedom)), LEAST_SPREAD)
+    return float(stdtr(freedom, -slope * float(x @ x) ** 0.5 / own_spread))
 
 
 def _without_chance(
@@ -157,8 +266,7 @@ def _stretches(values: NDArray[np.float64], spread: float) -> list[tuple[int, in
     three are one where the series stays there; more in long series, which have more chances of one.
     """
     num_runs = len(values)
-    off = (LEAST_DEVIATIONS * spread) ** 2
-    penalty = max(1.05 * off, 3 * spread**2 * float(np.log(num_runs)))
+    off, penalty = _costs(num_runs, spread)
     levels = _levels(values, spread)
     previous = np.zeros((num_runs, len(levels)), np.int16)
     stay = np.arange(len(levels))
@@ -178,6 +286,12 @@ def _stretches(values: NDArray[np.float64], spread: float) -> list[tuple[int, in
     return list(pairwise(edges))
 
 
+def _costs(num_runs: int, spread: float) -> tuple[float, float]:
+    """Return what a run costs that is off, and what a change does."""
+    off = (LEAST_DEVIATIONS * spread) ** 2
+    return off, max(1.05 * off, 3 * spread**2 * float(np.log(num_runs)))
+
+
 def _levels(values: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
     """Return the levels that are tried: those of a grid that values are near."""
     step = spread / _LEVELS_PER_SPREAD
@@ -185,15 +299,40 @@ def _levels(values: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
     return levels if len(levels) <= _MOST_LEVELS else np.quantile(values, np.linspace(0, 1, _MOST_LEVELS))
 
 
-def _off(values: NDArray[np.float64], first: int, stop: int, level: float, spread: float) -> Iterator[LevelChange]:
+def _off_sides(away: NDArray[np.float64], spread: float, num_series: int) -> NDArray[np.float64]:
+    """Return 1 or -1 for each run that is off its level, else 0.
+
+    Among many runs some are far off by chance: 5 % of series may have one that is named. The spread is that of the runs
+    near each other, and that of the other runs about their levels, which few runs know with an error (Student's t).
+
+    Args:
+        away: distance of each run from its level, float64, (num_runs,); NaN where it has none.
+        spread: of a run.
+        num_series: looked at together.
+    """
+    num_runs, size = len(away), np.abs(away)
+    deviations = max(LEAST_DEVIATIONS, float(ndtri(1 - _MOST_OFF_BY_CHANCE / 2 / num_runs)))
+    is_off = size > deviations * spread
+    while is_off.any():
+        others = away[~is_off & ~np.isnan(away)]
+        freedom = max(len(others) - int(is_off.sum()), LEAST_RUNS) - 1  # what is left out may be no more than the tails
+        own_spread = max(float(np.sqrt(np.sum(others**2) / freedom)), LEAST_SPREAD)
+        deviations = -float(stdtrit(freedom, _MOST_OFF_BY_CHANCE / 2 / num_runs / num_series))
+        still = is_off & (size > deviations * own_spread)
+        if still.sum() == is_off.sum():
+            break
+        is_off = still
+    return np.where(is_off, np.sign(away), 0.0)
+
+
+def _off(
+    values: NDArray[np.float64], sides: NDArray[np.float64], first: int, stop: int, level: float, spread: float
+) -> Iterator[LevelChange]:
     """Yield the groups of neighbouring runs in a stretch that are off its level to the same side."""
-    away = values[first:stop] - level
-    # Among many runs some are far off by chance: 5 % of series may have one that is named.
-    deviations = max(LEAST_DEVIATIONS, float(ndtri(1 - 0.025 / len(values))))
-    sides = np.where(np.abs(away) > deviations * spread, np.sign(away), 0.0)
-    edges = [0, *(np.flatnonzero(np.diff(sides)) + 1).tolist(), len(sides)]
+    inside = sides[first:stop]
+    edges = [0, *(np.flatnonzero(np.diff(inside)) + 1).tolist(), len(inside)]
     for begin, end in pairwise(edges):
-        if sides[begin] and (first or begin):
+        if inside[begin] and (first or begin):
             duration = Duration.RECENT if first + end == len(values) else Duration.ONE_OFF
             after = float(np.median(values[first + begin : first + end]))
             change = _change(first + begin, first + end - 1, level, after, duration, spread)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hpcpace.errors import HpcpaceError
 from hpcpace.rundir import Attempt
-
-_MOST_UNIX_NS = 1 << 62
+from hpcpace.runs.dates import is_to_come
 
 
 def traced_begin(attempt: Attempt) -> int:
@@ -16,7 +15,7 @@ def traced_begin(attempt: Attempt) -> int:
         header = stream_trace(attempt.trace_file(next(iter(attempt.trace_files()), 0))).trace.header
     except (HpcpaceError, OSError, MemoryError):
         return 0
-    return header.created_unix_ns if 0 < header.created_unix_ns < _MOST_UNIX_NS else 0
+    return header.created_unix_ns if header.created_unix_ns > 0 and not is_to_come(header.created_unix_ns) else 0
 
 
 def oldest_trace(attempt: Attempt) -> int:

@@ -41,18 +41,21 @@ class Event:
         kind: `job` of its median step; `long steps` of what its mean step has beyond that, told only where it lasts;
             or `host`.
         name: of the job, with its layout and work where it has several, or of the host.
-        duration: lasting, recent, one-off; of a host, also `chronic` where it was slow from its first runs on. Two runs
-            at the end that agree are lasting, too, where they began `LASTS_NS` apart.
-        begun_unix_ns, last_unix_ns: first and last run at the new level; 0 where dates are not known.
-        run: the first run at the new level.
+        duration: lasting, recent, one-off; `drift` of a series that changed gradually, from its first run to its last;
+            of a host, also `chronic` where it was slow from its first runs on. Two runs at the end that agree are
+            lasting, too, where they began `LASTS_NS` apart.
+        begun_unix_ns, last_unix_ns: first and last run at the new level, or of a drift; 0 where dates are not known.
+        run: the first one of these.
         share: change of step time or own work, relative; of a chronic host, against the others.
-        mean_share: of the median step of a job, by how much its mean step changed with it; None elsewhere.
-        before, after: the levels: seconds of a median step; mean over median step; own work of a host, 1 is usual.
+        mean_share: of the median step of a job, by how much its mean step changed with it; None elsewhere, and
+            of a drift.
+        before, after: the levels, or those at the begin and the end of a drift: seconds of a median step; mean over
+            median step; own work of a host, 1 is usual.
         num_runs, num_before: runs at the new level and before it; of a chronic host, those in which it was slow and
             those in which it was not.
         deviations: size in standard deviations of a run.
         jobs: names of the jobs in which it shows.
-        num_jobs: jobs that ran at the new level, whether it shows in them or not.
+        num_jobs: jobs that ran at the new level, or in the later half of a drift, whether it shows in them or not.
         rank_0: of a host whether rank 0, which may have more to do than others, explains it, too: `always` there of a
             chronic one, `gained` or `lost` at the change; else empty.
     """
@@ -178,7 +181,7 @@ def _series(rows: Iterable[HistoryRow]) -> list[Series]:
     found = []
     for group in groups:
         name = f"{group.job} ({group.kind})" if group.kind and num_kinds[group.job] > 1 else group.job
-        events = tuple(_job_events(name, group.rows))
+        events = tuple(_job_events(name, group.rows, len(groups)))
         found.append(Series(name=name, job=group.job, kind=group.kind, rows=group.rows, events=events))
     return found
 
@@ -202,16 +205,15 @@ def _renamed(row: HistoryRow, names: Mapping[str, str]) -> HistoryRow:
     )
 
 
-def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
+def _job_events(name: str, rows: Sequence[HistoryRow], num_series: int) -> list[Event]:
     """Return the changes of the median step, and those of what a few long steps add to it."""
-    changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows)
-    means = np.array([log(row.mean_ns) for row in rows])
+    changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows, num_series)
     values = np.array([log(row.mean_ns / row.p50_ns) for row in rows])
-    long = [change for change in _changes(values, rows) if change.duration is Duration.LASTING]
+    long = [change for change in _changes(values, rows, num_series) if change.duration is Duration.LASTING]
     starts = [0, *(change.first for change in long[:-1])]
     return [
         *(
-            replace(_event("job", name, change, rows, scale=1e-9), mean_share=_change_of(means, change, changes))
+            replace(_event("job", name, change, rows, scale=1e-9), mean_share=_mean_share(values, change, changes))
             for change in changes
         ),
         # A run has more or fewer long steps by chance, hence lasting changes alone.
@@ -223,13 +225,22 @@ def _job_events(name: str, rows: Sequence[HistoryRow]) -> list[Event]:
     ]
 
 
-def _change_of(
-    values: np.ndarray[Any, np.dtype[np.float64]], change: LevelChange, changes: Sequence[LevelChange]
-) -> float:
-    """Return the relative change of other logarithms between the runs before a change and those at its new level."""
+def _mean_share(
+    over_median: np.ndarray[Any, np.dtype[np.float64]], change: LevelChange, changes: Sequence[LevelChange]
+) -> float | None:
+    """Return by how much mean steps changed with the median ones; None of a drift, which has no runs before it.
+
+    Args:
+        over_median: logarithm of mean over median step of each run, float64, (num_runs,).
+        change: of the median step.
+        changes: all of that series.
+    """
+    if change.duration is Duration.DRIFT:
+        return None
     starts = [one.first for one in changes if one.duration is Duration.LASTING and one.first < change.first]
-    before, after = values[max(starts, default=0) : change.first], values[change.first : change.last + 1]
-    return expm1(float(np.median(after) - np.median(before)))
+    before = over_median[max(starts, default=0) : change.first]
+    there = over_median[change.first : change.last + 1]
+    return expm1(change.size + float(np.median(there) - np.median(before)))
 
 
 def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
@@ -243,9 +254,11 @@ def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarr
     return bool(apart >= max(log1p(LEAST_CHANGE), _LEAST_ERRORS * error**0.5))
 
 
-def _changes(values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[LevelChange]:
+def _changes(
+    values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow], num_series: int
+) -> list[LevelChange]:
     """Return the changes of a series that are large enough, with what the dates of its runs say of them."""
-    found = [change for change in level_changes(values) if abs(expm1(change.size)) >= LEAST_CHANGE]
+    found = [change for change in level_changes(values, num_series) if abs(expm1(change.size)) >= LEAST_CHANGE]
     return [
         replace(change, duration=Duration.LASTING) if _has_stayed(change, values, rows) else change for change in found
     ]
@@ -272,12 +285,12 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
     for host in hosts:
         of_host = by_host.get(host, [])
         values = np.array([row.slowness[host] for row in of_host])
-        changes = [change for change in _changes(values, of_host) if _is_of_host(host, change, of_host)]
+        changes = [change for change in _changes(values, of_host, len(hosts)) if _is_of_host(host, change, of_host)]
         found += [
             replace(_event("host", host, change, of_host), rank_0=_moved_rank_0(host, change, of_host))
             for change in changes
         ]
-        if not any(change.duration is Duration.LASTING for change in changes):
+        if not any(change.duration in (Duration.LASTING, Duration.DRIFT) for change in changes):
             found += _chronic(host, values, of_host)
     return found, len(by_host)
 
@@ -289,7 +302,8 @@ def _is_of_host(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> b
     """
     if change.size > 0:
         return True
-    before, there = ({row.run for row in part} for part in (rows[: change.first], rows[change.first : change.last + 1]))
+    begin = len(rows) // 2 if change.duration is Duration.DRIFT else change.first
+    before, there = ({row.run for row in part} for part in (rows[:begin], rows[begin : change.last + 1]))
     own = []
     for group in grouped(rows):
         levels = [
@@ -302,17 +316,18 @@ def _is_of_host(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> b
 
 
 def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[Event]:
-    """Return the event of a host that was slow from its first runs on, if it was."""
+    """Return the event of a host that was slow from its first runs on, and in more than half of them, if it was."""
     if len(values) < LEAST_RUNS:
         return []
-    level = float(np.median(values))
-    deviations = level / run_spread(values)
-    if expm1(level) < LEAST_CHANGE or deviations < LEAST_DEVIATIONS:
+    least = float(np.quantile(values, 0.5, method="lower"))  # more than half of the runs are as slow at least
+    spread = run_spread(values)
+    if expm1(least) < LEAST_CHANGE or least < LEAST_DEVIATIONS * spread:
         return []
+    is_slow = values > least / 2
+    num_slow, level = int(np.count_nonzero(is_slow)), float(np.median(values[is_slow]))
     change = LevelChange(
-        first=0, last=len(rows) - 1, before=0.0, after=level, duration=Duration.LASTING, deviations=deviations
+        first=0, last=len(rows) - 1, before=0.0, after=level, duration=Duration.LASTING, deviations=level / spread
     )
-    num_slow = int(np.count_nonzero(values > level / 2))
     event = _event("host", host, change, rows, duration="chronic")
     rank_0 = "always" if all(row.first_host == host for row in rows) else ""
     return [replace(event, num_runs=num_slow, num_before=len(rows) - num_slow, rank_0=rank_0)]
@@ -331,7 +346,8 @@ def _event(
     kind: str, name: str, change: LevelChange, rows: Sequence[HistoryRow], *, scale: float = 1.0, duration: str = ""
 ) -> Event:
     there = rows[change.first : change.last + 1]
-    jobs = _jobs_that_show(name, change, there) if kind == "host" else {rows[0].job: True}
+    at_new_level = there[len(there) // 2 :] if change.duration is Duration.DRIFT else there
+    jobs = _jobs_that_show(name, change, at_new_level) if kind == "host" else {rows[0].job: True}
     return Event(
         kind=kind,
         name=name,

@@ -55,7 +55,7 @@ def _body(history: History, plots: list[Plot], hosts: Plot | None) -> str:
         )
     ]
     line = headline(history)
-    kind = "" if any(event.duration in ("lasting", "chronic") for event in history.events) else "healthy"
+    kind = "" if any(event.duration in ("lasting", "chronic", "drift") for event in history.events) else "healthy"
     said = "".join(f"<p>{prose(event_sentence(event))}</p>" for event in history.events[:_MOST_PLOTS])
     inside = f"<dt>What</dt><dd>{said}</dd>" if said else ""
     parts = (
@@ -89,7 +89,7 @@ def _job_plot(number: int, series: Series) -> Plot:
     return Plot(
         name=f"job-{number}",
         label=f"Step times of the runs of {plot_text(series.name)}",
-        caption="One point a run; where a change begins it is larger.",
+        caption="One point a run; where a change or a drift begins it is larger.",
         height_px=240,
         traces=[
             {

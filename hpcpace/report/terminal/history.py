@@ -22,7 +22,7 @@ from hpcpace.wording import plural
 _BLOCKS, _PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 _WIDTH = 30
 _MOST_EVENTS, _MOST_SERIES, _MOST_BROKEN = 20, 20, 5
-_MARKS = {"lasting": "changed", "recent": "recent", "one-off": "one-off", "chronic": "chronic"}
+_MARKS = {"lasting": "changed", "recent": "recent", "one-off": "one-off", "chronic": "chronic", "drift": "drift"}
 
 
 def print_history(console: Console, history: History, *, num_runs: int) -> None:

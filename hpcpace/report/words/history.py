@@ -43,6 +43,9 @@ def _change_sentence(event: Event) -> str:
     if event.duration == "one-off":
         when = f"in {runs} from" if event.num_runs > 1 else "on" if event.begun_unix_ns else "in"
         return f"{name} was {size}{than} {when} {_begin(event)} for once{_levels(event)}"
+    if event.duration == "drift":
+        came = f"{name} got {size}{than} gradually, from {_begin(event)} to {_end(event)}"
+        return f"{came}{_levels(event)}, over {runs}{_jobs(event)}"
     since = f"{name} is {size}{than} since {_begin(event)}{_levels(event)}"
     if event.duration == "recent":
         return f"{since}, in {runs} so far: {_needed(event)} are needed to tell a lasting change from a one-off"
@@ -53,12 +56,17 @@ def _of_mean(event: Event) -> str:
     """Return what the mean step did, where that is something else than the median did."""
     if event.mean_share is None or abs(event.mean_share - event.share) <= max(LEAST_CHANGE, abs(event.share) / 2):
         return ""
-    return f"; its mean step, which throughput follows, changed by {100 * event.mean_share:+.1f} %"
+    return f"; its mean step, which throughput follows, changed by {100 * event.mean_share:+z.1f} %"
 
 
 def _begin(event: Event) -> str:
     """Return when its first run began, or the run itself where dates are not known."""
     return date(event.begun_unix_ns) if event.begun_unix_ns else f"run {printable(event.run)}"
+
+
+def _end(event: Event) -> str:
+    """Return when its last run began."""
+    return date(event.last_unix_ns) if event.last_unix_ns else "the last one"
 
 
 def _needed(event: Event) -> str:
@@ -109,6 +117,7 @@ def headline(history: History) -> str:
         return "nothing changed beyond noise"
     counts = [
         ("lasting", "lasting change"),
+        ("drift", "drift"),
         ("chronic", "chronically slow host"),
         ("recent", "recent change"),
         ("one-off", "one-off"),

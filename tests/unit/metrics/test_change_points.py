@@ -89,6 +89,52 @@ def test_swings_of_the_week_and_drifts_are_no_changes_of_level() -> None:
     assert len(found) <= 6
 
 
+@pytest.mark.parametrize(("num_runs", "total"), [(60, 0.3), (60, 0.15), (60, -0.15), (20, 0.15)])
+def test_a_series_that_changes_gradually_has_a_drift_and_no_level(num_runs: int, total: float) -> None:
+    found = [level_changes(_noise(num_runs, seed) + np.linspace(0.0, total, num_runs)) for seed in range(40)]
+    drifts = [changes[0] for changes in found if changes and changes[0].duration is Duration.DRIFT]
+    assert len(drifts) >= 38
+    assert all(change.size == pytest.approx(total, abs=0.025) for change in drifts)
+    assert {(change.first, change.last) for change in drifts} == {(0, num_runs - 1)}
+    assert sum(change.duration is Duration.LASTING for changes in found for change in changes) <= 1
+
+
+def test_a_run_that_is_off_from_a_drift_is_a_one_off_from_its_place() -> None:
+    values = _noise(60) + np.linspace(0.0, 0.15, 60)
+    values[30] += 0.2
+    drift, off = level_changes(values)
+    assert (drift.duration, off.duration, off.first) == (Duration.DRIFT, Duration.ONE_OFF, 30)
+    assert off.before == pytest.approx(0.075, abs=0.01) and off.size == pytest.approx(0.2, abs=0.03)
+
+
+def test_steps_swings_and_runs_that_are_off_are_no_drift() -> None:
+    at = np.arange(60)
+    drifts = 0
+    for seed in range(60):
+        random, noise = np.random.default_rng(seed), _noise(60, seed)
+        first, second = int(random.integers(3, 30)), int(random.integers(30, 57))
+        steps = 0.05 * (at >= first) + 0.05 * (at >= second)
+        others = (
+            0.03 * (at >= second),
+            0.1 * (at >= first),
+            steps,
+            0.05 * (at % 7 < 5),
+            0.1 * (random.random(60) < 0.1),
+        )
+        for other in others:
+            drifts += any(change.duration is Duration.DRIFT for change in level_changes(noise + other))
+    assert drifts <= 3
+
+
+@pytest.mark.parametrize("num_runs", [6, 8, 12])
+def test_few_equal_runs_have_hardly_a_change(num_runs: int) -> None:
+    found = [level_changes(2 * _noise(num_runs, seed)) for seed in range(500)]
+    assert sum(any(change.duration is Duration.LASTING for change in changes) for changes in found) <= 3
+    assert sum(bool(changes) for changes in found) <= 35
+    of_many = [level_changes(2 * _noise(num_runs, seed), num_series=16) for seed in range(500)]
+    assert sum(bool(changes) for changes in of_many) <= 8
+
+
 def test_runs_that_are_often_off_and_to_one_level_have_no_lasting_change() -> None:
     lasting = 0
     for seed in range(100):

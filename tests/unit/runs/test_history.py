@@ -80,6 +80,11 @@ def test_a_chronic_host_is_not_said_to_be_slow_in_runs_in_which_it_was_not() -> 
     assert (event.num_runs, event.num_before) == (20, 4) and "in 20 of its 24 runs" in event_sentence(event)
 
 
+def test_a_host_that_was_slow_in_half_of_its_runs_is_not_chronic() -> None:
+    events = _history([_row(n, slow={"n3": 0.1} if n % 4 < 2 else {}) for n in range(12)]).events
+    assert "chronic" not in {event.duration for event in events}
+
+
 def test_a_host_that_was_slow_once_is_a_one_off() -> None:
     (event,) = _history([_row(n, slow={"n3": 0.2} if n == 15 else {}) for n in range(30)]).events
     assert (event.name, event.duration, event.run) == ("n3", "one-off", "run-15")
@@ -124,6 +129,44 @@ def test_a_median_that_jumped_alone_is_told_with_the_mean() -> None:
     assert "mean step" not in event_sentence(
         _history([_row(n, step=0.1 + 0.01 * (n > 20)) for n in range(40)]).events[0]
     )
+
+
+def test_a_job_that_gets_slower_gradually_has_a_drift_and_no_date_of_a_change() -> None:
+    found = _history([_row(n, step=0.1 * (1 + 0.15 * n / 59)) for n in range(60)])
+    (event,) = found.events
+    assert (event.kind, event.duration, event.run, event.num_runs) == ("job", "drift", "run-0", 60)
+    assert event.share == pytest.approx(0.15, abs=0.01) and event.last_unix_ns == BEGIN_NS + 59 * DAY_NS
+    said = event_sentence(event)
+    assert headline(found) == "1 drift" and " % slower gradually, from " in said and "over 60 runs" in said
+    assert event.mean_share is None
+
+
+def test_a_host_that_gets_slower_gradually_has_a_drift_and_is_not_chronic() -> None:
+    (event,) = _history([_row(n, job=f"job{n % 2}", slow={"n3": 0.15 * n / 59}) for n in range(60)]).events
+    assert (event.kind, event.name, event.duration) == ("host", "n3", "drift")
+    assert "in all 2 jobs that used it" in event_sentence(event)
+
+
+def test_few_runs_of_many_healthy_hosts_have_hardly_an_event() -> None:
+    lasting = anything = 0
+    for seed in range(20):
+        slow = np.random.default_rng(seed).normal(0.0, 0.02, (8, 16))
+        rows = [
+            replace(_row(n), slowness={f"n{host}": float(value) for host, value in enumerate(values)})
+            for n, values in enumerate(slow)
+        ]
+        events = _history(rows).events
+        lasting += any(event.duration == "lasting" for event in events)
+        anything += bool(events)
+    assert lasting <= 1 and anything <= 3
+
+
+def test_a_mean_that_is_the_median_changes_as_it_does() -> None:
+    # The level between is too near to the first one to be told, and the last change starts from it.
+    steps = np.repeat([0.1, 0.1015, 0.1075], 15)
+    rows = [replace(_row(n), p50_ns=step * 1e9, mean_ns=step * 1e9) for n, step in enumerate(steps)]
+    events = _history(rows).events
+    assert events and all(event.mean_share == pytest.approx(event.share) for event in events)
 
 
 def test_a_run_that_has_more_long_steps_by_chance_is_none_of_it() -> None:
