@@ -18,6 +18,7 @@ LEAST_PLACES = 8
 PRIOR_CV = 0.01
 LEAST_CV = 0.001
 """Repeats that agree better than this agree by chance, or because their figures are rounded."""
+_PRIOR_WEIGHT = 3
 _OF_NORMAL = 1.4826  # standard deviation of a normal distribution over the median of its deviations
 
 
@@ -81,12 +82,29 @@ def spread_of_repeats(groups: Sequence[Sequence[Sequence[float]]]) -> RunSpread:
     """Return how much a place differs between repeats, pooled over places and groups: three repeats of one say little.
 
     Args:
-        groups: of A and of B, the values of each place, one for each run.
+        groups: of A and of B, the values of each place, one for each run. Without repeats there is no degree of
+            freedom.
     """
     values = [np.asarray(place, np.float64) for group in groups for place in group if len(place) > 1]
     freedom = sum(len(place) - 1 for place in values)
     squares = sum(float(((place - place.mean()) ** 2).sum()) for place in values)
-    return RunSpread(value=sqrt(squares / freedom), freedom=freedom)
+    return RunSpread(value=sqrt(squares / freedom) if freedom else 0.0, freedom=freedom)
+
+
+def spread_beyond_prior(seen: RunSpread, prior_cv: float) -> RunSpread:
+    """Return the spread between runs where there are too few repeats: the prior, unless those that there are exceed it.
+
+    Then both count, the prior as much as three differences between runs.
+
+    Args:
+        seen: spread of the repeats, with no degree of freedom where there are none.
+        prior_cv: standard deviation between runs, taken in advance.
+    """
+    if not seen.freedom or seen.value <= prior_cv:
+        return RunSpread(value=prior_cv, freedom=inf)
+    freedom = _PRIOR_WEIGHT + seen.freedom
+    variance = (_PRIOR_WEIGHT * prior_cv**2 + seen.freedom * seen.value**2) / freedom
+    return RunSpread(value=sqrt(variance), freedom=freedom)
 
 
 def welch_half_width(variances: Sequence[float], freedoms: Sequence[float], upper: float) -> float:
@@ -117,7 +135,8 @@ def log_difference(
 
     With `LEAST_REPEATS` runs or more a side, Welch's interval (Welch 1947) of the runs' values; the variance of a side
     is at least that of its runs' own errors, which the spread of few runs may miss by chance, and `LEAST_CV`. With
-    fewer, both sides have the variance of the prior and of their own errors, and the interval is normal.
+    fewer, both sides have the variance of the prior and of their own errors, and the interval is normal; if the repeats
+    that there are differ by more than the prior, it is that of `spread_beyond_prior`, and the interval is Student's.
 
     Args:
         before, after: logarithms of the runs' times, at least one each.
@@ -136,7 +155,7 @@ def log_difference(
     own = [float((errors**2).mean()) for _, errors in sides]
     has_repeats = min(len(before), len(after)) >= LEAST_REPEATS
     if spread is None and not has_repeats:
-        spread = RunSpread(value=prior_cv, freedom=inf)
+        spread = spread_beyond_prior(spread_of_repeats([[before], [after]]), prior_cv)
     if spread is not None:
         variances = [
             (spread.value**2 + of_steps) / len(values) for (values, _), of_steps in zip(sides, own, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import expm1, inf, log
+from math import expm1, log
 from statistics import fmean, median
 
 import numpy as np
@@ -19,6 +19,7 @@ from hpcpace.metrics.run_difference import (
     LogDifference,
     RunSpread,
     log_difference,
+    spread_beyond_prior,
     spread_of_places,
     spread_of_repeats,
 )
@@ -127,9 +128,9 @@ def place_changes(
     ranks = [rank for run in (*before, *after) for rank in run.ranks]
     if not ranks or any(rank.work_ns is None or rank.work_ns <= 0 for rank in ranks):
         return None
-    spread = RunSpread(value=prior_cv, freedom=inf)
-    if min(len(before), len(after)) >= LEAST_REPEATS:
-        spread = _spread_of_hosts(before, after, prior_cv)
+    spread = _spread_of_hosts(before, after)
+    if min(len(before), len(after)) < LEAST_REPEATS or not spread.freedom:
+        spread = spread_beyond_prior(spread, prior_cv)
     hosts = _rows(before, after, lambda rank: rank.host, spread, has_same_layout)
     if len(before) == len(after) == 1:
         changes = [row.change.value for row in hosts if row.change is not None]
@@ -145,8 +146,8 @@ def place_changes(
     )
 
 
-def _spread_of_hosts(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun], prior_cv: float) -> RunSpread:
-    """Return how much a host differs between repeats; the prior where no host is in all runs of a group.
+def _spread_of_hosts(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> RunSpread:
+    """Return how much a host differs between repeats; without a degree of freedom where no host has any.
 
     With five hosts or more, what runs differ by as a whole is taken out first.
     """
@@ -158,7 +159,7 @@ def _spread_of_hosts(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]
         }
         whole = np.median(list(logs.values()), axis=0) if len(logs) >= _LEAST_FOR_MEDIAN else 0.0
         groups.append([(values - whole).tolist() for values in logs.values()])
-    return spread_of_repeats(groups) if any(groups) else RunSpread(value=prior_cv, freedom=inf)
+    return spread_of_repeats(groups)
 
 
 def _ranks(

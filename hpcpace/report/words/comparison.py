@@ -114,9 +114,12 @@ def noise_sentence(comparison: Comparison) -> str:
         spread = f"whose median steps differ by {percent(difference.spread)} and mean steps by {percent(mean.spread)}"
     if difference.from_repeats:
         return f"{sides} {spread} (standard deviation); {seen}"
+    taken = f"{percent(comparison.prior_cv)} (--run-cv)"
+    if difference.spread > comparison.prior_cv:
+        taken = f"{percent(difference.spread)}, as these repeats differ by more than {taken}"
     return (
         f"{plural(len(comparison.before), 'run')} of A and {len(comparison.after)} of B: runs of the same thing are "
-        f"taken to differ by {percent(comparison.prior_cv)} (--run-cv), because 3 repeats a side are needed to measure "
+        f"taken to differ by {taken}, because 3 repeats a side are needed to measure "
         f"that; {seen}"
     )
 

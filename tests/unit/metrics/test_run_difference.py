@@ -71,3 +71,20 @@ def test_repeats_of_many_places_say_together_how_much_one_differs() -> None:
     three = [0.0, 0.0, 0.0]
     apart = log_difference(three, three, before_errors=three, after_errors=three, spread=found)
     assert apart.half_width == pytest.approx(1.98 * 0.02 * (2 / 3) ** 0.5, rel=0.15) and apart.from_repeats
+
+
+@pytest.mark.parametrize("sizes", [(6, 2), (2, 2), (2, 1), (8, 1)])
+@pytest.mark.parametrize("spread", [0.005, 0.01, 0.03, 0.08])
+def test_few_repeats_that_differ_by_more_than_the_prior_are_believed(sizes: tuple[int, int], spread: float) -> None:
+    random = np.random.default_rng(1)
+    called = 0
+    for _ in range(2_000):
+        before, after = (random.normal(0.0, spread, size).tolist() for size in sizes)
+        found = log_difference(
+            before, after, before_errors=[0.0] * sizes[0], after_errors=[0.0] * sizes[1], prior_cv=PRIOR_CV
+        )
+        assert not found.from_repeats and found.spread >= PRIOR_CV
+        called += found.is_beyond_noise
+    # The prior weighs as much as three differences, so that one or two of those that there are do not outweigh it.
+    most = 0.06 if spread <= PRIOR_CV else 0.13 if max(sizes) > 2 else 0.26 if spread == 0.03 else 0.4
+    assert called / 2_000 <= most
