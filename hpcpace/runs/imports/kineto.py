@@ -24,6 +24,7 @@ TOOL = "torch.profiler (Kineto)"
 UNKNOWN_HOST = "unknown"
 _MOST_FILES = 16_384
 _SUFFIXES = (".json", ".json.gz")
+_ENDS = (("steps", "end_ns"), ("phases", "end_ns"), ("collectives", "exit_ns"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +112,18 @@ def _rank_of(profile: Profile, *, is_only: bool) -> int:
 
 
 def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bool, problems: list[str]) -> Import:
-    ranks = {rank: _Rank(profile=one, rows=rows_of_profile(one)) for rank, one in sorted(profiles.items())}
-    origin_ns = min(first_ns(one.rows.tables) for one in ranks.values())
+    profiles = dict(sorted(profiles.items()))
+    rebased = _with_bases(profiles)
+    ranks = {rank: _Rank(profile=one, rows=rows_of_profile(one)) for rank, one in profiles.items()}
+    undated = _undated(ranks)
+    for rank in undated:
+        problems.append(f"{ranks.pop(rank).profile.path} does not say what its times count from; it is left out")
+    origin_ns = min((begin for begin, _ in _spans(ranks).values()), default=0)
     for one in ranks.values():  # from the begin of the run on, for a trace has no times of day
         shift_times(one.rows.tables, NS_PER_S - origin_ns)
     notes = list(_notes(ranks, world_size, is_world_known=is_world_known))
+    if rebased:
+        notes.append(f"{rank_list(rebased)}: times count from where those of other files do, for the file does not say")
     ranks, said = _with_clocks(ranks)
     notes += said
     num_ungrouped = sum(one.rows.num_ungrouped for one in ranks.values())
@@ -126,6 +134,42 @@ def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bo
     files = [(one.profile.path.name, size_of(one.profile.path)) for one in ranks.values()]
     source = Source(tool=TOOL, files=files, unknown=_unknown(ranks), notes=notes, begun_unix_ns=date_of(origin_ns))
     return Import(source=source, ranks=made, problems=problems)
+
+
+def _with_bases(profiles: dict[int, Profile]) -> list[int]:
+    """Give profiles that do not say what their times count from the base of their host, else of any; return which."""
+    bases = {one.host: one.base_ns for one in reversed(profiles.values()) if one.base_ns}
+    any_base_ns = next((one.base_ns for one in profiles.values() if one.base_ns), 0)
+    given = []
+    for rank, one in profiles.items():
+        if any_base_ns and not one.base_ns and not _has_dates(one):
+            one.base_ns = bases.get(one.host, any_base_ns)
+            given.append(rank)
+    return given
+
+
+def _has_dates(profile: Profile) -> bool:
+    """Return whether a profile's times count from 1970, as those of old versions do."""
+    first = [begin for _, begin, _ in (*profile.steps[:1], *profile.marks[:1])]
+    columns = (profile.backward[0], profile.kernels[0], profile.nccl.begin_ns, profile.gloo.begin_ns)
+    return any(date_of(begin) for begin in (*first, *(column[0] for column in columns if column)))
+
+
+def _spans(ranks: dict[int, _Rank]) -> dict[int, tuple[int, int]]:
+    """Return the first and the last time of each rank that has any rows."""
+    spans = {}
+    for rank, one in ranks.items():
+        tables = one.rows.tables
+        lasts = [tables[table][name].max() for table, name in _ENDS if len(tables[table])]
+        if lasts:
+            spans[rank] = (first_ns(tables), int(max(lasts)))
+    return spans
+
+
+def _undated(ranks: dict[int, _Rank]) -> list[int]:
+    """Return ranks whose times are no dates where those of others are: nothing says how long before these they were."""
+    is_date = {rank: bool(date_of(begin)) for rank, (begin, _) in _spans(ranks).items()}
+    return [rank for rank, is_one in is_date.items() if not is_one] if any(is_date.values()) else []
 
 
 def _imported(rank: int, one: _Rank, world_size: int, hosts: dict[str, int], ranks: dict[int, _Rank]) -> ImportedRank:

@@ -136,6 +136,44 @@ def test_clocks_of_two_hosts_are_aligned_by_their_collectives(tmp_path: Path) ->
     assert any("aligned by collectives" in note for note in found.source.notes)
 
 
+@pytest.mark.parametrize("host", ["n1", "n2"])
+def test_a_profile_cut_off_before_its_base_takes_that_of_the_others(tmp_path: Path, host: str) -> None:
+    write(tmp_path / "r0.json", gloo_events(0), facts(0))
+    said = facts(1, host=host)
+    del said["baseTimeNanoseconds"]
+    write(tmp_path / "r1.json", gloo_events(1), said)
+    found = import_kineto([tmp_path])
+    begins = [one.tables["steps"]["begin_ns"].tolist() for one in found.ranks]
+    assert begins[0] == begins[1] and begins[0][0] == 1_000 * MS
+    assert any(note.startswith("rank 1: times count from where those of other files do") for note in found.source.notes)
+
+
+def test_times_that_are_dates_need_no_base(tmp_path: Path) -> None:
+    said = [facts(0), facts(1)]
+    del said[1]["baseTimeNanoseconds"]
+    write(tmp_path / "r0.json", gloo_events(0), said[0])
+    write(tmp_path / "r1.json", gloo_events(1, offset_us=1.7e15), said[1])
+    found = import_kineto([tmp_path])
+    begins = [one.tables["steps"]["begin_ns"].tolist() for one in found.ranks]
+    assert begins[1] == pytest.approx(begins[0], abs=1_000) and len(found.ranks) == 2
+
+
+def test_a_profile_that_counts_from_no_known_time_is_left_out_of_dated_ones(tmp_path: Path) -> None:
+    for rank, offset_us in ((0, 1.7e15), (1, 0.0)):
+        said = facts(rank)
+        del said["baseTimeNanoseconds"]
+        write(tmp_path / f"r{rank}.json", gloo_events(rank, offset_us=offset_us), said)
+    found = import_kineto([tmp_path])
+    assert [one.header.rank for one in found.ranks] == [0] and "r1.json does not say what" in found.problems[0]
+    assert found.ranks[0].tables["steps"]["begin_ns"][0] == 1_000 * MS
+
+
+def test_a_rank_without_rows_does_not_shift_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "r0.json", gloo_events(0), facts(0))
+    write(tmp_path / "r1.json", [event("aten::add", "cpu_op", 10.0, 20.0)], facts(1))
+    assert import_kineto([tmp_path]).ranks[0].tables["steps"]["begin_ns"][0] == 1_000 * MS
+
+
 def test_ranks_of_one_host_share_a_clock(tmp_path: Path) -> None:
     found = gloo_run(tmp_path)
     assert len({one.header.host_key for one in found.ranks}) == 1
