@@ -174,6 +174,26 @@ def test_a_rank_without_rows_does_not_shift_the_others(tmp_path: Path) -> None:
     assert import_kineto([tmp_path]).ranks[0].tables["steps"]["begin_ns"][0] == 1_000 * MS
 
 
+@pytest.mark.parametrize(
+    ("table", "prefix"), [("collectives", "gloo"), ("steps", "ProfilerStep"), ("phases", "DistributedDataParallel")]
+)
+@pytest.mark.parametrize("field", ["ts", "dur"])
+@pytest.mark.parametrize("value", [None, -3.0])
+def test_events_without_a_duration_are_left_out_and_counted(
+    tmp_path: Path, table: str, prefix: str, field: str, value: float | None
+) -> None:
+    whole, events = gloo_events(0), gloo_events(0)
+    damaged = [one for one in events if one["name"].startswith(prefix)][:2]
+    for one in damaged:
+        one.pop(field)
+        one |= {} if value is None else {field: value}
+    unused = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1.0}
+    found = import_kineto([write(tmp_path / "r0.json", [unused, *events], facts(0))])
+    expected = import_kineto([write(tmp_path / "whole.json", whole, facts(0))])
+    assert len(found.ranks[0].tables[table]) == len(expected.ranks[0].tables[table]) - 2
+    assert found.problems == [f"{tmp_path / 'r0.json'}: 2 events without a duration left out"]
+
+
 def test_ranks_of_one_host_share_a_clock(tmp_path: Path) -> None:
     found = gloo_run(tmp_path)
     assert len({one.header.host_key for one in found.ranks}) == 1
