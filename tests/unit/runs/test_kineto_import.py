@@ -206,7 +206,32 @@ def test_collectives_of_another_run_contradict_each_other(tmp_path: Path) -> Non
         one["ts"] += (number // 6) ** 2 * 3_000
     write(tmp_path / "r0.json", gloo_events(0), facts(0, host="n0"))
     write(tmp_path / "r1.json", events, facts(1, host="n1"))
-    assert any("contradict each other" in note for note in import_kineto([tmp_path]).source.notes)
+    found = import_kineto([tmp_path])
+    assert len(found.problems) == 1 and "collectives of rank 1 and rank 0 contradict each other" in found.problems[0]
+    assert "clocks of rank 1" in found.source.unknown and "clock" not in found.ranks[1].tables
+    assert report(found, tmp_path / "run").verdict.mode == "cannot tell"
+
+
+def test_collectives_that_contradict_each_other_by_drift_still_align_clocks(tmp_path: Path) -> None:
+    events = gloo_events(1)
+    for number, one in enumerate(events):
+        one["ts"] += number // 6 % 2 * (2 * (REDUCED_US + 100) + 50)
+    write(tmp_path / "r0.json", gloo_events(0), facts(0, host="n0"))
+    write(tmp_path / "r1.json", events, facts(1, host="n1"))
+    found = import_kineto([tmp_path])
+    assert not found.problems and len(found.ranks[1].tables["clock"])
+    assert "collectives contradict each other by up to 50.0 us: clocks drift" in found.source.notes
+
+
+@pytest.mark.parametrize("host", ["n0", "n1"])
+@pytest.mark.parametrize("offset_us", [-3_600e6, 3_600e6])
+def test_profiles_that_were_recorded_hours_apart_are_of_different_jobs(
+    tmp_path: Path, host: str, offset_us: float
+) -> None:
+    write(tmp_path / "r0.json", gloo_events(0, offset_us=7_200e6), facts(0, host="n0"))
+    write(tmp_path / "r1.json", gloo_events(1, offset_us=7_200e6 + offset_us), facts(1, host=host))
+    with pytest.raises(TraceError, match=r"profiles of different jobs.* apart"):
+        import_kineto([tmp_path])
 
 
 def test_a_rank_without_a_common_collective_has_no_clock(tmp_path: Path) -> None:
