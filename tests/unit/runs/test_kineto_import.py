@@ -124,6 +124,47 @@ def test_steps_without_marks_end_with_the_optimizer(tmp_path: Path) -> None:
     assert np.diff(steps["end_ns"]).tolist() == [10 * MS] * (NUM_STEPS - 1)
 
 
+def test_optimizers_that_step_one_after_the_other_end_one_step(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        events = gloo_events(rank, with_steps=False)
+        for one in [one for one in events if one["name"].startswith("Optimizer")]:
+            begin = one["ts"]
+            one["dur"] = 400.0
+            events.append(event("Optimizer.step#Adam.step", "user_annotation", begin + 500, begin + 950))
+        write(tmp_path / f"r{rank}.json", events, facts(rank))
+    for one in import_kineto([tmp_path]).ranks:
+        steps, phases = one.tables["steps"], one.tables["phases"]
+        assert len(steps) == NUM_STEPS and set(np.diff(steps["end_ns"]).tolist()) == {10 * MS}
+        assert (phases["phase"] == Phase.OPTIMIZER).sum() == 2 * NUM_STEPS
+
+
+def test_optimizers_with_backward_passes_between_them_end_a_step_each(tmp_path: Path) -> None:
+    events = gloo_events(0, with_steps=False)
+    for one in [one for one in events if one["name"].startswith("Optimizer")]:
+        end = one["ts"] + 1_000
+        events.append(event("autograd::engine::evaluate_function: X", "cpu_op", end, end + 100))
+        events.append(event("Optimizer.step#Adam.step", "user_annotation", end + 100, end + 300))
+    assert len(import_kineto([write(tmp_path / "r0.json", events, facts(0))]).ranks[0].tables["steps"]) == 2 * NUM_STEPS
+
+
+def test_optimizer_steps_alone_are_a_step_each(tmp_path: Path) -> None:
+    events = [one for one in gloo_events(0) if one["name"].startswith("Optimizer")]
+    assert import_kineto([write(tmp_path / "r0.json", events, facts(0))]).num_steps == NUM_STEPS
+
+
+def test_steps_whose_numbers_begin_again_are_numbered_in_order_of_time(tmp_path: Path) -> None:
+    length_us = NUM_STEPS * STEP_US
+    offsets_us = (length_us + 5e6, length_us, 0.0)
+    events = [one for offset_us in offsets_us for one in gloo_events(0, offset_us=offset_us)]
+    found = import_kineto([write(tmp_path / "r0.json", events, facts(0))])
+    steps, rows = (found.ranks[0].tables[table] for table in ("steps", "collectives"))
+    numbers = [*range(3, 3 + 2 * NUM_STEPS), *range(4 + 2 * NUM_STEPS, 4 + 3 * NUM_STEPS)]
+    assert steps["step"].tolist() == numbers == rows["step"].tolist()
+    assert (np.diff(steps["begin_ns"]) > 0).all()
+    source = "steps: ProfilerStep of torch.profiler, numbered in order of time, for its numbers repeat or fall"
+    assert source in found.source.notes
+
+
 def test_clocks_of_two_hosts_are_aligned_by_their_collectives(tmp_path: Path) -> None:
     offset_us = 7_000_000.0
     for rank in (0, 1):
