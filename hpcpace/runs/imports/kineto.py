@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcpace.errors import TraceError
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
-from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, without_clock
+from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
 from hpcpace.runs.imports.kineto_profile import Profile, read_profile, unnamed_note
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
@@ -114,9 +114,10 @@ def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bo
     notes = list(_notes(ranks, world_size, is_world_known=is_world_known))
     if rebased:
         notes.append(f"{rank_list(rebased)}: times count from where those of other files do, for the file does not say")
-    ranks, said, wrong = with_clocks(ranks)
-    notes += said
-    problems += wrong
+    numbered, unmatched = with_common_steps(ranks)
+    ranks, aligned, contradicted = with_clocks(ranks)
+    notes += [*numbered, *aligned]
+    problems += [*unmatched, *contradicted]
     num_ungrouped = sum(one.rows.num_ungrouped for one in ranks.values())
     if num_ungrouped:
         notes.append(f"{num_ungrouped} collectives match no other rank's: no file says of which process group they are")

@@ -1,8 +1,8 @@
-"""How the clocks of ranks with a profile each go together: one on a host, else aligned by collectives."""
+"""How ranks with a profile each go together: numbers of their steps, and clocks: one on a host, or by collectives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.clocks.collective_bounds import ClockBounds, collective_bounds
 from hpcpace.metrics.operations.dependence import synchronises
-from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP
+from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Rows
 from hpcpace.runs.imports.kineto_profile import Profile
 from hpcpace.runs.imports.kineto_rows import ProfileRows
+from hpcpace.trace.schema import NO_STEP, NUMBER_BITS
 from hpcpace.units import format_duration
 from hpcpace.wording import rank_list
 
@@ -21,6 +22,8 @@ Array = NDArray[Any]
 
 _MOST_CONTRADICTION = 0.5  # of the half-width
 _MOST_DRIFT = 0.01  # of a step
+_LEAST_OVERLAP, _LEAST_OVERLAP_MOVED = 0.5, 0.9
+_MOST_TRIED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,84 @@ class RankProfile:
 def host_key(rank: int, profile: Profile) -> str:
     """Return what is equal on ranks with one clock: those of a host that count from the same time."""
     return f"{profile.host} {profile.base_ns}" if profile.host else f"rank {rank}"
+
+
+def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[str]]:
+    """Number the steps of ranks with one clock alike, in place: those in which the same collectives took place.
+
+    Returns:
+        Which steps were numbered anew, and which collectives are of no step of the others.
+    """
+    numbered = {rank: _numbered(one) for rank, one in ranks.items()}
+    more: dict[int, int] = {}
+    notes, problems = [], []
+    for rank, one in ranks.items():
+        key = host_key(rank, one.profile)
+        of_host = (other for other in more if host_key(other, ranks[other].profile) == key)
+        reference = next((other for other in of_host if _have_a_group(numbered[rank], numbered[other])), rank)
+        by = 0 if reference == rank else _steps_apart(numbered[rank], numbered[reference])
+        if by is None:
+            _match_nothing(one)
+            problems.append(
+                f"{one.profile.path}: collectives of rank {rank} and rank {reference} do not overlap in time, whichever"
+                " step is taken for which; nothing there is compared with others"
+            )
+            continue
+        more[rank] = by + more.get(reference, 0)
+        if by:
+            notes.append(
+                f"steps of rank {rank} are numbered as those of rank {reference}, whose collectives took place at the"
+                f" same times: by {abs(by)} {'higher' if by > 0 else 'lower'}"
+            )
+    steps = {rank: ranks[rank].rows.tables["steps"]["step"] for rank in more}
+    lowest = min((int(of_rank.min()) + more[rank] for rank, of_rank in steps.items() if len(of_rank)), default=0)
+    for rank, one in ranks.items():  # no number may be negative
+        _add_to_steps(one.rows.tables, more.get(rank, 0) - min(lowest, 0))
+    return notes, problems
+
+
+def _have_a_group(one: tuple[Array, Array], other: tuple[Array, Array]) -> bool:
+    return bool(np.isin(one[0]["group"], other[0]["group"]).any())
+
+
+def _steps_apart(one: tuple[Array, Array], other: tuple[Array, Array]) -> int | None:
+    """Return by how many steps the numbers of one must grow for its collectives to be another's.
+
+    None where they share numbers, but not times: no rank leaves a collective before all have entered it, so what does
+    not overlap is not one.
+    """
+    has_shared = len(_shared(one, other)[0]) > 0
+    for by in (0, *_likely_steps_apart(one, other)):
+        keys = one[0].copy()
+        keys["seq"] += by << NUMBER_BITS
+        mine, theirs = _shared((keys, one[1]), other)
+        overlaps = (mine[:, 0] <= theirs[:, 1]) & (theirs[:, 0] <= mine[:, 1])
+        if len(mine) and overlaps.mean() >= (_LEAST_OVERLAP_MOVED if by else _LEAST_OVERLAP):
+            return by
+    return None if has_shared else 0
+
+
+def _likely_steps_apart(one: tuple[Array, Array], other: tuple[Array, Array]) -> list[int]:
+    """Return by how many steps collectives of a kind differ that ended next to each other, the most frequent first."""
+    apart = [np.zeros(0, np.int64)]
+    for kind in np.unique(one[0][["group", "op"]]):
+        mine, theirs = (np.flatnonzero(each[0][["group", "op"]] == kind) for each in (one, other))
+        if len(theirs):
+            theirs = theirs[np.argsort(other[1][theirs, 1], kind="stable")]
+            ends = other[1][theirs, 1]
+            at = np.searchsorted(ends[:-1] + np.diff(ends) // 2, one[1][mine, 1])
+            apart.append((other[0]["seq"][theirs[at]] >> NUMBER_BITS) - (one[0]["seq"][mine] >> NUMBER_BITS))
+    found, count = np.unique(np.concatenate(apart), return_counts=True)
+    return [by for by in found[np.argsort(-count, kind="stable")][:_MOST_TRIED].tolist() if by]
+
+
+def _add_to_steps(tables: Mapping[str, Rows], by: int) -> None:
+    """Add to numbers of steps, in place, and to those of operations in them."""
+    if not by:
+        return
+    for rows in tables.values():
+        rows["step"] = np.where(rows["step"] != NO_STEP, rows["step"] + by, NO_STEP)
+    tables["collectives"]["seq"] += by << NUMBER_BITS
 
 
 def with_clocks(ranks: dict[int, RankProfile]) -> tuple[dict[int, RankProfile], list[str], list[str]]:
@@ -130,8 +211,9 @@ def _numbered(one: RankProfile) -> tuple[Array, Array]:
     """Return the synchronising operations of a rank: an array of keys, unique, and their enters and exits, (n, 2)."""
     rows = one.rows.tables["collectives"]
     rows = rows[synchronises(rows["op"]) & (rows["group"] != UNKNOWN_GROUP)]
-    names = np.array([str(name) for name in one.rows.groups] or [""])
-    keys = np.empty(len(rows), np.dtype([("group", "U64"), ("op", "u1"), ("seq", "i8")]))
+    groups = one.profile.groups  # of which those of the same name may be others on other ranks
+    names = np.array([f"{name} {min(groups[name])} {len(groups[name])}" for name in one.rows.groups] or [""])
+    keys = np.empty(len(rows), np.dtype([("group", "U80"), ("op", "u1"), ("seq", "i8")]))
     keys["group"], keys["op"], keys["seq"] = names[rows["group"]], rows["op"], rows["seq"]
     unique, first = np.unique(keys, return_index=True)
     return unique, np.stack([rows["enter_ns"], rows["exit_ns"]], axis=1)[first]

@@ -127,9 +127,9 @@ def test_steps_without_marks_end_with_the_optimizer(tmp_path: Path) -> None:
 def test_optimizers_that_step_one_after_the_other_end_one_step(tmp_path: Path) -> None:
     for rank in (0, 1):
         events = gloo_events(rank, with_steps=False)
-        for one in [one for one in events if one["name"].startswith("Optimizer")]:
-            begin = one["ts"]
-            one["dur"] = 400.0
+        for update in [one for one in events if one["name"].startswith("Optimizer")]:
+            begin = update["ts"]
+            update["dur"] = 400.0
             events.append(event("Optimizer.step#Adam.step", "user_annotation", begin + 500, begin + 950))
         write(tmp_path / f"r{rank}.json", events, facts(rank))
     for one in import_kineto([tmp_path]).ranks:
@@ -163,6 +163,65 @@ def test_steps_whose_numbers_begin_again_are_numbered_in_order_of_time(tmp_path:
     assert (np.diff(steps["begin_ns"]) > 0).all()
     source = "steps: ProfilerStep of torch.profiler, numbered in order of time, for its numbers repeat or fall"
     assert source in found.source.notes
+
+
+@pytest.mark.parametrize("with_steps", [False, True])
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_profile_that_begins_a_step_later_has_the_steps_of_the_others(
+    tmp_path: Path, later: int, with_steps: bool
+) -> None:
+    """Steps are numbered by each file from its own first step on."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in (0, 1):
+        events = gloo_events(rank)
+        if rank == later:
+            events = events[6:]
+        kept = [one for one in events if with_steps or not one["name"].startswith("ProfilerStep")]
+        write(folder / f"r{rank}.json", _counted_from_0(kept), facts(rank))
+    found = import_kineto([folder])
+    rows = [one.tables["collectives"] for one in found.ranks]
+    _, *shared = np.intersect1d(rows[0]["seq"], rows[1]["seq"], return_indices=True)
+    assert len(shared[0]) == NUM_STEPS - 1
+    ends, steps = ([of[name][at] for of, at in zip(rows, shared, strict=True)] for name in ("exit_ns", "step"))
+    assert (ends[0] == ends[1]).all() and (steps[0] == steps[1]).all()
+    assert min(one.tables["steps"]["step"].min() for one in found.ranks) == 0
+    assert not found.problems and any("numbered as those of rank 0" in note for note in found.source.notes)
+    summary = report(found, tmp_path / "run")
+    assert summary.verdict.mode == "communication-bound"
+    assert summary.verdict.loss_share == pytest.approx(REDUCED_US / STEP_US, rel=0.01)
+
+
+def _counted_from_0(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    steps = [one for one in events if one["name"].startswith("ProfilerStep")]
+    for number, one in enumerate(steps):
+        one["name"] = f"ProfilerStep#{number}"
+    return events
+
+
+def test_steps_that_are_numbered_lower_stay_as_they_are_where_they_can(tmp_path: Path) -> None:
+    renamed = [one | {"name": one["name"].replace("ProfilerStep#", "ProfilerStep#1")} for one in gloo_events(1)[:42]]
+    write(tmp_path / "r0.json", gloo_events(0), facts(0))
+    write(tmp_path / "r1.json", renamed, facts(1))
+    found = import_kineto([tmp_path])
+    assert [one.tables["steps"]["step"][0] for one in found.ranks] == [3, 3]
+
+
+def test_collectives_of_one_clock_that_never_overlap_match_nothing(tmp_path: Path) -> None:
+    """The other job on that host reduces while this one computes."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in (0, 1):
+        write(folder / f"r{rank}.json", gloo_events(rank, offset_us=5_000.0 * rank), facts(rank))
+    found = import_kineto([folder])
+    assert len(found.problems) == 1 and "rank 1 and rank 0 do not overlap in time" in found.problems[0]
+    assert report(found, tmp_path / "run").verdict.mode == "cannot tell"
+
+
+def test_profiles_of_one_host_that_share_no_step_are_no_problem(tmp_path: Path) -> None:
+    write(tmp_path / "r0.json", gloo_events(0)[: 6 * 10], facts(0))
+    write(tmp_path / "r1.json", gloo_events(1)[6 * 12 :], facts(1))
+    assert not import_kineto([tmp_path]).problems
 
 
 def test_clocks_of_two_hosts_are_aligned_by_their_collectives(tmp_path: Path) -> None:
