@@ -214,45 +214,47 @@ def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None)
 
 def _take(found: Profile, batch: Iterable[Any]) -> None:
     """Take what is needed of some events."""
+    take_of = {
+        "cpu_op": _take_of_host,
+        "kernel": _take_kernel,
+        "gpu_memcpy": _take_work,
+        "gpu_memset": _take_work,
+        "cuda_runtime": _take_launch,
+        "cuda_driver": _take_launch,
+        "user_annotation": _take_annotation,
+    }
     for event in batch:
-        if event.ph == "X":
+        take = take_of.get(event.cat)
+        if take is not None and event.ph == "X":
             try:
-                _take_event(found, event)
+                take(found, event)
             except _UntimedError:
                 found.num_untimed += 1
 
 
-def _take_event(found: Profile, event: Any) -> None:
-    cat, name = event.cat, event.name
-    if cat == "cpu_op":
-        if name.startswith(_BACKWARD):
-            begin_ns, end_ns = _interval_ns(event)
-            found.backward[0].append(begin_ns)
-            found.backward[1].append(end_ns)
-        elif name == "record_param_comms":
-            _take_call(found.comms, event, event.args.collective)
-        elif name.startswith("c10d::"):
-            _take_call(found.c10d, event, name[6:])
-    elif cat == "kernel":
-        if "nccl" in name[:12].lower():
-            _take_kernel(found, event)
-        else:
-            _take_interval(found.kernels, event)
-    elif cat == "gpu_memcpy" or cat == "gpu_memset":
-        _take_interval(found.kernels, event)
-    elif cat == "cuda_runtime" or cat == "cuda_driver":
-        if "Launch" in name or "Mem" in name:
-            found.launches[0].append(_interval_ns(event)[0])
-            found.launches[1].append(_whole(event.args.correlation))
-    elif cat == "user_annotation":
-        _take_annotation(found, event)
+def _take_of_host(found: Profile, event: Any) -> None:
+    name = event.name
+    if name.startswith(_BACKWARD):
+        begin_ns, end_ns = _interval_ns(event)
+        found.backward[0].append(begin_ns)
+        found.backward[1].append(end_ns)
+    elif name == "record_param_comms":
+        _take_call(found.comms, event, event.args.collective)
+    elif name.startswith("c10d::"):
+        _take_call(found.c10d, event, name[6:])
 
 
-def _take_interval(kernels: tuple[array[int], array[int], array[int]], event: Any) -> None:
+def _take_launch(found: Profile, event: Any) -> None:
+    if "Launch" in event.name or "Mem" in event.name:
+        found.launches[0].append(_interval_ns(event)[0])
+        found.launches[1].append(_whole(event.args.correlation))
+
+
+def _take_work(found: Profile, event: Any) -> None:
     begin_ns, end_ns = _interval_ns(event)
-    kernels[0].append(begin_ns)
-    kernels[1].append(end_ns)
-    kernels[2].append(_whole(event.args.correlation))
+    found.kernels[0].append(begin_ns)
+    found.kernels[1].append(end_ns)
+    found.kernels[2].append(_whole(event.args.correlation))
 
 
 def kernel_op(name: str) -> str:
@@ -265,7 +267,10 @@ def kernel_op(name: str) -> str:
 
 
 def _take_kernel(found: Profile, event: Any) -> None:
-    """Take a kernel of NCCL: what PyTorch called, else what the kernel is named after."""
+    """Take a kernel; one of NCCL as what PyTorch called, else as what it is named after."""
+    if "nccl" not in event.name[:12].lower():
+        _take_work(found, event)
+        return
     names = (event.args.collective, kernel_op(event.name))
     found.num_unnamed += not any(_take_call(found.nccl, event, name) for name in names)
 
