@@ -49,11 +49,11 @@ def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[st
     """
     numbered = {rank: _numbered(one) for rank, one in ranks.items()}
     more: dict[int, int] = {}
+    of_host: dict[str, list[int]] = {}
     notes, problems = [], []
     for rank, one in ranks.items():
-        key = host_key(rank, one.profile)
-        of_host = (other for other in more if host_key(other, ranks[other].profile) == key)
-        reference = next((other for other in of_host if _have_a_group(numbered[rank], numbered[other])), rank)
+        before = of_host.setdefault(host_key(rank, one.profile), [])
+        reference = next((other for other in before if _have_a_group(numbered[rank], numbered[other])), rank)
         by = 0 if reference == rank else _steps_apart(numbered[rank], numbered[reference])
         if by is None:
             _match_nothing(one)
@@ -62,6 +62,7 @@ def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[st
                 " step is taken for which; nothing there is compared with others"
             )
             continue
+        before.append(rank)
         more[rank] = by + more.get(reference, 0)
         if by:
             notes.append(
