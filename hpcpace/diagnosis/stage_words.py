@@ -59,7 +59,7 @@ def stage_sentences(comparisons: Sequence[StageComparison | None], names: Sequen
 
 def _sentences(found: StageComparison, name: str) -> list[str]:
     if not found.stages:
-        return [f"cannot tell which stage of {name} is slow: no phase holds most of the excess beyond chance"]
+        return [f"cannot tell which stage{_of(name)} is slow: no phase holds most of the excess beyond chance"]
     phases = [each for each in found.phases if each.stage in found.stages]
     largest_ns = phases[0].own_ns - phases[0].usual_ns
     # Phases of a stage may be longer than others' beyond chance only together.
@@ -74,7 +74,11 @@ def _sentences(found: StageComparison, name: str) -> list[str]:
 def _phase_words(each: PhaseExcess, name: str, *, is_with_itself: bool) -> str:
     own, usual, low, high = (format_duration(max(ns, 0.0)) for ns in (each.own_ns, each.usual_ns, *each.interval_ns))
     figures = f"{own} in these steps, {usual} in others" if is_with_itself else f"{own}, others {usual}"
-    return f"{_PHASES.get(each.phase, each.phase)} of {name}: {figures} (95 %: {low} to {high} more)"
+    return f"{_PHASES.get(each.phase, each.phase)}{_of(name)}: {figures} (95 %: {low} to {high} more)"
+
+
+def _of(name: str) -> str:
+    return f" of {name}" if name else ""
 
 
 def advice_of_straggler(comparisons: Sequence[StageComparison | None], exclusion: str) -> str:

@@ -1,20 +1,18 @@
-"""Profiles of torch.profiler (Kineto) as a run: which rank each file is, and how their clocks go together."""
+"""Profiles of torch.profiler (Kineto) as a run: which rank each file is, and when they were recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from hpcpace.errors import TraceError
-from hpcpace.metrics.clocks.collective_bounds import ClockBounds, collective_bounds
-from hpcpace.metrics.operations.dependence import synchronises
-from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, date_of, rows_of
+from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
+from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
 from hpcpace.runs.imports.kineto_profile import Profile, read_profile, unnamed_note
-from hpcpace.runs.imports.kineto_rows import ProfileRows, first_ns, rows_of_profile, shift_times
+from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 from hpcpace.units import NS_PER_S, format_duration
@@ -24,16 +22,8 @@ TOOL = "torch.profiler (Kineto)"
 UNKNOWN_HOST = "unknown"
 _MOST_FILES = 16_384
 _SUFFIXES = (".json", ".json.gz")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rank:
-    """A profile, its rows, and its clock."""
-
-    profile: Profile
-    rows: ProfileRows
-    clock: ClockBounds | None = None
-    reference: int = 0
+_MOST_APART_NS = 60 * NS_PER_S
+_ENDS = (("steps", "end_ns"), ("phases", "end_ns"), ("collectives", "exit_ns"))
 
 
 def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = lambda *_: None) -> Import:
@@ -111,13 +101,23 @@ def _rank_of(profile: Profile, *, is_only: bool) -> int:
 
 
 def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bool, problems: list[str]) -> Import:
-    ranks = {rank: _Rank(profile=one, rows=rows_of_profile(one)) for rank, one in sorted(profiles.items())}
-    origin_ns = min(first_ns(one.rows.tables) for one in ranks.values())
+    profiles = dict(sorted(profiles.items()))
+    rebased = _with_bases(profiles)
+    ranks = {rank: RankProfile(profile=one, rows=rows_of_profile(one)) for rank, one in profiles.items()}
+    undated = _undated(ranks)
+    for rank in undated:
+        problems.append(f"{ranks.pop(rank).profile.path} does not say what its times count from; it is left out")
+    _check_one_job(ranks)
+    origin_ns = min((begin for begin, _ in _spans(ranks).values()), default=0)
     for one in ranks.values():  # from the begin of the run on, for a trace has no times of day
         shift_times(one.rows.tables, NS_PER_S - origin_ns)
     notes = list(_notes(ranks, world_size, is_world_known=is_world_known))
-    ranks, said = _with_clocks(ranks)
-    notes += said
+    if rebased:
+        notes.append(f"{rank_list(rebased)}: times count from where those of other files do, for the file does not say")
+    numbered, unmatched = with_common_steps(ranks)
+    ranks, aligned, contradicted = with_clocks(ranks)
+    notes += [*numbered, *aligned]
+    problems += [*unmatched, *contradicted]
     num_ungrouped = sum(one.rows.num_ungrouped for one in ranks.values())
     if num_ungrouped:
         notes.append(f"{num_ungrouped} collectives match no other rank's: no file says of which process group they are")
@@ -128,7 +128,62 @@ def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bo
     return Import(source=source, ranks=made, problems=problems)
 
 
-def _imported(rank: int, one: _Rank, world_size: int, hosts: dict[str, int], ranks: dict[int, _Rank]) -> ImportedRank:
+def _with_bases(profiles: dict[int, Profile]) -> list[int]:
+    """Give profiles that do not say what their times count from the base of their host, else of any; return which."""
+    bases = {one.host: one.base_ns for one in reversed(profiles.values()) if one.base_ns}
+    any_base_ns = next((one.base_ns for one in profiles.values() if one.base_ns), 0)
+    given = []
+    for rank, one in profiles.items():
+        if any_base_ns and not one.base_ns and not _has_dates(one):
+            one.base_ns = bases.get(one.host, any_base_ns)
+            given.append(rank)
+    return given
+
+
+def _has_dates(profile: Profile) -> bool:
+    """Return whether a profile's times count from 1970, as those of old versions do."""
+    first = [begin for _, begin, _ in (*profile.steps[:1], *profile.marks[:1])]
+    columns = (profile.backward[0], profile.kernels[0], profile.nccl.begin_ns, profile.gloo.begin_ns)
+    return any(date_of(begin) for begin in (*first, *(column[0] for column in columns if column)))
+
+
+def _spans(ranks: dict[int, RankProfile]) -> dict[int, tuple[int, int]]:
+    """Return the first and the last time of each rank that has any rows."""
+    spans = {}
+    for rank, one in ranks.items():
+        tables = one.rows.tables
+        lasts = [tables[table][name].max() for table, name in _ENDS if len(tables[table])]
+        if lasts:
+            spans[rank] = (first_ns(tables), int(max(lasts)))
+    return spans
+
+
+def _undated(ranks: dict[int, RankProfile]) -> list[int]:
+    """Return ranks whose times are no dates where those of others are: nothing says how long before these they were."""
+    is_date = {rank: bool(date_of(begin)) for rank, (begin, _) in _spans(ranks).items()}
+    return [rank for rank, is_one in is_date.items() if not is_one] if any(is_date.values()) else []
+
+
+def _check_one_job(ranks: dict[int, RankProfile]) -> None:
+    """Refuse ranks that ran at another time than the first one, where times are dates.
+
+    Raises:
+        TraceError: there is one.
+    """
+    spans = _spans(ranks)
+    first = next(iter(spans), 0)
+    for rank, (begin_ns, end_ns) in spans.items():
+        apart_ns = max(begin_ns - spans[first][1], spans[first][0] - end_ns)
+        if date_of(begin_ns) and apart_ns > _MOST_APART_NS:
+            raise TraceError(
+                f"profiles of different jobs, or of hosts whose clocks are wrong: {ranks[rank].profile.path} and"
+                f" {ranks[first].profile.path} are {format_duration(apart_ns)} apart; name the files of one run"
+            )
+
+
+def _imported(
+    rank: int, one: RankProfile, world_size: int, hosts: dict[str, int], ranks: dict[int, RankProfile]
+) -> ImportedRank:
     host = _host(one.profile)
     of_host = [other for other, that in ranks.items() if _host(that.profile) == host]
     header = TraceHeader(
@@ -140,7 +195,7 @@ def _imported(rank: int, one: _Rank, world_size: int, hosts: dict[str, int], ran
         local_size=len(of_host),
         node=hosts[host],
         host=host,
-        host_key=_host_key(rank, one.profile),
+        host_key=host_key(rank, one.profile),
     )
     groups = [
         rows_of(
@@ -155,7 +210,7 @@ def _imported(rank: int, one: _Rank, world_size: int, hosts: dict[str, int], ran
     return ImportedRank(header=header, tables=tables, device_tables=device)
 
 
-def _clock_rows(one: _Rank) -> Rows:
+def _clock_rows(one: RankProfile) -> Rows:
     clock = one.clock
     assert clock is not None
     return rows_of(
@@ -172,73 +227,11 @@ def _host(profile: Profile) -> str:
     return profile.host or UNKNOWN_HOST
 
 
-def _host_key(rank: int, profile: Profile) -> str:
-    """Return what is equal on ranks with one clock: those of a host that count from the same time."""
-    return f"{profile.host} {profile.base_ns}" if profile.host else f"rank {rank}"
-
-
 def _backend(profile: Profile) -> bytes:
     return (profile.backend or ("nccl" if profile.has_device else "unknown")).encode()[:16]
 
 
-def _with_clocks(ranks: dict[int, _Rank]) -> tuple[dict[int, _Rank], list[str]]:
-    """Return ranks with their clocks against that of the lowest one, from the collectives that they have in common."""
-    first = min(ranks)
-    keys = {rank: _host_key(rank, one.profile) for rank, one in ranks.items()}
-    if len(set(keys.values())) == 1:
-        alone = len(ranks) == 1
-        return ranks, [] if alone else ["all ranks are on one host and count from the same time: their clocks are one"]
-    numbered = {rank: _numbered(one) for rank, one in ranks.items()}
-    found, said = dict(ranks), []
-    zero = np.zeros(1, np.int64)
-    for rank, one in ranks.items():
-        if keys[rank] == keys[first]:
-            times = one.rows.tables["collectives"]["enter_ns"]
-            local_ns = times[:1] if len(times) else zero
-            clock = ClockBounds(
-                local_ns=local_ns, offset_ns=zero, halfwidth_ns=zero, contradiction_ns=0, num_operations=zero
-            )
-            found[rank] = replace(one, clock=clock, reference=first)
-            continue
-        shared, own, of_first = np.intersect1d(
-            numbered[rank][0], numbered[first][0], assume_unique=True, return_indices=True
-        )
-        mine, theirs = (numbered[each][1][at] for each, at in ((rank, own), (first, of_first)))
-        bounds = collective_bounds(mine[:, 0], mine[:, 1], theirs[:, 0], theirs[:, 1]) if len(shared) else None
-        found[rank] = replace(one, clock=bounds, reference=first)
-    others = [one.clock for rank, one in found.items() if rank != first and one.clock is not None]
-    widths = [int(np.median(clock.halfwidth_ns)) for clock in others]
-    if widths:
-        said.append(
-            f"clocks are aligned by collectives, none of which a rank leaves before the last has entered:"
-            f" to within {format_duration(min(widths))} to {format_duration(max(widths))}"
-        )
-    worst = max((clock.contradiction_ns for clock in others), default=0)
-    if worst:
-        said.append(
-            f"collectives contradict each other by up to {format_duration(worst)}:"
-            " clocks drift, or a file is of another run"
-        )
-    lost = [rank for rank, one in found.items() if one.clock is None]
-    if lost:
-        said.append(
-            f"{rank_list(lost)} shares no collective with rank {first}: times there are not compared with others"
-        )
-    return found, said
-
-
-def _numbered(one: _Rank) -> tuple[np.ndarray, np.ndarray]:
-    """Return the synchronising operations of a rank: an array of keys, unique, and their enters and exits, (n, 2)."""
-    rows = one.rows.tables["collectives"]
-    rows = rows[synchronises(rows["op"]) & (rows["group"] != UNKNOWN_GROUP)]
-    names = np.array([str(name) for name in one.rows.groups] or [""])
-    keys = np.empty(len(rows), np.dtype([("group", "U64"), ("op", "u1"), ("seq", "i8")]))
-    keys["group"], keys["op"], keys["seq"] = names[rows["group"]], rows["op"], rows["seq"]
-    unique, first = np.unique(keys, return_index=True)
-    return unique, np.stack([rows["enter_ns"], rows["exit_ns"]], axis=1)[first]
-
-
-def _unknown(ranks: dict[int, _Rank]) -> list[str]:
+def _unknown(ranks: dict[int, RankProfile]) -> list[str]:
     profiles = [one.profile for one in ranks.values()]
     phases = {int(phase) for one in ranks.values() for phase in one.rows.tables["phases"]["phase"]}
     names = {0: "waits for data", 1: "forward", 2: "backward", 4: "optimizer"}
@@ -254,11 +247,12 @@ def _unknown(ranks: dict[int, _Rank]) -> list[str]:
             else ["bytes of operations"]
         ),
         "what the profiler itself costs",
+        *([f"clocks of {rank_list(lost)}"] if (lost := without_clock(ranks)) else []),
         *(f"phase {name}" if name != "waits for data" else name for name in missing),
     ]
 
 
-def _notes(ranks: dict[int, _Rank], world_size: int, *, is_world_known: bool) -> Iterator[str]:
+def _notes(ranks: dict[int, RankProfile], world_size: int, *, is_world_known: bool) -> Iterator[str]:
     named = [rank for rank, one in ranks.items() if one.profile.is_rank_named]
     if named:
         yield f"{rank_list(named)}: the rank is that of the file's name, no distributedInfo says it"

@@ -26,11 +26,11 @@ NO_ARGS = KinetoArgs()
 
 
 class KinetoEvent(msgspec.Struct, gc=False):
-    """One event; times in microseconds."""
+    """One event; times in microseconds, negative where the file has none."""
 
     ph: str = ""
     name: str = ""
     cat: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
+    ts: float = -1.0
+    dur: float = -1.0
     args: KinetoArgs = NO_ARGS

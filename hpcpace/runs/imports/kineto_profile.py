@@ -64,6 +64,10 @@ _MOST_OPERATIONS = 20_000_000
 _MOST_NS = 1 << 61
 
 
+class _UntimedError(Exception):
+    """An event has no begin or no duration."""
+
+
 def phase_of(name: str) -> Phase | None:
     """Return the phase that an annotation's name says; None for any other name."""
     if name.startswith("nccl:") or _NOT_A_PHASE.search(name):
@@ -128,6 +132,7 @@ class Profile:
         launches: time and correlation of launches.
         nccl, gloo, c10d, comms: collectives: kernels of NCCL, operations of gloo, calls of c10d, and their parameters.
         num_unnamed: kernels of NCCL that do not say what they do.
+        num_untimed: events left out because they have no begin or no duration, or a negative one.
     """
 
     path: Path
@@ -153,6 +158,7 @@ class Profile:
     c10d: Calls = field(default_factory=Calls)
     comms: Calls = field(default_factory=Calls)
     num_unnamed: int = 0
+    num_untimed: int = 0
 
     def mark(self, phase: Phase, begin_ns: int, end_ns: int) -> None:
         """Add an annotation of a phase."""
@@ -199,46 +205,56 @@ def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None)
     if not events.num_events:
         raise TraceError(f"{path} holds no events: profile at least one step")
     found.num_events, found.problem = events.num_events, events.problem
+    if found.num_untimed:
+        untimed = f"{path}: {plural(found.num_untimed, 'event')} without a duration left out"
+        found.problem = f"{found.problem}; {untimed}" if found.problem else untimed
     _take_facts(found, events.facts)
     return found
 
 
 def _take(found: Profile, batch: Iterable[Any]) -> None:
     """Take what is needed of some events."""
-    kernels, launches, backward = found.kernels, found.launches, found.backward
+    take_of = {
+        "cpu_op": _take_of_host,
+        "kernel": _take_kernel,
+        "gpu_memcpy": _take_work,
+        "gpu_memset": _take_work,
+        "cuda_runtime": _take_launch,
+        "cuda_driver": _take_launch,
+        "user_annotation": _take_annotation,
+    }
     for event in batch:
-        if event.ph != "X":
-            continue
-        cat = event.cat
-        if cat == "cpu_op":
-            name = event.name
-            if name.startswith(_BACKWARD):
-                backward[0].append(_ns(event.ts))
-                backward[1].append(_ns(event.ts + event.dur))
-            elif name == "record_param_comms":
-                _take_call(found.comms, event, event.args.collective)
-            elif name.startswith("c10d::"):
-                _take_call(found.c10d, event, name[6:])
-        elif cat == "kernel":
-            name = event.name
-            if "nccl" in name[:12].lower():
-                _take_kernel(found, event)
-            else:
-                _take_interval(kernels, event)
-        elif cat == "gpu_memcpy" or cat == "gpu_memset":
-            _take_interval(kernels, event)
-        elif cat == "cuda_runtime" or cat == "cuda_driver":
-            if "Launch" in event.name or "Mem" in event.name:
-                launches[0].append(_ns(event.ts))
-                launches[1].append(_whole(event.args.correlation))
-        elif cat == "user_annotation":
-            _take_annotation(found, event)
+        take = take_of.get(event.cat)
+        if take is not None and event.ph == "X":
+            try:
+                take(found, event)
+            except _UntimedError:
+                found.num_untimed += 1
 
 
-def _take_interval(kernels: tuple[array[int], array[int], array[int]], event: Any) -> None:
-    kernels[0].append(_ns(event.ts))
-    kernels[1].append(_ns(event.ts + event.dur))
-    kernels[2].append(_whole(event.args.correlation))
+def _take_of_host(found: Profile, event: Any) -> None:
+    name = event.name
+    if name.startswith(_BACKWARD):
+        begin_ns, end_ns = _interval_ns(event)
+        found.backward[0].append(begin_ns)
+        found.backward[1].append(end_ns)
+    elif name == "record_param_comms":
+        _take_call(found.comms, event, event.args.collective)
+    elif name.startswith("c10d::"):
+        _take_call(found.c10d, event, name[6:])
+
+
+def _take_launch(found: Profile, event: Any) -> None:
+    if "Launch" in event.name or "Mem" in event.name:
+        found.launches[0].append(_interval_ns(event)[0])
+        found.launches[1].append(_whole(event.args.correlation))
+
+
+def _take_work(found: Profile, event: Any) -> None:
+    begin_ns, end_ns = _interval_ns(event)
+    found.kernels[0].append(begin_ns)
+    found.kernels[1].append(end_ns)
+    found.kernels[2].append(_whole(event.args.correlation))
 
 
 def kernel_op(name: str) -> str:
@@ -251,24 +267,23 @@ def kernel_op(name: str) -> str:
 
 
 def _take_kernel(found: Profile, event: Any) -> None:
-    """Take a kernel of NCCL: what PyTorch called, else what the kernel is named after."""
+    """Take a kernel; one of NCCL as what PyTorch called, else as what it is named after."""
+    if "nccl" not in event.name[:12].lower():
+        _take_work(found, event)
+        return
     names = (event.args.collective, kernel_op(event.name))
     found.num_unnamed += not any(_take_call(found.nccl, event, name) for name in names)
 
 
 def _take_annotation(found: Profile, event: Any) -> None:
     name = event.name
-    begin_ns, end_ns = _ns(event.ts), _ns(event.ts + event.dur)
     step = _STEP.match(name)
     if step:
-        found.steps.append((int(step.group(1)), begin_ns, end_ns))
-        return
-    if name.startswith("gloo:"):
+        found.steps.append((int(step.group(1)), *_interval_ns(event)))
+    elif name.startswith("gloo:"):
         _take_call(found.gloo, event, name[5:])
-        return
-    phase = phase_of(name)
-    if phase is not None:
-        found.mark(phase, begin_ns, end_ns)
+    elif (phase := phase_of(name)) is not None:
+        found.mark(phase, *_interval_ns(event))
 
 
 def _take_call(calls: Calls, event: Any, name: Any) -> bool:
@@ -281,8 +296,7 @@ def _take_call(calls: Calls, event: Any, name: Any) -> bool:
     add_call(
         calls,
         op,
-        _ns(event.ts),
-        _ns(event.ts + event.dur),
+        *_interval_ns(event),
         group=args.group if isinstance(args.group, str) else "",
         seq=_whole(args.seq, -1),
         size_bytes=_size_bytes(op, args),
@@ -354,6 +368,17 @@ def _whole(value: Any, default: int = 0) -> int:
     if type(value) is int and abs(value) < 1 << 62:
         return value
     return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 19 else default
+
+
+def _interval_ns(event: Any) -> tuple[int, int]:
+    """Return when an event began and ended.
+
+    Raises:
+        _UntimedError: it does not say.
+    """
+    if event.ts < 0 or event.dur < 0:
+        raise _UntimedError
+    return _ns(event.ts), _ns(event.ts + event.dur)
 
 
 def _ns(time_us: float) -> int:

@@ -81,16 +81,44 @@ def shift_times(tables: Mapping[str, Rows], by_ns: int) -> None:
 def _steps(profile: Profile) -> tuple[Int64Array, str]:
     """Return number, begin and end of each step, int64, (num_steps, 3), and how they were found."""
     if profile.steps:
-        rows = np.array(sorted(profile.steps), np.int64)
-        first = np.unique(rows[:, 0], return_index=True)[1]
-        return rows[first], "ProfilerStep of torch.profiler"
-    ends = np.array(sorted(end for _, end in _outermost(profile.optimizer)), np.int64)
+        return _recorded_steps(profile.steps)
+    ends = _update_ends(profile)
     if not len(ends):
         return np.zeros((0, 3), np.int64), "none: no ProfilerStep and no optimizer step is in the profile"
     begins = [begin for _, begin, _ in profile.marks] + list(profile.backward[0][:1])
     first_ns = min(begins)
     begin_ns = np.append(first_ns, ends[:-1])
     return np.stack([np.arange(len(ends)), begin_ns, ends], axis=1), "the ends of optimizer steps"
+
+
+def _recorded_steps(recorded: list[tuple[int, int, int]]) -> tuple[Int64Array, str]:
+    """Return steps in the order of time, numbered anew where numbers do not ascend, as in a file of several profiles.
+
+    Where more than a step's time is between two steps, a number is left out: they do not follow each other.
+    """
+    rows = np.array(sorted(set(recorded), key=lambda step: step[1:]), np.int64)
+    source = "ProfilerStep of torch.profiler"
+    more = np.diff(rows[:, 0])
+    if (more > 0).all():
+        return rows, source
+    is_apart = rows[1:, 1] - rows[:-1, 2] > np.median(rows[:, 2] - rows[:, 1])
+    rows[1:, 0] = rows[0, 0] + np.cumsum(np.where(more > 0, more, np.where(is_apart, 2, 1)))
+    return rows, f"{source}, numbered in order of time, for its numbers repeat or fall"
+
+
+def _update_ends(profile: Profile) -> Int64Array:
+    """Return when the parameters were updated: the end of the last optimizer step before the model works again.
+
+    So several optimizers that step one after the other end one step, where the profile shows work of the model.
+    """
+    intervals = np.array(_outermost(profile.optimizer), np.int64).reshape(-1, 2)
+    marked = [begin for phase, begin, _ in profile.marks if phase in (Phase.FORWARD, Phase.BACKWARD)]
+    works_ns = np.sort(np.append(np.frombuffer(profile.backward[0], np.int64), np.array(marked, np.int64)))
+    if not len(works_ns):
+        return intervals[:, 1]
+    num_before = np.searchsorted(works_ns, intervals[:, 0])
+    is_last = np.append(np.diff(num_before) > 0, True)[: len(intervals)]
+    return np.asarray(intervals[is_last, 1], np.int64)
 
 
 def _outermost(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -125,6 +125,106 @@ def test_steps_without_marks_end_with_the_optimizer(tmp_path: Path) -> None:
     assert np.diff(steps["end_ns"]).tolist() == [10 * MS] * (NUM_STEPS - 1)
 
 
+def test_optimizers_that_step_one_after_the_other_end_one_step(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        events = gloo_events(rank, with_steps=False)
+        for update in [one for one in events if one["name"].startswith("Optimizer")]:
+            begin = update["ts"]
+            update["dur"] = 400.0
+            events.append(event("Optimizer.step#Adam.step", "user_annotation", begin + 500, begin + 950))
+        write(tmp_path / f"r{rank}.json", events, facts(rank))
+    for one in import_kineto([tmp_path]).ranks:
+        steps, phases = one.tables["steps"], one.tables["phases"]
+        assert len(steps) == NUM_STEPS and set(np.diff(steps["end_ns"]).tolist()) == {10 * MS}
+        assert (phases["phase"] == Phase.OPTIMIZER).sum() == 2 * NUM_STEPS
+
+
+def test_optimizers_with_backward_passes_between_them_end_a_step_each(tmp_path: Path) -> None:
+    events = gloo_events(0, with_steps=False)
+    for one in [one for one in events if one["name"].startswith("Optimizer")]:
+        end = one["ts"] + 1_000
+        events.append(event("autograd::engine::evaluate_function: X", "cpu_op", end, end + 100))
+        events.append(event("Optimizer.step#Adam.step", "user_annotation", end + 100, end + 300))
+    assert len(import_kineto([write(tmp_path / "r0.json", events, facts(0))]).ranks[0].tables["steps"]) == 2 * NUM_STEPS
+
+
+def test_optimizer_steps_alone_are_a_step_each(tmp_path: Path) -> None:
+    events = [one for one in gloo_events(0) if one["name"].startswith("Optimizer")]
+    assert import_kineto([write(tmp_path / "r0.json", events, facts(0))]).num_steps == NUM_STEPS
+
+
+def test_steps_whose_numbers_begin_again_are_numbered_in_order_of_time(tmp_path: Path) -> None:
+    length_us = NUM_STEPS * STEP_US
+    offsets_us = (length_us + 5e6, length_us, 0.0)
+    events = [one for offset_us in offsets_us for one in gloo_events(0, offset_us=offset_us)]
+    found = import_kineto([write(tmp_path / "r0.json", events, facts(0))])
+    steps, rows = (found.ranks[0].tables[table] for table in ("steps", "collectives"))
+    numbers = [*range(3, 3 + 2 * NUM_STEPS), *range(4 + 2 * NUM_STEPS, 4 + 3 * NUM_STEPS)]
+    assert steps["step"].tolist() == numbers == rows["step"].tolist()
+    assert (np.diff(steps["begin_ns"]) > 0).all()
+    source = "steps: ProfilerStep of torch.profiler, numbered in order of time, for its numbers repeat or fall"
+    assert source in found.source.notes
+
+
+@pytest.mark.parametrize("with_steps", [False, True])
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_profile_that_begins_a_step_later_has_the_steps_of_the_others(
+    tmp_path: Path, later: int, with_steps: bool
+) -> None:
+    """Steps are numbered by each file from its own first step on."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in (0, 1):
+        events = gloo_events(rank)
+        if rank == later:
+            events = events[6:]
+        kept = [one for one in events if with_steps or not one["name"].startswith("ProfilerStep")]
+        write(folder / f"r{rank}.json", _counted_from_0(kept), facts(rank))
+    found = import_kineto([folder])
+    rows = [one.tables["collectives"] for one in found.ranks]
+    _, *shared = np.intersect1d(rows[0]["seq"], rows[1]["seq"], return_indices=True)
+    assert len(shared[0]) == NUM_STEPS - 1
+    ends, steps = ([of[name][at] for of, at in zip(rows, shared, strict=True)] for name in ("exit_ns", "step"))
+    assert (ends[0] == ends[1]).all() and (steps[0] == steps[1]).all()
+    assert min(one.tables["steps"]["step"].min() for one in found.ranks) == 0
+    assert not found.problems and any("numbered as those of rank 0" in note for note in found.source.notes)
+    summary = report(found, tmp_path / "run")
+    assert summary.verdict.mode == "communication-bound"
+    assert summary.verdict.loss_share == pytest.approx(REDUCED_US / STEP_US, rel=0.01)
+
+
+def _counted_from_0(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    steps = [one for one in events if one["name"].startswith("ProfilerStep")]
+    for number, one in enumerate(steps):
+        one["name"] = f"ProfilerStep#{number}"
+    return events
+
+
+def test_steps_that_are_numbered_lower_stay_as_they_are_where_they_can(tmp_path: Path) -> None:
+    renamed = [one | {"name": one["name"].replace("ProfilerStep#", "ProfilerStep#1")} for one in gloo_events(1)[:42]]
+    write(tmp_path / "r0.json", gloo_events(0), facts(0))
+    write(tmp_path / "r1.json", renamed, facts(1))
+    found = import_kineto([tmp_path])
+    assert [one.tables["steps"]["step"][0] for one in found.ranks] == [3, 3]
+
+
+def test_collectives_of_one_clock_that_never_overlap_match_nothing(tmp_path: Path) -> None:
+    """The other job on that host reduces while this one computes."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in (0, 1):
+        write(folder / f"r{rank}.json", gloo_events(rank, offset_us=5_000.0 * rank), facts(rank))
+    found = import_kineto([folder])
+    assert len(found.problems) == 1 and "rank 1 and rank 0 do not overlap in time" in found.problems[0]
+    assert report(found, tmp_path / "run").verdict.mode == "cannot tell"
+
+
+def test_profiles_of_one_host_that_share_no_step_are_no_problem(tmp_path: Path) -> None:
+    write(tmp_path / "r0.json", gloo_events(0)[: 6 * 10], facts(0))
+    write(tmp_path / "r1.json", gloo_events(1)[6 * 12 :], facts(1))
+    assert not import_kineto([tmp_path]).problems
+
+
 def test_clocks_of_two_hosts_are_aligned_by_their_collectives(tmp_path: Path) -> None:
     offset_us = 7_000_000.0
     for rank in (0, 1):
@@ -135,6 +235,64 @@ def test_clocks_of_two_hosts_are_aligned_by_their_collectives(tmp_path: Path) ->
     assert (np.abs(clock["offset_ns"] - offset_us * 1000) <= clock["halfwidth_ns"]).all()
     assert 0 < clock["halfwidth_ns"].max() <= 2 * (REDUCED_US + 400) * 1000 and (clock["ref_rank"] == 0).all()
     assert any("aligned by collectives" in note for note in found.source.notes)
+
+
+@pytest.mark.parametrize("host", ["n1", "n2"])
+def test_a_profile_cut_off_before_its_base_takes_that_of_the_others(tmp_path: Path, host: str) -> None:
+    write(tmp_path / "r0.json", gloo_events(0), facts(0))
+    said = facts(1, host=host)
+    del said["baseTimeNanoseconds"]
+    write(tmp_path / "r1.json", gloo_events(1), said)
+    found = import_kineto([tmp_path])
+    begins = [one.tables["steps"]["begin_ns"].tolist() for one in found.ranks]
+    assert begins[0] == begins[1] and begins[0][0] == 1_000 * MS
+    assert any(note.startswith("rank 1: times count from where those of other files do") for note in found.source.notes)
+
+
+def test_times_that_are_dates_need_no_base(tmp_path: Path) -> None:
+    said = [facts(0), facts(1)]
+    del said[1]["baseTimeNanoseconds"]
+    write(tmp_path / "r0.json", gloo_events(0), said[0])
+    write(tmp_path / "r1.json", gloo_events(1, offset_us=1.7e15), said[1])
+    found = import_kineto([tmp_path])
+    begins = [one.tables["steps"]["begin_ns"].tolist() for one in found.ranks]
+    assert begins[1] == pytest.approx(begins[0], abs=1_000) and len(found.ranks) == 2
+
+
+def test_a_profile_that_counts_from_no_known_time_is_left_out_of_dated_ones(tmp_path: Path) -> None:
+    for rank, offset_us in ((0, 1.7e15), (1, 0.0)):
+        said = facts(rank)
+        del said["baseTimeNanoseconds"]
+        write(tmp_path / f"r{rank}.json", gloo_events(rank, offset_us=offset_us), said)
+    found = import_kineto([tmp_path])
+    assert [one.header.rank for one in found.ranks] == [0] and "r1.json does not say what" in found.problems[0]
+    assert found.ranks[0].tables["steps"]["begin_ns"][0] == 1_000 * MS
+
+
+def test_a_rank_without_rows_does_not_shift_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "r0.json", gloo_events(0), facts(0))
+    write(tmp_path / "r1.json", [event("aten::add", "cpu_op", 10.0, 20.0)], facts(1))
+    assert import_kineto([tmp_path]).ranks[0].tables["steps"]["begin_ns"][0] == 1_000 * MS
+
+
+@pytest.mark.parametrize(
+    ("table", "prefix"), [("collectives", "gloo"), ("steps", "ProfilerStep"), ("phases", "DistributedDataParallel")]
+)
+@pytest.mark.parametrize("field", ["ts", "dur"])
+@pytest.mark.parametrize("value", [None, -3.0])
+def test_events_without_a_duration_are_left_out_and_counted(
+    tmp_path: Path, table: str, prefix: str, field: str, value: float | None
+) -> None:
+    whole, events = gloo_events(0), gloo_events(0)
+    damaged = [one for one in events if one["name"].startswith(prefix)][:2]
+    for one in damaged:
+        one.pop(field)
+        one |= {} if value is None else {field: value}
+    unused = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1.0}
+    found = import_kineto([write(tmp_path / "r0.json", [unused, *events], facts(0))])
+    expected = import_kineto([write(tmp_path / "whole.json", whole, facts(0))])
+    assert len(found.ranks[0].tables[table]) == len(expected.ranks[0].tables[table]) - 2
+    assert found.problems == [f"{tmp_path / 'r0.json'}: 2 events without a duration left out"]
 
 
 def test_ranks_of_one_host_share_a_clock(tmp_path: Path) -> None:
@@ -149,7 +307,32 @@ def test_collectives_of_another_run_contradict_each_other(tmp_path: Path) -> Non
         one["ts"] += (number // 6) ** 2 * 3_000
     write(tmp_path / "r0.json", gloo_events(0), facts(0, host="n0"))
     write(tmp_path / "r1.json", events, facts(1, host="n1"))
-    assert any("contradict each other" in note for note in import_kineto([tmp_path]).source.notes)
+    found = import_kineto([tmp_path])
+    assert len(found.problems) == 1 and "collectives of rank 1 and rank 0 contradict each other" in found.problems[0]
+    assert "clocks of rank 1" in found.source.unknown and "clock" not in found.ranks[1].tables
+    assert report(found, tmp_path / "run").verdict.mode == "cannot tell"
+
+
+def test_collectives_that_contradict_each_other_by_drift_still_align_clocks(tmp_path: Path) -> None:
+    events = gloo_events(1)
+    for number, one in enumerate(events):
+        one["ts"] += number // 6 % 2 * (2 * (REDUCED_US + 100) + 50)
+    write(tmp_path / "r0.json", gloo_events(0), facts(0, host="n0"))
+    write(tmp_path / "r1.json", events, facts(1, host="n1"))
+    found = import_kineto([tmp_path])
+    assert not found.problems and len(found.ranks[1].tables["clock"])
+    assert "collectives contradict each other by up to 50.0 us: clocks drift" in found.source.notes
+
+
+@pytest.mark.parametrize("host", ["n0", "n1"])
+@pytest.mark.parametrize("offset_us", [-3_600e6, 3_600e6])
+def test_profiles_that_were_recorded_hours_apart_are_of_different_jobs(
+    tmp_path: Path, host: str, offset_us: float
+) -> None:
+    write(tmp_path / "r0.json", gloo_events(0, offset_us=7_200e6), facts(0, host="n0"))
+    write(tmp_path / "r1.json", gloo_events(1, offset_us=7_200e6 + offset_us), facts(1, host=host))
+    with pytest.raises(TraceError, match=r"profiles of different jobs.* apart"):
+        import_kineto([tmp_path])
 
 
 def test_a_rank_without_a_common_collective_has_no_clock(tmp_path: Path) -> None:
