@@ -33,10 +33,11 @@ class Change:
 
 def changes(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list[Change]:
     """Return what differs, by kind: hosts, placement, layout, software, settings, environment, findings, verdict."""
+    is_whole = not any(run.num_missing for run in (*before, *after))  # hosts of ranks without a trace are not known
     return [
-        *_single(before, after, "hosts", "hosts", lambda run: short_list(sorted(set(run.hosts)))),
+        *_single(before, after, "hosts", "hosts", lambda run: short_list(sorted(set(run.hosts))) if is_whole else ""),
         *_placement(before, after),
-        *_single(before, after, "layout", "nodes", lambda run: str(run.num_nodes or "")),
+        *_single(before, after, "layout", "nodes", lambda run: str(run.num_nodes or "") if is_whole else ""),
         *_single(before, after, "layout", "ranks", lambda run: str(run.world_size or "")),
         *_single(before, after, "layout", "mesh", lambda run: run.mesh),
         *_single(before, after, "layout", "dtype", lambda run: run.conditions.dtype),

@@ -42,6 +42,8 @@ class PartRow:
 def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list[PartRow]:
     """Return the parts of the mean step in two groups of runs; empty where a run's parts are not known.
 
+    If a rank of any run has no trace, waits for it look like transfers, so that both are one part.
+
     Args:
         before, after: the groups.
     """
@@ -49,7 +51,8 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
         run.ranks for run in (*before, *after)
     ):
         return []
-    sides = [_mean([_parts(run) for run in group]) for group in (before, after)]
+    is_whole = not any(run.num_missing for run in (*before, *after))
+    sides = [_mean([_parts(run, is_whole) for run in group]) for group in (before, after)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     rows = [
         PartRow(
@@ -60,13 +63,16 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
     return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _LEAST_NS])
 
 
-def _parts(run: MeasuredRun) -> dict[tuple[str, str], float]:
+def _parts(run: MeasuredRun, is_whole: bool) -> dict[tuple[str, str], float]:
     mean = _mean([dict(rank.parts_ns or {}) for rank in run.ranks])
     step_ns = sum(mean.values())
     found = {("own work", "computation"): sum(mean.get(name, 0.0) for name in _COMPUTATION)}
     found |= {("own work", words): mean.get(name, 0.0) for name, words in _OWN.items()}
-    found |= _by_cause(run, sum(mean.get(name, 0.0) for name in _WAITS))
-    found |= _by_operation(run, sum(mean.get(name, 0.0) for name in _TRANSFERS))
+    waits_ns, transfers_ns = (sum(mean.get(name, 0.0) for name in names) for names in (_WAITS, _TRANSFERS))
+    if is_whole:
+        found |= _by_cause(run, waits_ns) | _by_operation(run, transfers_ns)
+    else:
+        found["other", "waits and transfers, not told apart without all ranks"] = waits_ns + transfers_ns
     found |= {("other", words): mean.get(name, 0.0) for name, words in _APART.items()}
     found["other", "gaps"] = run.mean_ns - step_ns  # time between steps is in no part
     return found

@@ -51,6 +51,8 @@ def place_sentences(comparison: Comparison) -> list[str]:
         found.insert(0, f"own work takes {percent(abs(expm1(places.common)))} {direction} time on {where}")
     if not found:
         found.append("no host or rank changed against the others beyond noise")
+    if any(run.num_missing for run in (*comparison.before, *comparison.after)):
+        found.append("of ranks without a trace this is not known")
     return found
 
 

@@ -274,6 +274,17 @@ def test_unknown_parts_leave_the_difference() -> None:
     assert found.outcome is Outcome.SLOWER and found.parts == () and found.places is None
 
 
+def test_of_a_run_that_lacks_ranks_waits_are_not_told_from_transfers_nor_its_hosts_from_those_of_others() -> None:
+    before = sample_run("a")
+    after = replace(sample_run("b", mean_ns=120 * MS, num_missing=1), hosts=("n0", "n1", "n2"))
+    found = compare([before], [after])
+    kinds = {row.kind for row in found.parts}
+    assert not kinds & {"exposed wait", "transfer"}
+    assert sum(row.change_ns for row in found.parts) == pytest.approx(after.mean_ns - before.mean_ns)
+    assert not [change for change in found.changes if change.kind == "hosts"]
+    assert place_sentences(found)[-1] == "of ranks without a trace this is not known"
+
+
 def test_missing_ranks_and_unknown_samples_are_remarked() -> None:
     found = compare([sample_run("a", samples_per_step=0.0)], [sample_run("b", num_missing=2, is_final=False)])
     assert len(found.remarks) == 3
