@@ -16,7 +16,7 @@ from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_ti
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import rank_list
+from hpcpace.wording import plural, rank_list
 
 TOOL = "torch.profiler (Kineto)"
 UNKNOWN_HOST = "unknown"
@@ -247,6 +247,11 @@ def _unknown(ranks: dict[int, RankProfile]) -> list[str]:
             else ["bytes of operations"]
         ),
         "what the profiler itself costs",
+        *(
+            [f"durations of {plural(untimed, 'event')}"]
+            if (untimed := sum(one.num_untimed for one in profiles))
+            else []
+        ),
         *([f"clocks of {rank_list(lost)}"] if (lost := without_clock(ranks)) else []),
         *(f"phase {name}" if name != "waits for data" else name for name in missing),
     ]

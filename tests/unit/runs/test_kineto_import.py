@@ -293,6 +293,10 @@ def test_events_without_a_duration_are_left_out_and_counted(
     expected = import_kineto([write(tmp_path / "whole.json", whole, facts(0))])
     assert len(found.ranks[0].tables[table]) == len(expected.ranks[0].tables[table]) - 2
     assert found.problems == [f"{tmp_path / 'r0.json'}: 2 events without a duration left out"]
+    assert (
+        "durations of 2 events" in found.source.unknown
+        and len(found.source.unknown) == len(expected.source.unknown) + 1
+    )
 
 
 def test_ranks_of_one_host_share_a_clock(tmp_path: Path) -> None:
