@@ -395,30 +395,32 @@ class _Device:
 
 
 def _idle(profile: Profile, calls: _Calls, steps: Int64Array, device: _Device) -> Rows:
-    """Return the phases in which the device had nothing to do: what came next was launched after all else had ended.
+    """Return the phases in which the device had nothing to do, from what ended last to what began next.
 
-    Each step has one, at least one without length at its end, which says that idle time is known.
+    IDLE is the host's: it launched what began next after all else had ended. OTHER is the device's own, as between the
+    kernels of a graph, or nobody's, where the launch is not known; the shortest of it is no more than a launch takes.
+    Each step has IDLE, at least without length at its end, which says that idle time is known.
     """
     begin, end, link = (np.frombuffer(column, np.int64) for column in profile.kernels)
     begins, ends = np.concatenate([begin, calls.enter_ns]), np.concatenate([end, calls.exit_ns])
     launched = np.concatenate([_launched_ns(link, begin, profile), calls.enqueue_ns])
     order = np.argsort(begins, kind="stable")
-    begins, launched, until = begins[order], launched[order], np.maximum.accumulate(ends[order])
+    from_ns, to_ns, launched = np.maximum.accumulate(ends[order])[:-1], begins[order][1:], launched[order][1:]
+    is_host = (launched >= from_ns) & (launched < to_ns)
+    is_idle = to_ns - from_ns > np.where(is_host, 0, _GRAIN_NS)
+    from_ns, to_ns, is_host = from_ns[is_idle], to_ns[is_idle], is_host[is_idle]
     first_ns, last_ns = device.at(steps[:, 1]), device.at(steps[:, 2])
-    next_ns, after_ns = begins[1:], until[:-1]
-    is_idle = (next_ns > after_ns) & (launched[1:] >= after_ns)
-    from_ns, to_ns = after_ns[is_idle], next_ns[is_idle]
-    row = np.searchsorted(first_ns, to_ns, side="left") - 1
-    is_inside = (row >= 0) & (from_ns < last_ns[np.maximum(row, 0)])
-    from_ns, to_ns, row = from_ns[is_inside], to_ns[is_inside], row[is_inside]
-    from_ns = np.append(np.maximum(from_ns, first_ns[row]), last_ns)
-    to_ns = np.append(np.minimum(to_ns, last_ns[row]), last_ns)
-    row = np.append(row, np.arange(len(steps)))
+    first = np.searchsorted(last_ns, from_ns, side="right")
+    num_steps = np.maximum(np.searchsorted(first_ns, to_ns, side="left") - first, 0)
+    of = np.repeat(np.arange(len(from_ns)), num_steps)
+    row = first[of] + np.arange(len(of)) - (np.cumsum(num_steps) - num_steps)[of]
+    from_ns = np.append(np.maximum(from_ns[of], first_ns[row]), last_ns)
+    to_ns = np.append(np.minimum(to_ns[of], last_ns[row]), last_ns)
     return rows_of(
         "phases",
         has_device=profile.has_device,
-        step=steps[row, 0],
-        phase=int(Phase.IDLE),
+        step=np.append(steps[row, 0], steps[:, 0]),
+        phase=np.where(np.append(is_host[of], np.ones(len(steps), np.bool_)), int(Phase.IDLE), int(Phase.OTHER)),
         begin_ns=from_ns,
         end_ns=to_ns,
         microbatch=-1,

@@ -407,6 +407,29 @@ def test_a_device_that_works_while_its_host_waits_for_it_is_busy(tmp_path: Path)
     assert summary.shares.busy == pytest.approx(truth["busy"], abs=0.03)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_idle_time_that_no_launch_explains_is_neither_work_nor_the_hosts(tmp_path: Path, is_known: bool) -> None:
+    """As between the kernels of a CUDA graph, which the host launches as one."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    events = kernel_by_kernel(kernel_us=10.0, every_us=50.0, is_ahead=False)
+    first: dict[str, float] = {}
+    for one in sorted(events, key=lambda one: (one["ts"], one["cat"] == "cuda_runtime")):
+        if one["name"].startswith("ProfilerStep"):
+            first = {"ts": one["ts"]}
+        elif one["cat"] == "cuda_runtime":
+            one["ts"] = first["ts"]
+    kept = [one for one in events if is_known or one["cat"] != "cuda_runtime"]
+    for rank in range(4):
+        write(folder / f"rank{rank}.json", kept, facts(rank, 4, backend="nccl"))
+    summary = report(import_kineto([folder]), folder / "run")
+    kernels, steps = (
+        sum(one["dur"] for one in events if one["name"].startswith(name)) for name in ("gemm", "ProfilerStep")
+    )
+    assert summary.verdict.mode != "host-bound"
+    assert summary.shares.busy == pytest.approx(kernels / steps, abs=0.05)
+
+
 def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:
     folder = tmp_path / "profiles"
     folder.mkdir()
