@@ -16,10 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrc, ndtri, stdtr, stdtrit
 
+from hpcpace.metrics.run_difference import RunSpread
+
 LEAST_RUNS = 3
 LEAST_DEVIATIONS = 3.0
 LEAST_SPREAD = 0.005
 """Runs of the same thing differ by half a percent at least, however alike a few of them are."""
+NO_SPREAD = RunSpread(value=0.0, freedom=0.0)
+"""Nothing is known of the spread but what a series says itself."""
 _OF_NORMAL = 1.4826
 _MOST_APART = 5  # places between runs whose difference counts for the spread
 _RUNS_PER_PLACE = 8  # so that a change of level is between few pairs of them
@@ -75,7 +79,7 @@ class LevelChange:
         return self.last - self.first + 1
 
 
-def level_changes(values: NDArray[np.float64], num_series: int = 1) -> list[LevelChange]:
+def level_changes(values: NDArray[np.float64], num_series: int = 1, common: RunSpread = NO_SPREAD) -> list[LevelChange]:
     """Return the changes of a series, in order; none of fewer than 4 runs.
 
     Nothing is said of fewer than `LEAST_RUNS` runs at the begin that differ from all later ones: there is no level
@@ -84,16 +88,17 @@ def level_changes(values: NDArray[np.float64], num_series: int = 1) -> list[Leve
     Args:
         values: logarithms, in the order of the runs, float64, (num_runs,).
         num_series: how many are looked at together, each of which may differ by chance.
+        common: spread of a run in these, which few runs of one of them know badly.
     """
     if len(values) <= LEAST_RUNS:
         return []
     spread = run_spread(values)
     stretches = _stretches(values, spread)
-    steps = _steps(values, stretches, spread, num_series)
+    steps = _steps(values, stretches, spread, num_series, common)
     line = _line(values, spread)
     if line is None or not _is_drift(values, line, stretches, spread, num_series):
         return steps
-    rest = _steps(values - line, _stretches(values - line, spread), spread, num_series)
+    rest = _steps(values - line, _stretches(values - line, spread), spread, num_series, common)
     if any(change.duration is Duration.LASTING for change in steps) and any(
         change.duration is Duration.LASTING for change in rest
     ):
@@ -110,7 +115,11 @@ def level_changes(values: NDArray[np.float64], num_series: int = 1) -> list[Leve
 
 
 def _steps(
-    values: NDArray[np.float64], stretches: list[tuple[int, int]], spread: float, num_series: int
+    values: NDArray[np.float64],
+    stretches: list[tuple[int, int]],
+    spread: float,
+    num_series: int,
+    common: RunSpread,
 ) -> list[LevelChange]:
     """Return the changes between levels, and the runs that are off from theirs, in order."""
     whole = [stretch for stretch in stretches if stretch[1] - stretch[0] >= LEAST_RUNS]
@@ -125,7 +134,7 @@ def _steps(
         if (
             before is not None
             and abs(level - levels[before]) >= LEAST_DEVIATIONS * spread
-            and _levels_differ(values, before, (first, stop), spread, num_series)
+            and _levels_differ(values, before, (first, stop), spread, num_series, common)
         ):
             found.append(_change(first, stop - 1, levels[before], level, Duration.LASTING, spread))
         own[first:] = level  # the next whole stretch begins behind short ones, which are off from this one
@@ -136,7 +145,12 @@ def _steps(
 
 
 def _levels_differ(
-    values: NDArray[np.float64], before: tuple[int, int], after: tuple[int, int], spread: float, num_series: int
+    values: NDArray[np.float64],
+    before: tuple[int, int],
+    after: tuple[int, int],
+    spread: float,
+    num_series: int,
+    common: RunSpread,
 ) -> bool:
     """Return whether two stretches differ by more than their own runs, few as they may be, explain (Student's t)."""
     stretches = [values[slice(*stretch)] for stretch in (before, after)]
@@ -146,9 +160,9 @@ def _levels_differ(
         -most, most
     )
     freedom = len(apart) - 2
-    own_spread = max(float(np.sqrt(np.sum(apart**2) / freedom)), LEAST_SPREAD)
+    own_spread = max(float(np.sqrt(np.sum(apart**2) / freedom)), LEAST_SPREAD, common.value)
     error = own_spread * sum(1 / len(stretch) for stretch in stretches) ** 0.5
-    chance = 2 * float(stdtr(freedom, -abs(levels[1] - levels[0]) / error))
+    chance = 2 * float(stdtr(freedom + common.freedom, -abs(levels[1] - levels[0]) / error))
     return chance * len(values) * num_series <= _MOST_STEPS_BY_CHANCE
 
 

@@ -18,7 +18,16 @@ import numpy as np
 
 from hpcpace import __version__
 from hpcpace.hostlist import node_name, node_names
-from hpcpace.metrics.change_points import LEAST_DEVIATIONS, LEAST_RUNS, Duration, LevelChange, level_changes, run_spread
+from hpcpace.metrics.change_points import (
+    LEAST_DEVIATIONS,
+    LEAST_RUNS,
+    NO_SPREAD,
+    Duration,
+    LevelChange,
+    level_changes,
+    run_spread,
+)
+from hpcpace.metrics.run_difference import RunSpread
 from hpcpace.run_search import PassedOver
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow
@@ -255,10 +264,13 @@ def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarr
 
 
 def _changes(
-    values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow], num_series: int
+    values: np.ndarray[Any, np.dtype[np.float64]],
+    rows: Sequence[HistoryRow],
+    num_series: int,
+    common: RunSpread = NO_SPREAD,
 ) -> list[LevelChange]:
     """Return the changes of a series that are large enough, with what the dates of its runs say of them."""
-    found = [change for change in level_changes(values, num_series) if abs(expm1(change.size)) >= LEAST_CHANGE]
+    found = [change for change in level_changes(values, num_series, common) if abs(expm1(change.size)) >= LEAST_CHANGE]
     return [
         replace(change, duration=Duration.LASTING) if _has_stayed(change, values, rows) else change for change in found
     ]
@@ -281,11 +293,14 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
         for host in row.slowness:
             by_host.setdefault(host, []).append(row)
     hosts = [only] if only else sorted(by_host)
+    common = _common_spread([np.array([row.slowness[host] for row in of_host]) for host, of_host in by_host.items()])
     found: list[Event] = []
     for host in hosts:
         of_host = by_host.get(host, [])
         values = np.array([row.slowness[host] for row in of_host])
-        changes = [change for change in _changes(values, of_host, len(hosts)) if _is_of_host(host, change, of_host)]
+        changes = [
+            change for change in _changes(values, of_host, len(hosts), common) if _is_of_host(host, change, of_host)
+        ]
         found += [
             replace(_event("host", host, change, of_host), rank_0=_moved_rank_0(host, change, of_host))
             for change in changes
@@ -293,6 +308,16 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
         if not any(change.duration in (Duration.LASTING, Duration.DRIFT) for change in changes):
             found += _chronic(host, values, of_host)
     return found, len(by_host)
+
+
+def _common_spread(series: Sequence[np.ndarray[Any, np.dtype[np.float64]]]) -> RunSpread:
+    """Return the spread of a run on most hosts; not known from fewer than `LEAST_RUNS` of them."""
+    long = [values for values in series if len(values) > LEAST_RUNS]
+    if len(long) < LEAST_RUNS:
+        return NO_SPREAD
+    # A median of spreads, each from a median, uses about half of what the runs say.
+    freedom = sum(len(values) - 2 for values in long) / 2
+    return RunSpread(value=median(run_spread(values) for values in long), freedom=freedom)
 
 
 def _is_of_host(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> bool:

@@ -287,6 +287,26 @@ def test_two_ranks_do_not_say_which_of_them_is_slow() -> None:
     assert row_of(sample_run(work=(100.0, 120.0), hosts=("n0", "n1")), "a", 5).slowness == {}
 
 
+@pytest.mark.parametrize(("size", "least", "most"), [(0.05, 14, 20), (0.0, 0, 1)])
+def test_a_host_of_few_runs_is_judged_by_the_spread_of_all_hosts(size: float, least: int, most: int) -> None:
+    num_told = 0
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        rows = [
+            replace(
+                _row(number),
+                slowness={
+                    f"n{host}": random.normal(size if host == 3 and number >= 4 else 0.0, 0.01) for host in range(16)
+                },
+            )
+            for number in range(8)
+        ]
+        events = [event for event in _history(rows).events if event.kind == "host" and event.duration == "lasting"]
+        assert {event.name for event in events} <= ({"n3"} if size else {event.name for event in events})
+        num_told += bool(events)
+    assert least <= num_told <= most
+
+
 def _host_events_of(late: tuple[int, ...]) -> dict[str, float]:
     """Return what is told of hosts with a rank each, some of which do 10 % more from the seventh run on."""
     rows = []
