@@ -249,7 +249,7 @@ def _change_resolution(file: h5py.File) -> None:
 
 
 def _raise_version(file: h5py.File) -> None:
-    file.attrs["format_version"] = "1.4"
+    file.attrs["format_version"] = "1.99"
 
 
 @pytest.mark.parametrize(
