@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,6 +61,10 @@ def write(queue: JobQueue, tmp_path: Path) -> Iterator[Write]:
 
     yield write
     queue.run("scontrol", "update", f"nodename={NODE}", "state=resume")
+    until = time.monotonic() + 60
+    while queue.run("sinfo", "--noheader", f"--nodes={NODE}", "--format=%T").stdout.strip() != "idle":
+        assert time.monotonic() < until, f"{NODE} takes no jobs"  # else the next test would begin on another node
+        time.sleep(0.2)
 
 
 def reason(queue: JobQueue) -> str:
