@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpcpace.diagnosis.modes.finding import IdlePhase
 from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.metrics.host_pace import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
-from hpcpace.metrics.phases import IDLE, innermost
+from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import Phase
@@ -81,7 +81,7 @@ def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
     Where a trace has phases of the device being idle itself, they are taken in place of what marks of the stream show.
     """
     views = [_on_device(trace) for trace in traces]
-    changed = [index for index, (view, trace) in enumerate(zip(views, traces, strict=True)) if view is not trace]
+    changed = [index for index, view in enumerate(views) if is_on_device(view) and view is not traces[index]]
     found = {index: _stretches(views[index], traces[index]) for index in changed}
     roles = {index: (traces[index].header.pp, traces[index].header.tp) for index in changed}
     usual = {
@@ -100,6 +100,8 @@ def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
 def _on_device(trace: RankTrace) -> RankTrace:
     steps, phases = trace.tables["steps"], trace.tables["phases"]
+    if is_on_device(trace):
+        return trace
     if (phases["phase"] == Phase.IDLE).any():
         phases = phases.select(phases["phase"] != Phase.IDLE)
         trace = replace(trace, tables={**trace.tables, "phases": phases})
@@ -150,7 +152,7 @@ def idle_by_phase(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> tuple
         if not is_on_device(trace):
             continue
         phases = trace.tables["phases"]
-        rows = phases.select((phases["phase"] == IDLE) & np.isin(phases["step"], step))
+        rows = phases.select((phases["phase"] == Phase.IDLE) & np.isin(phases["step"], step))
         length_ns, during = rows["end_ns"] - rows["begin_ns"], rows[DURING_COLUMN]
         idle_ns += np.bincount(during, weights=length_ns, minlength=NO_PHASE + 1)
         bounded_ns += np.bincount(during, weights=length_ns * rows[BOUNDED_COLUMN], minlength=NO_PHASE + 1)
@@ -191,7 +193,7 @@ def _with_recorded_idle(view: RankTrace, idle: Table) -> RankTrace:
     kept = np.flatnonzero((own >= 0) & (row >= 0) & (edges[:-1] < steps["end_ns"][row]))
     columns = {
         "step": steps["step"][row[kept]],
-        "phase": np.full(len(kept), IDLE),
+        "phase": np.full(len(kept), Phase.IDLE),
         "begin_ns": edges[:-1][kept],
         "end_ns": edges[1:][kept],
         "microbatch": np.full(len(kept), -1),
@@ -208,7 +210,7 @@ def _with_idle(view: RankTrace, stretches: Stretches, usual: Mapping[int, UsualL
     waited_ns, collected_ns = idle_ns(stretches, usual)
     found = []
     for code, length_ns, end_ns in (
-        (IDLE, waited_ns, stretches.end_ns - collected_ns),
+        (int(Phase.IDLE), waited_ns, stretches.end_ns - collected_ns),
         (int(Phase.GC), collected_ns, stretches.end_ns),
     ):
         chosen = np.flatnonzero(length_ns)

@@ -49,8 +49,7 @@ OWN_WORK = (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.GC, Par
 EXPOSED_WAIT = (Part.SYNC_WAIT, Part.WAIT)
 EXPOSED_TRANSFER = (Part.SYNC_TRANSFER, Part.TRANSFER)
 
-# Codes of phases that no writer has: a device idle for its host, and no phase. What a later version writes is no phase.
-IDLE, _NO_PHASE = 254, 255
+_NO_PHASE = 255  # a code that no writer has; what a later version writes is no phase
 _FREE, _WAITS, _TRANSFERS = range(3)
 _OVERLAPS = 2  # what the kernel says of calls that it does not take apart
 
@@ -60,7 +59,7 @@ def _parts() -> NDArray[np.int64]:
     table = np.full((_NO_PHASE + 1, 3), Part.OTHER, np.int64)
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC):
         table[phase, _FREE] = Part[phase.name]
-    table[IDLE, _FREE] = Part.HOST
+    table[Phase.IDLE, _FREE] = Part.HOST
     table[:, _WAITS] = Part.WAIT
     table[:, _TRANSFERS] = Part.TRANSFER
     # Checkpoint, evaluation and pacing have their own rows in the loss table, which include their communication.

@@ -23,7 +23,7 @@ from hpcpace.files import Folder
 from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
 from hpcpace.trace.flush_schedule import FlushSchedule
 from hpcpace.trace.losses import Losses
-from hpcpace.trace.schema import NO_STEP, TABLES, Phase, TraceHeader
+from hpcpace.trace.schema import NO_STEP, RECORDED_PHASES, TABLES, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
 
 AddRow = Callable[..., None]
@@ -135,7 +135,7 @@ class Recorder:
         self.add_connection = self._adder("connections", self._buffers["connections"])
         self.add_flow = self._adder("flows", self._buffers["flows"])
         self.add_event = self._adder("events", self._buffers["events"])
-        regions = {phase: self._region(phase) for phase in Phase}
+        regions = {phase: self._region(phase) for phase in RECORDED_PHASES}
         self._regions = regions
         self.phase: Callable[[str], AbstractContextManager[None]] = _Regions(
             {phase.name.lower(): region for phase, region in regions.items()}
@@ -463,7 +463,7 @@ class NullRecorder:
         self.step = NO_STEP
         off = _Off()
         self.phase: Callable[[str], AbstractContextManager[None]] = _Regions(
-            {phase.name.lower(): off for phase in Phase}
+            {phase.name.lower(): off for phase in RECORDED_PHASES}
         ).__getitem__
 
 

@@ -29,8 +29,8 @@ FIRST_ROW, FIRST_STEP = "first_row", "first_step"
 class Phase(IntEnum):
     """What a rank does during part of its step.
 
-    IDLE is only in imported profiles, which have all work of a device: it had nothing to do, and its host had issued
-    nothing.
+    IDLE is of a device: it had nothing to do, and its host had issued nothing. Only imported profiles have it, which
+    know all work of a device; elsewhere it is found from the marks in the device's stream.
     """
 
     DATA = 0
@@ -44,6 +44,10 @@ class Phase(IntEnum):
     GC = 8
     OTHER = 9
     IDLE = 10
+
+
+RECORDED_PHASES = tuple(phase for phase in Phase if phase is not Phase.IDLE)
+"""What a rank can name while it runs."""
 
 
 class Op(IntEnum):

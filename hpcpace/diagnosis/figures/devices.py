@@ -8,7 +8,6 @@ from hpcpace.diagnosis.devices import HOST_BEGIN_COLUMN, HOST_END_COLUMN, is_on_
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import DevicePhase
 from hpcpace.metrics.host_pace import LEAD_NS
-from hpcpace.metrics.phases import IDLE
 from hpcpace.trace.schema import Phase
 
 
@@ -22,7 +21,7 @@ def device_figures(measured: Measured) -> tuple[DevicePhase, ...]:
     step, phase, begin_ns, end_ns, host_begin_ns, host_end_ns = (
         np.concatenate([table[name] for table in tables]) for name in names
     )
-    is_used = np.isin(step, measured.chosen.step) & (phase != IDLE) & (phase != Phase.GC)
+    is_used = np.isin(step, measured.chosen.step) & (phase != Phase.IDLE) & (phase != Phase.GC)
     scale = len(traces) * len(measured.chosen)
     found = []
     for number in np.unique(phase[is_used]).tolist():

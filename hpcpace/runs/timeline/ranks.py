@@ -14,7 +14,6 @@ from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.table import UNKNOWN_GROUP, completed
-from hpcpace.metrics.phases import IDLE
 from hpcpace.runs.timeline.network import Network
 from hpcpace.runs.timeline.steps import ShownSteps
 from hpcpace.runs.timeline.tracks import Argument, Counter, Process, Slice, Track, shown_name
@@ -166,7 +165,8 @@ class _RankProcess:
 
     def _phases(self, trace: RankTrace) -> Iterator[Slice]:
         rows = self._rows(trace.tables["phases"])
-        rows = rows.select(rows["phase"] != Phase.IDLE)  # of the device, which has it as IDLE
+        if not is_on_device(trace):
+            rows = rows.select(rows["phase"] != Phase.IDLE)  # of its device
         times = (self.common_ns(rows[name]).tolist() for name in ("begin_ns", "end_ns"))
         for begin_ns, end_ns, phase, step, batch in zip(
             *times, rows["phase"].tolist(), rows["step"].tolist(), rows["microbatch"].tolist(), strict=True
@@ -282,7 +282,7 @@ class _RankProcess:
 
 def phase_name(phase: int) -> str:
     """Return the name of a phase, or its number if it comes from a newer hpcpace."""
-    if phase == IDLE:
+    if phase == Phase.IDLE:
         return "idle, waits for the host"
     return Phase(phase).name.lower() if phase in Phase._value2member_map_ else f"phase {phase}"
 

@@ -14,14 +14,14 @@ from rich.console import Console
 
 from experiments.device_run import MS, STEP, DeviceRun
 from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces, examine
-from hpcpace.diagnosis.devices import on_devices
+from hpcpace.diagnosis.devices import is_on_device, on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
-from hpcpace.trace.tables import Table
+from hpcpace.trace.tables import Table, join_tables
 from hpcpace.units import format_duration
 from hpcpace.wording import percent
 
@@ -244,6 +244,30 @@ def test_phases_of_the_host_alone_are_not_those_of_the_device(tmp_path):
     assert (phases["begin_ns"] == of_file["device_begin_ns"]).all()
     assert (phases["host_begin_ns"] == of_file["begin_ns"]).all()
     assert on_devices([view])[0] is view
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_recorded_idle_time_of_a_device_is_taken_as_it_is_and_left_out_of_host_times(tmp_path, is_known):
+    run = DeviceRun(has_device_times=True).write(tmp_path / "run")
+    (trace, *_) = read_attempt(run.last_attempt()).traces
+    phases, steps = trace.tables["phases"], trace.tables["steps"]
+    forward = np.flatnonzero(phases["phase"] == Phase.FORWARD)
+    idle = {name: phases[name][forward].copy() for name in phases}
+    idle["phase"][:] = Phase.IDLE
+    idle["end_ns"] = idle["begin_ns"] = idle["device_begin_ns"]
+    idle["device_end_ns"] = idle["device_begin_ns"] + 1000
+    if not is_known:  # of most steps no time of the device
+        steps = Table({**steps, "device_end_ns": np.zeros_like(steps["device_end_ns"])})
+    given = replace(trace, tables={**trace.tables, "steps": steps, "phases": join_tables([phases, Table(idle)])})
+    (view,) = on_devices([given])
+    found = view.tables["phases"].select(view.tables["phases"]["phase"] == Phase.IDLE)
+    assert is_on_device(view) == is_known
+    if is_known:
+        assert (found["end_ns"] - found["begin_ns"]).tolist() == [1000] * len(forward)
+        assert set(found["during"].tolist()) == {Phase.FORWARD}
+        assert on_devices([view])[0] is view
+    else:
+        assert len(found) == 0 and len(view.tables["phases"]) == len(phases)
 
 
 def with_host(*phases: Phase, factor: float = 1.6) -> dict[str, object]:
