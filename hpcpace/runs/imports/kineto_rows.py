@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Rows, rows_of
+from hpcpace.runs.imports.kineto_device import Device, device_columns, idle_rows, launched_ns
 from hpcpace.runs.imports.kineto_profile import Calls, Profile
 from hpcpace.trace.schema import NO_STEP, NUMBER_BITS, Op, Phase
 
 Int64Array = NDArray[np.int64]
 
-# What begins so shortly before a kernel of NCCL ends still waited for it.
-_GRAIN_NS = 10_000
 _NEVER_NS = np.iinfo(np.int64).min
 _NO_GROUP = ""
 _BEGINS = (("steps", "begin_ns"), ("phases", "begin_ns"), ("collectives", "enter_ns"))
@@ -41,12 +40,13 @@ class ProfileRows:
 def rows_of_profile(profile: Profile) -> ProfileRows:
     """Return the tables of a profile."""
     steps, source = _steps(profile)
-    device = _Device.of(profile) if profile.shows_device else None
+    device = Device.of(profile) if profile.shows_device else None
     calls = _calls(profile)
     groups = tuple(sorted({name for name in _named(profile, calls) if name != _NO_GROUP}))
     phases = _phases(profile, steps, calls, device)
     if device is not None and len(steps):
-        phases = np.concatenate([phases, _idle(profile, calls, steps, device)])
+        times = {"enter_ns": calls.enter_ns, "exit_ns": calls.exit_ns, "enqueue_ns": calls.enqueue_ns}
+        phases = np.concatenate([phases, idle_rows(profile, device, steps, **times)])
     collectives, num_ungrouped = _collectives(profile, calls, steps, groups, device, phases)
     tables = {
         "steps": rows_of(
@@ -55,7 +55,7 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
             step=steps[:, 0],
             begin_ns=steps[:, 1],
             end_ns=steps[:, 2],
-            **_device_columns(device, steps[:, 1], steps[:, 2]),
+            **device_columns(device, steps[:, 1], steps[:, 2]),
         ),
         "phases": phases,
         "collectives": collectives,
@@ -139,7 +139,7 @@ def _step_at(steps: Int64Array, times_ns: Int64Array) -> Int64Array:
 # -- phases
 
 
-def _phases(profile: Profile, steps: Int64Array, calls: _Calls, device: _Device | None) -> Rows:
+def _phases(profile: Profile, steps: Int64Array, calls: _Calls, device: Device | None) -> Rows:
     """Return annotations that say what they are, backward passes as autograd shows them, and waits in these."""
     found: list[tuple[int, int, int]] = []
     for phase in {phase for phase, _, _ in profile.marks}:
@@ -157,7 +157,7 @@ def _phases(profile: Profile, steps: Int64Array, calls: _Calls, device: _Device 
         begin_ns=rows[:, 1],
         end_ns=rows[:, 2],
         microbatch=-1,
-        **_device_columns(device, rows[:, 1], rows[:, 2]),
+        **device_columns(device, rows[:, 1], rows[:, 2]),
     )
 
 
@@ -222,7 +222,7 @@ def _calls(profile: Profile) -> _Calls:
         elif not any(kernels.group):
             details = Calls(group=[""] * len(op), seq=[-1] * len(op), size_bytes=[0] * len(op), peer=[-1] * len(op))
     else:
-        enqueue_ns = _launched_ns(np.array(kernels.link, np.int64), enter_ns, profile)
+        enqueue_ns = launched_ns(np.array(kernels.link, np.int64), enter_ns, profile)
     return _Calls(
         op=op,
         enter_ns=enter_ns,
@@ -255,17 +255,6 @@ def _before_optimizer(enter_ns: Int64Array, exit_ns: Int64Array, profile: Profil
     return np.asarray(np.minimum(exit_ns, next_ns), np.int64)
 
 
-def _launched_ns(link: Int64Array, enter_ns: Int64Array, profile: Profile) -> Int64Array:
-    """Return when the host launched each kernel; where that is not known, when it began."""
-    times, links = (np.frombuffer(column, np.int64) for column in profile.launches)
-    if not len(links):
-        return enter_ns
-    order = np.argsort(links, kind="stable")
-    at = np.minimum(np.searchsorted(links[order], link), len(links) - 1)
-    is_known = (links[order][at] == link) & (link != 0)
-    return np.where(is_known, np.minimum(times[order][at], enter_ns), enter_ns)
-
-
 def _named(profile: Profile, calls: _Calls) -> list[str]:
     """Return the group of each operation; that of the job where there is one only, empty where it is not known."""
     only = next(iter(profile.groups)) if len(profile.groups) == 1 else _NO_GROUP
@@ -277,7 +266,7 @@ def _collectives(
     calls: _Calls,
     steps: Int64Array,
     groups: tuple[str, ...],
-    device: _Device | None,
+    device: Device | None,
     phases: Rows,
 ) -> tuple[Rows, int]:
     names = _named(profile, calls)
@@ -305,7 +294,9 @@ def _collectives(
         peer=np.array(peer, np.int64),
         enter_ns=calls.enter_ns[kept],
         exit_ns=calls.exit_ns[kept],
-        blocked_ns=_blocked_ns(profile, calls, kept, phases) if device is None else device.held_ns(calls, kept),
+        blocked_ns=_blocked_ns(profile, calls, kept, phases)
+        if device is None
+        else device.held_ns(calls.enter_ns[kept], calls.exit_ns[kept]),
         **columns,
     )
     return rows, num_ungrouped
@@ -346,90 +337,3 @@ def _blocked_ns(profile: Profile, calls: _Calls, kept: Int64Array, phases: Rows)
     left_ns = phases["begin_ns"][phases["phase"] == Phase.GRAD_SYNC]
     next_left_ns = np.append(left_ns, np.iinfo(np.int64).max)[np.searchsorted(left_ns, enter_ns, side="left")]
     return np.where(exit_ns > next_left_ns, 0, exit_ns - since_ns)
-
-
-# -- device
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Device:
-    """What a device did: work is kernels and copies, but for collectives.
-
-    Attributes:
-        launched_ns: when each piece of work was launched, ascending, (num_pieces,).
-        done_ns: when all work that was launched until then had ended, (num_pieces,).
-        begin_ns: begins of all work, ascending.
-        ended_ns: until when some work was running that had begun by then, (num_pieces,).
-    """
-
-    launched_ns: Int64Array
-    done_ns: Int64Array
-    begin_ns: Int64Array
-    ended_ns: Int64Array
-
-    @classmethod
-    def of(cls, profile: Profile) -> _Device:
-        begin, end, link = (np.frombuffer(column, np.int64) for column in profile.kernels)
-        launched = _launched_ns(link, begin, profile)
-        by_launch, by_begin = np.argsort(launched, kind="stable"), np.argsort(begin, kind="stable")
-        return cls(
-            launched_ns=launched[by_launch],
-            done_ns=np.maximum.accumulate(end[by_launch]) if len(end) else end,
-            begin_ns=begin[by_begin],
-            ended_ns=np.maximum.accumulate(end[by_begin]) if len(end) else end,
-        )
-
-    def at(self, host_ns: Int64Array) -> Int64Array:
-        """Return when the device passed marks that the host made: all work launched before had ended by then."""
-        place = np.searchsorted(self.launched_ns, host_ns, side="left") - 1
-        done = self.done_ns[np.maximum(place, 0)] if len(self.done_ns) else np.zeros(len(host_ns), np.int64)
-        return np.where(place >= 0, np.maximum(done, host_ns), host_ns)
-
-    def held_ns(self, calls: _Calls, kept: Int64Array) -> Int64Array:
-        """Return for how long before each collective ended the device did nothing else."""
-        enter_ns, exit_ns = calls.enter_ns[kept], calls.exit_ns[kept]
-        place = np.searchsorted(self.begin_ns, exit_ns - _GRAIN_NS, side="left") - 1
-        busy_until = self.ended_ns[np.maximum(place, 0)] if len(self.ended_ns) else np.zeros(len(kept), np.int64)
-        busy_until = np.where(place >= 0, busy_until, 0)
-        return np.maximum(exit_ns - np.maximum(enter_ns, busy_until), 0)
-
-
-def _idle(profile: Profile, calls: _Calls, steps: Int64Array, device: _Device) -> Rows:
-    """Return the phases in which the device had nothing to do, from what ended last to what began next.
-
-    IDLE is the host's: it launched what began next after all else had ended. OTHER is the device's own, as between the
-    kernels of a graph, or nobody's, where the launch is not known; the shortest of it is no more than a launch takes.
-    Each step has IDLE, at least without length at its end, which says that idle time is known.
-    """
-    begin, end, link = (np.frombuffer(column, np.int64) for column in profile.kernels)
-    begins, ends = np.concatenate([begin, calls.enter_ns]), np.concatenate([end, calls.exit_ns])
-    launched = np.concatenate([_launched_ns(link, begin, profile), calls.enqueue_ns])
-    order = np.argsort(begins, kind="stable")
-    from_ns, to_ns, launched = np.maximum.accumulate(ends[order])[:-1], begins[order][1:], launched[order][1:]
-    is_host = (launched >= from_ns) & (launched < to_ns)
-    is_idle = to_ns - from_ns > np.where(is_host, 0, _GRAIN_NS)
-    from_ns, to_ns, is_host = from_ns[is_idle], to_ns[is_idle], is_host[is_idle]
-    first_ns, last_ns = device.at(steps[:, 1]), device.at(steps[:, 2])
-    first = np.searchsorted(last_ns, from_ns, side="right")
-    num_steps = np.maximum(np.searchsorted(first_ns, to_ns, side="left") - first, 0)
-    of = np.repeat(np.arange(len(from_ns)), num_steps)
-    row = first[of] + np.arange(len(of)) - (np.cumsum(num_steps) - num_steps)[of]
-    from_ns = np.append(np.maximum(from_ns[of], first_ns[row]), last_ns)
-    to_ns = np.append(np.minimum(to_ns[of], last_ns[row]), last_ns)
-    return rows_of(
-        "phases",
-        has_device=profile.has_device,
-        step=np.append(steps[row, 0], steps[:, 0]),
-        phase=np.where(np.append(is_host[of], np.ones(len(steps), np.bool_)), int(Phase.IDLE), int(Phase.OTHER)),
-        begin_ns=from_ns,
-        end_ns=to_ns,
-        microbatch=-1,
-        device_begin_ns=from_ns,
-        device_end_ns=to_ns,
-    )
-
-
-def _device_columns(device: _Device | None, begin_ns: Int64Array, end_ns: Int64Array) -> dict[str, Int64Array]:
-    if device is None:
-        return {}
-    return {"device_begin_ns": device.at(begin_ns), "device_end_ns": device.at(end_ns)}

@@ -90,6 +90,16 @@ class Rank:
             self.watchdog.look()
 
 
+def trained_pair(attempt: Attempt) -> tuple[list[Rank], list[str]]:
+    """Return two ranks that a hang ends, and what the second one says before it ends."""
+    ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
+    stopping: list[str] = []
+    ranks[1].watchdog.stopping = stopping.append
+    for rank in ranks:
+        rank.train(30)
+    return ranks, stopping
+
+
 def stay_all(ranks: list[Rank], num_s: int) -> None:
     for _ in range(num_s):
         for rank in ranks:
@@ -217,9 +227,7 @@ def test_another_rank_speaks_where_the_lowest_one_has_been_stopped_since(attempt
 
 
 def test_nobody_speaks_while_a_rank_saves_a_checkpoint(attempt: Attempt) -> None:
-    ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
-    for rank in ranks:
-        rank.train(30)
+    ranks, _ = trained_pair(attempt)
     ranks[1].under_way = (Phase.CHECKPOINT, ranks[1].now_s * NS_PER_S)
     stay_all(ranks, 900)
     assert read_notices(attempt)[1].excuse == "it saves a checkpoint"
@@ -231,11 +239,7 @@ def test_nobody_speaks_while_a_rank_saves_a_checkpoint(attempt: Attempt) -> None
 
 
 def test_a_job_ends_by_the_verdict_after_twice_the_time(attempt: Attempt, exits: list[int]) -> None:
-    ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
-    stopping: list[str] = []
-    ranks[1].watchdog.stopping = stopping.append
-    for rank in ranks:
-        rank.train(30)
+    ranks, stopping = trained_pair(attempt)
     with pytest.raises(SystemExit):
         stay_all(ranks, 200)
     assert 120 <= ranks[0].now_s - 30 < 127
@@ -273,9 +277,7 @@ def test_a_rank_that_never_writes_a_notice_delays_the_end_by_one_look(attempt: A
 
 
 def test_a_rank_that_was_stopped_ends_with_the_others_once_it_wakes(attempt: Attempt, exits: list[int]) -> None:
-    ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
-    for rank in ranks:
-        rank.train(30)
+    ranks, _ = trained_pair(attempt)
     with pytest.raises(SystemExit):
         ranks[0].stay(200)
     ranks[1].now_s += 130
@@ -288,11 +290,7 @@ def test_a_rank_that_was_stopped_ends_with_the_others_once_it_wakes(attempt: Att
 def test_a_rank_that_fails_since_the_others_have_ended_ends_by_the_verdict_as_well(
     attempt: Attempt, exits: list[int], has_noticed: bool
 ) -> None:
-    ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
-    stopping: list[str] = []
-    ranks[1].watchdog.stopping = stopping.append
-    for rank in ranks:
-        rank.train(30)
+    ranks, stopping = trained_pair(attempt)
     with pytest.raises(SystemExit):
         stay_all(ranks if has_noticed else ranks[:1], 200)
     with pytest.raises(SystemExit):
@@ -306,9 +304,7 @@ def test_a_rank_that_fails_since_the_others_have_ended_ends_by_the_verdict_as_we
 def test_a_rank_that_goes_on_after_a_verdict_ends_as_it_would(
     attempt: Attempt, exits: list[int], by_error: bool, num_steps: int
 ) -> None:
-    ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
-    for rank in ranks:
-        rank.train(30)
+    ranks, _ = trained_pair(attempt)
     with pytest.raises(SystemExit):
         stay_all(ranks, 200)
     ranks[1].step += num_steps
