@@ -82,7 +82,7 @@ class JobRecords:
 
         That is the last sign of life of each rank that is in an operation to the end, before the rank ends by itself,
         and the time of its first failure. When a job is ended, ranks that were stopped may wake up, and finish what the
-        others were killed in.
+        others were killed in; where they woke up or ended a little before the others, the time before that comes first.
         """
         found = []
         for rank in self.ranks:
@@ -90,13 +90,14 @@ class JobRecords:
             if rank.last_ns is None:
                 continue
             if len(failed_ns):
-                found.append(int(failed_ns.min()) - 1)
+                found.append((int(failed_ns.min()) - 1, rank.end))
             elif rank.is_open(rank.last_ns).any():
-                found.append(rank.last_ns if rank.end_ns is None else min(rank.end_ns - 1, rank.last_ns))
+                found.append((rank.last_ns if rank.end_ns is None else min(rank.end_ns - 1, rank.last_ns), rank.end))
         moments: list[int] = []
-        for at_ns in sorted(found):
+        for at_ns, end in sorted(found):
             if not moments or at_ns > moments[-1] + TOGETHER_NS:
-                moments.append(at_ns)
+                stirred_ns = [ns for rank in self.ranks if (ns := rank.stirred_ns(at_ns, end)) is not None]
+                moments += [*([min(stirred_ns) - 1] if stirred_ns else []), at_ns]
         return moments
 
     def view(self, at_ns: int | None = None) -> JobView:

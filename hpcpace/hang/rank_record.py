@@ -89,6 +89,21 @@ class RankRecord:
         usual_ns = int(np.median(np.diff(self.flushes_ns))) if len(self.flushes_ns) > 1 else 0
         return max(TOGETHER_NS, _USUAL_SILENCES * usual_ns)
 
+    def stirred_ns(self, at_ns: int, end: str) -> int | None:
+        """Return when the rank woke up or ended because its job was being ended; None if it did neither.
+
+        Args:
+            at_ns: when others were in an operation for the last time.
+            end: how these ended; what ends a job reaches all of its ranks, in any order.
+        """
+        if not self.is_timed:
+            return None
+        is_late = np.diff(self.flushes_ns, prepend=ALWAYS_NS) > self.most_silent_ns
+        found = [*self.flushes_ns[is_late].tolist()]
+        if end and self.end == end and self.end_ns is not None:
+            found.append(self.end_ns)
+        return min((ns for ns in found if at_ns - TOGETHER_NS <= ns <= at_ns), default=None)
+
     def observes(self, at_ns: int) -> bool:
         """Return whether it records its operations at a time, and not only its steps."""
         switched = np.flatnonzero(self.switched_ns <= at_ns)

@@ -8,7 +8,8 @@ import pytest
 from written_job import SECOND, WrittenJob, ns
 
 from hpcpace.hang.from_traces import job_view, read_records
-from hpcpace.hang.views import Channel, Doing
+from hpcpace.hang.search import hang_in
+from hpcpace.hang.views import Channel, Doing, HangKind
 from hpcpace.trace.schema import EventKind, Op, Phase
 
 WORLD = Channel(0)
@@ -140,6 +141,33 @@ def test_what_ended_a_hang_does_not_hide_it(tmp_path: Path) -> None:
     assert records.moments_ns() == [ns(40.0)]
     assert records.view(ns(40.0)).ranks[2].calls[-1].is_open
     assert not records.view().ranks[2].calls[-1].is_open
+
+
+@pytest.mark.parametrize("order_s", [-0.01, 0.01])
+@pytest.mark.parametrize("wakes_s", [None, 39.5])
+def test_a_rank_that_was_stopped_shows_no_sign_of_life_whoever_is_ended_first(
+    tmp_path: Path, order_s: float, wakes_s: float | None
+) -> None:
+    """A queue that cancels a job wakes its ranks up, and signals them host by host, in any order."""
+    job = hung_job(missing=2)
+    for rank in job.ranks:
+        rank.ends(40.0 if rank.rank != 2 else 40.0 + order_s, EventKind.SIGNAL, 15, step=20)
+        rank.is_closed = False
+    job.ranks[2].flush_until_s, job.ranks[2].wakes_s = 3.0, wakes_s
+    found = hang_in(read_records(job.write(tmp_path / "run")), hang_s=5.0)
+    assert found is not None
+    assert (found.hang.kind, found.hang.culprits, found.job.ranks[2].end) == (HangKind.GONE, (2,), "")
+    assert found.job.now_ns - (found.job.ranks[2].seen_ns or 0) > 36 * SECOND
+
+
+def test_a_rank_that_was_ended_long_before_the_others_has_ended(tmp_path: Path) -> None:
+    job = hung_job(missing=2)
+    for rank in job.ranks:
+        rank.ends(40.0 if rank.rank != 2 else 30.0, EventKind.SIGNAL, 15, step=20)
+        rank.is_closed = False
+    found = hang_in(read_records(job.write(tmp_path / "run")), hang_s=5.0)
+    assert found is not None
+    assert (found.hang.culprits, found.job.ranks[2].end) == ((2,), "SIGTERM")
 
 
 def test_a_hang_is_looked_at_before_its_operations_run_out_of_time(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class WrittenRank:
     Attributes:
         seen_s: when it flushes for the last time.
         flush_until_s: when it flushes for the last time before that; always once a second, if not given.
+        wakes_s: when it flushes once more, after a silence.
         is_closed: whether it closes its trace then.
     """
 
@@ -36,6 +37,7 @@ class WrittenRank:
     offset_s: float = 0.0
     seen_s: float = 60.0
     flush_until_s: float | None = None
+    wakes_s: float | None = None
     is_closed: bool = False
     run_id: str = "written"
     rows: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -119,7 +121,8 @@ class WrittenJob:
 
     def _write_rank(self, attempt: Attempt, rank: WrittenRank) -> None:
         until_s = rank.seen_s if rank.flush_until_s is None else rank.flush_until_s
-        flushes = [0.0, *range(max(int(until_s) - 6, 1), int(until_s)), rank.seen_s]  # once a second at the end
+        wakes_s = [] if rank.wakes_s is None else [rank.wakes_s]
+        flushes = [0.0, *range(max(int(until_s) - 6, 1), int(until_s)), *wakes_s, rank.seen_s]  # once a second
         times = iter([rank.ns(at_s) for at_s in flushes] + [rank.ns(rank.seen_s)] * 9)
         path = attempt.trace_file(rank.rank)
         recorder = Recorder(path, self._header(attempt, rank), warn=_fail, clock=lambda: next(times))
