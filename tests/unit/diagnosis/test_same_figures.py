@@ -22,8 +22,9 @@ from hpcpace.rundir import Attempt
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.packing import PackPlan, pack_attempt
 
-# Sixty runs of every kind but the largest.
-_CASES = [(cell, seed) for seed in (101, 203, 305) for cell in CELLS if cell.name != "large"][:60]
+# Sixty runs of every kind but the largest, of a thousand ranks.
+_LARGEST = ("large", "large-device")
+_CASES = [(cell, seed) for seed in (101, 203, 305) for cell in CELLS if cell.name not in _LARGEST][:60]
 _NUM_PROCESSES = (1, 2, 3, 7)
 _NUM_RANGES = 6
 
