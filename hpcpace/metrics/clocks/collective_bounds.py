@@ -1,9 +1,13 @@
 """Clocks of ranks from collectives alone, where nobody exchanged messages to compare them.
 
 No rank leaves an all-to-all operation before all have entered it. So of two ranks a and b the offset o (local time of b
-less that of a) lies between enter_b - exit_a and exit_b - enter_a, of every operation that both take part in. Bounds of
-some operations, one stretch of time after the other, leave an interval whose middle is the estimate and whose half is
-the half-width. The bounds are certain as long as clocks do not drift by more than that within a stretch.
+less that of a) lies between enter_b - exit_a and exit_b - enter_a, of every operation that both take part in. These
+bounds are certain as long as clocks do not drift by more than that within a stretch of time, but one-sided: where b
+always comes last, the upper one has its peer's wait in it, and the middle half of that.
+
+Ranks leave such an operation nearly together: its last bytes reach them all within the time of the transfer, which is
+at most the time that its last member was in it. So the estimate is the median of exit_b - exit_a within the bounds, of
+the half of operations with the shortest transfers, and its half-width the longest transfer of these.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ class ClockBounds:
     Attributes:
         local_ns: middle of the stretch on the rank's own clock, int64, (num_stretches,), ascending.
         offset_ns: local time less reference time, int64, (num_stretches,).
-        halfwidth_ns: the true offset is within `offset_ns` +- `halfwidth_ns`, int64, (num_stretches,).
+        halfwidth_ns: the true offset is within `offset_ns` +- `halfwidth_ns`, if ranks leave operations within the time
+            of a transfer, int64, (num_stretches,).
         contradiction_ns: by how much bounds contradict each other at most; 0 where they do not.
         num_operations: operations used, int64, (num_stretches,).
     """
@@ -39,29 +44,44 @@ class ClockBounds:
 
 
 def collective_bounds(
-    enter_ns: Int64Array, exit_ns: Int64Array, reference_enter_ns: Int64Array, reference_exit_ns: Int64Array
+    enter_ns: Int64Array,
+    exit_ns: Int64Array,
+    reference_enter_ns: Int64Array,
+    reference_exit_ns: Int64Array,
+    transfer_ns: Int64Array | None = None,
 ) -> ClockBounds | None:
     """Return the clock of a rank by operations that it and the reference took part in; None without any.
 
     Args:
         enter_ns, exit_ns: the rank's own times, int64, (num_operations,).
         reference_enter_ns, reference_exit_ns: those of the reference, of the same operations in the same order.
+        transfer_ns: at most how long each of them transferred: the shortest time that a member was in it, int64,
+            (num_operations,). Without it, the shorter one of the two ranks.
     """
     if not len(enter_ns):
         return None
     order = np.argsort(enter_ns, kind="stable")
     low = (enter_ns - reference_exit_ns)[order]
     high = (exit_ns - reference_enter_ns)[order]
+    apart = (exit_ns - reference_exit_ns)[order]
+    shortest = np.minimum(exit_ns - enter_ns, reference_exit_ns - reference_enter_ns)
+    transfer = np.maximum(shortest if transfer_ns is None else np.minimum(shortest, transfer_ns), 0)[order]
     local = enter_ns[order]
     num_stretches = int(np.clip(len(local) // _LEAST_OPERATIONS, 1, _MOST_STRETCHES))
     starts = np.linspace(0, len(local), num_stretches, endpoint=False).astype(np.int64)
     lowest, highest = np.maximum.reduceat(low, starts), np.minimum.reduceat(high, starts)
-    width = highest - lowest
+    usual = np.empty((2, num_stretches), np.int64)
+    for stretch, rows in enumerate(np.split(np.arange(len(local)), starts[1:])):
+        is_short = transfer[rows] <= np.median(transfer[rows])
+        usual[:, stretch] = np.median(apart[rows][is_short]), transfer[rows][is_short].max()
+    least, most = np.minimum(lowest, highest), np.maximum(lowest, highest)
+    offset = np.clip(usual[0], least, most)
+    certain = np.maximum(offset - least, most - offset)
     count = np.diff(np.append(starts, len(local)))
     return ClockBounds(
         local_ns=local[starts + count // 2],
-        offset_ns=lowest + width // 2,
-        halfwidth_ns=(np.abs(width) + 1) // 2,
-        contradiction_ns=max(int(-width.min()), 0),
+        offset_ns=offset,
+        halfwidth_ns=np.minimum(certain, usual[1]),
+        contradiction_ns=max(int((lowest - highest).max()), 0),
         num_operations=count,
     )

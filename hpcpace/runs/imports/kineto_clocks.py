@@ -133,6 +133,7 @@ def with_clocks(ranks: dict[int, RankProfile]) -> tuple[dict[int, RankProfile], 
         notes = [] if alone else ["all ranks are on one host and count from the same time: their clocks are one"]
         return ranks, notes, []
     numbered = {rank: _numbered(one) for rank, one in ranks.items()}
+    shortest = _shortest(list(numbered.values()))
     zero = np.zeros(1, np.int64)
     clocks: dict[int, ClockBounds | None] = {}
     for rank, one in ranks.items():
@@ -144,7 +145,9 @@ def with_clocks(ranks: dict[int, RankProfile]) -> tuple[dict[int, RankProfile], 
             )
         else:
             mine, theirs = _shared(numbered[rank], numbered[first])
-            clocks[rank] = collective_bounds(mine[:, 0], mine[:, 1], theirs[:, 0], theirs[:, 1])
+            keys_of_both = np.intersect1d(numbered[rank][0], numbered[first][0], assume_unique=True)
+            transfer_ns = shortest[1][np.searchsorted(shortest[0], keys_of_both)]
+            clocks[rank] = collective_bounds(mine[:, 0], mine[:, 1], theirs[:, 0], theirs[:, 1], transfer_ns)
     most_ns = _most_contradiction_ns(ranks[first])
     wrong = {rank: clock for rank, clock in clocks.items() if clock is not None and _is_wrong(clock, most_ns)}
     found = {
@@ -194,7 +197,7 @@ def _notes(clocks: Sequence[ClockBounds | None]) -> Iterator[str]:
         return
     widths = [int(np.median(clock.halfwidth_ns)) for clock in known]
     yield (
-        "clocks are aligned by collectives, none of which a rank leaves before the last has entered:"
+        "clocks are aligned by collectives, which ranks leave together, and none before the last has entered:"
         f" to within {format_duration(min(widths))} to {format_duration(max(widths))}"
     )
     worst = max(clock.contradiction_ns for clock in known)
@@ -206,6 +209,14 @@ def _shared(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array
     """Return enters and exits, (n, 2) each, of the operations that two ranks have in common."""
     _, own, others = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
     return one[1][own], other[1][others]
+
+
+def _shortest(ranks: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Return the keys of the operations of all ranks, unique, and the shortest time that a rank was in each."""
+    keys, inverse = np.unique(np.concatenate([keys for keys, _ in ranks]), return_inverse=True)
+    shortest = np.full(len(keys), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, inverse, np.concatenate([times[:, 1] - times[:, 0] for _, times in ranks]))
+    return keys, shortest
 
 
 def _numbered(one: RankProfile) -> tuple[Array, Array]:
