@@ -45,13 +45,14 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     error_ns = _clock_error_ns(measured)
     _, size = np.unique(done.size_bytes[first], return_inverse=True)
     key = (size * (int(done.group_size[first].max()) + 1) + done.group_size[first]) << 8 | done.op[first]
+    place = done.group[first] * close_up.work.num_positions + close_up.work.position[first]
     _, example, kind = np.unique(key, return_index=True, return_inverse=True)
     total_ns = np.bincount(kind, weights=transfer_ns)
     found = []
     for number in total_ns.argsort()[::-1].tolist():
         of_kind = np.flatnonzero(kind == number)
         of_kind = of_kind[np.argsort(done.enter_ns[first[of_kind]], kind="stable")]
-        slope = collective_sensitivity(transfer_ns[of_kind], skew_ns[of_kind], error_ns)
+        slope = collective_sensitivity(transfer_ns[of_kind], skew_ns[of_kind], error_ns, place[of_kind])
         if slope is None:
             continue
         row = first[example[number]]

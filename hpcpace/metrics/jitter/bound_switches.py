@@ -71,36 +71,53 @@ def bound_switches(
 
 
 def collective_sensitivity(
-    transfer_ns: NDArray[np.float64], skew_ns: NDArray[np.float64], clock_error_ns: float | NDArray[np.float64]
+    transfer_ns: NDArray[np.float64],
+    skew_ns: NDArray[np.float64],
+    clock_error_ns: float | NDArray[np.float64],
+    place: NDArray[np.int64] | None = None,
 ) -> Sensitivity | None:
     """Return how the transfer of collectives of one kind and size depends on the skew of their ranks.
 
-    Least squares of transfer on skew, over operations with a skew of at least 3 clock errors: below that, the clock
-    error enters both with opposite signs, which alone gives a negative slope. Standard error by Newey & West 1987 with
-    Bartlett weights and 4 (n / 100)^(2/9) lags, times n / (n - 2).
+    Least squares of transfer on skew, each less its mean over the operations of the same place, over operations with a
+    skew of at least 3 clock errors: below that, the clock error enters both with opposite signs, which alone gives a
+    negative slope. Standard error by Newey & West 1987 with Bartlett weights and 4 (n / 100)^(2/9) lags, times
+    n / (n - 1 - places).
 
     Args:
         transfer_ns: of each operation, in order of time, float64, (num_operations,).
         skew_ns: largest own delay less the smallest one, float64, (num_operations,).
         clock_error_ns: half-width of the common clock, one or float64, (num_operations,).
+        place: number of its process group and place in the step, between which transfers differ, int64,
+            (num_operations,); one for all by default.
 
     Returns:
-        None for fewer than 10 such operations, or if the standard deviation of their skew does not exceed the clock
-        error.
+        None for fewer than 10 such operations, 9 more than places, or if the standard deviation of their skew does not
+        exceed the clock error.
     """
     error_ns = np.broadcast_to(np.asarray(clock_error_ns, np.float64), skew_ns.shape)
     is_used = (skew_ns >= 3 * error_ns) & np.isfinite(error_ns)
     num_used = int(is_used.sum())
-    if num_used < _FEWEST_OPERATIONS:
+    of_place = np.zeros(num_used, np.int64)
+    if place is not None:
+        _, of_place = np.unique(place[is_used], return_inverse=True)
+    num_places = int(of_place.max(initial=0)) + 1
+    if num_used - num_places < _FEWEST_OPERATIONS - 1:
         return None
-    skew, transfer = skew_ns[is_used], transfer_ns[is_used]
+    most = float(np.abs(skew_ns[is_used]).max())
+    skew, transfer = (_less_means(values[is_used], of_place) for values in (skew_ns, transfer_ns))
     spread = float(skew.std())
-    if spread <= max(float(error_ns[is_used].mean()), 1e-9 * float(np.abs(skew).max())):
+    if spread <= max(float(error_ns[is_used].mean()), 1e-9 * most):
         return None
-    skew, transfer = (skew - skew.mean()) / spread, transfer - transfer.mean()
+    skew /= spread
     slope = float(skew @ transfer) / num_used
-    variance = _long_run_variance(skew * (transfer - slope * skew)) / num_used**2 * num_used / (num_used - 2)
+    variance = _long_run_variance(skew * (transfer - slope * skew)) / (num_used * (num_used - 1 - num_places))
     return Sensitivity(slope=slope / spread, standard_error=variance**0.5 / spread, num_operations=num_used)
+
+
+def _less_means(values: NDArray[np.float64], place: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return values less the mean of those of the same place, float64, (num_values,)."""
+    less: NDArray[np.float64] = values - (np.bincount(place, values) / np.bincount(place))[place]
+    return less
 
 
 def _long_run_variance(score: NDArray[np.float64]) -> float:

@@ -79,3 +79,17 @@ def test_constant_or_missing_skew_has_no_slope(skew):
 def test_transfer_that_never_changes_does_not_depend_on_skew():
     found = collective_sensitivity(np.full(50, 7.0), np.arange(50.0), 0.0)
     assert (found.slope, found.standard_error) == (0.0, 0.0)
+
+
+def test_groups_whose_transfers_and_skews_differ_show_no_dependence():
+    rng = np.random.default_rng(2)
+    place = np.arange(400) % 2
+    skew = np.where(place == 0, 8e6, 1e6) + rng.normal(0, 1e5, 400)
+    transfer = np.where(place == 0, 2e6, 4e6) + rng.normal(0, 1e4, 400)
+    assert collective_sensitivity(transfer, skew, 0.0).slope < -0.2
+    within = collective_sensitivity(transfer, skew, 0.0, place)
+    assert abs(within.slope) < 4 * within.standard_error < 0.1
+
+
+def test_operations_of_a_place_each_have_no_slope():
+    assert collective_sensitivity(np.arange(50.0), np.arange(50.0) ** 2, 0.0, np.arange(50)) is None
