@@ -12,6 +12,7 @@ from hpcpace.diagnosis.close_up import with_steps
 from hpcpace.diagnosis.credible import steps_apart_ns
 from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
+from hpcpace.diagnosis.figures.clocks import causality_of
 from hpcpace.diagnosis.figures.step_timeline import regular_steps
 from hpcpace.diagnosis.sound_stream import problems_of, sound_stream
 from hpcpace.errors import CannotTell, UsageError
@@ -131,8 +132,19 @@ def read_steps(
             *found.problems,
             *(problem for stream in streams for problem in problems_of(stream)),
             *_sentences(recorded, ranks, wanted, unknown_clocks, apart),
+            *_contradiction(evidence),
         ),
     )
+
+
+def _contradiction(evidence: Evidence) -> Iterator[str]:
+    """Yield that clocks are wrong by more than they say, where operations show it."""
+    found = causality_of(evidence)
+    if count := int(np.count_nonzero(found.size_ns > found.allowed_ns)):
+        yield (
+            f"{plural(count, 'exit')} from collectives {'seems' if count == 1 else 'seem'} to come before the last rank"
+            " has entered: a clock is wrong by more than its half-width, these waits are too long and have no arrows"
+        )
 
 
 def _unfinished(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> int | None:

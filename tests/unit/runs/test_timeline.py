@@ -169,6 +169,10 @@ def test_no_arrow_points_back_where_a_clock_is_wrong(tmp_path: Path) -> None:
     ends = {number: one.begin_ns for one in slices for number in one.to_here}
     assert made.written.num_arrows == len(ends) > 0 and begins.keys() == ends.keys()
     assert all(ends[number] > begin_ns for number, begin_ns in begins.items())
+    (told,) = [text for text in made.shown.problems if "a clock is wrong by more than its half-width" in text]
+    assert told.startswith("3 exits from collectives seem to come before the last rank has entered")
+    right = SyntheticRun(num_ranks=4, slow={2: 1.2}, offsets_ns={1: 3 * MS}).write(tmp_path / "right")
+    assert _write(right, tmp_path, **_range(10, 13))[0].shown.problems == ()
 
 
 def test_a_rank_whose_steps_are_at_another_time_does_not_stretch_the_timeline(tmp_path: Path) -> None:
