@@ -48,7 +48,10 @@ def place_sentences(comparison: Comparison) -> list[str]:
     if places.is_common:
         direction = "more" if places.common > 0 else "less"
         where = "most hosts" if len(places.hosts) > 1 else printable(places.hosts[0].name)
-        found.insert(0, f"own work takes {percent(abs(expm1(places.common)))} {direction} time on {where}")
+        common = f"own work takes {percent(abs(expm1(places.common)))} {direction} time on {where}"
+        if comparison.outcome is Outcome.SAME:
+            common += ", though steps do not differ beyond noise"
+        found.insert(0, common)
     if not found:
         found.append("no host or rank changed against the others beyond noise")
     if any(run.num_missing for run in (*comparison.before, *comparison.after)):
