@@ -21,7 +21,7 @@ class JudgedPair:
         is_called: whether it was called slower or faster.
         is_slower: whether it was called slower.
         named: the hosts or ranks that were named.
-        is_placed: whether the slower host was named and no other; False of A/A pairs.
+        is_placed: whether the slower host, or the slower rank, was named and no other; False of A/A pairs.
     """
 
     share: float
@@ -36,7 +36,7 @@ def judge_pair(before: Sequence[Path], after: Sequence[Path], slower: str = "") 
 
     Args:
         before, after: the runs, one or more a side.
-        slower: host that is slower in the second group; empty of an A/A pair.
+        slower: host or rank that is slower in the second group; empty of an A/A pair.
 
     Raises:
         ValueError: a run cannot be loaded.
@@ -58,21 +58,21 @@ def judge_groups(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun], sl
         is_called=found.outcome is not Outcome.SAME,
         is_slower=found.outcome is Outcome.SLOWER,
         named=named,
-        is_placed=bool(slower) and hosts == {slower},
+        is_placed=bool(slower) and {slower} in (hosts, set(named)),
     )
 
 
 def score_lines(
-    same: Sequence[JudgedPair], slow: Sequence[JudgedPair], *, what: str = "a 5 % slower host", has_place: bool = True
+    same: Sequence[JudgedPair], slow: Sequence[JudgedPair], *, what: str = "a 5 % slower host", place: str = "host"
 ) -> list[str]:
-    """Return the result as lines; `what` the second runs of `slow` have, and whether that is at a place."""
+    """Return the result as lines; `what` the second runs of `slow` have, and at which kind of place, if at one."""
     called, named = sum(pair.is_called for pair in same), sum(bool(pair.named) for pair in same)
     found, placed = sum(pair.is_slower for pair in slow), sum(pair.is_placed for pair in slow)
     rows = (
         ("A/A pairs called different", called, len(same)),
         ("A/A pairs with a place named", named, len(same)),
         (f"pairs with {what} found slower", found, len(slow)),
-        *([("the host named, and no other", placed, len(slow))] if has_place else []),
+        *([(f"the {place} named, and no other", placed, len(slow))] if place else []),
     )
     return [
         f"{row}: {count} of {total}, {share_of(count, total).as_percent(is_change=False)}"

@@ -1,8 +1,9 @@
 """How often `hpcpace compare` is right on made-up runs: `python -m experiments.compare_synthetic`.
 
-Each run is 16 ranks on 8 hosts that compute and then wait for the slowest. Runs of the same thing differ by `--run-cv`
-as a whole, and the speed of each host by that as well; each rank's steps differ by `--noise`. Half of the pairs are
-A/A; in the other half a host of B computes 5 % longer. With `--long SHARE`, this share of the steps of all runs takes
+Each run is 16 ranks on 8 hosts, or `--ranks` on each of `--hosts`, that compute and then wait for the slowest. Runs of
+the same thing differ by `--run-cv` as a whole, and the speed of each host by that or `--host-cv`, of each rank by
+`--rank-cv` as well; each rank's steps differ by `--noise`. Half of the pairs are A/A; in the other half a host of B
+computes 5 % longer, or a rank with `--slower rank`. With `--long SHARE`, this share of the steps of all runs takes
 twice as long, and in the other half B has `--more` of such steps on top, and no slower host. Only figures of runs are
 made, as a report would find them, and no traces.
 """
@@ -20,8 +21,6 @@ from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_e
 from hpcpace.runs.measured import MeasuredRun, RankTimes, Transfers
 from hpcpace.units import NS_PER_MS
 
-_HOSTS = tuple(f"n{number}" for number in range(8))
-_RANK_HOSTS = tuple(host for host in _HOSTS for _ in range(2))
 _WORK_NS, _TRANSFER_NS = 100.0 * NS_PER_MS, 5.0 * NS_PER_MS
 _SLOWER = 0.05
 
@@ -32,7 +31,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each side")
     parser.add_argument("--noise", type=float, default=0.01, help="of each step, relative")
+    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--ranks", type=int, default=2, help="of each host")
     parser.add_argument("--run-cv", type=float, default=0.005, help="standard deviation between runs and hosts")
+    parser.add_argument("--host-cv", type=float, help="of hosts, where it is another one")
+    parser.add_argument("--rank-cv", type=float, default=0.0, help="of the ranks of a host")
+    parser.add_argument("--slower", choices=("host", "rank"), default="host", help="what is slower in B")
     parser.add_argument("--long", type=float, default=0.0, help="share of steps that take twice as long")
     parser.add_argument("--more", type=float, default=0.1, help="share of such steps that B has more, with --long")
     args = parser.parse_args()
@@ -40,10 +44,11 @@ def main() -> None:
     same = [_judged(random, None, args) for _ in range(args.pairs)]
     if args.long:
         slow = [_judged(random, None, args, more=args.more) for _ in range(args.pairs)]
-        print(*score_lines(same, slow, what="more long steps", has_place=False), sep="\n")
+        print(*score_lines(same, slow, what="more long steps", place=""), sep="\n")
         return
-    slow = [_judged(random, int(random.integers(len(_HOSTS))), args) for _ in range(args.pairs)]
-    for line in score_lines(same, slow):
+    num_places = args.hosts * (args.ranks if args.slower == "rank" else 1)
+    slow = [_judged(random, int(random.integers(num_places)), args) for _ in range(args.pairs)]
+    for line in score_lines(same, slow, what=f"a 5 % slower {args.slower}", place=args.slower):
         print(line)
 
 
@@ -51,25 +56,32 @@ def _judged(
     random: np.random.Generator, slower: int | None, args: argparse.Namespace, *, more: float = 0.0
 ) -> JudgedPair:
     sides = [
-        [_run(f"{side}{number}", random, host, args, long) for number in range(args.repeats)]
-        for side, host, long in (("a", None, args.long), ("b", slower, args.long + more))
+        [_run(f"{side}{number}", random, place, args, long) for number in range(args.repeats)]
+        for side, place, long in (("a", None, args.long), ("b", slower, args.long + more))
     ]
-    return judge_groups(sides[0], sides[1], "" if slower is None else _HOSTS[slower])
+    name = ""
+    if slower is not None:
+        name = f"n{slower}" if args.slower == "host" else f"{slower} on n{slower // args.ranks}"
+    return judge_groups(sides[0], sides[1], name)
 
 
 def _run(
     name: str, random: np.random.Generator, slower: int | None, args: argparse.Namespace, long: float
 ) -> MeasuredRun:
-    speed = random.normal(0.0, args.run_cv) + random.normal(0.0, args.run_cv, len(_HOSTS))
+    host_cv = args.run_cv if args.host_cv is None else args.host_cv
+    of_hosts = random.normal(0.0, args.run_cv) + random.normal(0.0, host_cv, args.hosts)
+    speed = np.repeat(of_hosts, args.ranks) + random.normal(0.0, args.rank_cv, args.hosts * args.ranks)
     if slower is not None:
-        speed[slower] += np.log1p(_SLOWER)
-    steps = random.normal(1.0, args.noise, (len(_RANK_HOSTS), args.steps))
+        num_slower = args.ranks if args.slower == "host" else 1
+        speed[slower * num_slower : (slower + 1) * num_slower] += np.log1p(_SLOWER)
+    steps = random.normal(1.0, args.noise, (len(speed), args.steps))
     if long:
         steps *= 1 + (random.random(args.steps) < long)
-    return _measured(name, _WORK_NS * np.repeat(np.exp(speed), 2)[:, np.newaxis] * steps)
+    hosts = [f"n{rank // args.ranks}" for rank in range(len(speed))]
+    return _measured(name, _WORK_NS * np.exp(speed)[:, np.newaxis] * steps, hosts)
 
 
-def _measured(name: str, work_ns: NDArray[np.float64]) -> MeasuredRun:
+def _measured(name: str, work_ns: NDArray[np.float64], hosts: Sequence[str]) -> MeasuredRun:
     """Return the figures of a run whose ranks work for these times, (num_ranks, num_steps), and then wait."""
     times_ns = work_ns.max(axis=0) + _TRANSFER_NS
     return MeasuredRun(
@@ -89,10 +101,10 @@ def _measured(name: str, work_ns: NDArray[np.float64]) -> MeasuredRun:
         num_steps=len(times_ns),
         world_size=len(work_ns),
         num_missing=0,
-        hosts=_HOSTS,
+        hosts=tuple(dict.fromkeys(hosts)),
         mesh=f"dp={len(work_ns)}",
-        ranks=tuple(_ranks(work_ns)),
-        transfers=(Transfers(op="all_reduce", group_size=16, transfer_ns=_TRANSFER_NS, size_bytes=1e6),),
+        ranks=tuple(_ranks(work_ns, hosts)),
+        transfers=(Transfers(op="all_reduce", group_size=len(work_ns), transfer_ns=_TRANSFER_NS, size_bytes=1e6),),
         shares=None,
         amplification=(),
         waiting_share=None,
@@ -102,12 +114,12 @@ def _measured(name: str, work_ns: NDArray[np.float64]) -> MeasuredRun:
     )
 
 
-def _ranks(work_ns: NDArray[np.float64]) -> Iterator[RankTimes]:
+def _ranks(work_ns: NDArray[np.float64], hosts: Sequence[str]) -> Iterator[RankTimes]:
     mean_ns, means = work_ns.mean(axis=1), block_means(work_ns)
     errors = means.std(axis=1, ddof=1) / means.shape[1] ** 0.5 / mean_ns
     caused_ns = _caused(work_ns)
     wait_ns = (work_ns.max(axis=0) - work_ns).mean(axis=1)
-    for rank, host in enumerate(_RANK_HOSTS):
+    for rank, host in enumerate(hosts):
         yield RankTimes(
             rank=rank,
             host=host,

@@ -19,6 +19,10 @@ PRIOR_CV = 0.01
 LEAST_CV = 0.001
 """Repeats that agree better than this agree by chance, or because their figures are rounded."""
 _PRIOR_WEIGHT = 3
+_MOST_DEVIATIONS = 3
+_OF_KEPT = (
+    0.6  # degrees of freedom of the standard deviation without outliers, per place: 0.56 of 8, 0.66 of 16, 0.79 of 64
+)
 _OF_NORMAL = 1.4826  # standard deviation of a normal distribution over the median of its deviations
 
 
@@ -61,9 +65,10 @@ class RunSpread:
 def spread_of_places(changes: Sequence[float], prior_cv: float) -> RunSpread:
     """Return how much a place differs between runs, from how much the changes of all places scatter.
 
-    Most places change alike from one run to the next, so that their scatter says how much one changes by itself; the
-    few that really changed hardly move the median of the deviations. The prior weighs as much as 8 places; with fewer
-    than those it stands alone.
+    Most places change alike from one run to the next, so that their scatter says how much one changes by itself. The
+    few that really changed do not count: those beyond three standard deviations, as the median of the deviations has
+    it. The prior weighs as much as 8 places; with fewer than those it stands alone. If they scatter by more than the
+    prior, it is `spread_beyond_prior`.
 
     Args:
         changes: ln(B / A) of each place, single runs.
@@ -71,10 +76,12 @@ def spread_of_places(changes: Sequence[float], prior_cv: float) -> RunSpread:
     """
     if len(changes) < LEAST_PLACES:
         return RunSpread(value=prior_cv, freedom=inf)
-    found = np.asarray(changes, np.float64)
-    of_change = float(_OF_NORMAL * np.median(np.abs(found - np.median(found))))
-    # A change is that of two runs.
-    variance = (LEAST_PLACES * prior_cv**2 + len(changes) * of_change**2 / 2) / (LEAST_PLACES + len(changes))
+    deviations = np.abs(np.asarray(changes, np.float64) - np.median(changes))
+    kept = np.asarray(changes, np.float64)[deviations <= _MOST_DEVIATIONS * _OF_NORMAL * np.median(deviations)]
+    of_run = float(kept.std(ddof=1)) / sqrt(2)  # a change is that of two runs
+    if of_run > prior_cv:
+        return spread_beyond_prior(RunSpread(value=of_run, freedom=_OF_KEPT * (len(changes) - 1)), prior_cv)
+    variance = (LEAST_PLACES * prior_cv**2 + len(changes) * of_run**2) / (LEAST_PLACES + len(changes))
     return RunSpread(value=sqrt(variance), freedom=LEAST_PLACES + len(changes))
 
 

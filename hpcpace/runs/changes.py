@@ -12,6 +12,7 @@ from statistics import fmean
 
 from hpcpace.hostlist import short_list
 from hpcpace.runs.measured import MeasuredRun
+from hpcpace.runs.operations import Operation, operation_names, operation_of
 from hpcpace.units import format_bytes, format_duration
 
 _LEAST_BYTES_CHANGE = 0.01
@@ -83,10 +84,8 @@ def _placement(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> I
 
 
 def _traffic(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:
-    one, two = (
-        {f"{kind.op} of {kind.group_size} ranks": kind.size_bytes for kind in group[0].transfers}
-        for group in (before, after)
-    )
+    names = operation_names(before[:1], after[:1])
+    one, two = (_bytes_by_name(group[0], names) for group in (before, after))
     for name in dict.fromkeys([*one, *two]):
         old, new = one.get(name, 0.0), two.get(name, 0.0)
         if abs(new - old) > _LEAST_BYTES_CHANGE * max(old, new):
@@ -96,6 +95,14 @@ def _traffic(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Ite
                 before=format_bytes(old),
                 after=format_bytes(new),
             )
+
+
+def _bytes_by_name(run: MeasuredRun, names: Mapping[Operation, str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for kind in run.transfers:
+        name = names[operation_of(kind, run)]
+        found[name] = found.get(name, 0.0) + kind.size_bytes
+    return found
 
 
 def _tables(

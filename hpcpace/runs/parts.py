@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from hpcpace.runs.measured import MeasuredRun
+from hpcpace.runs.operations import Operation, operation_names, operation_of
 
 _COMPUTATION = ("forward", "backward", "optimizer")
 _OWN = {"data": "waiting for data", "gc": "garbage collection", "host": "device idle for its host", "other": "no phase"}
@@ -52,7 +53,8 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
     ):
         return []
     is_whole = not any(run.num_missing for run in (*before, *after))
-    sides = [_mean([_parts(run, is_whole) for run in group]) for group in (before, after)]
+    operations = operation_names(before, after)
+    sides = [_mean([_parts(run, is_whole, operations) for run in group]) for group in (before, after)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     rows = [
         PartRow(
@@ -63,14 +65,14 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
     return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _LEAST_NS])
 
 
-def _parts(run: MeasuredRun, is_whole: bool) -> dict[tuple[str, str], float]:
+def _parts(run: MeasuredRun, is_whole: bool, operations: Mapping[Operation, str]) -> dict[tuple[str, str], float]:
     mean = _mean([dict(rank.parts_ns or {}) for rank in run.ranks])
     step_ns = sum(mean.values())
     found = {("own work", "computation"): sum(mean.get(name, 0.0) for name in _COMPUTATION)}
     found |= {("own work", words): mean.get(name, 0.0) for name, words in _OWN.items()}
     waits_ns, transfers_ns = (sum(mean.get(name, 0.0) for name in names) for names in (_WAITS, _TRANSFERS))
     if is_whole:
-        found |= _by_cause(run, waits_ns) | _by_operation(run, transfers_ns)
+        found |= _by_cause(run, waits_ns) | _by_operation(run, transfers_ns, operations)
     else:
         found["other", "waits and transfers, not told apart without all ranks"] = waits_ns + transfers_ns
     found |= {("other", words): mean.get(name, 0.0) for name, words in _APART.items()}
@@ -89,11 +91,13 @@ def _by_cause(run: MeasuredRun, exposed_ns: float) -> dict[tuple[str, str], floa
     return found | {("exposed wait", "not traced to a host"): max(exposed_ns - total * share, 0.0)}
 
 
-def _by_operation(run: MeasuredRun, exposed_ns: float) -> dict[tuple[str, str], float]:
+def _by_operation(
+    run: MeasuredRun, exposed_ns: float, operations: Mapping[Operation, str]
+) -> dict[tuple[str, str], float]:
     """Return the exposed transfer by operation, shared out by how long their transfers are, exposed or not."""
     lengths: dict[str, float] = {}
     for kind in run.transfers:
-        name = f"{kind.op} of {kind.group_size} ranks" if kind.group_size else kind.op
+        name = operations[operation_of(kind, run)]
         lengths[name] = lengths.get(name, 0.0) + kind.transfer_ns
     total = sum(lengths.values())
     if not total:

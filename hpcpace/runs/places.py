@@ -2,17 +2,16 @@
 
 A place is compared with itself where it does the same work in both, else with the ranks of its role in the same run. If
 most places change alike, that is no place's fault: only those that differ from the others are named. How much a place
-changes by itself is known from repeats, pooled over hosts, else from the prior and how much 8 hosts or more scatter.
+changes by itself is known from repeats, of hosts pooled over hosts and of ranks over ranks, else from the prior and how
+much 8 of them or more scatter. What all change by is judged by how much whole runs differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import expm1, log
+from math import copysign, expm1, hypot, inf
 from statistics import fmean, median
-
-import numpy as np
 
 from hpcpace.metrics.run_difference import (
     LEAST_REPEATS,
@@ -23,9 +22,11 @@ from hpcpace.metrics.run_difference import (
     spread_of_places,
     spread_of_repeats,
 )
-from hpcpace.runs.measured import MeasuredRun, RankTimes
+from hpcpace.runs.measured import MeasuredRun
+from hpcpace.runs.place_work import PlaceWork, place_works
 
 _LEAST_FOR_MEDIAN = 5
+_Levels = tuple[Sequence[float], Sequence[float]]
 LEAST_NAMED = 0.01
 """Change of own work below which a place is not named, however certain it is."""
 
@@ -78,9 +79,9 @@ class PlaceChanges:
 
     Attributes:
         common: ln(B / A) of own work at most hosts; 0 where that cannot be told.
-        is_common: whether that is beyond noise.
+        is_common: whether that is beyond the noise of whole runs.
         hosts: all hosts of both groups, the largest change first.
-        ranks: ranks that are named, and are not all of a named host.
+        ranks: ranks that are named, while the others of their host are as before.
         roles: own work of each role, by name, before and after.
     """
 
@@ -96,19 +97,31 @@ class PlaceChanges:
         return (*(row for row in self.hosts if row.is_named), *self.ranks)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """The ranks of one place in each run of a group."""
+@dataclass(frozen=True, kw_only=True)
+class _Whole:
+    """What runs differ by as a whole, at most hosts.
 
-    runs: list[list[RankTimes]]
+    Attributes:
+        levels: the median over hosts of each run of A and of B, as logarithms.
+        change: ln(B / A) of them; None where no host compares with itself.
+        is_common: whether that is beyond the noise of runs, and most hosts changed by as much.
+        num_hosts: hosts that compare with themselves.
+    """
+
+    levels: _Levels
+    change: LogDifference | None
+    is_common: bool
+    num_hosts: int
 
     @property
-    def work_ns(self) -> float:
-        return fmean(rank.work_ns or 0.0 for run in self.runs for rank in run)
+    def is_known(self) -> bool:
+        """Whether there are enough hosts: the median of few may be that of the changed ones."""
+        return self.num_hosts >= _LEAST_FOR_MEDIAN
 
     @property
-    def roles(self) -> set[str]:
-        return {rank.role for run in self.runs for rank in run}
+    def reference(self) -> float:
+        """What a host changes by that changes as the others do."""
+        return self.change.value if self.change is not None and (self.is_known or self.is_common) else 0.0
 
 
 def place_changes(
@@ -128,199 +141,154 @@ def place_changes(
     ranks = [rank for run in (*before, *after) for rank in run.ranks]
     if not ranks or any(rank.work_ns is None or rank.work_ns <= 0 for rank in ranks):
         return None
-    spread = _spread_of_hosts(before, after)
-    if min(len(before), len(after)) < LEAST_REPEATS or not spread.freedom:
-        spread = spread_beyond_prior(spread, prior_cv)
-    hosts = _rows(before, after, lambda rank: rank.host, spread, has_same_layout)
-    if len(before) == len(after) == 1:
-        changes = [row.change.value for row in hosts if row.change is not None]
-        hosts = _rows(before, after, lambda rank: rank.host, spread_of_places(changes, prior_cv), has_same_layout)
-    reference, is_common = _common(hosts, has_same_layout)
-    found = [_named(row, reference) for row in hosts]
+    works = place_works(before, after, lambda rank: rank.host, has_same_layout=has_same_layout)
+    whole = _whole(works, (len(before), len(after)), prior_cv)
+    is_shared = any(len({rank.host for rank in run.ranks}) < len(run.ranks) for run in after)
+    num_kinds = 2 if is_shared else 1  # hosts, and then ranks
+    hosts = _rows("host", works, whole, prior_cv, num_kinds * len(works))
+    of_hosts: dict[str, list[PlaceRow]] = {}
+    if is_shared:
+        works = place_works(before, after, lambda rank: f"{rank.rank} on {rank.host}", has_same_layout=has_same_layout)
+        for row in _rows("rank", works, whole, prior_cv, num_kinds * len(works)):
+            of_hosts.setdefault(row.name.partition(" on ")[2], []).append(row)
+    apart = {row.name for row in hosts if _is_of_ranks(row, of_hosts.get(row.name, []))}
+    hosts = [replace(row, is_named=row.is_named and row.name not in apart) for row in hosts]
     return PlaceChanges(
-        common=reference,
-        is_common=is_common,
-        hosts=tuple(sorted(found, key=_size)),
-        ranks=_ranks(before, after, spread, has_same_layout, found, reference),
+        common=whole.reference,
+        is_common=whole.is_common,
+        hosts=tuple(sorted(hosts, key=_size)),
+        ranks=tuple(row for name, rows in of_hosts.items() if name in apart for row in rows if row.is_named),
         roles=_roles(before, after),
     )
 
 
-def _spread_of_hosts(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> RunSpread:
-    """Return how much a host differs between repeats; without a degree of freedom where no host has any.
-
-    With five hosts or more, what runs differ by as a whole is taken out first.
-    """
-    groups = []
-    for group in (before, after):
-        logs = {
-            name: np.array([fmean(log(rank.work_ns or 1.0) for rank in ranks) for ranks in side.runs])
-            for name, side in _by_place(group, lambda rank: rank.host).items()
-        }
-        whole = np.median(list(logs.values()), axis=0) if len(logs) >= _LEAST_FOR_MEDIAN else 0.0
-        groups.append([(values - whole).tolist() for values in logs.values()])
-    return spread_of_repeats(groups)
-
-
-def _ranks(
-    before: Sequence[MeasuredRun],
-    after: Sequence[MeasuredRun],
-    spread: RunSpread,
-    has_same_layout: bool,
-    hosts: Sequence[PlaceRow],
-    reference: float,
-) -> tuple[PlaceRow, ...]:
-    named = {row.name for row in hosts if row.is_named}
-    num_by_host: dict[str, int] = {}
-    for rank in after[0].ranks:
-        num_by_host[rank.host] = num_by_host.get(rank.host, 0) + 1
-    rows = _rows(before, after, lambda rank: f"{rank.rank} on {rank.host}", spread, has_same_layout, "rank")
-    found = [_named(row, reference) for row in rows]
-    return tuple(
-        row
-        for row in found
-        if row.is_named and (host := row.name.partition(" on ")[2]) not in named and num_by_host.get(host, 0) > 1
+def _whole(hosts: Sequence[PlaceWork], num_runs: tuple[int, int], prior_cv: float) -> _Whole:
+    """Return what runs differ by as a whole, judged by how much runs differ, as their step times are."""
+    itself = [(host, host.values) for host in hosts if host.is_itself and host.values is not None]
+    if not itself:
+        none = ([0.0] * num_runs[0], [0.0] * num_runs[1])
+        return _Whole(levels=none, change=None, is_common=False, num_hosts=0)
+    # Each host about its own middle, so that the median over hosts is not always that of the same one.
+    middles = [fmean(fmean(of_side) for of_side in values) for _, values in itself]
+    one, two = (
+        [
+            median(values[side][run] - middle for (_, values), middle in zip(itself, middles, strict=True))
+            for run in range(num)
+        ]
+        for side, num in enumerate(num_runs)
+    )
+    errors = [
+        [fmean(host.errors[side][run] for host, _ in itself) for run in range(n)] for side, n in enumerate(num_runs)
+    ]
+    change = log_difference(one, two, before_errors=errors[0], after_errors=errors[1], prior_cv=prior_cv)
+    num_alike = sum(copysign(1.0, change.value) * host.change > change.half_width for host, _ in itself)
+    return _Whole(
+        levels=(one, two),
+        change=change,
+        is_common=change.is_beyond_noise and 2 * num_alike > len(itself),
+        num_hosts=len(itself),
     )
 
 
-def _rows(
-    before: Sequence[MeasuredRun],
-    after: Sequence[MeasuredRun],
-    key: Callable[[RankTimes], str],
-    spread: RunSpread,
-    has_same_layout: bool,
-    kind: str = "host",
-) -> list[PlaceRow]:
-    sides = [_by_place(group, key) for group in (before, after)]
-    names = sorted({*sides[0], *sides[1]}, key=lambda name: (len(name), name))
-    levels = [_levels(group) for group in (before, after)]
-    caused = [_caused(group, key) for group in (before, after)]
-    num_compared = len(names) * (2 if _has_shared_hosts(after) else 1)  # hosts, and then ranks
+def _rows(kind: str, works: Sequence[PlaceWork], whole: _Whole, prior_cv: float, num_compared: int) -> list[PlaceRow]:
+    values = [_without(work, whole) for work in works]
+    spread = _spread(works, values, whole, prior_cv)
     rows = []
-    for name in names:
-        one, two = (side.get(name) for side in sides)
-        is_itself = has_same_layout and one is not None and two is not None and one.roles == two.roles
-        change = _change([one, two], levels, (before, after), spread, num_compared, is_itself)
+    for work, of_work in zip(works, values, strict=True):
+        beyond = change = None
+        if of_work is not None:
+            beyond = log_difference(
+                of_work[0],
+                of_work[1],
+                before_errors=work.errors[0],
+                after_errors=work.errors[1],
+                spread=spread,
+                num_compared=num_compared,
+            )
+            change, beyond = _with_whole(beyond, whole) if work.is_itself else (beyond, beyond)
         rows.append(
             PlaceRow(
                 kind=kind,
-                name=name,
-                before_ns=None if one is None else one.work_ns,
-                after_ns=None if two is None else two.work_ns,
-                caused_before_ns=caused[0].get(name, 0.0),
-                caused_after_ns=caused[1].get(name, 0.0),
+                name=work.name,
+                before_ns=work.work_ns[0],
+                after_ns=work.work_ns[1],
+                caused_before_ns=work.caused_ns[0],
+                caused_after_ns=work.caused_ns[1],
                 change=change,
-                beyond=change,
-                is_named=False,
-                against="itself" if is_itself else "others",
+                beyond=beyond,
+                is_named=beyond is not None and beyond.is_beyond_noise and abs(beyond.value) > LEAST_NAMED,
+                against="itself" if work.is_itself else "others",
             )
         )
     return rows
 
 
-def _has_shared_hosts(group: Sequence[MeasuredRun]) -> bool:
-    return any(len({rank.host for rank in run.ranks}) < len(run.ranks) for run in group)
-
-
-def _by_place(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> dict[str, _Side]:
-    """Return the ranks of each place that all runs of a group have."""
-    found: dict[str, list[list[RankTimes]]] = {}
-    for run in group:
-        of_run: dict[str, list[RankTimes]] = {}
-        for rank in run.ranks:
-            of_run.setdefault(key(rank), []).append(rank)
-        for name, ranks in of_run.items():
-            found.setdefault(name, []).append(ranks)
-    return {name: _Side(runs) for name, runs in found.items() if len(runs) == len(group)}
-
-
-def _levels(group: Sequence[MeasuredRun]) -> list[dict[str, float]]:
-    """Return the logarithm of the median own work of each role with three ranks or more, of each run."""
-    levels = []
-    for run in group:
-        by_role: dict[str, list[float]] = {}
-        for rank in run.ranks:
-            by_role.setdefault(rank.role, []).append(log(rank.work_ns or 1.0))
-        levels.append({role: median(values) for role, values in by_role.items() if len(values) > 2})
-    return levels
-
-
-def _change(
-    sides: Sequence[_Side | None],
-    levels: Sequence[Sequence[Mapping[str, float]]],
-    groups: Sequence[Sequence[MeasuredRun]],
-    spread: RunSpread,
-    num_places: int,
-    is_itself: bool,
-) -> LogDifference | None:
-    values: list[list[float]] = []
-    errors: list[list[float]] = []
-    for side, levels_of_runs, group in zip(sides, levels, groups, strict=True):
-        if side is None:  # against the others alone: in the group that lacks the place, it is as usual
-            values.append([0.0] * len(group))
-            errors.append([0.0] * len(group))
-            continue
-        of_group = []
-        for ranks, level in zip(side.runs, levels_of_runs, strict=True):
-            if not is_itself and not all(rank.role in level for rank in ranks):
-                return None
-            logs = [log(rank.work_ns or 1.0) for rank in ranks]
-            usual = [0.0 if is_itself else level[rank.role] for rank in ranks]
-            of_group.append(fmean(value - other for value, other in zip(logs, usual, strict=True)))
-        values.append(of_group)
-        errors.append([_error(ranks) for ranks in side.runs])
-    return log_difference(
-        values[0],
-        values[1],
-        before_errors=errors[0],
-        after_errors=errors[1],
-        spread=spread,
-        num_compared=num_places,
+def _without(work: PlaceWork, whole: _Whole) -> _Levels | None:
+    """Return the values of a place without what runs differ by as a whole, if enough hosts tell that."""
+    if work.values is None or not (work.is_itself and whole.is_known):
+        return work.values
+    one, two = (
+        [value - level for value, level in zip(values, levels, strict=True)]
+        for values, levels in zip(work.values, whole.levels, strict=True)
     )
+    return one, two
 
 
-def _error(ranks: Sequence[RankTimes]) -> float:
-    """Return the standard error of the mean own work of some ranks, whose noise may be one and the same."""
-    return fmean(rank.work_error or 0.0 for rank in ranks)
+def _with_whole(own: LogDifference, whole: _Whole) -> tuple[LogDifference, LogDifference]:
+    """Return the change of a place and that beyond what most hosts changed by.
 
-
-def _caused(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> dict[str, float]:
-    """Return the exposed wait that began at each place, mean over runs."""
-    found: dict[str, float] = {}
-    for run in group:
-        for rank in run.ranks:
-            name = key(rank)
-            found[name] = found.get(name, 0.0) + rank.caused_wait_ns / len(group)
-    return found
-
-
-def _common(rows: Sequence[PlaceRow], has_same_layout: bool) -> tuple[float, bool]:
-    """Return the change of most places, and whether it is beyond noise.
-
-    Runs differ as a whole as well, which is no place's doing. The median of few places may be that of the changed ones:
-    with fewer than 5 it is 0 unless more than half of them changed beyond noise.
+    Args:
+        own: the difference of its values without what runs differ by as a whole, if that is known.
+        whole: what they differ by.
     """
-    changes = [row.change for row in rows if row.change is not None and row.against == "itself"]
-    if not has_same_layout or not changes:
-        return 0.0, False
-    slower, faster = sum(change.low > 0 for change in changes), sum(change.high < 0 for change in changes)
-    is_common = 2 * max(slower, faster) > len(changes)
-    if not is_common and len(changes) < _LEAST_FOR_MEDIAN:
-        return 0.0, False
-    return median(change.value for change in changes), is_common
+    if not whole.is_known or whole.change is None:
+        return own, _shifted(own, -whole.reference, own.half_width)
+    half = hypot(own.half_width, whole.change.half_width)  # both are noise, and independent
+    return _shifted(own, whole.change.value, half), own
+
+
+def _shifted(difference: LogDifference, by: float, half: float) -> LogDifference:
+    value = difference.value + by
+    return replace(difference, value=value, low=value - half, high=value + half)
+
+
+def _spread(works: Sequence[PlaceWork], values: Sequence[_Levels | None], whole: _Whole, prior_cv: float) -> RunSpread:
+    """Return how much a place differs between runs, from repeats if there are enough.
+
+    Args:
+        works: hosts, or ranks.
+        values: theirs, without what runs differ by as a whole if that is known.
+        whole: what they differ by.
+        prior_cv: standard deviation between runs, where there are too few repeats.
+    """
+    pairs = [(work, of_work) for work, of_work in zip(works, values, strict=True) if of_work is not None]
+    groups = [[of_work[side] for work, of_work in pairs if work.work_ns[side] is not None] for side in (0, 1)]
+    seen = spread_of_repeats(groups)
+    is_apart = whole.is_known or not whole.num_hosts
+    if is_apart:  # the level that was taken out is one of each run, as the mean of a sample is
+        share = 1 - 1 / max(whole.num_hosts, len(pairs), 2)
+        seen = RunSpread(value=seen.value / share**0.5, freedom=seen.freedom * share)
+    num_runs = [len(levels) for levels in whole.levels]
+    if min(num_runs) >= LEAST_REPEATS and seen.freedom:
+        return seen
+    if max(num_runs) > 1:
+        return spread_beyond_prior(seen, prior_cv)
+    scatter = spread_of_places([fmean(of_work[1]) - fmean(of_work[0]) for _, of_work in pairs], prior_cv)
+    # The scatter of places does not see what runs differ by as a whole, which their changes still have.
+    return scatter if is_apart or scatter.value > prior_cv else RunSpread(value=prior_cv, freedom=inf)
+
+
+def _is_of_ranks(host: PlaceRow, ranks: Sequence[PlaceRow]) -> bool:
+    """Return whether some ranks of a host changed while the others are as before."""
+    changed = [abs(row.beyond.value) for row in ranks if row.is_named and row.beyond is not None]
+    others = [row.beyond.value for row in ranks if not row.is_named and row.beyond is not None]
+    if not changed or not others or host.beyond is None:
+        return False
+    return abs(fmean(others)) <= min(host.beyond.half_width, fmean(changed) / 2)
 
 
 def _size(row: PlaceRow) -> tuple[bool, float]:
     return not row.is_named, -abs(row.beyond.value) if row.beyond is not None else 0.0
-
-
-def _named(row: PlaceRow, reference: float) -> PlaceRow:
-    change = row.change
-    if change is None:
-        return row
-    usual = reference if row.against == "itself" else 0.0
-    beyond = replace(change, value=change.value - usual, low=change.low - usual, high=change.high - usual)
-    return replace(row, beyond=beyond, is_named=beyond.is_beyond_noise and abs(beyond.value) > LEAST_NAMED)
 
 
 def _roles(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> tuple[tuple[str, float, float], ...]:

@@ -28,12 +28,12 @@ from hpcpace.report.words.comparison import (
     change_cells,
     change_ms,
     headline,
-    main_parts,
     median_cells,
     names_of,
     noise_sentence,
     other_work_sentences,
     place_sentences,
+    reason_sentence,
     run_sentence,
     signed,
 )
@@ -101,9 +101,9 @@ def _body(comparison: Comparison, drawn: dict[str, Plot]) -> str:
 
 
 def _verdict(comparison: Comparison) -> str:
-    found = main_parts(comparison)
+    reasons = reason_sentence(comparison)
     rows = [
-        ("Why", [f"of A's mean step: {', '.join(found)}"] if found else []),
+        ("Why", [reasons] if reasons else []),
         ("Where", place_sentences(comparison) if comparison.parts else []),
         ("Noise", [noise_sentence(comparison)]),
     ]

@@ -15,11 +15,11 @@ from hpcpace.report.words.comparison import (
     change_cells,
     change_ms,
     headline,
-    main_parts,
     median_cells,
     noise_sentence,
     other_work_sentences,
     place_sentences,
+    reason_sentence,
     run_sentence,
     signed,
 )
@@ -36,8 +36,8 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     """Print what was found."""
     title(console, "hpcpace compare")
     line(console, "Verdict", headline(comparison), style=_STYLES[comparison.outcome])
-    if parts := main_parts(comparison):
-        line(console, "Why", f"of A's mean step: {', '.join(parts)}")
+    if reasons := reason_sentence(comparison):
+        line(console, "Why", reasons)
     for number, sentence in enumerate(place_sentences(comparison) if comparison.parts else ()):
         line(console, "" if number else "Where", sentence)
     line(console, "Noise", noise_sentence(comparison))

@@ -13,7 +13,7 @@ from hpcpace.units import format_count, format_duration
 from hpcpace.wording import milliseconds, percent, plural
 
 AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
-_MOST_PLACES = 4
+_MOST_PLACES, _MOST_PARTS = 4, 3
 _LEAST_SHARE = 0.1
 
 
@@ -33,8 +33,13 @@ def headline(comparison: Comparison) -> str:
 
 def signed(share: float) -> str:
     """Return a change in percent; one that is none has no sign."""
-    percents = round(100 * share, 1)
+    percents = 100 * _rounded(share)
     return f"{percents:+.1f} %" if percents else "0.0 %"
+
+
+def _rounded(share: float) -> float:
+    """Return a share as `signed` tells it, to a tenth of a percent."""
+    return round(100 * share, 1) / 100
 
 
 def place_sentences(comparison: Comparison) -> list[str]:
@@ -48,7 +53,10 @@ def place_sentences(comparison: Comparison) -> list[str]:
     if places.is_common:
         direction = "more" if places.common > 0 else "less"
         where = "most hosts" if len(places.hosts) > 1 else printable(places.hosts[0].name)
-        found.insert(0, f"own work takes {percent(abs(expm1(places.common)))} {direction} time on {where}")
+        common = f"own work takes {percent(abs(expm1(places.common)))} {direction} time on {where}"
+        if comparison.outcome is Outcome.SAME:
+            common += ", though steps do not differ beyond noise"
+        found.insert(0, common)
     if not found:
         found.append("no host or rank changed against the others beyond noise")
     if any(run.num_missing for run in (*comparison.before, *comparison.after)):
@@ -163,13 +171,28 @@ def main_parts(comparison: Comparison) -> list[str]:
 
     Parts that changed the other way are no reason for it.
     """
-    if comparison.outcome is Outcome.SAME:
-        return []
+    return [f"{name} {signed(share)}" for name, share in _main_shares(comparison)]
+
+
+def reason_sentence(comparison: Comparison) -> str:
+    """Return the parts that make most of the difference, and all others as one, so that they add up; "" without any."""
+    found = _main_shares(comparison)
+    if not found:
+        return ""
+    before, after = (sum(getattr(row, side) for row in comparison.parts) for side in ("before_ns", "after_ns"))
+    rest = _rounded(after / before - 1) - sum(_rounded(share) for _, share in found)
+    others = [f"all else {signed(rest)}"] if _rounded(rest) else []
+    return f"of A's mean step: {', '.join([*main_parts(comparison), *others])}"
+
+
+def _main_shares(comparison: Comparison) -> list[tuple[str, float]]:
+    """Return the names of the main parts with their changes, as shares of A's mean step."""
     before = sum(row.before_ns for row in comparison.parts)
-    shares = [(row, row.change_ns / before) for row in comparison.parts if before]
-    large = [(row, share) for row, share in shares if share / comparison.share > _LEAST_SHARE]
-    large.sort(key=lambda found: -abs(found[1]))
-    return [f"{row.kind} {row.name} {signed(share)}" for row, share in large[:3]]
+    if comparison.outcome is Outcome.SAME or not before:
+        return []
+    shares = [(f"{row.kind} {row.name}", row.change_ns / before) for row in comparison.parts]
+    large = [(name, share) for name, share in shares if share / comparison.share > _LEAST_SHARE]
+    return sorted(large, key=lambda found: -abs(found[1]))[:_MOST_PARTS]
 
 
 def names_of(runs: Sequence[ComparedRun]) -> str:

@@ -64,6 +64,16 @@ def test_the_scatter_of_many_places_weighs_against_the_prior() -> None:
     assert spread_of_places(quiet[:7], PRIOR_CV).value == PRIOR_CV
 
 
+@pytest.mark.parametrize("num_places", [8, 16, 64])
+def test_the_scatter_of_places_is_known_as_well_as_it_says_and_outliers_do_not_count(num_places: int) -> None:
+    changes = np.random.default_rng(0).normal(0.0, 0.02 * 2**0.5, (2_000, num_places))
+    found = np.array([spread_of_places(of_pair, 1e-6).value for of_pair in changes.tolist()])
+    freedom = spread_of_places(changes[0].tolist(), 1e-6).freedom - 3  # those of the prior
+    assert found.mean() ** 2 / (2 * found.var()) == pytest.approx(freedom, rel=0.4)  # of a standard deviation
+    changes[:, 0] = 0.5
+    assert np.mean([spread_of_places(of_pair, 1e-6).value for of_pair in changes.tolist()]) < 1.15 * found.mean()
+
+
 def test_repeats_of_many_places_say_together_how_much_one_differs() -> None:
     groups = np.random.default_rng(0).normal(0.0, 0.02, (2, 30, 3)) + np.arange(30)[:, np.newaxis]
     found = spread_of_repeats(groups.tolist())

@@ -1,0 +1,109 @@
+"""Which host or rank changed, in many made-up pairs of runs: named at the stated rate where none did, and found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sample_runs import sample_run
+
+from hpcpace.report.words.comparison import place_sentences
+from hpcpace.runs.compare import Outcome, compare
+from hpcpace.runs.measured import MeasuredRun
+from hpcpace.runs.places import PlaceChanges, place_changes
+
+PAIRS = 100
+SLOWER = 0.05
+
+
+def _run(name: str, work: np.ndarray, num_hosts: int) -> MeasuredRun:
+    hosts = [f"n{rank * num_hosts // len(work)}" for rank in range(len(work))]
+    return sample_run(name, work=(100 * np.exp(work)).tolist(), hosts=hosts)
+
+
+def _changes(
+    random: np.random.Generator,
+    shape: tuple[int, int],
+    repeats: int,
+    *,
+    run_cv: float = 0.003,
+    rank_cv: float = 0.01,
+    slower: range = range(0),
+) -> PlaceChanges:
+    """Return what changed between two groups of runs of hosts with ranks each; some ranks are slower in B."""
+    groups = []
+    for side in "ab":
+        work = random.normal(0, run_cv, (repeats, 1)) + random.normal(0, rank_cv, (repeats, shape[0] * shape[1]))
+        if side == "b":
+            work[:, slower] += np.log1p(SLOWER)
+        groups.append([_run(f"{side}{number}", of_run, shape[0]) for number, of_run in enumerate(work)])
+    found = place_changes(*groups, prior_cv=0.01, has_same_layout=True)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "repeats", "rank_cv"),
+    [((4, 4), 3, 0.005), ((4, 8), 5, 0.01), ((8, 8), 3, 0.01), ((8, 8), 2, 0.02), ((8, 8), 1, 0.02), ((4, 8), 1, 0.01)],
+)
+def test_ranks_that_vary_are_named_in_few_pairs_of_equal_runs(
+    shape: tuple[int, int], repeats: int, rank_cv: float
+) -> None:
+    random = np.random.default_rng(0)
+    num_named = sum(bool(_changes(random, shape, repeats, rank_cv=rank_cv).named) for _ in range(PAIRS))
+    assert num_named <= 11  # 5 % and 2.7 standard errors
+
+
+@pytest.mark.parametrize("num_hosts", [4, 8])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_hosts_are_named_in_few_pairs_of_runs_that_differ_as_a_whole(num_hosts: int, repeats: int) -> None:
+    random = np.random.default_rng(1)
+    found = [_changes(random, (num_hosts, 1), repeats, run_cv=0.02, rank_cv=0.003) for _ in range(PAIRS)]
+    assert sum(bool(places.named) for places in found) <= 11
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (8, 1), (8, 8)])
+def test_intervals_of_hosts_have_what_whole_runs_differ_by(shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(2)
+    found = [_changes(random, shape, 3, run_cv=0.02, rank_cv=0.003) for _ in range(PAIRS)]
+    assert sum(places.is_common for places in found) <= 11
+    held = [
+        all(row.change is not None and row.change.low <= 0 <= row.change.high for row in places.hosts)
+        for places in found
+    ]
+    assert sum(held) >= 89
+
+
+@pytest.mark.parametrize(("shape", "repeats"), [((4, 4), 3), ((8, 8), 3), ((2, 4), 3), ((8, 8), 2)])
+def test_a_slower_rank_is_found_and_not_its_host(shape: tuple[int, int], repeats: int) -> None:
+    random = np.random.default_rng(3)
+    found = [_changes(random, shape, repeats, slower=range(1, 2)).named for _ in range(PAIRS)]
+    assert sum([row.name for row in named] == ["1 on n0"] for named in found) >= 75
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (8, 1), (4, 4), (8, 8)])
+def test_a_slower_host_is_found_and_not_its_ranks(shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(4)
+    slower = range(shape[1], 2 * shape[1])
+    found = [_changes(random, shape, 3, slower=slower).named for _ in range(PAIRS)]
+    assert sum([row.name for row in named] == ["n1"] for named in found) >= 85
+
+
+def test_a_rank_so_slow_that_the_mean_of_its_host_changed_is_named_alone() -> None:
+    work = np.zeros((6, 32)) + np.arange(6)[:, np.newaxis] % 3 * 1e-3
+    work[3:, 9] += 0.2
+    runs = [_run(f"r{number}", of_run, 8) for number, of_run in enumerate(work)]
+    found = compare(runs[:3], runs[3:]).places
+    assert found is not None and [row.name for row in found.named] == ["9 on n2"]
+    (host,) = [row for row in found.hosts if row.name == "n2"]
+    assert host.beyond is not None and host.beyond.is_beyond_noise and not host.is_named
+
+
+def test_more_work_of_all_hosts_that_the_step_does_not_show_is_said_to_be_so() -> None:
+    before = _run("a", np.zeros(8), 8)
+    after = replace(_run("b", np.full(8, np.log1p(0.05)), 8), p50_ns=before.p50_ns, mean_ns=before.mean_ns)
+    found = compare([before], [after])
+    assert found.outcome is Outcome.SAME
+    (sentence,) = place_sentences(found)
+    assert sentence == "own work takes 5.0 % more time on most hosts, though steps do not differ beyond noise"
