@@ -41,7 +41,7 @@ class PlaceRow:
         caused_before_ns, caused_after_ns: exposed wait that began there, mean over all ranks.
         change: ln(B / A) of its own work; None where nothing compares. Where a group lacks it, that group has the
             level of the others in its run.
-        beyond: the same less what most hosts changed by; None likewise.
+        beyond: the same less what most others changed by; None likewise.
         is_named: whether it is slower or faster in B beyond noise, and others are not.
         against: what it is compared with: itself, or the others of its run.
     """
@@ -59,7 +59,7 @@ class PlaceRow:
 
     @property
     def beyond_share(self) -> float:
-        """By how much it is slower in B beyond what most hosts changed by, relative."""
+        """By how much it is slower in B beyond what most others changed by, relative."""
         return expm1(self.beyond.value) if self.beyond is not None else 0.0
 
     @property
@@ -99,28 +99,28 @@ class PlaceChanges:
 
 @dataclass(frozen=True, kw_only=True)
 class _Whole:
-    """What runs differ by as a whole, at most hosts.
+    """What runs differ by as a whole, at most places: hosts, or the ranks of the only host.
 
     Attributes:
-        levels: the median over hosts of each run of A and of B, as logarithms.
-        change: ln(B / A) of them; None where no host compares with itself.
-        is_common: whether that is beyond the noise of runs, and most hosts changed by as much.
-        num_hosts: hosts that compare with themselves.
+        levels: the median over places of each run of A and of B, as logarithms.
+        change: ln(B / A) of them; None where no place compares with itself.
+        is_common: whether that is beyond the noise of runs, and most places changed by as much.
+        num_places: those that compare with themselves.
     """
 
     levels: _Levels
     change: LogDifference | None
     is_common: bool
-    num_hosts: int
+    num_places: int
 
     @property
     def is_known(self) -> bool:
-        """Whether there are enough hosts: the median of few may be that of the changed ones."""
-        return self.num_hosts >= _LEAST_FOR_MEDIAN
+        """Whether there are enough places: the median of few may be that of the changed ones."""
+        return self.num_places >= _LEAST_FOR_MEDIAN
 
     @property
     def reference(self) -> float:
-        """What a host changes by that changes as the others do."""
+        """What a place changes by that changes as the others do."""
         return self.change.value if self.change is not None and (self.is_known or self.is_common) else 0.0
 
 
@@ -142,14 +142,15 @@ def place_changes(
     if not ranks or any(rank.work_ns is None or rank.work_ns <= 0 for rank in ranks):
         return None
     works = place_works(before, after, lambda rank: rank.host, has_same_layout=has_same_layout)
-    whole = _whole(works, (len(before), len(after)), prior_cv)
+    of_ranks = place_works(before, after, lambda rank: f"{rank.rank} on {rank.host}", has_same_layout=has_same_layout)
+    # What one host changed by may be the change of one of its ranks: there, what most ranks did counts.
+    whole = _whole(works if len(works) > 1 else of_ranks, (len(before), len(after)), prior_cv)
     is_shared = any(len({rank.host for rank in run.ranks}) < len(run.ranks) for run in after)
     num_kinds = 2 if is_shared else 1  # hosts, and then ranks
     hosts = _rows("host", works, whole, prior_cv, num_kinds * len(works))
     of_hosts: dict[str, list[PlaceRow]] = {}
     if is_shared:
-        works = place_works(before, after, lambda rank: f"{rank.rank} on {rank.host}", has_same_layout=has_same_layout)
-        for row in _rows("rank", works, whole, prior_cv, num_kinds * len(works)):
+        for row in _rows("rank", of_ranks, whole, prior_cv, num_kinds * len(of_ranks)):
             of_hosts.setdefault(row.name.partition(" on ")[2], []).append(row)
     apart = {row.name for row in hosts if _is_of_ranks(row, of_hosts.get(row.name, []))}
     hosts = [replace(row, is_named=row.is_named and row.name not in apart) for row in hosts]
@@ -162,13 +163,13 @@ def place_changes(
     )
 
 
-def _whole(hosts: Sequence[PlaceWork], num_runs: tuple[int, int], prior_cv: float) -> _Whole:
+def _whole(places: Sequence[PlaceWork], num_runs: tuple[int, int], prior_cv: float) -> _Whole:
     """Return what runs differ by as a whole, judged by how much runs differ, as their step times are."""
-    itself = [(host, host.values) for host in hosts if host.is_itself and host.values is not None]
+    itself = [(place, place.values) for place in places if place.is_itself and place.values is not None]
     if not itself:
         none = ([0.0] * num_runs[0], [0.0] * num_runs[1])
-        return _Whole(levels=none, change=None, is_common=False, num_hosts=0)
-    # Each host about its own middle, so that the median over hosts is not always that of the same one.
+        return _Whole(levels=none, change=None, is_common=False, num_places=0)
+    # Each place about its own middle, so that the median over places is not always that of the same one.
     middles = [fmean(fmean(of_side) for of_side in values) for _, values in itself]
     one, two = (
         [
@@ -178,15 +179,15 @@ def _whole(hosts: Sequence[PlaceWork], num_runs: tuple[int, int], prior_cv: floa
         for side, num in enumerate(num_runs)
     )
     errors = [
-        [fmean(host.errors[side][run] for host, _ in itself) for run in range(n)] for side, n in enumerate(num_runs)
+        [fmean(place.errors[side][run] for place, _ in itself) for run in range(n)] for side, n in enumerate(num_runs)
     ]
     change = log_difference(one, two, before_errors=errors[0], after_errors=errors[1], prior_cv=prior_cv)
-    num_alike = sum(copysign(1.0, change.value) * host.change > change.half_width for host, _ in itself)
+    num_alike = sum(copysign(1.0, change.value) * place.change > change.half_width for place, _ in itself)
     return _Whole(
         levels=(one, two),
         change=change,
         is_common=change.is_beyond_noise and 2 * num_alike > len(itself),
-        num_hosts=len(itself),
+        num_places=len(itself),
     )
 
 
@@ -235,7 +236,7 @@ def _without(work: PlaceWork, whole: _Whole) -> _Levels | None:
 
 
 def _with_whole(own: LogDifference, whole: _Whole) -> tuple[LogDifference, LogDifference]:
-    """Return the change of a place and that beyond what most hosts changed by.
+    """Return the change of a place and that beyond what most others changed by.
 
     Args:
         own: the difference of its values without what runs differ by as a whole, if that is known.
@@ -264,9 +265,9 @@ def _spread(works: Sequence[PlaceWork], values: Sequence[_Levels | None], whole:
     pairs = [(work, of_work) for work, of_work in zip(works, values, strict=True) if of_work is not None]
     groups = [[of_work[side] for work, of_work in pairs if work.work_ns[side] is not None] for side in (0, 1)]
     seen = spread_of_repeats(groups)
-    is_apart = whole.is_known or not whole.num_hosts
+    is_apart = whole.is_known or not whole.num_places
     if is_apart:  # the level that was taken out is one of each run, as the mean of a sample is
-        share = 1 - 1 / max(whole.num_hosts, len(pairs), 2)
+        share = 1 - 1 / max(whole.num_places, len(pairs), 2)
         seen = RunSpread(value=seen.value / share**0.5, freedom=seen.freedom * share)
     num_runs = [len(levels) for levels in whole.levels]
     if min(num_runs) >= LEAST_REPEATS and seen.freedom:

@@ -75,7 +75,7 @@ def _place_sentence(row: PlaceRow, common: float) -> str:
     if row.against == "others":
         against = ", against the ranks of its role in the same run"
     elif common:
-        against = ", beyond what most hosts changed by"
+        against = ", beyond what most others changed by"
     return (
         f"{name} is {percent(abs(row.beyond_share))} {direction} in B by its own work (95 %: {low} to {high}){against}"
     )

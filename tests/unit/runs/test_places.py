@@ -107,3 +107,16 @@ def test_more_work_of_all_hosts_that_the_step_does_not_show_is_said_to_be_so() -
     assert found.outcome is Outcome.SAME
     (sentence,) = place_sentences(found)
     assert sentence == "own work takes 5.0 % more time on most hosts, though steps do not differ beyond noise"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+def test_of_one_host_the_rank_that_changed_is_named_and_the_others_are_not(num_ranks: int) -> None:
+    before, after = np.zeros(num_ranks), np.zeros(num_ranks)
+    after[1] = np.log(2)
+    found = place_changes([_run("a", before, 1)], [_run("b", after, 1)], prior_cv=0.01, has_same_layout=True)
+    assert found is not None and not found.is_common
+    assert [(row.name, round(row.beyond_share, 6)) for row in found.named] == [("1 on n0", 1.0)]
+    everywhere = place_changes(
+        [_run("a", before, 1)], [_run("b", before + 0.1, 1)], prior_cv=0.01, has_same_layout=True
+    )
+    assert everywhere is not None and everywhere.is_common and everywhere.named == ()
