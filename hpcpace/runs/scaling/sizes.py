@@ -14,7 +14,7 @@ import numpy as np
 from hpcpace.errors import CannotTell, UsageError
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.work import is_same_batch, usual_batches
-from hpcpace.wording import listed
+from hpcpace.wording import listed, plural
 
 PRIOR_CV = 0.01
 """Variation from run to run that is assumed of fewer than three repeats."""
@@ -122,15 +122,7 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
         raise UsageError(f"the runs count {listed(units)}: speeds of different units cannot be compared")
     once = _without_twins(usable, left_out)
     alike = _alike(once, [sample.same_work for sample in once], "does other work", left_out)
-    unit = _unit(alike)
-    by_size: dict[int, list[Sample]] = {}
-    for sample in alike:
-        by_size.setdefault(sample.num_nodes if unit == "node" else sample.num_ranks, []).append(sample)
-    sizes = tuple(
-        Size(num_units=count, samples=_repeats(by_size[count], count, left_out))
-        for count in sorted(by_size)
-        if count > 0
-    )
+    unit, sizes = _counted(alike, left_out)
     if not sizes:
         raise UsageError("no run says on how many nodes or ranks it ran: add the column nodes")
     found, why = _kind(sizes)
@@ -152,14 +144,56 @@ def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sampl
     return list(seen.values())
 
 
-def _repeats(samples: Sequence[Sample], num_units: int, left_out: list[str]) -> tuple[Sample, ...]:
+def _counted(samples: Sequence[Sample], left_out: list[str]) -> tuple[str, tuple[Size, ...]]:
+    """Return what is counted, and the sizes; what is counted is decided by the runs that are kept."""
+    unit = _unit(samples)
+    by_size: dict[int, list[Sample]] = {}
+    for sample in _usual_layouts_first(samples):
+        by_size.setdefault(sample.num_nodes if unit == "node" else sample.num_ranks, []).append(sample)
+    uncounted = by_size.pop(0, [])
+    sizes = tuple(
+        Size(num_units=count, samples=_repeats(by_size[count], plural(count, unit), left_out))
+        for count in sorted(by_size)
+    )
+    kept = [*uncounted, *(sample for size in sizes for sample in size.samples)]
+    if _unit(kept) != unit:
+        return _counted(kept, left_out)
+    left_out += [f"{one.name} does not say on how many {unit}s it ran, which the sizes count" for one in uncounted]
+    return unit, sizes
+
+
+def _usual_layouts_first(samples: Sequence[Sample]) -> list[Sample]:
+    """Return runs by how many have their number of ranks a node, most first: that decides between as many repeats."""
+    layouts = Counter(_ranks_per_node(sample) for sample in samples)
+    return sorted(samples, key=lambda sample: -layouts[_ranks_per_node(sample)])
+
+
+def _ranks_per_node(sample: Sample) -> float:
+    """Return 0 where it is not known."""
+    return sample.num_ranks / sample.num_nodes if sample.num_nodes else 0.0
+
+
+def _repeats(samples: Sequence[Sample], size: str, left_out: list[str]) -> tuple[Sample, ...]:
     """Return the runs of one size that are repeats of each other; those that do not say their batch have that of all.
 
     Batches that differ by less than 2 % are one.
+
+    Args:
+        samples: at least one.
+        size: in words.
+        left_out: gets why others are none, a sentence each.
     """
     usual = usual_batches(sample.batch for sample in samples)
-    ways = [{**sample.same_way, "batch": f"{usual[sample.batch]:g}" if sample.batch else ""} for sample in samples]
-    alike = _alike(samples, ways, f"is not pooled with the others of {num_units}", left_out)
+    ways = [
+        {
+            **sample.same_way,
+            "batch": f"{usual[sample.batch]:g}" if sample.batch else "",
+            "number of nodes": str(sample.num_nodes or ""),
+            "number of ranks": str(sample.num_ranks or ""),
+        }
+        for sample in samples
+    ]
+    alike = _alike(samples, ways, f"is not pooled with the others of {size}", left_out)
     given = [sample.batch for sample in alike if sample.batch]
     return tuple(sample if sample.batch or not given else sample.with_batch(float(np.mean(given))) for sample in alike)
 
@@ -194,12 +228,10 @@ def _alike(
 
 
 def _unit(samples: Sequence[Sample]) -> str:
-    """Return `node`, or `rank` where nodes have different numbers of ranks, or all runs are on one node."""
-    if any(sample.num_nodes == 0 for sample in samples):
-        return "rank"
-    per_node = {sample.num_ranks / sample.num_nodes for sample in samples if sample.num_ranks}
-    is_one_node = all(sample.num_nodes == 1 for sample in samples) and len({s.num_ranks for s in samples}) > 1
-    return "rank" if len(per_node) > 1 or is_one_node else "node"
+    """Return `node`, or `rank` where nodes have different numbers of ranks, or more runs say their ranks than nodes."""
+    per_node = {_ranks_per_node(sample) for sample in samples} - {0.0}
+    num_more = sum(bool(sample.num_ranks) - bool(sample.num_nodes) for sample in samples)
+    return "rank" if len(per_node) > 1 or num_more > 0 else "node"
 
 
 def _kind(sizes: Sequence[Size]) -> tuple[Kind, str]:

@@ -303,6 +303,44 @@ def test_nodes_with_different_numbers_of_ranks_are_counted_by_rank() -> None:
     assert series.unit == "rank" and [size.num_units for size in series.sizes] == [1, 2, 4]
 
 
+def _of_table(content: str) -> tuple[str, dict[int, list[str]], tuple[str, ...]]:
+    """Return what is counted in a table, the runs of each size, and what is left out."""
+    lines = [line.split(",") for line in content.split()]
+    samples = [
+        replace(_sample(1, name=name), num_nodes=int(nodes or 0), num_ranks=int(ranks or 0))
+        for name, nodes, ranks in lines
+    ]
+    found = series_of(samples)
+    return found.unit, {size.num_units: [one.name for one in size.samples] for size in found.sizes}, found.left_out
+
+
+@pytest.mark.parametrize(
+    ("content", "unit", "sizes"),
+    [
+        ("a,1, b,,2 c,,4 d,8,", "node", {1: ["a"], 8: ["d"]}),
+        ("a,1, b,,2 c,,4 d,,8", "rank", {2: ["b"], 4: ["c"], 8: ["d"]}),
+        ("a,1,4 b,,8 c,4,16", "rank", {4: ["a"], 8: ["b"], 16: ["c"]}),
+        ("a,1,1 b,1,2 c,4,", "rank", {1: ["a"], 2: ["b"]}),
+    ],
+)
+def test_a_run_that_does_not_say_what_the_sizes_count_is_told(
+    content: str, unit: str, sizes: dict[int, list[str]]
+) -> None:
+    counted, found, left_out = _of_table(content)
+    assert (counted, found) == (unit, sizes)
+    kept = [name for names in sizes.values() for name in names]
+    lost = [line.split(",")[0] for line in content.split() if line.split(",")[0] not in kept]
+    assert [sentence.split(" ")[0] for sentence in left_out] == lost
+    assert all(f"does not say on how many {unit}s it ran" in sentence for sentence in left_out)
+
+
+@pytest.mark.parametrize("content", ["a,1,8 b,2,16 c,4,16 d,4,32 e,8,", "a,1,8 c,4,16 b,2,16 d,4,32 e,8,"])
+def test_as_many_ranks_on_other_numbers_of_nodes_are_no_repeats_and_do_not_change_what_is_counted(content: str) -> None:
+    unit, sizes, left_out = _of_table(content)
+    assert (unit, sizes) == ("node", {1: ["a"], 2: ["b"], 4: ["d"], 8: ["e"]})
+    assert left_out == ("c is not pooled with the others of 16 ranks: number of nodes is 4, not 2",)
+
+
 def test_without_parts_the_law_is_of_the_step_time_alone() -> None:
     samples = [replace(_sample(nodes, strong=True), parts_ns=None, unknown="no phases") for nodes in (1, 2, 4, 8)]
     found = scaling_of(samples)
