@@ -182,7 +182,7 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
             f"add runs of other sizes{left}"
         )
     speeds = _speeds(series)
-    no_law = obstacle(series)
+    no_law = obstacle(series) or series.doubt
     factors = (2, MOST_FACTOR)
     largest = series.sizes[-1].num_units
     predicted = None if no_law else predict(series, [factor * largest for factor in factors], probe=probe)
@@ -192,6 +192,8 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
             f"{series.unit}s, which it was fitted to"
         )
         predicted = None
+    if predicted is not None and not predicted.low_ns.all():
+        no_law, predicted = "no law fits these sizes: by the closest one, larger sizes may take no time", None
     return Scaling(
         unit=series.unit,
         kind=series.kind,

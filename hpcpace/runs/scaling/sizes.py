@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ from hpcpace.wording import listed, plural
 PRIOR_CV = 0.01
 """Variation from run to run that is assumed of fewer than three repeats."""
 _LEAST_REPEATS = 3
+_MOST_RATIO = 2.0
+"""Repeats that differ by this factor or more are not the same thing measured again: one was written in another unit, or
+for one rank instead of all."""
+_MOST_ERROR = 0.25
+"""Relative standard error from which on noise may take a time to nothing, at four times that."""
 _MOST_TOLD = 3
 
 
@@ -97,6 +103,13 @@ class Series:
     sizes: tuple[Size, ...]
     left_out: tuple[str, ...]
 
+    @property
+    def doubt(self) -> str:
+        """Which size is known too badly for a law; empty where there is none."""
+        worst = max(self.sizes, key=lambda size: size.error)
+        known = f"the speed of {plural(worst.num_units, self.unit)} is known to {100 * worst.error:.0f} % only"
+        return known if worst.error > _MOST_ERROR else ""
+
     def without_largest(self) -> Series:
         """Return the series without its largest size."""
         return Series(unit=self.unit, kind=self.kind, why=self.why, sizes=self.sizes[:-1], left_out=self.left_out)
@@ -116,21 +129,27 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
     left_out = [f"{sample.name} {sample.unusable}" for sample in samples if sample.unusable]
     usable = [sample for sample in samples if not sample.unusable]
     if not usable:
-        raise CannotTell(f"no run can be used: {'; '.join(left_out[:_MOST_TOLD])}")
+        raise _none_left(left_out)
     units = sorted({sample.unit for sample in usable})
     if len(units) > 1:
         raise UsageError(f"the runs count {listed(units)}: speeds of different units cannot be compared")
     once = _without_twins(usable, left_out)
     alike = _alike(once, [sample.same_work for sample in once], "does other work", left_out)
+    if not any(sample.num_nodes or sample.num_ranks for sample in alike):
+        raise UsageError("no run says on how many nodes or ranks it ran: add the column nodes")
     unit, sizes = _counted(alike, left_out)
     if not sizes:
-        raise UsageError("no run says on how many nodes or ranks it ran: add the column nodes")
+        raise _none_left(left_out)
     found, why = _kind(sizes)
     if kind is not None and found not in (kind, Kind.UNKNOWN):
         raise UsageError(f"--scaling {kind} is not what the runs are: {why}, which is {found} scaling")
     if kind is not None and found is Kind.UNKNOWN:
         found, why = kind, "as told"
     return Series(unit=unit, kind=found, why=why, sizes=sizes, left_out=tuple(left_out))
+
+
+def _none_left(left_out: Sequence[str]) -> CannotTell:
+    return CannotTell(f"no run can be used: {'; '.join(left_out[:_MOST_TOLD])}")
 
 
 def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sample]:
@@ -152,8 +171,9 @@ def _counted(samples: Sequence[Sample], left_out: list[str]) -> tuple[str, tuple
         by_size.setdefault(sample.num_nodes if unit == "node" else sample.num_ranks, []).append(sample)
     uncounted = by_size.pop(0, [])
     sizes = tuple(
-        Size(num_units=count, samples=_repeats(by_size[count], plural(count, unit), left_out))
+        Size(num_units=count, samples=repeats)
         for count in sorted(by_size)
+        if (repeats := _repeats(by_size[count], plural(count, unit), left_out))
     )
     kept = [*uncounted, *(sample for size in sizes for sample in size.samples)]
     if _unit(kept) != unit:
@@ -176,7 +196,7 @@ def _ranks_per_node(sample: Sample) -> float:
 def _repeats(samples: Sequence[Sample], size: str, left_out: list[str]) -> tuple[Sample, ...]:
     """Return the runs of one size that are repeats of each other; those that do not say their batch have that of all.
 
-    Batches that differ by less than 2 % are one.
+    There are none where no speed is that of most. Batches that differ by less than 2 % are one.
 
     Args:
         samples: at least one.
@@ -195,7 +215,51 @@ def _repeats(samples: Sequence[Sample], size: str, left_out: list[str]) -> tuple
     ]
     alike = _alike(samples, ways, f"is not pooled with the others of {size}", left_out)
     given = [sample.batch for sample in alike if sample.batch]
-    return tuple(sample if sample.batch or not given else sample.with_batch(float(np.mean(given))) for sample in alike)
+    found = [sample if sample.batch or not given else sample.with_batch(float(np.mean(given))) for sample in alike]
+    for what, name in (("step time", "step_ns"), ("throughput", "samples_per_s")):
+        values = [getattr(sample, name) for sample in found]
+        if values and None not in values:
+            found = _of_most(found, values, what, size, left_out)
+    return tuple(found)
+
+
+def _of_most(
+    samples: Sequence[Sample], values: Sequence[float], what: str, size: str, left_out: list[str]
+) -> list[Sample]:
+    """Return the repeats that have the value of most of them, within a factor, and say by how much the rest is off.
+
+    Args:
+        samples: repeats.
+        values: one of each, above 0.
+        what: they are, in words.
+        size: of the repeats, in words.
+        left_out: gets why others are none, a sentence each.
+    """
+    ordered = sorted(values)
+    stops = [bisect_left(ordered, _MOST_RATIO * value) for value in ordered]
+    first = max(range(len(ordered)), key=lambda at: stops[at] - at)
+    alike = ordered[first : stops[first]]
+    if 2 * len(alike) <= len(values):
+        low, high = (samples[values.index(value)].name for value in (ordered[0], ordered[-1]))
+        factor = _shown(ordered[-1] / ordered[0])
+        left_out += [
+            f"{sample.name} is left out with all of {size}: the {what} of {high} is {factor} times that of {low}, and "
+            "which one is right is not known"
+            for sample in samples
+        ]
+        return []
+    kept = []
+    for sample, value in zip(samples, values, strict=True):
+        if alike[0] <= value <= alike[-1]:
+            kept.append(sample)
+            continue
+        factor = _shown(value / float(np.median(alike)))
+        left_out.append(f"{sample.name} is not pooled with the others of {size}: its {what} is {factor} times theirs")
+    return kept
+
+
+def _shown(factor: float) -> str:
+    return f"{factor:.0f}" if factor >= 100 else f"{factor:.3g}"
 
 
 def _alike(

@@ -172,6 +172,62 @@ def test_repeats_whose_samples_have_different_lengths_are_pooled() -> None:
     assert found.kind is Kind.WEAK and found.why == "the batch of a unit is 10000 at every size"
 
 
+def _of_speeds(**speeds: list[float]) -> list[Sample]:
+    """Return runs a0, a1... of one node, b0... of two, c0... of four, whose steps take what is given, in seconds."""
+    alone: dict[str, Any] = {"parts_ns": None, "samples_per_s": None}
+    return [
+        replace(_sample(nodes, name=f"{name}{row}"), step_ns=step_s * 1e9, **alone).with_batch(64.0 * nodes)
+        for nodes, name in ((1, "a"), (2, "b"), (4, "c"))
+        for row, step_s in enumerate(speeds[name])
+    ]
+
+
+def test_a_repeat_in_another_unit_is_left_out_with_the_factor() -> None:
+    found = scaling_of(_of_speeds(a=[1.0, 1000.0, 1.01], b=[1.1, 1.12, 0.0011], c=[1.2]))
+    assert [size.runs for size in found.sizes] == [("a0", "a2"), ("b0", "b1"), ("c0",)] and found.predictions
+    assert found.left_out == (
+        "a1 is not pooled with the others of 1 node: its step time is 995 times theirs",
+        "b2 is not pooled with the others of 2 nodes: its step time is 0.000991 times theirs",
+    )
+
+
+def test_a_size_whose_repeats_differ_too_much_to_tell_which_is_right_is_left_out() -> None:
+    found = scaling_of(_of_speeds(a=[1.0, 1000.0], b=[1.1, 1.12], c=[1.2, 1.22]))
+    assert [size.num_units for size in found.sizes] == [2, 4] and len(found.left_out) == 2
+    said = "a1 is left out with all of 1 node: the step time of a1 is 1000 times that of a0, and which one is right is "
+    assert found.left_out[1] == f"{said}not known"
+    with pytest.raises(CannotTell, match=r"no run can be used: a0 is left out .* 1000 times"):
+        scaling_of(_of_speeds(a=[1.0, 1000.0], b=[1.0, 20.0], c=[5.0, 1.0]))
+
+
+def test_repeats_of_equal_step_times_and_other_throughputs_are_not_pooled() -> None:
+    samples = _of_speeds(a=[1.0], b=[1.0, 1.0, 1.0], c=[1.0])
+    samples[2] = replace(samples[2], samples_per_s=64.0)
+    assert "its throughput is 0.5 times theirs" in series_of(samples).left_out[0]
+
+
+def test_repeats_that_differ_by_less_than_a_factor_of_two_are_pooled() -> None:
+    assert not series_of(_of_speeds(a=[1.0, 1.99], b=[1.0, 1.4, 1.8], c=[1.0])).left_out
+
+
+@pytest.mark.parametrize("kind", [Kind.WEAK, Kind.STRONG])
+def test_sizes_that_are_known_badly_are_not_predicted(kind: Kind) -> None:
+    samples = [replace(one, batch=0.0, samples_per_s=None) for one in _of_speeds(a=[1.0], b=[1.0], c=[1.0])]
+    samples[1] = replace(samples[1], error=0.6)
+    found = scaling_of(samples, kind=kind)
+    assert not found.predictions and found.no_law == "the speed of 2 nodes is known to 60 % only"
+
+
+def test_a_law_by_which_a_step_takes_no_time_is_none() -> None:
+    steps_s = ((31, 64 / 2308), (70, 64 / 3184), (107, 64 / 5975), (140, 64 / 10240), (153, 1e-8))
+    samples = [
+        replace(_sample(nodes, strong=True), parts_ns=None, step_ns=step_s * 1e9, samples_per_s=64 / step_s)
+        for nodes, step_s in steps_s
+    ]
+    found = scaling_of(samples)
+    assert not found.predictions and found.no_law.endswith("larger sizes may take no time")
+
+
 def test_a_line_without_batch_has_that_of_its_repeats(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("run,throughput,nodes,batch\na,100,1,\nb,101,1,64\nc,198,2,128\nd,390,4,256\n")
