@@ -60,6 +60,13 @@ def test_a_csv_file_of_another_tool_is_read(hpcpace, tmp_path: Path) -> None:
     assert code == 0 and "not known: a table has speeds alone" in out and "16 nodes (2 times)" in out
 
 
+def test_the_interval_of_repeats_that_agree_has_a_width(hpcpace, tmp_path: Path) -> None:
+    lines = [f"{nodes}-{row},{nodes},{rate},{64 * nodes}" for nodes, rate in ((1, 100), (2, 190)) for row in range(3)]
+    (tmp_path / "runs.csv").write_text("\n".join(["run,nodes,throughput,batch", *lines]))
+    code, out, _ = hpcpace("scale", tmp_path / "runs.csv")
+    assert code == 0 and "0.95 0.948-0.952" in out
+
+
 @pytest.mark.parametrize("kind", ["weak", "strong"])
 def test_the_user_can_say_how_the_work_grows(hpcpace, tmp_path: Path, kind: str) -> None:
     (tmp_path / "runs.csv").write_text("run,nodes,step_time_s\na,1,1.0\nb,2,0.6\nc,4,0.4\n")

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import CannotTell
-from hpcpace.metrics.run_difference import welch_half_width
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Predicted, obstacle, parts_at, predict
 from hpcpace.runs.scaling.samples import Sample
@@ -25,7 +24,6 @@ IDEAL = 0.95
 HALF = 0.5
 """Share of its ideal gain below which a doubling does not pay."""
 _LEAST_LOST = 0.03  # of the step, below which nothing is said to stop a job
-_UPPER = 0.975  # of intervals of 95 %
 _NUM_DRAWS = 400
 _NUM_POINTS = 256
 
@@ -247,9 +245,7 @@ def _size_figures(series: Series, speeds: NDArray[np.float64], row: int) -> Size
     size, first = series.sizes[row], series.sizes[0]
     ratio = size.num_units / first.num_units
     speedup = float(speeds[row] / speeds[0])
-    half = 0.0
-    if row:
-        half = welch_half_width([size.error**2, first.error**2], [size.freedom, first.freedom], _UPPER)
+    half = size.half_width(first) if row else 0.0
     interval = (speedup * float(np.exp(-half)), speedup * float(np.exp(half)))
     factor = scaling_factor(float(speeds[row]), size.num_units, float(speeds[0]) / first.num_units)
     further = None
@@ -280,13 +276,15 @@ def _size_figures(series: Series, speeds: NDArray[np.float64], row: int) -> Size
 def band(factor: float, ratio: float) -> Band:
     """Return the band of a scaling factor: detrimental is slower than the smallest size.
 
+    Factor and speedup count as they are printed, to two digits.
+
     Args:
         factor: S_n.
         ratio: how many times the smallest size it is.
     """
-    if factor >= IDEAL:
+    if round(factor, 2) >= IDEAL:
         return Band.IDEAL
-    return Band.OVERHEAD if factor * ratio >= 1 else Band.DETRIMENTAL
+    return Band.OVERHEAD if round(factor * ratio, 2) >= 1 else Band.DETRIMENTAL
 
 
 def _knee(series: Series, speeds: NDArray[np.float64], predicted: Predicted | None) -> Knee | None:

@@ -7,19 +7,27 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from hpcpace.errors import CannotTell, UsageError
+from hpcpace.metrics.run_difference import (
+    LEAST_CV,
+    LEAST_REPEATS,
+    PRIOR_CV,
+    RunSpread,
+    log_difference,
+    spread_beyond_prior,
+    spread_of_repeats,
+)
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.work import is_same_batch, usual_batches
+from hpcpace.units import NS_PER_S
 from hpcpace.wording import listed, plural
 
-PRIOR_CV = 0.01
-"""Variation from run to run that is assumed of fewer than three repeats."""
-_LEAST_REPEATS = 3
+_PRIOR = RunSpread(value=PRIOR_CV, freedom=math.inf)
 _MOST_RATIO = 2.0
 """Repeats that differ by this factor or more are not the same thing measured again: one was written in another unit, or
 for one rank instead of all."""
@@ -43,10 +51,12 @@ class Size:
     Attributes:
         num_units: nodes or ranks.
         samples: the repeats, at least one.
+        spread: between runs, of the whole series.
     """
 
     num_units: int
     samples: tuple[Sample, ...]
+    spread: RunSpread = _PRIOR
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a figure over the repeats; None where one lacks it."""
@@ -67,22 +77,46 @@ class Size:
         return {name: float(np.mean([parts[name] for parts in found if parts is not None])) for name in PARTS}
 
     @property
-    def run_cv(self) -> float:
-        """Relative standard deviation from run to run: measured from three repeats on, else at least the prior."""
-        speeds = [sample.step_ns or 1 / (sample.samples_per_s or math.nan) for sample in self.samples]
-        within = float(np.mean([sample.error for sample in self.samples]))
-        seen = float(np.std(np.log(speeds), ddof=1)) if len(speeds) > 1 else 0.0
-        return max(seen, within) if len(speeds) >= _LEAST_REPEATS else max(seen, math.hypot(PRIOR_CV, within))
+    def batch(self) -> float:
+        """Samples of a step: as the runs say, else their throughput times their step time; 0 where neither is known."""
+        step_ns, rate = self.mean("step_ns"), self.mean("samples_per_s")
+        return self.mean("batch") or (rate or 0.0) * (step_ns or 0.0) / NS_PER_S
 
     @property
-    def freedom(self) -> float:
-        """Degrees of freedom of `run_cv`; infinite where it is the prior."""
-        return len(self.samples) - 1 if len(self.samples) >= _LEAST_REPEATS else math.inf
+    def has_repeats(self) -> bool:
+        """Whether they say by themselves how much they differ."""
+        return len(self.samples) >= LEAST_REPEATS
+
+    @property
+    def log_times(self) -> list[float]:
+        """Logarithms of the step times, or of times for a sample where step times are not known."""
+        if self.mean("step_ns") is not None:
+            return [math.log(sample.step_ns or math.nan) for sample in self.samples]
+        return [-math.log(sample.samples_per_s or math.nan) for sample in self.samples]
+
+    @property
+    def run_cv(self) -> float:
+        """Relative standard deviation from run to run: its own from three repeats on, else that of the series."""
+        within = float(np.mean([sample.error for sample in self.samples]))
+        if not self.has_repeats:
+            return math.hypot(self.spread.value, within)
+        return max(float(np.std(self.log_times, ddof=1)), within, LEAST_CV)
 
     @property
     def error(self) -> float:
         """Relative standard error of its mean speed."""
-        return max(self.run_cv / math.sqrt(len(self.samples)), 1e-4)
+        return self.run_cv / math.sqrt(len(self.samples))
+
+    def half_width(self, other: Size) -> float:
+        """Return half of the 95 % interval of the logarithm of its speed over that of another size."""
+        errors = [[sample.error for sample in size.samples] for size in (other, self)]
+        return log_difference(
+            other.log_times,
+            self.log_times,
+            before_errors=errors[0],
+            after_errors=errors[1],
+            spread=None if self.has_repeats and other.has_repeats else self.spread,
+        ).half_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +174,8 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
     unit, sizes = _counted(alike, left_out)
     if not sizes:
         raise _none_left(left_out)
+    spread = _spread(sizes)
+    sizes = tuple(replace(size, spread=spread) for size in sizes)
     found, why = _kind(sizes)
     if kind is not None and found not in (kind, Kind.UNKNOWN):
         raise UsageError(f"--scaling {kind} is not what the runs are: {why}, which is {found} scaling")
@@ -298,9 +334,20 @@ def _unit(samples: Sequence[Sample]) -> str:
     return "rank" if len(per_node) > 1 or num_more > 0 else "node"
 
 
+def _spread(sizes: Sequence[Size]) -> RunSpread:
+    """Return how much runs of a size differ, pooled over all sizes: the prior, unless they differ by more than that.
+
+    A single degree of freedom says too little to stand without the prior.
+    """
+    seen = spread_of_repeats([[size.log_times for size in sizes]])
+    if seen.freedom < LEAST_REPEATS - 1 or seen.value <= PRIOR_CV:
+        return spread_beyond_prior(seen, PRIOR_CV)
+    return seen
+
+
 def _kind(sizes: Sequence[Size]) -> tuple[Kind, str]:
     """Return how the work grows, by the batches."""
-    batches = [size.mean("batch") or 0.0 for size in sizes]
+    batches = [size.batch for size in sizes]
     if len(sizes) < 2:
         return Kind.UNKNOWN, "there is one size only"
     if not all(batches):
