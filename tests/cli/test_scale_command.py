@@ -138,6 +138,29 @@ def test_a_file_that_is_no_probe_is_refused(hpcpace, runs: dict[int, Path], tmp_
     assert code == 2 and "no saved probe" in err
 
 
+@pytest.mark.parametrize("target", ["runs.csv", "./sub/../runs.csv", "link.csv", "hard.csv", "probe.json"])
+def test_a_file_that_is_read_is_not_replaced(hpcpace, tmp_path: Path, target: str) -> None:
+    (tmp_path / "sub").mkdir()
+    for name, content in (("runs.csv", TABLE), ("probe.json", "{}")):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "link.csv").symlink_to(tmp_path / "runs.csv")
+    (tmp_path / "hard.csv").hardlink_to(tmp_path / "runs.csv")
+    call = ("scale", tmp_path / "runs.csv", "--probe", tmp_path / "probe.json", "--csv", tmp_path / target)
+    code, out, err = hpcpace(*call)
+    assert (code, out) == (2, "") and "would be lost: name another file with --csv" in err
+    assert (tmp_path / "runs.csv").read_text() == TABLE and (tmp_path / "link.csv").is_symlink()
+    assert hpcpace("scale", tmp_path / "link.csv", "--csv", tmp_path / "runs.csv")[0] == 2
+    assert (tmp_path / "runs.csv").read_text() == TABLE
+
+
+def test_what_a_run_has_recorded_is_not_replaced_and_an_earlier_table_is(hpcpace, runs: dict[int, Path]) -> None:
+    trace = runs[1] / "attempt-0" / "trace" / "rank-00000.h5"
+    code, _, err = hpcpace("scale", *runs.values(), "--csv", trace)
+    assert code == 2 and "is what a run has recorded and would be lost" in err
+    for folder in (runs[1], runs[1] / "attempt-0", runs[1], runs[1] / "attempt-0"):
+        assert hpcpace("scale", *runs.values(), "--csv", folder / "sizes.csv")[0] == 0
+
+
 def test_a_table_that_cannot_be_written_is_told(hpcpace, runs: dict[int, Path]) -> None:
     code, _, err = hpcpace("scale", *runs.values(), "--csv", "/nonexistent/x.csv")
     assert code == 2 and "cannot write /nonexistent/x.csv" in err
