@@ -143,7 +143,7 @@ def command(runs: tuple[Path, ...], out: Path) -> None:
     """Show where a representative step of each RUN goes: a table of its parts, and a lane for each rank."""
     results = [find(run) for run in files.examined(runs)]
     rows = [row for found in results for row in rows_of(found)]
-    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows, figure=draw(results))
+    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows, figure=draw(results), read=runs)
     for found in results:
         print_table(found)
     print(written)

@@ -121,7 +121,7 @@ def command(runs: tuple[Path, ...], out: Path) -> None:
     if all(found.jitter is None for found in results):
         raise CannotTell("in no run are two ranks seen waiting for each other over 2 steps or more")
     rows = [tuple(row_of(found).values()) for found in results]
-    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows, figure=draw(results))
+    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows, figure=draw(results), read=runs)
     print_table(results, remarks)
     print(written)
 

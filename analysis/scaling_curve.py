@@ -109,7 +109,7 @@ def command(runs: Sequence[Path], out: Path, scaling: str | None) -> None:
     print_scaling(console, found)
     for problem in problems:
         note(console, problem)
-    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(found), figure=draw(found))
+    written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(found), figure=draw(found), read=runs)
     console.print(f"\n{written}", markup=False)
     if problems or found.left_out:
         raise SystemExit(EXIT_WARNING)

@@ -132,7 +132,7 @@ def command(runs: tuple[Path, ...], out: Path, topology: Path | None) -> None:
     ]
     rows = [row for found in results for row in rows_of(found)]
     values = [tuple(row.values()) for row in rows]
-    written = files.write_files(out, NAME, columns=COLUMNS, rows=values, figure=draw(results))
+    written = files.write_files(out, NAME, columns=COLUMNS, rows=values, figure=draw(results), read=[*runs, topology])
     print_table(results, rows)
     print(written)
 

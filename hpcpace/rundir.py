@@ -37,6 +37,12 @@ NUM_OURS_OF_TRACES = 2
 """Number of names that hpcpace chose at the end of the path of an attempt's traces, for `hpcpace.files.Folder.open`."""
 
 
+def is_recorded(path: Path) -> bool:
+    """Return whether a file is one that an attempt has recorded: in a folder of it, or one of its JSON files."""
+    is_of_attempt = _ATTEMPT.match(path.parent.name) and path.suffix == ".json"
+    return bool(is_of_attempt) or any(_ATTEMPT.match(folder.name) for folder in path.parent.parents)
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One start of a run: the first, or one after a requeue or an elastic restart.

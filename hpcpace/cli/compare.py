@@ -27,6 +27,7 @@ from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.from_csv import runs_of_csv
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 from hpcpace.runs.measured import MeasuredRun
+from hpcpace.targets import check_target
 from hpcpace.wording import plural
 from hpcpace.world.environment import process_environ
 
@@ -89,6 +90,7 @@ def command(
     Exit codes: 0 B is not slower; 1 B is slower beyond noise; 2 bad input, or different work; 3 cannot tell.
     """
     before, after = _groups(runs)
+    check_target(html, [*before, *after], "--html")
     settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})
     with shown_progress(is_shown=True) as stage:
         loaded = load_runs(

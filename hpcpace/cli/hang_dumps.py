@@ -29,6 +29,7 @@ from hpcpace.runs.imports.dump_timeline import chrome_trace, last_of_ranks
 from hpcpace.runs.imports.dump_view import first_ns, job_view, last_ns
 from hpcpace.runs.imports.dumps import Dumps, read_dumps
 from hpcpace.runs.imports.ras import read_ras, with_witness
+from hpcpace.targets import check_target
 from hpcpace.units import NS_PER_S, format_duration, nanoseconds
 from hpcpace.wording import listed, plural, rank_list
 from hpcpace.world.environment import process_environ
@@ -80,6 +81,8 @@ def report_dumps(paths: Sequence[Path], options: DumpOptions) -> int:
         CannotTell: of no dump is it known which rank left it.
     """
     dumps = read_dumps(paths)
+    read = [*paths, options.ras, *(dump.path for dump in dumps.by_rank.values())]
+    check_target(options.timeline, read, "--timeline")
     job = job_view(dumps)
     told: tuple[str, ...] = ()
     if options.ras is not None:

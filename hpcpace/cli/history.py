@@ -24,6 +24,7 @@ from hpcpace.rundir import RUNS, json_text
 from hpcpace.runs.history import history
 from hpcpace.runs.history_csv import rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs
+from hpcpace.targets import check_target
 from hpcpace.wording import listed
 from hpcpace.world.environment import process_environ
 
@@ -57,6 +58,7 @@ def command(
 
     Exit codes: 0 fine, whatever changed; 2 DIR cannot be read; 3 it has no run that can be used.
     """
+    check_target(html, [folder], "--html")
     if folder.suffix.lower() == ".csv" and not folder.is_dir():
         rows = rows_of_csv(folder)
         runs = IndexedRuns(rows=tuple(rows), broken={}, num_running=0, num_read=len(rows), index="none of a file")

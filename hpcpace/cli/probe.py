@@ -39,6 +39,7 @@ from hpcpace.quoting import printable
 from hpcpace.report.html.probe import probe_page
 from hpcpace.report.terminal.probe import change_lines, probe_lines
 from hpcpace.rundir import json_text
+from hpcpace.targets import check_target
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.environment import RankInfo, process_environ, rank_info, set_environ_default
 from hpcpace.world.mpi import abort_guard
@@ -149,7 +150,12 @@ def command(
     world_options = {"device": device, "backend": backend, "interface": interface}
     with abort_guard(None, info, errors_alike=True):
         config = load_config(file=config_file, environ=environ, options={"world": world_options})
-        check_all((partial(_check_targets, json_file, html_file), partial(_check_against, against, has_other_hosts)))
+        check_all(
+            (
+                partial(_check_targets, json_file, html_file, (against, config_file)),
+                partial(_check_against, against, has_other_hosts),
+            )
+        )
         connection = _connected(info, config)
     call = _Call(
         parts=parts or PART_NAMES,
@@ -168,8 +174,9 @@ def command(
         sys.exit(code)
 
 
-def _check_targets(*files: Path | None) -> None:
-    for file in files:
+def _check_targets(json_file: Path | None, html_file: Path | None, read: Sequence[Path | None]) -> None:
+    for file, option_name in ((json_file, "--json"), (html_file, "--html")):
+        check_target(file, read, option_name)
         if file is not None and not file.parent.is_dir():
             raise UsageError(f"no folder {file.parent} for {file.name}: make it, or name another file")
         if file is not None and file.is_dir():

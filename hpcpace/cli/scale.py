@@ -24,6 +24,7 @@ from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import Scaling, scaling_of
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.runs.scaling.table import COLUMNS, rows_of
+from hpcpace.targets import check_target
 
 _WIDTH = 80
 
@@ -56,6 +57,7 @@ def command(
 
     Exit codes: 0 fine; 1 some runs were left out; 2 bad input; 3 the runs have one size, or no speeds to compare.
     """
+    check_target(target, [*runs, probe], "--csv")
     with shown_progress() as begin_stage:
         samples, problems = read_samples(runs, progress=begin_stage("reading runs"))
     for problem in problems:  # before the law, which may say that too few runs are left

@@ -16,6 +16,7 @@ from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.quoting import printable
 from hpcpace.runs.timeline.run_file import WrittenTimeline, write_timeline
 from hpcpace.runs.timeline.steps import MOST_SLICES, Wanted
+from hpcpace.targets import check_target
 from hpcpace.units import format_bytes
 from hpcpace.wording import plural
 
@@ -75,6 +76,7 @@ def command(
 
     Exit codes: 0 fine; 1 the file lacks something, such as ranks without a trace; 2 bad input; 3 there is no step.
     """
+    check_target(target, [run], "-o")
     first, stop = steps or (None, None)
     directory, attempt = chosen_run(run, attempt_number, is_shown=True)
     warn_of_old_hdf5(directory.path)

@@ -27,6 +27,7 @@ from hpcpace.quoting import printable
 from hpcpace.report.terminal.page import MAX_WIDTH
 from hpcpace.rundir import open_run
 from hpcpace.runs.scaling.sizes import Kind
+from hpcpace.targets import check_target
 from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology
 from hpcpace.trace.attempt_reader import read_attempt
@@ -158,7 +159,15 @@ def rows_from_the_top(shown: Table, *, left: Sequence[int] = ()) -> Table:
     return shown
 
 
-def write_files(out: Path, name: str, *, columns: Sequence[str], rows: Iterable[Sequence[Any]], figure: Figure) -> str:
+def write_files(
+    out: Path,
+    name: str,
+    *,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    figure: Figure,
+    read: Sequence[Path | None] = (),
+) -> str:
     """Write NAME.csv, NAME.png and NAME.svg into a folder, and return a line that says so.
 
     Args:
@@ -167,12 +176,15 @@ def write_files(out: Path, name: str, *, columns: Sequence[str], rows: Iterable[
         columns: names of the table's columns.
         rows: of the table; None becomes an empty cell.
         figure: the plot.
+        read: what the script has read; None counts for none.
 
     Raises:
-        UsageError: a file cannot be written.
+        UsageError: a file cannot be written, or is one of those read.
     """
     import matplotlib
 
+    for ending in ("csv", "png", "svg"):
+        check_target(out / f"{name}.{ending}", read, "--out")
     png, svg = io.BytesIO(), io.BytesIO()
     # Without a date and random ids the same run gives the same file.
     with matplotlib.rc_context({"svg.hashsalt": name}):

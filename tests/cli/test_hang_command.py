@@ -93,6 +93,15 @@ def test_a_timeline_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     assert result.exception.exit_code == 2
 
 
+def test_a_timeline_does_not_replace_a_dump(tmp_path: Path) -> None:
+    folder = write(tmp_path / "dumps", hung_job())
+    dump_file = min(folder.iterdir())
+    before = dump_file.read_bytes()
+    result = run("hang", folder, "--timeline", dump_file)
+    assert isinstance(result.exception, HpcpaceError) and "would be lost" in str(result.exception)
+    assert result.exception.exit_code == 2 and dump_file.read_bytes() == before
+
+
 def test_names_of_files_and_groups_steer_no_terminal(tmp_path: Path) -> None:
     contents = {f"a\x1b[2Jrank_{name[-1]}": one for name, one in hung_job().items()}
     for one in contents.values():

@@ -60,6 +60,13 @@ def test_a_csv_file_of_another_tool_is_read(hpcpace, tmp_path: Path) -> None:
     assert code == 0 and "not known: a table has speeds alone" in out and "16 nodes (2 times)" in out
 
 
+def test_the_interval_of_repeats_that_agree_has_a_width(hpcpace, tmp_path: Path) -> None:
+    lines = [f"{nodes}-{row},{nodes},{rate},{64 * nodes}" for nodes, rate in ((1, 100), (2, 190)) for row in range(3)]
+    (tmp_path / "runs.csv").write_text("\n".join(["run,nodes,throughput,batch", *lines]))
+    code, out, _ = hpcpace("scale", tmp_path / "runs.csv")
+    assert code == 0 and "0.95 0.948-0.952" in out
+
+
 @pytest.mark.parametrize("kind", ["weak", "strong"])
 def test_the_user_can_say_how_the_work_grows(hpcpace, tmp_path: Path, kind: str) -> None:
     (tmp_path / "runs.csv").write_text("run,nodes,step_time_s\na,1,1.0\nb,2,0.6\nc,4,0.4\n")
@@ -129,6 +136,29 @@ def test_a_file_that_is_no_probe_is_refused(hpcpace, runs: dict[int, Path], tmp_
     (tmp_path / "probe.json").write_text("{}")
     code, _, err = hpcpace("scale", *runs.values(), "--probe", tmp_path / "probe.json")
     assert code == 2 and "no saved probe" in err
+
+
+@pytest.mark.parametrize("target", ["runs.csv", "./sub/../runs.csv", "link.csv", "hard.csv", "probe.json"])
+def test_a_file_that_is_read_is_not_replaced(hpcpace, tmp_path: Path, target: str) -> None:
+    (tmp_path / "sub").mkdir()
+    for name, content in (("runs.csv", TABLE), ("probe.json", "{}")):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "link.csv").symlink_to(tmp_path / "runs.csv")
+    (tmp_path / "hard.csv").hardlink_to(tmp_path / "runs.csv")
+    call = ("scale", tmp_path / "runs.csv", "--probe", tmp_path / "probe.json", "--csv", tmp_path / target)
+    code, out, err = hpcpace(*call)
+    assert (code, out) == (2, "") and "would be lost: name another file with --csv" in err
+    assert (tmp_path / "runs.csv").read_text() == TABLE and (tmp_path / "link.csv").is_symlink()
+    assert hpcpace("scale", tmp_path / "link.csv", "--csv", tmp_path / "runs.csv")[0] == 2
+    assert (tmp_path / "runs.csv").read_text() == TABLE
+
+
+def test_what_a_run_has_recorded_is_not_replaced_and_an_earlier_table_is(hpcpace, runs: dict[int, Path]) -> None:
+    trace = runs[1] / "attempt-0" / "trace" / "rank-00000.h5"
+    code, _, err = hpcpace("scale", *runs.values(), "--csv", trace)
+    assert code == 2 and "is what a run has recorded and would be lost" in err
+    for folder in (runs[1], runs[1] / "attempt-0", runs[1], runs[1] / "attempt-0"):
+        assert hpcpace("scale", *runs.values(), "--csv", folder / "sizes.csv")[0] == 0
 
 
 def test_a_table_that_cannot_be_written_is_told(hpcpace, runs: dict[int, Path]) -> None:

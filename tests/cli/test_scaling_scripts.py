@@ -45,6 +45,14 @@ def test_runs_that_are_left_out_are_in_the_exit_code(script, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])
+def test_a_table_that_is_read_is_not_replaced(script, tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.csv").write_text(WEAK)
+    code, _, err = script(name, tmp_path / f"{name}.csv", "--out", tmp_path)
+    assert code == 2 and "would be lost: name another file with --out" in err
+    assert (tmp_path / f"{name}.csv").read_text() == WEAK
+
+
+@pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])
 def test_one_size_is_refused(script, tmp_path: Path, name: str) -> None:
     (tmp_path / "runs.csv").write_text("run,nodes,throughput\na,2,100\n")
     code, _, err = script(name, tmp_path / "runs.csv", "--out", tmp_path / "out")

@@ -10,7 +10,7 @@ import pytest
 from hpcpace.config import Config
 from hpcpace.errors import TraceError
 from hpcpace.observe.recording import Recording
-from hpcpace.rundir import RunDirectory, open_run
+from hpcpace.rundir import RunDirectory, is_recorded, open_run
 from hpcpace.trace.schema import TraceHeader
 
 
@@ -71,3 +71,18 @@ def test_a_recording_follows_no_link_in_its_run(tmp_path, elsewhere, name):
     recording.recorder.close()
     assert list(elsewhere.iterdir()) == []
     assert any("symbolic link" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("run/attempt-0/trace/rank-00000.h5", True),
+        ("run/attempt-12/snapshot/n1.json", True),
+        ("run/attempt-0/probe.json", True),
+        ("run/attempt-0/sizes.csv", False),
+        ("run/report.html", False),
+        ("attempt-0", False),
+    ],
+)
+def test_what_an_attempt_has_recorded_is_known_by_its_place(path: str, expected: bool) -> None:
+    assert is_recorded(Path(path)) is expected

@@ -90,13 +90,19 @@ def _cells(size: SizeFigures) -> list[str]:
         str(len(size.runs)),
         "-" if size.samples_per_s is None else format_count(size.samples_per_s),
         f"{size.scaling_factor:.2f}",
-        f"{low:.2f}-{high:.2f}" if low != high else "",
+        _interval(low, high) if low != high else "",
         "" if size.further_gain is None else f"{100 * size.further_gain:.0f} %",
         "-" if size.step_ns is None else format_duration(size.step_ns),
         "-" if size.cv is None else f"{size.cv:.2f}",
         *("-" if share is None else f"{100 * share:.0f}%" for share in (size.busy, size.wait, size.transfer)),
         str(size.band),
     ]
+
+
+def _interval(low: float, high: float) -> str:
+    """Return an interval with two digits behind the point, or three where two show no width."""
+    digits = 2 if round(low, 2) < round(high, 2) else 3
+    return f"{low:.{digits}f}-{high:.{digits}f}"
 
 
 def _print_parts(console: Console, scaling: Scaling) -> None:

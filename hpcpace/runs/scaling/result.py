@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import CannotTell
-from hpcpace.metrics.run_difference import welch_half_width
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Predicted, obstacle, parts_at, predict
 from hpcpace.runs.scaling.samples import Sample
@@ -25,7 +24,6 @@ IDEAL = 0.95
 HALF = 0.5
 """Share of its ideal gain below which a doubling does not pay."""
 _LEAST_LOST = 0.03  # of the step, below which nothing is said to stop a job
-_UPPER = 0.975  # of intervals of 95 %
 _NUM_DRAWS = 400
 _NUM_POINTS = 256
 
@@ -182,7 +180,7 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
             f"add runs of other sizes{left}"
         )
     speeds = _speeds(series)
-    no_law = obstacle(series)
+    no_law = obstacle(series) or series.doubt
     factors = (2, MOST_FACTOR)
     largest = series.sizes[-1].num_units
     predicted = None if no_law else predict(series, [factor * largest for factor in factors], probe=probe)
@@ -192,6 +190,8 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
             f"{series.unit}s, which it was fitted to"
         )
         predicted = None
+    if predicted is not None and not predicted.low_ns.all():
+        no_law, predicted = "no law fits these sizes: by the closest one, larger sizes may take no time", None
     return Scaling(
         unit=series.unit,
         kind=series.kind,
@@ -245,9 +245,7 @@ def _size_figures(series: Series, speeds: NDArray[np.float64], row: int) -> Size
     size, first = series.sizes[row], series.sizes[0]
     ratio = size.num_units / first.num_units
     speedup = float(speeds[row] / speeds[0])
-    half = 0.0
-    if row:
-        half = welch_half_width([size.error**2, first.error**2], [size.freedom, first.freedom], _UPPER)
+    half = size.half_width(first) if row else 0.0
     interval = (speedup * float(np.exp(-half)), speedup * float(np.exp(half)))
     factor = scaling_factor(float(speeds[row]), size.num_units, float(speeds[0]) / first.num_units)
     further = None
@@ -278,13 +276,15 @@ def _size_figures(series: Series, speeds: NDArray[np.float64], row: int) -> Size
 def band(factor: float, ratio: float) -> Band:
     """Return the band of a scaling factor: detrimental is slower than the smallest size.
 
+    Factor and speedup count as they are printed, to two digits.
+
     Args:
         factor: S_n.
         ratio: how many times the smallest size it is.
     """
-    if factor >= IDEAL:
+    if round(factor, 2) >= IDEAL:
         return Band.IDEAL
-    return Band.OVERHEAD if factor * ratio >= 1 else Band.DETRIMENTAL
+    return Band.OVERHEAD if round(factor * ratio, 2) >= 1 else Band.DETRIMENTAL
 
 
 def _knee(series: Series, speeds: NDArray[np.float64], predicted: Predicted | None) -> Knee | None:

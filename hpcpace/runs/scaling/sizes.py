@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from hpcpace.errors import CannotTell, UsageError
+from hpcpace.metrics.run_difference import (
+    LEAST_CV,
+    LEAST_REPEATS,
+    PRIOR_CV,
+    RunSpread,
+    log_difference,
+    spread_beyond_prior,
+    spread_of_repeats,
+)
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.work import is_same_batch, usual_batches
-from hpcpace.wording import listed
+from hpcpace.units import NS_PER_S
+from hpcpace.wording import listed, plural
 
-PRIOR_CV = 0.01
-"""Variation from run to run that is assumed of fewer than three repeats."""
-_LEAST_REPEATS = 3
+_PRIOR = RunSpread(value=PRIOR_CV, freedom=math.inf)
+_MOST_RATIO = 2.0
+"""Repeats that differ by this factor or more are not the same thing measured again: one was written in another unit, or
+for one rank instead of all."""
+_MOST_ERROR = 0.25
+"""Relative standard error from which on noise may take a time to nothing, at four times that."""
 _MOST_TOLD = 3
 
 
@@ -37,10 +51,12 @@ class Size:
     Attributes:
         num_units: nodes or ranks.
         samples: the repeats, at least one.
+        spread: between runs, of the whole series.
     """
 
     num_units: int
     samples: tuple[Sample, ...]
+    spread: RunSpread = _PRIOR
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a figure over the repeats; None where one lacks it."""
@@ -61,22 +77,46 @@ class Size:
         return {name: float(np.mean([parts[name] for parts in found if parts is not None])) for name in PARTS}
 
     @property
-    def run_cv(self) -> float:
-        """Relative standard deviation from run to run: measured from three repeats on, else at least the prior."""
-        speeds = [sample.step_ns or 1 / (sample.samples_per_s or math.nan) for sample in self.samples]
-        within = float(np.mean([sample.error for sample in self.samples]))
-        seen = float(np.std(np.log(speeds), ddof=1)) if len(speeds) > 1 else 0.0
-        return max(seen, within) if len(speeds) >= _LEAST_REPEATS else max(seen, math.hypot(PRIOR_CV, within))
+    def batch(self) -> float:
+        """Samples of a step: as the runs say, else their throughput times their step time; 0 where neither is known."""
+        step_ns, rate = self.mean("step_ns"), self.mean("samples_per_s")
+        return self.mean("batch") or (rate or 0.0) * (step_ns or 0.0) / NS_PER_S
 
     @property
-    def freedom(self) -> float:
-        """Degrees of freedom of `run_cv`; infinite where it is the prior."""
-        return len(self.samples) - 1 if len(self.samples) >= _LEAST_REPEATS else math.inf
+    def has_repeats(self) -> bool:
+        """Whether they say by themselves how much they differ."""
+        return len(self.samples) >= LEAST_REPEATS
+
+    @property
+    def log_times(self) -> list[float]:
+        """Logarithms of the step times, or of times for a sample where step times are not known."""
+        if self.mean("step_ns") is not None:
+            return [math.log(sample.step_ns or math.nan) for sample in self.samples]
+        return [-math.log(sample.samples_per_s or math.nan) for sample in self.samples]
+
+    @property
+    def run_cv(self) -> float:
+        """Relative standard deviation from run to run: its own from three repeats on, else that of the series."""
+        within = float(np.mean([sample.error for sample in self.samples]))
+        if not self.has_repeats:
+            return math.hypot(self.spread.value, within)
+        return max(float(np.std(self.log_times, ddof=1)), within, LEAST_CV)
 
     @property
     def error(self) -> float:
         """Relative standard error of its mean speed."""
-        return max(self.run_cv / math.sqrt(len(self.samples)), 1e-4)
+        return self.run_cv / math.sqrt(len(self.samples))
+
+    def half_width(self, other: Size) -> float:
+        """Return half of the 95 % interval of the logarithm of its speed over that of another size."""
+        errors = [[sample.error for sample in size.samples] for size in (other, self)]
+        return log_difference(
+            other.log_times,
+            self.log_times,
+            before_errors=errors[0],
+            after_errors=errors[1],
+            spread=None if self.has_repeats and other.has_repeats else self.spread,
+        ).half_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +137,13 @@ class Series:
     sizes: tuple[Size, ...]
     left_out: tuple[str, ...]
 
+    @property
+    def doubt(self) -> str:
+        """Which size is known too badly for a law; empty where there is none."""
+        worst = max(self.sizes, key=lambda size: size.error)
+        known = f"the speed of {plural(worst.num_units, self.unit)} is known to {100 * worst.error:.0f} % only"
+        return known if worst.error > _MOST_ERROR else ""
+
     def without_largest(self) -> Series:
         """Return the series without its largest size."""
         return Series(unit=self.unit, kind=self.kind, why=self.why, sizes=self.sizes[:-1], left_out=self.left_out)
@@ -116,29 +163,29 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
     left_out = [f"{sample.name} {sample.unusable}" for sample in samples if sample.unusable]
     usable = [sample for sample in samples if not sample.unusable]
     if not usable:
-        raise CannotTell(f"no run can be used: {'; '.join(left_out[:_MOST_TOLD])}")
+        raise _none_left(left_out)
     units = sorted({sample.unit for sample in usable})
     if len(units) > 1:
         raise UsageError(f"the runs count {listed(units)}: speeds of different units cannot be compared")
     once = _without_twins(usable, left_out)
     alike = _alike(once, [sample.same_work for sample in once], "does other work", left_out)
-    unit = _unit(alike)
-    by_size: dict[int, list[Sample]] = {}
-    for sample in alike:
-        by_size.setdefault(sample.num_nodes if unit == "node" else sample.num_ranks, []).append(sample)
-    sizes = tuple(
-        Size(num_units=count, samples=_repeats(by_size[count], count, left_out))
-        for count in sorted(by_size)
-        if count > 0
-    )
-    if not sizes:
+    if not any(sample.num_nodes or sample.num_ranks for sample in alike):
         raise UsageError("no run says on how many nodes or ranks it ran: add the column nodes")
+    unit, sizes = _counted(alike, left_out)
+    if not sizes:
+        raise _none_left(left_out)
+    spread = _spread(sizes)
+    sizes = tuple(replace(size, spread=spread) for size in sizes)
     found, why = _kind(sizes)
     if kind is not None and found not in (kind, Kind.UNKNOWN):
         raise UsageError(f"--scaling {kind} is not what the runs are: {why}, which is {found} scaling")
     if kind is not None and found is Kind.UNKNOWN:
         found, why = kind, "as told"
     return Series(unit=unit, kind=found, why=why, sizes=sizes, left_out=tuple(left_out))
+
+
+def _none_left(left_out: Sequence[str]) -> CannotTell:
+    return CannotTell(f"no run can be used: {'; '.join(left_out[:_MOST_TOLD])}")
 
 
 def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sample]:
@@ -152,16 +199,103 @@ def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sampl
     return list(seen.values())
 
 
-def _repeats(samples: Sequence[Sample], num_units: int, left_out: list[str]) -> tuple[Sample, ...]:
+def _counted(samples: Sequence[Sample], left_out: list[str]) -> tuple[str, tuple[Size, ...]]:
+    """Return what is counted, and the sizes; what is counted is decided by the runs that are kept."""
+    unit = _unit(samples)
+    by_size: dict[int, list[Sample]] = {}
+    for sample in _usual_layouts_first(samples):
+        by_size.setdefault(sample.num_nodes if unit == "node" else sample.num_ranks, []).append(sample)
+    uncounted = by_size.pop(0, [])
+    sizes = tuple(
+        Size(num_units=count, samples=repeats)
+        for count in sorted(by_size)
+        if (repeats := _repeats(by_size[count], plural(count, unit), left_out))
+    )
+    kept = [*uncounted, *(sample for size in sizes for sample in size.samples)]
+    if _unit(kept) != unit:
+        return _counted(kept, left_out)
+    left_out += [f"{one.name} does not say on how many {unit}s it ran, which the sizes count" for one in uncounted]
+    return unit, sizes
+
+
+def _usual_layouts_first(samples: Sequence[Sample]) -> list[Sample]:
+    """Return runs by how many have their number of ranks a node, most first: that decides between as many repeats."""
+    layouts = Counter(_ranks_per_node(sample) for sample in samples)
+    return sorted(samples, key=lambda sample: -layouts[_ranks_per_node(sample)])
+
+
+def _ranks_per_node(sample: Sample) -> float:
+    """Return 0 where it is not known."""
+    return sample.num_ranks / sample.num_nodes if sample.num_nodes else 0.0
+
+
+def _repeats(samples: Sequence[Sample], size: str, left_out: list[str]) -> tuple[Sample, ...]:
     """Return the runs of one size that are repeats of each other; those that do not say their batch have that of all.
 
-    Batches that differ by less than 2 % are one.
+    There are none where no speed is that of most. Batches that differ by less than 2 % are one.
+
+    Args:
+        samples: at least one.
+        size: in words.
+        left_out: gets why others are none, a sentence each.
     """
     usual = usual_batches(sample.batch for sample in samples)
-    ways = [{**sample.same_way, "batch": f"{usual[sample.batch]:g}" if sample.batch else ""} for sample in samples]
-    alike = _alike(samples, ways, f"is not pooled with the others of {num_units}", left_out)
+    ways = [
+        {
+            **sample.same_way,
+            "batch": f"{usual[sample.batch]:g}" if sample.batch else "",
+            "number of nodes": str(sample.num_nodes or ""),
+            "number of ranks": str(sample.num_ranks or ""),
+        }
+        for sample in samples
+    ]
+    alike = _alike(samples, ways, f"is not pooled with the others of {size}", left_out)
     given = [sample.batch for sample in alike if sample.batch]
-    return tuple(sample if sample.batch or not given else sample.with_batch(float(np.mean(given))) for sample in alike)
+    found = [sample if sample.batch or not given else sample.with_batch(float(np.mean(given))) for sample in alike]
+    for what, name in (("step time", "step_ns"), ("throughput", "samples_per_s")):
+        values = [getattr(sample, name) for sample in found]
+        if values and None not in values:
+            found = _of_most(found, values, what, size, left_out)
+    return tuple(found)
+
+
+def _of_most(
+    samples: Sequence[Sample], values: Sequence[float], what: str, size: str, left_out: list[str]
+) -> list[Sample]:
+    """Return the repeats that have the value of most of them, within a factor, and say by how much the rest is off.
+
+    Args:
+        samples: repeats.
+        values: one of each, above 0.
+        what: they are, in words.
+        size: of the repeats, in words.
+        left_out: gets why others are none, a sentence each.
+    """
+    ordered = sorted(values)
+    stops = [bisect_left(ordered, _MOST_RATIO * value) for value in ordered]
+    first = max(range(len(ordered)), key=lambda at: stops[at] - at)
+    alike = ordered[first : stops[first]]
+    if 2 * len(alike) <= len(values):
+        low, high = (samples[values.index(value)].name for value in (ordered[0], ordered[-1]))
+        factor = _shown(ordered[-1] / ordered[0])
+        left_out += [
+            f"{sample.name} is left out with all of {size}: the {what} of {high} is {factor} times that of {low}, and "
+            "which one is right is not known"
+            for sample in samples
+        ]
+        return []
+    kept = []
+    for sample, value in zip(samples, values, strict=True):
+        if alike[0] <= value <= alike[-1]:
+            kept.append(sample)
+            continue
+        factor = _shown(value / float(np.median(alike)))
+        left_out.append(f"{sample.name} is not pooled with the others of {size}: its {what} is {factor} times theirs")
+    return kept
+
+
+def _shown(factor: float) -> str:
+    return f"{factor:.0f}" if factor >= 100 else f"{factor:.3g}"
 
 
 def _alike(
@@ -194,17 +328,26 @@ def _alike(
 
 
 def _unit(samples: Sequence[Sample]) -> str:
-    """Return `node`, or `rank` where nodes have different numbers of ranks, or all runs are on one node."""
-    if any(sample.num_nodes == 0 for sample in samples):
-        return "rank"
-    per_node = {sample.num_ranks / sample.num_nodes for sample in samples if sample.num_ranks}
-    is_one_node = all(sample.num_nodes == 1 for sample in samples) and len({s.num_ranks for s in samples}) > 1
-    return "rank" if len(per_node) > 1 or is_one_node else "node"
+    """Return `node`, or `rank` where nodes have different numbers of ranks, or more runs say their ranks than nodes."""
+    per_node = {_ranks_per_node(sample) for sample in samples} - {0.0}
+    num_more = sum(bool(sample.num_ranks) - bool(sample.num_nodes) for sample in samples)
+    return "rank" if len(per_node) > 1 or num_more > 0 else "node"
+
+
+def _spread(sizes: Sequence[Size]) -> RunSpread:
+    """Return how much runs of a size differ, pooled over all sizes: the prior, unless they differ by more than that.
+
+    A single degree of freedom says too little to stand without the prior.
+    """
+    seen = spread_of_repeats([[size.log_times for size in sizes]])
+    if seen.freedom < LEAST_REPEATS - 1 or seen.value <= PRIOR_CV:
+        return spread_beyond_prior(seen, PRIOR_CV)
+    return seen
 
 
 def _kind(sizes: Sequence[Size]) -> tuple[Kind, str]:
     """Return how the work grows, by the batches."""
-    batches = [size.mean("batch") or 0.0 for size in sizes]
+    batches = [size.batch for size in sizes]
     if len(sizes) < 2:
         return Kind.UNKNOWN, "there is one size only"
     if not all(batches):

@@ -12,12 +12,13 @@ from probe_sample import made_probe
 from sample_runs import sample_run
 
 from hpcpace.errors import CannotTell, UsageError
+from hpcpace.metrics.run_difference import PRIOR_CV
 from hpcpace.probe.record import LawPiece
 from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.scaling.law import predict
 from hpcpace.runs.scaling.result import Band, band, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, Sample, sample_of_line, sample_of_run
-from hpcpace.runs.scaling.sizes import PRIOR_CV, Kind, series_of
+from hpcpace.runs.scaling.sizes import Kind, series_of
 from hpcpace.runs.scaling.table import COLUMNS, rows_of
 from hpcpace.studies.published import read_published
 
@@ -351,7 +352,15 @@ def test_a_law_that_was_wrong_at_the_largest_size_has_wider_intervals() -> None:
 
 @pytest.mark.parametrize(
     ("factor", "ratio", "expected"),
-    [(1.0, 1, Band.IDEAL), (0.96, 4, Band.IDEAL), (0.8, 4, Band.OVERHEAD), (0.2, 4, Band.DETRIMENTAL)],
+    [
+        (1.0, 1, Band.IDEAL),
+        (0.96, 4, Band.IDEAL),
+        (0.946, 4, Band.IDEAL),  # which is printed as 0.95
+        (0.944, 4, Band.OVERHEAD),
+        (0.8, 4, Band.OVERHEAD),
+        (0.249, 4, Band.OVERHEAD),  # 1.00 times as fast
+        (0.2, 4, Band.DETRIMENTAL),
+    ],
 )
 def test_bands(factor: float, ratio: float, expected: Band) -> None:
     assert band(factor, ratio) is expected
