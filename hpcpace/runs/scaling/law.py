@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.jitter.extrapolation import extrapolated_transfer
-from hpcpace.probe.growth import transfer_term
+from hpcpace.probe.growth import no_law_of, transfer_term
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.forms import (
     NUM_DRAWS,
@@ -32,6 +32,7 @@ from hpcpace.runs.scaling.forms import (
 from hpcpace.runs.scaling.parts import parts_at, parts_of_all
 from hpcpace.runs.scaling.sizes import Kind, Series
 from hpcpace.runs.scaling.waiting import waiting
+from hpcpace.wording import plural
 
 MOST_MISFIT = 0.25
 """Relative error at the largest measured size beyond which a law describes nothing."""
@@ -205,7 +206,8 @@ def _terms(
     if any(parts is None for parts in found):
         steps = np.array([size.mean("step_ns") for size in series.sizes], np.float64)
         total, words = drawn(n, steps, errors, _TOTAL[series.kind], targets, generator)
-        return {"total": total}, (f"step times at {len(n)} sizes alone: {words}",)
+        unused = () if probe is None else ("the probe is not used: how long transfers take is not known",)
+        return {"total": total}, (f"step times at {len(n)} sizes alone: {words}", *unused)
     of_all = [parts_of_all(size) for size in series.sizes]
     values = {name: np.array([parts[name] for parts in of_all]) for name in of_all[0]}
     of_work_errors, errors = np.hypot(errors, _WORK_ERROR), np.hypot(errors, _PART_ERROR)
@@ -214,11 +216,13 @@ def _terms(
     is_alone = _ranks_per_unit(series) * n[0] <= 1
     on_one = _TRANSFER if is_alone or values["transfer"][0] < floor_ns else _TRANSFER_ON_ONE
     transfer, of_transfer = drawn(n, values["transfer"], errors, on_one, targets, generator, floor_ns)
-    if probe is not None and (probed := _probed(series, targets, probe)) is not None:
-        # Half of the draws, so that the interval has both where they part.
-        factor = np.exp(errors[-1] * generator.standard_normal((NUM_DRAWS // 2, 1)))
-        transfer[: NUM_DRAWS // 2] = probed[0] * factor
-        of_transfer = f"{of_transfer}, and {probed[1]}"
+    if probe is not None:
+        grown, of_probe = _probed(series, targets, probe)
+        of_transfer = f"{of_transfer}, and {of_probe}"
+        if grown is not None:
+            # Half of the draws, so that the interval has both where they part.
+            factor = np.exp(errors[-1] * generator.standard_normal((NUM_DRAWS // 2, 1)))
+            transfer[: NUM_DRAWS // 2] = grown * factor
     other, _ = drawn(n, values["other"], errors, _OTHER, targets, generator, floor_ns)
     noise = np.exp(errors[-1] * generator.standard_normal((NUM_DRAWS, 1)))
     lasting, jitter, of_jitter = waiting(series, targets, work / np.maximum(values["work"][-1], TINY), generator)
@@ -237,15 +241,15 @@ def _terms(
     )
 
 
-def _probed(series: Series, targets: FloatArray, probe: ProbeRecord) -> tuple[FloatArray, str] | None:
-    """Return the transfer at the targets by the laws of a probe, and their form; None where it lacks them."""
+def _probed(series: Series, targets: FloatArray, probe: ProbeRecord) -> tuple[FloatArray | None, str]:
+    """Return the transfer at the targets by the laws of a probe, and their form; None where it lacks them, and why."""
     last = series.sizes[-1]
     parts, calls = last.parts_ns, last.samples[0].calls
     if parts is None or series.unit != "node" or last.num_units < 2:
-        return None
+        return None, f"not by the probe: its laws are of several nodes, not of {plural(last.num_units, series.unit)}"
     term = transfer_term(probe.laws, calls, num_nodes=last.num_units, transfer_ns=parts["transfer"])
     if term is None:
-        return None
+        return None, f"not by the probe: {no_law_of(probe.laws, [op for op, _, _ in calls], last.num_units)}"
     grown = extrapolated_transfer(term, last.num_units, targets.astype(np.int64))
     return grown, f"as a {term.algorithm} by the probe of {len(probe.hosts)} hosts"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from probe_sample import made_probe
 from sample_runs import MS, sample_run
 
 from hpcpace.report.terminal.scale import headline
@@ -183,3 +184,25 @@ def test_a_knee_is_said_with_its_doubt(knee: tuple[int | None, int | None, int |
     found = scaling_of([_alone(nodes, 100.0) for nodes in (1, 2, 4)])
     of = Knee(num_units=knee[0], low=knee[1], high=knee[2], searched=32, is_measured=False)
     assert said in dict(headline(replace(found, knee=of)))["Knee"]
+
+
+@pytest.mark.parametrize(
+    ("op", "nodes", "said"),
+    [
+        ("all_reduce", 8, "not by the probe: its laws of all_reduce are of 2 and 4 nodes, and none of 8"),
+        ("all_to_all", 4, "not by the probe: it has no law of all_to_all between nodes"),
+        ("", 4, "not by the probe: the operations of a step are not known"),
+    ],
+)
+def test_a_probe_that_does_not_fit_is_said_to_be_unused(op: str, nodes: int, said: str) -> None:
+    samples = [
+        replace(_sample(count, {"work": 100, "transfer": count - 1}), calls=((op, 4096.0, 1.0),) if op else ())
+        for count in (1, 2, 4, 8)
+        if count <= nodes
+    ]
+    assert any(said in clause for clause in scaling_of(samples, probe=made_probe()).rests_on)
+
+
+def test_a_probe_beside_speeds_alone_is_said_to_be_unused() -> None:
+    rests_on = scaling_of([_alone(nodes, 100.0) for nodes in (1, 2, 4)], probe=made_probe()).rests_on
+    assert rests_on[-1] == "the probe is not used: how long transfers take is not known"
