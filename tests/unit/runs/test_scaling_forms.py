@@ -13,8 +13,10 @@ from sample_runs import MS, sample_run
 from hpcpace.report.terminal.scale import headline
 from hpcpace.runs.scaling.knee import Knee
 from hpcpace.runs.scaling.lasting import jitter_growth, least_work
+from hpcpace.runs.scaling.law import predict
 from hpcpace.runs.scaling.result import Scaling, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, Sample
+from hpcpace.runs.scaling.sizes import series_of
 
 Parts = Callable[[int], Mapping[str, float]]
 
@@ -77,9 +79,11 @@ def test_three_sizes_of_shared_work_leave_open_what_grows(growing: Callable[[int
 
 
 def test_a_law_goes_on_from_the_largest_size_where_no_form_has_it() -> None:
-    """Steps that grow faster than any form: a law that misses the last one would predict less than was measured."""
-    found = scaling_of([_alone(nodes, 100 + 0.05 * nodes**2.2) for nodes in (1, 2, 4, 8, 16)])
-    assert found.predictions[0].step_ns > (100 + 0.05 * 16**2.2) * MS
+    """Steps that shrink faster than the work of a node: the form misses the last one by a tenth."""
+    series = series_of([_alone(nodes, 100 / nodes**1.2, strong=True) for nodes in (1, 2, 4, 8, 16)])
+    found = predict(series, [16])
+    assert abs(found.misfit) > 0.1
+    assert found.step_ns[0] == pytest.approx(100 / 16**1.2 * MS, rel=0.02)
 
 
 def test_lasting_differences_do_not_grow_as_jitter_does() -> None:
