@@ -89,7 +89,7 @@ class Predicted:
         step_ns: mean step time, float64, (num_points,).
         low_ns, high_ns: 95 % interval for the mean step time of one more run, float64, (num_points,).
         parts_ns: of each term, float64, (num_points,), by name; `total` alone where parts are not known.
-        draws_ns: the step time in each draw, with the error of the law, float64, (num_draws, num_points).
+        draws_ns: the step time in each draw, with the error of the law, above 0, float64, (num_draws, num_points).
         rests_on: what it rests on, a clause each.
         backtest: relative error of the largest size as predicted from the others, and how many times larger it is; None
             with too few sizes.
@@ -143,8 +143,8 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
     # So is that of a law that already misses the largest size.
     # Less than a doubling is too short a way to tell the error of a law from the noise of two runs.
     for_each = max(abs(error) / np.log(max(step, 2.0)), abs(misfit) / np.log(2))
-    spread = np.minimum(for_each * reach, _MOST_SPREAD)
-    draws_ns = _sum(parts) * np.exp(spread * generator.standard_normal((NUM_DRAWS, 1)))
+    spread = np.clip(for_each * reach * generator.standard_normal((NUM_DRAWS, 1)), -_MOST_SPREAD, _MOST_SPREAD)
+    draws_ns = _sum(parts) * np.exp(spread)
     run_cv = min(float(np.mean([size.run_cv for size in series.sizes])), _MOST_SPREAD)
     noisy = draws_ns * np.exp(run_cv * generator.standard_normal(draws_ns.shape))
     low_ns, high_ns = np.quantile(noisy, (0.025, 0.975), axis=0)
@@ -154,7 +154,7 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
         low_ns=np.minimum(low_ns, center_ns),
         high_ns=np.maximum(high_ns, center_ns),
         parts_ns={name: np.median(values, axis=0) for name, values in parts.items()},
-        draws_ns=draws_ns,
+        draws_ns=np.maximum(draws_ns, TINY),
         rests_on=rests_on,
         backtest=backtest,
         misfit=misfit,
