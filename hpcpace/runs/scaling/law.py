@@ -145,7 +145,7 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
     for_each = max(abs(error) / np.log(max(step, 2.0)), abs(misfit) / np.log(2))
     spread = np.clip(for_each * reach * generator.standard_normal((NUM_DRAWS, 1)), -_MOST_SPREAD, _MOST_SPREAD)
     draws_ns = _sum(parts) * np.exp(spread)
-    run_cv = min(float(np.mean([size.run_cv for size in series.sizes])), _MOST_SPREAD)
+    run_cv = min(_run_cv(series), _MOST_SPREAD)
     noisy = draws_ns * np.exp(run_cv * generator.standard_normal(draws_ns.shape))
     low_ns, high_ns = np.quantile(noisy, (0.025, 0.975), axis=0)
     return Predicted(
@@ -178,7 +178,8 @@ def _anchored(
     for name, draws in fitted.items():
         there, floor = float(np.median(draws[:, -1])), _FLOOR * step_ns
         missed = np.log(measured[name] / there) if min(measured[name], there) > floor else 0.0
-        error = last.error if name == "total" else np.hypot(last.error, _WORK_ERROR if name == "work" else _PART_ERROR)
+        of_last = float(_errors(series)[-1])
+        error = of_last if name == "total" else np.hypot(of_last, _WORK_ERROR if name == "work" else _PART_ERROR)
         parts[name] = draws[:, :-1] * np.exp(missed * max(1 - (error / missed) ** 2, 0.0) if missed else 0.0)
     return parts, misfit, rests_on
 
@@ -196,13 +197,24 @@ def _sum(parts: dict[str, FloatArray]) -> FloatArray:
     return np.asarray(np.sum(list(parts.values()), axis=0))
 
 
+def _run_cv(series: Series) -> float:
+    """Return the variation from run to run, relative, of all sizes together: few repeats say little of their own."""
+    return float(np.sqrt(np.mean([size.run_cv**2 for size in series.sizes])))
+
+
+def _errors(series: Series) -> FloatArray:
+    """Return the relative errors of the mean steps, (num_sizes,): those of all sizes' variation, or their own ones."""
+    of_all = _run_cv(series) / np.sqrt([len(size.samples) for size in series.sizes])
+    return np.maximum(of_all, [size.error for size in series.sizes])
+
+
 def _terms(
     series: Series, targets: FloatArray, generator: np.random.Generator, probe: ProbeRecord | None = None
 ) -> tuple[dict[str, FloatArray], tuple[str, ...]]:
     """Return draws of each term at the targets, and what they rest on."""
     found = [size.parts_ns for size in series.sizes]
     n = np.array([size.num_units for size in series.sizes], np.float64)
-    errors = np.array([size.error for size in series.sizes])
+    errors = _errors(series)
     if any(parts is None for parts in found):
         steps = np.array([size.mean("step_ns") for size in series.sizes], np.float64)
         total, words = drawn(n, steps, errors, _TOTAL[series.kind], targets, generator)

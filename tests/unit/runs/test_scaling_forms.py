@@ -86,6 +86,16 @@ def test_a_law_goes_on_from_the_largest_size_where_no_form_has_it() -> None:
     assert found.step_ns[0] == pytest.approx(100 / 16**1.2 * MS, rel=0.02)
 
 
+def test_repeats_that_agree_by_chance_are_known_as_well_as_those_of_other_sizes() -> None:
+    """Three runs of the largest size, 1.5 % longer, differ by 0.01 %, and those of the others by 2 %."""
+    repeats = [
+        replace(_alone(nodes, step_ms * (1 + error * spread)), path=f"{nodes}{error}")
+        for nodes, step_ms, spread in ((1, 100.0, 0.02), (2, 100.0, 0.02), (4, 100.0, 0.02), (8, 101.5, 1e-4))
+        for error in (-1, 0, 1)
+    ]
+    assert predict(series_of(repeats), [8]).step_ns[0] < 101 * MS
+
+
 def test_lasting_differences_do_not_grow_as_jitter_does() -> None:
     """One host in each size is 20 % slower: with more hosts, the others wait no longer for it."""
 
