@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.jitter.extrapolation import Algorithm, TransferTerm
 from hpcpace.probe.record import LatencyLaw
+from hpcpace.wording import listed
 
 FloatArray = NDArray[np.float64]
 
@@ -43,6 +44,17 @@ def transfer_term(
         return TransferTerm(algorithm=Algorithm.TREE, transfer_ns=transfer_ns)
     latency_ns = sum(count * max(law.pieces[0].latency_ns, 0.0) for law, _, count in known) / (num_nodes - 1)
     return TransferTerm(algorithm=Algorithm.RING, transfer_ns=transfer_ns, latency_ns=latency_ns)
+
+
+def no_law_of(laws: Sequence[LatencyLaw], operations: Sequence[str], num_nodes: int) -> str:
+    """Return why `transfer_term` has no law of some operations on a number of nodes, in words."""
+    names = listed(sorted(set(operations)))
+    if not names:
+        return "the operations of a step are not known"
+    counts = sorted({law.num_nodes for law in laws if law.num_nodes > 1 and law.op in operations})
+    if not counts:
+        return f"it has no law of {names} between nodes"
+    return f"its laws of {names} are of {listed([str(count) for count in counts])} nodes, and none of {num_nodes}"
 
 
 def _misfit(terms: Sequence[FloatArray], times_ns: FloatArray) -> float:

@@ -44,6 +44,22 @@ def test_the_output_fits_80_columns_and_begins_with_what_matters(hpcpace, runs: 
     assert "beyond 16 nodes nothing is predicted" in out
 
 
+def test_a_host_that_is_always_slower_costs_more_nodes_no_more(hpcpace, tmp_path: Path) -> None:
+    for nodes in (1, 2, 4):
+        slow = {nodes - 1: 1.2} if nodes > 1 else {}
+        hosts = tuple(f"n{host}" for host in range(nodes))
+        run = SyntheticRun(
+            num_ranks=nodes, num_steps=102, hosts=hosts, noise=0.02, samples_per_step=64 * nodes, slow=slow
+        )
+        run.write(tmp_path / f"n{nodes}")
+    _, out, _ = hpcpace("scale", *(tmp_path / f"n{nodes}" for nodes in (1, 2, 4)), "--json")
+    content = json.loads(out)
+    assert content["stop"]["part"] == "imbalance"
+    for size in content["predictions"]:
+        low, high = size["step_interval_ns"]
+        assert low < 42.0e6 < high and size["step_ns"] == pytest.approx(42.0e6, rel=0.03)
+
+
 def test_json_and_csv_have_the_same_figures(hpcpace, runs: dict[int, Path], tmp_path: Path) -> None:
     code, out, _ = hpcpace("scale", *runs.values(), "--json", "--csv", tmp_path / "out.csv")
     content = json.loads(out)

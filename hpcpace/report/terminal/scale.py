@@ -61,12 +61,13 @@ def _knee_words(scaling: Scaling) -> str:
         return "not known: no size was measured together with twice that size"
     if knee.num_units is None:
         what = "measured" if knee.is_measured else "measured or predicted"
+        doubt = " (95 %)" if knee.low is None else f", but it may be from {plural(knee.low, unit)} on (95 %)"
         return (
-            f"none: every doubling up to {2 * knee.searched} {unit}s, as {what}, gives at least half of its ideal gain"
+            f"none found: every doubling up to {2 * knee.searched} {unit}s, as {what}, gives at least half of its "
+            f"ideal gain{doubt}"
         )
-    beyond = f"more than {knee.searched}"
-    low, high = knee.low if knee.low is not None else beyond, knee.high if knee.high is not None else beyond
-    interval = "" if low == high else f" (95 %: {low} to {high})"
+    ends = [f"more than {knee.searched}" if end is None else str(end) for end in (knee.low, knee.high)]
+    interval = f" (95 %: {' to '.join(dict.fromkeys(ends))})" if set(ends) != {str(knee.num_units)} else ""
     verb = "stops paying" if knee.is_measured else "is expected to stop paying"
     return f"{verb} at {plural(knee.num_units, unit)}{interval}: each {unit} beyond gives less than 50 %"
 

@@ -1,27 +1,38 @@
 """The law of a scaling series, T(n) = work(n) + waiting(n) + transfer(n) + other(n), and what it predicts.
 
-Each term is a sum of few functions of n with coefficients of at least 0, by least squares of relative errors
-(Lawson & Hanson 1974, chapter 23). Which functions is left open where the data leave it open: each draw of a bootstrap
-takes one of the candidates, those that explain the data in few terms more often (weights exp(-BIC / 2), Schwarz 1978).
-So an interval has the noise of the runs and the doubt about the form.
+Which functions a term consists of is left open where the data leave it open, see `hpcpace.runs.scaling.forms`. So an
+interval has the noise of the runs and the doubt about the form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.jitter.extrapolation import extrapolated_transfer
-from hpcpace.probe.growth import transfer_term
+from hpcpace.probe.growth import no_law_of, transfer_term
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.runs.scaling.sizes import Kind, Series, Size
-from hpcpace.wording import percent
-
-FloatArray = NDArray[np.float64]
-Basis = Callable[[FloatArray], FloatArray]
+from hpcpace.runs.scaling.forms import (
+    NUM_DRAWS,
+    TINY,
+    Candidates,
+    FloatArray,
+    constant,
+    drawn,
+    hops,
+    log,
+    ring,
+    root,
+    several,
+    shared,
+)
+from hpcpace.runs.scaling.parts import parts_at, parts_of_all
+from hpcpace.runs.scaling.sizes import Kind, Series
+from hpcpace.runs.scaling.waiting import waiting
+from hpcpace.wording import plural
 
 MOST_MISFIT = 0.25
 """Relative error at the largest measured size beyond which a law describes nothing."""
@@ -32,54 +43,40 @@ PRIOR_ERROR, PRIOR_ERROR_OF_TOTAL = 0.03, 0.1
 """Relative error of a law for each doubling beyond the largest size, where too few sizes were measured to see it.
 
 The second one is of laws of the step time alone (docs/scale.md#how-far-to-trust-it)."""
-_NUM_DRAWS = 400
 # Relative error of parts of the step: to which one a nanosecond belongs is not always clear.
 _WORK_ERROR, _PART_ERROR = 0.01, 0.05
 _FLOOR = 0.003  # of the shortest step, below which a part is noise
-_LEAST_POINTS = 3
-_LEAST_GROWING = 4  # sizes for a term to have more than two functions
-_TINY = 1e-12
+_LEAST_TO_HOLD_OUT = 4  # sizes for the largest to be held out
 _MOST_SPREAD = 50.0  # of the logarithm of a step time, beyond which nothing is known of it
 
 
-def _constant(n: FloatArray) -> FloatArray:
-    return np.ones_like(n)
-
-
-def _shared(n: FloatArray) -> FloatArray:
-    return 1 / n
-
-
-def _ring(n: FloatArray) -> FloatArray:
-    return (n - 1) / n
-
-
-def _hops(n: FloatArray) -> FloatArray:
-    return n - 1
-
-
-def _log(n: FloatArray) -> FloatArray:
-    return np.log2(n)
-
-
-Candidates = tuple[tuple[Basis, ...], ...]
-_WORK: dict[Kind, Candidates] = {
-    Kind.STRONG: ((_constant, _shared), (_constant, _shared, _log), (_constant, _shared, _hops)),
-    Kind.WEAK: ((_constant,), (_constant, _log), (_constant, _hops)),
+_OF_WORK: dict[Kind, Candidates] = {
+    Kind.STRONG: (
+        (constant, shared),
+        (constant, shared, log),
+        (constant, shared, root),
+        (constant, shared, hops),
+    ),
+    Kind.WEAK: ((constant,), (constant, log), (constant, root), (constant, hops)),
 }
 # Ring: B (n - 1) / n + latency (n - 1). Tree: in proportion to log2 n (Thakur, Rabenseifner & Gropp 2005, section 4).
-_TRANSFER: Candidates = ((_ring,), (_log,), (_ring, _hops), (_log, _hops))
-_TRANSFER_ON_ONE: Candidates = ((_constant,), (_constant, _ring), (_constant, _log), (_constant, _ring, _hops))
-_OTHER: Candidates = ((_constant,), (_constant, _log))
+_TRANSFER: Candidates = ((several,), (ring,), (log,), (root,), (hops,), (ring, hops), (log, hops))
+# Among several ranks of a node there is a transfer without another node, and each of these over ranks is one over nodes
+# beside a constant.
+_TRANSFER_ON_ONE: Candidates = (
+    *((constant,), (constant, ring), (constant, log), (constant, root), (constant, hops)),
+    (constant, ring, hops),
+)
+_OTHER: Candidates = ((constant,), (constant, log), (constant, root), (constant, hops))
 _TOTAL: dict[Kind, Candidates] = {
     Kind.STRONG: (
-        (_constant, _shared),
-        (_shared, _log),
-        (_constant, _shared, _log),
-        (_shared, _ring),
-        (_constant, _shared, _hops),
+        *((constant, shared), (shared, log), (shared, ring)),
+        *((constant, shared, log), (constant, shared, root), (constant, shared, hops)),
     ),
-    Kind.WEAK: ((_constant,), (_constant, _ring), (_constant, _log), (_constant, _hops)),
+    Kind.WEAK: (
+        *((constant,), (constant, several), (constant, ring), (constant, log), (constant, root), (constant, hops)),
+        (constant, ring, hops),
+    ),
 }
 
 
@@ -92,7 +89,7 @@ class Predicted:
         step_ns: mean step time, float64, (num_points,).
         low_ns, high_ns: 95 % interval for the mean step time of one more run, float64, (num_points,).
         parts_ns: of each term, float64, (num_points,), by name; `total` alone where parts are not known.
-        draws_ns: the step time in each draw, float64, (num_draws, num_points).
+        draws_ns: the step time in each draw, with the error of the law, above 0, float64, (num_draws, num_points).
         rests_on: what it rests on, a clause each.
         backtest: relative error of the largest size as predicted from the others, and how many times larger it is; None
             with too few sizes.
@@ -108,15 +105,6 @@ class Predicted:
     rests_on: tuple[str, ...]
     backtest: tuple[float, float] | None
     misfit: float
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Draws of one term at the sizes asked for, float64, (num_draws, num_points)."""
-
-    draws: FloatArray
-    words: str = ""
-    notes: list[str] = field(default_factory=list)
 
 
 def obstacle(series: Series) -> str:
@@ -142,26 +130,23 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
     last = series.sizes[-1]
     targets = np.asarray(num_units, np.float64)
     generator = np.random.default_rng(seed)
-    fitted, rests_on = _terms(series, np.append(targets, last.num_units), generator, probe)
-    misfit = float(np.median(_sum(fitted)[:, -1])) / (last.mean("step_ns") or 1.0) - 1
+    parts, misfit, rests_on = _anchored(series, targets, generator, probe)
     if abs(misfit) > PRIOR_ERROR:
         rests_on += (
             f"the law is {100 * misfit:+.1f} % off at {last.num_units} {series.unit}s, which it was fitted to",
         )
-    parts = {name: values[:, :-1] for name, values in fitted.items()}
-    draws_ns = np.sum(list(parts.values()), axis=0)
-    center_ns = np.median(draws_ns, axis=0)
-    backtest = _backtest(series, seed) if len(series.sizes) >= _LEAST_GROWING else None
-    run_cv = float(np.mean([size.run_cv for size in series.sizes]))
-    spread = np.full(len(targets), run_cv)
+    center_ns = np.median(_sum(parts), axis=0)
+    backtest = _backtest(series, seed) if len(series.sizes) >= _LEAST_TO_HOLD_OUT else None
     # An error made over one step of sizes is made again over each further one.
     error, step = backtest or (PRIOR_ERROR_OF_TOTAL if "total" in parts else PRIOR_ERROR, 2.0)
     reach = np.maximum(np.log(targets / last.num_units), 0.0)
     # So is that of a law that already misses the largest size.
     # Less than a doubling is too short a way to tell the error of a law from the noise of two runs.
     for_each = max(abs(error) / np.log(max(step, 2.0)), abs(misfit) / np.log(2))
-    spread = np.minimum(np.hypot(spread, for_each * reach), _MOST_SPREAD)
-    noisy = draws_ns * np.exp(spread * generator.standard_normal(draws_ns.shape))
+    spread = np.clip(for_each * reach * generator.standard_normal((NUM_DRAWS, 1)), -_MOST_SPREAD, _MOST_SPREAD)
+    draws_ns = _sum(parts) * np.exp(spread)
+    run_cv = min(_run_cv(series), _MOST_SPREAD)
+    noisy = draws_ns * np.exp(run_cv * generator.standard_normal(draws_ns.shape))
     low_ns, high_ns = np.quantile(noisy, (0.025, 0.975), axis=0)
     return Predicted(
         num_units=np.asarray(num_units, np.int64),
@@ -169,11 +154,34 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
         low_ns=np.minimum(low_ns, center_ns),
         high_ns=np.maximum(high_ns, center_ns),
         parts_ns={name: np.median(values, axis=0) for name, values in parts.items()},
-        draws_ns=draws_ns,
+        draws_ns=np.maximum(draws_ns, TINY),
         rests_on=rests_on,
         backtest=backtest,
         misfit=misfit,
     )
+
+
+def _anchored(
+    series: Series, targets: FloatArray, generator: np.random.Generator, probe: ProbeRecord | None = None
+) -> tuple[dict[str, FloatArray], float, tuple[str, ...]]:
+    """Return draws of each term that go on from the largest size, the error of the law there, and what they rest on.
+
+    A term that misses the largest size by a factor r, with a measured error e, is multiplied by r to the power of
+    1 - (e / ln r)^2, or not at all where that is below 0 (James & Stein 1961): noise is left to the law.
+    """
+    last = series.sizes[-1]
+    measured = parts_at(last)
+    step_ns = max(last.mean("step_ns") or 1.0, TINY)
+    fitted, rests_on = _terms(series, np.append(targets, last.num_units), generator, probe)
+    misfit = float(np.median(_sum(fitted)[:, -1])) / step_ns - 1
+    parts = {}
+    for name, draws in fitted.items():
+        there, floor = float(np.median(draws[:, -1])), _FLOOR * step_ns
+        missed = np.log(measured[name] / there) if min(measured[name], there) > floor else 0.0
+        of_last = float(_errors(series)[-1])
+        error = of_last if name == "total" else np.hypot(of_last, _WORK_ERROR if name == "work" else _PART_ERROR)
+        parts[name] = draws[:, :-1] * np.exp(missed * max(1 - (error / missed) ** 2, 0.0) if missed else 0.0)
+    return parts, misfit, rests_on
 
 
 def _backtest(series: Series, seed: int) -> tuple[float, float] | None:
@@ -181,14 +189,23 @@ def _backtest(series: Series, seed: int) -> tuple[float, float] | None:
     measured = largest.mean("step_ns")
     if measured is None:
         return None
-    center = float(
-        np.median(_sum(_terms(shorter, np.array([float(largest.num_units)]), np.random.default_rng(seed))[0]))
-    )
-    return center / measured - 1, largest.num_units / shorter.sizes[-1].num_units
+    parts, _, _ = _anchored(shorter, np.array([float(largest.num_units)]), np.random.default_rng(seed))
+    return float(np.median(_sum(parts))) / measured - 1, largest.num_units / shorter.sizes[-1].num_units
 
 
 def _sum(parts: dict[str, FloatArray]) -> FloatArray:
     return np.asarray(np.sum(list(parts.values()), axis=0))
+
+
+def _run_cv(series: Series) -> float:
+    """Return the variation from run to run, relative, of all sizes together: few repeats say little of their own."""
+    return float(np.sqrt(np.mean([size.run_cv**2 for size in series.sizes])))
+
+
+def _errors(series: Series) -> FloatArray:
+    """Return the relative errors of the mean steps, (num_sizes,): those of all sizes' variation, or their own ones."""
+    of_all = _run_cv(series) / np.sqrt([len(size.samples) for size in series.sizes])
+    return np.maximum(of_all, [size.error for size in series.sizes])
 
 
 def _terms(
@@ -197,55 +214,54 @@ def _terms(
     """Return draws of each term at the targets, and what they rest on."""
     found = [size.parts_ns for size in series.sizes]
     n = np.array([size.num_units for size in series.sizes], np.float64)
-    errors = np.array([size.error for size in series.sizes])
+    errors = _errors(series)
     if any(parts is None for parts in found):
         steps = np.array([size.mean("step_ns") for size in series.sizes], np.float64)
-        total, words = _drawn(n, steps, errors, _TOTAL[series.kind], targets, generator)
-        return {"total": total}, (f"step times at {len(n)} sizes alone: {words}",)
-    values = {name: np.array([parts[name] for parts in found if parts is not None]) for name in (found[0] or {})}
+        total, words = drawn(n, steps, errors, _TOTAL[series.kind], targets, generator)
+        unused = () if probe is None else ("the probe is not used: how long transfers take is not known",)
+        return {"total": total}, (f"step times at {len(n)} sizes alone: {words}", *unused)
+    of_all = [parts_of_all(size) for size in series.sizes]
+    values = {name: np.array([parts[name] for parts in of_all]) for name in of_all[0]}
     of_work_errors, errors = np.hypot(errors, _WORK_ERROR), np.hypot(errors, _PART_ERROR)
     floor_ns = _FLOOR * float(np.sum(list(values.values()), axis=0).min())
-    work, of_work = _drawn(n, values["work"], of_work_errors, _WORK[series.kind], targets, generator, floor_ns)
-    ranks = _ranks_per_unit(series)
-    is_alone = ranks * n[0] <= 1
-    transfer, of_transfer = _drawn(
-        n * ranks,
-        values["transfer"],
-        errors,
-        _TRANSFER if is_alone or values["transfer"][0] < floor_ns else _TRANSFER_ON_ONE,
-        targets * ranks,
-        generator,
-        floor_ns,
-    )
-    if probe is not None and (probed := _probed(series, targets, probe)) is not None:
-        # Half of the draws, so that the interval has both where they part.
-        factor = np.exp(errors[-1] * generator.standard_normal((_NUM_DRAWS // 2, 1)))
-        transfer[: _NUM_DRAWS // 2] = probed[0] * factor
-        of_transfer = f"{of_transfer}, and {probed[1]}"
-    other, _ = _drawn(n, values["other"], errors, _OTHER, targets, generator, floor_ns)
-    growth, of_growth = _waiting_growth(series, targets, generator)
-    last = series.sizes[-1]
-    noise = np.exp(errors[-1] * generator.standard_normal((_NUM_DRAWS, 1)))
-    with_work = (work / np.maximum(values["work"][-1], _TINY)) ** _exponents(series, generator)
-    lasting = values["imbalance"][-1] * noise * work / np.maximum(values["work"][-1], _TINY)
-    jitter = np.maximum((values["imbalance"][-1] + values["jitter"][-1]) * noise * growth * with_work - lasting, 0.0)
-    terms = {"work": work, "imbalance": lasting, "jitter": jitter, "transfer": transfer, "other": other}
-    return terms, (
+    work, of_work = drawn(n, values["work"], of_work_errors, _OF_WORK[series.kind], targets, generator, floor_ns)
+    is_alone = _ranks_per_unit(series) * n[0] <= 1
+    on_one = _TRANSFER if is_alone or values["transfer"][0] < floor_ns else _TRANSFER_ON_ONE
+    transfer, of_transfer = drawn(n, values["transfer"], errors, on_one, targets, generator, floor_ns)
+    if probe is not None:
+        grown, of_probe = _probed(series, targets, probe)
+        of_transfer = f"{of_transfer}, and {of_probe}"
+        if grown is not None:
+            # Half of the draws, so that the interval has both where they part.
+            factor = np.exp(errors[-1] * generator.standard_normal((NUM_DRAWS // 2, 1)))
+            transfer[: NUM_DRAWS // 2] = grown * factor
+    other, _ = drawn(n, values["other"], errors, _OTHER, targets, generator, floor_ns)
+    noise = np.exp(errors[-1] * generator.standard_normal((NUM_DRAWS, 1)))
+    lasting, jitter, of_jitter = waiting(series, targets, work / np.maximum(values["work"][-1], TINY), generator)
+    # What slower ranks do beyond the fastest one is work of theirs in the mean, and waiting of the others.
+    waited = parts_at(series.sizes[-1])["imbalance"] / max(values["imbalance"][-1], TINY)
+    return {
+        "work": work + lasting * (1 - waited) * noise,
+        "imbalance": lasting * waited * noise,
+        "jitter": jitter * noise,
+        "transfer": transfer,
+        "other": other,
+    }, (
         f"own work at {len(n)} sizes: {of_work}",
-        f"jitter: {of_growth} on {last.num_units} {series.unit}s",
+        f"jitter: {of_jitter} on {series.sizes[-1].num_units} {series.unit}s",
         f"transfer at {len(n)} sizes: {of_transfer}",
     )
 
 
-def _probed(series: Series, targets: FloatArray, probe: ProbeRecord) -> tuple[FloatArray, str] | None:
-    """Return the transfer at the targets by the laws of a probe, and their form; None where it lacks these calls."""
+def _probed(series: Series, targets: FloatArray, probe: ProbeRecord) -> tuple[FloatArray | None, str]:
+    """Return the transfer at the targets by the laws of a probe, and their form; None where it lacks them, and why."""
     last = series.sizes[-1]
     parts, calls = last.parts_ns, last.samples[0].calls
     if parts is None or series.unit != "node" or last.num_units < 2:
-        return None
+        return None, f"not by the probe: its laws are of several nodes, not of {plural(last.num_units, series.unit)}"
     term = transfer_term(probe.laws, calls, num_nodes=last.num_units, transfer_ns=parts["transfer"])
     if term is None:
-        return None
+        return None, f"not by the probe: {no_law_of(probe.laws, [op for op, _, _ in calls], last.num_units)}"
     grown = extrapolated_transfer(term, last.num_units, targets.astype(np.int64))
     return grown, f"as a {term.algorithm} by the probe of {len(probe.hosts)} hosts"
 
@@ -253,149 +269,3 @@ def _probed(series: Series, targets: FloatArray, probe: ProbeRecord) -> tuple[Fl
 def _ranks_per_unit(series: Series) -> float:
     last = series.sizes[-1]
     return max(last.num_ranks, last.num_units) / last.num_units if series.unit == "node" else 1.0
-
-
-def _drawn(
-    n: FloatArray,
-    values: FloatArray,
-    errors: FloatArray,
-    candidates: Candidates,
-    targets: FloatArray,
-    generator: np.random.Generator,
-    floor: float = 0.0,
-) -> tuple[FloatArray, str]:
-    """Return draws of a term at the targets, (num_draws, num_points), and its form in words.
-
-    Args:
-        n: sizes, (num_sizes,).
-        values: of the term, (num_sizes,).
-        errors: relative, (num_sizes,).
-        candidates: functions of which the term may consist.
-        targets: sizes asked for, (num_points,).
-        generator: of the bootstrap.
-        floor: smallest error that counts, in the unit of the values.
-    """
-    sigma = np.maximum(values * errors, max(floor, float(values.max(initial=0.0)) * 1e-6, _TINY))
-    usable = [
-        basis
-        for basis in candidates
-        if len(basis) <= (3 if len(n) >= _LEAST_GROWING else 2) and _is_determined(basis, n)
-    ] or [candidates[0]]
-    fits = [_fitted(basis, n, values, sigma) for basis in usable]
-    scores = np.array([error + len(basis) * np.log(len(n)) for basis, (_, error) in zip(usable, fits, strict=True)])
-    weights = np.exp(-0.5 * (scores - scores.min()))
-    chosen = generator.choice(len(usable), size=_NUM_DRAWS, p=weights / weights.sum())
-    draws = np.empty((_NUM_DRAWS, len(targets)))
-    for row, which in enumerate(chosen.tolist()):
-        noisy = values + sigma * generator.standard_normal(len(n))
-        coefficients, _ = _fitted(usable[which], n, noisy, sigma)
-        draws[row] = _evaluated(usable[which], coefficients, targets)
-    best = int(weights.argmax())
-    return draws, _words(usable[best], fits[best][0])
-
-
-def _is_determined(basis: Sequence[Basis], n: FloatArray) -> bool:
-    return bool(np.linalg.matrix_rank(np.column_stack([one(n) for one in basis])) == len(basis))
-
-
-def _fitted(basis: Sequence[Basis], n: FloatArray, values: FloatArray, sigma: FloatArray) -> tuple[FloatArray, float]:
-    """Return the coefficients, and the sum of squared errors in units of sigma."""
-    from scipy.optimize import nnls  # takes longer to load than all that it does here
-
-    matrix = np.column_stack([one(n) for one in basis]) / sigma[:, np.newaxis]
-    coefficients, norm = nnls(matrix, values / sigma)
-    return np.asarray(coefficients), float(norm) ** 2
-
-
-def _evaluated(basis: Sequence[Basis], coefficients: FloatArray, n: FloatArray) -> FloatArray:
-    return np.asarray(np.column_stack([one(n) for one in basis]) @ coefficients)
-
-
-_NAMES: dict[Basis, str] = {
-    _constant: "constant",
-    _shared: "1/n",
-    _ring: "(n - 1)/n, as a ring",
-    _hops: "n - 1, as hops",
-    _log: "log n, as a tree",
-}
-
-
-def _words(basis: Sequence[Basis], coefficients: FloatArray) -> str:
-    found = dict(zip(basis, coefficients.tolist(), strict=True))
-    words = " + ".join(_NAMES[one] for one, value in found.items() if value > 0) or "nothing"
-    serial, shared = found.get(_constant, 0.0), found.get(_shared, 0.0)
-    # Of the work that does not grow with n (Amdahl 1967): what remains of it with any number of units.
-    return (
-        f"{words}, serial share {percent(serial / (serial + shared))}"
-        if _shared in found and serial + shared
-        else words
-    )
-
-
-def _waiting_growth(series: Series, targets: FloatArray, generator: np.random.Generator) -> tuple[FloatArray, str]:
-    """Return by which factor waiting is larger than on the largest size, (num_draws, num_points).
-
-    From the generalised Pareto tails of the largest size where they are known, else from its own A(k): between a
-    logarithm, as of exponential tails, and the power of its upper half.
-    """
-    last = series.sizes[-1]
-    ratio = targets / last.num_units
-    predicted = [sample.predictions for sample in last.samples if len(sample.predictions) > 1]
-    if predicted and series.unit == "node":
-        return _by_tails(predicted[0], targets, generator), "tails of the work"
-    curves = [sample.growth for sample in last.samples if len(sample.growth) > 2]
-    if not curves:
-        exponent = generator.uniform(0.0, 1.0, (_NUM_DRAWS, 1))
-        return ratio**exponent, "not known, between none and in proportion"
-    k = np.array([point[0] for point in curves[0]], np.float64)
-    excess = np.mean([[value - 1 for _, value in curve] for curve in curves if len(curve) == len(k)], axis=0)
-    upper = slice(len(k) // 2, None)
-    is_growing = (excess[upper] > 0).all() and len(k[upper]) > 1
-    slope = float(np.clip(np.polyfit(np.log(k[upper]), np.log(excess[upper]), 1)[0], 0.0, 1.0)) if is_growing else 0.0
-    logarithmic = 1 + np.log(ratio) / max(float(np.log(k[-1])), 1.0)
-    share = generator.uniform(0.0, 1.0, (_NUM_DRAWS, 1))
-    return share * ratio**slope + (1 - share) * logarithmic, f"A(k) with exponent {slope:.2f}"
-
-
-def _by_tails(
-    points: tuple[tuple[int, float, float, float], ...], targets: FloatArray, generator: np.random.Generator
-) -> FloatArray:
-    nodes = np.log([point[0] for point in points])
-    loss, low, high = (np.array([point[column] for point in points]) for column in (1, 2, 3))
-    present = max(float(loss[0]), _TINY)
-    normal = generator.standard_normal((_NUM_DRAWS, 1))
-    at = np.log(targets)
-    center = np.interp(at, nodes, loss / present)
-    half = np.interp(at, nodes, (high - low) / present) / 4  # an interval of 95 % is four deviations wide
-    # The interval of the loss is wide where it is measured, too; only its growth counts here.
-    grown = np.maximum(center - 1, 0.0)
-    return np.asarray(np.maximum(1 + grown * (1 + normal * np.minimum(half / np.maximum(grown, 0.1), 0.5)), 0.0))
-
-
-def _exponents(series: Series, generator: np.random.Generator) -> FloatArray:
-    """Return with which power of the work jitter grows, (num_draws, 1): 0 where it does not depend on it.
-
-    At an equal number of units, jitter of all sizes would be equal if it did not depend on the work of a rank.
-    """
-    points = [
-        (parts["work"], (value - 1) * parts["work"])
-        for size in series.sizes
-        if (parts := size.parts_ns) is not None
-        for sample in size.samples
-        for k, value in sample.growth
-        if k == 2 and value > 1
-    ]
-    work = np.log([point[0] for point in points])
-    if len(points) < _LEAST_POINTS or np.ptp(work) < np.log(2):
-        return generator.uniform(0.0, 1.0, (_NUM_DRAWS, 1))
-    loss = np.log([point[1] for point in points])
-    center = work - work.mean()
-    slope = float(center @ loss / (center @ center))
-    rest = loss - loss.mean() - slope * center
-    error = float(np.sqrt(rest @ rest / max(len(points) - 2, 1) / (center @ center)))
-    return np.asarray(np.clip(slope + error * generator.standard_normal((_NUM_DRAWS, 1)), 0.0, 1.0))
-
-
-def parts_at(size: Size) -> dict[str, float]:
-    """Return the parts of a measured size; `total` alone where they are not known."""
-    return dict(size.parts_ns or {"total": size.mean("step_ns") or 0.0})

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from hpcpace.errors import CannotTell
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Predicted, obstacle, parts_at, predict
+from hpcpace.runs.scaling.knee import Knee, knee_of
+from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Predicted, obstacle, predict
+from hpcpace.runs.scaling.parts import parts_of_all
 from hpcpace.runs.scaling.samples import Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
 from hpcpace.studies.statistics import scaling_factor
@@ -21,11 +23,7 @@ from hpcpace.studies.statistics import scaling_factor
 SCHEMA = "hpcpace-scale/1"
 IDEAL = 0.95
 """Scaling factor from which on a size counts as ideal."""
-HALF = 0.5
-"""Share of its ideal gain below which a doubling does not pay."""
 _LEAST_LOST = 0.03  # of the step, below which nothing is said to stop a job
-_NUM_DRAWS = 400
-_NUM_POINTS = 256
 
 
 class Band(StrEnum):
@@ -71,24 +69,6 @@ class SizeFigures:
     transfer: float | None
     parts_ns: dict[str, float]
     run_cv: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knee:
-    """From where on doubling gives less than half of its ideal gain.
-
-    Attributes:
-        num_units: the least such size; None where there is none up to `searched`.
-        low, high: its 95 % interval over repeats; None where that end is beyond `searched`.
-        searched: the largest size whose doubling was looked at.
-        is_measured: whether the doubled size was measured, and not predicted.
-    """
-
-    num_units: int | None
-    low: int | None
-    high: int | None
-    searched: int
-    is_measured: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +178,7 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
         why=series.why,
         sample_unit=series.sizes[0].samples[0].unit,
         sizes=tuple(_size_figures(series, speeds, row) for row in range(len(series.sizes))),
-        knee=_knee(series, speeds, predicted),
+        knee=knee_of(series, speeds, predicted),
         stop=_stop(series),
         predictions=() if predicted is None else _predictions(series, speeds, predicted, factors),
         rests_on=() if predicted is None else predicted.rests_on,
@@ -287,69 +267,17 @@ def band(factor: float, ratio: float) -> Band:
     return Band.OVERHEAD if round(factor * ratio, 2) >= 1 else Band.DETRIMENTAL
 
 
-def _knee(series: Series, speeds: NDArray[np.float64], predicted: Predicted | None) -> Knee | None:
-    """Return the knee among the measured sizes, or, where there is none, the one that the law expects.
-
-    Sizes whose work neither stays the same nor grows with them have none: what a doubling gives there is of the work.
-    """
-    if series.kind is Kind.UNKNOWN:
-        return None
-    units = np.array([size.num_units for size in series.sizes], np.float64)
-    errors = np.array([size.error for size in series.sizes])
-    noise = np.random.default_rng(0).standard_normal((_NUM_DRAWS, len(units)))
-    drawn = speeds * np.exp(errors * noise)
-    found = _knee_of(units, speeds, drawn, is_measured=True)
-    if found is None or found.num_units is not None or predicted is None:
-        return found
-    later = predicted.num_units.astype(np.float64)
-    work = later if series.kind is Kind.WEAK else np.ones_like(later)
-    scale = speeds[-1] / ((units[-1] if series.kind is Kind.WEAK else 1) / (series.sizes[-1].mean("step_ns") or 1.0))
-    all_units = np.concatenate([units, later])
-    center = np.concatenate([speeds, work / predicted.step_ns * scale])
-    draws = np.concatenate([drawn, (work / predicted.draws_ns * scale)[:_NUM_DRAWS]], axis=1)
-    return _knee_of(all_units, center, draws, is_measured=False) or found
-
-
-def _knee_of(
-    units: NDArray[np.float64], speeds: NDArray[np.float64], draws: NDArray[np.float64], *, is_measured: bool
-) -> Knee | None:
-    """Return the least size from which a doubling gives less than half of its ideal gain; None without a doubling."""
-    searched = int(units[-1] // 2)
-    if searched < units[0]:
-        return None
-    grid = np.unique(np.rint(np.geomspace(units[0], searched, _NUM_POINTS)))
-    grid = np.unique(np.concatenate([grid, units[units <= searched]]))
-    sizes = [_first_below(units, row, grid) for row in np.concatenate([speeds[np.newaxis], draws])]
-    spread = np.sort([np.inf if size is None else size for size in sizes[1:]])
-    low, high = (float(spread[round(share * (len(spread) - 1))]) for share in (0.025, 0.975))
-    return Knee(
-        num_units=sizes[0],
-        low=int(low) if np.isfinite(low) else None,
-        high=int(high) if np.isfinite(high) else None,
-        searched=searched,
-        is_measured=is_measured,
-    )
-
-
-def _first_below(units: NDArray[np.float64], speeds: NDArray[np.float64], grid: NDArray[np.float64]) -> int | None:
-    """Return the first size of a grid whose doubling gains less than half; speeds are interpolated in logarithms."""
-    at, values = np.log(units), np.log(speeds)
-    gain = np.exp(np.interp(np.log(2 * grid), at, values) - np.interp(np.log(grid), at, values)) - 1
-    below = np.flatnonzero(gain < HALF)
-    return int(grid[below[0]]) if len(below) else None
-
-
 def _stop(series: Series) -> Stop | None:
     """Return what the largest size loses compared with the smallest one, part by part; None where parts are not known.
 
     Ideally each part of the smallest size is divided among the units in strong scaling, and stays as it is in weak
-    scaling.
+    scaling. What a slower rank does beyond the work of the fastest one is lost to imbalance, and not to work.
     """
     if not _has_parts(series) or series.kind is Kind.UNKNOWN:
         return None
     first, last = series.sizes[0], series.sizes[-1]
     ideal = first.num_units / last.num_units if series.kind is Kind.STRONG else 1.0
-    before, now = parts_at(first), parts_at(last)
+    before, now = parts_of_all(first), parts_of_all(last)
     step_ns = last.mean("step_ns") or 1.0
     lost = {name: (now[name] - ideal * before[name]) / step_ns for name in now}
     part = max(lost, key=lambda name: lost[name])

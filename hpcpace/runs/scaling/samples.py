@@ -14,6 +14,7 @@ from hpcpace.errors import UsageError
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK
 from hpcpace.runs.csv_form import CsvRun
 from hpcpace.runs.measured import MeasuredRun
+from hpcpace.runs.scaling.lasting import jitter_growth, least_work
 from hpcpace.units import NS_PER_S
 from hpcpace.wording import plural
 
@@ -49,7 +50,8 @@ class Sample:
         busy, wait, transfer: shares of the step; None where unknown.
         parts_ns: by name of `PARTS`, adding up to the step; None where they are not known.
         unknown: why they are not.
-        growth: A(k) by number of units.
+        growth: A(k) without lasting differences, by number of units.
+        least_work: share of the work that the fastest rank has, too.
         predictions: number of nodes, loss to waiting and the ends of its interval, as shares of the step.
         calls: operation, bytes of one, and how many there are in a step of a rank.
         same_work: what runs of all sizes have to agree in, by name.
@@ -73,6 +75,7 @@ class Sample:
     parts_ns: Mapping[str, float] | None = None
     unknown: str = ""
     growth: tuple[tuple[int, float], ...] = ()
+    least_work: float = 1.0
     predictions: tuple[tuple[int, float, float, float], ...] = ()
     calls: tuple[tuple[str, float, float], ...] = ()
     same_work: Mapping[str, str] = field(default_factory=dict)
@@ -118,7 +121,8 @@ def sample_of_run(run: MeasuredRun) -> Sample:
         transfer=shares[2],
         parts_ns=parts_ns,
         unknown=unknown,
-        growth=run.amplification,
+        growth=jitter_growth(run),
+        least_work=least_work(run),
         predictions=run.predictions,
         calls=tuple((one.op, one.size_bytes / one.num_calls, one.num_calls) for one in run.transfers if one.num_calls),
         same_work={
