@@ -340,6 +340,7 @@ def _figures(
             excess=excess,
             late=diagnosis.late_ranks,
             host_timed=panels.host_timed,
+            unknown_waits=measured.unknown_waits,
         )
         (jitter, growth), sensitivity = finish()
     return _Figures(

@@ -64,7 +64,8 @@ def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = l
     if len(world_sizes) > 1:
         said = ", ".join(f"{size} ranks in {path.name}" for size, path in sorted(world_sizes.items()))
         raise TraceError(f"profiles of different jobs ({said}): name the files of one run")
-    world_size = next(iter(world_sizes), max(profiles) + 1)
+    members = [rank for one in profiles.values() for group in one.groups.values() for rank in group]
+    world_size = next(iter(world_sizes), max(*profiles, *members, 0) + 1)
     if max(profiles) >= world_size:
         raise TraceError(f"rank {max(profiles)} is not one of {world_size} ranks: name the files of one run")
     return _import(profiles, world_size, is_world_known=bool(world_sizes), problems=problems)
@@ -120,7 +121,7 @@ def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bo
     problems += [*unmatched, *contradicted]
     num_ungrouped = sum(one.rows.num_ungrouped for one in ranks.values())
     if num_ungrouped:
-        notes.append(f"{num_ungrouped} collectives match no other rank's: no file says of which process group they are")
+        notes.append(f"{num_ungrouped} collectives match no other rank's: of which process group they are is not known")
     hosts = {host: place for place, host in enumerate(dict.fromkeys(_host(one.profile) for one in ranks.values()))}
     made = [_imported(rank, one, world_size, hosts, ranks) for rank, one in ranks.items()]
     files = [(one.profile.path.name, size_of(one.profile.path)) for one in ranks.values()]

@@ -60,6 +60,8 @@ _PHASES = (
 _NOT_A_PHASE = re.compile(r"zero_grad|^nn\.Module|autograd::")
 _BACKWARD = "autograd::engine::evaluate_function"
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_MEMBERS = re.compile(r"\[ *\d{1,7}(?: *, *\d{1,7})* *\]$")
+"""Ranks of a group; PyTorch writes dots for some of a large one, whose members are not known then."""
 _MOST_OPERATIONS = 20_000_000
 _MOST_NS = 1 << 61
 
@@ -101,6 +103,7 @@ class Calls:
         size_bytes: of the whole message; 0 if unknown.
         link: correlation of a kernel with its launch; 0 for an operation of the host.
         peer: the rank at the other end of a message; -1.
+        members: the members of each group as operations say them, such as `[0, 1]`; empty where these differ.
     """
 
     op: list[int] = field(default_factory=list)
@@ -111,6 +114,7 @@ class Calls:
     size_bytes: list[int] = field(default_factory=list)
     link: list[int] = field(default_factory=list)
     peer: list[int] = field(default_factory=list)
+    members: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -121,7 +125,8 @@ class Profile:
         path: the file.
         rank, world_size: from its `distributedInfo`, else rank from the file's name; None where neither says.
         is_rank_named: whether the rank is that of the file's name.
-        backend, groups: of `distributedInfo`: names and members of process groups.
+        backend, groups: of `distributedInfo`: names and members of process groups, else as operations say them.
+        only_group: the name of the group where `distributedInfo` has one only; empty.
         host: of the file; empty if it does not say.
         base_ns: what its times count from, Unix nanoseconds; 0 if it does not say.
         steps: number, begin and end of each ProfilerStep.
@@ -141,6 +146,7 @@ class Profile:
     is_rank_named: bool = False
     backend: str = ""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    only_group: str = ""
     host: str = ""
     base_ns: int = 0
     num_events: int = 0
@@ -292,12 +298,15 @@ def _take_call(calls: Calls, event: Any, name: Any) -> bool:
     if op is None:
         return False
     args = event.args
+    group = args.group if isinstance(args.group, str) else ""
+    if isinstance(args.members, str) and calls.members.setdefault(group, args.members) != args.members:
+        calls.members[group] = ""
     peer = args.destination if op is Op.SEND else args.source if op is Op.RECV else args.root
     add_call(
         calls,
         op,
         *_interval_ns(event),
-        group=args.group if isinstance(args.group, str) else "",
+        group=group,
         seq=_whole(args.seq, -1),
         size_bytes=_size_bytes(op, args),
         link=_whole(args.correlation),
@@ -337,8 +346,7 @@ def _size_bytes(op: Op, args: Any) -> int:
 
 
 def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
-    info = facts.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
+    info = info if isinstance(info := facts.get("distributedInfo"), dict) else {}
     rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"))
     if rank is not None and (world_size is None or rank < world_size):
         found.rank, found.world_size = rank, world_size
@@ -348,6 +356,10 @@ def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
         members = one.get("ranks") if isinstance(one, dict) else None
         if isinstance(members, list) and members and all(_rank(member) is not None for member in members):
             found.groups[str(one.get("pg_name", ""))[:60]] = tuple(members)
+    found.only_group = next(iter(found.groups)) if len(found.groups) == 1 else ""
+    for name, text in (*found.nccl.members.items(), *found.comms.members.items()):
+        if name and len(name) <= 60 and _MEMBERS.match(text):
+            found.groups.setdefault(name, tuple(map(int, text[1:-1].split(","))))
     found.host = _text(facts.get("host_name"))
     found.base_ns = _whole(facts.get("baseTimeNanoseconds"))
     if found.rank is None:

@@ -257,8 +257,7 @@ def _before_optimizer(enter_ns: Int64Array, exit_ns: Int64Array, profile: Profil
 
 def _named(profile: Profile, calls: _Calls) -> list[str]:
     """Return the group of each operation; that of the job where there is one only, empty where it is not known."""
-    only = next(iter(profile.groups)) if len(profile.groups) == 1 else _NO_GROUP
-    return [name if name in profile.groups else only if not name else _NO_GROUP for name in calls.group]
+    return [name if name in profile.groups else _NO_GROUP if name else profile.only_group for name in calls.group]
 
 
 def _collectives(

@@ -87,6 +87,50 @@ def test_operations_of_unknown_groups_are_no_ground_for_a_verdict_on_transfers(t
     assert "20.0 % of the step time is in operations that match no other rank's" in verdicts[1].headline
 
 
+def _group_events(rank: int, members: dict[int, str]) -> list[dict[str, Any]]:
+    """Return `nccl_events` whose kernels alone say who their group is; `members` by rank."""
+    events = nccl_events(rank, late_us=3_000.0)
+    for one in events:
+        if one["name"].startswith("nccl"):
+            one["args"] |= {"Process Group Name": "7", "Process Group Ranks": members[rank]}
+    return events
+
+
+@pytest.mark.parametrize(
+    ("members", "size"), [("[0, 1, 2, 3]", 4), ("[0, 1, 2, 3, 4, 5]", 6), ("[0, 1, ..., 3]", 4), ("[0, -1]", 4)]
+)
+def test_members_of_groups_are_those_that_kernels_say_where_nothing_else_does(
+    tmp_path: Path, members: str, size: int
+) -> None:
+    """All but rank 0 wait 3 of 13 ms for it. Dots are what PyTorch writes for members of a large group."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    said = facts(0)
+    del said["distributedInfo"]
+    for rank in range(4):
+        write(folder / f"rank-{rank}.json", _group_events(rank, dict.fromkeys(range(4), members)), said)
+    found = import_kineto([folder])
+    assert {one.header.world_size for one in found.ranks} == {size}
+    shares = report(found, tmp_path / "run").shares
+    if members == "[0, 1, 2, 3]":
+        assert shares.exposed_wait == pytest.approx(0.75 * 3 / 13, rel=0.01)
+        assert shares.transfer == pytest.approx(2 / 13, rel=0.01)
+        assert not any("process group" in note for note in found.source.notes)
+    else:
+        assert shares.exposed_wait is None and shares.transfer == pytest.approx((2 + 0.75 * 3) / 13, rel=0.01)
+
+
+def test_a_group_whose_members_kernels_contradict_is_not_known(tmp_path: Path) -> None:
+    events = nccl_events(0)
+    kernels = [one for one in events if one["name"].startswith("nccl")]
+    for number, one in enumerate(kernels):
+        one["args"] |= {"Process Group Name": "7", "Process Group Ranks": f"[0, {1 + (number == 5)}]"}
+    said = facts(0)
+    del said["distributedInfo"]
+    found = import_kineto([write(tmp_path / "rank-0.json", events, said)])
+    assert any(note.startswith(f"{NUM_STEPS} collectives match no other rank's") for note in found.source.notes)
+
+
 def test_phases_and_waits_over_gloo_are_those_of_the_profile(tmp_path: Path) -> None:
     one, other = gloo_run(tmp_path, late_us=3_000.0).ranks
     for rank, wait_us in ((one, 0.0), (other, 3_000.0)):

@@ -74,6 +74,18 @@ def test_ranks_that_are_missing_leave_the_batch_and_its_speed_unknown(tmp_path: 
     assert (measured.num_missing, measured.samples_per_step, measured.samples_per_s) == (2, 0.0, None)
 
 
+def test_waits_that_are_not_known_are_none_in_a_summary_and_in_its_traces(tmp_path: Path) -> None:
+    run = SyntheticRun(num_ranks=4, num_steps=20, missing=(3,))
+    analysed = load_run(run.write(tmp_path / "a").path).measured
+    stored = load_run(_reported(RunDirectory(tmp_path / "a")).path).measured
+    assert analysed is not None and stored is not None
+    assert replace(stored, is_from_summary=False) == analysed
+    assert not analysed.are_waits_known and analysed.shares is None
+    for rank in analysed.ranks:
+        assert rank.parts_ns is not None
+        assert sum(rank.parts_ns.values()) == pytest.approx(analysed.mean_ns, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "change",
     [
