@@ -186,7 +186,7 @@ def analyze_traces(
         dtype=records.run.dtype,
         memory=records.result.memory,
         audit=audit,
-        pacing=with_slack(records.pacing, panels),
+        pacing=with_slack(records.pacing, panels, are_waits_known=measured.are_waits_known),
         end=credible.end,
         unknown=measured.unknown,
         devices=device_figures(measured),
