@@ -11,7 +11,7 @@ import numpy as np
 from hpcpace.errors import TraceError
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
 from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
-from hpcpace.runs.imports.kineto_profile import Profile, read_profile, unnamed_note
+from hpcpace.runs.imports.kineto_profile import Profile, device_notes, read_profile
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
@@ -270,7 +270,6 @@ def _notes(ranks: dict[int, RankProfile], world_size: int, *, is_world_known: bo
         yield "on devices a phase ends when all kernels launched in it have ended"
     if any(one.profile.nccl.op for one in ranks.values()):
         yield "a collective holds the device for as long before its end as nothing else runs there"
-    if unnamed := unnamed_note(sum(one.profile.num_unnamed for one in ranks.values())):
-        yield unnamed
+    yield from device_notes([one.profile for one in ranks.values()])
     if any(one.profile.gloo.op for one in ranks.values()):
         yield "collectives of gloo begin with the call of c10d, and end by the next optimizer step at the latest"

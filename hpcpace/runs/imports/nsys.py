@@ -14,7 +14,8 @@ from urllib.parse import quote
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source, date_of
-from hpcpace.runs.imports.kineto_profile import Profile, add_call, kernel_op, op_of, phase_of, unnamed_note
+from hpcpace.runs.imports.kineto_names import kernel_op, op_of, phase_of
+from hpcpace.runs.imports.kineto_profile import Profile, add_call, device_notes
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
@@ -114,7 +115,6 @@ def _import(export: _Export, path: Path, size: int, told: Callable[[int, int], N
     ranks, origin_ns = _ranks(profiles, host)
     version = meta.get("EXPORT_PRODUCT_VERSION", "")
     places = ", ".join(f"{rank} = GPU {place.device}" for rank, place in enumerate(sorted_places(profiles)))
-    unnamed = unnamed_note(sum(profile.num_unnamed for profile in profiles.values()))
     source = Source(
         tool=f"Nsight Systems {version}".strip(),
         files=[(path.name, size)],
@@ -132,7 +132,7 @@ def _import(export: _Export, path: Path, size: int, told: Callable[[int, int], N
             f"a rank is a GPU of a process: {places}",
             "steps and phases are NVTX ranges named like step 12, forward, backward, optimizer",
             "one machine recorded all ranks: their clocks are one",
-            *([unnamed] if unnamed else []),
+            *device_notes(profiles.values()),
         ],
         begun_unix_ns=_begun_unix_ns(export, origin_ns),
     )
@@ -162,6 +162,7 @@ def _kernels(export: _Export, path: Path, told: Callable[[int, int], None]) -> d
         elif is_nccl:
             profile.num_unnamed += 1
         else:
+            profile.num_nameless += not isinstance(kernel, str)
             _append(profile, start, end, correlation)
         if number % _TOLD_EVERY == 0:
             told(number, number + 1)

@@ -463,7 +463,7 @@ def test_idle_time_that_no_launch_explains_is_neither_work_nor_the_hosts(tmp_pat
             first = {"ts": one["ts"]}
         elif one["cat"] == "cuda_runtime":
             one["ts"] = first["ts"]
-    kept = [one for one in events if is_known or one["cat"] != "cuda_runtime"]
+    kept = [one for one in events if is_known or one["cat"] != "cuda_runtime" or one["args"]["correlation"] % 2]
     for rank in range(4):
         write(folder / f"rank{rank}.json", kept, facts(rank, 4, backend="nccl"))
     summary = report(import_kineto([folder]), folder / "run")
@@ -472,6 +472,22 @@ def test_idle_time_that_no_launch_explains_is_neither_work_nor_the_hosts(tmp_pat
     )
     assert summary.verdict.mode != "host-bound"
     assert summary.shares.busy == pytest.approx(kernels / steps, abs=0.05)
+
+
+def test_kernels_of_which_no_launch_is_known_are_of_no_phase(tmp_path: Path) -> None:
+    """The host issues all work of a step within 2.5 ms, and its phases end long before the device's."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in range(4):
+        kept = [one for one in nccl_events(rank, late_us=3_000.0) if one["cat"] != "cuda_runtime"]
+        write(folder / f"rank{rank}.json", kept, facts(rank, 4, backend="nccl"))
+    found = import_kineto([folder])
+    assert "what devices did" in found.source.unknown
+    assert any(note.startswith("launches of kernels are not in the files") for note in found.source.notes)
+    assert not any("a phase ends when all kernels" in note for note in found.source.notes)
+    summary = report(found, tmp_path / "run")
+    assert summary.verdict.headline.startswith("cannot tell: phases of ranks 0-3 are host times")
+    assert summary.shares.busy is None
 
 
 def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:

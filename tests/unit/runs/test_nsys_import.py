@@ -53,6 +53,25 @@ def test_kernels_of_nccl_that_do_not_say_what_they_do_are_no_work(tmp_path: Path
     assert any(note.startswith("62 kernels of NCCL left out") for note in found.source.notes)
 
 
+@pytest.mark.parametrize(
+    ("statement", "note"),
+    [
+        ("DROP TABLE StringIds", "kernels without a name: any of them may be a collective"),
+        ("DELETE FROM StringIds WHERE value LIKE 'ncclDevKernel_SendRecv%'", "62 kernels without a name"),
+        ("DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME", "launches of kernels are not in the files"),
+        ("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME", "launches of kernels are not in the files"),
+    ],
+)
+def test_without_names_or_launches_of_kernels_what_devices_did_is_unknown(
+    tmp_path: Path, statement: str, note: str
+) -> None:
+    assert "what devices did" not in import_nsys(changed(tmp_path, name="whole.sqlite")).source.unknown
+    found = import_nsys(changed(tmp_path, statement))
+    assert "what devices did" in found.source.unknown
+    assert any(note in one for one in found.source.notes)
+    assert all(len(one.device_tables) and not len(one.tables["phases"]) for one in found.ranks)
+
+
 def test_each_gpu_of_a_process_is_a_rank_and_launches_come_before_kernels() -> None:
     first, second = import_nsys(DATA / "mfu_2gpu_after.sqlite").ranks
     assert [one.header.local_rank for one in (first, second)] == [0, 1] and first.header.host == "modal"
