@@ -263,10 +263,43 @@ def test_collectives_of_one_clock_that_never_overlap_match_nothing(tmp_path: Pat
     assert report(found, tmp_path / "run").verdict.mode == "cannot tell"
 
 
-def test_profiles_of_one_host_that_share_no_step_are_no_problem(tmp_path: Path) -> None:
-    write(tmp_path / "r0.json", gloo_events(0)[: 6 * 10], facts(0))
-    write(tmp_path / "r1.json", gloo_events(1)[6 * 12 :], facts(1))
-    assert not import_kineto([tmp_path]).problems
+@pytest.mark.parametrize("make", [gloo_events, nccl_events])
+def test_profiles_of_one_host_that_share_no_step_are_named(
+    tmp_path: Path, make: Callable[[int], list[dict[str, Any]]]
+) -> None:
+    """As files of different cycles of a schedule."""
+    events = make(0)
+    per_step = len(events) // NUM_STEPS
+    write(tmp_path / "r0.json", events[: per_step * 10], facts(0))
+    write(tmp_path / "r1.json", make(1)[per_step * 12 :], facts(1))
+    found = import_kineto([tmp_path])
+    (problem,) = found.problems
+    assert "r1.json: rank 1 was recorded while rank 0 was not" in problem and "of the same cycle" in problem
+    assert [len(one.tables["steps"]) for one in found.ranks] == [10, NUM_STEPS - 12]
+
+
+@pytest.mark.parametrize("has_numbers", [False, True])
+def test_a_profile_of_a_device_that_begins_later_has_the_steps_of_the_others(tmp_path: Path, has_numbers: bool) -> None:
+    """Numbers of collectives, where they are recorded, are of the whole job, whatever steps are counted from."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in range(4):
+        events = nccl_events(rank, late_us=3_000.0)
+        if rank == 3:
+            events = [one for one in events if one["ts"] >= 1_000_000.0 + 10 * (STEP_US + 3_000.0)]
+        for one in events:
+            if not has_numbers:
+                one["args"].pop("Seq", None)
+        write(folder / f"r{rank}.json", _counted_from_0(events), facts(rank, 4, backend="nccl"))
+    found = import_kineto([folder])
+    assert found.ranks[3].tables["steps"]["step"].tolist() == list(range(10, NUM_STEPS))
+    rows = [one.tables["collectives"] for one in found.ranks]
+    assert rows[3]["seq"].tolist() == rows[0]["seq"][10:].tolist() and not found.problems
+    assert any("numbered as those of rank 0" in note and "by 10 higher" in note for note in found.source.notes)
+    summary = report(found, tmp_path / "run")
+    assert summary.steps.num_used == NUM_STEPS - 10 and not summary.kinds[0].num_unmatched
+    assert summary.shares.exposed_wait == pytest.approx(0.75 * 3 / 13, rel=0.01)
+    assert not summary.cut_off.ranks
 
 
 def test_clocks_of_two_hosts_are_aligned_by_their_collectives(tmp_path: Path) -> None:
