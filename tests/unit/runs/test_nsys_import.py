@@ -100,6 +100,40 @@ def test_ranges_of_nvtx_become_steps_and_phases(tmp_path: Path) -> None:
     assert first.tables["phases"]["step"][:2].tolist() == [8, 8]
 
 
+@pytest.mark.parametrize(
+    ("ranges", "numbers", "num_left_out"),
+    [
+        ([("iteration", 0, 100), ("step", 1, 99)], [3, 4, 5], 3),
+        ([("step", 0, 100), ("micro step", 5, 45), ("micro step", 50, 90)], [3, 4, 5], 6),
+        ([("step", 0, 100), ("iteration", 0, 100)], [3, 4, 5], 3),
+        ([("step", 0, 90)], [3, 4, 5], 0),
+    ],
+)
+@pytest.mark.parametrize("is_around", [False, True])
+def test_of_ranges_inside_each_other_the_outermost_that_repeat_are_steps(
+    tmp_path: Path, ranges: list[tuple[str, int, int]], numbers: list[int], num_left_out: int, is_around: bool
+) -> None:
+    with closing(sqlite3.connect(DATA / "mfu_2gpu_after.sqlite")) as connection:
+        ((start, process),) = connection.execute(f"SELECT min(start), globalPid FROM {KERNELS} WHERE deviceId = 0")
+    rows = [
+        (f"{name} {number}", start + 100 * number + begin, start + 100 * number + end)
+        for number in numbers
+        for name, begin, end in ranges
+    ]
+    rows += [("train iteration 1", start, start + 1000)] * is_around
+    statements = [
+        f"INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid) VALUES ({begin}, {end}, 59, '{name}', "
+        f"{process + 149})"
+        for name, begin, end in rows
+    ]
+    found = import_nsys(changed(tmp_path, *statements))
+    steps = found.ranks[0].tables["steps"]
+    assert steps["step"].tolist() == numbers
+    assert ((steps["end_ns"] - steps["begin_ns"]) == ranges[0][2] - ranges[0][1]).all()
+    said = [int(note.split()[0]) for note in found.source.notes if "inside of steps" in note]
+    assert said == [num_left_out + is_around] * bool(num_left_out + is_around)
+
+
 def test_an_older_schema_without_names_processes_and_ranges_is_read(tmp_path: Path) -> None:
     path = changed(
         tmp_path,
