@@ -66,6 +66,7 @@ from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.steps import throughput
 from hpcpace.parallel import Team, in_background
+from hpcpace.quoting import one_line
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.topology.placing import PlacedTraces, place_traces
 from hpcpace.topology.read import read_topology
@@ -292,7 +293,7 @@ def examine(
         credible = measure_credible_run(found, selection or Selection(), AttemptRecords())
     except CannotTell as error:
         return verdict_of(
-            Diagnosis(findings=(), obstacle=NothingMeasured(error=str(error)), smallest_effect=None), hosts={}
+            Diagnosis(findings=(), obstacle=NothingMeasured(error=one_line(str(error))), smallest_effect=None), hosts={}
         )
     settings = settings or DiagnosisConfig()
     panels = panels_of(credible.measured)

@@ -164,6 +164,13 @@ def test_broken_runs_are_reported_and_the_others_loaded(tmp_path: Path) -> None:
     assert told[-1] == (5, 5)
 
 
+def test_the_reasons_why_a_run_cannot_be_measured_are_one_line(tmp_path: Path) -> None:
+    lacking = SyntheticRun(num_ranks=4, num_steps=20, num_warmup=20, missing=(2, 3)).write(tmp_path / "a")
+    problem = load_run(lacking.path).problem
+    assert "use --include-warmup" in problem and "2 of 4 ranks have no readable trace" in problem
+    assert len(problem.splitlines()) == 1 and "; " in problem and "- " not in problem
+
+
 def test_a_run_that_still_records_is_reported_where_it_is_not_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
