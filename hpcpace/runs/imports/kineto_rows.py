@@ -286,7 +286,8 @@ def _collectives(
         for of, to in zip(group[kept].tolist(), place.tolist(), strict=True)
     ]
     op, step = calls.op[kept], _step_at(steps, calls.enter_ns[kept] if device is None else calls.enqueue_ns[kept])
-    columns = {"enqueue_ns": calls.enqueue_ns[kept]} if profile.has_device else {}
+    is_launch_known = not profile.has_kernels or profile.has_launches
+    columns = {"enqueue_ns": calls.enqueue_ns[kept] if is_launch_known else 0} if profile.has_device else {}
     channel = _channels(group[kept], op, np.array(peer, np.int64))
     has_numbers = _has_numbers(calls.seq[kept], channel, op)
     rows = rows_of(
