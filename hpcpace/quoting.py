@@ -12,6 +12,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
 
 
+def one_line(text: str) -> str:
+    """Return an error that lists its reasons line by line, as `- reason`, as one line."""
+    return "; ".join(line.removeprefix("- ") for line in text.splitlines())
+
+
 def shell_word(text: str) -> str:
     """Return a text as one word of a shell line to paste; plain names stay as they are."""
     return shlex.quote(printable(text))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 
 import click
@@ -14,6 +17,7 @@ from hpcpace.cli.progress import shown_progress
 from hpcpace.config import ReportConfig
 from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.quoting import printable
+from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.runs.timeline.run_file import WrittenTimeline, write_timeline
 from hpcpace.runs.timeline.steps import MOST_SLICES, Wanted
 from hpcpace.targets import check_target
@@ -96,10 +100,20 @@ def command(
         raise UsageError(f"cannot write {place} ({error.strerror}): name another file with -o") from error
     for problem in made.shown.problems:
         click.echo(f"hpcpace: warning: {printable(problem)}", err=True)
-    for line in timeline_lines(made):
-        click.echo(line)
+    written, *sentences = timeline_lines(made)
+    click.echo(written)
+    for sentence in sentences:
+        click.echo(fitted(sentence))
     if made.shown.problems:
         raise SystemExit(EXIT_WARNING)
+
+
+def fitted(sentence: str) -> str:
+    """Return a sentence in lines as wide as the terminal; in a log it is one line."""
+    if not sys.stdout.isatty():
+        return sentence
+    columns = min(max(shutil.get_terminal_size().columns, MIN_WIDTH), MAX_WIDTH)
+    return textwrap.fill(sentence, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def timeline_lines(made: WrittenTimeline) -> list[str]:

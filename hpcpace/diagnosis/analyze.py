@@ -66,6 +66,7 @@ from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.steps import throughput
 from hpcpace.parallel import Team, in_background
+from hpcpace.quoting import one_line
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.topology.placing import PlacedTraces, place_traces
 from hpcpace.topology.read import read_topology
@@ -186,7 +187,7 @@ def analyze_traces(
         dtype=records.run.dtype,
         memory=records.result.memory,
         audit=audit,
-        pacing=with_slack(records.pacing, panels),
+        pacing=with_slack(records.pacing, panels, are_waits_known=measured.are_waits_known),
         end=credible.end,
         unknown=measured.unknown,
         devices=device_figures(measured),
@@ -292,7 +293,7 @@ def examine(
         credible = measure_credible_run(found, selection or Selection(), AttemptRecords())
     except CannotTell as error:
         return verdict_of(
-            Diagnosis(findings=(), obstacle=NothingMeasured(error=str(error)), smallest_effect=None), hosts={}
+            Diagnosis(findings=(), obstacle=NothingMeasured(error=one_line(str(error))), smallest_effect=None), hosts={}
         )
     settings = settings or DiagnosisConfig()
     panels = panels_of(credible.measured)
@@ -340,6 +341,7 @@ def _figures(
             excess=excess,
             late=diagnosis.late_ranks,
             host_timed=panels.host_timed,
+            unknown_waits=measured.unknown_waits,
         )
         (jitter, growth), sensitivity = finish()
     return _Figures(

@@ -18,6 +18,7 @@ from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, 
 from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.figures.clocks import DEVICE_ERROR_NS, clock_figures
+from hpcpace.diagnosis.known_waits import are_waits_known, unknown_waits, unmatched_share
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.passes import data_variation_of
@@ -113,6 +114,16 @@ class Measured:
         if self.is_unphased:
             return NO_PHASES
         return HOST_TIMES if self.host_timed else ""
+
+    @cached_property
+    def unknown_waits(self) -> tuple[int, ...]:
+        """Ranks whose waits are not told from transfers, because what blocks them has no counterpart."""
+        return tuple(np.array(self.timed.ranks)[unknown_waits(self.operations.panels)].tolist())
+
+    @cached_property
+    def are_waits_known(self) -> bool:
+        """Whether waits are told from transfers in the means over all ranks."""
+        return are_waits_known(self.operations.panels)
 
     @cached_property
     def halfwidth_ns(self) -> NDArray[np.float64]:
@@ -255,7 +266,7 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
 def panels_of(measured: Measured) -> Panels:
     """Return what the diagnosis judges."""
     headers = [trace.header for trace in measured.timed.traces]
-    parts, unmatched_share = measured.parts, _unmatched_share(measured)
+    parts, unmatched = measured.parts, unmatched_share(measured.operations.panels)
     # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
     return Panels(
         rank=np.array([header.rank for header in headers], np.int64),
@@ -270,8 +281,8 @@ def panels_of(measured: Measured) -> Panels:
         data_ns=parts[:, :, Part.DATA],
         gc_ns=parts[:, :, Part.GC],
         wait_ns=parts[:, :, list(EXPOSED_WAIT)].sum(axis=2),
-        transfer_ns=_transfer_ns(measured) * (1 - unmatched_share),
-        unmatched_ns=parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2) * unmatched_share,
+        transfer_ns=_transfer_ns(measured) * (1 - unmatched),
+        unmatched_ns=parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2) * unmatched,
         host_ns=parts[:, :, Part.HOST],
         is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
         transient_share=_transient_share(measured),
@@ -411,16 +422,6 @@ def _transfer_ns(measured: Measured) -> NDArray[np.float64]:
     transfer_ns: NDArray[np.float64] = measured.parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
     less: NDArray[np.float64] = np.maximum(transfer_ns - measured.operations.panels.sent_ns, 0.0)
     return less
-
-
-def _unmatched_share(measured: Measured) -> NDArray[np.float64]:
-    """Return the share of communication that has no counterpart on every member, float64, (num_ranks, num_steps).
-
-    What seems to be its transfer may be waits for others.
-    """
-    panels = measured.operations.panels
-    share: NDArray[np.float64] = panels.unmatched_ns / np.maximum(panels.under_way_ns, 1.0)
-    return share
 
 
 def _reach_ns(measured: Measured) -> NDArray[np.float64]:

@@ -107,6 +107,7 @@ class Lane:
         rank, host: whose.
         part: what each stretch went to, by name of `Part` in lower case.
         begin_ms, end_ms: of each stretch, milliseconds since the first rank shown began the step.
+        are_waits_known: whether waits are told from transfers.
     """
 
     rank: int
@@ -114,6 +115,7 @@ class Lane:
     part: tuple[str, ...]
     begin_ms: Values
     end_ms: Values
+    are_waits_known: bool = True
 
     def __post_init__(self) -> None:
         _check_lengths("Lane", len(self.part), [len(self.begin_ms), len(self.end_ms)])

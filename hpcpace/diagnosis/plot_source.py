@@ -51,6 +51,8 @@ def plot_data(
         reasons = dict.fromkeys(_OF_PHASES, measured.unknown)
     elif excess_ns is None:
         reasons["own_delay_ms"] = "no two ranks are known to do the same work"
+    if not measured.are_waits_known:
+        reasons.setdefault("communication_share", "operations have no counterpart, so that transfers are not known")
     few = 2 <= places.num_nodes <= _MOST_NODES
     return PlotData(
         step=measured.chosen.step,
@@ -59,7 +61,7 @@ def plot_data(
         rank_labels=tuple(f"{header.rank} {header.host}" for header in headers) if excess_ns is not None else (),
         delay_remark=_delay_remark(panels),
         communication_share=None
-        if panels.host_timed
+        if panels.host_timed or not measured.are_waits_known
         else transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
         slow_step=None if panels.host_timed else _slow_step(measured, panels, late),
         growth=_growth(curve, is_node_unit=is_node_unit),
@@ -88,6 +90,7 @@ def _slow_step(measured: Measured, panels: Panels, late: Collection[int]) -> Slo
                 part=tuple(one.name.lower() for one in part),
                 begin_ms=np.array(begin_ns) / NS_PER_MS,
                 end_ms=np.array(end_ns) / NS_PER_MS,
+                are_waits_known=timed.ranks[row] not in measured.unknown_waits,
             )
         )
     return SlowStep(

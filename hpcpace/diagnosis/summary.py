@@ -5,6 +5,7 @@ Whoever shows a summary needs no other module: names of metrics that its fields 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,6 +27,8 @@ from hpcpace.metrics.steps import Throughput as Throughput
 from hpcpace.metrics.topology import SLURM_ADDRESS as SLURM_ADDRESS
 
 SCHEMA = "hpcpace-summary/2"
+WAIT_OR_TRANSFER = "wait or transfer"
+"""Blocked communication where nothing tells the two apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +149,18 @@ class Steps:
     warnings: tuple[str, ...] = ()
 
 
+def sum_of(values: Mapping[str, float | None], *names: str) -> float | None:
+    """Return the sum of some values; None where one of them is not known."""
+    known = [value for name in names if (value := values[name]) is not None]
+    return sum(known) if len(known) == len(names) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shares:
     """Shares of the step, means over ranks, adding up to 1: forward, backward and optimizer are busy.
 
-    `overlap` is apart: hidden communication over all communication. All are None where they are not known.
+    `overlap` is apart: hidden communication over all communication. All are None where they are not known. Where only
+    the exposed wait is not, because operations have no counterpart, it is in the transfer.
     """
 
     busy: float | None
@@ -160,11 +170,16 @@ class Shares:
     overlap: float | None = None
 
     @property
-    def whole(self) -> tuple[float, float, float, float] | None:
-        """Busy, exposed wait, transfer and other; None where they are not known."""
-        if self.busy is None or self.exposed_wait is None or self.transfer is None or self.other is None:
+    def whole(self) -> tuple[tuple[str, float], ...] | None:
+        """Names and values of busy, exposed wait, transfer and other; None where they are not known.
+
+        Wait and transfer are one where nothing tells them apart.
+        """
+        if self.busy is None or self.transfer is None or self.other is None:
             return None
-        return self.busy, self.exposed_wait, self.transfer, self.other
+        known = [("exposed wait", self.exposed_wait)] if self.exposed_wait is not None else []
+        transfer = "transfer" if known else WAIT_OR_TRANSFER
+        return ("busy", self.busy), *known, (transfer, self.transfer), ("other", self.other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,35 +213,45 @@ class RankRow:
 
     Attributes:
         parts_ns: by name of `Part` in lower case; they add up to step_ns. None where the rank's phases are times of the
-            host, and those of its device are not known.
+            host, and those of its device are not known. Waits that are not known are None, and in the transfers.
         shares: the same relative to step_ns; None likewise, as is busy_share.
         excess: of its own work over the other ranks of its role; None without any, with too few steps, or where own
             work is not known.
-        num_operations, size_bytes, wait_ns, transfer_ns: of all its communication, exposed or hidden.
+        num_operations, size_bytes: of all its communication.
+        wait_ns, transfer_ns: likewise, exposed or hidden; None where waits are not known.
     """
 
     rank: int
     host: str
     role: str
     step_ns: float
-    parts_ns: dict[str, float] | None
-    shares: dict[str, float] | None
+    parts_ns: dict[str, float | None] | None
+    shares: dict[str, float | None] | None
     busy_share: float | None
     excess: Excess | None
     num_operations: float
     size_bytes: float
-    wait_ns: float
-    transfer_ns: float
+    wait_ns: float | None
+    transfer_ns: float | None
 
     @property
     def exposed_wait_ns(self) -> float | None:
-        """Wait in which the rank was blocked, per step; None where its parts are not known."""
-        return None if self.parts_ns is None else self.parts_ns["wait"] + self.parts_ns["sync_wait"]
+        """Wait in which the rank was blocked, per step; None where it is not known."""
+        return None if self.parts_ns is None else sum_of(self.parts_ns, "wait", "sync_wait")
 
     @property
     def exposed_transfer_ns(self) -> float | None:
-        """Transfer in which the rank was blocked, per step; None where its parts are not known."""
-        return None if self.parts_ns is None else self.parts_ns["transfer"] + self.parts_ns["sync_transfer"]
+        """Transfer in which the rank was blocked, per step; None where it is not known."""
+        return None if self.exposed_wait_ns is None else self._seeming_transfer_ns
+
+    @property
+    def exposed_ns(self) -> float | None:
+        """Communication in which the rank was blocked, per step; None where its parts are not known."""
+        return None if self._seeming_transfer_ns is None else self._seeming_transfer_ns + (self.exposed_wait_ns or 0.0)
+
+    @property
+    def _seeming_transfer_ns(self) -> float | None:
+        return None if self.parts_ns is None else sum_of(self.parts_ns, "transfer", "sync_transfer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +261,8 @@ class RoleRow:
     role: str
     ranks: tuple[int, ...]
     step_ns: float
-    parts_ns: dict[str, float] | None
-    shares: dict[str, float] | None
+    parts_ns: dict[str, float | None] | None
+    shares: dict[str, float | None] | None
     busy_share: float | None
 
 

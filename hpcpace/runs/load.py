@@ -16,6 +16,7 @@ from hpcpace.diagnosis.run_state import is_running, journals_of, read_start
 from hpcpace.errors import CannotTell, HpcpaceError, TraceError
 from hpcpace.memory import keep_freed_memory
 from hpcpace.parallel import map_processes
+from hpcpace.quoting import one_line
 from hpcpace.run_search import open_named_run
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.conditions import read_conditions
@@ -95,9 +96,11 @@ def load_run(path: Path, config: Config | None = None, *, takes_running: bool = 
         if measured is None:
             measured = _analysed(named.directory, attempt, config or Config(), problems)
     except CannotTell as error:
-        return LoadedRun(path=path, measured=None, why_not=NotLoaded.NO_STEPS, problem=str(error))
+        return LoadedRun(path=path, measured=None, why_not=NotLoaded.NO_STEPS, problem=one_line(str(error)))
     except (HpcpaceError, OSError, MemoryError) as error:
-        return LoadedRun(path=path, measured=None, why_not=NotLoaded.BROKEN, problem=str(error) or "memory ran out")
+        return LoadedRun(
+            path=path, measured=None, why_not=NotLoaded.BROKEN, problem=one_line(str(error)) or "memory ran out"
+        )
     except Exception as error:  # the boundary of everything that is computed from files
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error}; {Path(place.filename).name}:{place.lineno}"

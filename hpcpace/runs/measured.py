@@ -35,7 +35,8 @@ class RankTimes:
     Attributes:
         host: where it ran.
         role: pipeline stage and tensor slot, such as `pp0 tp0`.
-        parts_ns: by name of `Part` in lower case, adding up to its step; None where they are not known.
+        parts_ns: by name of `Part` in lower case, adding up to its step; None where they are not known. Waits that are
+            not known are in the transfers.
         work_ns, work_error: its own work per step, and the relative standard error of that; None where not known.
         caused_wait_ns: exposed wait of all ranks that began at this one, mean over ranks.
     """
@@ -138,6 +139,11 @@ class MeasuredRun:
     def name(self) -> str:
         """The name of its folder."""
         return self.path.rstrip("/").rpartition("/")[2] or self.path
+
+    @property
+    def are_waits_known(self) -> bool:
+        """Whether waits are told from transfers on all ranks: where they are not, their parts lack them."""
+        return not self.num_missing and all("wait" in (rank.parts_ns or {}) for rank in self.ranks)
 
     @property
     def identity(self) -> str:
@@ -263,7 +269,7 @@ def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
             role=_text(row["role"]),
             parts_ns=None
             if row["parts_ns"] is None
-            else {_text(name): _number(value) or 0.0 for name, value in row["parts_ns"].items()},
+            else {_text(name): _number(value) or 0.0 for name, value in row["parts_ns"].items() if value is not None},
             work_ns=_number(compared[rank]["work_ns"]),
             work_error=_error(compared[rank]["work_error"]),
             caused_wait_ns=_number(compared[rank]["caused_wait_ns"]) or 0.0,

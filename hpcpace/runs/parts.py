@@ -43,7 +43,8 @@ class PartRow:
 def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list[PartRow]:
     """Return the parts of the mean step in two groups of runs; empty where a run's parts are not known.
 
-    If a rank of any run has no trace, waits for it look like transfers, so that both are one part.
+    Where waits are not known in any run, as those for a rank without a trace, they look like transfers, so that both
+    are one part.
 
     Args:
         before, after: the groups.
@@ -52,9 +53,11 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
         run.ranks for run in (*before, *after)
     ):
         return []
-    is_whole = not any(run.num_missing for run in (*before, *after))
+    are_told = all(run.are_waits_known for run in (*before, *after))
+    why = "without all ranks" if any(run.num_missing for run in (*before, *after)) else "where they match nothing"
+    untold = "" if are_told else f"waits and transfers, not told apart {why}"
     operations = operation_names(before, after)
-    sides = [_mean([_parts(run, is_whole, operations) for run in group]) for group in (before, after)]
+    sides = [_mean([_parts(run, untold, operations) for run in group]) for group in (before, after)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     rows = [
         PartRow(
@@ -65,16 +68,17 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
     return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _LEAST_NS])
 
 
-def _parts(run: MeasuredRun, is_whole: bool, operations: Mapping[Operation, str]) -> dict[tuple[str, str], float]:
+def _parts(run: MeasuredRun, untold: str, operations: Mapping[Operation, str]) -> dict[tuple[str, str], float]:
+    """Return the parts of a run by kind and name; `untold` names waits and transfers together, or is empty."""
     mean = _mean([dict(rank.parts_ns or {}) for rank in run.ranks])
     step_ns = sum(mean.values())
     found = {("own work", "computation"): sum(mean.get(name, 0.0) for name in _COMPUTATION)}
     found |= {("own work", words): mean.get(name, 0.0) for name, words in _OWN.items()}
     waits_ns, transfers_ns = (sum(mean.get(name, 0.0) for name in names) for names in (_WAITS, _TRANSFERS))
-    if is_whole:
+    if not untold:
         found |= _by_cause(run, waits_ns) | _by_operation(run, transfers_ns, operations)
     else:
-        found["other", "waits and transfers, not told apart without all ranks"] = waits_ns + transfers_ns
+        found["other", untold] = waits_ns + transfers_ns
     found |= {("other", words): mean.get(name, 0.0) for name, words in _APART.items()}
     found["other", "gaps"] = run.mean_ns - step_ns  # time between steps is in no part
     return found

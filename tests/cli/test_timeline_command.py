@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
+from hpcpace.cli.timeline import fitted
 
 pytest.importorskip("perfetto")
 
@@ -17,6 +20,21 @@ def test_the_file_is_written_into_the_run_and_the_output_says_what_it_shows(hpcp
     assert (code, err) == (0, "")
     assert (tmp_path / "run" / "timeline.pftrace").stat().st_size > 1000
     assert "steps 10 to 11 of 2 ranks: " in out and "https://ui.perfetto.dev" in out
+
+
+@pytest.mark.parametrize("columns", [80, 300, 40])
+def test_sentences_fit_into_the_terminal_and_are_one_line_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    sentence = (
+        "steps 13 to 17, around step 15, the slowest, of 4 ranks: 251 slices, 30 arrows from late ranks to those that"
+    )
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert fitted(sentence) == sentence
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    lines = fitted(sentence).splitlines()
+    assert " ".join(line.strip() for line in lines) == sentence
+    assert max(map(len, lines)) <= min(max(columns, 80), 100)
 
 
 def test_a_file_that_lacks_ranks_is_a_warning(hpcpace, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
     close_up = measured.close_up
     if close_up is None:
         return None
-    if measured.host_timed:
+    if measured.host_timed or not measured.are_waits_known:
         return Causes(
             gains=(),
             rebuild_error=None,

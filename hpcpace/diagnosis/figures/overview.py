@@ -42,12 +42,18 @@ def step_figures(measured: Measured, selection: Selection, traces: Sequence[Rank
 
 
 def share_figures(measured: Measured) -> Shares:
-    """Return where the time of the steps went; nothing known where phases are not those of the device."""
+    """Return where the time of the steps went; nothing known where phases are not those of the device.
+
+    Where waits are not known, what seems to be transfer has them in it.
+    """
     if measured.host_timed:
         return Shares(busy=None, exposed_wait=None, transfer=None, other=None)
     busy, wait, transfer = (share_of(measured.parts, of) for of in (BUSY, EXPOSED_WAIT, EXPOSED_TRANSFER))
     other = max(1.0 - busy - wait - transfer, 0.0)
-    return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=_overlap(measured))
+    overlap = _overlap(measured)
+    if not measured.are_waits_known:
+        return Shares(busy=busy, exposed_wait=None, transfer=wait + transfer, other=other, overlap=overlap)
+    return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=overlap)
 
 
 def _account_of_steps(trace: RankTrace) -> Table:

@@ -11,7 +11,7 @@ from hpcpace.diagnosis.summary import PacingFigures
 from hpcpace.metrics.phases import EXPOSED_WAIT, share_of
 
 
-def with_slack(pacing: PacingFigures | None, panels: Panels) -> PacingFigures | None:
+def with_slack(pacing: PacingFigures | None, panels: Panels, *, are_waits_known: bool) -> PacingFigures | None:
     """Return the outcome of pacing with the slack of the ranks, where it waits on devices and their times are known.
 
     The slack of a rank in a step is its exposed wait less that of the rank that waits least there. To remove all waits
@@ -20,8 +20,11 @@ def with_slack(pacing: PacingFigures | None, panels: Panels) -> PacingFigures | 
     Args:
         pacing: from trial.json; None where the run was not paced.
         panels: the steps.
+        are_waits_known: whether waits are told from transfers.
     """
     if pacing is None or not pacing.waits_on_device or panels.host_timed or panels.parts_ns is None:
+        return pacing
+    if not are_waits_known:
         return pacing
     slack_ns = (panels.wait_ns - panels.wait_ns.min(axis=0)).mean(axis=1)
     most = int(np.argmax(slack_ns))

@@ -29,8 +29,8 @@ class Kind:
         num_rows: rows of all ranks.
         size_bytes: bytes of all rows.
         median_ns, p95_ns: duration of a row.
-        mean_wait_ns: wait of a matched row.
-        mean_transfer_ns: transfer of a matched operation, the largest of its ranks.
+        mean_wait_ns: wait of a matched row; None without any.
+        mean_transfer_ns: transfer of a matched operation, the largest of its ranks; None without any.
         num_unmatched: rows with a missing counterpart.
         ranks_unmatched: the ranks that recorded those rows.
     """
@@ -41,8 +41,8 @@ class Kind:
     size_bytes: int
     median_ns: float
     p95_ns: float
-    mean_wait_ns: float
-    mean_transfer_ns: float
+    mean_wait_ns: float | None
+    mean_transfer_ns: float | None
     num_unmatched: int
     ranks_unmatched: tuple[int, ...]
 

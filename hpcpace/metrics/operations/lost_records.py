@@ -27,7 +27,27 @@ from hpcpace.metrics.operations.matching import (
 from hpcpace.trace.schema import ExitKind, Op
 
 _NONE = -1
+_NEVER = np.iinfo(np.int64).max
 _Key = TypeVar("_Key")
+
+
+class _Range(NamedTuple):
+    """Numbers of operations, from the first to the last."""
+
+    first: int
+    last: int
+
+    def joined(self, other: _Range) -> _Range:
+        """Return the range of both."""
+        return _Range(min(self.first, other.first), max(self.last, other.last))
+
+    @classmethod
+    def of(cls, numbers: NDArray[np.int64]) -> _Range:
+        """Return the range of some numbers; one that nothing is in without any."""
+        return cls(int(numbers.min()), int(numbers.max())) if len(numbers) else _NOTHING
+
+
+_NOTHING = _Range(_NEVER, _NONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +73,8 @@ class Records:
         reached: the largest number that all members of a group are shown to have entered, -1 for none, int64,
             (num_groups,).
         reached_by_root: the same for a root that others heard from, by (group, root).
-        last_own: the largest number of a collective that a rank has a row of, by (rank, group).
-        last_sent: the largest number of a message that a rank has a send row of, by (rank, group, target).
+        own: the smallest and the largest number of a collective that a rank has a row of, by (rank, group).
+        sent: those of a message that a rank has a send row of, by (rank, group, target).
         num_steps_apart: the most steps by which ranks disagree on the step of an operation.
     """
 
@@ -62,8 +82,8 @@ class Records:
     rows: Operations
     reached: NDArray[np.int64]
     reached_by_root: Mapping[tuple[int, int], int]
-    last_own: Mapping[tuple[int, int], int]
-    last_sent: Mapping[tuple[int, int, int], int]
+    own: Mapping[tuple[int, int], _Range]
+    sent: Mapping[tuple[int, int, int], _Range]
     num_steps_apart: int
 
 
@@ -98,8 +118,8 @@ def records_of(done: Operations, matching: Matching) -> Records:
         rows=select_rows(done, np.flatnonzero(~is_complete)),
         reached=reached[:-1],
         reached_by_root=_last_of_each((done.group, done.peer), done.seq, heard),
-        last_own=_last_own(done, is_message),
-        last_sent=_last_of_each((done.rank, done.group, done.peer), done.seq, np.flatnonzero(done.op == Op.SEND)),
+        own=_own_ranges(done, is_message),
+        sent=_range_of_each((done.rank, done.group, done.peer), done.seq, np.flatnonzero(done.op == Op.SEND)),
         num_steps_apart=_num_steps_apart(done, matching) if (is_apart & ~is_message).any() else 0,
     )
 
@@ -111,8 +131,8 @@ def join_records(parts: Sequence[Records]) -> Records:
         rows=join_rows([part.rows for part in parts]),
         reached=np.maximum.reduce([part.reached for part in parts]),
         reached_by_root=_largest(part.reached_by_root for part in parts),
-        last_own=_largest(part.last_own for part in parts),
-        last_sent=_largest(part.last_sent for part in parts),
+        own=_joined_ranges(part.own for part in parts),
+        sent=_joined_ranges(part.sent for part in parts),
         num_steps_apart=max(part.num_steps_apart for part in parts),
     )
 
@@ -127,8 +147,8 @@ def lost_operations(records: Records, opened: Operations, ranks: Mapping[int, bo
     Args:
         records: what completed operations tell.
         opened: operations that were entered and not completed, with the same groups, ordered by rank.
-        ranks: ranks to examine, and whether each closed its trace: if so, its recording ended with its last operation,
-            and only gaps before that count.
+        ranks: ranks to examine, and whether each closed its trace: if so, its recording began with its first operation
+            and ended with its last one, and only gaps between these count.
     """
     if not len(records.rows.rank):
         return {}
@@ -158,16 +178,28 @@ class _Rows(NamedTuple):
     seq: NDArray[np.int64]
 
 
-def _last_own(done: Operations, is_message: NDArray[np.bool_]) -> dict[tuple[int, int], int]:
-    last_own: dict[tuple[int, int], int] = {}
+def _own_ranges(done: Operations, is_message: NDArray[np.bool_]) -> dict[tuple[int, int], _Range]:
+    ranges: dict[tuple[int, int], _Range] = {}
     for rows in done.slices or []:
-        last, group = np.full(len(done.groups) + 1, _NONE), done.group[rows]
+        first, last = np.full(len(done.groups) + 1, _NEVER), np.full(len(done.groups) + 1, _NONE)
+        group = done.group[rows]
         if is_message[rows].any():
             group = np.where(is_message[rows], UNKNOWN_GROUP, group)
+        np.minimum.at(first, group, done.seq[rows])
         np.maximum.at(last, group, done.seq[rows])
         rank = int(done.rank[rows.start])
-        last_own |= {(rank, own): int(last[own]) for own in np.flatnonzero(last[:-1] > _NONE).tolist()}
-    return last_own
+        ranges |= {
+            (rank, own): _Range(int(first[own]), int(last[own])) for own in np.flatnonzero(last[:-1] > _NONE).tolist()
+        }
+    return ranges
+
+
+def _range_of_each(
+    keys: Sequence[NDArray[np.int64]], seq: NDArray[np.int64], rows: NDArray[np.int64]
+) -> dict[Any, _Range]:
+    """Return the smallest and the largest number of some rows, by their keys."""
+    firsts = _last_of_each(keys, -seq, rows)
+    return {key: _Range(-firsts[key], last) for key, last in _last_of_each(keys, seq, rows).items()}
 
 
 def _last_of_each(keys: Sequence[NDArray[np.int64]], seq: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[Any, int]:
@@ -205,6 +237,14 @@ def _largest(parts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
     return joined
 
 
+def _joined_ranges(parts: Iterable[Mapping[_Key, _Range]]) -> dict[_Key, _Range]:
+    joined: dict[_Key, _Range] = {}
+    for part in parts:
+        for key, numbers in part.items():
+            joined[key] = numbers.joined(joined.get(key, numbers))
+    return joined
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Collectives:
     """Collectives that some rank completed and another has no row of, by ascending group and number.
@@ -224,8 +264,8 @@ class _Collectives:
         begin, end = np.searchsorted(self.group, [group, group + 1])
         end = begin + int(np.searchsorted(self.seq[begin:end], last, side="right"))
         of_group = own.seq[(own.group == group) & ~np.isin(own.op, MESSAGES)]
-        last_own = max(int(of_group.max(initial=_NONE)), self.records.last_own.get((rank, group), _NONE))
-        return self.step[begin:end][_is_missing(self.seq[begin:end], of_group, last_own if is_closed else None)]
+        recorded = _Range.of(of_group).joined(self.records.own.get((rank, group), _NOTHING))
+        return self.step[begin:end][_is_missing(self.seq[begin:end], of_group, recorded if is_closed else None)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,8 +287,8 @@ class _Messages:
         for of_group, to in np.unique(np.stack([group, target], axis=1), axis=0).tolist():
             here = (group == of_group) & (target == to)
             sends = own.seq[(own.group == of_group) & (own.peer == to) & (own.op == Op.SEND)]
-            last = max(int(sends.max(initial=_NONE)), self.records.last_sent.get((rank, of_group, to), _NONE))
-            lost.append(step[here][_is_missing(seq[here], sends, last if is_closed else None)])
+            recorded = _Range.of(sends).joined(self.records.sent.get((rank, of_group, to), _NOTHING))
+            lost.append(step[here][_is_missing(seq[here], sends, recorded if is_closed else None)])
         return np.concatenate(lost)
 
 
@@ -287,7 +327,7 @@ def _own_rows(rank: int, done: Operations, opened: Operations) -> _Rows:
     return _Rows(*columns)
 
 
-def _is_missing(known: NDArray[np.int64], own: NDArray[np.int64], last_own: int | None) -> NDArray[np.bool_]:
-    """Return which known numbers are not among a rank's own, up to its last one if that is given."""
+def _is_missing(known: NDArray[np.int64], own: NDArray[np.int64], recorded: _Range | None) -> NDArray[np.bool_]:
+    """Return which known numbers are not among a rank's own, within what it recorded if that is given."""
     missing = ~np.isin(known, own)
-    return missing if last_own is None else missing & (known < last_own)
+    return missing if recorded is None else missing & (known > recorded.first) & (known < recorded.last)

@@ -176,8 +176,8 @@ def _joined(parts: Sequence[KindTotals]) -> tuple[float, Kind]:
         size_bytes=found.size_bytes,
         median_ns=median_ns,
         p95_ns=p95_ns,
-        mean_wait_ns=found.wait_ns / max(found.num_matched, 1),
-        mean_transfer_ns=found.transfer_ns / max(found.num_operations, 1),
+        mean_wait_ns=found.wait_ns / found.num_matched if found.num_matched else None,
+        mean_transfer_ns=found.transfer_ns / found.num_operations if found.num_operations else None,
         num_unmatched=found.num_rows - found.num_matched,
         ranks_unmatched=tuple(sorted(found.ranks_unmatched)),
     )

@@ -25,7 +25,7 @@ from hpcpace.report.html.figure import (
     series,
     unique,
 )
-from hpcpace.report.html.parts import PARTS, marker
+from hpcpace.report.html.parts import PARTS, drawn_parts, marker
 from hpcpace.report.html.thinning import MAX_POINTS, bins, rounded
 from hpcpace.units import NS_PER_MS
 from hpcpace.wording import plural
@@ -100,7 +100,9 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
     names += [marked(plot_text(f"{row.rank} {row.host}", LABEL_WIDTH), row.rank in named) for row in ranks]
     names = unique(names)
     about = [("", "") for _ in roles] + [(str(row.rank), row.host) for row in ranks]
-    shown = [bar for bar in PARTS if any(row.parts_ns[part] for row in rows if row.parts_ns for part in bar[1])]
+    parts_ns = [drawn_parts(row.parts_ns) for row in rows if row.parts_ns is not None]
+    shares = [drawn_parts(row.shares) for row in rows if row.shares is not None]
+    shown = [bar for bar in PARTS if any(of.get(part) for of in parts_ns for part in bar[1])]
     dropped = len(summary.roles) - len(roles)
     some = f" Roles first, then the {len(ranks)} of {len(summary.ranks)} ranks with the largest and smallest excess"
     some += f"; {dropped} roles are not shown." if dropped else "."
@@ -114,10 +116,10 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
                 "type": "bar",
                 "orientation": "h",
                 "name": name,
-                "x": rounded(np.array([100 * sum((row.shares or {})[part] for part in parts) for row in rows])),
+                "x": rounded(np.array([100 * sum(of.get(part, 0.0) for part in parts) for of in shares])),
                 "y": names,
                 "customdata": rounded(
-                    np.array([sum((row.parts_ns or {})[part] for part in parts) / NS_PER_MS for row in rows])
+                    np.array([sum(of.get(part, 0.0) for part in parts) / NS_PER_MS for of in parts_ns])
                 ),
                 "marker": marker(color, pattern),
                 "hovertemplate": f"%{{y}}: {name} %{{x:.1f}} %, %{{customdata:.4~g}} ms<extra></extra>",
@@ -137,11 +139,11 @@ def phase_shares(summary: Summary, named: Collection[int] = ()) -> Plot:
 
 def wait_and_transfer(kinds: Sequence[Kind]) -> Plot:
     """Return mean wait against mean transfer of each kind of operation that has counterparts."""
-    rows = [kind for kind in kinds if kind.num_unmatched < kind.num_rows][:MAX_HOTSPOTS]
+    rows = [kind for kind in kinds if kind.mean_wait_ns is not None][:MAX_HOTSPOTS]
     names = unique([f"{plot_text(kind.op)} of {kind.group_size or '?'}" for kind in rows])
     columns = (
-        ("wait for the last partner", "@wait", [kind.mean_wait_ns / NS_PER_MS for kind in rows], ""),
-        ("transfer", "@transfer", [kind.mean_transfer_ns / NS_PER_MS for kind in rows], ""),
+        ("wait for the last partner", "@wait", [(kind.mean_wait_ns or 0.0) / NS_PER_MS for kind in rows], ""),
+        ("transfer", "@transfer", [(kind.mean_transfer_ns or 0.0) / NS_PER_MS for kind in rows], ""),
     )
     return Plot(
         name="wait-transfer",

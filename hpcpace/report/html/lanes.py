@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from hpcpace.diagnosis.plot_data import Lane, SlowStep
 from hpcpace.quoting import shell_word
 from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
-from hpcpace.report.html.parts import PARTS, marker
+from hpcpace.report.html.parts import PARTS, drawn_names, marker
 from hpcpace.report.html.text import escape, prose
 from hpcpace.report.html.thinning import rounded
 
@@ -25,7 +26,7 @@ def slow_step(slow: SlowStep, named: Collection[int] = ()) -> Plot:
         slow: the step.
         named: the ranks that the verdict names, which are marked.
     """
-    lanes = slow.lanes
+    lanes = [replace(lane, part=drawn_names(lane.part, are_waits_known=lane.are_waits_known)) for lane in slow.lanes]
     names = unique(marked(plot_text(f"{lane.rank} {lane.host}", LABEL_WIDTH), lane.rank in named) for lane in lanes)
     shown = [entry for entry in PARTS if any(part in lane.part for lane in lanes for part in entry[1])]
     is_named = any(lane.rank in named for lane in lanes)
@@ -65,7 +66,7 @@ def timeline_note(slow: SlowStep, run: str, timeline: str) -> str:
 
 
 def _trace(
-    lanes: tuple[Lane, ...], names: list[str], name: str, parts: tuple[str, ...], color: str, pattern: str
+    lanes: Sequence[Lane], names: list[str], name: str, parts: tuple[str, ...], color: str, pattern: str
 ) -> dict[str, Any]:
     """Return the bars of one part in all lanes."""
     mine = [np.array([part in parts for part in lane.part], np.bool_) for lane in lanes]

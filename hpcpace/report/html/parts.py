@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from hpcpace.diagnosis.summary import WAIT_OR_TRANSFER
 
 # (name, parts, colour, pattern): busy is blue, wait vermilion, transfer yellow; patterns tell equal hues apart.
 PARTS = (
@@ -18,8 +21,26 @@ PARTS = (
     ("wait", ("wait",), "@wait", ""),
     ("gradient sync: transfer", ("sync_transfer",), "@transfer", "/"),
     ("transfer", ("transfer",), "@transfer", ""),
+    ("gradient sync: wait or transfer", ("sync_either",), "@transfer", "/"),
+    (WAIT_OR_TRANSFER, ("either",), "@transfer", ""),
     ("other", ("other",), "@other", ""),
 )
+
+
+_EITHER = {"transfer": "either", "sync_transfer": "sync_either"}
+
+
+def drawn_parts(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the parts of a step as they are drawn: those without waits that are known have `either`."""
+    names = {} if values["wait"] is not None else _EITHER
+    return {names.get(name, name): value for name, value in values.items() if value is not None}
+
+
+def drawn_names(parts: Sequence[str], *, are_waits_known: bool) -> tuple[str, ...]:
+    """Return what parts of a lane are drawn as, as `drawn_parts` names them."""
+    if are_waits_known:
+        return tuple(parts)
+    return tuple(_EITHER.get(name.replace("wait", "transfer"), name) for name in parts)
 
 
 def marker(color: str, pattern: str, *, edge_px: int = 1) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from hpcpace import __version__
 from hpcpace.diagnosis.plot_data import HotspotRow, PlotData
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
-from hpcpace.diagnosis.summary import HostPair, Shares, Summary
+from hpcpace.diagnosis.summary import WAIT_OR_TRANSFER, HostPair, Shares, Summary
 from hpcpace.report.html.text import escape, facts, notes, stacked_bar, table
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
 from hpcpace.report.words.audit import AUDIT_HEAD, NO_MATCH, audit_cells
@@ -15,7 +15,7 @@ from hpcpace.report.words.causes import skew_reading
 from hpcpace.report.words.cores import CORE_HEAD, core_cells
 from hpcpace.report.words.glossary import GLOSSARY
 from hpcpace.report.words.probed import HEAD, probed_cells, probed_lead, probed_remarks
-from hpcpace.report.words.run import message_size, outcome_line, switches_line
+from hpcpace.report.words.run import UNKNOWN_WAITS, message_size, outcome_line, switches_line
 from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration
 from hpcpace.wording import alias_name, milliseconds, named_ranks, percent, place_name, plural, rank_list
 
@@ -25,6 +25,13 @@ _MOST_HOSTS = 64
 _MOST_RANKS = 1024
 _NONE = "\N{EN DASH}"
 _LEAST_SHOWN = 0.0005
+_COLORS = {
+    "busy": "@busy",
+    "exposed wait": "@wait",
+    "transfer": "@transfer",
+    WAIT_OR_TRANSFER: "@transfer",
+    "other": "@other",
+}
 
 
 def speed_tiles(summary: Summary) -> str:
@@ -53,17 +60,14 @@ def shares_bar(shares: Shares, *, has_missing: bool, unknown: str = "") -> str:
     """
     if shares.whole is None:
         return notes([unknown])
-    entries = (
-        ("busy", "@busy", ""),
-        ("exposed wait", "@wait", ""),
-        ("transfer", "@transfer", ""),
-        ("other", "@other", ""),
-    )
+    entries = [(name, _COLORS[name], "") for name, _ in shares.whole]
     hidden = shares.overlap or 0.0
     sentences = [f"{percent(hidden)} of communication is hidden behind computation"] if hidden >= _LEAST_SHOWN else []
+    if shares.exposed_wait is None:
+        sentences.append(UNKNOWN_WAITS)
     if has_missing:
         sentences.append("waits for ranks without a trace count as transfer")
-    bar = stacked_bar(entries, shares.whole)
+    bar = stacked_bar(entries, [share for _, share in shares.whole])
     return bar + notes(sentences)
 
 
@@ -72,7 +76,6 @@ def kinds_table(summary: Summary) -> str:
     num_steps = max(summary.steps.num_used, 1)
     rows = []
     for kind in summary.kinds:
-        is_known = kind.num_unmatched < kind.num_rows
         rows.append(
             (
                 kind.op,
@@ -81,8 +84,8 @@ def kinds_table(summary: Summary) -> str:
                 message_size(kind.size_bytes / num_steps, kind.op),
                 format_duration(kind.median_ns),
                 format_duration(kind.p95_ns),
-                format_duration(kind.mean_wait_ns) if is_known else "?",
-                format_duration(kind.mean_transfer_ns) if is_known else "?",
+                _duration(kind.mean_wait_ns),
+                _duration(kind.mean_transfer_ns),
                 str(kind.num_unmatched or _NONE),
             )
         )
@@ -274,6 +277,7 @@ def run_facts(summary: Summary, plots: PlotData) -> str:
 
 def rank_table(summary: Summary) -> str:
     """Return the figures of each rank, so that no number is in a plot alone."""
+    are_waits_known = all(row.wait_ns is not None for row in summary.ranks)
     rows = [
         (
             str(row.rank),
@@ -283,12 +287,15 @@ def rank_table(summary: Summary) -> str:
             _NONE if row.busy_share is None else percent(row.busy_share),
             f"{100 * row.excess.share:+.1f} %" if row.excess else _NONE,
             f"±{100 * row.excess.noise:.1f} %" if row.excess else _NONE,
-            _NONE if row.exposed_wait_ns is None else format_duration(row.exposed_wait_ns),
-            _NONE if row.exposed_transfer_ns is None else format_duration(row.exposed_transfer_ns),
+            _duration(row.exposed_wait_ns),
+            _duration(row.exposed_transfer_ns),
+            *([] if are_waits_known else [_duration(row.exposed_ns)]),
         )
         for row in summary.ranks[:_MOST_RANKS]
     ]
-    head = ("rank", "host", "role", "step", "busy", "excess over role", "noise", "exposed wait", "exposed transfer")
+    head = ["rank", "host", "role", "step", "busy", "excess over role", "noise", "exposed wait", "exposed transfer"]
+    if not are_waits_known:
+        head.append("exposed wait or transfer")
     num_ranks = len(summary.ranks)
     which = f"All {num_ranks}" if num_ranks <= _MOST_RANKS else f"The first {_MOST_RANKS} of {num_ranks}"
     about = [(str(row.rank), row.host) for row in summary.ranks[:_MOST_RANKS]]
@@ -328,6 +335,10 @@ def terms() -> str:
         for term in GLOSSARY
     )
     return f'<dl class="glossary">\n{entries}\n</dl>'
+
+
+def _duration(length_ns: float | None) -> str:
+    return "?" if length_ns is None else format_duration(length_ns)
 
 
 def _limited(lines: Sequence[str], noun: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 
@@ -30,7 +30,7 @@ from hpcpace.report.terminal.ranks import (
 )
 from hpcpace.report.words.audit import audit_lines, audit_subtitle
 from hpcpace.report.words.pacing import pacing_lines
-from hpcpace.report.words.run import MAY_CHANGE, changed_thresholds, outcome_line, switches_line
+from hpcpace.report.words.run import MAY_CHANGE, UNKNOWN_WAITS, changed_thresholds, outcome_line, switches_line
 from hpcpace.units import format_bytes, format_count, format_duration
 from hpcpace.wording import named_ranks, percent, plural
 
@@ -111,12 +111,13 @@ def _print_shares(console: Console, summary: Summary) -> None:
     if shares is None:
         line(console, "Shares", summary.unknown)
         return
-    busy, wait, transfer, other = (percent(share) for share in shares)
-    hidden = _hidden(summary.shares)
-    line(console, "Shares", f"busy {busy}, exposed wait {wait}, transfer {transfer}, other {other}{hidden}")
+    parts = ", ".join(f"{name} {percent(share)}" for name, share in shares)
+    line(console, "Shares", f"{parts}{_hidden(summary.shares)}")
+    if summary.shares.exposed_wait is None:
+        line(console, "", UNKNOWN_WAITS)
     if summary.world.missing:
         line(console, "", "waits for ranks without a trace count as transfer")
-    line(console, "", _bar(console, shares))
+    line(console, "", _bar(console, dict(shares)))
 
 
 def _world(summary: Summary) -> str:
@@ -164,9 +165,9 @@ def _hidden(shares: Shares) -> str:
     return f"; {percent(overlap)} of communication hidden" if overlap >= _LEAST_SHOWN else ""
 
 
-def _bar(console: Console, shares: tuple[float, float, float, float]) -> str:
+def _bar(console: Console, shares: Mapping[str, float]) -> str:
     symbols = "█▓▒░" if console.encoding.startswith("utf") else "#=-."
-    busy, wait, _, other = shares
+    busy, wait, other = shares["busy"], shares.get("exposed wait", 0.0), shares["other"]
     ends = [0.0, busy, busy + wait, 1.0 - other, 1.0]
     cells = [round(_BAR_WIDTH * end) for end in ends]
     return "".join(s * (stop - start) for s, start, stop in zip(symbols, cells[:-1], cells[1:], strict=True))

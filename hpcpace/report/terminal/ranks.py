@@ -12,7 +12,7 @@ from hpcpace.diagnosis.summary import Excess, Kind, Part, RankRow, RoleRow, Summ
 from hpcpace.quoting import printable
 from hpcpace.report.terminal import layout
 from hpcpace.report.words.cores import CORE_HEAD, core_cells
-from hpcpace.report.words.run import message_size
+from hpcpace.report.words.run import UNKNOWN_WAITS, message_size
 from hpcpace.units import format_duration
 from hpcpace.wording import milliseconds, percent, rank_list
 
@@ -20,6 +20,8 @@ UNKNOWN = "?"
 _MOST_RANKS = 16
 _MOST_HOSTS = 8
 _EXTREME_RANKS = 8
+_TOLD_APART = ("wait", "trans-\nfer")
+_EITHER = "wait or\ntransfer"
 _COLUMNS = {
     "data": (Part.DATA,),
     "for-\nward": (Part.FORWARD,),
@@ -32,6 +34,7 @@ _COLUMNS = {
     "grad\nsync": (Part.SYNC_WAIT, Part.SYNC_TRANSFER),
     "wait": (Part.WAIT,),
     "trans-\nfer": (Part.TRANSFER,),
+    _EITHER: (Part.WAIT, Part.TRANSFER),
     "other": (Part.OTHER,),
 }
 _ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.WAIT, Part.TRANSFER, Part.OTHER)
@@ -57,12 +60,15 @@ def print_steps(console: Console, summary: Summary, shown: Sequence[RankRow]) ->
     if all(row.parts_ns is None for row in summary.ranks):
         layout.note(console, summary.unknown)
         return
+    are_waits_known = _are_waits_known(summary.ranks)
     names = [
         name
         for name, parts in _COLUMNS.items()
         if parts[0] in _ALWAYS
         or any(row.parts_ns[part.name.lower()] for row in summary.ranks if row.parts_ns for part in parts)
     ]
+    if are_waits_known:
+        names.remove(_EITHER)
     is_part = len(shown) < len(summary.ranks)
     table = layout.table("rank", ["step", *names, "excess"])
     for role in summary.roles:
@@ -80,6 +86,8 @@ def print_steps(console: Console, summary: Summary, shown: Sequence[RankRow]) ->
         )
     if any(row.parts_ns is None for row in shown):
         layout.note(console, f"{UNKNOWN}: {summary.unknown}")
+    if not are_waits_known:
+        layout.note(console, f"{UNKNOWN} in wait and transfer: {UNKNOWN_WAITS}")
     if "host" in names:
         layout.note(console, "host: the device waited for its host to issue work")
     if any(row.excess for row in shown):
@@ -120,10 +128,10 @@ def print_cores(console: Console, summary: Summary) -> None:
 def _add(
     table: Table, labels: tuple[str, str], row: RankRow | RoleRow, names: Sequence[str], excess: Excess | None
 ) -> None:
-    def cells(values: Mapping[str, float] | None, show: Callable[[float], str]) -> list[str]:
+    def cells(values: Mapping[str, float | None] | None, show: Callable[[float], str]) -> list[str]:
         if values is None:
             return [UNKNOWN] * len(names)
-        return [show(sum(values[part.name.lower()] for part in _COLUMNS[name])) for name in names]
+        return [_cell(values, name, show) for name in names]
 
     is_marked = excess is not None and excess.is_marked
     share = f"{100 * excess.share:+.1f}%" + ("<" if is_marked else " ") if excess else ""
@@ -132,6 +140,17 @@ def _add(
     ms = milliseconds
     table.add_row(labels[0], ms(row.step_ns), *cells(row.parts_ns, ms), last, style="bold" if labels[1] else "")
     table.add_row(labels[1], "100", *cells(row.shares, lambda value: f"{100 * value:.1f}"), noise, style="dim")
+
+
+def _cell(values: Mapping[str, float | None], name: str, show: Callable[[float], str]) -> str:
+    """Return a cell; where waits are not known, only the sum of waits and transfers is."""
+    if values["wait"] is None and name in _TOLD_APART:
+        return UNKNOWN
+    return show(sum(values[part.name.lower()] or 0.0 for part in _COLUMNS[name]))
+
+
+def _are_waits_known(rows: Sequence[RankRow]) -> bool:
+    return all(row.wait_ns is not None for row in rows)
 
 
 def print_kinds(console: Console, summary: Summary) -> None:
@@ -150,7 +169,6 @@ def print_kinds(console: Console, summary: Summary) -> None:
     ]
     table = layout.table("\noperation", names)
     for kind in summary.kinds:
-        is_known = kind.num_unmatched < kind.num_rows
         table.add_row(
             kind.op,
             str(kind.group_size or "?"),
@@ -158,8 +176,8 @@ def print_kinds(console: Console, summary: Summary) -> None:
             message_size(kind.size_bytes / num_steps, kind.op),
             format_duration(kind.median_ns),
             format_duration(kind.p95_ns),
-            format_duration(kind.mean_wait_ns) if is_known else "?",
-            format_duration(kind.mean_transfer_ns) if is_known else "?",
+            _duration(kind.mean_wait_ns),
+            _duration(kind.mean_transfer_ns),
             str(kind.num_unmatched or "-"),
         )
     console.print(table)
@@ -177,16 +195,18 @@ def print_rank_communication(console: Console, shown: Sequence[RankRow], kinds: 
     """Print the communication of each rank; `kinds` are those of all ranks together."""
     unsized = [kind.op for kind in kinds if not kind.size_bytes]
     layout.title(console, "Communication by rank", "per step; exposed is the part that blocked the rank")
-    table = layout.table("rank", ["calls", "bytes", "wait", "exposed\nwait", "transfer", "exposed\ntransfer"])
+    either = [] if _are_waits_known(shown) else ["exposed\neither"]
+    table = layout.table("rank", ["calls", "bytes", "wait", "exposed\nwait", "transfer", "exposed\ntransfer", *either])
     for row in shown:
         table.add_row(
             str(row.rank),
             f"{row.num_operations:.4g}",
             message_size(row.size_bytes, *unsized),
-            format_duration(row.wait_ns),
+            _duration(row.wait_ns),
             _duration(row.exposed_wait_ns),
-            format_duration(row.transfer_ns),
+            _duration(row.transfer_ns),
             _duration(row.exposed_transfer_ns),
+            *([_duration(row.exposed_ns)] if either else []),
         )
     console.print(table)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcpace.diagnosis.diagnose import Mode
-from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, SensitivityRow, Summary
+from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, SensitivityRow, Summary, sum_of
 from hpcpace.wording import percent, rank_list
 
 # If all transfers are slow, that is their usual time: to reset one of them to it shows no gain.
@@ -105,7 +105,7 @@ def _reason(summary: Summary, first: OriginRow, named: set[int]) -> str:
             f"it has another role ({own.role}); ranks are compared with others of their own role, and roles with each "
             "other under pipeline imbalance"
         )
-    away_ns = own.parts_ns["checkpoint"] + own.parts_ns["eval"] if own.parts_ns is not None else 0.0
+    away_ns = (sum_of(own.parts_ns, "checkpoint", "eval") or 0.0) if own.parts_ns is not None else 0.0
     if away_ns > own.step_ns * _LEAST_SHOWN:
         return f"the others wait for its checkpoints and evaluations ({percent(away_ns / own.step_ns)} of its steps)"
     if first.propagated_share >= _MOSTLY:

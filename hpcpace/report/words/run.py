@@ -8,6 +8,7 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.summary import SLURM_ADDRESS, Summary, Switches
 from hpcpace.units import format_bytes
 
+UNKNOWN_WAITS = "waits are not known: operations have no comparable counterpart on every member"
 MAY_CHANGE = "verdict and figures may change until it ends"
 """Of a run that still runs."""
 _BARRIER = "barrier"  # as summaries name it

@@ -83,6 +83,7 @@ class ChromeEvents:
             for block in self._blocks:
                 left += block
                 if len(left) > _MOST_LEFT:
+                    left = b""
                     raise TraceError(f"{self._path} is no list of events after event {self.num_events}; is it damaged?")
                 if len(left) < enough:
                     continue
@@ -92,6 +93,9 @@ class ChromeEvents:
                 if events:
                     yield events
         except TraceError as error:
+            events, _ = self._piece(left)
+            if events:
+                yield events
             if not self.num_events:
                 raise
             self.problem = f"{error}; its first {self.num_events} events are used"

@@ -11,7 +11,7 @@ import numpy as np
 from hpcpace.errors import TraceError
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
 from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
-from hpcpace.runs.imports.kineto_profile import Profile, read_profile, unnamed_note
+from hpcpace.runs.imports.kineto_profile import Profile, device_notes, read_profile
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
@@ -64,7 +64,8 @@ def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = l
     if len(world_sizes) > 1:
         said = ", ".join(f"{size} ranks in {path.name}" for size, path in sorted(world_sizes.items()))
         raise TraceError(f"profiles of different jobs ({said}): name the files of one run")
-    world_size = next(iter(world_sizes), max(profiles) + 1)
+    members = [rank for one in profiles.values() for group in one.groups.values() for rank in group]
+    world_size = next(iter(world_sizes), max(*profiles, *members, 0) + 1)
     if max(profiles) >= world_size:
         raise TraceError(f"rank {max(profiles)} is not one of {world_size} ranks: name the files of one run")
     return _import(profiles, world_size, is_world_known=bool(world_sizes), problems=problems)
@@ -120,7 +121,7 @@ def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bo
     problems += [*unmatched, *contradicted]
     num_ungrouped = sum(one.rows.num_ungrouped for one in ranks.values())
     if num_ungrouped:
-        notes.append(f"{num_ungrouped} collectives match no other rank's: no file says of which process group they are")
+        notes.append(f"{num_ungrouped} collectives match no other rank's: of which process group they are is not known")
     hosts = {host: place for place, host in enumerate(dict.fromkeys(_host(one.profile) for one in ranks.values()))}
     made = [_imported(rank, one, world_size, hosts, ranks) for rank, one in ranks.items()]
     files = [(one.profile.path.name, size_of(one.profile.path)) for one in ranks.values()]
@@ -269,7 +270,6 @@ def _notes(ranks: dict[int, RankProfile], world_size: int, *, is_world_known: bo
         yield "on devices a phase ends when all kernels launched in it have ended"
     if any(one.profile.nccl.op for one in ranks.values()):
         yield "a collective holds the device for as long before its end as nothing else runs there"
-    if unnamed := unnamed_note(sum(one.profile.num_unnamed for one in ranks.values())):
-        yield unnamed
+    yield from device_notes([one.profile for one in ranks.values()])
     if any(one.profile.gloo.op for one in ranks.values()):
         yield "collectives of gloo begin with the call of c10d, and end by the next optimizer step at the latest"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.clocks.collective_bounds import ClockBounds, collective_bounds
 from hpcpace.metrics.operations.dependence import synchronises
-from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Rows
+from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP
 from hpcpace.runs.imports.kineto_profile import Profile
 from hpcpace.runs.imports.kineto_rows import ProfileRows
 from hpcpace.trace.schema import NO_STEP, NUMBER_BITS
@@ -41,6 +41,22 @@ def host_key(rank: int, profile: Profile) -> str:
     return f"{profile.host} {profile.base_ns}" if profile.host else f"rank {rank}"
 
 
+class _Numbered(NamedTuple):
+    """The synchronising operations of a rank.
+
+    Attributes:
+        keys: group, operation and number, unique, (num_operations,).
+        times_ns: enters and exits, (num_operations, 2).
+        steps: the step of each, (num_operations,).
+        has_numbers: whether numbers are recorded ones, which are of the whole job, and not of steps.
+    """
+
+    keys: Array
+    times_ns: Array
+    steps: Array
+    has_numbers: bool
+
+
 def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[str]]:
     """Number the steps of ranks with one clock alike, in place: those in which the same collectives took place.
 
@@ -54,7 +70,13 @@ def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[st
     for rank, one in ranks.items():
         before = of_host.setdefault(host_key(rank, one.profile), [])
         reference = next((other for other in before if _have_a_group(numbered[rank], numbered[other])), rank)
-        by = 0 if reference == rank else _steps_apart(numbered[rank], numbered[reference])
+        is_apart = reference != rank and _are_apart(numbered[rank], numbered[reference])
+        by = 0 if reference == rank or is_apart else _steps_apart(numbered[rank], numbered[reference])
+        if is_apart:
+            problems.append(
+                f"{one.profile.path}: rank {rank} was recorded while rank {reference} was not, and shares none of its"
+                " collectives; the two are not compared: name files of the same cycle of a schedule"
+            )
         if by is None:
             _match_nothing(one)
             problems.append(
@@ -72,52 +94,76 @@ def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[st
     steps = {rank: ranks[rank].rows.tables["steps"]["step"] for rank in more}
     lowest = min((int(of_rank.min()) + more[rank] for rank, of_rank in steps.items() if len(of_rank)), default=0)
     for rank, one in ranks.items():  # no number may be negative
-        _add_to_steps(one.rows.tables, more.get(rank, 0) - min(lowest, 0))
+        _add_to_steps(one.rows, more.get(rank, 0) - min(lowest, 0))
     return notes, problems
 
 
-def _have_a_group(one: tuple[Array, Array], other: tuple[Array, Array]) -> bool:
-    return bool(np.isin(one[0]["group"], other[0]["group"]).any())
+def _have_a_group(one: _Numbered, other: _Numbered) -> bool:
+    return bool(np.isin(one.keys["group"], other.keys["group"]).any())
 
 
-def _steps_apart(one: tuple[Array, Array], other: tuple[Array, Array]) -> int | None:
+def _are_apart(one: _Numbered, other: _Numbered) -> bool:
+    """Return whether all collectives of one rank were over before those of another began, and none is one of them."""
+    is_before = one.times_ns.max() < other.times_ns.min() or other.times_ns.max() < one.times_ns.min()
+    return bool(is_before) and not len(_shared(one, other)[0])
+
+
+def _steps_apart(one: _Numbered, other: _Numbered) -> int | None:
     """Return by how many steps the numbers of one must grow for its collectives to be another's.
 
     None where they share numbers, but not times: no rank leaves a collective before all have entered it, so what does
     not overlap is not one.
     """
-    has_shared = len(_shared(one, other)[0]) > 0
-    for by in (0, *_likely_steps_apart(one, other)):
-        keys = one[0].copy()
-        keys["seq"] += by << NUMBER_BITS
-        mine, theirs = _shared((keys, one[1]), other)
-        overlaps = (mine[:, 0] <= theirs[:, 1]) & (theirs[:, 0] <= mine[:, 1])
-        if len(mine) and overlaps.mean() >= (_LEAST_OVERLAP_MOVED if by else _LEAST_OVERLAP):
-            return by
-    return None if has_shared else 0
+    mine, theirs = _shared(one, other)
+    if not one.has_numbers and not other.has_numbers:
+        for by in (0, *_likely_steps_apart(one, other)):
+            keys = one.keys.copy()
+            keys["seq"] += by << NUMBER_BITS
+            moved, at = _shared(one._replace(keys=keys), other)
+            if len(moved) and _overlaps(one, other, moved, at).mean() >= (
+                _LEAST_OVERLAP_MOVED if by else _LEAST_OVERLAP
+            ):
+                return by
+    elif len(mine) and _overlaps(one, other, mine, theirs).mean() >= _LEAST_OVERLAP:
+        has_steps = (one.steps[mine] != NO_STEP) & (other.steps[theirs] != NO_STEP)
+        return next(iter(_most_frequent((other.steps[theirs] - one.steps[mine])[has_steps])), 0)
+    return None if len(mine) else 0
 
 
-def _likely_steps_apart(one: tuple[Array, Array], other: tuple[Array, Array]) -> list[int]:
+def _overlaps(one: _Numbered, other: _Numbered, mine: Array, theirs: Array) -> Array:
+    """Return which pairs of operations were under way at once."""
+    own_ns, others_ns = one.times_ns[mine], other.times_ns[theirs]
+    return (own_ns[:, 0] <= others_ns[:, 1]) & (others_ns[:, 0] <= own_ns[:, 1])
+
+
+def _likely_steps_apart(one: _Numbered, other: _Numbered) -> list[int]:
     """Return by how many steps collectives of a kind differ that ended next to each other, the most frequent first."""
     apart = [np.zeros(0, np.int64)]
-    for kind in np.unique(one[0][["group", "op"]]):
-        mine, theirs = (np.flatnonzero(each[0][["group", "op"]] == kind) for each in (one, other))
+    for kind in np.unique(one.keys[["group", "op"]]):
+        mine, theirs = (np.flatnonzero(each.keys[["group", "op"]] == kind) for each in (one, other))
         if len(theirs):
-            theirs = theirs[np.argsort(other[1][theirs, 1], kind="stable")]
-            ends = other[1][theirs, 1]
-            at = np.searchsorted(ends[:-1] + np.diff(ends) // 2, one[1][mine, 1])
-            apart.append((other[0]["seq"][theirs[at]] >> NUMBER_BITS) - (one[0]["seq"][mine] >> NUMBER_BITS))
-    found, count = np.unique(np.concatenate(apart), return_counts=True)
-    return [by for by in found[np.argsort(-count, kind="stable")][:_MOST_TRIED].tolist() if by]
+            theirs = theirs[np.argsort(other.times_ns[theirs, 1], kind="stable")]
+            ends = other.times_ns[theirs, 1]
+            at = np.searchsorted(ends[:-1] + np.diff(ends) // 2, one.times_ns[mine, 1])
+            apart.append((other.keys["seq"][theirs[at]] >> NUMBER_BITS) - (one.keys["seq"][mine] >> NUMBER_BITS))
+    return [by for by in _most_frequent(np.concatenate(apart))[:_MOST_TRIED] if by]
 
 
-def _add_to_steps(tables: Mapping[str, Rows], by: int) -> None:
-    """Add to numbers of steps, in place, and to those of operations in them."""
+def _most_frequent(values: Array) -> list[int]:
+    """Return the different values, the most frequent first."""
+    found, count = np.unique(values, return_counts=True)
+    ordered: list[int] = found[np.argsort(-count, kind="stable")].tolist()
+    return ordered
+
+
+def _add_to_steps(rows: ProfileRows, by: int) -> None:
+    """Add to numbers of steps, in place, and to those of operations that are numbered in them."""
     if not by:
         return
-    for rows in tables.values():
-        rows["step"] = np.where(rows["step"] != NO_STEP, rows["step"] + by, NO_STEP)
-    tables["collectives"]["seq"] += by << NUMBER_BITS
+    for table in rows.tables.values():
+        table["step"] = np.where(table["step"] != NO_STEP, table["step"] + by, NO_STEP)
+    if not rows.has_numbers:
+        rows.tables["collectives"]["seq"] += by << NUMBER_BITS
 
 
 def with_clocks(ranks: dict[int, RankProfile]) -> tuple[dict[int, RankProfile], list[str], list[str]]:
@@ -144,9 +190,9 @@ def with_clocks(ranks: dict[int, RankProfile]) -> tuple[dict[int, RankProfile], 
                 local_ns=local_ns, offset_ns=zero, halfwidth_ns=zero, contradiction_ns=0, num_operations=zero
             )
         else:
-            mine, theirs = _shared(numbered[rank], numbered[first])
-            keys_of_both = np.intersect1d(numbered[rank][0], numbered[first][0], assume_unique=True)
-            transfer_ns = shortest[1][np.searchsorted(shortest[0], keys_of_both)]
+            own, others = _shared(numbered[rank], numbered[first])
+            mine, theirs = numbered[rank].times_ns[own], numbered[first].times_ns[others]
+            transfer_ns = shortest[1][np.searchsorted(shortest[0], numbered[rank].keys[own])]
             clocks[rank] = collective_bounds(mine[:, 0], mine[:, 1], theirs[:, 0], theirs[:, 1], transfer_ns)
     most_ns = _most_contradiction_ns(ranks[first])
     wrong = {rank: clock for rank, clock in clocks.items() if clock is not None and _is_wrong(clock, most_ns)}
@@ -205,22 +251,21 @@ def _notes(clocks: Sequence[ClockBounds | None]) -> Iterator[str]:
         yield f"collectives contradict each other by up to {format_duration(worst)}: clocks drift"
 
 
-def _shared(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return enters and exits, (n, 2) each, of the operations that two ranks have in common."""
-    _, own, others = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
-    return one[1][own], other[1][others]
+def _shared(one: _Numbered, other: _Numbered) -> tuple[Array, Array]:
+    """Return the indices, (n,) each, of the operations that two ranks have in common."""
+    _, own, others = np.intersect1d(one.keys, other.keys, assume_unique=True, return_indices=True)
+    return own, others
 
 
-def _shortest(ranks: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+def _shortest(ranks: Sequence[_Numbered]) -> tuple[Array, Array]:
     """Return the keys of the operations of all ranks, unique, and the shortest time that a rank was in each."""
-    keys, inverse = np.unique(np.concatenate([keys for keys, _ in ranks]), return_inverse=True)
+    keys, inverse = np.unique(np.concatenate([one.keys for one in ranks]), return_inverse=True)
     shortest = np.full(len(keys), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, inverse, np.concatenate([times[:, 1] - times[:, 0] for _, times in ranks]))
+    np.minimum.at(shortest, inverse, np.concatenate([one.times_ns[:, 1] - one.times_ns[:, 0] for one in ranks]))
     return keys, shortest
 
 
-def _numbered(one: RankProfile) -> tuple[Array, Array]:
-    """Return the synchronising operations of a rank: an array of keys, unique, and their enters and exits, (n, 2)."""
+def _numbered(one: RankProfile) -> _Numbered:
     rows = one.rows.tables["collectives"]
     rows = rows[synchronises(rows["op"]) & (rows["group"] != UNKNOWN_GROUP)]
     groups = one.profile.groups  # of which those of the same name may be others on other ranks
@@ -228,4 +273,6 @@ def _numbered(one: RankProfile) -> tuple[Array, Array]:
     keys = np.empty(len(rows), np.dtype([("group", "U80"), ("op", "u1"), ("seq", "i8")]))
     keys["group"], keys["op"], keys["seq"] = names[rows["group"]], rows["op"], rows["seq"]
     unique, first = np.unique(keys, return_index=True)
-    return unique, np.stack([rows["enter_ns"], rows["exit_ns"]], axis=1)[first]
+    times_ns = np.stack([rows["enter_ns"], rows["exit_ns"]], axis=1)[first]
+    steps = rows["step"].astype(np.int64)[first]
+    return _Numbered(keys=unique, times_ns=times_ns, steps=steps, has_numbers=one.rows.has_numbers)

@@ -13,6 +13,7 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
     correlation: Any = None
     collective: Any = msgspec.field(default=None, name="Collective name")
     group: Any = msgspec.field(default=None, name="Process Group Name")
+    members: Any = msgspec.field(default=None, name="Process Group Ranks")
     seq: Any = msgspec.field(default=None, name="Seq")
     dtype: Any = None
     elements_in: Any = msgspec.field(default=None, name="In msg nelems")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
+from hpcpace.runs.imports.kineto_names import kernel_op, op_of, phase_of
 from hpcpace.runs.imports.opened import json_bytes, size_of
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import Op, Phase
@@ -25,68 +27,20 @@ if TYPE_CHECKING:
 
 Int64Array = NDArray[np.int64]
 
-OPS = {
-    "allreduce": Op.ALL_REDUCE,
-    "allgather": Op.ALL_GATHER,
-    "allgatherintotensor": Op.ALL_GATHER,
-    "reducescatter": Op.REDUCE_SCATTER,
-    "reducescattertensor": Op.REDUCE_SCATTER,
-    "broadcast": Op.BROADCAST,
-    "reduce": Op.REDUCE,
-    "gather": Op.GATHER,
-    "scatter": Op.SCATTER,
-    "alltoall": Op.ALL_TO_ALL,
-    "alltoallv": Op.ALL_TO_ALL,
-    "send": Op.SEND,
-    "recv": Op.RECV,
-    "recvanysource": Op.RECV,
-    "barrier": Op.BARRIER,
-    "allreducebarrier": Op.BARRIER,
-    "monitoredbarrier": Op.BARRIER,
-}
-"""Names of collectives without underscores, and without what says how they were called: `_base`, `_coalesced`, ..."""
-
-_WAYS_OF_CALLING = ("base", "oop", "coalesced", "single")
-
 _ITEM_BYTES = {"byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "int": 4, "float": 4}
 _ITEM_BYTES |= {"long": 8, "double": 8, "complexfloat": 8, "float8": 1}
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
-_PHASES = (
-    (re.compile(r"Optimizer\.step#|(^|\W)optimizer(\W|$)", re.IGNORECASE), Phase.OPTIMIZER),
-    (re.compile(r"dataloader|(^|\W)data(\W|$)", re.IGNORECASE), Phase.DATA),
-    (re.compile(r"(^|\W)forward(\W|$)", re.IGNORECASE), Phase.FORWARD),
-    (re.compile(r"(^|\W)backward(\W|$)", re.IGNORECASE), Phase.BACKWARD),
-)
-_NOT_A_PHASE = re.compile(r"zero_grad|^nn\.Module|autograd::")
 _BACKWARD = "autograd::engine::evaluate_function"
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_MEMBERS = re.compile(r"\[ *\d{1,7}(?: *, *\d{1,7})* *\]$")
+"""Ranks of a group; PyTorch writes dots for some of a large one, whose members are not known then."""
+_LEAST_LAUNCHED = 0.5
 _MOST_OPERATIONS = 20_000_000
 _MOST_NS = 1 << 61
 
 
 class _UntimedError(Exception):
     """An event has no begin or no duration."""
-
-
-def phase_of(name: str) -> Phase | None:
-    """Return the phase that an annotation's name says; None for any other name."""
-    if name.startswith("nccl:") or _NOT_A_PHASE.search(name):
-        return None
-    return next((phase for pattern, phase in _PHASES if pattern.search(name)), None)
-
-
-def op_of(name: str) -> Op | None:
-    """Return the operation that a name like `all_reduce`, `allreduce` or `_allgather_base` means; None if none."""
-    bare = name.lower().replace("_", "")
-    for way in _WAYS_OF_CALLING:
-        bare = bare.removesuffix(way)
-    return OPS.get(bare)
-
-
-def unnamed_note(num_unnamed: int) -> str:
-    """Return that kernels of NCCL are left out; empty if none is."""
-    kernels = plural(num_unnamed, "kernel")
-    return f"{kernels} of NCCL left out: neither name nor arguments say what they do" if num_unnamed else ""
 
 
 @dataclass
@@ -101,6 +55,7 @@ class Calls:
         size_bytes: of the whole message; 0 if unknown.
         link: correlation of a kernel with its launch; 0 for an operation of the host.
         peer: the rank at the other end of a message; -1.
+        members: the members of each group as operations say them, such as `[0, 1]`; empty where these differ.
     """
 
     op: list[int] = field(default_factory=list)
@@ -111,6 +66,7 @@ class Calls:
     size_bytes: list[int] = field(default_factory=list)
     link: list[int] = field(default_factory=list)
     peer: list[int] = field(default_factory=list)
+    members: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -121,7 +77,8 @@ class Profile:
         path: the file.
         rank, world_size: from its `distributedInfo`, else rank from the file's name; None where neither says.
         is_rank_named: whether the rank is that of the file's name.
-        backend, groups: of `distributedInfo`: names and members of process groups.
+        backend, groups: of `distributedInfo`: names and members of process groups, else as operations say them.
+        only_group: the name of the group where `distributedInfo` has one only; empty.
         host: of the file; empty if it does not say.
         base_ns: what its times count from, Unix nanoseconds; 0 if it does not say.
         steps: number, begin and end of each ProfilerStep.
@@ -131,7 +88,7 @@ class Profile:
         kernels: begin, end and correlation of kernels and copies that are no collectives.
         launches: time and correlation of launches.
         nccl, gloo, c10d, comms: collectives: kernels of NCCL, operations of gloo, calls of c10d, and their parameters.
-        num_unnamed: kernels of NCCL that do not say what they do.
+        num_unnamed, num_nameless: kernels of NCCL that do not say what they do, and kernels without any name.
         num_untimed: events left out because they have no begin or no duration, or a negative one.
     """
 
@@ -141,6 +98,7 @@ class Profile:
     is_rank_named: bool = False
     backend: str = ""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    only_group: str = ""
     host: str = ""
     base_ns: int = 0
     num_events: int = 0
@@ -159,6 +117,7 @@ class Profile:
     comms: Calls = field(default_factory=Calls)
     num_unnamed: int = 0
     num_untimed: int = 0
+    num_nameless: int = 0
 
     def mark(self, phase: Phase, begin_ns: int, end_ns: int) -> None:
         """Add an annotation of a phase."""
@@ -171,12 +130,37 @@ class Profile:
         """Whether the rank used a device: kernels say so, or else a backend of devices that did nothing on the host."""
         backends = re.split("[:,]", self.backend)
         is_of_devices = any(name.endswith("ccl") and name != "ccl" for name in backends)  # "ccl" is that of hosts, too
-        return self.shows_device or self.num_unnamed > 0 or (is_of_devices and not self.gloo.op)
+        return self.has_kernels or self.num_unnamed > 0 or (is_of_devices and not self.gloo.op)
 
     @property
     def shows_device(self) -> bool:
         """Whether all that the device did is known: kernels that may have been waits make it unknown."""
-        return bool(self.kernels[0] or self.nccl.op) and not self.num_unnamed
+        return self.has_kernels and self.has_launches and not (self.num_unnamed or self.num_nameless)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the device did anything."""
+        return bool(self.kernels[0] or self.nccl.op)
+
+    @cached_property
+    def has_launches(self) -> bool:
+        """Whether most of what the device did was launched in the profile: else no mark of its host says when.
+
+        The host may be far ahead; a few kernels without a launch are between others of their stream.
+        """
+        links = np.append(np.frombuffer(self.kernels[2], np.int64), np.array(self.nccl.link, np.int64))
+        is_launched = np.isin(links[links != 0], np.frombuffer(self.launches[1], np.int64))
+        return bool(is_launched.sum() >= _LEAST_LAUNCHED * len(links))
+
+
+def device_notes(profiles: Collection[Profile]) -> Iterator[str]:
+    """Yield what is not known of kernels, and why."""
+    if num_unnamed := sum(one.num_unnamed for one in profiles):
+        yield f"{plural(num_unnamed, 'kernel')} of NCCL left out: neither name nor arguments say what they do"
+    if num_nameless := sum(one.num_nameless for one in profiles):
+        yield f"{plural(num_nameless, 'kernel')} without a name: any of them may be a collective"
+    if any(one.has_kernels and not one.has_launches for one in profiles):
+        yield "launches of kernels are not in the files: it is not known in which phase or step a device worked"
 
 
 def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None) -> Profile:
@@ -257,15 +241,6 @@ def _take_work(found: Profile, event: Any) -> None:
     found.kernels[2].append(_whole(event.args.correlation))
 
 
-def kernel_op(name: str) -> str:
-    """Return what a kernel of NCCL does: the word behind the first underscore, as in `ncclDevKernel_AllReduce_Sum_f32`.
-
-    Of a batch of messages, `SendRecv`, no name says the direction: it counts as a send.
-    """
-    word = name.partition("_")[2].partition("_")[0].partition("(")[0]
-    return "send" if word == "SendRecv" else word
-
-
 def _take_kernel(found: Profile, event: Any) -> None:
     """Take a kernel; one of NCCL as what PyTorch called, else as what it is named after."""
     if "nccl" not in event.name[:12].lower():
@@ -292,12 +267,15 @@ def _take_call(calls: Calls, event: Any, name: Any) -> bool:
     if op is None:
         return False
     args = event.args
+    group = args.group if isinstance(args.group, str) else ""
+    if isinstance(args.members, str) and calls.members.setdefault(group, args.members) != args.members:
+        calls.members[group] = ""
     peer = args.destination if op is Op.SEND else args.source if op is Op.RECV else args.root
     add_call(
         calls,
         op,
         *_interval_ns(event),
-        group=args.group if isinstance(args.group, str) else "",
+        group=group,
         seq=_whole(args.seq, -1),
         size_bytes=_size_bytes(op, args),
         link=_whole(args.correlation),
@@ -337,8 +315,7 @@ def _size_bytes(op: Op, args: Any) -> int:
 
 
 def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
-    info = facts.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
+    info = info if isinstance(info := facts.get("distributedInfo"), dict) else {}
     rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"))
     if rank is not None and (world_size is None or rank < world_size):
         found.rank, found.world_size = rank, world_size
@@ -348,6 +325,10 @@ def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
         members = one.get("ranks") if isinstance(one, dict) else None
         if isinstance(members, list) and members and all(_rank(member) is not None for member in members):
             found.groups[str(one.get("pg_name", ""))[:60]] = tuple(members)
+    found.only_group = next(iter(found.groups)) if len(found.groups) == 1 else ""
+    for name, text in (*found.nccl.members.items(), *found.comms.members.items()):
+        if name and len(name) <= 60 and _MEMBERS.match(text):
+            found.groups.setdefault(name, tuple(map(int, text[1:-1].split(","))))
     found.host = _text(facts.get("host_name"))
     found.base_ns = _whole(facts.get("baseTimeNanoseconds"))
     if found.rank is None:

@@ -28,12 +28,14 @@ class ProfileRows:
         tables: rows by table, without `groups` and `clock`; `group` of `collectives` is the place in `groups`.
         groups: names of the process groups with operations.
         num_ungrouped: operations whose process group is not known, which match no other rank's.
+        has_numbers: whether operations have recorded numbers, and not those of their places in steps.
         step_source: how steps were found.
     """
 
     tables: dict[str, Rows]
     groups: tuple[str, ...]
     num_ungrouped: int
+    has_numbers: bool
     step_source: str
 
 
@@ -47,7 +49,7 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
     if device is not None and len(steps):
         times = {"enter_ns": calls.enter_ns, "exit_ns": calls.exit_ns, "enqueue_ns": calls.enqueue_ns}
         phases = np.concatenate([phases, idle_rows(profile, device, steps, **times)])
-    collectives, num_ungrouped = _collectives(profile, calls, steps, groups, device, phases)
+    collectives, num_ungrouped, has_numbers = _collectives(profile, calls, steps, groups, device, phases)
     tables = {
         "steps": rows_of(
             "steps",
@@ -61,7 +63,9 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
         "collectives": collectives,
     }
     shift_times(tables, profile.base_ns)
-    return ProfileRows(tables=tables, groups=groups, num_ungrouped=num_ungrouped, step_source=source)
+    return ProfileRows(
+        tables=tables, groups=groups, num_ungrouped=num_ungrouped, has_numbers=has_numbers, step_source=source
+    )
 
 
 def first_ns(tables: Mapping[str, Rows]) -> int:
@@ -257,8 +261,7 @@ def _before_optimizer(enter_ns: Int64Array, exit_ns: Int64Array, profile: Profil
 
 def _named(profile: Profile, calls: _Calls) -> list[str]:
     """Return the group of each operation; that of the job where there is one only, empty where it is not known."""
-    only = next(iter(profile.groups)) if len(profile.groups) == 1 else _NO_GROUP
-    return [name if name in profile.groups else only if not name else _NO_GROUP for name in calls.group]
+    return [name if name in profile.groups else _NO_GROUP if name else profile.only_group for name in calls.group]
 
 
 def _collectives(
@@ -268,7 +271,8 @@ def _collectives(
     groups: tuple[str, ...],
     device: Device | None,
     phases: Rows,
-) -> tuple[Rows, int]:
+) -> tuple[Rows, int, bool]:
+    """Return the operations, how many are of an unknown group, and whether their numbers are recorded ones."""
     names = _named(profile, calls)
     number = {name: place for place, name in enumerate(groups)}
     group = np.array([number.get(name, -1) for name in names], np.int64)
@@ -282,13 +286,16 @@ def _collectives(
         for of, to in zip(group[kept].tolist(), place.tolist(), strict=True)
     ]
     op, step = calls.op[kept], _step_at(steps, calls.enter_ns[kept] if device is None else calls.enqueue_ns[kept])
-    columns = {"enqueue_ns": calls.enqueue_ns[kept]} if profile.has_device else {}
+    is_launch_known = not profile.has_kernels or profile.has_launches
+    columns = {"enqueue_ns": calls.enqueue_ns[kept] if is_launch_known else 0} if profile.has_device else {}
+    channel = _channels(group[kept], op, np.array(peer, np.int64))
+    has_numbers = _has_numbers(calls.seq[kept], channel, op)
     rows = rows_of(
         "collectives",
         has_device=profile.has_device,
         step=step,
         group=group[kept],
-        seq=_numbers(calls.seq[kept], group[kept], op, np.array(peer, np.int64), step),
+        seq=calls.seq[kept] if has_numbers else _places(channel, step),
         op=op,
         bytes=calls.size_bytes[kept],
         peer=np.array(peer, np.int64),
@@ -299,18 +306,26 @@ def _collectives(
         else device.held_ns(calls.enter_ns[kept], calls.exit_ns[kept]),
         **columns,
     )
-    return rows, num_ungrouped
+    return rows, num_ungrouped, has_numbers
 
 
-def _numbers(seq: Int64Array, group: Int64Array, op: Int64Array, peer: Int64Array, step: Int64Array) -> Int64Array:
-    """Return the number of each operation in its group: the recorded one, or its place in its step.
+def _channels(group: Int64Array, op: Int64Array, peer: Int64Array) -> Int64Array:
+    """Return what operations are numbered in: their group, and that of messages to a peer, (3, num_operations)."""
+    is_message = (op == Op.SEND) | (op == Op.RECV)
+    return np.stack([group, np.where(is_message, op, -1), np.where(is_message, peer, -1)])
+
+
+def _has_numbers(seq: Int64Array, channel: Int64Array, op: Int64Array) -> bool:
+    """Return whether each operation has a recorded number of its own."""
+    is_recorded = bool(len(seq)) and bool((seq >= 0).all())
+    return is_recorded and np.unique(np.vstack([channel, op, seq]), axis=1).shape[1] == len(seq)
+
+
+def _places(channel: Int64Array, step: Int64Array) -> Int64Array:
+    """Return the number of each operation without a recorded one: its step, and its place there.
 
     So ranks whose profiles begin in different steps agree, whatever came before.
     """
-    is_message = (op == Op.SEND) | (op == Op.RECV)
-    channel = np.stack([group, np.where(is_message, op, -1), np.where(is_message, peer, -1)])
-    if len(seq) and (seq >= 0).all() and np.unique(np.vstack([channel, op, seq]), axis=1).shape[1] == len(seq):
-        return seq
     keys = np.vstack([channel, step])
     order = np.lexsort(keys)
     new = np.ones(len(order), np.bool_)

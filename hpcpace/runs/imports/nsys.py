@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from urllib.parse import quote
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source, date_of
-from hpcpace.runs.imports.kineto_profile import Profile, add_call, kernel_op, op_of, phase_of, unnamed_note
+from hpcpace.runs.imports.kineto_names import kernel_op, op_of, phase_of
+from hpcpace.runs.imports.kineto_profile import Profile, add_call, device_notes
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import size_of
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 from hpcpace.units import NS_PER_S
+from hpcpace.wording import plural
 
 SESSION = "TARGET_INFO_SESSION_START_TIME"
 KERNELS, RUNTIME, NVTX, STRINGS = (
@@ -108,13 +111,12 @@ def _import(export: _Export, path: Path, size: int, told: Callable[[int, int], N
         raise TraceError(f"{path} has no kernels ({KERNELS}): record with nsys profile --trace cuda,nvtx")
     profiles = _kernels(export, path, told)
     _launches(export, profiles)
-    _ranges(export, profiles)
+    num_inside = _ranges(export, profiles)
     meta = _facts(export, "META_DATA_EXPORT")
     host = _facts(export, "TARGET_INFO_SYSTEM_ENV").get("Hostname", "") or "unknown"
     ranks, origin_ns = _ranks(profiles, host)
     version = meta.get("EXPORT_PRODUCT_VERSION", "")
     places = ", ".join(f"{rank} = GPU {place.device}" for rank, place in enumerate(sorted_places(profiles)))
-    unnamed = unnamed_note(sum(profile.num_unnamed for profile in profiles.values()))
     source = Source(
         tool=f"Nsight Systems {version}".strip(),
         files=[(path.name, size)],
@@ -131,8 +133,9 @@ def _import(export: _Export, path: Path, size: int, told: Callable[[int, int], N
         notes=[
             f"a rank is a GPU of a process: {places}",
             "steps and phases are NVTX ranges named like step 12, forward, backward, optimizer",
+            *([f"{plural(num_inside, 'range')} inside of steps, or around many, are no steps"] if num_inside else []),
             "one machine recorded all ranks: their clocks are one",
-            *([unnamed] if unnamed else []),
+            *device_notes(profiles.values()),
         ],
         begun_unix_ns=_begun_unix_ns(export, origin_ns),
     )
@@ -162,6 +165,7 @@ def _kernels(export: _Export, path: Path, told: Callable[[int, int], None]) -> d
         elif is_nccl:
             profile.num_unnamed += 1
         else:
+            profile.num_nameless += not isinstance(kernel, str)
             _append(profile, start, end, correlation)
         if number % _TOLD_EVERY == 0:
             told(number, number + 1)
@@ -207,10 +211,21 @@ def _launches(export: _Export, profiles: dict[_Place, Profile]) -> None:
             profile.launches[1].append(correlation)
 
 
-def _ranges(export: _Export, profiles: dict[_Place, Profile]) -> None:
-    """Add NVTX ranges that are steps or phases to the ranks of their process."""
+@dataclass(frozen=True)
+class _Step:
+    """A range with the name of a step: what stands before its number, which is that of a level where ranges nest."""
+
+    level: str
+    number: int
+    start: int
+    end: int
+
+
+def _ranges(export: _Export, profiles: dict[_Place, Profile]) -> int:
+    """Add NVTX ranges that are steps or phases to the ranks of their process; return how many named so are no steps."""
     if not export.has(NVTX, "start", "end", "globalTid"):
-        return
+        return 0
+    steps: dict[int, list[_Step]] = {}
     text = export.column(NVTX, "text")
     has_ids = export.has(NVTX, "textId") and export.has(STRINGS, "id", "value")
     value, names = (f"coalesce(n.{text}, s.value)", f"LEFT JOIN {STRINGS} s ON s.id = n.textId")
@@ -226,12 +241,33 @@ def _ranges(export: _Export, profiles: dict[_Place, Profile]) -> None:
         step, phase = _STEP.search(name), phase_of(name)
         if step is None and phase is None:
             continue
+        process = int(tid or 0) & _PROCESS
+        if step is not None:
+            level = name[: step.start(1)]
+            steps.setdefault(process, []).append(_Step(level, int(step.group(1)), int(start), int(end)))
+            continue
         for place, profile in profiles.items():
-            if place.process in (int(tid or 0) & _PROCESS, 0):
-                if step is not None:
-                    profile.steps.append((int(step.group(1)), int(start), int(end)))
-                elif phase is not None:
-                    profile.mark(phase, int(start), int(end))
+            if phase is not None and place.process in (process, 0):
+                profile.mark(phase, int(start), int(end))
+    outermost = {process: _outermost(found) for process, found in steps.items()}
+    for place, profile in profiles.items():
+        for process, found in outermost.items():
+            if place.process in (process, 0):
+                profile.steps += [(one.number, one.start, one.end) for one in found]
+    return sum(map(len, steps.values())) - sum(map(len, outermost.values()))
+
+
+def _outermost(steps: list[_Step]) -> list[_Step]:
+    """Return the ranges that lie in no other one, ascending, without those of a single name around several others."""
+    count = Counter(step.level for step in steps)
+    ordered = sorted(steps, key=lambda step: (step.start, -step.end))
+    second_inside = [*ordered[2:], None, None]
+    found: list[_Step] = []
+    for step, second in zip(ordered, second_inside, strict=False):
+        is_around = count[step.level] == 1 and second is not None and second.end <= step.end
+        if not is_around and (not found or step.end > found[-1].end):
+            found.append(step)
+    return found
 
 
 def _facts(export: _Export, table: str) -> dict[str, str]:

@@ -168,6 +168,8 @@ def _parts(run: MeasuredRun) -> tuple[Mapping[str, float] | None, str]:
     found = [rank.parts_ns for rank in run.ranks]
     if not found or None in found:
         return None, f"{run.name} has no phases that show what takes time"
+    if not run.are_waits_known:
+        return None, f"{run.name} has operations without a counterpart, so that waits are not told from transfers"
     if any(name == "pp" and size != "1" for name, size in _PP_TP.findall(run.mesh)):
         return None, "waits in a pipeline are its bubble, which no law of jitter describes"
     means = {

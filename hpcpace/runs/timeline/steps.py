@@ -190,7 +190,12 @@ def _sentences(
             f"the clock of {rank_list(sorted(unknown_clocks))} is unknown: their steps are drawn as ending with the "
             "last one, without arrows"
         )
-    if apart:
+    if len(apart) == len(traces):
+        yield (
+            f"the steps of {rank_list(apart)} are at different times (another start, or wrong clocks): each is"
+            " drawn as ending with the last one, without arrows"
+        )
+    elif apart:
         yield (
             f"the steps of {rank_list(apart)} are at another time than those of the others (another start, or a wrong "
             "clock): they are drawn as ending with the last one, without arrows"

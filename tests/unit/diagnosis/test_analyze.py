@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from experiments.synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TRANSFER_NS, SyntheticRun
@@ -121,6 +123,18 @@ def test_a_missing_rank_is_named_and_what_it_took_part_in_stays_unmatched(tmp_pa
     assert summary.world.missing == (3,)
     assert summary.kinds[0].ranks_unmatched == (0, 1, 2)
     assert summary.ranks[0].parts_ns["transfer"] == pytest.approx(TRANSFER_NS, **CLOSE)
+
+
+def test_waits_for_a_rank_without_a_trace_are_unknown_and_not_0(tmp_path):
+    summary = summary_of(tmp_path, missing=(3,))
+    content = json.loads(json.dumps(summary.to_json()))
+    assert content["shares"]["exposed_wait"] is None
+    assert content["shares"]["transfer"] == pytest.approx(TRANSFER_NS / content["ranks"][0]["step_ns"], **CLOSE)
+    for row in (*content["ranks"], *content["roles"]):
+        assert (row["parts_ns"]["wait"], row["parts_ns"]["sync_wait"], row["shares"]["wait"]) == (None, None, None)
+        assert sum(filter(None, row["parts_ns"].values())) == pytest.approx(row["step_ns"])
+    assert {(row["wait_ns"], row["transfer_ns"]) for row in content["ranks"]} == {(None, None)}
+    assert [(kind["mean_wait_ns"], kind["mean_transfer_ns"]) for kind in content["kinds"]] == [(None, None)]
 
 
 def test_a_hang_names_who_is_inside_and_who_never_came(tmp_path):

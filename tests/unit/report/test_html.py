@@ -239,6 +239,14 @@ def test_what_is_missing_or_cut_off_is_listed(tmp_path):
     assert "not closed: the trace of ranks 0-1 on n0, rank 2 on n1" in text
 
 
+def test_waits_that_are_not_known_are_no_zeros_on_the_page(tmp_path):
+    lacking = sample_summary(tmp_path / "run", missing=(3,), hosts=("n0", "n1"))
+    elements = Elements(page(lacking, VERDICT, PlotData()))
+    assert "waits are not known: operations have no comparable counterpart on every member" in elements.sentences
+    assert "wait or transfer" in elements.sentences and "exposed wait 0" not in elements.sentences
+    assert {trace["name"] for trace in elements.data["phase-shares"]["traces"]}.isdisjoint({"wait", "transfer"})
+
+
 def test_a_world_of_one_has_a_page(tmp_path):
     alone = sample_summary(tmp_path / "run", num_ranks=1, num_steps=5)
     elements = Elements(page(alone, HEALTHY, sample_plots(num_ranks=1, num_steps=3, num_nodes=1, hosts=("n0",))))

@@ -40,6 +40,23 @@ def test_the_whole_report_is_as_it_was(tmp_path):
     assert printed(tmp_path, 100) == EXPECTED.read_text()
 
 
+def test_waits_that_are_not_known_are_no_zeros_anywhere(tmp_path):
+    run = SyntheticRun(missing=(3,)).write(tmp_path / "run")
+    attempt = run.attempts()[-1]
+    summary = analyze_traces(run, attempt, read_attempt(attempt), Selection()).summary
+    stream = io.StringIO()
+    print_report(Console(file=stream, width=100, highlight=False, color_system=None), summary)
+    lines = stream.getvalue().splitlines()
+    (shares,) = (text for text in lines if text.startswith("Shares"))
+    assert "wait or transfer 5.6 %" in shares and "exposed wait" not in shares
+    assert (
+        "waits are not known: operations have no comparable counterpart on every member"
+        in lines[lines.index(shares) + 1]
+    )
+    of_rank_0 = [text.split() for text in lines if text.startswith("0 ")]
+    assert [cells.count("?") for cells in of_rank_0] == [2, 4]
+
+
 def test_nothing_is_cut_at_80_columns(tmp_path):
     text = printed(tmp_path, 80)
     assert "…" not in text

@@ -88,6 +88,17 @@ def test_gzip_that_is_cut_off_keeps_its_whole_events(tmp_path: Path, monkeypatch
     assert 1_000 < len(found) < 20_000 and "cut off" in events.problem
 
 
+def test_gzip_that_is_cut_off_within_its_first_piece_keeps_its_whole_events(tmp_path: Path) -> None:
+    many = [{"ph": "X", "name": f"{number} {number * 7919 % 10007}", "ts": number, "dur": 1} for number in range(2_000)]
+    path = tmp_path / "trace.json.gz"
+    packed = gzip.compress(json.dumps({"schemaVersion": 1, "traceEvents": many}).encode())
+    path.write_bytes(packed[: len(packed) // 2])
+    found, events = read(path)
+    assert 500 < len(found) < 2_000 and [event.name for event in found] == [one["name"] for one in many[: len(found)]]
+    assert "is cut off" in events.problem and f"its first {len(found)} events are used" in events.problem
+    assert events.facts == {"schemaVersion": 1}
+
+
 def test_what_grows_implausibly_out_of_gzip_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened, "_FREE_BYTES", 1 << 16)
     path = tmp_path / "bomb.json.gz"

@@ -285,6 +285,19 @@ def test_of_a_run_that_lacks_ranks_waits_are_not_told_from_transfers_nor_its_hos
     assert place_sentences(found)[-1] == "of ranks without a trace this is not known"
 
 
+def test_waits_that_match_nothing_are_not_told_from_transfers() -> None:
+    before, after = sample_run("a"), sample_run("b", work=SLOW)
+    ranks = []
+    for rank in after.ranks:
+        parts_ns = dict(rank.parts_ns or {})
+        parts_ns["transfer"] += parts_ns.pop("wait")
+        ranks.append(replace(rank, parts_ns=parts_ns))
+    found = compare([before], [replace(after, ranks=tuple(ranks))])
+    assert not {row.kind for row in found.parts} & {"exposed wait", "transfer"}
+    assert "waits and transfers, not told apart where they match nothing" in {row.name for row in found.parts}
+    assert sum(row.change_ns for row in found.parts) == pytest.approx(after.mean_ns - before.mean_ns)
+
+
 def test_missing_ranks_and_unknown_samples_are_remarked() -> None:
     found = compare([sample_run("a", samples_per_step=0.0)], [sample_run("b", num_missing=2, is_final=False)])
     assert len(found.remarks) == 3

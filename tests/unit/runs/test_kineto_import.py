@@ -87,6 +87,50 @@ def test_operations_of_unknown_groups_are_no_ground_for_a_verdict_on_transfers(t
     assert "20.0 % of the step time is in operations that match no other rank's" in verdicts[1].headline
 
 
+def _group_events(rank: int, members: dict[int, str]) -> list[dict[str, Any]]:
+    """Return `nccl_events` whose kernels alone say who their group is; `members` by rank."""
+    events = nccl_events(rank, late_us=3_000.0)
+    for one in events:
+        if one["name"].startswith("nccl"):
+            one["args"] |= {"Process Group Name": "7", "Process Group Ranks": members[rank]}
+    return events
+
+
+@pytest.mark.parametrize(
+    ("members", "size"), [("[0, 1, 2, 3]", 4), ("[0, 1, 2, 3, 4, 5]", 6), ("[0, 1, ..., 3]", 4), ("[0, -1]", 4)]
+)
+def test_members_of_groups_are_those_that_kernels_say_where_nothing_else_does(
+    tmp_path: Path, members: str, size: int
+) -> None:
+    """All but rank 0 wait 3 of 13 ms for it. Dots are what PyTorch writes for members of a large group."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    said = facts(0)
+    del said["distributedInfo"]
+    for rank in range(4):
+        write(folder / f"rank-{rank}.json", _group_events(rank, dict.fromkeys(range(4), members)), said)
+    found = import_kineto([folder])
+    assert {one.header.world_size for one in found.ranks} == {size}
+    shares = report(found, tmp_path / "run").shares
+    if members == "[0, 1, 2, 3]":
+        assert shares.exposed_wait == pytest.approx(0.75 * 3 / 13, rel=0.01)
+        assert shares.transfer == pytest.approx(2 / 13, rel=0.01)
+        assert not any("process group" in note for note in found.source.notes)
+    else:
+        assert shares.exposed_wait is None and shares.transfer == pytest.approx((2 + 0.75 * 3) / 13, rel=0.01)
+
+
+def test_a_group_whose_members_kernels_contradict_is_not_known(tmp_path: Path) -> None:
+    events = nccl_events(0)
+    kernels = [one for one in events if one["name"].startswith("nccl")]
+    for number, one in enumerate(kernels):
+        one["args"] |= {"Process Group Name": "7", "Process Group Ranks": f"[0, {1 + (number == 5)}]"}
+    said = facts(0)
+    del said["distributedInfo"]
+    found = import_kineto([write(tmp_path / "rank-0.json", events, said)])
+    assert any(note.startswith(f"{NUM_STEPS} collectives match no other rank's") for note in found.source.notes)
+
+
 def test_phases_and_waits_over_gloo_are_those_of_the_profile(tmp_path: Path) -> None:
     one, other = gloo_run(tmp_path, late_us=3_000.0).ranks
     for rank, wait_us in ((one, 0.0), (other, 3_000.0)):
@@ -219,10 +263,43 @@ def test_collectives_of_one_clock_that_never_overlap_match_nothing(tmp_path: Pat
     assert report(found, tmp_path / "run").verdict.mode == "cannot tell"
 
 
-def test_profiles_of_one_host_that_share_no_step_are_no_problem(tmp_path: Path) -> None:
-    write(tmp_path / "r0.json", gloo_events(0)[: 6 * 10], facts(0))
-    write(tmp_path / "r1.json", gloo_events(1)[6 * 12 :], facts(1))
-    assert not import_kineto([tmp_path]).problems
+@pytest.mark.parametrize("make", [gloo_events, nccl_events])
+def test_profiles_of_one_host_that_share_no_step_are_named(
+    tmp_path: Path, make: Callable[[int], list[dict[str, Any]]]
+) -> None:
+    """As files of different cycles of a schedule."""
+    events = make(0)
+    per_step = len(events) // NUM_STEPS
+    write(tmp_path / "r0.json", events[: per_step * 10], facts(0))
+    write(tmp_path / "r1.json", make(1)[per_step * 12 :], facts(1))
+    found = import_kineto([tmp_path])
+    (problem,) = found.problems
+    assert "r1.json: rank 1 was recorded while rank 0 was not" in problem and "of the same cycle" in problem
+    assert [len(one.tables["steps"]) for one in found.ranks] == [10, NUM_STEPS - 12]
+
+
+@pytest.mark.parametrize("has_numbers", [False, True])
+def test_a_profile_of_a_device_that_begins_later_has_the_steps_of_the_others(tmp_path: Path, has_numbers: bool) -> None:
+    """Numbers of collectives, where they are recorded, are of the whole job, whatever steps are counted from."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in range(4):
+        events = nccl_events(rank, late_us=3_000.0)
+        if rank == 3:
+            events = [one for one in events if one["ts"] >= 1_000_000.0 + 10 * (STEP_US + 3_000.0)]
+        for one in events:
+            if not has_numbers:
+                one["args"].pop("Seq", None)
+        write(folder / f"r{rank}.json", _counted_from_0(events), facts(rank, 4, backend="nccl"))
+    found = import_kineto([folder])
+    assert found.ranks[3].tables["steps"]["step"].tolist() == list(range(10, NUM_STEPS))
+    rows = [one.tables["collectives"] for one in found.ranks]
+    assert rows[3]["seq"].tolist() == rows[0]["seq"][10:].tolist() and not found.problems
+    assert any("numbered as those of rank 0" in note and "by 10 higher" in note for note in found.source.notes)
+    summary = report(found, tmp_path / "run")
+    assert summary.steps.num_used == NUM_STEPS - 10 and not summary.kinds[0].num_unmatched
+    assert summary.shares.exposed_wait == pytest.approx(0.75 * 3 / 13, rel=0.01)
+    assert not summary.cut_off.ranks
 
 
 def test_clocks_of_two_hosts_are_aligned_by_their_collectives(tmp_path: Path) -> None:
@@ -419,7 +496,7 @@ def test_idle_time_that_no_launch_explains_is_neither_work_nor_the_hosts(tmp_pat
             first = {"ts": one["ts"]}
         elif one["cat"] == "cuda_runtime":
             one["ts"] = first["ts"]
-    kept = [one for one in events if is_known or one["cat"] != "cuda_runtime"]
+    kept = [one for one in events if is_known or one["cat"] != "cuda_runtime" or one["args"]["correlation"] % 2]
     for rank in range(4):
         write(folder / f"rank{rank}.json", kept, facts(rank, 4, backend="nccl"))
     summary = report(import_kineto([folder]), folder / "run")
@@ -428,6 +505,26 @@ def test_idle_time_that_no_launch_explains_is_neither_work_nor_the_hosts(tmp_pat
     )
     assert summary.verdict.mode != "host-bound"
     assert summary.shares.busy == pytest.approx(kernels / steps, abs=0.05)
+
+
+def test_kernels_of_which_no_launch_is_known_are_of_no_phase(tmp_path: Path) -> None:
+    """The host issues all work of a step within 2.5 ms, and its phases end long before the device's.
+
+    That rank 0 comes late to the collectives of the devices is known all the same.
+    """
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for rank in range(4):
+        kept = [one for one in nccl_events(rank, late_us=3_000.0) if one["cat"] != "cuda_runtime"]
+        write(folder / f"rank{rank}.json", kept, facts(rank, 4, backend="nccl"))
+    found = import_kineto([folder])
+    assert "what devices did" in found.source.unknown
+    assert any(note.startswith("launches of kernels are not in the files") for note in found.source.notes)
+    assert not any("a phase ends when all kernels" in note for note in found.source.notes)
+    summary = report(found, tmp_path / "run")
+    assert summary.shares.busy is None and summary.ranks[0].parts_ns is None
+    assert summary.verdict.mode == "persistent straggler" and summary.verdict.culprits[0].id == "0"
+    assert any("found by its arrivals on the device alone" in sentence for sentence in summary.verdict.why)
 
 
 def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:

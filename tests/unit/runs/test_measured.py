@@ -74,6 +74,18 @@ def test_ranks_that_are_missing_leave_the_batch_and_its_speed_unknown(tmp_path: 
     assert (measured.num_missing, measured.samples_per_step, measured.samples_per_s) == (2, 0.0, None)
 
 
+def test_waits_that_are_not_known_are_none_in_a_summary_and_in_its_traces(tmp_path: Path) -> None:
+    run = SyntheticRun(num_ranks=4, num_steps=20, missing=(3,))
+    analysed = load_run(run.write(tmp_path / "a").path).measured
+    stored = load_run(_reported(RunDirectory(tmp_path / "a")).path).measured
+    assert analysed is not None and stored is not None
+    assert replace(stored, is_from_summary=False) == analysed
+    assert not analysed.are_waits_known and analysed.shares is None
+    for rank in analysed.ranks:
+        assert rank.parts_ns is not None
+        assert sum(rank.parts_ns.values()) == pytest.approx(analysed.mean_ns, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -150,6 +162,13 @@ def test_broken_runs_are_reported_and_the_others_loaded(tmp_path: Path) -> None:
     assert [run.path for run in found] == paths
     assert all(run.problem for run in found[1:])
     assert told[-1] == (5, 5)
+
+
+def test_the_reasons_why_a_run_cannot_be_measured_are_one_line(tmp_path: Path) -> None:
+    lacking = SyntheticRun(num_ranks=4, num_steps=20, num_warmup=20, missing=(2, 3)).write(tmp_path / "a")
+    problem = load_run(lacking.path).problem
+    assert "use --include-warmup" in problem and "2 of 4 ranks have no readable trace" in problem
+    assert len(problem.splitlines()) == 1 and "; " in problem and "- " not in problem
 
 
 def test_a_run_that_still_records_is_reported_where_it_is_not_wanted(

@@ -53,6 +53,25 @@ def test_kernels_of_nccl_that_do_not_say_what_they_do_are_no_work(tmp_path: Path
     assert any(note.startswith("62 kernels of NCCL left out") for note in found.source.notes)
 
 
+@pytest.mark.parametrize(
+    ("statement", "note"),
+    [
+        ("DROP TABLE StringIds", "kernels without a name: any of them may be a collective"),
+        ("DELETE FROM StringIds WHERE value LIKE 'ncclDevKernel_SendRecv%'", "62 kernels without a name"),
+        ("DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME", "launches of kernels are not in the files"),
+        ("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME", "launches of kernels are not in the files"),
+    ],
+)
+def test_without_names_or_launches_of_kernels_what_devices_did_is_unknown(
+    tmp_path: Path, statement: str, note: str
+) -> None:
+    assert "what devices did" not in import_nsys(changed(tmp_path, name="whole.sqlite")).source.unknown
+    found = import_nsys(changed(tmp_path, statement))
+    assert "what devices did" in found.source.unknown
+    assert any(note in one for one in found.source.notes)
+    assert all(len(one.device_tables) and not len(one.tables["phases"]) for one in found.ranks)
+
+
 def test_each_gpu_of_a_process_is_a_rank_and_launches_come_before_kernels() -> None:
     first, second = import_nsys(DATA / "mfu_2gpu_after.sqlite").ranks
     assert [one.header.local_rank for one in (first, second)] == [0, 1] and first.header.host == "modal"
@@ -79,6 +98,40 @@ def test_ranges_of_nvtx_become_steps_and_phases(tmp_path: Path) -> None:
     assert first.tables["steps"]["step"].tolist() == [7, 8] and not len(second.tables["steps"])
     assert first.tables["phases"]["phase"].tolist() == [Phase.FORWARD, Phase.BACKWARD, Phase.IDLE, Phase.IDLE]
     assert first.tables["phases"]["step"][:2].tolist() == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "numbers", "num_left_out"),
+    [
+        ([("iteration", 0, 100), ("step", 1, 99)], [3, 4, 5], 3),
+        ([("step", 0, 100), ("micro step", 5, 45), ("micro step", 50, 90)], [3, 4, 5], 6),
+        ([("step", 0, 100), ("iteration", 0, 100)], [3, 4, 5], 3),
+        ([("step", 0, 90)], [3, 4, 5], 0),
+    ],
+)
+@pytest.mark.parametrize("is_around", [False, True])
+def test_of_ranges_inside_each_other_the_outermost_that_repeat_are_steps(
+    tmp_path: Path, ranges: list[tuple[str, int, int]], numbers: list[int], num_left_out: int, is_around: bool
+) -> None:
+    with closing(sqlite3.connect(DATA / "mfu_2gpu_after.sqlite")) as connection:
+        ((start, process),) = connection.execute(f"SELECT min(start), globalPid FROM {KERNELS} WHERE deviceId = 0")
+    rows = [
+        (f"{name} {number}", start + 100 * number + begin, start + 100 * number + end)
+        for number in numbers
+        for name, begin, end in ranges
+    ]
+    rows += [("train iteration 1", start, start + 1000)] * is_around
+    statements = [
+        f"INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid) VALUES ({begin}, {end}, 59, '{name}', "
+        f"{process + 149})"
+        for name, begin, end in rows
+    ]
+    found = import_nsys(changed(tmp_path, *statements))
+    steps = found.ranks[0].tables["steps"]
+    assert steps["step"].tolist() == numbers
+    assert ((steps["end_ns"] - steps["begin_ns"]) == ranges[0][2] - ranges[0][1]).all()
+    said = [int(note.split()[0]) for note in found.source.notes if "inside of steps" in note]
+    assert said == [num_left_out + is_around] * bool(num_left_out + is_around)
 
 
 def test_an_older_schema_without_names_processes_and_ranges_is_read(tmp_path: Path) -> None:

@@ -185,6 +185,13 @@ def test_a_rank_whose_steps_are_at_another_time_does_not_stretch_the_timeline(tm
     assert made.written.num_arrows == 0  # nobody knows who was last, the rank itself included
 
 
+def test_where_the_steps_of_no_rank_are_at_the_time_of_others_there_are_no_others(tmp_path: Path) -> None:
+    run = SyntheticRun(num_ranks=2, clock_error_ns={1: 10_000 * MS}).write(tmp_path / "run")
+    made, _ = _write(run, tmp_path, **_range(10, 13))
+    (problem,) = (text for text in made.shown.problems if "the steps of" in text)
+    assert problem.startswith("the steps of ranks 0-1 are at different times") and "others" not in problem
+
+
 def test_without_a_range_the_slowest_step_is_shown_with_its_neighbours(tmp_path: Path) -> None:
     slow = Extra(rank=1, length_ns=50 * MS, every=17)
     run = SyntheticRun(num_ranks=2, num_steps=30, extras=(slow,)).write(tmp_path / "run")
