@@ -8,10 +8,11 @@ much 8 of them or more scatter. What all change by is judged by how much whole r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import copysign, expm1, hypot, inf
 from statistics import fmean, median
+from typing import TypeVar
 
 from hpcpace.metrics.run_difference import (
     LEAST_REPEATS,
@@ -27,6 +28,7 @@ from hpcpace.runs.place_work import PlaceWork, place_works
 
 _LEAST_FOR_MEDIAN = 5
 _Levels = tuple[Sequence[float], Sequence[float]]
+_Place = TypeVar("_Place")
 LEAST_NAMED = 0.01
 """Change of own work below which a place is not named, however certain it is."""
 
@@ -78,8 +80,9 @@ class PlaceChanges:
     """What changed where.
 
     Attributes:
-        common: ln(B / A) of own work at most hosts; 0 where that cannot be told.
+        common: ln(B / A) of own work at most places; 0 where that cannot be told.
         is_common: whether that is beyond the noise of whole runs.
+        common_kind: of these places: host, or rank where there is one host.
         hosts: all hosts of both groups, the largest change first.
         ranks: ranks that are named, while the others of their host are as before.
         roles: own work of each role, by name, before and after.
@@ -87,6 +90,7 @@ class PlaceChanges:
 
     common: float
     is_common: bool
+    common_kind: str
     hosts: tuple[PlaceRow, ...]
     ranks: tuple[PlaceRow, ...]
     roles: tuple[tuple[str, float, float], ...]
@@ -144,7 +148,8 @@ def place_changes(
     works = place_works(before, after, lambda rank: rank.host, has_same_layout=has_same_layout)
     of_ranks = place_works(before, after, lambda rank: f"{rank.rank} on {rank.host}", has_same_layout=has_same_layout)
     # What one host changed by may be the change of one of its ranks: there, what most ranks did counts.
-    whole = _whole(works if len(works) > 1 else of_ranks, (len(before), len(after)), prior_cv)
+    common_kind, of_most = ("host", works) if len(works) > 1 or len(of_ranks) < 2 else ("rank", of_ranks)
+    whole = _whole(of_most, (len(before), len(after)), prior_cv)
     is_shared = any(len({rank.host for rank in run.ranks}) < len(run.ranks) for run in after)
     num_kinds = 2 if is_shared else 1  # hosts, and then ranks
     hosts = _rows("host", works, whole, prior_cv, num_kinds * len(works))
@@ -157,6 +162,7 @@ def place_changes(
     return PlaceChanges(
         common=whole.reference,
         is_common=whole.is_common,
+        common_kind=common_kind,
         hosts=tuple(sorted(hosts, key=_size)),
         ranks=tuple(row for name, rows in of_hosts.items() if name in apart for row in rows if row.is_named),
         roles=_roles(before, after),
@@ -169,6 +175,7 @@ def _whole(places: Sequence[PlaceWork], num_runs: tuple[int, int], prior_cv: flo
     if not itself:
         none = ([0.0] * num_runs[0], [0.0] * num_runs[1])
         return _Whole(levels=none, change=None, is_common=False, num_places=0)
+    num_places, itself = len(itself), _without_changed_half(itself, key=lambda one: one[0].change)
     # Each place about its own middle, so that the median over places is not always that of the same one.
     middles = [fmean(fmean(of_side) for of_side in values) for _, values in itself]
     one, two = (
@@ -186,9 +193,27 @@ def _whole(places: Sequence[PlaceWork], num_runs: tuple[int, int], prior_cv: flo
     return _Whole(
         levels=(one, two),
         change=change,
-        is_common=change.is_beyond_noise and 2 * num_alike > len(itself),
-        num_places=len(itself),
+        is_common=change.is_beyond_noise and 2 * num_alike > num_places,
+        num_places=num_places,
     )
+
+
+def _without_changed_half(places: Sequence[_Place], *, key: Callable[[_Place], float]) -> list[_Place]:
+    """Return all places, or, where two halves are further apart than both are wide, the one that changed less.
+
+    The median of two such halves lies between them, where no place is.
+
+    Args:
+        places: what changed.
+        key: the change of one.
+    """
+    ordered = sorted(places, key=key)
+    if len(ordered) % 2 or len(ordered) < _LEAST_FOR_MEDIAN:
+        return ordered
+    halves = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
+    if key(halves[1][0]) - key(halves[0][-1]) <= sum(key(half[-1]) - key(half[0]) for half in halves):
+        return ordered
+    return min(halves, key=lambda half: abs(fmean(map(key, half))))
 
 
 def _rows(kind: str, works: Sequence[PlaceWork], whole: _Whole, prior_cv: float, num_compared: int) -> list[PlaceRow]:
@@ -274,7 +299,8 @@ def _spread(works: Sequence[PlaceWork], values: Sequence[_Levels | None], whole:
         return seen
     if max(num_runs) > 1:
         return spread_beyond_prior(seen, prior_cv)
-    scatter = spread_of_places([fmean(of_work[1]) - fmean(of_work[0]) for _, of_work in pairs], prior_cv)
+    changes = [fmean(of_work[1]) - fmean(of_work[0]) for _, of_work in pairs]
+    scatter = spread_of_places(_without_changed_half(changes, key=float), prior_cv)
     # The scatter of places does not see what runs differ by as a whole, which their changes still have.
     return scatter if is_apart or scatter.value > prior_cv else RunSpread(value=prior_cv, freedom=inf)
 

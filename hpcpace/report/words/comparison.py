@@ -8,7 +8,7 @@ from statistics import fmean
 
 from hpcpace.quoting import printable
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
-from hpcpace.runs.places import PlaceRow
+from hpcpace.runs.places import PlaceChanges, PlaceRow
 from hpcpace.units import format_count, format_duration
 from hpcpace.wording import milliseconds, percent, plural
 
@@ -47,13 +47,11 @@ def place_sentences(comparison: Comparison) -> list[str]:
     places = comparison.places
     if places is None:
         return ["own work is not known of all ranks: no place can be named"]
-    found = [_place_sentence(row, places.common) for row in places.named[:_MOST_PLACES]]
+    found = [_place_sentence(row, places) for row in places.named[:_MOST_PLACES]]
     if len(places.named) > _MOST_PLACES:
         found.append(f"{len(places.named) - _MOST_PLACES} more places changed")
     if places.is_common:
-        direction = "more" if places.common > 0 else "less"
-        where = "most hosts" if len(places.hosts) > 1 else printable(places.hosts[0].name)
-        common = f"own work takes {percent(abs(expm1(places.common)))} {direction} time on {where}"
+        common = _common_sentence(places)
         if comparison.outcome is Outcome.SAME:
             common += ", though steps do not differ beyond noise"
         found.insert(0, common)
@@ -64,17 +62,33 @@ def place_sentences(comparison: Comparison) -> list[str]:
     return found
 
 
-def _place_sentence(row: PlaceRow, common: float) -> str:
+def _common_sentence(places: PlaceChanges) -> str:
+    change, where, host = places.common, "most hosts", places.hosts[0]
+    if len(places.hosts) == 1:
+        where = printable(host.name)
+        if places.named and places.common_kind == "rank":
+            where = f"most ranks of {where}"
+        elif host.change is not None:
+            change = host.change.value
+    direction = "more" if change > 0 else "less"
+    return f"own work takes {percent(abs(expm1(change)))} {direction} time on {where}"
+
+
+def _place_sentence(row: PlaceRow, places: PlaceChanges) -> str:
     assert row.beyond is not None
     name = printable(row.name if row.kind == "host" else f"rank {row.name}")
     if not row.is_in_both:
         return f"{name} {_against_others(row)}"
+    if places.is_common and row.against == "itself" and row.change is not None and row.beyond.value * places.common < 0:
+        low, high = signed(expm1(row.change.low)), signed(expm1(row.change.high))
+        own = signed(expm1(row.change.value))
+        return f"{name} did not change as most others did: its own work by {own} (95 %: {low} to {high})"
     direction = "slower" if row.beyond.value > 0 else "faster"
     low, high = signed(expm1(row.beyond.low)), signed(expm1(row.beyond.high))
     against = ""
     if row.against == "others":
         against = ", against the ranks of its role in the same run"
-    elif common:
+    elif signed(expm1(places.common)) != signed(0):
         against = ", beyond what most others changed by"
     return (
         f"{name} is {percent(abs(row.beyond_share))} {direction} in B by its own work (95 %: {low} to {high}){against}"

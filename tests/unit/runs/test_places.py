@@ -120,3 +120,35 @@ def test_of_one_host_the_rank_that_changed_is_named_and_the_others_are_not(num_r
         [_run("a", before, 1)], [_run("b", before + 0.1, 1)], prior_cv=0.01, has_same_layout=True
     )
     assert everywhere is not None and everywhere.is_common and everywhere.named == ()
+
+
+@pytest.mark.parametrize(("num_hosts", "per_host"), [(6, 1), (8, 1), (6, 2)])
+def test_where_half_of_the_hosts_got_slower_these_are_named(num_hosts: int, per_host: int) -> None:
+    random = np.random.default_rng(5)
+    before, after = random.normal(0, 0.002, (2, num_hosts * per_host))
+    after[: len(after) // 2] += 0.07
+    found = place_changes(
+        [_run("a", before, num_hosts)], [_run("b", after, num_hosts)], prior_cv=0.01, has_same_layout=True
+    )
+    assert found is not None and not found.is_common
+    assert sorted(row.name for row in found.named) == [f"n{host}" for host in range(num_hosts // 2)]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("num_hosts", [3, 6])
+def test_a_host_that_stayed_as_it_was_is_not_told_to_be_faster_or_slower(num_hosts: int, sign: int) -> None:
+    before, after = np.zeros(num_hosts), np.zeros(num_hosts)
+    after[1:] = sign * 0.07
+    found = compare([_run("a", before, num_hosts)], [_run("b", after, num_hosts)])
+    common, of_host = place_sentences(found)
+    assert f"% {'more' if sign > 0 else 'less'} time on most hosts" in common
+    assert of_host.startswith("n0 did not change as most others did: its own work by 0.0 % (95 %: -")
+
+
+def test_of_one_host_what_most_ranks_changed_by_is_told_of_these() -> None:
+    before, after = np.zeros(8), np.zeros(8)
+    after[:5] = 0.08
+    found = compare([_run("a", before, 1)], [_run("b", after, 1)])
+    common, *others = place_sentences(found)
+    assert common == "own work takes 8.3 % more time on most ranks of n0"
+    assert [text.partition(" did not")[0] for text in others] == ["rank 5 on n0", "rank 6 on n0", "rank 7 on n0"]
