@@ -58,7 +58,13 @@ def find_incomplete(
     end_ns = max([*ends_ns.values(), done.end_ns])
     closed = {trace.header.rank: trace.closed_cleanly for trace in timed.traces}
     first_step = max((trace.first_step for trace in timed.traces), default=0)
-    lost = lost_operations(_kept_records(done.records, first_step), opened, closed | dict.fromkeys(missing, False))
+    first_steps = {
+        trace.header.rank: int(trace.tables["steps"]["step"].min())
+        for trace in timed.traces
+        if len(trace.tables["steps"])
+    }
+    examined = closed | dict.fromkeys(missing, False)
+    lost = lost_operations(_kept_records(done.records, first_step), opened, examined, first_steps)
     last_ns = max((ns for rank, ns in ends_ns.items() if rank not in timed.unknown_clocks), default=0)
     gaps_ns = {rank: last_ns - ns for rank, ns in ends_ns.items() if rank not in timed.unknown_clocks}
     cut = [_incomplete_rank(trace, lost.get(trace.header.rank, _NOTHING), gaps_ns) for trace in timed.traces]

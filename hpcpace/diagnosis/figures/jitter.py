@@ -64,11 +64,12 @@ def jitter_figures(
         rank_share=shares.rank if shares else None,
         residual_share=shares.residual if shares else None,
         noise_intensity=noise_intensity(work_ns),
-        # A pipeline's step is longer than any rank's work by its bubble, which is no noise.
+        # A pipeline's step is longer than any rank's work by its bubble, which is no noise. Nor are waits that look
+        # like transfers.
         noise_amplification=noise_amplification(
             panels.times_ns[columns], work_ns, panels.transfer_ns.mean(axis=0)[columns]
         )
-        if len(np.unique(panels.stage)) == 1
+        if len(np.unique(panels.stage)) == 1 and measured.are_waits_known
         else None,
         compute_bound_share=bound.compute_share if bound else None,
         num_regime_switches=bound.num_switches if bound else 0,

@@ -137,7 +137,9 @@ def join_records(parts: Sequence[Records]) -> Records:
     )
 
 
-def lost_operations(records: Records, opened: Operations, ranks: Mapping[int, bool]) -> dict[int, LostOperations]:
+def lost_operations(
+    records: Records, opened: Operations, ranks: Mapping[int, bool], first_steps: Mapping[int, int] | None = None
+) -> dict[int, LostOperations]:
     """Return what ranks have lost, for those that have lost something.
 
     Operations of a group, and messages from one rank to another, are numbered in order: a rank that entered one has
@@ -148,7 +150,8 @@ def lost_operations(records: Records, opened: Operations, ranks: Mapping[int, bo
         records: what completed operations tell.
         opened: operations that were entered and not completed, with the same groups, ordered by rank.
         ranks: ranks to examine, and whether each closed its trace: if so, its recording began with its first operation
-            and ended with its last one, and only gaps between these count.
+            or the end of its first step, and ended with its last operation, and only gaps between these count.
+        first_steps: the first step that each rank recorded, as far as it recorded any.
     """
     if not len(records.rows.rank):
         return {}
@@ -160,9 +163,9 @@ def lost_operations(records: Records, opened: Operations, ranks: Mapping[int, bo
     rows = select_rows(records.rows, np.argsort(records.rows.rank, kind="stable"))
     found = {}
     for rank, is_closed in ranks.items():
-        own = _own_rows(rank, rows, opened)
-        lost = [known.lost(group, rank, own, is_closed=is_closed) for group in groups_of.get(rank, [])]
-        lost += [sent.lost(rank, own, is_closed=is_closed)]
+        own, first_step = _own_rows(rank, rows, opened), (first_steps or {}).get(rank, _NEVER)
+        lost = [known.lost(group, rank, own, first_step, is_closed=is_closed) for group in groups_of.get(rank, [])]
+        lost += [sent.lost(rank, own, first_step, is_closed=is_closed)]
         steps = np.concatenate(lost)
         if len(steps):
             found[rank] = LostOperations(num_operations=len(steps), step=int(steps.max()) - records.num_steps_apart)
@@ -258,14 +261,15 @@ class _Collectives:
     seq: NDArray[np.int64]
     step: NDArray[np.int64]
 
-    def lost(self, group: int, rank: int, own: _Rows, *, is_closed: bool) -> NDArray[np.int64]:
+    def lost(self, group: int, rank: int, own: _Rows, first_step: int, *, is_closed: bool) -> NDArray[np.int64]:
         """Return the steps of the operations of a group that a rank entered but has no record of."""
         last = max(int(self.records.reached[group]), self.records.reached_by_root.get((group, rank), _NONE))
         begin, end = np.searchsorted(self.group, [group, group + 1])
         end = begin + int(np.searchsorted(self.seq[begin:end], last, side="right"))
         of_group = own.seq[(own.group == group) & ~np.isin(own.op, MESSAGES)]
         recorded = _Range.of(of_group).joined(self.records.own.get((rank, group), _NOTHING))
-        return self.step[begin:end][_is_missing(self.seq[begin:end], of_group, recorded if is_closed else None)]
+        seq, step = self.seq[begin:end], self.step[begin:end]
+        return step[_is_missing(seq, of_group, recorded if is_closed else None, step > first_step)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +283,7 @@ class _Messages:
     seq: NDArray[np.int64]
     step: NDArray[np.int64]
 
-    def lost(self, rank: int, own: _Rows, *, is_closed: bool) -> NDArray[np.int64]:
+    def lost(self, rank: int, own: _Rows, first_step: int, *, is_closed: bool) -> NDArray[np.int64]:
         """Return the steps of the messages that a rank sent but has no record of."""
         mine = slice(*np.searchsorted(self.source, [rank, rank + 1]))
         group, target, seq, step = self.group[mine], self.target[mine], self.seq[mine], self.step[mine]
@@ -288,7 +292,8 @@ class _Messages:
             here = (group == of_group) & (target == to)
             sends = own.seq[(own.group == of_group) & (own.peer == to) & (own.op == Op.SEND)]
             recorded = _Range.of(sends).joined(self.records.sent.get((rank, of_group, to), _NOTHING))
-            lost.append(step[here][_is_missing(seq[here], sends, recorded if is_closed else None)])
+            was_recorded = step[here] > first_step
+            lost.append(step[here][_is_missing(seq[here], sends, recorded if is_closed else None, was_recorded)])
         return np.concatenate(lost)
 
 
@@ -327,7 +332,18 @@ def _own_rows(rank: int, done: Operations, opened: Operations) -> _Rows:
     return _Rows(*columns)
 
 
-def _is_missing(known: NDArray[np.int64], own: NDArray[np.int64], recorded: _Range | None) -> NDArray[np.bool_]:
-    """Return which known numbers are not among a rank's own, within what it recorded if that is given."""
+def _is_missing(
+    known: NDArray[np.int64], own: NDArray[np.int64], recorded: _Range | None, was_recorded: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return which known numbers are not among a rank's own, bool, (num_known,).
+
+    Args:
+        known: of one group or two ranks of it, (num_known,).
+        own: of the rank.
+        recorded: the first and the last one that the rank recorded; None where all count.
+        was_recorded: whether the rank recorded its steps by then, in which case what is before its first one counts.
+    """
     missing = ~np.isin(known, own)
-    return missing if recorded is None else missing & (known > recorded.first) & (known < recorded.last)
+    if recorded is None:
+        return missing
+    return np.asarray(missing & (was_recorded | (known > recorded.first)) & (known < recorded.last))

@@ -18,7 +18,7 @@ from hpcpace.report.words.causes import (
     skew_reading,
 )
 from hpcpace.report.words.jitter import comparison_reading
-from hpcpace.report.words.run import message_size
+from hpcpace.report.words.run import UNKNOWN_WAITS, message_size
 from hpcpace.units import NS_PER_MS, format_duration
 from hpcpace.wording import alias_name, percent, place_name, plural
 
@@ -133,6 +133,8 @@ def print_causes(console: Console, summary: Summary) -> None:
     title(console, "Causes", "where waiting began, and what determines the step time")
     if summary.unknown:
         note(console, summary.unknown)
+    elif summary.shares.exposed_wait is None:
+        note(console, UNKNOWN_WAITS)
     origins = significant_origins(summary, _MOST_NAMED)
     if origins:
         is_chained = any(row.propagated_share >= 0.0005 for row in origins)

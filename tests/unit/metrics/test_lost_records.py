@@ -32,11 +32,11 @@ def gathered(rows, groups):
     return gather_operations(parts)
 
 
-def lost(rows, *, opened=None, ranks=None, groups=((0, 1, 2, 3),)):
+def lost(rows, *, opened=None, ranks=None, groups=((0, 1, 2, 3),), first_steps=None):
     opened = {rank: (opened or {}).get(rank, []) for rank in rows}
     done = gathered(rows, groups)
     return lost_operations(
-        records_of(done, match(done)), gathered(opened, groups), ALL_KILLED if ranks is None else ranks
+        records_of(done, match(done)), gathered(opened, groups), ALL_KILLED if ranks is None else ranks, first_steps
     )
 
 
@@ -127,6 +127,13 @@ def test_messages_to_different_ranks_are_numbered_apart():
 def test_a_closed_trace_ends_its_own_recording_and_only_gaps_in_it_are_lost():
     rows = {0: all_reduces(*range(9)), 1: all_reduces(*range(9)), 2: all_reduces(*range(6)), 3: all_reduces(0, 1, 4)}
     assert lost(rows, ranks=dict.fromkeys(range(4), True)) == {3: LostOperations(num_operations=2, step=3)}
+
+
+@pytest.mark.parametrize(("first_step", "num_lost"), [(0, 3), (4, 0)])
+def test_what_a_rank_lacks_before_its_first_operation_is_lost_if_it_recorded_its_steps(first_step, num_lost):
+    rows = {rank: all_reduces(*range(9)) for rank in range(3)} | {3: all_reduces(*range(4, 9))}
+    found = lost(rows, ranks=dict.fromkeys(range(4), True), first_steps={3: first_step})
+    assert found == ({3: LostOperations(num_operations=num_lost, step=3)} if num_lost else {})
 
 
 def test_steps_that_ranks_number_differently_are_claimed_with_care():
