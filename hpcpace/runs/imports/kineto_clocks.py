@@ -242,9 +242,10 @@ def _notes(clocks: Sequence[ClockBounds | None]) -> Iterator[str]:
     if not known:
         return
     widths = [int(np.median(clock.halfwidth_ns)) for clock in known]
+    span = [format_duration(width) for width in (min(widths), max(widths))]
     yield (
         "clocks are aligned by collectives, which ranks leave together, and none before the last has entered:"
-        f" to within {format_duration(min(widths))} to {format_duration(max(widths))}"
+        f" to within {' to '.join(dict.fromkeys(span))}"
     )
     worst = max(clock.contradiction_ns for clock in known)
     if worst:
