@@ -20,9 +20,8 @@ LEAST_CV = 0.001
 """Repeats that agree better than this agree by chance, or because their figures are rounded."""
 _PRIOR_WEIGHT = 3
 _MOST_DEVIATIONS = 3
-_OF_KEPT = (
-    0.6  # degrees of freedom of the standard deviation without outliers, per place: 0.56 of 8, 0.66 of 16, 0.79 of 64
-)
+# Degrees of freedom of the standard deviation without outliers, per place: 0.56 of 8, 0.66 of 16, 0.79 of 64.
+_OF_KEPT = 0.6
 _OF_NORMAL = 1.4826  # standard deviation of a normal distribution over the median of its deviations
 
 
