@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -18,7 +16,7 @@ from typing import Any
 
 from hpcpace.audit.facts import SCHEMA, Snapshot
 from hpcpace.errors import SnapshotError
-from hpcpace.quoting import printable
+from hpcpace.quoting import printable, shown
 
 MOST_BYTES = 65_536
 """Every snapshot is smaller than this."""
@@ -311,5 +309,4 @@ _SIMPLE: dict[Any, _Decode] = {str: _text, int: _whole_number, float: _number, b
 
 
 def _wrong(value: Any, where: str, expected: str) -> SnapshotError:
-    seen = printable(re.sub(r"\s+", " ", reprlib.repr(value)))[:60]
-    return SnapshotError(f"{where} is {seen}: expected {expected}")
+    return SnapshotError(f"{where} is {shown(value)}: expected {expected}")

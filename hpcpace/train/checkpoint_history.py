@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcpace.errors import DataError
 from hpcpace.files import Folder, read_most
+from hpcpace.quoting import shown
 from hpcpace.train.checkpoint_access import (
     WRITERS_FILE_MODE,
     check_files,
@@ -18,7 +19,6 @@ from hpcpace.train.checkpoint_access import (
     open_checkpoint_file,
     unreadable,
 )
-from hpcpace.train.inert_pickle import shown
 from hpcpace.train.plan import TrainPlan
 
 CHECKPOINT_SCHEMA = "hpcpace-checkpoint/1"

@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hpcpace.train.inert_pickle import Record, read_pickle, shown
+from hpcpace.quoting import shown
+from hpcpace.train.inert_pickle import Record, read_pickle
 
 _FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 _MOST = 1 << 62

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import io
 import pickle
-import reprlib
 from typing import Any, ClassVar
 
 import torch
+
+from hpcpace.quoting import shown
 
 
 class Record:
@@ -154,11 +155,3 @@ def read_pickle(data: bytes) -> Any:
         raise ValueError(str(error)) from error
     except Exception as error:  # whatever a stack without the right things on it leads to
         raise ValueError(f"it is not a pickle of a checkpoint ({type(error).__name__})") from error
-
-
-def shown(value: Any) -> str:
-    """Return a value for a message, short and printable, whoever wrote it."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 80
-    short.maxlevel = 3
-    return short.repr(value)

@@ -1,0 +1,64 @@
+"""Values of files in messages: short, printable, and in bounded time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from hpcpace.quoting import shown
+
+
+class _Named(dict[str, Any]):
+    """A class of its own: reprlib knows kinds by the names of their classes, and writes others whole."""
+
+
+def _shared(make: Any, levels: int) -> Any:
+    value: Any = make(["x"])
+    for _ in range(levels):
+        value = make([value, value])
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "None"),
+        (True, "True"),
+        (-3, "-3"),
+        (0.5, "0.5"),
+        ("a\nb\x1b[31m", r"'a\nb\x1b[31m'"),
+        ("x" * 1000, "'" + "x" * 56 + "..."),
+        (b"\x00\xff", r"b'\x00\xff'"),
+        ([1, [2, [3, [4]]]], "[1, [2, [3, [...]]]]"),
+        ({"a": {"b": {"c": {"d": 1}}}}, "{'a': {'b': {'c': {...}}}}"),
+        ((1,), "(1,)"),
+        (10**5000, "<an integer of 16610 bits>"),
+        (object(), "<object>"),
+        ("\ud800", r"'\ud800'"),
+    ],
+    ids=lambda _: "",
+)
+def test_a_value_is_short_and_printable(value: Any, text: str) -> None:
+    assert shown(value) == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        _shared(list, 200),
+        _shared(tuple, 200),
+        _shared(lambda pair: {"a": pair[0], "b": pair[-1]}, 200),
+        _shared(lambda pair: _Named(a=pair[0], b=pair[-1]), 200),
+        "x" * (64 << 20),
+        b"x" * (64 << 20),
+        [["x" * 1_000_000] * 1000] * 1000,
+        1 << (1 << 24),
+    ],
+    ids=lambda _: "value",
+)
+def test_what_a_value_contains_costs_no_time(value: Any) -> None:
+    begin_s = time.process_time()
+    assert len(shown(value)) <= 60
+    assert time.process_time() - begin_s < 1
