@@ -13,7 +13,7 @@ from hpcpace.cli.commands import Command, Group
 from hpcpace.cli.hang_dumps import DumpOptions, dump_options, report_dumps
 from hpcpace.cli.options import PATH, option
 from hpcpace.cli.progress import Tell, shown_progress
-from hpcpace.errors import EXIT_WARNING, UsageError
+from hpcpace.errors import EXIT_WARNING, TraceError, UsageError
 from hpcpace.quoting import printable
 from hpcpace.rundir import default_run_path
 from hpcpace.wording import plural
@@ -27,6 +27,8 @@ def command() -> None:
     """Read what other tools recorded of a job."""
 
 
+_MAX_WARNINGS, _MAX_NOTES = 8, 12
+_MAX_WARNING_LETTERS, _MAX_NOTE_LETTERS, _MAX_ERROR_LETTERS = 215, 460, 1100
 _STEPS = {
     "kineto": "prof.step() in the loop that is profiled",
     "wia": "none in the file",
@@ -104,7 +106,10 @@ def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> 
     check_target(path)
     begin_s = time.monotonic()
     with shown_progress() as begin_stage:
-        found = read(begin_stage(f"reading {tool}"))
+        try:
+            found = read(begin_stage(f"reading {tool}"))
+        except TraceError as error:
+            raise TraceError(_shortened(str(error), _MAX_ERROR_LETTERS)) from error
         try:
             attempt = write_run(path, found)
         except OSError as error:
@@ -112,14 +117,18 @@ def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> 
                 f"cannot write {path}: {error.strerror or error}; choose another folder with --run-dir"
             ) from error
     shown = printable(str(path))
-    for sentence in found.problems:
-        click.echo(f"hpcpace: warning: {printable(sentence)}", err=True)
+    for sentence in found.problems[:_MAX_WARNINGS]:
+        click.echo(f"hpcpace: warning: {_shortened(sentence, _MAX_WARNING_LETTERS)}", err=True)
+    if len(found.problems) > _MAX_WARNINGS:
+        click.echo(f"hpcpace: warning: {plural(len(found.problems) - _MAX_WARNINGS, 'more warning')}", err=True)
     facts = f"{plural(len(found.ranks), 'rank')}, {plural(found.num_steps, 'step')}, {plural(found.num_rows, 'row')}"
     click.echo(f"{shown}: {facts} in {time.monotonic() - begin_s:.1f} s, recorded by {printable(found.source.tool)}")
     if found.source.unknown:
-        click.echo(f"unknown: {printable(', '.join(found.source.unknown))}")
-    for note in found.source.notes:
-        click.echo(f"note: {printable(note)}")
+        click.echo(f"unknown: {_shortened(', '.join(found.source.unknown), _MAX_NOTE_LETTERS)}")
+    for note in found.source.notes[:_MAX_NOTES]:
+        click.echo(f"note: {_shortened(note, _MAX_NOTE_LETTERS)}")
+    if len(found.source.notes) > _MAX_NOTES:
+        click.echo(f"note: {plural(len(found.source.notes) - _MAX_NOTES, 'more note')} in run.json")
     if found.num_steps:
         click.echo(f"next: hpcpace report {shown}")
     else:
@@ -127,3 +136,9 @@ def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> 
         click.echo(f"next: hpcpace dump {printable(str(file))}; reports need steps ({_STEPS[tool]})")
     if found.problems:
         raise SystemExit(EXIT_WARNING)
+
+
+def _shortened(sentence: str, max_letters: int) -> str:
+    """Return a sentence printable and without its middle where it is longer: it begins with a path, ends with why."""
+    text = printable(sentence)
+    return text if len(text) <= max_letters else f"{text[: max_letters // 2]} ... {text[-max_letters // 2 :]}"

@@ -81,7 +81,7 @@ def test_a_file_that_is_cut_off_is_a_warning_and_exit_code_1(hpcpace: Call, tmp_
     event = {"ph": "X", "name": "ProfilerStep#1", "cat": "user_annotation", "ts": 1, "dur": 2}
     path.write_text('{"traceEvents": [' + json.dumps(event) + ', {"')
     code, _, err = hpcpace("import", "kineto", path, "--run-dir", tmp_path / "run")
-    assert code == 1 and "cut off after event 1" in err
+    assert code == 1 and "is cut off; copy it again (after event 1;" in err
 
 
 @pytest.mark.parametrize(("tool", "package"), [("kineto", "msgspec"), ("wia", "pyarrow")])
@@ -92,3 +92,41 @@ def test_a_missing_package_is_named_with_what_to_install(
     path = DATA / ("nccl_data.json.gz" if tool == "kineto" else "trace-ST.parquet")
     code, _, err = hpcpace("import", tool, path, "--run-dir", tmp_path / "run")
     assert code == 2 and package in err and "pip install 'hpcpace[import]'" in err
+
+
+def _profiles(folder: Path, num_files: int) -> None:
+    step = {"ph": "X", "name": "ProfilerStep#1", "cat": "user_annotation", "ts": 1, "dur": 2}
+    for number in range(num_files):
+        path = folder / f"rank-{number}-\x1b[31m{'x' * 200}.json"
+        path.write_text(json.dumps([step]) if number == 0 else "[")
+
+
+def test_a_thousand_files_with_a_fault_are_a_few_lines_of_warnings(hpcpace: Call, tmp_path: Path) -> None:
+    (folder := tmp_path / "profiles").mkdir()
+    _profiles(folder, 1_000)
+    code, out, err = hpcpace("import", "kineto", folder, "--run-dir", tmp_path / "run")
+    assert code == 1 and "\x1b" not in out + err
+    assert "before its first event); it is left out" in err and "991 more warnings" in err
+    assert sum(-(-len(line) // 120) for line in err.splitlines()) <= 20
+
+
+def test_an_error_about_many_files_is_short(hpcpace: Call, tmp_path: Path) -> None:
+    (folder := tmp_path / "profiles").mkdir()
+    _profiles(folder, 100)
+    next(folder.glob("rank-0-*")).unlink()
+    code, _, err = hpcpace("import", "kineto", folder, "--run-dir", tmp_path / "run")
+    assert code == 2 and "\x1b" not in err and "and 96 more" in err
+    assert sum(-(-len(line) // 120) for line in err.splitlines()) <= 20
+
+
+def test_notes_on_many_ranks_are_short_and_whole_in_the_run(hpcpace: Call, tmp_path: Path) -> None:
+    (folder := tmp_path / "profiles").mkdir()
+    step = {"ph": "X", "name": "ProfilerStep#1", "cat": "user_annotation", "ts": 1, "dur": 2}
+    for rank in range(0, 300, 2):
+        (folder / f"rank-{rank}.json").write_text(json.dumps([step]))
+    code, out, _ = hpcpace("import", "kineto", folder, "--run-dir", tmp_path / "run")
+    assert code == 0 and sum(-(-len(line) // 120) for line in out.splitlines()) <= 60
+    (note,) = [one for one in out.splitlines() if one.startswith("note: ranks 0, 2, 4")]
+    assert "296, 298: the rank is that of the file's name" in note and " ... " in note
+    notes = json.loads((tmp_path / "run" / "attempt-0" / "run.json").read_text())["imported"]["notes"]
+    assert any(", 140, 142, 144, " in one for one in notes)

@@ -1,8 +1,8 @@
 """Chrome's trace format as a stream: batches of events, of a file of any size, and what is around them at the end.
 
 The array of events is cut where one object ends and the next one begins, and each piece is decoded by msgspec into the
-fields that are used here. A cut inside an object or a text leaves a bracket or quote open, so its piece is no JSON, and
-an earlier cut is tried: a wrong cut cannot pass.
+fields that are used here. A cut inside an object or a text leaves a bracket or quote open, so its piece is no JSON: a
+wrong cut cannot pass. The likely cut is tried first; where it was wrong, brackets and quotes are counted.
 """
 
 from __future__ import annotations
@@ -13,18 +13,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from hpcpace.errors import TraceError, UsageError
 from hpcpace.quoting import printable
+from hpcpace.runs.imports.json_structure import JsonStructure
 from hpcpace.wording import plural
 
-_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_BETWEEN = re.compile(rb"\}(?=\s*,\s*\{)")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NO_NUMBER = re.compile(rb"([:,\[]\s*)-?(?:nan|inf|infinity)\b", re.IGNORECASE)
 """What profilers write for a quotient by zero, and what is no JSON; read as null, which no time may be."""
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 20
 _SEARCHED = 1 << 16
-_MOST_CUTS = 64
-_MOST_HEAD, _MOST_LEFT = 64 << 20, 256 << 20
+# An event has some hundred bytes, some ten thousand with a stack. JSON takes up to 25 times its bytes in memory.
+_MAX_EVENT_BYTES = 4 << 20
+# Of what is around the events: process groups of a job have some hundred bytes a rank.
+_MAX_FACTS_BYTES = 8 << 20
+# Versions of the profiler differ in single events, and counting one costs as much time as reading a hundred good ones.
+_MAX_ODD = 1 << 16
 
 
 def need_msgspec() -> None:
@@ -37,10 +44,6 @@ def need_msgspec() -> None:
         import msgspec  # noqa: F401
     except ImportError as error:
         raise UsageError("profiles in JSON need msgspec: pip install 'hpcpace[import]'") from error
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 class ChromeEvents:
@@ -64,10 +67,11 @@ class ChromeEvents:
 
         self._blocks, self._path = blocks, path
         self._decode: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[event]).decode
-        self._split = msgspec.json.Decoder(list[msgspec.Raw]).decode
+        self._split: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[msgspec.Raw]).decode
         self._decode_one = msgspec.json.Decoder(event).decode
-        self._num_odd, self._first_odd = 0, ""
-        self._syntax, self._wrong = msgspec.DecodeError, msgspec.ValidationError
+        # Texts in another encoding than UTF-8 are a ValueError, values nested too deep a RecursionError.
+        self._errors = (msgspec.DecodeError, ValueError, RecursionError)
+        self._num_odd, self._first_odd, self._end_reason = 0, "", ""
         self.facts: dict[str, Any] = {}
         self.problem = ""
         self.num_events = 0
@@ -78,131 +82,165 @@ class ChromeEvents:
         Raises:
             TraceError: the file cannot be read, or is no JSON of this format.
         """
-        left, enough = self._skip_head(), _PIECE_BYTES
-        try:
-            for block in self._blocks:
-                left += block
-                if len(left) > _MOST_LEFT:
-                    left = b""
-                    raise TraceError(f"{self._path} is no list of events after event {self.num_events}; is it damaged?")
-                if len(left) < enough:
-                    continue
-                events, left = self._piece(left)
-                # Where no cut was right, twice as much is awaited: a text of brackets is not searched for every block.
+        left, enough, is_over = self._skip_head(), _PIECE_BYTES, False
+        while not self._end_reason and (block := self._next_block()):
+            left += block
+            if is_over:
+                if len(left) > _MAX_FACTS_BYTES:
+                    break
+            elif len(left) >= enough:
+                events, left, is_over = self._piece(left)
+                # Without a whole event, twice as much is awaited: a long one is not searched for every block.
                 enough = _PIECE_BYTES if events else 2 * len(left)
                 if events:
                     yield events
-        except TraceError as error:
-            events, _ = self._piece(left)
-            if events:
-                yield events
-            if not self.num_events:
-                raise
-            self.problem = f"{error}; its first {self.num_events} events are used"
+                elif not is_over and len(left) > _MAX_EVENT_BYTES:
+                    left = b""
+                    self._end_reason = f"{self._path} has an event of more than {_MAX_EVENT_BYTES >> 20} MiB"
+        before = -1
+        while not is_over and len(left) != before:
+            before = len(left)
+            events, left, is_over = self._piece(left)
+            yield events
+        if self._end_reason:
+            self._end_early(self._end_reason)
+        elif not is_over:
+            self._end_early(f"{self._path} is cut off; copy it again")
         else:
-            yield from self._rest(left)
+            self._take_tail(left)
         if self._num_odd and not self.num_events:
             raise TraceError(f"{self._path} is no profile: {self._first_odd}")
         if self._num_odd:
             odd = f"{self._path}: {plural(self._num_odd, 'event')} left out, such as one with {self._first_odd}"
             self.problem = f"{self.problem}; {odd}" if self.problem else odd
 
+    def _next_block(self) -> bytes:
+        """Return the next block; empty at the end, and where the file cannot be read further."""
+        try:
+            return next(self._blocks, b"")
+        except TraceError as error:
+            self._end_reason = str(error)
+            return b""
+
+    def _end_early(self, reason: str) -> None:
+        """Say why no more events are read.
+
+        Raises:
+            TraceError: there is none.
+        """
+        if not self.num_events:
+            raise TraceError(f"{reason} (before its first event)")
+        self.problem = f"{reason} (after event {self.num_events}; what comes before that is used)"
+
     def _skip_head(self) -> bytes:
         """Return what follows the bracket before the first event."""
         head = b""
-        for block in self._blocks:
+        while not self._is_no_profile(head) and (block := self._next_block()):
             head += block
-            start = head.lstrip()[:1]
-            if start == b"[":
+            if head.lstrip()[:1] == b"[":
                 return head.lstrip()[1:]
-            if start not in (b"{", b""):
-                break
-            for found in _EVENTS.finditer(head):
+            begin, end = _begin_of_events(head)
+            if end:
                 try:
-                    facts = json.loads(head[: found.start()] + b'"traceEvents": 0}')
+                    self.facts = json.loads(head[:begin] + b'"traceEvents": 0}')
+                    del self.facts["traceEvents"]
                 except (ValueError, RecursionError):
-                    continue
-                self.facts = {name: value for name, value in facts.items() if name != "traceEvents"}
-                return head[found.end() :]
-            if len(head) > _MOST_HEAD:
-                break
-        if not head:
-            raise TraceError(f"{self._path} is empty")
+                    break
+                return head[end:]
+        if self._end_reason or not head:
+            raise TraceError(self._end_reason or f"{self._path} is empty")
         raise TraceError(
             f"{self._path} has no traceEvents: it is no profile in Chrome's format (it begins with"
             f" {printable(head[:20].decode('utf-8', 'replace'))})"
         )
 
-    def _piece(self, left: bytes) -> tuple[list[Any], bytes]:
-        """Return the events up to the last cut that can be made, and what follows it."""
-        stop = len(left)
-        while stop > 0:
-            first = max(stop - _SEARCHED, 0)
-            cuts = [found.start() for found in _BETWEEN.finditer(left, first, stop)]
-            for cut in reversed(cuts[-_MOST_CUTS:]):
-                events = self._decoded(left[: cut + 1])
-                if events is not None:
-                    return events, left[cut + 1 :].lstrip()[1:]
-            stop = first + 64 if cuts == [] and first else 0
-        if _NO_NUMBER.search(left):
-            return self._piece(_NO_NUMBER.sub(rb"\1null", left))
-        return [], left
+    def _is_no_profile(self, head: bytes) -> bool:
+        return len(head) > _MAX_FACTS_BYTES or head.lstrip()[:1] not in (b"{", b"")
+
+    def _piece(self, left: bytes) -> tuple[list[Any], bytes, bool]:
+        """Return the whole events of a text, what follows them, and whether it follows the end of all events."""
+        likely = max((found.end() for found in _BETWEEN.finditer(left, max(len(left) - _SEARCHED, 0))), default=0)
+        if likely and (events := self._decoded(left[:likely])) is not None:
+            return events, left[likely:], False
+        structure = JsonStructure(left)
+        is_over = structure.stop >= 0
+        cut = structure.stop if is_over else int(structure.ends[-1]) if len(structure.ends) else 0
+        events = self._decoded(left[:cut])
+        if events is None:
+            self._end_reason = f"{self._path} is damaged"
+            return self._before_damage(left, structure.ends), b"", False
+        return events, left[cut + is_over :], is_over
+
+    def _before_damage(self, text: bytes, ends: NDArray[Any]) -> list[Any]:
+        """Return the events of a damaged text that end before the damage, whose place a binary search finds."""
+        num_good, num_at_most = 0, len(ends)
+        has_no_numbers = _NO_NUMBER.search(text) is not None
+        while num_good < num_at_most:
+            middle = (num_good + num_at_most + 1) // 2
+            part = _as_list(text[: ends[middle - 1]])
+            if self._parts(_NO_NUMBER.sub(rb"\1null", part) if has_no_numbers else part) is None:
+                num_at_most = middle - 1
+            else:
+                num_good = middle
+        return self._decoded(text[: ends[num_good - 1]] if num_good else b"") or []
 
     def _decoded(self, text: bytes) -> list[Any] | None:
         """Return the events of a text, or None if it is none of whole events."""
-        try:
-            events: list[Any] | None = self._decode(b"[" + text + b"]")
-        except self._wrong:
-            events = self._one_by_one(text)
-        except (self._syntax, RecursionError):
-            events = None
-        if events is None:
-            return None
-        self.num_events += len(events)
+        text = _as_list(text)
+        events = self._of_list(text)
+        if events is None and (numbered := _NO_NUMBER.sub(rb"\1null", text)) != text:
+            events = self._of_list(numbered)
+        self.num_events += len(events or ())
         return events
 
-    def _one_by_one(self, text: bytes) -> list[Any] | None:
-        """Return the events of a text without those of another form, or None if it is none of whole events."""
+    def _of_list(self, text: bytes) -> list[Any] | None:
+        """Return the events of a list, or None if it is no JSON; those of another form are counted and left out."""
         try:
-            parts = self._split(b"[" + text + b"]")
-        except (self._syntax, RecursionError):
+            return self._decode(text)
+        except self._errors:
+            parts = self._parts(text)
+        return None if parts is None else self._one_by_one(parts)
+
+    def _parts(self, text: bytes) -> list[Any] | None:
+        """Return the events of a list, not yet decoded, or None if it is no JSON."""
+        try:
+            return self._split(text)
+        except self._errors:
             return None
+
+    def _one_by_one(self, parts: list[Any]) -> list[Any]:
         events = []
         for part in parts:
             try:
                 events.append(self._decode_one(part))
-            except self._wrong as error:
+            except self._errors as error:
                 self._num_odd += 1
                 self._first_odd = self._first_odd or printable(str(error))[:120]
+                if self._num_odd > _MAX_ODD:
+                    self._end_reason = f"{self._path} has more than {_MAX_ODD} events of another form"
+                    break
         return events
 
-    def _rest(self, left: bytes) -> Iterator[list[Any]]:
-        """Yield the last events, and read what follows them."""
-        text = left.decode("utf-8", "replace")
+    def _take_tail(self, tail: bytes) -> None:
+        tail = tail.strip()
         try:
-            _, end = json.JSONDecoder(parse_constant=_refuse).raw_decode("[" + text)
-        except (ValueError, RecursionError):
-            is_number_missing = _NO_NUMBER.search(left)
-            yield from self._rest(_NO_NUMBER.sub(rb"\1null", left)) if is_number_missing else self._cut_off(left)
-            return
-        events = self._decoded(text[: end - 2].encode("utf-8", "replace"))
-        if events is None:
-            yield from self._cut_off(left)
-            self.problem = f"{self._path} is damaged after event {self.num_events}: what follows is left out"
-        if events:
-            yield events
-        tail = text[end - 1 :].strip()
-        try:
-            more = json.loads("{" + tail.removeprefix(",")) if tail else {}
+            if len(tail) > _MAX_FACTS_BYTES:
+                raise ValueError
+            self.facts |= json.loads(b"{" + tail.removeprefix(b",")) if tail else {}
         except (ValueError, RecursionError):
             self.problem = f"{self._path}: what follows the events is damaged, and left out"
-            return
-        self.facts |= more
 
-    def _cut_off(self, left: bytes) -> Iterator[list[Any]]:
-        events, _ = self._piece(left)
-        if events:
-            yield events
-        if not self.num_events:
-            raise TraceError(f"{self._path} is cut off before its first event; copy it again")
-        self.problem = f"{self._path} is cut off after event {self.num_events}: the rest of that rank is missing"
+
+def _as_list(text: bytes) -> bytes:
+    """Return events as JSON, without the comma that stands between the first of them and the one before it."""
+    return b"[" + text.lstrip().removeprefix(b",") + b"]"
+
+
+def _begin_of_events(head: bytes) -> tuple[int, int]:
+    """Return where the member traceEvents of the outermost object begins, and where its first event; (0, 0) if not."""
+    found = list(_EVENTS.finditer(head))
+    structure = JsonStructure(head) if found else None
+    for one in found:
+        if structure is not None and structure.is_member(one.start()):
+            return one.start(), one.end()
+    return 0, 0

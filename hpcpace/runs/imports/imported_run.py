@@ -10,12 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace import __version__
-from hpcpace.errors import UsageError
+from hpcpace.errors import TraceError, UsageError
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.dates import DAY_NS, is_to_come
 from hpcpace.trace.encoding import round_times, row_dtype
@@ -89,12 +90,26 @@ def rows_of(table: str, *, has_device: bool = False, **columns: object) -> Rows:
         table: its name.
         has_device: whether it has the columns of ranks with a device.
         columns: arrays, (num_rows,), or one value for all rows; at least one is an array.
+
+    Raises:
+        TraceError: a number is not one that the column can hold.
     """
     length = max(len(values) for values in columns.values() if isinstance(values, (np.ndarray, list)))
     rows = np.zeros(length, row_dtype(TABLES[table], has_device=has_device))
     for name, values in columns.items():
+        _check_numbers(f"{table}.{name}", np.asarray(values), rows.dtype[name])
         rows[name] = values
     return rows
+
+
+def _check_numbers(column: str, values: NDArray[Any], dtype: np.dtype) -> None:
+    """Refuse integers that a column cannot hold: NumPy cuts those of arrays to size."""
+    if values.dtype.kind not in "iu" or not values.size or np.can_cast(values.dtype, dtype):
+        return
+    limits = np.iinfo(dtype)
+    for value in (int(values.min()), int(values.max())):
+        if not limits.min <= value <= limits.max:
+            raise TraceError(f"a trace cannot hold {value} in {column}: {limits.min} to {limits.max}; is it damaged?")
 
 
 def date_of(unix_ns: int) -> int:

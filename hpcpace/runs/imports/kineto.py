@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,18 +12,23 @@ import numpy as np
 from hpcpace.errors import TraceError
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
 from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
-from hpcpace.runs.imports.kineto_profile import Profile, device_notes, read_profile
+from hpcpace.runs.imports.kineto_profile import FREE_BYTES, Profile, device_notes, read_profile
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
-from hpcpace.runs.imports.opened import size_of
+from hpcpace.runs.imports.opened import InputFile
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 from hpcpace.units import NS_PER_S, format_duration
 from hpcpace.wording import plural, rank_list
 
 TOOL = "torch.profiler (Kineto)"
 UNKNOWN_HOST = "unknown"
-_MOST_FILES = 16_384
+_MAX_FILES = 16_384
+# In sound profiles, an event has 20 bytes or more in gzip, and half of all events are kept, in 128 bytes each.
+_MAX_GROWTH = 4
 _SUFFIXES = (".json", ".json.gz")
 _MOST_APART_NS = 60 * NS_PER_S
+# Differences of differences of times, doubled, have to fit into 64 bits.
+_MAX_SPAN_NS = 1 << 60
+_MAX_NAMED = 3
 _ENDS = (("steps", "end_ns"), ("phases", "end_ns"), ("collectives", "exit_ns"))
 
 
@@ -36,53 +42,60 @@ def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = l
     Raises:
         TraceError: there is no profile, two are of one rank, or it cannot be said which rank one is.
     """
-    files = list(_files(paths))
+    files = _files(paths)
     problems: list[str] = []
     profiles: dict[int, Profile] = {}
     world_sizes: dict[int, Path] = {}
-    total, before = sum(size_of(path) for path in files), 0
-    for path in files:
+    total, before = sum(file.size_bytes for file in files), 0
+    max_bytes = FREE_BYTES + _MAX_GROWTH * total
+    for file in files:
         try:
-            profile = read_profile(path, partial(_told_of_all, told, before, total))
+            profile = read_profile(file, partial(_told_of_all, told, before, total), max_bytes=max_bytes)
         except TraceError as error:
             problems.append(f"{error}; it is left out")
             continue
         finally:
-            before += size_of(path)
+            before += file.size_bytes
         problems += [profile.problem] if profile.problem else []
         rank = _rank_of(profile, is_only=len(files) == 1)
         if rank in profiles:
             raise TraceError(
-                f"{path} and {profiles[rank].path} are both of rank {rank}: name one file of each rank"
+                f"{file.path} and {profiles[rank].path} are both of rank {rank}: name one file of each rank"
                 " (a schedule that repeats writes one a cycle)"
             )
         profiles[rank] = profile
+        max_bytes -= profile.memory_bytes
         if profile.world_size is not None:
-            world_sizes.setdefault(profile.world_size, path)
+            world_sizes.setdefault(profile.world_size, file.path)
     if not profiles:
-        raise TraceError(f"no profile can be used: {'; '.join(problems[:3])}")
+        raise _none_usable(problems)
     if len(world_sizes) > 1:
-        said = ", ".join(f"{size} ranks in {path.name}" for size, path in sorted(world_sizes.items()))
-        raise TraceError(f"profiles of different jobs ({said}): name the files of one run")
-    members = [rank for one in profiles.values() for group in one.groups.values() for rank in group]
-    world_size = next(iter(world_sizes), max(*profiles, *members, 0) + 1)
+        said = [f"{size} ranks in {path.name}" for size, path in sorted(world_sizes.items())[:_MAX_NAMED]]
+        more = ", ..." if len(world_sizes) > _MAX_NAMED else ""
+        raise TraceError(f"profiles of different jobs ({', '.join(said)}{more}): name the files of one run")
+    last_members = (max(members) for one in profiles.values() for members in one.groups.values())
+    world_size = next(iter(world_sizes), max(*profiles, max(last_members, default=0), 0) + 1)
     if max(profiles) >= world_size:
         raise TraceError(f"rank {max(profiles)} is not one of {world_size} ranks: name the files of one run")
-    return _import(profiles, world_size, is_world_known=bool(world_sizes), problems=problems)
+    sizes = {file.path: file.size_bytes for file in files}
+    return _import(profiles, sizes, world_size, is_world_known=bool(world_sizes), problems=problems)
 
 
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    num_files = 0
+def _files(paths: Sequence[Path]) -> list[InputFile]:
+    found: list[InputFile] = []
     for path in paths:
-        found = [path]
-        if path.is_dir():
-            found = sorted(one for one in path.iterdir() if one.name.endswith(_SUFFIXES) and one.is_file())
-            if not found:
-                raise TraceError(f"{path} holds no {' or '.join(_SUFFIXES)}: name a folder of profiles")
-        num_files += len(found)
-        if num_files > _MOST_FILES:
-            raise TraceError(f"more than {_MOST_FILES} profiles: name those of fewer ranks")
-        yield from found
+        before = len(found)
+        found += InputFile.all_in(path, _SUFFIXES, max_files=_MAX_FILES) if path.is_dir() else [InputFile.at(path)]
+        if len(found) == before:
+            raise TraceError(f"{path} holds no {' or '.join(_SUFFIXES)}: name a folder of profiles")
+        if len(found) > _MAX_FILES:
+            raise TraceError(f"more than {_MAX_FILES} profiles: name those of fewer ranks")
+    return found
+
+
+def _none_usable(problems: list[str]) -> TraceError:
+    more = f"; and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
+    return TraceError(f"no profile can be used: {'; '.join(problems[:_MAX_NAMED])}{more}")
 
 
 def _told_of_all(told: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
@@ -101,10 +114,24 @@ def _rank_of(profile: Profile, *, is_only: bool) -> int:
     )
 
 
-def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bool, problems: list[str]) -> Import:
+def _import(
+    profiles: dict[int, Profile],
+    sizes: dict[Path, int],
+    world_size: int,
+    *,
+    is_world_known: bool,
+    problems: list[str],
+) -> Import:
     profiles = dict(sorted(profiles.items()))
     rebased = _with_bases(profiles)
-    ranks = {rank: RankProfile(profile=one, rows=rows_of_profile(one)) for rank, one in profiles.items()}
+    ranks = {}
+    for rank, profile in profiles.items():
+        try:
+            ranks[rank] = RankProfile(profile=profile, rows=rows_of_profile(profile))
+        except TraceError as error:
+            problems.append(f"{profile.path}: {error}; it is left out")
+    if not ranks:
+        raise _none_usable(problems)
     undated = _undated(ranks)
     for rank in undated:
         problems.append(f"{ranks.pop(rank).profile.path} does not say what its times count from; it is left out")
@@ -123,8 +150,25 @@ def _import(profiles: dict[int, Profile], world_size: int, *, is_world_known: bo
     if num_ungrouped:
         notes.append(f"{num_ungrouped} collectives match no other rank's: of which process group they are is not known")
     hosts = {host: place for place, host in enumerate(dict.fromkeys(_host(one.profile) for one in ranks.values()))}
-    made = [_imported(rank, one, world_size, hosts, ranks) for rank, one in ranks.items()]
-    files = [(one.profile.path.name, size_of(one.profile.path)) for one in ranks.values()]
+    of_host = Counter(_host(one.profile) for one in ranks.values())
+    before: Counter[str] = Counter()
+    made = []
+    for rank, one in ranks.items():
+        host = _host(one.profile)
+        header = TraceHeader(
+            run_id="",
+            attempt=0,
+            rank=rank,
+            world_size=world_size,
+            local_rank=before[host],
+            local_size=of_host[host],
+            node=hosts[host],
+            host=host,
+            host_key=host_key(rank, one.profile),
+        )
+        before[host] += 1
+        made.append(_imported(header, one))
+    files = [(one.profile.path.name, sizes[one.profile.path]) for one in ranks.values()]
     source = Source(tool=TOOL, files=files, unknown=_unknown(ranks), notes=notes, begun_unix_ns=date_of(origin_ns))
     return Import(source=source, ranks=made, problems=problems)
 
@@ -172,7 +216,14 @@ def _check_one_job(ranks: dict[int, RankProfile]) -> None:
         TraceError: there is one.
     """
     spans = _spans(ranks)
-    first = next(iter(spans), 0)
+    if not spans:
+        return
+    begin_ns, end_ns = min(begin for begin, _ in spans.values()), max(end for _, end in spans.values())
+    if end_ns - begin_ns > _MAX_SPAN_NS:
+        raise TraceError(
+            f"the profiles have times that are {format_duration(end_ns - begin_ns)} apart: name the files of one run"
+        )
+    first = next(iter(spans))
     for rank, (begin_ns, end_ns) in spans.items():
         apart_ns = max(begin_ns - spans[first][1], spans[first][0] - end_ns)
         if date_of(begin_ns) and apart_ns > _MOST_APART_NS:
@@ -182,27 +233,12 @@ def _check_one_job(ranks: dict[int, RankProfile]) -> None:
             )
 
 
-def _imported(
-    rank: int, one: RankProfile, world_size: int, hosts: dict[str, int], ranks: dict[int, RankProfile]
-) -> ImportedRank:
-    host = _host(one.profile)
-    of_host = [other for other, that in ranks.items() if _host(that.profile) == host]
-    header = TraceHeader(
-        run_id="",
-        attempt=0,
-        rank=rank,
-        world_size=world_size,
-        local_rank=of_host.index(rank),
-        local_size=len(of_host),
-        node=hosts[host],
-        host=host,
-        host_key=host_key(rank, one.profile),
-    )
+def _imported(header: TraceHeader, one: RankProfile) -> ImportedRank:
     groups = [
         rows_of(
-            "groups", id=place, rank=list(one.profile.groups[name]), name=name.encode(), backend=_backend(one.profile)
+            "groups", id=number, rank=list(one.profile.groups[name]), name=name.encode(), backend=_backend(one.profile)
         )
-        for place, name in enumerate(one.rows.groups)
+        for number, name in enumerate(one.rows.groups)
     ]
     tables = {**one.rows.tables, "groups": np.concatenate([rows_of("groups", id=np.zeros(0)), *groups])}
     if one.clock is not None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.errors import TraceError
 from hpcpace.metrics.clocks.collective_bounds import ClockBounds, collective_bounds
 from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP
@@ -24,6 +25,7 @@ _MOST_CONTRADICTION = 0.5  # of the half-width
 _MOST_DRIFT = 0.01  # of a step
 _LEAST_OVERLAP, _LEAST_OVERLAP_MOVED = 0.5, 0.9
 _MOST_TRIED = 8
+_MAX_STEP = (1 << 31) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class _Numbered(NamedTuple):
     """The synchronising operations of a rank.
 
     Attributes:
-        keys: group, operation and number, unique, (num_operations,).
+        keys: group (a number that is the same on all ranks), operation and number, unique, (num_operations,).
         times_ns: enters and exits, (num_operations, 2).
         steps: the step of each, (num_operations,).
         has_numbers: whether numbers are recorded ones, which are of the whole job, and not of steps.
@@ -63,13 +65,14 @@ def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[st
     Returns:
         Which steps were numbered anew, and which collectives are of no step of the others.
     """
-    numbered = {rank: _numbered(one) for rank, one in ranks.items()}
+    numbered = _numbered_ranks(ranks)
     more: dict[int, int] = {}
-    of_host: dict[str, list[int]] = {}
+    first_with: dict[tuple[str, int], int] = {}
     notes, problems = [], []
     for rank, one in ranks.items():
-        before = of_host.setdefault(host_key(rank, one.profile), [])
-        reference = next((other for other in before if _have_a_group(numbered[rank], numbered[other])), rank)
+        host = host_key(rank, one.profile)
+        places = [(host, group) for group in np.unique(numbered[rank].keys["group"]).tolist()]
+        reference = min((first_with[place] for place in places if place in first_with), default=rank)
         is_apart = reference != rank and _are_apart(numbered[rank], numbered[reference])
         by = 0 if reference == rank or is_apart else _steps_apart(numbered[rank], numbered[reference])
         if is_apart:
@@ -84,7 +87,8 @@ def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[st
                 " step is taken for which; nothing there is compared with others"
             )
             continue
-        before.append(rank)
+        for place in places:
+            first_with.setdefault(place, rank)
         more[rank] = by + more.get(reference, 0)
         if by:
             notes.append(
@@ -93,13 +97,15 @@ def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[st
             )
     steps = {rank: ranks[rank].rows.tables["steps"]["step"] for rank in more}
     lowest = min((int(of_rank.min()) + more[rank] for rank, of_rank in steps.items() if len(of_rank)), default=0)
+    highest = max((int(of_rank.max()) + more[rank] for rank, of_rank in steps.items() if len(of_rank)), default=0)
+    if highest - min(lowest, 0) > _MAX_STEP:
+        raise TraceError(
+            f"the steps of the profiles would be numbered {min(lowest, 0)} to {highest}, and a trace has at most"
+            f" {_MAX_STEP}: name the files of one run"
+        )
     for rank, one in ranks.items():  # no number may be negative
         _add_to_steps(one.rows, more.get(rank, 0) - min(lowest, 0))
     return notes, problems
-
-
-def _have_a_group(one: _Numbered, other: _Numbered) -> bool:
-    return bool(np.isin(one.keys["group"], other.keys["group"]).any())
 
 
 def _are_apart(one: _Numbered, other: _Numbered) -> bool:
@@ -139,14 +145,22 @@ def _overlaps(one: _Numbered, other: _Numbered, mine: Array, theirs: Array) -> A
 def _likely_steps_apart(one: _Numbered, other: _Numbered) -> list[int]:
     """Return by how many steps collectives of a kind differ that ended next to each other, the most frequent first."""
     apart = [np.zeros(0, np.int64)]
-    for kind in np.unique(one.keys[["group", "op"]]):
-        mine, theirs = (np.flatnonzero(each.keys[["group", "op"]] == kind) for each in (one, other))
-        if len(theirs):
-            theirs = theirs[np.argsort(other.times_ns[theirs, 1], kind="stable")]
-            ends = other.times_ns[theirs, 1]
-            at = np.searchsorted(ends[:-1] + np.diff(ends) // 2, one.times_ns[mine, 1])
-            apart.append((other.keys["seq"][theirs[at]] >> NUMBER_BITS) - (one.keys["seq"][mine] >> NUMBER_BITS))
+    of_one, of_other = _by_kind(one), _by_kind(other)
+    for kind in of_one.keys() & of_other.keys():
+        mine, theirs = of_one[kind], of_other[kind]
+        ends = other.times_ns[theirs, 1]
+        at = np.searchsorted(ends[:-1] + np.diff(ends) // 2, one.times_ns[mine, 1])
+        apart.append((other.keys["seq"][theirs[at]] >> NUMBER_BITS) - (one.keys["seq"][mine] >> NUMBER_BITS))
     return [by for by in _most_frequent(np.concatenate(apart))[:_MOST_TRIED] if by]
+
+
+def _by_kind(numbered: _Numbered) -> dict[tuple[int, int], Array]:
+    """Return the indices of the operations of each group and kind, in the order of their ends."""
+    group, op = numbered.keys["group"], numbered.keys["op"]
+    order = np.lexsort((numbered.times_ns[:, 1], op, group))
+    is_new = (np.diff(group[order]) != 0) | (np.diff(op[order]) != 0)
+    parts = np.split(order, np.flatnonzero(is_new) + 1) if len(order) else []
+    return {(int(group[part[0]]), int(op[part[0]])): part for part in parts}
 
 
 def _most_frequent(values: Array) -> list[int]:
@@ -178,7 +192,7 @@ def with_clocks(ranks: dict[int, RankProfile]) -> tuple[dict[int, RankProfile], 
         alone = len(ranks) == 1
         notes = [] if alone else ["all ranks are on one host and count from the same time: their clocks are one"]
         return ranks, notes, []
-    numbered = {rank: _numbered(one) for rank, one in ranks.items()}
+    numbered = _numbered_ranks(ranks)
     shortest = _shortest(list(numbered.values()))
     zero = np.zeros(1, np.int64)
     clocks: dict[int, ClockBounds | None] = {}
@@ -266,13 +280,20 @@ def _shortest(ranks: Sequence[_Numbered]) -> tuple[Array, Array]:
     return keys, shortest
 
 
-def _numbered(one: RankProfile) -> _Numbered:
+def _numbered_ranks(ranks: dict[int, RankProfile]) -> dict[int, _Numbered]:
+    numbers: dict[tuple[str, int, int], int] = {}
+    return {rank: _numbered(one, numbers) for rank, one in ranks.items()}
+
+
+def _numbered(one: RankProfile, numbers: dict[tuple[str, int, int], int]) -> _Numbered:
+    """Return the operations of a rank; `numbers` has those of the groups of all ranks, and takes new ones."""
     rows = one.rows.tables["collectives"]
     rows = rows[synchronises(rows["op"]) & (rows["group"] != UNKNOWN_GROUP)]
     groups = one.profile.groups  # of which those of the same name may be others on other ranks
-    names = np.array([f"{name} {min(groups[name])} {len(groups[name])}" for name in one.rows.groups] or [""])
-    keys = np.empty(len(rows), np.dtype([("group", "U80"), ("op", "u1"), ("seq", "i8")]))
-    keys["group"], keys["op"], keys["seq"] = names[rows["group"]], rows["op"], rows["seq"]
+    facts = [(name, min(groups[name]), len(groups[name])) for name in one.rows.groups]
+    number = np.array([numbers.setdefault(group, len(numbers)) for group in facts] or [0], np.int64)
+    keys = np.empty(len(rows), np.dtype([("group", "i8"), ("op", "u1"), ("seq", "i8")]))
+    keys["group"], keys["op"], keys["seq"] = number[rows["group"]], rows["op"], rows["seq"]
     unique, first = np.unique(keys, return_index=True)
     times_ns = np.stack([rows["enter_ns"], rows["exit_ns"]], axis=1)[first]
     steps = rows["step"].astype(np.int64)[first]

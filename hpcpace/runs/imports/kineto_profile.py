@@ -17,7 +17,7 @@ from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.kineto_names import kernel_op, op_of, phase_of
-from hpcpace.runs.imports.opened import json_bytes, size_of
+from hpcpace.runs.imports.opened import InputFile, json_bytes
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import Op, Phase
 from hpcpace.wording import plural
@@ -35,12 +35,24 @@ _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _MEMBERS = re.compile(r"\[ *\d{1,7}(?: *, *\d{1,7})* *\]$")
 """Ranks of a group; PyTorch writes dots for some of a large one, whose members are not known then."""
 _LEAST_LAUNCHED = 0.5
-_MOST_OPERATIONS = 20_000_000
-_MOST_NS = 1 << 61
+MAX_GROUPS = 65_535
+"""The trace format numbers process groups with 16 bits, and the last number is that of an unknown one."""
+_MAX_GROUP_LETTERS = 60
+_MAX_MEMBERS_LETTERS = 1000  # PyTorch names at most 30 members, of some eight letters each
+_MAX_NS = 1 << 61
+# Memory that what is kept of a profile takes at most until the run is written, measured: an operation, step or phase;
+# a kernel, launch or function; a member of a group.
+_ROW_BYTES, _KERNEL_BYTES, _MEMBER_BYTES = 400, 128, 200
+FREE_BYTES = 640 << 20
+"""Memory that profiles of any size may take."""
 
 
 class _UntimedError(Exception):
     """An event has no begin or no duration."""
+
+
+def _column() -> array[int]:
+    return array("q")
 
 
 @dataclass
@@ -55,18 +67,31 @@ class Calls:
         size_bytes: of the whole message; 0 if unknown.
         link: correlation of a kernel with its launch; 0 for an operation of the host.
         peer: the rank at the other end of a message; -1.
+        names: the names of groups, each once.
         members: the members of each group as operations say them, such as `[0, 1]`; empty where these differ.
     """
 
-    op: list[int] = field(default_factory=list)
-    begin_ns: list[int] = field(default_factory=list)
-    end_ns: list[int] = field(default_factory=list)
+    op: array[int] = field(default_factory=_column)
+    begin_ns: array[int] = field(default_factory=_column)
+    end_ns: array[int] = field(default_factory=_column)
     group: list[str] = field(default_factory=list)
-    seq: list[int] = field(default_factory=list)
-    size_bytes: list[int] = field(default_factory=list)
-    link: list[int] = field(default_factory=list)
-    peer: list[int] = field(default_factory=list)
+    seq: array[int] = field(default_factory=_column)
+    size_bytes: array[int] = field(default_factory=_column)
+    link: array[int] = field(default_factory=_column)
+    peer: array[int] = field(default_factory=_column)
+    names: dict[str, str] = field(default_factory=dict)
     members: dict[str, str] = field(default_factory=dict)
+
+    def group_name(self, name: Any) -> str:
+        """Return what an operation calls its group, the same object for the same name; empty where it does not say.
+
+        Raises:
+            OverflowError: there are more groups than a trace can have.
+        """
+        name = name[: _MAX_GROUP_LETTERS + 1] if isinstance(name, str) else ""
+        if name not in self.names and len(self.names) > MAX_GROUPS:
+            raise OverflowError(f"more than {MAX_GROUPS} process groups")
+        return self.names.setdefault(name, name)
 
 
 @dataclass
@@ -106,11 +131,11 @@ class Profile:
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     marks: list[tuple[int, int, int]] = field(default_factory=list)
     optimizer: list[tuple[int, int]] = field(default_factory=list)
-    backward: tuple[array[int], array[int]] = field(default_factory=lambda: (array("q"), array("q")))
+    backward: tuple[array[int], array[int]] = field(default_factory=lambda: (_column(), _column()))
     kernels: tuple[array[int], array[int], array[int]] = field(
-        default_factory=lambda: (array("q"), array("q"), array("q"))
+        default_factory=lambda: (_column(), _column(), _column())
     )
-    launches: tuple[array[int], array[int]] = field(default_factory=lambda: (array("q"), array("q")))
+    launches: tuple[array[int], array[int]] = field(default_factory=lambda: (_column(), _column()))
     nccl: Calls = field(default_factory=Calls)
     gloo: Calls = field(default_factory=Calls)
     c10d: Calls = field(default_factory=Calls)
@@ -124,6 +149,15 @@ class Profile:
         self.marks.append((int(phase), begin_ns, end_ns))
         if phase is Phase.OPTIMIZER:
             self.optimizer.append((begin_ns, end_ns))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the import of it takes at most."""
+        num_calls = sum(len(calls.op) for calls in (self.nccl, self.gloo, self.c10d, self.comms))
+        num_rows = num_calls + len(self.steps) + len(self.marks) + len(self.optimizer)
+        num_kernels = len(self.backward[0]) + len(self.kernels[0]) + len(self.launches[0])
+        num_members = sum(len(members) for members in self.groups.values())
+        return _ROW_BYTES * num_rows + _KERNEL_BYTES * num_kernels + _MEMBER_BYTES * num_members
 
     @property
     def has_device(self) -> bool:
@@ -163,29 +197,31 @@ def device_notes(profiles: Collection[Profile]) -> Iterator[str]:
         yield "launches of kernels are not in the files: it is not known in which phase or step a device worked"
 
 
-def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None) -> Profile:
+def read_profile(
+    file: InputFile, told: Callable[[int, int], None] = lambda *_: None, *, max_bytes: int = FREE_BYTES
+) -> Profile:
     """Read one profile.
 
     Args:
-        path: JSON, packed by gzip or not.
+        file: JSON, packed by gzip or not.
         told: takes how many bytes are read, of how many.
+        max_bytes: the most memory that its import may take, see `Profile.memory_bytes`.
 
     Raises:
-        TraceError: it cannot be read, is damaged before its first event, or is no profile.
+        TraceError: it cannot be read, is damaged before its first event, is no profile, or is too large.
     """
     need_msgspec()
     from hpcpace.runs.imports.kineto_event import KinetoEvent
 
-    size_of(path)
+    path = file.path
     found = Profile(path=path)
-    events = ChromeEvents(json_bytes(path, told), path, KinetoEvent)
+    events = ChromeEvents(json_bytes(file, told), path, KinetoEvent)
     for batch in events:
         try:
             _take(found, batch)
-        except (OverflowError, ValueError) as error:
-            raise TraceError(f"{path} has times that no profile has, near event {events.num_events}") from error
-        if len(found.nccl.op) + len(found.gloo.op) + len(found.c10d.op) > _MOST_OPERATIONS:
-            raise TraceError(f"{path} has more than {_MOST_OPERATIONS} collectives: profile fewer steps")
+        except OverflowError as error:
+            raise TraceError(f"{path} has {error}, which no profile has, near event {events.num_events}") from error
+        _check_memory(found, max_bytes)
     if not events.num_events:
         raise TraceError(f"{path} holds no events: profile at least one step")
     found.num_events, found.problem = events.num_events, events.problem
@@ -193,7 +229,16 @@ def read_profile(path: Path, told: Callable[[int, int], None] = lambda *_: None)
         untimed = f"{path}: {plural(found.num_untimed, 'event')} without a duration left out"
         found.problem = f"{found.problem}; {untimed}" if found.problem else untimed
     _take_facts(found, events.facts)
+    _check_memory(found, max_bytes)
     return found
+
+
+def _check_memory(found: Profile, max_bytes: int) -> None:
+    if found.memory_bytes > max_bytes:
+        raise TraceError(
+            f"{found.path} would take more than the {max_bytes >> 20} MiB of memory that are left for profiles of this"
+            " size: profile fewer steps, or unpack the files if they are sound"
+        )
 
 
 def _take(found: Profile, batch: Iterable[Any]) -> None:
@@ -267,9 +312,11 @@ def _take_call(calls: Calls, event: Any, name: Any) -> bool:
     if op is None:
         return False
     args = event.args
-    group = args.group if isinstance(args.group, str) else ""
-    if isinstance(args.members, str) and calls.members.setdefault(group, args.members) != args.members:
-        calls.members[group] = ""
+    group = calls.group_name(args.group)
+    if isinstance(args.members, str):
+        members = args.members if len(args.members) <= _MAX_MEMBERS_LETTERS and args.members.isascii() else ""
+        if calls.members.setdefault(group, members) != members:
+            calls.members[group] = ""
     peer = args.destination if op is Op.SEND else args.source if op is Op.RECV else args.root
     add_call(
         calls,
@@ -316,39 +363,43 @@ def _size_bytes(op: Op, args: Any) -> int:
 
 def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
     info = info if isinstance(info := facts.get("distributedInfo"), dict) else {}
-    rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"))
+    rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"), MOST_RANKS)
     if rank is not None and (world_size is None or rank < world_size):
         found.rank, found.world_size = rank, world_size
     found.backend = _text(info.get("backend"))
     groups = info.get("pg_config")
     for one in groups if isinstance(groups, list) else ():
-        members = one.get("ranks") if isinstance(one, dict) else None
+        members, name = (one.get("ranks"), one.get("pg_name")) if isinstance(one, dict) else (None, None)
         if isinstance(members, list) and members and all(_rank(member) is not None for member in members):
-            found.groups[str(one.get("pg_name", ""))[:60]] = tuple(members)
+            found.groups[_text(name if isinstance(name, str) else str(_whole(name)), _MAX_GROUP_LETTERS)] = tuple(
+                members
+            )
     found.only_group = next(iter(found.groups)) if len(found.groups) == 1 else ""
     for name, text in (*found.nccl.members.items(), *found.comms.members.items()):
-        if name and len(name) <= 60 and _MEMBERS.match(text):
-            found.groups.setdefault(name, tuple(map(int, text[1:-1].split(","))))
+        if name and len(name) <= _MAX_GROUP_LETTERS and _MEMBERS.match(text):
+            members = tuple(map(int, text[1:-1].split(",")))
+            if max(members) < MOST_RANKS:
+                found.groups.setdefault(name, members)
     found.host = _text(facts.get("host_name"))
-    found.base_ns = _whole(facts.get("baseTimeNanoseconds"))
+    found.base_ns = base_ns if 0 <= (base_ns := _whole(facts.get("baseTimeNanoseconds"))) < _MAX_NS else 0
     if found.rank is None:
         named = _RANK.findall(found.path.name)
         if len(named) == 1 and int(named[0]) < MOST_RANKS:
             found.rank, found.is_rank_named = int(named[0]), True
 
 
-def _text(value: Any) -> str:
-    return printable(value[:64]) if isinstance(value, str) else ""
+def _text(value: Any, max_letters: int = 64) -> str:
+    return printable(value[:max_letters]) if isinstance(value, str) else ""
 
 
-def _rank(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value <= MOST_RANKS else None
+def _rank(value: Any, most: int = MOST_RANKS - 1) -> int | None:
+    return value if type(value) is int and 0 <= value <= most else None
 
 
 def _whole(value: Any, default: int = 0) -> int:
     if type(value) is int and abs(value) < 1 << 62:
         return value
-    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 19 else default
+    return int(value) if isinstance(value, str) and len(value) < 19 and value.isdecimal() else default
 
 
 def _interval_ns(event: Any) -> tuple[int, int]:
@@ -363,7 +414,6 @@ def _interval_ns(event: Any) -> tuple[int, int]:
 
 
 def _ns(time_us: float) -> int:
-    time_ns = round(time_us * 1000)
-    if not -_MOST_NS < time_ns < _MOST_NS:
-        raise OverflowError(f"a time is {time_us} us")
-    return time_ns
+    if not time_us * 1000 < _MAX_NS:
+        raise OverflowError(f"a time of {time_us:g} us")
+    return round(time_us * 1000)

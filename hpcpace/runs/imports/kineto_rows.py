@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.errors import TraceError
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Rows, rows_of
 from hpcpace.runs.imports.kineto_device import Device, device_columns, idle_rows, launched_ns
-from hpcpace.runs.imports.kineto_profile import Calls, Profile
+from hpcpace.runs.imports.kineto_profile import MAX_GROUPS, Calls, Profile
 from hpcpace.trace.schema import NO_STEP, NUMBER_BITS, Op, Phase
 
 Int64Array = NDArray[np.int64]
 
 _NEVER_NS = np.iinfo(np.int64).min
 _NO_GROUP = ""
+_HOST_TIMES = ("begin_ns", "end_ns", "enter_ns", "exit_ns")
 _BEGINS = (("steps", "begin_ns"), ("phases", "begin_ns"), ("collectives", "enter_ns"))
 
 
@@ -40,11 +44,17 @@ class ProfileRows:
 
 
 def rows_of_profile(profile: Profile) -> ProfileRows:
-    """Return the tables of a profile."""
+    """Return the tables of a profile.
+
+    Raises:
+        TraceError: it has more than a trace can hold.
+    """
     steps, source = _steps(profile)
     device = Device.of(profile) if profile.shows_device else None
     calls = _calls(profile)
     groups = tuple(sorted({name for name in _named(profile, calls) if name != _NO_GROUP}))
+    if len(groups) > MAX_GROUPS:
+        raise TraceError(f"it has {len(groups)} process groups, and a trace has at most {MAX_GROUPS}")
     phases = _phases(profile, steps, calls, device)
     if device is not None and len(steps):
         times = {"enter_ns": calls.enter_ns, "exit_ns": calls.exit_ns, "enqueue_ns": calls.enqueue_ns}
@@ -75,10 +85,12 @@ def first_ns(tables: Mapping[str, Rows]) -> int:
 
 
 def shift_times(tables: Mapping[str, Rows], by_ns: int) -> None:
-    """Add to all times of tables, in place, but for those that are 0, which means not known."""
+    """Add to all times of tables, in place; of devices and launches 0 means not known, and stays."""
     for rows in tables.values():
         for name in rows.dtype.names or ():
-            if name.endswith("_ns") and name != "blocked_ns":
+            if name in _HOST_TIMES:
+                rows[name] += by_ns
+            elif name.endswith("_ns") and name != "blocked_ns":
                 rows[name] = np.where(rows[name] != 0, rows[name] + by_ns, 0)
 
 
@@ -101,6 +113,7 @@ def _recorded_steps(recorded: list[tuple[int, int, int]]) -> tuple[Int64Array, s
     Where more than a step's time is between two steps, a number is left out: they do not follow each other.
     """
     rows = np.array(sorted(set(recorded), key=lambda step: step[1:]), np.int64)
+    rows[:-1, 2] = np.minimum(rows[:-1, 2], rows[1:, 1])  # none goes on while the next one does
     source = "ProfilerStep of torch.profiler"
     more = np.diff(rows[:, 0])
     if (more > 0).all():
@@ -173,15 +186,19 @@ def _backward(profile: Profile, steps: Int64Array, calls: _Calls, *, is_on_host:
     begins, ends = (np.sort(np.frombuffer(column, np.int64)) for column in profile.backward)
     if not len(begins) or not len(steps):
         return []
-    at = np.searchsorted(steps[:, 1], begins, side="right") - 1
+    order = np.argsort(calls.enter_ns, kind="stable")
+    enter_ns, exit_ns = calls.enter_ns[order], calls.exit_ns[order]
+    firsts = np.searchsorted(begins, steps[:, 1], side="left")
     found = []
-    for place in np.unique(at[at >= 0]).tolist():
-        own = at == place
-        begin, end = int(begins[own].min()), int(ends[own].max())
+    for place, (first, after) in enumerate(pairwise([*firsts.tolist(), len(begins)])):
+        if first == after:
+            continue
+        begin, end = int(begins[first]), int(ends[after - 1])
         waited_until = end
         if is_on_host:
-            inside = (calls.enter_ns >= begin) & (calls.enter_ns <= end)
-            waited_until = max(end, int(calls.exit_ns[inside].max(initial=end)))
+            until = min(end, int(steps[place, 2]))
+            inside = slice(np.searchsorted(enter_ns, begin), np.searchsorted(enter_ns, until, side="right"))
+            waited_until = max(end, int(exit_ns[inside].max(initial=end)))
             waited_until = min(waited_until, int(steps[place, 2]))
         if waited_until > end:
             found.append((int(Phase.GRAD_SYNC), end, waited_until))
@@ -224,7 +241,8 @@ def _calls(profile: Profile) -> _Calls:
         if sorted(profile.comms.op) == sorted(kernels.op):
             details = profile.comms  # in the order of calls, as the operations are
         elif not any(kernels.group):
-            details = Calls(group=[""] * len(op), seq=[-1] * len(op), size_bytes=[0] * len(op), peer=[-1] * len(op))
+            none, zeros = array("q", [-1]) * len(op), array("q", [0]) * len(op)
+            details = Calls(group=[""] * len(op), seq=none, size_bytes=zeros, peer=none)
     else:
         enqueue_ns = launched_ns(np.array(kernels.link, np.int64), enter_ns, profile)
     return _Calls(

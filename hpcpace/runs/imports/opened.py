@@ -1,24 +1,94 @@
-"""Files of other tools, opened within bounds: regular files only, and never more out of gzip than is plausible."""
+"""Files of other tools, opened within bounds: regular files only, and never more out of gzip than is plausible.
+
+A path that the user gave may be a link, because he chose it. What a folder holds was chosen by whoever can write there,
+so links in it are not followed.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from zlib_ng import zlib_ng
 
 from hpcpace.errors import TraceError
+from hpcpace.files import Folder
 
-BLOCK_BYTES = 4 << 20
-MOST_RATIO = 200
+BLOCK_BYTES = 1 << 20
+MAX_RATIO = 200
 """Profiles shrink 10 to 30 times; what grows more than this out of gzip was made to fill memory or time."""
 _FREE_BYTES = 64 << 20
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31
+_FIRST_FED_BYTES = 1 << 10
 _DAMAGED: Any = zlib_ng.error
+# Opening a FIFO would wait for its writer.
+_OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFile:
+    """A file of another tool.
+
+    Attributes:
+        path: its path, for messages.
+        size_bytes: its size when it was found; no more is read of it. 0 for what is no regular file.
+        folder: the folder in which it was found; None where the user gave its path.
+    """
+
+    path: Path
+    size_bytes: int
+    folder: Folder | None = None
+
+    @classmethod
+    def at(cls, path: Path) -> InputFile:
+        """Return the file at a path that the user gave.
+
+        Raises:
+            TraceError: it is no regular file, or cannot be looked at.
+        """
+        return cls(path=path, size_bytes=size_of(path))
+
+    @classmethod
+    def all_in(cls, path: Path, suffixes: tuple[str, ...], *, max_files: int) -> list[InputFile]:
+        """Return what a folder holds under names with a suffix, by name, but for folders.
+
+        Raises:
+            TraceError: it cannot be read, or has more than `max_files`.
+        """
+        try:
+            folder = Folder.open(path)
+            names = [name for name in folder.names() if name.endswith(suffixes)]
+        except OSError as error:
+            raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+        if len(names) > max_files:
+            raise TraceError(f"{path} has {len(names)} files, more than {max_files}: name a folder of fewer")
+        return [
+            cls(path=path / name, size_bytes=folder.size_bytes(name), folder=folder)
+            for name in names
+            if not folder.has_folder(name)
+        ]
+
+    def open(self) -> BinaryIO:
+        """Open the file.
+
+        Raises:
+            TraceError: it cannot be opened, or is no regular file; in a folder, a link does not count as one.
+        """
+        try:
+            if self.folder is not None:
+                return os.fdopen(self.folder.open_file(self.path.name), "rb")
+            file = os.fdopen(os.open(self.path, _OPENED), "rb")
+        except (OSError, ValueError) as error:
+            raise TraceError(f"cannot read {self.path}: {getattr(error, 'strerror', None) or error}") from error
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise _irregular(self.path)
+        return file
 
 
 def size_of(path: Path) -> int:
@@ -32,65 +102,93 @@ def size_of(path: Path) -> int:
     except (OSError, ValueError) as error:
         raise TraceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise TraceError(f"{path} is no regular file: name a file that the tool wrote")
+        raise _irregular(path)
     return found.st_size
 
 
-def json_bytes(path: Path, told: Callable[[int, int], None] = lambda *_: None) -> Iterator[bytes]:
-    """Yield the content of a file, out of gzip where it is packed, a block at a time.
+def _irregular(path: Path) -> TraceError:
+    return TraceError(f"{path} is no regular file: name a file that the tool wrote")
+
+
+def json_bytes(file: InputFile, told: Callable[[int, int], None] = lambda *_: None) -> Iterator[bytes]:
+    """Yield the content of a file, out of gzip where it is packed, in blocks of some `BLOCK_BYTES`.
 
     Args:
-        path: the file; what it is is seen from its first bytes, not from its name.
+        file: what it is is seen from its first bytes, not from its name.
         told: takes how many bytes of the file are read, of how many.
 
     Raises:
         TraceError: it cannot be read, is cut off or damaged as gzip, or grows implausibly out of it.
     """
-    size = size_of(path)
-    num_read = 0
     try:
-        with open(path, "rb") as file:
-            block = file.read(BLOCK_BYTES)
-            if block[:2] != _GZIP:
-                while block:
-                    num_read += len(block)
-                    told(num_read, size)
-                    yield block
-                    block = file.read(BLOCK_BYTES)
-                return
-            yield from _unpacked(path, file.read, block, size, told)
+        with file.open() as opened:
+            blocks = _blocks(opened, file.size_bytes, told)
+            first = next(blocks, b"")
+            if not first.startswith(_GZIP):
+                yield first
+                yield from blocks
+            else:
+                yield from _joined(_unpacked(file.path, first, blocks))
     except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+        raise TraceError(f"cannot read {file.path}: {error.strerror or error}") from error
 
 
-def _unpacked(
-    path: Path, read: Callable[[int], bytes], block: bytes, size: int, told: Callable[[int, int], None]
-) -> Iterator[bytes]:
-    inflate = zlib_ng.decompressobj(_GZIP_WINDOW)
-    num_read, num_out = 0, 0
-    while block:
+def _blocks(opened: BinaryIO, size: int, told: Callable[[int, int], None]) -> Iterator[bytes]:
+    """Yield what a file held when its size was taken: its owner may let it grow for ever."""
+    num_read = 0
+    while block := opened.read(min(BLOCK_BYTES, size - num_read)):
         num_read += len(block)
         told(num_read, size)
-        while block:
+        yield block
+
+
+def _joined(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the parts in blocks; what came before an error is yielded before it is raised."""
+    held: list[bytes] = []
+    num_held = 0
+    try:
+        for part in parts:
+            held.append(part)
+            num_held += len(part)
+            if num_held >= BLOCK_BYTES:
+                yield b"".join(held)
+                held, num_held = [], 0
+    except TraceError:
+        if held:
+            yield b"".join(held)
+        raise
+    if held:
+        yield b"".join(held)
+
+
+def _unpacked(path: Path, block: bytes, more: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the content of gzip, which may have several members."""
+    inflate = zlib_ng.decompressobj(_GZIP_WINDOW)
+    num_in, num_out, num_fed = 0, 0, _FIRST_FED_BYTES
+    while block:
+        at = 0
+        while at < len(block):
+            if inflate.eof:
+                if not _GZIP.startswith(block[at : at + len(_GZIP)]):
+                    return  # zeros or a signature behind the last member
+                inflate, num_fed = zlib_ng.decompressobj(_GZIP_WINDOW), _FIRST_FED_BYTES
+            # zlib copies what it was fed and did not use, so it gets no more than twice what it used last.
+            fed = block[at : at + num_fed]
             try:
-                out = inflate.decompress(block, BLOCK_BYTES)
+                out = inflate.decompress(fed, BLOCK_BYTES)
             except _DAMAGED as error:
                 raise TraceError(f"{path} is damaged after {num_out >> 20} MiB of its content ({error})") from error
+            num_used = len(fed) - len(inflate.unconsumed_tail) - len(inflate.unused_data)
+            at += num_used
+            num_fed = min(max(2 * num_used, _FIRST_FED_BYTES), BLOCK_BYTES)
             num_out += len(out)
-            if num_out > _FREE_BYTES and num_out > MOST_RATIO * num_read:
+            if num_out > _FREE_BYTES and num_out > MAX_RATIO * (num_in + at):
                 raise TraceError(
-                    f"{path} grows more than {MOST_RATIO} times out of gzip: refused; unpack it if it is a profile"
+                    f"{path} grows more than {MAX_RATIO} times out of gzip: refused; unpack it if it is a profile"
                 )
             if out:
                 yield out
-            if inflate.eof:
-                block = inflate.unused_data
-                if not block.startswith(_GZIP):
-                    block = b""  # zeros or a signature behind the last member
-                    break
-                inflate = zlib_ng.decompressobj(_GZIP_WINDOW)
-            else:
-                block = inflate.unconsumed_tail
-        block = read(BLOCK_BYTES)
+        num_in += len(block)
+        block = next(more, b"")
     if not inflate.eof:
         raise TraceError(f"{path} is cut off: its gzip data end after {num_out >> 20} MiB of content; copy it again")

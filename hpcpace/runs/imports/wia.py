@@ -7,6 +7,7 @@ operation begins once the worker's previous one has ended.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,20 +17,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hpcpace.errors import TraceError, UsageError
+from hpcpace.errors import TraceError
+from hpcpace.files import read_file
 from hpcpace.quoting import printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
-from hpcpace.runs.imports.opened import json_bytes, size_of
+from hpcpace.runs.imports.opened import InputFile, json_bytes
+from hpcpace.runs.imports.wia_parquet import MAX_KINDS, MAX_NAME_LETTERS, MAX_ROWS, parquet_table
 from hpcpace.trace.header import MOST_RANKS
-from hpcpace.units import NS_PER_S
+from hpcpace.units import NS_PER_S, format_duration
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc", "mb_id")
 """Columns of the parquet file; times are float seconds from the begin of each step."""
 
-MOST_ROWS = 50_000_000
-_MOST_PARQUET = 4 << 30
-_MOST_META = 1 << 16
-_WORLD_SIZE = re.compile(r"^world_size:\s*(\d{1,7})\s*$", re.MULTILINE)
+MAX_WORKERS = 2048
+"""Each becomes a rank with a file, which takes some milliseconds however small it is."""
+_MAX_FILES = 16_384
+_MAX_META_BYTES = 1 << 16
+_MAX_NUMBER = MOST_RANKS * 1024
+_MAX_TIME_NS = 1 << 60
+_WORLD_SIZE = re.compile(rb"^world_size: *(\d{1,7}) *$", re.MULTILINE)
 _TRACK = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6})\b")
 _LEAST_STEP_NS = 1
 _MOST_NEGATIVE_US = 200.0
@@ -67,79 +73,69 @@ def read_wia(path: Path, *, told: Callable[[int, int], None] = lambda *_: None) 
     Raises:
         TraceError: it cannot be read, or is no such trace.
     """
-    path = _one_file(path)
+    file = _one_file(path)
+    path = file.path
     is_parquet = path.suffix == ".parquet"
-    table = _parquet(path) if is_parquet else _timeline(path, told)
-    meta = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml") if is_parquet else None
-    num_gpus, files = None, [(path.name, size_of(path))]
-    if meta is not None and meta.is_file():
-        num_gpus = _num_gpus(meta)
-        files.append((meta.name, size_of(meta)))
+    table = parquet_table(file, COLUMNS) if is_parquet else _timeline(file, told)
+    num_gpus, files = None, [(path.name, file.size_bytes)]
+    if is_parquet:
+        meta = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
+        try:
+            content = read_file(meta, most_bytes=_MAX_META_BYTES)
+        except OSError:  # there is none, or it is a link
+            content = b""
+        found = _WORLD_SIZE.search(content)
+        num_gpus = int(found.group(1)) if found else None
+        files += [(meta.name, len(content))] if content else []
     return _checked(table, path, num_gpus=num_gpus, has_waits=is_parquet, files=tuple(files))
 
 
-def _one_file(path: Path) -> Path:
+def _one_file(path: Path) -> InputFile:
     if not path.is_dir():
-        return path
-    found = sorted(path.glob("*.parquet"))
+        return InputFile.at(path)
+    found = InputFile.all_in(path, (".parquet",), max_files=_MAX_FILES)
     if len(found) == 1:
         return found[0]
-    names = ", ".join(printable(one.name) for one in found[:8])
+    names = ", ".join(printable(one.path.name) for one in found[:8])
     raise TraceError(
         f"{path} holds {len(found)} parquet files{f' ({names})' if names else ''}, and one is a run: name the file"
     )
 
 
-def _parquet(path: Path) -> pd.DataFrame:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise UsageError("parquet files need pyarrow: pip install 'hpcpace[import]'") from error
-    if size_of(path) > _MOST_PARQUET:
-        raise TraceError(f"{path} has {size_of(path) >> 20} MiB, more than {_MOST_PARQUET >> 20}: split it by steps")
-    try:
-        with parquet.ParquetFile(path) as file:
-            if file.metadata.num_rows > MOST_ROWS:
-                raise TraceError(
-                    f"{path} says that it has {file.metadata.num_rows} rows, more than {MOST_ROWS}: split it by steps"
-                )
-            missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
-            if missing:
-                raise TraceError(
-                    f"{path} lacks the columns {', '.join(missing)}: it is no trace of the what-if analysis"
-                )
-            table: pd.DataFrame = file.read(columns=list(COLUMNS)).to_pandas()
-            return table
-    except (ArrowException, OSError) as error:
-        raise TraceError(f"cannot read {path}: {printable(str(error))[:200]}") from error
-
-
-def _timeline(path: Path, told: Callable[[int, int], None]) -> pd.DataFrame:
+def _timeline(file: InputFile, told: Callable[[int, int], None]) -> pd.DataFrame:
     """Return the operations of a timeline for Chrome."""
     need_msgspec()
     from hpcpace.runs.imports.wia_event import WiaEvent
 
-    stages: dict[tuple[int, int], int] = {}
+    path = file.path
+    stages: dict[tuple[float, float], int] = {}
+    names: dict[str, str] = {}
     rows: list[tuple[Any, ...]] = []
-    events = ChromeEvents(json_bytes(path, told), path, WiaEvent)
+    events = ChromeEvents(json_bytes(file, told), path, WiaEvent)
     for batch in events:
         for event in batch:
-            args = event.args
+            args, place = event.args, (_number(event.pid), _number(event.tid))
             if event.ph == "X":
-                numbers = (args.step, args.microbatch, args.seq, args.chunk)
-                rows.append((event.pid, event.tid, event.name, event.ts, event.dur, *numbers))
-            elif event.name == "thread_name" and (found := _TRACK.match(str(args.name))):
-                stages[event.pid, event.tid] = int(found.group(1))
-        if len(rows) > MOST_ROWS:
-            raise TraceError(f"{path} has more than {MOST_ROWS} operations: split it by steps")
+                name = event.name[:MAX_NAME_LETTERS]
+                numbers = map(_number, (args.step, args.microbatch, args.seq, args.chunk))
+                rows.append((*place, names.setdefault(name, name), event.ts, event.dur, *numbers))
+            elif event.name == "thread_name" and isinstance(args.name, str) and (found := _TRACK.match(args.name)):
+                stages[place] = int(found.group(1))
+        if len(rows) > MAX_ROWS:
+            raise TraceError(f"{path} has more than {MAX_ROWS} operations: split it by steps")
+        if len(names) > MAX_KINDS or len(stages) > MAX_WORKERS:
+            raise TraceError(
+                f"{path} has more than {MAX_KINDS} kinds of operations, or {MAX_WORKERS} tracks: it is no timeline of"
+                " the what-if analysis"
+            )
     if events.problem:
         raise TraceError(f"{events.problem}; a trace in part shows waits that are none, so it is refused")
     if not stages or not rows:
         raise TraceError(f"{path} names no pipeline stages in its tracks: it is no timeline of the what-if analysis")
-    names = ["dp_rank", "tid", "optype", "ts", "dur", "step", "mb_id", "seq_id", "mc"]
-    table = pd.DataFrame(rows, columns=names)
+    columns = ["dp_rank", "tid", "optype", "ts", "dur", "step", "mb_id", "seq_id", "mc"]
+    table = pd.DataFrame(rows, columns=columns)
     table["stage"] = [stages.get(place, -1) for place in zip(table.dp_rank, table.tid, strict=True)]
-    table["rank"] = table.stage * (pd.to_numeric(table.dp_rank, errors="coerce").max() + 1) + table.dp_rank
+    table["rank"] = table.stage * (table.dp_rank.max() + 1) + table.dp_rank
     table["gmc"] = -1
     # A transfer is what the tool computes of 32-bit times: down to some negative microseconds, it is none.
     is_none = table.dur.between(-_MOST_NEGATIVE_US, 0)
@@ -149,14 +145,9 @@ def _timeline(path: Path, told: Callable[[int, int], None]) -> pd.DataFrame:
     return table[list(COLUMNS)]
 
 
-def _num_gpus(path: Path) -> int | None:
-    if size_of(path) > _MOST_META:
-        return None
-    try:
-        found = _WORLD_SIZE.search(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return int(found.group(1)) if found else None
+def _number(value: Any) -> float:
+    """Return a number of an event; NaN for what is none, or none that a trace has."""
+    return value if type(value) in (int, float) and abs(value) <= _MAX_NUMBER else math.nan
 
 
 def _checked(table: pd.DataFrame, path: Path, **facts: Any) -> WiaTrace:
@@ -167,10 +158,10 @@ def _checked(table: pd.DataFrame, path: Path, **facts: Any) -> WiaTrace:
     """
     if not len(table):
         raise TraceError(f"{path} has no rows: there is nothing to import")
-    whole = table[["dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id"]].apply(pd.to_numeric, errors="coerce")
-    times = table[["start_ts", "duration"]].apply(pd.to_numeric, errors="coerce").astype(np.float64)
+    whole = table[["dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id"]]
+    times = table[["start_ts", "duration"]].astype(np.float64)
     wrong = whole[["dp_rank", "stage", "rank", "step", "seq_id"]]
-    is_wrong = wrong.isna().any(axis=1) | (wrong < 0).any(axis=1) | (wrong > MOST_RANKS * 1024).any(axis=1)
+    is_wrong = wrong.isna().any(axis=1) | (wrong < 0).any(axis=1) | (whole.abs() > _MAX_NUMBER).any(axis=1)
     is_wrong |= table.optype.isna()
     is_wrong |= ~np.isfinite(times).all(axis=1) | (times.duration < 0) | (times.abs() > 1e6).any(axis=1)
     if is_wrong.any():
@@ -181,6 +172,8 @@ def _checked(table: pd.DataFrame, path: Path, **facts: Any) -> WiaTrace:
     workers = whole[["dp_rank", "stage", "rank"]].drop_duplicates().sort_values("rank")
     if workers.duplicated(["dp_rank", "stage"]).any() or workers.duplicated("rank").any():
         raise TraceError(f"{path}: a worker (dp_rank and stage) has several ranks, or a rank several workers")
+    if len(workers) > MAX_WORKERS:
+        raise TraceError(f"{path} has {len(workers)} workers (dp_rank and stage), more than {MAX_WORKERS}")
     source, worker = np.unique(whole["rank"].to_numpy(), return_inverse=True)
     steps, step = np.unique(whole.step.to_numpy(), return_inverse=True)
     begin_ns = (times.start_ts.to_numpy() * NS_PER_S).round().astype(np.int64)
@@ -189,6 +182,8 @@ def _checked(table: pd.DataFrame, path: Path, **facts: Any) -> WiaTrace:
     np.minimum.at(first_ns, step, begin_ns)
     np.maximum.at(last_ns, step, end_ns)
     length_ns = np.maximum(last_ns - first_ns, _LEAST_STEP_NS)
+    if (total_ns := length_ns.sum(dtype=np.float64)) > _MAX_TIME_NS:
+        raise TraceError(f"{path}: its steps take {format_duration(total_ns)} in all; is it damaged?")
     # The begin of the job is 1 s, because times of 0 mean nothing known.
     origin_ns = NS_PER_S + np.cumsum(length_ns) - length_ns - first_ns
     rows = pd.DataFrame(

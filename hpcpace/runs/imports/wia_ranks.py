@@ -56,6 +56,7 @@ _AFTER_WORK = (
 _ALWAYS, _TOGETHER = 0.95, 0.05
 _NO_GROUP = ""
 _MOST_NAMES = 400
+_MAX_GROUP_ROWS = 1 << 21
 # An operation that still runs so shortly after work began held that work: in the published traces what overlaps at all
 # does so for at most 131 us, or for as long as it takes.
 _GRAIN_NS = 200_000
@@ -118,6 +119,9 @@ def ranks_of(trace: WiaTrace, messages: pd.DataFrame) -> Iterator[ImportedRank]:
     worker_at = {(dp, stage): worker for worker, (dp, stage) in enumerate(places.itertuples(index=False))}
     operations = _operations(rows, messages, worker_at, has_waits=trace.has_waits)
     members = {name: np.sort(found) for name, found in operations.groupby("group").worker.unique().items()}
+    # The trace of each member lists all members.
+    if (num_rows := sum(len(found) ** 2 for found in members.values())) > _MAX_GROUP_ROWS:
+        raise TraceError(f"the trace has {num_rows} members of groups over all ranks, more than {_MAX_GROUP_ROWS}")
     halfwidth_ns = _halfwidth_ns(operations)
     num_dp, num_pp = len(places.dp.unique()), len(places.stage.unique())
     begin_ns = rows.groupby("step").begin_ns.min()

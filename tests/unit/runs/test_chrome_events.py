@@ -13,7 +13,7 @@ from hpcpace.errors import TraceError
 from hpcpace.runs.imports import chrome_events, opened
 from hpcpace.runs.imports.chrome_events import ChromeEvents
 from hpcpace.runs.imports.kineto_event import KinetoEvent
-from hpcpace.runs.imports.opened import json_bytes
+from hpcpace.runs.imports.opened import InputFile, json_bytes
 
 TRICKY = [
     {"ph": "X", "name": "a }, { b", "ts": 1.5, "dur": 2},
@@ -24,7 +24,7 @@ TRICKY = [
 
 
 def read(path: Path) -> tuple[list[Any], ChromeEvents]:
-    events = ChromeEvents(json_bytes(path), path, KinetoEvent)
+    events = ChromeEvents(json_bytes(InputFile.at(path)), path, KinetoEvent)
     return [event for batch in events for event in batch], events
 
 
@@ -54,8 +54,8 @@ def test_events_are_the_same_however_the_file_is_cut(
         (b"\x00\x01\x02", "has no traceEvents"),
         (b"hello", "has no traceEvents"),
         (b'{"a": 1}', "has no traceEvents"),
-        (b'{"traceEvents": [', "cut off before its first event"),
-        (b'{"traceEvents": [{"ph": "X", "na', "cut off before its first event"),
+        (b'{"traceEvents": [', "is cut off.*before its first event"),
+        (b'{"traceEvents": [{"ph": "X", "na', "is cut off.*before its first event"),
         (b'{"traceEvents": [{"ph": 7}]}', "is no profile"),
         (b'{"traceEvents": [1, 2]}', "is no profile"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-12], "is cut off"),
@@ -74,7 +74,7 @@ def test_a_file_that_is_cut_off_keeps_its_whole_events(tmp_path: Path) -> None:
     text = json.dumps({"traceEvents": TRICKY})
     path.write_text(text[: text.index("event 40")])
     found, events = read(path)
-    assert found[-1].name == "event 39" and f"cut off after event {len(found)}" in events.problem
+    assert found[-1].name == "event 39" and f"cut off; copy it again (after event {len(found)};" in events.problem
 
 
 def test_gzip_that_is_cut_off_keeps_its_whole_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_gzip_that_is_cut_off_within_its_first_piece_keeps_its_whole_events(tmp_
     path.write_bytes(packed[: len(packed) // 2])
     found, events = read(path)
     assert 500 < len(found) < 2_000 and [event.name for event in found] == [one["name"] for one in many[: len(found)]]
-    assert "is cut off" in events.problem and f"its first {len(found)} events are used" in events.problem
+    assert "is cut off" in events.problem and f"after event {len(found)};" in events.problem
     assert events.facts == {"schemaVersion": 1}
 
 
@@ -136,7 +136,7 @@ def test_the_last_events_are_not_lost_without_a_word(tmp_path: Path) -> None:
     path.write_text('{"traceEvents": [{"ph": "X", "name": "a"}, {"ph": "X", "name": "\\ud800"}], "more": 1}')
     found, events = read(path)
     assert [event.name for event in found][:1] == ["a"]
-    assert len(found) == 2 or "damaged after event 1" in events.problem
+    assert len(found) == 2 or "is damaged (after event 1;" in events.problem
 
 
 def test_a_text_of_brackets_is_not_searched_for_every_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,12 +157,12 @@ def test_a_text_of_brackets_is_not_searched_for_every_block(tmp_path: Path, monk
 
 
 def test_endless_text_without_events_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_events, "_MOST_LEFT", 1 << 16)
+    monkeypatch.setattr(chrome_events, "_MAX_EVENT_BYTES", 1 << 16)
     monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
     monkeypatch.setattr(opened, "BLOCK_BYTES", 1 << 12)
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"name": "' + "x" * (1 << 18))
-    with pytest.raises(TraceError, match="no list of events"):
+    with pytest.raises(TraceError, match="an event of more than 0 MiB"):
         read(path)
 
 
