@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.files import read_file
+from hpcpace.inert_pickle import MAX_VALUES, read_pickle
 from hpcpace.quoting import printable
-from hpcpace.runs.imports.plain_pickle import MOST_VALUES, read_plain_pickle
 
 MOST_RANKS = 1 << 20
 MOST_BYTES = 32 << 20
@@ -123,7 +123,7 @@ def read_dump(path: Path) -> Dump:
     if not data:
         raise ValueError("it is empty: the job ended before PyTorch wrote it")
     if data.startswith(_PICKLE):
-        content = read_plain_pickle(data)
+        content = read_pickle(data)
     elif data.lstrip()[:1] in (b"{", b"["):
         content = _json(data)
     else:
@@ -134,8 +134,8 @@ def read_dump(path: Path) -> Dump:
 
 
 def _json(data: bytes) -> Any:
-    if (num_values := sum(data.count(sign) for sign in (b",", b"[", b"{"))) > MOST_VALUES:
-        raise ValueError(f"it has {num_values} values, more than {MOST_VALUES}")
+    if (num_values := sum(data.count(sign) for sign in (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"it has {num_values} values, more than {MAX_VALUES}")
     try:
         return json.loads(data.decode())
     except UnicodeDecodeError:

@@ -152,6 +152,6 @@ def test_a_huge_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_json_of_very_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "MOST_VALUES", 50)
+    monkeypatch.setattr(flight_recorder, "MAX_VALUES", 50)
     with pytest.raises(ValueError, match="values, more than 50"):
         read(tmp_path, dump([entry(number) for number in range(20)]), "rank_0.json")
