@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import flight_recorder, topology
+from experiments.damage.hostile import flight_recorder, nsys, topology
 
-KINDS = (*flight_recorder.KINDS, *topology.KINDS)
+KINDS = (*flight_recorder.KINDS, *nsys.KINDS, *topology.KINDS)
