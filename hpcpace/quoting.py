@@ -56,6 +56,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."
 
 
+def shortened(text: str, *, max_letters: int = 80) -> str:
+    """Return a text that others chose, printable, without its middle if it is long: names differ at their ends."""
+    if len(text) > max_letters:
+        half = max_letters // 2
+        text = f"{text[:half]}...{text[-half:]}"
+    escaped = printable(text)
+    return escaped if len(escaped) <= 2 * max_letters else f"{escaped[:max_letters]}...{escaped[-max_letters:]}"
+
+
 def one_line(text: str) -> str:
     """Return an error that lists its reasons line by line, as `- reason`, as one line."""
     return "; ".join(line.removeprefix("- ") for line in text.splitlines())

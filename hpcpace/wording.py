@@ -8,6 +8,8 @@ from hpcpace.quoting import printable
 from hpcpace.units import NS_PER_MS
 
 _MOST_HOSTS = 4
+# Every second one of a thousand ranks takes a screen, and nobody reads it.
+_MAX_RANGES = 16
 
 
 def milliseconds(time_ns: float) -> str:
@@ -44,15 +46,16 @@ def plural(count: int, noun: str) -> str:
 
 
 def rank_list(ranks: Sequence[int]) -> str:
-    """Return `rank 3` or `ranks 0-3, 7` for ascending ranks."""
+    """Return `rank 3` or `ranks 0-3, 7` for ascending ranks; of many ranges only the first, and how many ranks more."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    names = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(names)}"
+    names = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs[:_MAX_RANGES]]
+    num_more = sum(last - first + 1 for first, last in runs[_MAX_RANGES:])
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(names)}{f' and {num_more} more' if num_more else ''}"
 
 
 def named_ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:

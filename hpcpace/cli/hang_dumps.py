@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from hpcpace.files import write_file
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
 from hpcpace.hang.words import call_name, describe
-from hpcpace.quoting import printable
+from hpcpace.quoting import printable, shortened
 from hpcpace.redaction import Redaction
 from hpcpace.report.terminal.hang import print_hang, print_last, print_problems
 from hpcpace.report.terminal.layout import line
@@ -36,6 +36,7 @@ from hpcpace.world.environment import process_environ
 
 _MOST_SPAN_S = 86_400
 _LEAST_WIDTH, _MOST_WIDTH = 80, 120
+_MAX_NAMES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +191,16 @@ def _print(console: Console, dumps: Dumps, job: JobView, hang: Hang | None, told
     print_last(console, last_of_ranks(dumps, span_ns), span_ns, named=named)
 
 
+def _few(names: Collection[str]) -> str:
+    """Return names of software; there are one or two unless somebody made them up."""
+    return listed([*map(shortened, sorted(names)[:_MAX_NAMES]), *(["others"] if len(names) > _MAX_NAMES else [])])
+
+
 def _read_sentence(dumps: Dumps, job: JobView) -> str:
     entries = [entry for dump in dumps.by_rank.values() for entry in dump.entries]
-    versions = listed(sorted({dump.version for dump in dumps.by_rank.values()}))
-    software = [f"format {versions}", *sorted({dump.library for dump in dumps.by_rank.values()} - {""})]
+    versions = _few({dump.version for dump in dumps.by_rank.values()})
+    libraries = {dump.library for dump in dumps.by_rank.values()} - {""}
+    software = [f"format {versions}", *([_few(libraries)] if libraries else [])]
     sentence = (
         f"dumps of {len(dumps.by_rank)} of {plural(dumps.world_size, 'rank')} ({', '.join(software)});"
         f" {plural(len(job.groups), 'group')}, {plural(len(entries), 'operation')}"

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from itertools import combinations
 
 from hpcpace.hang.graph import Graph, call_order, is_silent
 from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView
-from hpcpace.hang.waits import Meeting, Waits
+from hpcpace.hang.waits import Meeting, Place, Waits
 
 _OWN_WORK = frozenset({Doing.STARTING, Doing.COMPUTING, Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
 _NO_CALLS = frozenset({Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
+
+_MAX_PARTS = 16
+"""Operations that are told apart where ranks hold up others in several; nobody reads more."""
+_MAX_CHANNELS = 64
+"""Groups in which a rank is at a time, of which each two are compared."""
 
 
 def find_hang(job: JobView, *, least_ns: int = 0) -> Hang | None:
@@ -89,36 +95,41 @@ def _never_called(graph: Graph, ranks: set[int]) -> list[Hang]:
 
     Operations in which most of them are missing come first.
     """
-    missed: dict[tuple[Channel, int], set[int]] = {}
-    for edges in graph.edges.values():
-        for peer, step in edges.items():
-            if peer in ranks:
-                missed.setdefault((step.channel, step.seq), set()).add(peer)
-    found, left = [], set(ranks)
-    while left:
-        most = max(len(peers & left) for peers in missed.values())
-        calls = [min(graph.waits.meetings[place].inside.values(), key=call_order) for place in missed]
-        widest = [call for call in calls if len(missed[call.channel, call.seq] & left) == most]
-        call = graph.first(widest)
-        here = missed[call.channel, call.seq] & left
-        found.append(_hang(graph, _never_kind(graph, here), culprits=tuple(sorted(here)), call=call))
-        left -= here
+    missed: dict[Place, set[int]] = {}
+    for edges, _ in graph.alike:
+        for peer in ranks & edges.keys():
+            missed.setdefault(edges[peer], set()).add(peer)
+    meetings = graph.waits.meetings
+    firsts = {place: min(meetings[place].inside.values(), key=call_order) for place in missed}
+    order = {place: (call.entered_ns or 0, -len(meetings[place].inside)) for place, call in firsts.items()}
+    widest = [(-len(peers), *order[place], place) for place, peers in missed.items()]
+    heapify(widest)
+    found: list[Hang] = []
+    left = set(ranks)
+    while left and len(found) < _MAX_PARTS:
+        num_before, *_, place = heappop(widest)
+        here = missed[place] & left
+        if len(here) == -num_before:
+            found.append(_hang(graph, _never_kind(graph, here), culprits=tuple(sorted(here)), call=firsts[place]))
+            left -= here
+        elif here:
+            heappush(widest, (-len(here), *order[place], place))
+    if left:
+        found.append(_hang(graph, _never_kind(graph, left), culprits=tuple(sorted(left)), call=None))
     return found
 
 
 def _left_behind(graph: Graph, ranks: set[int]) -> list[Hang]:
     """Return a hang for each operation in which some of these ranks are still, and their peers no longer."""
-    by_place: dict[tuple[Channel, int], list[int]] = {}
+    by_place: dict[Place, list[int]] = {}
     for rank in sorted(ranks):
         by_place.setdefault((graph.odd[rank].channel, graph.odd[rank].seq), []).append(rank)
+    parts = sorted(by_place.values(), key=lambda here: -len(here))
+    found = [(here, graph.odd[here[0]]) for here in parts[:_MAX_PARTS]]
+    rest = sorted(rank for here in parts[_MAX_PARTS:] for rank in here)
     return [
-        _hang(
-            graph,
-            HangKind.GONE if graph.are_silent(here) else HangKind.PEERS_LEFT,
-            culprits=tuple(here),
-            call=graph.odd[here[0]],
-        )
-        for here in by_place.values()
+        _hang(graph, HangKind.GONE if graph.are_silent(here) else HangKind.PEERS_LEFT, culprits=tuple(here), call=call)
+        for here, call in [*found, *([(rest, None)] if rest else [])]
     ]
 
 
@@ -159,10 +170,11 @@ def _circle(graph: Graph) -> Hang | None:
     own = tuple(sorted(rank for rank in circle if graph.waits.job.ranks[rank].doing in _NO_CALLS))
     if own:
         return _hang(graph, HangKind.OWN_WORK, culprits=own, call=graph.call_for(own))
-    places: dict[tuple[Channel, int], list[int]] = {}
-    for rank in sorted(circle):
-        call = next(call for peer, call in graph.edges[rank].items() if peer in circle)
-        places.setdefault((call.channel, call.seq), []).append(rank)
+    places: dict[Place, list[int]] = {}
+    for edges, ranks in graph.alike:
+        if here := circle.intersection(ranks):
+            place = next(place for peer, place in edges.items() if peer in circle)
+            places[place] = sorted([*places.get(place, ()), *here])
     (place, most), *rest = sorted(places.items(), key=lambda item: (-len(item[1]), item[1]))
     meeting = graph.waits.meetings[place]
     are_in_calls_alone = all(len(graph.waits.open_calls[rank]) == 1 for rank in circle)
@@ -181,7 +193,7 @@ def _crossed(graph: Graph) -> Hang | None:
     """Ranks that are inside the same two collectives, of which they called the other one first."""
     orders: dict[tuple[Channel, Channel], dict[bool, list[int]]] = {}
     for rank, calls in graph.waits.open_calls.items():
-        firsts = list(dict.fromkeys(call.channel for call in calls if call.channel.source < 0))
+        firsts = list(dict.fromkeys(call.channel for call in calls if call.channel.source < 0))[:_MAX_CHANNELS]
         for one, other in combinations(firsts, 2):
             pair = (min(one, other), max(one, other))
             orders.setdefault(pair, {True: [], False: []})[pair[0] == one].append(rank)

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from hpcpace.hang.views import Call, Doing, Hang, HangKind, JobView, RankView
-from hpcpace.quoting import printable
+from hpcpace.quoting import printable, shortened
 from hpcpace.units import NS_PER_S, format_bytes, format_duration
 from hpcpace.wording import listed, named_ranks, plural, rank_list
 
 _MOST_STACKS = 4
 _MOST_FRAMES = 4
 _MOST_LINKS = 6
+_MAX_ALSO = 3
+_MAX_NAME = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,9 @@ def describe(hang: Hang, job: JobView) -> HangWords:
         job: in which it found it.
     """
     parts = [replace(hang, culprits=_here(hang)), *hang.also]
-    also = [f"also: {_headline(part, job)}" for part in hang.also]
+    also = [f"also: {_headline(part, job)}" for part in hang.also[:_MAX_ALSO]]
+    if len(hang.also) > _MAX_ALSO:
+        also.append(f"also: {plural(len(hang.also) - _MAX_ALSO, 'more operation')} like these")
     why = [*also, *_waiting(hang), *_chain(hang, job), *_states(parts, job), *_stacks(hang, job)]
     return HangWords(
         headline=f"hang: {_headline(parts[0], job)}{_since(hang, job)}",
@@ -50,12 +54,12 @@ def describe(hang: Hang, job: JobView) -> HangWords:
 
 def call_name(call: Call, job: JobView) -> str:
     """Return a call in words: `all_reduce 123 of group dp (step 44)`, `send from rank 0 to rank 2 in group pp`."""
-    group = printable(job.groups[call.channel.group].name)
+    group = shortened(job.groups[call.channel.group].name, max_letters=_MAX_NAME)
     step = f" (step {call.step})" if call.step >= 0 else ""
     if call.channel.source >= 0:  # their numbers are ours, and tell nobody anything
         way = f"from rank {call.channel.source} to rank {call.channel.destination}"
-        return f"{printable(call.op)} {way} in group {group}{step}"
-    return f"{printable(call.op)} {call.seq} of group {group}{step}"
+        return f"{_op(call)} {way} in group {group}{step}"
+    return f"{_op(call)} {call.seq} of group {group}{step}"
 
 
 def _headline(hang: Hang, job: JobView) -> str:
@@ -71,7 +75,8 @@ def _headline(hang: Hang, job: JobView) -> str:
         case HangKind.GONE:
             return f"{what} waits for {who}, which {_gone(hang, job)}"
         case HangKind.PEERS_LEFT:
-            return f"{who} {_is(hang.culprits)} still in {what}, which others have finished"
+            where = what if hang.call is not None else "operations"
+            return f"{who} {_is(hang.culprits)} still in {where}, which others have finished"
         case HangKind.MISMATCH:
             return f"{who} called {_instead(hang, job)} where the others called {what}{_own_size(hang, job)}"
         case HangKind.DISORDER:
@@ -92,7 +97,7 @@ def _instead(hang: Hang, job: JobView) -> str:
 
 def _own_size(hang: Hang, job: JobView) -> str:
     """Return the size of the operation that most called, if only that tells it from what the culprits called."""
-    if hang.call is None or not _instead(hang, job).startswith(f"{hang.call.op} "):
+    if hang.call is None or not _instead(hang, job).startswith(f"{_op(hang.call)} "):
         return ""
     return f",{_size(hang.call)}{_root(hang.call)}" if hang.call.size_bytes >= 0 or hang.call.root >= 0 else ""
 
@@ -153,7 +158,7 @@ def _states(parts: Sequence[Hang], job: JobView) -> Iterable[str]:
         if called := _differing(of_rank[rank], view):
             yield f"rank {rank} called {called}"
         elif of_rank[rank].kind is HangKind.DISORDER:
-            if opened := [call_name(call, job) for call in view.calls if call.is_open]:
+            if opened := [call_name(call, job) for call in view.calls if call.is_open][:_MOST_LINKS]:
                 yield f"rank {rank} is in {listed(opened)}"
         elif of_rank[rank].kind is HangKind.GONE:
             if view.doing not in (Doing.UNKNOWN, Doing.ENDED):
@@ -172,7 +177,11 @@ def _differing(hang: Hang, view: RankView) -> str:
     if hang.kind is not HangKind.MISMATCH or hang.call is None:
         return ""
     same = [call for call in view.calls if (call.channel, call.seq) == (hang.call.channel, hang.call.seq)]
-    return listed([f"{call.op}{_size(call)}{_root(call)}{f' ({call.where})' if call.where else ''}" for call in same])
+    return listed([f"{_op(call)}{_size(call)}{_root(call)}{f' ({call.where})' if call.where else ''}" for call in same])
+
+
+def _op(call: Call) -> str:
+    return shortened(call.op, max_letters=_MAX_NAME)
 
 
 def _size(call: Call) -> str:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from hpcpace.inert_pickle import Record
 from hpcpace.quoting import shown
-from hpcpace.train.inert_pickle import Record, read_pickle
+from hpcpace.train.checkpoint_pickle import read_checkpoint_pickle
 
-_FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
+_FILE = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
 _MOST = 1 << 62
 _MOST_DIMS = 16
 # A list in a pickle may be in many places; a chunk that is written down takes more bytes than these.
@@ -56,7 +58,7 @@ def parse_metadata(data: bytes) -> tuple[Metadata, dict[MetadataIndex, Piece]]:
     Raises:
         ValueError: it is not metadata of tensors, or contradicts itself.
     """
-    fields = _fields(read_pickle(data), "Metadata")
+    fields = _fields(read_checkpoint_pickle(data), "Metadata")
     stored = {_index(key): _fields(value, "_StorageInfo") for key, value in _table(fields, "storage_data").items()}
     tensors: dict[str, TensorStorageMetadata] = {}
     pieces: dict[MetadataIndex, Piece] = {}
@@ -69,8 +71,19 @@ def parse_metadata(data: bytes) -> tuple[Metadata, dict[MetadataIndex, Piece]]:
             index = MetadataIndex(name, chunk.offsets)
             if index not in stored:
                 raise ValueError(f"it does not say where {shown(name)} is")
+            if index in pieces:
+                raise ValueError(f"{shown(name)} has a chunk twice")
             pieces[index] = _piece(stored[index], tensor.properties.dtype, chunk.sizes)
+    _check_apart(pieces)
     return Metadata(state_dict_metadata={**tensors}), pieces
+
+
+def _check_apart(pieces: Mapping[MetadataIndex, Piece]) -> None:
+    """Refuse pieces that share bytes: a thousand tensors would be read of the bytes of one."""
+    ordered = sorted(pieces.values(), key=lambda piece: (piece.file, piece.offset_bytes))
+    for one, following in pairwise(ordered):
+        if one.file == following.file and one.offset_bytes + one.size_bytes > following.offset_bytes:
+            raise ValueError(f"two tensors are at byte {following.offset_bytes} of {following.file}")
 
 
 def _piece(info: Mapping[str, Any], dtype: torch.dtype, shape: torch.Size) -> Piece:
@@ -94,7 +107,7 @@ def _tensor(value: Any, most_chunks: int) -> TensorStorageMetadata:
         chunks=[_chunk(chunk, size) for chunk in chunks],
     )
     if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) != math.prod(size):
-        raise ValueError(f"the chunks of a tensor do not make up its shape {tuple(size)}")
+        raise ValueError(f"the chunks of a tensor do not make up its shape {shown(tuple(size))}")
     return tensor
 
 
@@ -105,7 +118,7 @@ def _chunk(value: Any, size: torch.Size) -> ChunkStorageMetadata:
         offset + length <= whole for offset, length, whole in zip(offsets, sizes, size, strict=True)
     )
     if not is_inside:
-        raise ValueError(f"a chunk is outside of its tensor of shape {tuple(size)}")
+        raise ValueError(f"a chunk is outside of its tensor of shape {shown(tuple(size))}")
     return ChunkStorageMetadata(offsets=offsets, sizes=sizes)
 
 

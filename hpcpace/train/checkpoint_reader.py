@@ -23,13 +23,16 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from hpcpace.files import Folder, read_most
+from hpcpace.inert_pickle import Record
+from hpcpace.quoting import printable
 from hpcpace.train.checkpoint_access import open_checkpoint_file, unreadable
 from hpcpace.train.checkpoint_metadata import Piece, parse_metadata
-from hpcpace.train.inert_pickle import Record, read_pickle
+from hpcpace.train.checkpoint_pickle import read_checkpoint_pickle
 
 METADATA = ".metadata"
 # What torch.save adds to the elements: records of some bytes each, and their names.
 _MOST_ADDED_BYTES = 1 << 16
+_MOST_REASON = 160
 
 
 class TensorPlanner(dcp.DefaultLoadPlanner):
@@ -124,22 +127,18 @@ def _read_piece(file: io.BufferedReader, piece: Piece) -> Tensor:
     if piece.offset_bytes + piece.size_bytes > os.fstat(file.fileno()).st_size:
         raise ValueError(f"{piece.file} ends before byte {piece.offset_bytes + piece.size_bytes}")
     file.seek(piece.offset_bytes)
-    data = file.read(piece.size_bytes)
     try:
-        _check_archive(data, piece)
-        tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # zipfile and torch.load raise whatever damaged data lead to
-        raise ValueError(f"byte {piece.offset_bytes} of {piece.file} starts no tensor: {error}") from error
-    if type(tensor) is not Tensor or (tensor.dtype, tensor.shape) != (piece.dtype, piece.shape):
-        raise ValueError(f"byte {piece.offset_bytes} of {piece.file} starts another tensor")
-    return tensor
+        return _tensor(file.read(piece.size_bytes), piece)
+    except Exception as error:  # zipfile raises whatever damaged data lead to
+        reason = printable(str(error))[:_MOST_REASON]
+        raise ValueError(f"byte {piece.offset_bytes} of {piece.file} starts no tensor: {reason}") from error
 
 
-def _check_archive(data: bytes, piece: Piece) -> None:
-    """Let pass what torch.save makes of a plain tensor.
+def _tensor(data: bytes, piece: Piece) -> Tensor:
+    """Return the tensor that torch.save has written, if it is a plain one and the one that is wanted.
 
-    torch.load(weights_only=True) runs no code either. Yet it makes objects of all classes that torch deems harmless, a
-    DeviceMesh among them, which begins to talk to other ranks; and it inflates records, by a thousand times if asked.
+    torch.load(weights_only=True) runs no code either. Yet it calls all that torch deems harmless with any arguments: a
+    DeviceMesh begins to talk to other ranks, and a dictionary of keys that hold each other never ends.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         records = archive.infolist()
@@ -150,19 +149,22 @@ def _check_archive(data: bytes, piece: Piece) -> None:
         program = archive.getinfo(f"{root}/data.pkl")
         if program.file_size > _MOST_ADDED_BYTES:
             raise ValueError(f"its pickle has {program.file_size} bytes")
-        storage, offset, size, stride = _plain_tensor(read_pickle(archive.read(program)))
+        storage, offset, size, stride = _plain_tensor(read_checkpoint_pickle(archive.read(program)))
         _, dtype, key, _, num_elements = storage
-        size_bytes = archive.getinfo(f"{root}/data/{key}").file_size
-    if dtype is not piece.dtype or num_elements * dtype.itemsize != size_bytes:
-        raise ValueError("its storage has another length or dtype")
-    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-    if (
-        size != tuple(piece.shape)
-        or offset < 0
-        or min(stride, default=0) < 0
-        or (0 not in size and last >= num_elements)
-    ):
-        raise ValueError("it has another shape, or reaches beyond its storage")
+        elements = archive.getinfo(f"{root}/data/{key}")
+        if dtype is not piece.dtype or num_elements * dtype.itemsize != elements.file_size:
+            raise ValueError("its storage has another length or dtype")
+        last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        if (
+            size != tuple(piece.shape)
+            or offset < 0
+            or min(stride, default=0) < 0
+            or (0 not in size and last >= num_elements)
+        ):
+            raise ValueError("it has another shape, or reaches beyond its storage")
+        if 0 in size:
+            return torch.empty(size, dtype=dtype)
+        return torch.frombuffer(bytearray(archive.read(elements)), dtype=dtype).as_strided(size, stride, offset)
 
 
 def _plain_tensor(value: Any) -> tuple[tuple[Any, ...], int, tuple[int, ...], tuple[int, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.quoting import shown
+from hpcpace.quoting import shortened, shown
 
 
 class _Named(dict[str, Any]):
@@ -62,3 +62,20 @@ def test_what_a_value_contains_costs_no_time(value: Any) -> None:
     begin_s = time.process_time()
     assert len(shown(value)) <= 60
     assert time.process_time() - begin_s < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("rank_3", "rank_3"),
+        ("a" * 200 + "rank_3", "a" * 40 + "..." + "a" * 34 + "rank_3"),
+        ("a\n", r"a\n"),
+    ],
+    ids=["short", "long", "not printable"],
+)
+def test_a_long_name_keeps_its_ends(text: str, short: str) -> None:
+    assert shortened(text) == short
+
+
+def test_a_name_of_escapes_is_short() -> None:
+    assert len(shortened("\U000e0001" * 1_000_000)) < 170

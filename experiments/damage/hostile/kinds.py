@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import topology
+from experiments.damage.hostile import flight_recorder, nsys, topology
 
-KINDS = (*topology.KINDS,)
+KINDS = (*flight_recorder.KINDS, *nsys.KINDS, *topology.KINDS)

@@ -9,28 +9,30 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcpace.hang.words import HangWords
-from hpcpace.quoting import printable
+from hpcpace.quoting import shortened
 from hpcpace.report.terminal.layout import line, note, title
 from hpcpace.runs.imports.dump_timeline import LastOfRank
 from hpcpace.units import format_duration
 from hpcpace.wording import plural
 
 _MOST_ROWS = 24
-_MOST_PROBLEMS = 10
+_MOST_PROBLEMS = 4
+_MAX_LETTERS = 240
+"""Of a sentence: only those with names that somebody chose to fill the screen are longer."""
 
 
 def print_hang(console: Console, words: HangWords) -> None:
     """Print the verdict on a hang: headline, why, and what to do."""
-    line(console, "Verdict", words.headline, style="bold")
+    line(console, "Verdict", shortened(words.headline, max_letters=_MAX_LETTERS), style="bold")
     for number, why in enumerate(words.why):
-        line(console, "Why" if not number else "", why)
-    line(console, "Next", words.advice)
+        line(console, "Why" if not number else "", shortened(why, max_letters=_MAX_LETTERS))
+    line(console, "Next", shortened(words.advice, max_letters=_MAX_LETTERS))
 
 
 def print_problems(console: Console, problems: Sequence[str]) -> None:
     """Print what was left out of files, and what is odd about them."""
     for problem in problems[:_MOST_PROBLEMS]:
-        note(console, problem)
+        note(console, shortened(problem, max_letters=_MAX_LETTERS))
     if len(problems) > _MOST_PROBLEMS:
         note(console, f"{plural(len(problems) - _MOST_PROBLEMS, 'more problem')}; --json lists all")
 
@@ -42,13 +44,13 @@ def print_last(console: Console, rows: Sequence[LastOfRank], span_ns: int, *, na
     table.add_column("rank", justify="right")
     table.add_column("finished", justify="right")
     table.add_column("open", justify="right")
-    table.add_column("oldest open operation", overflow="fold")
+    table.add_column("oldest open operation", overflow="ellipsis", no_wrap=True)
     table.add_column("called", justify="right", no_wrap=True)
     order = sorted(rows, key=lambda row: (row.rank not in named, row.rank))
     for row in order[:_MOST_ROWS]:
         since = "" if row.since_ns is None else f"-{format_duration(row.since_ns)}" if row.since_ns else "last"
         style = "bold" if row.rank in named else ""
-        cells = (str(row.rank), str(row.num_finished), str(row.num_open), printable(row.stands_in) or "none", since)
+        cells = (str(row.rank), str(row.num_finished), str(row.num_open), shortened(row.stands_in) or "none", since)
         table.add_row(*(Text(cell, style=style) for cell in cells))
     console.print(table)
     if len(rows) > _MOST_ROWS:

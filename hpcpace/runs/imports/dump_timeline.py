@@ -37,13 +37,13 @@ def last_of_ranks(dumps: Dumps, span_ns: int) -> list[LastOfRank]:
         kept = [entry for entry in dump.entries if _is_late(entry, end_ns - span_ns)]
         opened = [entry for entry in kept if entry.is_open]
         first = opened[0] if opened else None
-        group = groups.views[groups.index[rank][first.group]] if first else None
+        place = groups.index[rank][first.group] if first else 0
         rows.append(
             LastOfRank(
                 rank=rank,
                 num_finished=len(kept) - len(opened),
                 num_open=len(opened),
-                stands_in=f"{_called(first, group.members)} of {group.name}" if first and group else "",
+                stands_in=f"{_called(first, groups.ordered[place])} of {groups.views[place].name}" if first else "",
                 since_ns=end_ns - first.created_ns if first else None,
             )
         )
@@ -66,7 +66,7 @@ def chrome_trace(dumps: Dumps, span_ns: int) -> dict[str, Any]:
         for place in sorted({places[entry.group] for entry in kept}):
             events.append(_track(rank, place, groups.views[place].name))
         for entry in kept:
-            name = _called(entry, groups.views[places[entry.group]].members)
+            name = _called(entry, groups.ordered[places[entry.group]])
             events.append(_event(rank, places[entry.group], name, entry, begin_ns, end_ns))
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"begin_unix_ns": str(begin_ns)}}
 
@@ -91,12 +91,12 @@ def _event(rank: int, group: int, name: str, entry: Entry, begin_ns: int, end_ns
     return event | {"ph": "X", "dur": max(until_ns - start_ns, 0) / NS_PER_US}
 
 
-def _called(entry: Entry, members: Sequence[int]) -> str:
+def _called(entry: Entry, ordered: Sequence[int]) -> str:
     """Return an operation with its number, or a message with the rank at its other end."""
     if not entry.is_message:
         return f"{entry.op} {entry.seq}"
     place, word = (entry.destination, "to") if entry.op == "send" else (entry.source, "from")
-    return f"{entry.op} {word} rank {sorted(members)[place]}" if place < len(members) else entry.op
+    return f"{entry.op} {word} rank {ordered[place]}" if place < len(ordered) else entry.op
 
 
 def _is_late(entry: Entry, begin_ns: int) -> bool:

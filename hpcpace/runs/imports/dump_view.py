@@ -7,15 +7,20 @@ from the oldest that has not finished.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpcpace.errors import TraceError
 from hpcpace.hang.views import Call, Channel, GroupView, JobView, RankView
 from hpcpace.runs.imports.dumps import Dumps
 from hpcpace.runs.imports.flight_recorder import Dump, Entry
+from hpcpace.wording import plural
 
 SOURCE = "Flight Recorder dumps"
 _MOST_FINISHED = 64
+_MAX_MEMBERS = 1 << 22
+"""Of all groups of a job together, with those that are likely: ten groups in each of 16,384 ranks have a twentieth."""
 _DEFAULT = "default_pg"
 _Key = tuple[str, tuple[int, ...]]
 
@@ -26,10 +31,12 @@ class DumpGroups:
 
     Attributes:
         views: each once, as `JobView` has them.
+        ordered: the members of each, ascending: so torch counts the ends of messages.
         index: of each rank, the place in `views` of its groups, by name.
     """
 
     views: tuple[GroupView, ...]
+    ordered: tuple[tuple[int, ...], ...]
     index: Mapping[int, Mapping[str, int]]
 
 
@@ -60,7 +67,11 @@ def first_ns(dumps: Dumps) -> int:
 
 
 def groups_of(dumps: Dumps) -> DumpGroups:
-    """Return the process groups of a job, each once."""
+    """Return the process groups of a job, each once.
+
+    Raises:
+        TraceError: they have more members than those of any job.
+    """
     members: dict[_Key, None] = {}
     described: dict[_Key, str] = {}
     of_rank: dict[int, dict[str, _Key]] = {}
@@ -83,6 +94,7 @@ def groups_of(dumps: Dumps) -> DumpGroups:
     names = _names(keys, described)
     return DumpGroups(
         views=tuple(GroupView(name=name, members=key[1]) for key, name in zip(keys, names, strict=True)),
+        ordered=tuple(tuple(sorted(ranks)) for _, ranks in keys),
         index={rank: {name: place[key] for name, key in named.items()} for rank, named in of_rank.items()},
     )
 
@@ -100,10 +112,17 @@ def _unsaid_members(dumps: Dumps, of_rank: Mapping[int, Mapping[str, _Key]]) -> 
                 callers.setdefault(entry.group, set()).add(rank)
                 default |= {entry.group} if entry.description == _DEFAULT else set()
     found: dict[int, dict[str, tuple[int, ...]]] = {rank: {} for rank in dumps.by_rank}
+    everyone, missing = tuple(range(dumps.world_size)), set(dumps.missing)
+    num_members = 0
     for name, ranks in callers.items():
-        everyone = range(dumps.world_size) if name in default else ()
-        likely = tuple(sorted(ranks | set(dumps.missing) | set(everyone)))
-        for rank in set(likely) & dumps.by_rank.keys():
+        likely = everyone if name in default else tuple(sorted(ranks | missing))
+        num_members += len(likely)
+        if num_members > _MAX_MEMBERS:
+            raise TraceError(
+                f"the dumps do not say who is in {plural(len(callers), 'group')}, and {plural(len(missing), 'rank')} "
+                "without a dump may be in each; bring the dumps of all ranks"
+            )
+        for rank in dumps.by_rank.keys() & set(likely):
             if name not in of_rank[rank]:
                 found[rank][name] = likely
     return found
@@ -113,7 +132,8 @@ def _names(keys: list[_Key], described: Mapping[_Key, str]) -> list[str]:
     """Return a name for each group that no other has: its description where that is enough."""
     plain = [described.get(key, "") for key in keys]
     plain = [key[0] if name in ("", "undefined") else name for key, name in zip(keys, plain, strict=True)]
-    return [name if plain.count(name) == 1 else f"{name} {key[0]}" for key, name in zip(keys, plain, strict=True)]
+    counts = Counter(plain)
+    return [name if counts[name] == 1 else f"{name} {key[0]}" for key, name in zip(keys, plain, strict=True)]
 
 
 def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> RankView:
@@ -122,12 +142,14 @@ def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> Ra
     entered: dict[Channel, int] = {}
     counts: dict[Channel, int] = {}
     for entry in dump.entries:
-        members = groups.views[places[entry.group]].members
-        if max(entry.source, entry.destination) >= len(members):
+        ordered = groups.ordered[places[entry.group]]
+        if max(entry.source, entry.destination) >= len(ordered):
             continue  # a message beyond its group
-        channel = _channel(entry, places[entry.group], members)
+        channel = _channel(entry, places[entry.group], ordered)
         seq = entry.seq
         if entry.is_message:
+            if rank not in (channel.source, channel.destination):
+                continue  # of two other ranks
             peer = channel.destination if channel.source == rank else channel.source
             if not entry.is_open and not (rank in whole and peer in whole):
                 continue
@@ -146,11 +168,9 @@ def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> Ra
     return RankView(rank=rank, entered=entered, calls=tuple(calls.values()), is_complete=is_complete)
 
 
-def _channel(entry: Entry, group: int, members: tuple[int, ...]) -> Channel:
+def _channel(entry: Entry, group: int, ordered: tuple[int, ...]) -> Channel:
     if not entry.is_message:
         return Channel(group)
-    # torch counts the members of a group in ascending order.
-    ordered = sorted(members)
     return Channel(group, ordered[entry.source], ordered[entry.destination])
 
 

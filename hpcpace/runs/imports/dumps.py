@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcpace.errors import CannotTell, TraceError
 from hpcpace.parallel import map_processes
-from hpcpace.quoting import printable
-from hpcpace.runs.imports.flight_recorder import MOST_RANKS, Dump, read_dump
+from hpcpace.quoting import printable, shortened
+from hpcpace.runs.imports.flight_recorder import MAX_RANKS, Dump, read_dump
 from hpcpace.wording import listed, plural, rank_list
 
 _NAMED_RANK = re.compile(r"rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -58,18 +58,17 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
     if not files:
         raise TraceError(f"no file in {_names(paths)}; name the folder of TORCH_FR_DUMP_TEMP_FILE")
     outcomes = map_processes(_read, files) if len(files) > _FEW_FILES else map(_read, files)
-    found, problems = [], []
+    found = []
+    left_out: dict[str, list[Path]] = {}
     for file, outcome in zip(files, outcomes, strict=True):
         if isinstance(outcome, Dump):
             found.append(outcome)
         elif file.suffix.lower() not in _BESIDE:
-            problems.append(f"{printable(file.name)} was left out: {outcome}")
+            left_out.setdefault(outcome, []).append(file)
     if not found:
-        more = f" and {plural(len(problems) - _MOST_SHOWN, 'more file')}" if len(problems) > _MOST_SHOWN else ""
-        why = "; ".join(problems[:_MOST_SHOWN]) + more or "no file is one"
-        raise TraceError(f"no Flight Recorder dump in {_names(paths)}: {why}")
+        raise TraceError(f"no Flight Recorder dump in {_names(paths)}: {_few(_reasons(left_out)) or 'no file is one'}")
     _check_one_job(found)
-    return _with_ranks(found, problems)
+    return _with_ranks(found, left_out)
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -97,31 +96,54 @@ def _read(path: Path) -> Dump | str:
         return error.strerror or str(error)
 
 
+@dataclass(kw_only=True)
+class _Job:
+    """Dumps that one job can have left.
+
+    Attributes:
+        parts: of each name, the groups that have it: a split group has several parts, which share no rank.
+        members: the ranks of all these parts.
+    """
+
+    dumps: list[Dump] = field(default_factory=list)
+    parts: dict[str, set[frozenset[int]]] = field(default_factory=dict)
+    members: dict[str, set[int]] = field(default_factory=dict)
+
+    def fits(self, groups: Mapping[str, frozenset[int]]) -> bool:
+        """Return whether groups can be of this job, too."""
+        return all(
+            name not in self.parts or ranks in self.parts[name] or self.members[name].isdisjoint(ranks)
+            for name, ranks in groups.items()
+        )
+
+    def add(self, dump: Dump, groups: Mapping[str, frozenset[int]]) -> None:
+        """Add a dump with its groups."""
+        self.dumps.append(dump)
+        for name, ranks in groups.items():
+            if ranks not in self.parts.setdefault(name, set()):
+                self.parts[name].add(ranks)
+                self.members.setdefault(name, set()).update(ranks)
+
+
 def _check_one_job(dumps: Sequence[Dump]) -> None:
     """Refuse dumps that no single job can have left.
 
     Raises:
         TraceError: their groups or their times do not fit together.
     """
-    jobs: list[tuple[dict[str, set[frozenset[int]]], list[Dump]]] = []
+    jobs: list[_Job] = []
     for dump in dumps:
         groups = {group.name: frozenset(group.ranks) for group in dump.groups.values() if group.name and group.ranks}
-        fitting = (job for job in jobs if all(_can_be_one(groups[name], job[0].get(name, ())) for name in groups))
-        job = next(fitting, None)
+        job = next((job for job in jobs if job.fits(groups)), None)
         if job is None:
-            jobs.append(job := ({}, []))
-        job[1].append(dump)
-        for name, ranks in groups.items():
-            job[0].setdefault(name, set()).add(ranks)
-    parts = [part for _, members in jobs for part in _apart_in_time(members)]
+            if len(jobs) == _MOST_SHOWN:
+                raise TraceError(f"these dumps are of more than {plural(_MOST_SHOWN, 'job')}; name the files of one")
+            jobs.append(job := _Job())
+        job.add(dump, groups)
+    parts = [part for job in jobs for part in _apart_in_time(job.dumps)]
     if len(parts) > 1:
-        told = "; ".join(f"job {number}: {_file_list(part)}" for number, part in enumerate(parts, start=1))
+        told = _few([f"job {number}: {_file_list(part)}" for number, part in enumerate(parts, start=1)])
         raise TraceError(f"these dumps are of {plural(len(parts), 'job')}: {told}; name the files of one")
-
-
-def _can_be_one(ranks: frozenset[int], known: Iterable[frozenset[int]]) -> bool:
-    """Return whether groups of one name can be of one job: a split group has several parts, which share no rank."""
-    return all(ranks == other or not ranks & other for other in known)
 
 
 def _apart_in_time(dumps: Sequence[Dump]) -> list[list[Dump]]:
@@ -139,14 +161,14 @@ def _last_ns(dump: Dump) -> int:
     return max(entry.created_ns for entry in dump.entries)
 
 
-def _with_ranks(dumps: Sequence[Dump], problems: list[str]) -> Dumps:
+def _with_ranks(dumps: Sequence[Dump], left_out: dict[str, list[Path]]) -> Dumps:
     by_rank: dict[int, Dump] = {}
-    unknown = []
+    unknown: dict[str, list[Path]] = {}
     for dump in dumps:
         try:
             rank = _rank_of(dump)
         except ValueError as error:
-            unknown.append(f"{printable(dump.path.name)} was left out: {error}")
+            unknown.setdefault(str(error), []).append(dump.path)
             continue
         other = by_rank.get(rank)
         if other is not None and not _is_same_record(other, dump):
@@ -158,13 +180,14 @@ def _with_ranks(dumps: Sequence[Dump], problems: list[str]) -> Dumps:
         if other is None or any(entry.where for entry in dump.entries):
             by_rank[rank] = dump
     if not by_rank:
-        raise CannotTell("; ".join(unknown[:_MOST_SHOWN]))
+        raise CannotTell(_few(_reasons(unknown)))
+    problems = _reasons(left_out)
     versions = sorted({dump.version for dump in by_rank.values()})
     libraries = sorted({dump.library for dump in by_rank.values()} - {""})
     for kind, several in (("the format has versions", versions), ("the library is", libraries)):
         if several[1:]:
-            problems.append(f"ranks ran different software: {kind} {listed(several)}")
-    return Dumps(by_rank=by_rank, world_size=_world_size(by_rank), problems=(*problems, *unknown))
+            problems.append(f"ranks ran different software: {kind} {listed(several[:_MOST_SHOWN])}")
+    return Dumps(by_rank=by_rank, world_size=_world_size(by_rank), problems=(*problems, *_reasons(unknown)))
 
 
 def _rank_of(dump: Dump) -> int:
@@ -173,8 +196,8 @@ def _rank_of(dump: Dump) -> int:
     Raises:
         ValueError: neither its groups nor its name say it, or they contradict each other.
     """
-    memberships = [set(group.ranks) for group in dump.groups.values() if group.ranks]
-    possible = set.intersection(*memberships) if memberships else set()
+    memberships = [group.ranks for group in dump.groups.values() if group.ranks]
+    possible = set(memberships[0]).intersection(*memberships[1:]) if memberships else set()
     if memberships and not possible:
         raise ValueError("no rank is in all of its groups")
     stem = dump.path.name
@@ -187,8 +210,8 @@ def _rank_of(dump: Dump) -> int:
         raise ValueError("neither its name nor its groups say which rank it is of; put the rank into the name")
     if possible and rank not in possible:
         raise ValueError(f"its name says rank {rank}, but its groups are those of {rank_list(sorted(possible))}")
-    if rank >= MOST_RANKS:
-        raise ValueError(f"its name says rank {rank}, and ranks are 0 to {MOST_RANKS - 1}")
+    if rank >= MAX_RANKS:
+        raise ValueError(f"its name says rank {rank}, and ranks are 0 to {MAX_RANKS - 1}")
     return rank
 
 
@@ -207,10 +230,27 @@ def _world_size(by_rank: dict[int, Dump]) -> int:
     return highest + 1
 
 
+def _reasons(left_out: Mapping[str, Sequence[Path]]) -> list[str]:
+    """Return for each reason a sentence with the files that were left out for it."""
+    return [
+        f"{_path_list(paths)} {'was' if len(paths) == 1 else 'were'} left out: {why}" for why, paths in left_out.items()
+    ]
+
+
 def _file_list(dumps: Sequence[Dump]) -> str:
-    names = [printable(dump.path.name) for dump in dumps[:_MOST_SHOWN]]
-    more = len(dumps) - _MOST_SHOWN
+    return _path_list([dump.path for dump in dumps])
+
+
+def _path_list(paths: Sequence[Path]) -> str:
+    names = [shortened(path.name) for path in paths[:_MOST_SHOWN]]
+    more = len(paths) - _MOST_SHOWN
     return listed([*names, *([plural(more, "more file")] if more > 0 else [])])
+
+
+def _few(texts: Sequence[str]) -> str:
+    """Return the first of several texts, and how many others there are."""
+    more = len(texts) - _MOST_SHOWN
+    return "; ".join([*texts[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _names(paths: Sequence[Path]) -> str:

@@ -7,7 +7,6 @@ process is a member. Nothing in a file is believed before it is checked.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,16 +15,35 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.files import read_file
-from hpcpace.quoting import printable
-from hpcpace.runs.imports.plain_pickle import MOST_VALUES, read_plain_pickle
+from hpcpace.inert_pickle import read_pickle
+from hpcpace.quoting import shown
+from hpcpace.runs.imports.plain_values import (
+    MAX_LETTERS,
+    MAX_NUMBER,
+    Table,
+    is_whole,
+    json_value,
+    list_of,
+    number_of,
+    table_of,
+    text_of,
+)
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 17
+"""Of a job, eight times the largest ones: a dump of a few bytes can name one, and all below it are looked at."""
 MOST_BYTES = 32 << 20
 """Of one file: some 100,000 operations; PyTorch keeps 2,000 unless told otherwise."""
-_MOST_NUMBER = 1 << 62
-_MOST_SHOWN = 60
+# A table of a pickle may be in many places; an operation that is written down takes three times these.
+_MIN_ENTRY_BYTES = 32
+_MAX_MEMBERS_PER_BYTE, _MAX_MEMBERS = (
+    4,
+    1 << 20,
+)  # of all groups: twenty that each have all of 16,384 ranks have a third
+_MAX_DIMS = 64  # of torch's tensors
+_MAX_PATH_LETTERS = 4096
+_MAX_WHERE = 300
 _PICKLE = b"\x80"
-_MESSAGE = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
+_MESSAGE = re.compile(r"(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
 _ITEM_BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool"), 1),
     **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
@@ -34,7 +52,7 @@ _ITEM_BYTES = {
     "ComplexDouble": 16,
 }
 # Names of torch's layers for one and the same operation.
-_SAME_OPERATION = re.compile(r"^_|_base$|_oop$|_coalesced$|_single$|_into_tensor|_tensor(?=_|$)|_v$")
+_SAME_OPERATION = re.compile(r"^_+|(?:_base|_oop|_coalesced|_single|_v)+$|_into_tensor|_tensor(?=_|$)")
 _OTHER_NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "all_reduce_barrier": "barrier"}
 
 
@@ -123,126 +141,117 @@ def read_dump(path: Path) -> Dump:
     if not data:
         raise ValueError("it is empty: the job ended before PyTorch wrote it")
     if data.startswith(_PICKLE):
-        content = read_plain_pickle(data)
+        content = read_pickle(data)
     elif data.lstrip()[:1] in (b"{", b"["):
-        content = _json(data)
+        content = json_value(data)
     else:
         raise ValueError("it is neither a pickle nor JSON")
     if not isinstance(content, dict) or not {"version", "pg_config"} <= content.keys():
         raise ValueError("it is no dump of the Flight Recorder: it has no version and pg_config")
-    return _dump(path, content)
+    return _dump(path, content, len(data))
 
 
-def _json(data: bytes) -> Any:
-    if (num_values := sum(data.count(sign) for sign in (b",", b"[", b"{"))) > MOST_VALUES:
-        raise ValueError(f"it has {num_values} values, more than {MOST_VALUES}")
-    try:
-        return json.loads(data.decode())
-    except UnicodeDecodeError:
-        raise ValueError("it is no JSON: not in UTF-8") from None
-    except RecursionError:
-        raise ValueError("its JSON is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        if error.pos >= len(error.doc.rstrip()) - 1 or "Unterminated" in error.msg:
-            raise ValueError("it is cut off") from None
-        raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
-    except ValueError as error:  # a number with thousands of digits
-        raise ValueError(f"it is no JSON: {error}") from None
-
-
-def _dump(path: Path, content: dict[str, Any]) -> Dump:
-    version = _text(content, "version")
+def _dump(path: Path, content: Table, num_bytes: int) -> Dump:
+    version = text_of(content, "version")
     if version.split(".")[0] != "2":
-        raise ValueError(f"its format is version {_shown(version)}, and only 2.x is known")
-    nccl = content.get("nccl_version", content.get("comm_lib_version", ""))
-    entries = content.get("entries", [])
-    if not isinstance(entries, list):
-        raise ValueError(f"entries is {_shown(entries)}, not a list")
+        raise ValueError(f"its format is version {shown(version)}, and only 2.x is known")
+    library = "nccl_version" if "nccl_version" in content else "comm_lib_version"
+    nccl = text_of(content, library, "")
+    entries = list_of(content.get("entries", []), "entries", max_length=num_bytes // _MIN_ENTRY_BYTES)
     read = []
     for number, entry in enumerate(entries):
         try:
-            read.append(_entry(entry))
+            read.append(_entry(table_of(entry, "it")))
         except ValueError as error:
             raise ValueError(f"entry {number}: {error}") from None
-    first = entries[0].get("record_id") if entries else None
     return Dump(
         path=path,
         version=version,
-        library=f"NCCL {nccl}" if isinstance(nccl, str) and nccl else "",
-        groups={group.name: group for group in _groups(content["pg_config"])},
+        library=f"NCCL {nccl}" if nccl else "",
+        groups={group.name: group for group in _groups(table_of(content["pg_config"], "pg_config"), num_bytes)},
         entries=_finished_together(read),
-        enqueued=_enqueued(content.get("pg_status", {})),
-        is_from_start=first == 0,
+        enqueued=_enqueued(table_of(content.get("pg_status", {}), "pg_status")),
+        is_from_start=bool(entries) and is_whole(entries[0].get("record_id"), highest=0),
     )
 
 
-def _groups(content: Any) -> list[DumpGroup]:
-    if not isinstance(content, dict):
-        raise ValueError(f"pg_config is {_shown(content)}, not a table of groups")
+def _groups(content: Table, num_bytes: int) -> list[DumpGroup]:
+    """Return the groups. In a pickle several may have the same text of ranks, but not any number of them."""
     groups = []
+    of_text: dict[str, tuple[int, ...]] = {}
+    num_left = max_members = min(_MAX_MEMBERS_PER_BYTE * num_bytes, _MAX_MEMBERS)
     for key, value in content.items():
-        if not isinstance(value, dict):
-            raise ValueError(f"group {_shown(key)} is {_shown(value)}, not a table")
-        name = _text(value, "name") if "name" in value else key
-        groups.append(DumpGroup(name=name, description=_text(value, "desc", ""), ranks=_ranks(name, value)))
+        group = table_of(value, f"group {shown(key)}")
+        name = text_of(group if "name" in group else {"name": key}, "name")
+        ranks = group.get("ranks", "[]")
+        if not isinstance(ranks, str):
+            members = _ranks(name, ranks)
+        elif (known := of_text.get(ranks)) is not None:
+            members = known
+        else:
+            members = of_text[ranks] = _ranks(name, _listed(name, ranks))
+        num_left -= len(members)
+        if num_left < 0:
+            raise ValueError(f"its groups have more than {max_members} members")
+        groups.append(DumpGroup(name=name, description=text_of(group, "desc", ""), ranks=members))
     return groups
 
 
-def _ranks(name: str, group: dict[str, Any]) -> tuple[int, ...]:
-    ranks = group.get("ranks", "[]")
-    if isinstance(ranks, str):
-        try:
-            ranks = json.loads(ranks)
-        except (ValueError, RecursionError):
-            raise ValueError(f"group {_shown(name)} has the ranks {_shown(ranks)}, which are no list") from None
-    if not isinstance(ranks, list) or not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
-        raise ValueError(f"group {_shown(name)} has the ranks {_shown(ranks)}; ranks are 0 to {MOST_RANKS - 1}")
+def _listed(name: str, text: str) -> list[int]:
+    """Return the ranks of a text like `[0, 1]`."""
+    parts = text[1:-1].split(",") if text.count(",") < MAX_RANKS and text[:1] + text[-1:] == "[]" else [text]
+    try:
+        return [int(part[:20]) for part in parts] if parts != [""] else []
+    except ValueError:
+        raise ValueError(f"group {shown(name)} has the ranks {shown(text)}, which are no list of ranks") from None
+
+
+def _ranks(name: str, ranks: Any) -> tuple[int, ...]:
+    if not isinstance(ranks, list) or not all(is_whole(rank, highest=MAX_RANKS - 1) for rank in ranks):
+        raise ValueError(f"group {shown(name)} has the ranks {shown(ranks)}; ranks are 0 to {MAX_RANKS - 1}")
     if len(set(ranks)) < len(ranks):
-        raise ValueError(f"group {_shown(name)} has a rank twice")
+        raise ValueError(f"group {shown(name)} has a rank twice")
     return tuple(ranks)
 
 
-def _enqueued(content: Any) -> dict[int, int]:
+def _enqueued(content: Table) -> dict[int, int]:
     """Return the last operation called in each group; JSON has texts where a pickle has numbers."""
-    if not isinstance(content, dict):
-        raise ValueError(f"pg_status is {_shown(content)}, not a table of groups")
     found = {}
     for key, status in content.items():
-        if not isinstance(status, dict) or not str(key).isdecimal() or len(str(key)) > 9:
-            raise ValueError(f"pg_status has {_shown(key)}: {_shown(status)}, which is no status of a group")
+        if not isinstance(status, dict) or not re.fullmatch(r"[0-9]{1,9}", key):
+            raise ValueError(f"pg_status has {shown(key)}: {shown(status)}, which is no status of a group")
         last = status.get("last_enqueued_collective", -1)
-        last = int(last) if isinstance(last, str) and re.fullmatch(r"-?\d{1,18}", last) else last
-        found[int(key)] = _number({"last_enqueued_collective": last}, "last_enqueued_collective", least=-1)
+        if isinstance(last, str) and re.fullmatch(r"-?[0-9]{1,18}", last):
+            last = int(last)
+        found[int(key)] = number_of({"last_enqueued_collective": last}, "last_enqueued_collective", lowest=-1)
     return found
 
 
-def _entry(content: Any) -> Entry:
-    if not isinstance(content, dict):
-        raise ValueError(f"it is {_shown(content)}, not a table")
+def _entry(content: Table) -> Entry:
     group = content.get("process_group")
-    if not isinstance(group, (tuple, list)) or len(group) != 2 or not all(isinstance(part, str) for part in group):
-        raise ValueError(f"process_group is {_shown(group)}, not a name and a description")
-    backend, _, called = _text(content, "profiling_name").rpartition(":")
+    if not isinstance(group, (tuple, list)) or len(group) != 2 or not all(map(_is_name, group)):
+        raise ValueError(f"process_group is {shown(group)}, not a name and a description")
+    backend, _, called = text_of(content, "profiling_name").rpartition(":")
     message = _MESSAGE.fullmatch(called)
     if message:
         first, second = int(message[2]), int(message[4])
         source, destination = (first, second) if message[3] == "->" else (second, first)
-    state = _text(content, "state")
+    state = text_of(content, "state")
     is_p2p = bool(message) or content.get("is_p2p") is True
     return Entry(
         group=group[0],
         description=group[1],
-        group_id=_number(content, "pg_id", default=-1, least=-1),
+        group_id=number_of(content, "pg_id", -1, lowest=-1),
         backend=backend,
         op=message[1] if message else operation_name(called),
         source=source if message else -1,
         destination=destination if message else -1,
-        seq=_number(content, "p2p_seq_id" if is_p2p else "collective_seq_id"),
+        seq=number_of(content, "p2p_seq_id" if is_p2p else "collective_seq_id"),
         is_p2p=is_p2p,
         # gloo does not report the state of its operations; those that are over are retired.
         is_open=state != "completed" and not (backend == "gloo" and content.get("retired") is True),
         is_whole=called == "coalesced",
-        created_ns=_number(content, "time_created_ns"),
+        created_ns=number_of(content, "time_created_ns"),
         started_ns=_time(content, "time_discovered_started_ns"),
         completed_ns=_time(content, "time_discovered_completed_ns"),
         size_bytes=max(_size(content, "input"), _size(content, "output")),
@@ -273,55 +282,37 @@ def _finished_together(entries: list[Entry]) -> tuple[Entry, ...]:
     return tuple(kept)
 
 
-def _size(content: dict[str, Any], side: str) -> int:
-    sizes, dtypes = content.get(f"{side}_sizes", []), content.get(f"{side}_dtypes", [])
-    if not isinstance(sizes, list) or not isinstance(dtypes, list):
-        raise ValueError(f"{side}_sizes is {_shown(sizes)}, not a list of shapes")
+def _size(content: Table, side: str) -> int:
+    sizes = list_of(content.get(f"{side}_sizes", []), f"{side}_sizes")
+    dtypes = list_of(content.get(f"{side}_dtypes", []), f"{side}_dtypes")
     total = 0
     for number, shape in enumerate(sizes):
-        if not isinstance(shape, list) or not all(type(length) is int and 0 <= length < 1 << 48 for length in shape):
-            raise ValueError(f"{side}_sizes has {_shown(shape)}, not a shape")
+        if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(map(is_whole, shape)):
+            raise ValueError(f"{side}_sizes has {shown(shape)}, not a shape")
         dtype = dtypes[min(number, len(dtypes) - 1)] if dtypes else None
         item = _ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
         if item is None:
             return -1
         total += item * math.prod(shape)
-    return total if sizes and total < _MOST_NUMBER else -1
+    return total if sizes and total <= MAX_NUMBER else -1
 
 
 def _where(frames: Any) -> str:
     """Return the innermost frame that is not torch's own."""
-    if not isinstance(frames, list):
-        return ""
-    for frame in frames:
-        if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str) and "/torch/" not in file:
-            return f"{file}:{frame.get('line')} in {frame.get('name')}"[:500]
+    for frame in frames if isinstance(frames, list) else ():
+        file, name, number = (
+            [frame.get(key) for key in ("filename", "name", "line")] if isinstance(frame, dict) else [None] * 3
+        )
+        if isinstance(file, str) and len(file) <= _MAX_PATH_LETTERS and "/torch/" not in file:
+            function = name if _is_name(name) else "?"
+            return f"{file}:{number if is_whole(number) else '?'} in {function}"[-_MAX_WHERE:]
     return ""
 
 
-def _text(content: dict[str, Any], key: str, default: str | None = None) -> str:
-    value = content.get(key, default)
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is {_shown(value)}, not a text" if key in content else f"it has no {key}")
-    return value
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_LETTERS
 
 
-def _number(content: dict[str, Any], key: str, *, default: int | None = None, least: int = 0) -> int:
-    value = content.get(key, default)
-    if type(value) is not int or not least <= value < _MOST_NUMBER:
-        raise ValueError(f"{key} is {_shown(value)}, not a number" if key in content else f"it has no {key}")
-    return value
-
-
-def _time(content: dict[str, Any], key: str) -> int | None:
+def _time(content: Table, key: str) -> int | None:
     """Return a time; None where it is unknown, which JSON writes as 0."""
-    value = content.get(key)
-    return None if value in (None, 0) else _number(content, key)
-
-
-def _shown(value: Any) -> str:
-    """Return a value of a file, short and printable."""
-    if isinstance(value, (dict, list, tuple)):
-        return "a table" if isinstance(value, dict) else "a list"
-    text = repr(value)
-    return printable(text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "...")
+    return number_of(content, key) or None if content.get(key) is not None else None

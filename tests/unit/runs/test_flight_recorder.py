@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from known_dumps import BEGIN_NS, MS, dump, entry, unfinished, write
 
-from hpcpace.runs.imports import flight_recorder
+from hpcpace.runs.imports import flight_recorder, plain_values
 from hpcpace.runs.imports.flight_recorder import Dump, operation_name, read_dump
 
 
@@ -94,15 +94,15 @@ def test_names_of_one_operation_are_one(called: str, op: str) -> None:
         ({"version": "2.10"}, "no version and pg_config"),
         (dump([], version="3.0"), "version '3.0', and only 2.x"),
         (dump([], version=2), "version is 2, not a text"),
-        (dump([], pg_config=[]), "pg_config is a list"),
+        (dump([], pg_config=[]), r"pg_config is \[\], not a table"),
         (dump([], pg_config={"0": 1}), "group '0' is 1, not a table"),
         (dump([], pg_config={"0": {"name": "0", "desc": "", "ranks": "[0, 1"}}), "which are no list"),
-        (dump([], pg_config={"0": {"name": "0", "desc": "", "ranks": "[-1]"}}), "ranks are 0 to 1048575"),
-        (dump([], pg_config={"0": {"name": "0", "desc": "", "ranks": [10**9]}}), "ranks are 0 to 1048575"),
+        (dump([], pg_config={"0": {"name": "0", "desc": "", "ranks": "[-1]"}}), "ranks are 0 to 131071"),
+        (dump([], pg_config={"0": {"name": "0", "desc": "", "ranks": [10**9]}}), "ranks are 0 to 131071"),
         (dump([], pg_config={"0": {"name": "0", "desc": "", "ranks": "[1, 1]"}}), "a rank twice"),
         (dump([], pg_status={"x": {}}), "no status of a group"),
         (dump([], pg_status={"0": {"last_enqueued_collective": "many"}}), "last_enqueued_collective is 'many'"),
-        ({**dump([]), "entries": {}}, "entries is a table"),
+        ({**dump([]), "entries": {}}, "entries is {}, not a list"),
         ({**dump([]), "entries": [7]}, "entry 0: it is 7"),
         (dump([entry(0), entry(1, collective_seq_id="x")]), "entry 1: collective_seq_id is 'x', not a number"),
         (dump([entry(0, collective_seq_id=-1)]), "collective_seq_id is -1"),
@@ -112,7 +112,7 @@ def test_names_of_one_operation_are_one(called: str, op: str) -> None:
         (dump([entry(0, process_group="0")]), "process_group is '0'"),
         (dump([entry(0, process_group=("0", 1))]), "process_group is"),
         (dump([entry(0, profiling_name=None)]), "profiling_name is None"),
-        (dump([entry(0, input_sizes=[["a"]])]), "input_sizes has a list"),
+        (dump([entry(0, input_sizes=[["a"]])]), r"input_sizes has \['a'\], not a shape"),
         (dump([entry(0, input_sizes=7)]), "input_sizes is 7"),
         (dump([{**entry(0), "state": 1}]), "state is 1"),
     ],
@@ -152,6 +152,6 @@ def test_a_huge_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_json_of_very_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "MOST_VALUES", 50)
+    monkeypatch.setattr(plain_values, "MAX_VALUES", 50)
     with pytest.raises(ValueError, match="values, more than 50"):
         read(tmp_path, dump([entry(number) for number in range(20)]), "rank_0.json")
