@@ -6,7 +6,7 @@ BENCH_STAMP := .venv/.installed-bench
 DEMO := runs/demo
 DEMO_OPTIONS := --ranks 4 --batch-size 32 --steps 50 --shared-cores
 
-.PHONY: install demo test test-compute test-full test-lab sanitize gpu lint bench bench-quick drills score nano-cluster pacing golden clean
+.PHONY: install demo test test-compute test-full test-lab sanitize gpu first-light-rehearsal lint bench bench-quick drills score nano-cluster pacing golden clean
 
 install: $(STAMP)
 
@@ -59,11 +59,23 @@ sanitize: $(STAMP)
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
+# What docs/gpu.md measures on a GPU, on CPUs: with torch 2.11 as on that machine, whose Python is 3.12 (PYTHON names one).
+REHEARSAL := build/first-light-python
+$(REHEARSAL)/.installed:
+	$(PYTHON) -m venv --clear $(REHEARSAL)
+	$(REHEARSAL)/bin/python -m pip install --quiet torch==2.11.0 torchvision==0.26.0 mpi4py h5py numpy pandas scipy click \
+	  transformers 'setuptools<82'
+	@touch $@
+
+first-light-rehearsal: $(REHEARSAL)/.installed
+	PYTHON=$(REHEARSAL)/bin/python experiments/gpu/first_light.sh --wheels
+	PYTHON=$(REHEARSAL)/bin/python experiments/gpu/first_light.sh --rehearse
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck sbatch/*.sh docs/health-checks/*.sh .ci/run
+	$(BIN)/shellcheck sbatch/*.sh docs/health-checks/*.sh experiments/gpu/*.sh .ci/run
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev,bench]'

@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--settle-steps", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=128)
+    parser.add_argument("--step-ms", type=float, help="choose the batch size, so that a step takes about this long")
     parser.add_argument("--ranks", type=int, help="default: 2 on CPUs, 1 on a GPU")
     parser.add_argument("--inside-mpi", action="store_true", help=argparse.SUPPRESS)
     add_options(parser)
@@ -96,6 +97,14 @@ def measure(args: argparse.Namespace) -> None:
         rows = text.batch(0, seed=0, batch_size=args.batch_size, seq_len=plan.seq_len, rows=plan.rows(place))
         tokens = torch.from_numpy(rows).to(device)
 
+        def train() -> None:
+            model(tokens[:, :-1], tokens[:, 1:]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        if args.step_ms is not None:
+            tokens = tokens.repeat(_repeats(train, device, args.step_ms), 1)
+
         def step(session: Any) -> None:
             with session.phase("data") if session is not None else nullcontext():
                 batch = tokens.clone()
@@ -108,6 +117,18 @@ def measure(args: argparse.Namespace) -> None:
         # On devices comparisons of clocks would choose the steps in which device and host are tied together.
         clock = ClockConfig(enabled=device.type == "cpu")
         compare(args, comm, step, model, Config(train=settings, clock=clock))
+
+
+def _repeats(train: Callable[[], None], device: torch.device, step_ms: float) -> int:
+    """Return how often a batch makes a step of about that length; a step has a least length."""
+    times_s = []
+    for _ in range(8):
+        begin_s = time.perf_counter()
+        train()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times_s.append(time.perf_counter() - begin_s)
+    return max(round(step_ms / 1e3 / min(times_s)), 1)
 
 
 class Alone:

@@ -1,0 +1,62 @@
+"""The table of docs/gpu.md, from the results that are kept here, or with "not yet measured" in each cell."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments.gpu.place import ROOT
+from experiments.gpu.runner import RESULTS
+from experiments.gpu.steps import STEPS, Step
+
+DOCUMENT = ROOT / "docs" / "gpu.md"
+KEPT = Path(__file__).parent / RESULTS
+UNMEASURED = "not yet measured"
+_PLACE = re.compile(r"(<!-- first light -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def write_page(folder: Path) -> Path:
+    """Keep the results of a folder, put them into the document, and return its path."""
+    results = json.loads((folder / RESULTS).read_text())
+    if results["rehearsal"]:
+        sys.exit(f"{folder / RESULTS} is of a rehearsal on CPUs: it says nothing about GPUs")
+    shutil.copyfile(folder / RESULTS, KEPT)
+    DOCUMENT.write_text(with_results(DOCUMENT.read_text(), results))
+    return DOCUMENT
+
+
+def kept_results() -> dict[str, Any] | None:
+    """Return the results that are kept; None while there are none."""
+    return json.loads(KEPT.read_text()) if KEPT.exists() else None
+
+
+def with_results(text: str, results: dict[str, Any] | None) -> str:
+    """Return the document with the table of some results."""
+    return _PLACE.sub(lambda place: f"{place[1]}{table(results)}\n{place[2]}", text)
+
+
+def table(results: dict[str, Any] | None) -> str:
+    """Return where it was measured and a row for each cell, in Markdown."""
+    lines = ["Nothing has been measured on a GPU yet."]
+    if results is not None:
+        versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+        lines = [f"Measured on {results['date']} on {results['device']}, {results['cores']} cores; {versions}."]
+    lines += ["", "| step | limit | question | measured |", "|---|---|---|---|"]
+    for step in STEPS:
+        found = (results or {}).get("steps", {}).get(step.name)
+        for number, (name, question) in enumerate(step.cells.items()):
+            first = (f"{step.name}: {step.title}", f"{step.limit_s} s") if number == 0 else ("", "")
+            lines.append(f"| {first[0]} | {first[1]} | {question} | {_cell(step, name, found)} |")
+    return "\n".join(lines)
+
+
+def _cell(step: Step, name: str, found: dict[str, Any] | None) -> str:
+    if found is None:
+        return UNMEASURED
+    if name in found["figures"]:
+        return re.sub(r"[|\s]+", " ", str(found["figures"][name])).strip()
+    return f"{UNMEASURED}: {found['reason'] or 'step ' + step.name + ' left it out'}".replace("|", "/")
