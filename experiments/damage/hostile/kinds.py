@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import topology
+from experiments.damage.hostile import kineto, topology, wia
 
-KINDS = (*topology.KINDS,)
+KINDS = (*kineto.KINDS, *topology.KINDS, *wia.KINDS)
