@@ -18,8 +18,8 @@ from hpcpace.quoting import shown
 from hpcpace.runs.imports.bounded import call_bounded
 from hpcpace.runs.imports.opened import InputFile
 
-MAX_ROWS = 2_000_000
-"""Each takes 450 bytes until the run is written."""
+MAX_ROWS = 1_200_000
+"""Each takes up to 700 bytes until the run is written."""
 MAX_KINDS = 1024
 MAX_NAME_LETTERS = 60
 _MAX_BYTES = 640 << 20
@@ -54,10 +54,11 @@ def _read(file: InputFile, columns: tuple[str, ...]) -> tuple[dict[str, Any], An
 
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     try:
-        with file.open() as opened, parquet.ParquetFile(opened, read_dictionary=[_TEXT]) as found:
-            _check_schema(file.path, found.schema_arrow, columns)
-            _check_rows(file.path, found.metadata.num_rows)
-            table = found.read(columns=list(columns), use_threads=False)
+        with file.open() as opened:
+            metadata = parquet.read_metadata(opened)
+            _check_schema(file.path, metadata.schema.to_arrow_schema(), columns)
+            _check_rows(file.path, metadata.num_rows)
+            table = parquet.ParquetFile(opened, read_dictionary=[_TEXT]).read(columns=list(columns), use_threads=False)
         _check_rows(file.path, table.num_rows)
         text = table.column(_TEXT).unify_dictionaries().combine_chunks()
         if isinstance(text, pyarrow.ChunkedArray):  # of no row
@@ -69,7 +70,7 @@ def _read(file: InputFile, columns: tuple[str, ...]) -> tuple[dict[str, Any], An
         numbers = {name: table.column(name).to_numpy() for name in columns if name != _TEXT}
     except MemoryError:
         raise MemoryError from None  # that of pyarrow would have to be imported to be raised
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"cannot read {file.path}: {shown(str(error))}") from None
     return numbers, codes, names
 
@@ -90,7 +91,8 @@ def _check_schema(path: Path, schema: Any, columns: tuple[str, ...]) -> None:
     for name in columns:
         kind: Any = schema.field(name).type if names.count(name) == 1 else pyarrow.null()
         if name == _TEXT:
-            is_right = types.is_dictionary(kind) and types.is_string(kind.value_type)
+            of_text = kind.value_type if types.is_dictionary(kind) else kind
+            is_right = types.is_string(of_text) or types.is_large_string(of_text)
         else:
             is_right = types.is_integer(kind) or types.is_floating(kind)
         if not is_right:
