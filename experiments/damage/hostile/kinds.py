@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import flight_recorder, nsys, topology
+from experiments.damage.hostile import flight_recorder, kineto, nsys, topology, wia
 
-KINDS = (*flight_recorder.KINDS, *nsys.KINDS, *topology.KINDS)
+KINDS = (
+    *flight_recorder.KINDS,
+    *kineto.KINDS,
+    *nsys.KINDS,
+    *topology.KINDS,
+    *wia.KINDS,
+)
