@@ -8,6 +8,7 @@ RUN/report.html   RUN/summary.json   RUN/timeline.pftrace   RUN/switch   RUN/che
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +24,8 @@ from hpcpace.errors import TraceError
 from hpcpace.files import Folder, write_file
 from hpcpace.redaction import Redaction
 
-_ATTEMPT = re.compile(r"attempt-(\d+)$")
+_MAX_ATTEMPT = 999_999_999
+_ATTEMPT = re.compile(r"attempt-([0-9]{1,9})$")
 _TRACE = re.compile(r"rank-(\d+)\.(h5|journal)$")
 _PACK = re.compile(r"pack-\d{5,7}-[0-9a-f]{8}\.h5")
 
@@ -257,11 +259,14 @@ class RunDirectory:
         """Create and return the next attempt; two processes that ask at the same time get different ones.
 
         Raises:
-            OSError: the folder cannot be made.
+            OSError: the folder cannot be made, or somebody has used up all numbers.
         """
         with Folder.open(self.path, make=True) if self.folder is None else nullcontext(self.folder) as folder:
             while True:
-                attempt = self.attempt(self.next_attempt_number)
+                number = self.next_attempt_number
+                if number > _MAX_ATTEMPT:
+                    raise OSError(errno.ERANGE, f"attempt-{_MAX_ATTEMPT} is in it, so that no number is left")
+                attempt = self.attempt(number)
                 try:
                     made = folder.new_folder(attempt.path.name)
                 except FileExistsError:
