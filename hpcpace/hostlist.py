@@ -163,3 +163,28 @@ def _no_list(text: str) -> ValueError:
 
 def _too_many(text: str) -> ValueError:
     return ValueError(f"{shown(text)} has more than {MAX_HOSTS} hosts")
+
+
+class HostLists:
+    """Expands several lists, such as all of a file, up to a number of names together.
+
+    A line of twenty letters can list 65,536 hosts, so that the size of a file says little about what is in it.
+
+    Args:
+        max_names: each counts as often as it is listed.
+    """
+
+    def __init__(self, max_names: int) -> None:
+        self._max_names = self._num_left = max_names
+
+    def expand(self, text: str) -> tuple[str, ...]:
+        """Return the names of one list.
+
+        Raises:
+            ValueError: it is no list, or all lists have too many names together.
+        """
+        found = expand(text)
+        self._num_left -= len(found)
+        if self._num_left < 0:
+            raise ValueError(f"up to {shown(text)}, more than {self._max_names} names are listed")
+        return tuple(found)

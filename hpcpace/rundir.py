@@ -27,6 +27,8 @@ from hpcpace.redaction import Redaction
 _MAX_ATTEMPT = 999_999_999
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})$")
 _TRACE = re.compile(r"rank-(\d+)\.(h5|journal)$")
+# What is no id, as that of a made environment, names no folder.
+_JOB_ID = re.compile(r"[\w.+-]{1,64}")
 _PACK = re.compile(r"pack-\d{5,7}-[0-9a-f]{8}\.h5")
 
 RUNS = Path("runs")
@@ -312,7 +314,7 @@ def default_run_path(
     number after its name, unless the time is given: that of a launcher, whose restarts share a path.
     """
     job_id = environ.get("SLURM_JOB_ID", "")
-    if job_id:
+    if _JOB_ID.fullmatch(job_id):
         step_id = environ.get("SLURM_STEP_ID", "")
         # In a batch script outside srun, SLURM_STEP_ID is unset; step 0 of each job is the usual one.
         step = f".{step_id}" if step_id.isdigit() else ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hpcpace.errors import TopologyError
+from hpcpace.hostlist import HostLists
 from hpcpace.quoting import shown
-from hpcpace.topology.names import Names, switch_name
-from hpcpace.topology.switch_tree import Switch, SwitchTree, switch_tree
+from hpcpace.topology.switch_tree import MAX_NAMES, Switch, SwitchTree, switch_name, switch_tree
 
 _MOST_LEVELS = 8
 
@@ -20,7 +20,7 @@ def parse_host_table(content: str) -> SwitchTree:
     """
     hosts: dict[str, dict[str, None]] = {}
     above: dict[str, dict[str, None]] = {}
-    names = Names()
+    lists = HostLists(MAX_NAMES)
     for number, line in enumerate(content.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -31,7 +31,7 @@ def parse_host_table(content: str) -> SwitchTree:
                 "known, the switches above, with blanks between"
             )
         try:
-            listed = names.listed(words[0])
+            listed = lists.expand(words[0])
             switches = [switch_name(word) for word in words[1:]]
         except ValueError as error:
             raise TopologyError(f"line {number}: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def read_topology(path: Path) -> list[SwitchTree]:
         TopologyError: it cannot be read, is none of these, or has no hosts.
     """
     try:
-        content = read_file(path.resolve(), most_bytes=_MAX_BYTES).decode("utf-8")
+        content = read_file(Path(os.path.realpath(path)), most_bytes=_MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise TopologyError(f"cannot read the topology {path}: {reason}") from None

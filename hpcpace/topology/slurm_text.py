@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from hpcpace.errors import TopologyError
+from hpcpace.hostlist import HostLists
 from hpcpace.quoting import shown
-from hpcpace.topology.names import Names
-from hpcpace.topology.switch_tree import Switch, SwitchTree, switch_tree
+from hpcpace.topology.switch_tree import MAX_NAMES, Switch, SwitchTree, switch_tree
 
 _PAIR = re.compile(r"(?<!\w)(\w+)=(\"[^\"]*\"|\S*)")
 _NAMES = ("switchname", "blockname", "aggregatedblock")
@@ -33,12 +33,12 @@ def parse_slurm_text(content: str) -> SwitchTree:
     """
     switches: list[Switch] = []
     problems = []
-    names = Names()
+    lists = HostLists(MAX_NAMES)
     for number, line in _lines(content):
         pairs = {key.lower(): value.strip('"') for key, value in _PAIR.findall(line)}
         name_key = next((key for key in _NAMES if key in pairs), "")
         if name_key:
-            switches += _switches(number, pairs[name_key], pairs, names)
+            switches += _switches(number, pairs[name_key], pairs, lists)
         elif "include" in line.lower().split()[:1]:
             problems.append(f"line {number} includes another file, which is not read")
         elif not pairs or not any(key in pairs for key in _OTHER_LINES):
@@ -62,10 +62,10 @@ def _lines(content: str) -> list[tuple[int, str]]:
     return found
 
 
-def _switches(number: int, name: str, pairs: dict[str, str], names: Names) -> list[Switch]:
-    below = _listed(number, _BELOW, pairs.get(_BELOW, ""), names)
-    hosts = () if below else _listed(number, "nodes", pairs.get("nodes", ""), names)
-    listed = _listed(number, "name", name, names)
+def _switches(number: int, name: str, pairs: dict[str, str], lists: HostLists) -> list[Switch]:
+    below = _listed(number, _BELOW, pairs.get(_BELOW, ""), lists)
+    hosts = () if below else _listed(number, "nodes", pairs.get("nodes", ""), lists)
+    listed = _listed(number, "name", name, lists)
     if not listed:
         raise TopologyError(f"line {number} has a switch without a name")
     if len(listed) > 1 and (hosts or below):
@@ -75,10 +75,10 @@ def _switches(number: int, name: str, pairs: dict[str, str], names: Names) -> li
     return [Switch(name=one, hosts=hosts, switches=below) for one in listed]
 
 
-def _listed(number: int, what: str, value: str, names: Names) -> tuple[str, ...]:
+def _listed(number: int, what: str, value: str, lists: HostLists) -> tuple[str, ...]:
     if value.lower() in _NO_NAMES:
         return ()
     try:
-        return names.listed(value)
+        return lists.expand(value)
     except ValueError as error:
         raise TopologyError(f"line {number}, {what}: {error}") from None

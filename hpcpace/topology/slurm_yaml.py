@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from hpcpace.errors import TopologyError
+from hpcpace.hostlist import HostLists
 from hpcpace.quoting import shown
-from hpcpace.topology.names import MAX_LETTERS, Names, switch_name
-from hpcpace.topology.switch_tree import Switch, SwitchTree, switch_tree
+from hpcpace.topology.switch_tree import MAX_LETTERS, MAX_NAMES, Switch, SwitchTree, switch_name, switch_tree
 
 _KINDS = {"tree": ("switches", "switch"), "block": ("blocks", "block")}
 _MAX_DEPTH = 16
@@ -40,14 +40,14 @@ def parse_slurm_yaml(content: str) -> list[SwitchTree]:
         TopologyError: PyYAML is not installed, or the text is something else.
     """
     data = _loaded(content)
-    names = Names()
+    lists = HostLists(MAX_NAMES)
     topologies = data if isinstance(data, list) else [data]
     found = []
     for place, topology in enumerate(topologies, 1):
         if not isinstance(topology, dict):
             raise TopologyError(f"topology {place} is {shown(topology)}: it must be a mapping with tree: or block:")
         is_default = str(topology.get("cluster_default")).lower() in _YES
-        found.append((not is_default, _tree_of(place, topology, names)))
+        found.append((not is_default, _tree_of(place, topology, lists)))
     return [tree for _, tree in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -128,7 +128,7 @@ class _Open:
             self._key = value
 
 
-def _tree_of(place: int, topology: dict[str, Any], names: Names) -> SwitchTree:
+def _tree_of(place: int, topology: dict[str, Any], lists: HostLists) -> SwitchTree:
     name = topology.get("topology") or ""
     if not isinstance(name, str) or len(name) > MAX_LETTERS:
         raise TopologyError(f"topology {place} is called {shown(name)}: its name must be a word")
@@ -138,11 +138,11 @@ def _tree_of(place: int, topology: dict[str, Any], names: Names) -> SwitchTree:
             listed = topology[kind].get(units) if isinstance(topology[kind], dict) else None
             if not isinstance(listed, list):
                 raise TopologyError(f"topology {where}: {kind} has no list {units}:")
-            return switch_tree([_switch(one, unit, where, names) for one in listed], name=name)
+            return switch_tree([_switch(one, unit, where, lists) for one in listed], name=name)
     return switch_tree([], name=name)
 
 
-def _switch(entry: Any, unit: str, where: str, names: Names) -> Switch:
+def _switch(entry: Any, unit: str, where: str, lists: HostLists) -> Switch:
     if not isinstance(entry, dict) or not isinstance(entry.get(unit), str):
         raise TopologyError(
             f"topology {where}: an entry is {shown(entry)}: it must have {unit}: and nodes: or children:"
@@ -151,12 +151,12 @@ def _switch(entry: Any, unit: str, where: str, names: Names) -> Switch:
         name = switch_name(entry[unit])
     except ValueError as error:
         raise TopologyError(f"topology {where}: {error}") from None
-    below = _listed(entry, "children", where, names)
-    hosts = () if below else _listed(entry, "nodes", where, names)
+    below = _listed(entry, "children", where, lists)
+    hosts = () if below else _listed(entry, "nodes", where, lists)
     return Switch(name=name, hosts=hosts, switches=below)
 
 
-def _listed(entry: dict[str, Any], key: str, where: str, names: Names) -> tuple[str, ...]:
+def _listed(entry: dict[str, Any], key: str, where: str, lists: HostLists) -> tuple[str, ...]:
     value = entry.get(key)
     if value is None:
         return ()
@@ -164,6 +164,6 @@ def _listed(entry: dict[str, Any], key: str, where: str, names: Names) -> tuple[
     if not all(isinstance(text, str) for text in texts):
         raise TopologyError(f"topology {where}, {key} is {shown(value)}: it must be a list like n[1-4]")
     try:
-        return tuple(name for text in texts for name in names.listed(text))
+        return tuple(name for text in texts for name in lists.expand(text))
     except ValueError as error:
         raise TopologyError(f"topology {where}, {key}: {error}") from None

@@ -9,8 +9,12 @@ from itertools import islice
 
 from hpcpace.errors import TopologyError
 from hpcpace.hostlist import short_list
+from hpcpace.quoting import shown
 from hpcpace.wording import plural
 
+MAX_NAMES = 1 << 18
+"""Of hosts and switches in a file, as often as they are listed: 65,536 hosts at leaves, and leaves below others."""
+MAX_LETTERS = 255
 _MAX_NAMED = 4
 # Networks have three levels of switches, with groups of a dragonfly or blocks of blocks five.
 _MAX_LEVELS = 16
@@ -43,6 +47,17 @@ class SwitchTree:
     name: str
     above: Mapping[str, tuple[str, ...]]
     problems: tuple[str, ...]
+
+
+def switch_name(text: str) -> str:
+    """Return the name of one switch, which may be any text of some letters.
+
+    Raises:
+        ValueError: it is empty or very long.
+    """
+    if not 0 < len(text) <= MAX_LETTERS:
+        raise ValueError(f"{shown(text)} is no name of a switch: it must have 1 to {MAX_LETTERS} letters")
+    return text
 
 
 def switch_tree(switches: Sequence[Switch], *, name: str = "", problems: Iterable[str] = ()) -> SwitchTree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from hpcpace.config import Config
 from hpcpace.errors import TraceError
 from hpcpace.observe.recording import Recording
-from hpcpace.rundir import RunDirectory, is_recorded, open_run
+from hpcpace.rundir import RunDirectory, default_run_path, is_recorded, open_run
 from hpcpace.trace.schema import TraceHeader
 
 
@@ -86,3 +87,9 @@ def test_a_recording_follows_no_link_in_its_run(tmp_path, elsewhere, name):
 )
 def test_what_an_attempt_has_recorded_is_known_by_its_place(path: str, expected: bool) -> None:
     assert is_recorded(Path(path)) is expected
+
+
+@pytest.mark.parametrize("job_id", ["../../etc", "a/b", "x" * 100, "7\n8", ""])
+def test_what_is_no_id_of_a_job_names_no_folder(tmp_path: Path, job_id: str) -> None:
+    path = default_run_path("train", {"SLURM_JOB_ID": job_id}, base=tmp_path)
+    assert path.parent == tmp_path and re.fullmatch(r"\d{8}-\d{6}-train", path.name)

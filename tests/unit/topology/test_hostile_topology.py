@@ -45,10 +45,12 @@ def _lines(number: int, line: Callable[[int], str]) -> str:
             "SwitchName=s1 Nodes=" + "x" * 100_000 + "[1-65536]", "a name of more than 255 letters", id="long names"
         ),
         pytest.param(
-            _lines(1000, lambda i: f"SwitchName=s{i} Nodes=n{i}x[1-65536]"), "lists more than 262144", id="many hosts"
+            _lines(1000, lambda i: f"SwitchName=s{i} Nodes=n{i}x[1-65536]"),
+            "more than 262144 names are listed",
+            id="many hosts",
         ),
         pytest.param(
-            _lines(1000, lambda i: f"n[1-65536] s{i}"), "line 5: the file lists more than 262144", id="a table"
+            _lines(1000, lambda i: f"n[1-65536] s{i}"), "line 5: up to 'n[1-65536]', more than 262144", id="a table"
         ),
         pytest.param("SwitchName=s1 " + "a" * 1_000_000, "has no host at a switch", id="a word without a value"),
         pytest.param("n1 " + "s" * 300, "is no name of a switch", id="a long switch in a table"),
