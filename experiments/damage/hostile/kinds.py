@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import settings, topology
+from experiments.damage.hostile import history, settings, topology
 
-KINDS = (*topology.KINDS, *settings.KINDS)
+KINDS = (*topology.KINDS, *settings.KINDS, *history.KINDS)
