@@ -220,9 +220,13 @@ class RunDirectory:
 
     @property
     def next_attempt_number(self) -> int:
-        """The number that the next attempt will have."""
-        existing = self.attempts()
-        return existing[-1].number + 1 if existing else 0
+        """The number that the next attempt will have: above those of all that is called so, be it a file or a link."""
+        try:
+            with self.open() as folder:
+                found = [_ATTEMPT.fullmatch(name) for name in folder.names()]
+        except OSError:
+            return 0
+        return max((int(match[1]) + 1 for match in found if match), default=0)
 
     def attempt(self, number: int) -> Attempt:
         """Return an attempt, whether it exists or not."""
