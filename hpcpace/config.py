@@ -18,6 +18,7 @@ from hpcpace.audit.settings import AuditConfig
 from hpcpace.detail import DETAILS, parse_steps
 from hpcpace.errors import ConfigError, check_all
 from hpcpace.pace.settings import PaceSettings
+from hpcpace.quoting import shown
 from hpcpace.units import parse_rate, parse_size
 
 MODELS = ("gpt2", "resnet18")
@@ -40,7 +41,7 @@ COMPRESSIONS = ("none", "fp16", "bf16", "int8", "powersgd")
 
 def _check_choice(section: str, name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{section}.{name} is {value!r}: choose one of {', '.join(choices)}")
+        raise ConfigError(f"{section}.{name} is {shown(value)}: choose one of {', '.join(choices)}")
 
 
 MOST = 1_000_000_000
@@ -397,7 +398,7 @@ def check_lab_name(name: str) -> None:
         ConfigError: the name is invalid.
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", name):
-        raise ConfigError(f"lab.name is {name!r}: use up to 20 of a-z, 0-9 and '-', a letter first")
+        raise ConfigError(f"lab.name is {shown(name)}: use up to 20 of a-z, 0-9 and '-', a letter first")
 
 
 def _check_rate(name: str, text: str) -> None:

@@ -6,6 +6,7 @@ TOML files give numbers and lists, environment variables texts, and a rule of a 
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 import types
 import typing
@@ -16,10 +17,18 @@ from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.errors import ConfigError, check_all
+from hpcpace.files import read_file
+from hpcpace.quoting import shown
 
 Values = dict[str, dict[str, Any]]
 """Values by section and key."""
 
+_MAX_BYTES = 1 << 20
+# tomllib compares each part of a dotted key with all before it; `trace.enabled` has two.
+_MAX_DOTS = 8192
+# Of a text, as Linux has it for paths; and of a number, as computers have it.
+_MAX_LETTERS, _MAX_BITS = 4096, 64
+_MAX_REASON, _MAX_NAMED = 160, 4
 _KINDS = {int: "a whole number", float: "a number", str: "a string", Path: "a path"}
 _WORDS = {"1": True, "on": True, "true": True, "yes": True, "0": False, "off": False, "false": False, "no": False}
 
@@ -48,11 +57,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is something else.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # The file may be a link, as its folder may: the user or the site has chosen it.
+        content = read_file(Path(os.path.realpath(path)), most_bytes=_MAX_BYTES).decode("utf-8")
+        if content.count(".") > _MAX_DOTS:
+            raise ConfigError(f"{path} has more than {_MAX_DOTS} dots, too many for settings")
+        return tomllib.loads(content)
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits, and what is nested deep
+        raise ConfigError(f"{path} is not valid TOML: {str(error)[:_MAX_REASON]}") from error
 
 
 def typed(values: Mapping[str, Any], source: str) -> Values:
@@ -62,25 +75,44 @@ def typed(values: Mapping[str, Any], source: str) -> Values:
         ConfigError: a section or key is unknown, or a value has the wrong type.
     """
     found: Values = {}
-    check_all(partial(_type_section, found, section, table, source) for section, table in values.items())
+    known = sections()
+    check_all(
+        [
+            *(
+                partial(_type_section, found, section, values[section], source)
+                for section in values
+                if section in known
+            ),
+            partial(_check_known, values, known, f"{source}: unknown section", "", "the sections"),
+        ]
+    )
     return found
 
 
+def _check_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str, where: str, all_of_them: str) -> None:
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
+        names = ", ".join(map(shown, unknown[:_MAX_NAMED]))
+        plural = "s" if len(unknown) > 1 else ""
+        raise ConfigError(f"{what}{plural} {names}{more}{where}: {all_of_them} are {', '.join(known)}")
+
+
 def _type_section(found: Values, section: str, table: Any, source: str) -> None:
-    known = sections()
-    if section not in known:
-        raise ConfigError(f"{source}: unknown section [{section}]: the sections are {', '.join(known)}")
     if not isinstance(table, Mapping):
         raise ConfigError(f"{source}: {section} must be a table like [{section}]")
-    hints = typing.get_type_hints(known[section])
+    hints = typing.get_type_hints(sections()[section])
     found[section] = {}
 
-    def convert(key: str, value: Any) -> None:
-        if key not in hints:
-            raise ConfigError(f"{source}: unknown key {key!r} in [{section}]: the keys are {', '.join(hints)}")
-        found[section][key] = _coerce(value, hints[key], f"{source}: {section}.{key}")
+    def convert(key: str) -> None:
+        found[section][key] = _coerce(table[key], hints[key], f"{source}: {section}.{key}")
 
-    check_all(partial(convert, key, value) for key, value in table.items())
+    check_all(
+        [
+            *(partial(convert, key) for key in table if key in hints),
+            partial(_check_known, table, hints, f"{source}: unknown key", f" in [{section}]", "the keys"),
+        ]
+    )
 
 
 def switch(value: Any, where: str) -> bool:
@@ -91,26 +123,40 @@ def switch(value: Any, where: str) -> bool:
     """
     if isinstance(value, bool):
         return value
-    if str(value).lower() in _WORDS:
-        return _WORDS[str(value).lower()]
-    raise ConfigError(f"{where} is {value!r}: expected on or off")
+    word = str(value).lower() if isinstance(value, str) or value in (0, 1) else ""
+    if word in _WORDS:
+        return _WORDS[word]
+    raise ConfigError(f"{where} is {shown(value)}: expected on or off")
 
 
 def _coerce(value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, types.UnionType):
         kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
     if typing.get_origin(kind) is tuple:
-        if not isinstance(value, (str, list, tuple)):
-            raise ConfigError(f"{where} is {value!r}: expected a list of strings")
-        return tuple(value.split() if isinstance(value, str) else map(str, value))
+        texts = value.split() if isinstance(value, str) else value
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"{where} is {shown(value)}: expected a list of strings")
+        return tuple(_text(text, where) for text in texts)
     if kind is bool:
         return switch(value, where)
     if isinstance(value, bool):
         raise ConfigError(f"{where} is {value}: expected {_KINDS.get(kind, kind.__name__)}")
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise ConfigError(
+            f"{where} is {shown(value)}: expected {_KINDS.get(kind, kind.__name__)}, and no such large one"
+        )
+    if isinstance(value, str):
+        _text(value, where)
     try:
         converted = kind(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{where} is {value!r}: expected {_KINDS.get(kind, kind.__name__)}") from error
+        raise ConfigError(f"{where} is {shown(value)}: expected {_KINDS.get(kind, kind.__name__)}") from error
     if kind is int and isinstance(value, float) and converted != value:
-        raise ConfigError(f"{where} is {value!r}: expected a whole number")
+        raise ConfigError(f"{where} is {shown(value)}: expected a whole number")
     return converted
+
+
+def _text(value: str, where: str) -> str:
+    if len(value) > _MAX_LETTERS or "\0" in value:
+        raise ConfigError(f"{where} is {shown(value)}: expected at most {_MAX_LETTERS} letters, none of them a null")
+    return value

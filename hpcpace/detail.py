@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from hpcpace.quoting import shown
+
 MOST_STEPS = (1 << 31) - 1
 """Behind the last step that a trace can number."""
 
@@ -44,7 +46,7 @@ def parse_detail(text: str) -> Detail:
         ValueError: there is none of that name.
     """
     if text not in DETAILS:
-        raise ValueError(f"{text!r} is no level of detail: choose one of {', '.join(DETAILS)}")
+        raise ValueError(f"{shown(text)} is no level of detail: choose one of {', '.join(DETAILS)}")
     return Detail(DETAILS.index(text))
 
 
@@ -60,12 +62,14 @@ def parse_steps(text: str) -> tuple[Steps, ...]:
     for part in text.split(",") if text else ():
         found = _RANGE.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"{part.strip()!r} is not a range of steps: write A:B, like 100:200")
+            raise ValueError(f"{shown(part.strip())} is not a range of steps: write A:B, like 100:200")
         first, stop = int(found[1]), min(int(found[2] or MOST_STEPS), MOST_STEPS)
         if stop <= first:
-            raise ValueError(f"{part.strip()!r} is an empty range: B must be larger than A")
+            raise ValueError(f"{shown(part.strip())} is an empty range: B must be larger than A")
         if ranges and first < ranges[-1][1]:
-            raise ValueError(f"{text!r} has steps out of order or twice: each range must begin where the last one ends")
+            raise ValueError(
+                f"{shown(text)} has steps out of order or twice: each range must begin where the last one ends"
+            )
         ranges.append((first, stop))
     return tuple(ranges) or (ALL_STEPS,)
 
@@ -99,13 +103,13 @@ def parse_order(text: str) -> Order:
     kind, arguments = (words[0], words[1:]) if words else ("", [])
     num_needed = {"on": 0, "steps": 1}.get(kind)
     if num_needed is None or not num_needed <= len(arguments) <= num_needed + 1:
-        raise ValueError(f"{text.strip()[:80]!r} is no order: write off, on [LEVEL], or steps A:B [LEVEL]")
+        raise ValueError(f"{shown(text.strip())} is no order: write off, on [LEVEL], or steps A:B [LEVEL]")
     detail = parse_detail(arguments[num_needed]) if len(arguments) > num_needed else Detail.FULL
     if kind == "on":
         return Order(detail)
     ranges = parse_steps(arguments[0])
     if len(ranges) > 1:
-        raise ValueError(f"{arguments[0]!r} has {len(ranges)} ranges: an order takes one")
+        raise ValueError(f"{shown(arguments[0])} has {len(ranges)} ranges: an order takes one")
     return Order(detail, ranges[0])
 
 

@@ -183,10 +183,11 @@ class Folder:
         with _named(self.path / name):
             return os.open(_checked(name), _NEW_FILE, mode, dir_fd=self._descriptor)
 
-    def write(self, name: str, content: str | bytes, *, mode: int = 0o666) -> Path:
+    def write(self, name: str, content: str | bytes, *, mode: int = 0o666, is_exact: bool = False) -> Path:
         """Write a file atomically, so that nobody reads half of it, and return its path.
 
-        Whatever has the name is replaced, and never followed or written to. The umask applies to the mode.
+        Whatever has the name is replaced, and never followed or written to. The umask applies to the mode, unless that
+        is to be exact.
 
         Raises:
             OSError: it cannot be written; what had the name before is still there.
@@ -197,6 +198,8 @@ class Folder:
             self.replacing(name, mode=mode) as descriptor,
             os.fdopen(descriptor, "wb", closefd=False) as file,
         ):
+            if is_exact:
+                os.fchmod(descriptor, mode)
             file.write(data)
         return self.path / name
 

@@ -6,12 +6,17 @@ import re
 from collections.abc import Collection, Iterable, Set
 
 from hpcpace.errors import TraceError
-from hpcpace.quoting import printable, shell_word
+from hpcpace.quoting import printable, shell_word, shown
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
-_MOST_HOSTS = 65_536
+_PIECE = re.compile(r"([^,\[\]]+)|\[([^,\[\]][^\[\]]*)\]|(,)")
+MAX_HOSTS = 65_536
+"""In one list, of Slurm's largest clusters; `n[1-999999999]` would fill the memory."""
+_MAX_LETTERS = 255
+# Slurm's names have five brackets at most, with a text before each and behind the last.
+_MAX_PIECES = 11
 
 
 def exclude_line(hosts: Iterable[str]) -> str:
@@ -36,7 +41,7 @@ def compress(hosts: Iterable[str]) -> str:
     for host in sorted(set(hosts)):
         if not _NAME.fullmatch(host):
             raise TraceError(
-                f"{host!r} is no name of a node: letters, digits, '.', '_' and '-' only; exclude it by hand"
+                f"{shown(host)} is no name of a node: letters, digits, '.', '_' and '-' only; exclude it by hand"
             )
         numbered = _NUMBERED.fullmatch(host)
         prefix, number = (numbered[1], numbered[2]) if numbered and numbered[1] else (host, "")
@@ -109,27 +114,32 @@ def expand(text: str) -> list[str]:
     """Return the names of Slurm's `n[01-03,7],gpu5`, or `rack[1-2]n[1-4]`.
 
     Raises:
-        ValueError: the text is something else, or has very many names.
+        ValueError: the text is something else, has more than `MAX_HOSTS` names, or one that is very long.
     """
     names: list[str] = []
-    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text)
-    if ",".join(parts) != text:
-        raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
-    for part in parts:
-        found = [""]
-        for piece in re.split(r"(\[[^\]]*\])", part):
-            ends = _numbers(piece[1:-1], text) if piece.startswith("[") else [_plain(piece, text)]
-            if len(found) * len(ends) + len(names) > _MOST_HOSTS:
-                raise ValueError(f"{text[:80]!r} has more than {_MOST_HOSTS} hosts")
-            found = [begin + end for begin in found for end in ends]
-        names += found
-    return names
-
-
-def _plain(piece: str, text: str) -> str:
-    if "]" in piece:
-        raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
-    return piece
+    found: list[str] = []
+    place = num_pieces = 0
+    while place < len(text):
+        piece = _PIECE.match(text, place)
+        if piece is None or (piece[3] and not found):
+            raise _no_list(text)
+        if piece[3]:
+            names += found
+            found, num_pieces = [], 0
+        else:
+            num_pieces += 1
+            if num_pieces > _MAX_PIECES:
+                raise _no_list(text)
+            ends = _numbers(piece[2], text) if piece[2] else [piece[1]]
+            if len(found or "1") * len(ends) + len(names) > MAX_HOSTS:
+                raise _too_many(text)
+            if len(max(found, key=len, default="")) + len(ends[-1]) > _MAX_LETTERS:
+                raise ValueError(f"{shown(text)} has a name of more than {_MAX_LETTERS} letters")
+            found = [begin + end for begin in found or [""] for end in ends]
+        place = piece.end()
+    if text and not found:
+        raise _no_list(text)
+    return names + found
 
 
 def _numbers(ranges: str, text: str) -> list[str]:
@@ -139,9 +149,42 @@ def _numbers(ranges: str, text: str) -> list[str]:
         found = _RANGE.fullmatch(item)
         first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
         if int(last) < int(first):
-            raise ValueError(f"{text[:80]!r} is no list of hosts like n[1-4]")
+            raise _no_list(text)
         span = range(int(first), int(last) + 1)
-        if len(span) + len(numbers) > _MOST_HOSTS:
-            raise ValueError(f"{text[:80]!r} has more than {_MOST_HOSTS} hosts")
+        if len(span) + len(numbers) > MAX_HOSTS:
+            raise _too_many(text)
         numbers += [f"{number:0{len(first)}d}" for number in span]
     return numbers
+
+
+def _no_list(text: str) -> ValueError:
+    return ValueError(f"{shown(text)} is no list of hosts like n[1-4]")
+
+
+def _too_many(text: str) -> ValueError:
+    return ValueError(f"{shown(text)} has more than {MAX_HOSTS} hosts")
+
+
+class HostLists:
+    """Expands several lists, such as all of a file, up to a number of names together.
+
+    A line of twenty letters can list 65,536 hosts, so that the size of a file says little about what is in it.
+
+    Args:
+        max_names: each counts as often as it is listed.
+    """
+
+    def __init__(self, max_names: int) -> None:
+        self._max_names = self._num_left = max_names
+
+    def expand(self, text: str) -> tuple[str, ...]:
+        """Return the names of one list.
+
+        Raises:
+            ValueError: it is no list, or all lists have too many names together.
+        """
+        found = expand(text)
+        self._num_left -= len(found)
+        if self._num_left < 0:
+            raise ValueError(f"up to {shown(text)}, more than {self._max_names} names are listed")
+        return tuple(found)

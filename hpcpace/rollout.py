@@ -16,17 +16,24 @@ import os
 import pwd
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Any
 
 from hpcpace.config_values import Values, typed
 from hpcpace.errors import ConfigError
-from hpcpace.hostlist import expand, short_list
+from hpcpace.hostlist import MAX_HOSTS, HostLists, short_list
+from hpcpace.quoting import printable, shown
 
 SECTIONS = ("trace", "clock", "audit", "pace")
 """What a rule can set: that which runs inside jobs."""
 
 _LISTS = {"partitions": "partition", "users": "user", "accounts": "account"}
 _CONDITIONS = (*_LISTS, "nodes", "share")
+# Each is compared with all before it, and its settings are tried out.
+_MAX_RULES = 100
+_MAX_NODES = 1 << 18
+"""In all rules together."""
+_MAX_NAMED, _MAX_ID = 4, 60
 _HET_NODES = "SLURM_JOB_NODELIST_HET_GROUP_"
 
 
@@ -51,6 +58,7 @@ class JobFacts:
         lists = [value for name, value in environ.items() if name.startswith(_HET_NODES)]
         lists = lists or [environ.get("SLURM_JOB_NODELIST", "")]
         try:
+            expand = HostLists(MAX_HOSTS).expand
             nodes = frozenset(node for text in lists for node in expand(text))
         except ValueError:
             nodes = frozenset()
@@ -87,16 +95,17 @@ class Rule:
         for key, fact in _LISTS.items():
             value = getattr(job, fact)
             if key in self.conditions and value not in self.conditions[key]:
-                return f"the {fact} is {value!r}" if value else f"the {fact} is unknown"
+                return f"the {fact} is {shown(value)}" if value else f"the {fact} is unknown"
         if "nodes" in self.conditions and not job.nodes:
             return "the nodes are unknown"
         if others := job.nodes - self.conditions.get("nodes", job.nodes):
-            return f"the job also has {short_list(others)}"
+            more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+            return f"the job also has {short_list(nsmallest(_MAX_NAMED, others))}{more}"
         if self.share < 1:
             if not job.job_id:
                 return "the job has no id"
             if (place := place_of_job(job.job_id)) >= self.share:
-                return f"the place of job {job.job_id} among all jobs is {place:.4f}"
+                return f"the place of job {printable(job.job_id[:_MAX_ID])} among all jobs is {place:.4f}"
         return ""
 
     def holds_whenever(self, other: Rule) -> bool:
@@ -127,52 +136,49 @@ def read_rules(content: Any, file: str) -> list[Rule]:
     """
     if not isinstance(content, Sequence) or not all(isinstance(rule, Mapping) for rule in content):
         raise ConfigError(f"{file}: rollout must be a list of tables, each headed by [[rollout]]")
-    rules = [_read_rule(table, f"rule {number} of {file}") for number, table in enumerate(content, 1)]
+    if len(content) > _MAX_RULES:
+        raise ConfigError(f"{file}: rollout has {len(content)} rules, more than {_MAX_RULES}: join some")
+    lists = HostLists(_MAX_NODES)
+    rules = [_read_rule(table, lists, f"rule {number} of {file}") for number, table in enumerate(content, 1)]
     for number, later in enumerate(rules):
         for earlier in rules[:number]:
             _check_agreement(earlier, later)
     return rules
 
 
-def _read_rule(table: Mapping[str, Any], source: str) -> Rule:
+def _read_rule(table: Mapping[str, Any], lists: HostLists, source: str) -> Rule:
     unknown = [key for key in table if key not in (*_CONDITIONS, *SECTIONS)]
     if unknown:
         raise ConfigError(
-            f"{source}: unknown key {unknown[0]!r}: conditions are {', '.join(_CONDITIONS)}, and settings are those of "
-            f"{', '.join(SECTIONS)}, like trace.enabled"
+            f"{source}: unknown key {shown(unknown[0])}: conditions are {', '.join(_CONDITIONS)}, and settings are "
+            f"those of {', '.join(SECTIONS)}, like trace.enabled"
         )
     values = typed({section: table[section] for section in SECTIONS if section in table}, source)
     if not any(values.values()):
         raise ConfigError(f"{source} sets nothing: add a setting like trace.enabled = true")
     conditions = {key: _names(table[key], f"{source}: {key}") for key in _LISTS if key in table}
     if "nodes" in table:
-        conditions["nodes"] = _nodes(table["nodes"], f"{source}: nodes")
+        conditions["nodes"] = _nodes(table["nodes"], f"{source}: nodes", lists)
     return Rule(source=source, conditions=conditions, share=_share(table.get("share", 1.0), source), values=values)
 
 
 def _names(value: Any, where: str) -> frozenset[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
-        raise ConfigError(f"{where} is {value!r}: expected a list of names, with at least one")
+        raise ConfigError(f"{where} is {shown(value)}: expected a list of names, with at least one")
     return frozenset(name.strip() for name in names)
 
 
-def _nodes(value: Any, where: str) -> frozenset[str]:
-    nodes: set[str] = set()
-    for text in _names(value, where):
-        try:
-            found = expand(text)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        if not found:
-            raise ConfigError(f"{where} is {text!r}, which names no node")
-        nodes.update(found)
-    return frozenset(nodes)
+def _nodes(value: Any, where: str, lists: HostLists) -> frozenset[str]:
+    try:
+        return frozenset(node for text in _names(value, where) for node in lists.expand(text))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _share(value: Any, source: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise ConfigError(f"{source}: share is {value!r}: expected a number above 0 and at most 1")
+        raise ConfigError(f"{source}: share is {shown(value)}: expected a number above 0 and at most 1")
     return float(value)
 
 

@@ -8,6 +8,7 @@ RUN/report.html   RUN/summary.json   RUN/timeline.pftrace   RUN/switch   RUN/che
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,8 +24,11 @@ from hpcpace.errors import TraceError
 from hpcpace.files import Folder, write_file
 from hpcpace.redaction import Redaction
 
-_ATTEMPT = re.compile(r"attempt-(\d+)$")
+_MAX_ATTEMPT = 999_999_999
+_ATTEMPT = re.compile(r"attempt-([0-9]{1,9})$")
 _TRACE = re.compile(r"rank-(\d+)\.(h5|journal)$")
+# What is no id, as that of a made environment, names no folder.
+_JOB_ID = re.compile(r"[\w.+-]{1,64}")
 _PACK = re.compile(r"pack-\d{5,7}-[0-9a-f]{8}\.h5")
 
 RUNS = Path("runs")
@@ -216,9 +220,13 @@ class RunDirectory:
 
     @property
     def next_attempt_number(self) -> int:
-        """The number that the next attempt will have."""
-        existing = self.attempts()
-        return existing[-1].number + 1 if existing else 0
+        """The number that the next attempt will have: above those of all that is called so, be it a file or a link."""
+        try:
+            with self.open() as folder:
+                found = [_ATTEMPT.fullmatch(name) for name in folder.names()]
+        except OSError:
+            return 0
+        return max((int(match[1]) + 1 for match in found if match), default=0)
 
     def attempt(self, number: int) -> Attempt:
         """Return an attempt, whether it exists or not."""
@@ -257,11 +265,14 @@ class RunDirectory:
         """Create and return the next attempt; two processes that ask at the same time get different ones.
 
         Raises:
-            OSError: the folder cannot be made.
+            OSError: the folder cannot be made, or somebody has used up all numbers.
         """
         with Folder.open(self.path, make=True) if self.folder is None else nullcontext(self.folder) as folder:
             while True:
-                attempt = self.attempt(self.next_attempt_number)
+                number = self.next_attempt_number
+                if number > _MAX_ATTEMPT:
+                    raise OSError(errno.ERANGE, f"attempt-{_MAX_ATTEMPT} is in it, so that no number is left")
+                attempt = self.attempt(number)
                 try:
                     made = folder.new_folder(attempt.path.name)
                 except FileExistsError:
@@ -307,7 +318,7 @@ def default_run_path(
     number after its name, unless the time is given: that of a launcher, whose restarts share a path.
     """
     job_id = environ.get("SLURM_JOB_ID", "")
-    if job_id:
+    if _JOB_ID.fullmatch(job_id):
         step_id = environ.get("SLURM_STEP_ID", "")
         # In a batch script outside srun, SLURM_STEP_ID is unset; step 0 of each job is the usual one.
         step = f".{step_id}" if step_id.isdigit() else ""

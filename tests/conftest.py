@@ -1,9 +1,11 @@
-"""The tiers of tests. Its place here puts tests/ on the import path, so that tests of all tiers share its modules."""
+"""The tiers of tests, and what they share. Its place here puts tests/ on the import path, for its other modules."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ NEEDS = {
     "make test-lab": "tests of a real cluster: root, and Slurm installed",
     "make gpu": "tests of NCCL: a GPU",
 }
+NOBODY = 65534
 NOT_RUN = pytest.StashKey[Counter[str]]()
 TOLD = "not_run"
 
@@ -58,3 +61,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for command, need in NEEDS.items():
         if not_run[command]:
             terminalreporter.line(f"{not_run[command]:5d}  {command:<17}  {need}")
+
+
+@pytest.fixture
+def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Let a file or folder seem to be nobody's as soon as it is opened, which only root can really do."""
+
+    def give(path: Path) -> None:
+        fstat, number = os.fstat, path.stat().st_ino
+
+        def of_nobody(descriptor: int) -> os.stat_result:
+            facts = fstat(descriptor)
+            owner = NOBODY if facts.st_ino == number else facts.st_uid
+            return os.stat_result((*facts[:4], owner, *facts[5:]))
+
+        monkeypatch.setattr(os, "fstat", of_nobody)
+
+    return give

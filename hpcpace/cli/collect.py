@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import socket
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,6 +12,7 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, option
 from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_WARNING, UsageError
+from hpcpace.json_files import read_json
 from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
 from hpcpace.observe.node_local_disk import AUTO, candidates
 from hpcpace.quoting import printable
@@ -20,8 +20,6 @@ from hpcpace.run_search import open_named_run
 from hpcpace.rundir import Attempt
 from hpcpace.wording import plural
 from hpcpace.world.environment import process_environ
-
-_MOST_RECORD_BYTES = 64 << 20
 
 
 @click.command(cls=Command)
@@ -44,17 +42,21 @@ def command(trace_dir: Path | None, config_file: Path | None, quiet: bool, run: 
     attempts = open_named_run(run).directory.attempts()
     folders = [trace_dir] if trace_dir is not None else _folders(attempts)
     homes = [attempt.trace_dir for attempt in attempts]
+    passed_over: Counter[str] = Counter()
     found = [
         trace
         for folder in folders
         if trace_dir is not None or folder.is_dir()
-        for trace in _collected(folder, homes, config.trace.copy_timeout_s)
+        for trace in _collected(folder, homes, config.trace.copy_timeout_s, passed_over)
     ]
     for trace in found:
         outcome = f"stays: {trace.problem}" if trace.problem else f"-> {trace.destination}"
         click.echo(printable(f"{trace.path} {outcome}"), err=bool(trace.problem))
     if not found and not quiet:
         click.echo(printable(f"no trace of {run} is left on {socket.gethostname()}"))
+    if not quiet:
+        for reason, count in sorted(passed_over.items()):
+            click.echo(f"left alone: {plural(count, 'trace')}: {printable(reason)}")
     num_left = sum(bool(trace.problem) for trace in found)
     if num_left:
         click.echo(f"hpcpace: {plural(num_left, 'trace')} could not be copied", err=True)
@@ -70,16 +72,12 @@ def _folders(attempts: list[Attempt]) -> list[Path]:
 
 def _trace_dir(attempt: Attempt) -> str:
     """Return trace.trace_dir of an attempt; empty where it is not set, or run.json cannot be read."""
-    try:
-        with attempt.open() as folder:
-            record: Any = json.loads(folder.read(attempt.run_json.name, most_bytes=_MOST_RECORD_BYTES))
-        return str(record["config"]["trace"]["trace_dir"] or "")
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    named = read_json(attempt, attempt.run_json.name, lambda record: record["config"]["trace"]["trace_dir"], [])
+    return named if isinstance(named, str) and "\0" not in named else ""
 
 
-def _collected(folder: Path, homes: list[Path], timeout_s: float) -> list[LeftTrace]:
+def _collected(folder: Path, homes: list[Path], timeout_s: float, passed_over: Counter[str]) -> list[LeftTrace]:
     try:
-        return bring_left_traces_home(folder, homes, timeout_s=timeout_s)
+        return bring_left_traces_home(folder, homes, timeout_s=timeout_s, passed_over=passed_over)
     except OSError as error:
         raise UsageError(f"cannot look for traces in {folder}: {error.strerror}; name another --trace-dir") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,21 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, checked_steps, option
+from hpcpace.config import MOST
 from hpcpace.detail import DETAILS, Detail, Order, parse_detail, parse_steps
 from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.errors import TraceError, UsageError
+from hpcpace.json_files import read_json
+from hpcpace.ownership import user_name
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.quoting import printable
 from hpcpace.run_search import open_named_run
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.units import format_duration
 
-_MOST_RECORD_BYTES = 64 << 20
 _NS_PER_S = 1_000_000_000
+# Whatever the umask: the rank that reads it may be another user's than root, and follows no file that others can write.
+_MODE = 0o644
 
 
 @click.command(cls=Command)
@@ -44,15 +48,13 @@ def command(steps: str | None, detail: str | None, run: Path, state: str | None)
     """Switch detail of the running job in RUN on or off.
 
     It writes the order into RUN/switch, which rank 0 reads every two seconds. All ranks follow it from the same step,
-    the one after their next comparison of the clocks.
+    the one after their next comparison of the clocks. They follow the user of the job and root alone.
     """
     order = _order(steps, detail, state)
     directory = open_named_run(run).directory
     interval_s = _interval_s(directory)
-    try:
-        directory.write(directory.switch_file.name, f"{order.text}\n")
-    except OSError as error:
-        raise TraceError(f"cannot write {directory.switch_file}: {error.strerror}") from error
+    _check_user(directory)
+    _write(directory, order)
     within = format_duration(round(interval_s * _NS_PER_S))
     is_over = _is_over(directory.last_attempt())
     who = "no rank runs now, the next attempt follows" if is_over else f"the ranks follow within about {within}"
@@ -85,6 +87,49 @@ def _order(steps: str | None, detail: str | None, state: str | None) -> Order:
     return Order(level, ranges[0])
 
 
+def _check_user(directory: RunDirectory) -> None:
+    """Let the user of the job and root pass.
+
+    Raises:
+        UsageError: this is somebody else, whose orders no rank follows.
+        TraceError: the attempt was removed.
+    """
+    attempt = directory.last_attempt()
+    try:
+        with attempt.open() as folder:
+            owner = os.fstat(folder.descriptor).st_uid
+    except OSError as error:
+        raise TraceError(f"cannot read {attempt.path}: {error.strerror}") from error
+    if os.geteuid() not in (owner, 0):
+        raise UsageError(
+            f"{directory.path} follows no orders of yours: the job belongs to {user_name(owner)}, and only that user "
+            "and root can switch it"
+        )
+
+
+def _write(directory: RunDirectory, order: Order) -> None:
+    """Write an order as a file that the ranks follow.
+
+    Raises:
+        TraceError: it cannot be written.
+        UsageError: the file system makes it the file of somebody else, as one that squashes root does.
+    """
+    path = directory.switch_file
+    try:
+        with directory.open() as folder:
+            folder.write(path.name, f"{order.text}\n", mode=_MODE, is_exact=True)
+            owner = folder.status(path.name).st_uid
+            if owner != os.geteuid():
+                folder.remove(path.name)
+    except OSError as error:
+        raise TraceError(f"cannot write {path}: {error.strerror}") from error
+    if owner != os.geteuid():
+        raise UsageError(
+            f"{path}: the file system gives what you write to {user_name(owner)}, whose orders no rank follows: run "
+            "this as the user of the job"
+        )
+
+
 def _interval_s(directory: RunDirectory) -> float:
     """Return the seconds between two comparisons of the clocks, with which ranks hear of orders.
 
@@ -92,22 +137,26 @@ def _interval_s(directory: RunDirectory) -> float:
         UsageError: the run does not follow orders.
         TraceError: it does not say whether it does.
     """
-    attempt = directory.last_attempt()
-    try:
-        with attempt.open() as folder:
-            text = folder.read(attempt.run_json.name, most_bytes=_MOST_RECORD_BYTES)
-        record = json.loads(text)
-        if "imported" in record:
-            raise UsageError(f"{directory.path} follows no orders: it is what another tool recorded")
-        settings: dict[str, dict[str, Any]] = record["config"]
-        interval_s, is_compared = float(settings["clock"]["interval_s"]), settings["clock"]["enabled"]
-        is_paced = settings["pace"]["policy"] != NO_POLICY
-    except OSError as error:
-        raise TraceError(f"cannot read {attempt.run_json}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{attempt.run_json} is damaged: it does not say how the job was started") from error
-    if not is_compared:
-        raise UsageError(f"{directory.path} follows no orders: its ranks do not compare clocks (clock.enabled)")
-    if is_paced:
-        raise UsageError(f"{directory.path} follows no orders: it is paced, and pacing needs what is recorded in full")
+    attempt, problems = directory.last_attempt(), list[str]()
+    settings = read_json(attempt, attempt.run_json.name, _settings, problems)
+    if settings is None:
+        reason = "; ".join(problems) or f"{attempt.run_json} does not exist"
+        raise TraceError(f"{directory.path} does not say how the job was started: {reason}")
+    interval_s, objection = settings
+    if objection:
+        raise UsageError(f"{directory.path} follows no orders: {objection}")
     return interval_s
+
+
+def _settings(record: Any) -> tuple[float, str]:
+    """Return the seconds between two comparisons, and why the job follows no orders; empty if it does."""
+    if "imported" in record:
+        return 0.0, "it is what another tool recorded"
+    clock, pace = record["config"]["clock"], record["config"]["pace"]
+    interval_s = float(clock["interval_s"])
+    if not 0 < interval_s <= MOST:
+        raise ValueError(f"clock.interval_s is {interval_s}")
+    if not clock["enabled"]:
+        return interval_s, "its ranks do not compare clocks (clock.enabled)"
+    is_paced = pace["policy"] != NO_POLICY
+    return interval_s, "it is paced, and pacing needs what is recorded in full" if is_paced else ""

@@ -5,7 +5,6 @@ No trace is read of a run that has a result or a report. A run that is damaged h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Any
 from hpcpace.diagnosis.run_state import State, attempt_state, journals_of, read_start
 from hpcpace.errors import TraceError
 from hpcpace.json_files import MOST_BYTES, read_json
+from hpcpace.quoting import shown
 from hpcpace.rundir import Attempt, RunDirectory, open_run
 from hpcpace.units import NS_PER_S
 
 NOT_REPORTED = "not reported"
 _MOST_TEXT = 200
 _MOST_RATE = 1e15
+_MAX_RANKS = (1 << 31) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,7 @@ def _report(content: Any) -> _Report:
         headline=_text(verdict["headline"]),
         speed=speed,
         speed_unit=unit,
-        num_ranks=max(int(world["world_size"]), 0),
+        num_ranks=min(max(int(world["world_size"]), 0), _MAX_RANKS),
         is_final=not content["cut_off"]["not_closed"],
     )
 
@@ -178,10 +179,10 @@ def _result(content: Mapping[str, Any]) -> _Result:
 def _rate(value: Any) -> float | None:
     """Return a positive rate; None for what is none."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) and 0 < value < _MOST_RATE else None
+    return float(value) if is_number and 0 < value < _MOST_RATE else None
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{shown(value)} is no text")
     return value[:_MOST_TEXT]

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.detail import MOST_STEPS
 from hpcpace.diagnosis.records.run import model_dtype
 from hpcpace.errors import TraceError
 from hpcpace.json_files import MOST_BYTES, read_json
@@ -29,6 +30,7 @@ _FRESH_S = 10.0
 _FRESH_FLUSHES = 5
 _MOST_LOOKED_AT = 4
 _USUAL_STEPS = 20
+_MAX_NS = (1 << 63) - 1
 
 
 class State(StrEnum):
@@ -83,10 +85,10 @@ def _start(content: Any) -> StartRecord:
     is_workload = isinstance(content.get("parallelism"), dict) and "resumed" in content
     config = content.get("config", {})
     return StartRecord(
-        created_unix_ns=max(int(content.get("created_unix_ns", 0)), 0),
+        created_unix_ns=min(max(int(content.get("created_unix_ns", 0)), 0), _MAX_NS),
         num_ranks=len(list(content.get("ranks", []))),
         is_workload=is_workload,
-        planned_steps=max(int(config["train"]["steps"]), 0) if is_workload else None,
+        planned_steps=min(max(int(config["train"]["steps"]), 0), MOST_STEPS) if is_workload else None,
         flush_interval_s=float(config.get("trace", {}).get("flush_interval_s", 1.0)),
         dtype=model_dtype(content),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from hpcpace.observe.cores import usable_cpus
 from hpcpace.observe.network import find_network_counters
 from hpcpace.observe.record import run_record
 from hpcpace.observe.session_settings import SessionSettings
+from hpcpace.ownership import other_writers
 from hpcpace.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.world.clock import ClockSync
@@ -54,13 +56,14 @@ class JoinedRank:
             {"rank": self.world.rank, "host": self.world.host, "node": self.world.node}, self.deadline.left_s
         )
         made = {"path": "", "problem": ""}
+        writers = ""
         if self.world.rank == 0:
             place = self.settings.run_dir or default_run_path(self.settings.name, self.settings.environ)
             try:
                 run = RunDirectory(Path(place))
                 # A file system that hangs must not keep the job from training.
-                path = in_time(partial(self._new_attempt, run, hosts), self.deadline.left_s / 2, "its file system")
-                made["path"] = str(path)
+                make = partial(self._new_attempt, run, hosts)
+                made["path"], writers = in_time(make, self.deadline.left_s / 2, "its file system")
             except Exception as error:  # whatever it is, the other ranks wait for an answer
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else error
                 made["problem"] = f"cannot make the run directory {place}: {reason}"
@@ -69,7 +72,11 @@ class JoinedRank:
             if self.world.rank == 0:
                 warn(f"nothing is recorded: {made['problem']}; choose another run directory")
             return None
-        return Attempt(Path(made["path"]))
+        attempt = Attempt(Path(made["path"]))
+        if writers:
+            advice = "choose another run directory, or chmod go-w this one if it is yours"
+            warn(f"the run directory {attempt.path.parent} {writers}: others can change what is recorded; {advice}")
+        return attempt
 
     def make_clock_sync(self) -> ClockSync | None:
         """Return what compares the clocks; None where that is switched off. Collective: every rank calls this."""
@@ -112,10 +119,17 @@ class JoinedRank:
             hpcpace_version=__version__,
         )
 
-    def _new_attempt(self, run: RunDirectory, hosts: list[Mapping[str, Any]]) -> Path:
-        made = RunDirectory(run.path.absolute()).new_attempt()
+    def _new_attempt(self, run: RunDirectory, hosts: list[Mapping[str, Any]]) -> tuple[str, str]:
+        """Make the folder of this attempt; return its path, and who else can write to the run directory."""
+        run = RunDirectory(run.path.absolute())
+        was_there = run.path.exists()
+        made = run.new_attempt()
         made.write_json(made.run_json, self._record(hosts))
-        return made.path
+        with run.open() as folder:
+            found = os.fstat(folder.descriptor)
+        # One that this job has made has the mode that its user's umask left.
+        is_own = not was_there and found.st_uid == os.geteuid()
+        return str(made.path), "" if is_own else other_writers(found)
 
     def _record(self, hosts: list[Mapping[str, Any]]) -> dict[str, Any]:
         settings = self.settings

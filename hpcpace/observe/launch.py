@@ -10,11 +10,16 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 _VARIABLE = "HPCPACE_LAUNCH"
 _PYTHONPATH = "PYTHONPATH"
 _SITE_WARMUP_STEPS = 2
+_MAX_LETTERS = 4096
+"""Of a text in the record, as Linux has it for paths."""
+_MAX_NUMBER = (1 << 31) - 1
 _STARTUP = str(Path(__file__).parent / "startup")
 
 
@@ -101,9 +106,34 @@ def site_launch(run_dir: Path, name: str, environ: Mapping[str, str]) -> Launch:
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
     """Return the launch that an environment belongs to; None outside of one."""
     try:
-        return Launch(**json.loads(environ.get(_VARIABLE, "")))
-    except (ValueError, TypeError):  # also of another version of hpcpace
+        content = json.loads(environ.get(_VARIABLE, ""))
+        launch = Launch(**content)
+    except (ValueError, TypeError, RecursionError):  # also of another version of hpcpace
         return None
+    return launch if all(_is_usable(value, _kinds()[name]) for name, value in vars(launch).items()) else None
+
+
+@cache
+def _kinds() -> Mapping[str, tuple[type, ...]]:
+    """Return the types that each value of the record may have."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(Launch).items()}
+
+
+def _is_usable(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a value has one of some types, and can be used as a path, a number or in a variable."""
+    if type(value) not in kinds:
+        return False
+    if isinstance(value, str):
+        return len(value) <= _MAX_LETTERS and "\0" not in value and _is_writable(value)
+    return not isinstance(value, int) or 0 <= value <= _MAX_NUMBER
+
+
+def _is_writable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def has_python_path(environ: Mapping[str, str]) -> bool:

@@ -25,6 +25,9 @@ from pathlib import Path
 from types import FrameType
 
 from hpcpace.files import Folder, copy_file, read_most, write_all
+from hpcpace.json_files import FOREIGN_ERRORS
+from hpcpace.ownership import other_writers
+from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.world.deadline import Deadline, in_time
 
 _ENDS_WITHIN_S = 5.0
@@ -34,14 +37,17 @@ _TIDYING_SHARE = 0.1
 
 _CLAIM = "home.json"
 _MOST_CLAIM_BYTES = 1 << 16
+# Whoever else could write to the folder could put a link to any file of the user's in the place of the trace.
+_MODE = 0o755
 
 
 class NodeLocalTrace:
     """A trace that is on node-local disk while the job runs, and is copied into the run, whole or not at all.
 
     Everybody may be able to write to the disk, as to /tmp: the trace gets a new folder, which is held open, and no
-    planted link is followed. `home.json` in it says where the trace belongs. The process that writes the trace holds a
-    lock on that file, which the kernel releases when the process ends, however that happens.
+    planted link is followed. Only its user can write to it. `home.json` in it says where the trace belongs. The process
+    that writes the trace holds a lock on that file, which the kernel releases when the process ends, however that
+    happens.
 
     Args:
         trace_dir: the folder on that disk; made if it does not exist.
@@ -70,10 +76,13 @@ class NodeLocalTrace:
             name: of the trace's own folder in it.
 
         Raises:
-            OSError: it is no such folder, or belongs to somebody else.
+            OSError: it is no such folder, belongs to somebody else, or can be written to by others.
         """
         with trace_dir.folder(name) as folder:
-            _check_owner(os.fstat(folder.descriptor))
+            status = os.fstat(folder.descriptor)
+            _check_owner(status)
+            if other_writers(status):
+                raise OSError(errno.EPERM, "others can write to it")
             _check_owner(folder.status(_CLAIM))
             os.close(folder.open_file(_CLAIM))  # it is a regular file
             claim = os.open(_CLAIM, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.descriptor)
@@ -105,7 +114,7 @@ class NodeLocalTrace:
 
     def _make_folder(self) -> None:
         with Folder.open(self._trace_dir, make=True) as parent:
-            folder = parent.new_folder(self.path.parent.name)
+            folder = parent.new_folder(self.path.parent.name, mode=_MODE)
             try:
                 claim = folder.create_file(_CLAIM)
                 try:
@@ -158,7 +167,7 @@ class NodeLocalTrace:
 
     def _copy(self, source: Folder, deadline: Deadline) -> None:
         names = self._names(source)
-        with Folder.open(self.destination.parent) as target:
+        with Folder.open(self.destination.parent, num_ours=NUM_OURS_OF_TRACES) as target:
             with ExitStack() as copies:
                 for name in names:
                     copy = copies.enter_context(target.replacing(name))
@@ -193,9 +202,12 @@ def _check_owner(status: os.stat_result) -> None:
 
 def _read_claim(descriptor: int) -> Path:
     try:
-        return Path(json.loads(read_most(descriptor, _MOST_CLAIM_BYTES))["destination"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise OSError(errno.EINVAL, f"{_CLAIM} does not say where the trace belongs") from error
+        destination = json.loads(read_most(descriptor, _MOST_CLAIM_BYTES))["destination"]
+        if "\0" not in destination:
+            return Path(destination)
+    except FOREIGN_ERRORS:
+        pass
+    raise OSError(errno.EINVAL, f"{_CLAIM} does not say where the trace belongs")
 
 
 class TerminationTrap:

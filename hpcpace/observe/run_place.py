@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+from hpcpace.json_files import json_object, read_json
 from hpcpace.observe.launch import Launch
 from hpcpace.rundir import RunDirectory
-
-_MOST_BYTES = 1 << 24
 
 
 def run_place(launch: Launch, command: Sequence[str]) -> str:
@@ -35,12 +33,8 @@ def _takes(run: RunDirectory, launch: Launch, command: list[str]) -> bool:
     attempts = run.attempts()
     if not attempts:
         return True
-    try:
-        with attempts[-1].open() as folder:
-            record = json.loads(folder.read(attempts[-1].run_json.name, most_bytes=_MOST_BYTES))
-        if record.get("launch") == launch.identity:
-            return bool(record["command"] == command)
-    except (OSError, ValueError, KeyError, AttributeError):  # not ours, then
-        pass
+    record = read_json(attempts[-1], attempts[-1].run_json.name, json_object, []) or {}
+    if record.get("launch") == launch.identity and "command" in record:
+        return bool(record["command"] == command)
     # A requeued job comes back to its run, and so does who names one.
     return not launch.is_new_run

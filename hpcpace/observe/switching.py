@@ -3,10 +3,15 @@
 Ranks must agree on the step from which a level holds. Steps from the settings are the same on all ranks. The file and
 the signal count on rank 0 alone, which tells the others with the next comparison of the clocks; all ranks are in it
 between the same two steps. Nothing is added to the collectives of the job.
+
+An order is followed if its file belongs to the user of the job or to root and nobody else can write to it. The folder
+does not matter for that: whoever can write to it can remove an order, or bring an earlier one back, but not give one.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 import threading
@@ -19,15 +24,17 @@ from numpy.typing import NDArray
 
 from hpcpace.config import Config
 from hpcpace.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_detail, parse_order, parse_steps
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
+from hpcpace.files import Folder, read_most
+from hpcpace.ownership import other_writers
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import RunDirectory
 
 NO_SIGNAL = "none"
 
 _LOOK_EVERY_S = 2.0
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
+# Of a job that runs for weeks, in a folder where files without an order come and go.
+_MAX_WARNINGS = 4
 _LEAST_DETAIL = {"collectives": Detail.COLLECTIVES, "phases": Detail.FULL}
 
 Notice = tuple[int, int, int, int]
@@ -107,12 +114,13 @@ class OrderFile:
     Args:
         run: the run directory.
         give: takes an order.
-        warn: takes a warning: of a file that holds no order, which changes nothing.
+        warn: takes a warning, of a file that is not followed: each reason once, and only a few in all.
     """
 
     def __init__(self, run: RunDirectory, *, give: Callable[[Order], None], warn: Callable[[str], None]) -> None:
         self._run, self._give, self._warn = run, give, warn
         self._seen = b""
+        self._objections: set[str] = set()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpcpace-switch", daemon=True)
 
@@ -126,14 +134,13 @@ class OrderFile:
 
     def look(self) -> None:
         """Give the order in the file, if it is another one than at the last look; without a file, nothing changes."""
-        path = self._run.switch_file
         try:
             with Folder.open(self._run.path) as folder:
-                content = folder.read(path.name, most_bytes=_MOST_BYTES)
+                content = _read_order(folder, self._run.switch_file.name)
         except FileNotFoundError:
             return
-        except (OSError, TraceError) as error:
-            self._warn(f"{path} is not followed: {getattr(error, 'strerror', None) or error}")
+        except OSError as error:
+            self._object(error.strerror or str(error))
             return
         if not content or content == self._seen:  # a shell empties a file before it writes
             return
@@ -141,7 +148,15 @@ class OrderFile:
         try:
             self._give(parse_order(content.decode(errors="replace")))
         except ValueError as error:
-            self._warn(f"{path} is not followed: {error}")
+            self._object(str(error))
+
+    def _object(self, reason: str) -> None:
+        """Warn that the file is not followed, unless that was said before, or too often."""
+        if reason in self._objections or len(self._objections) == _MAX_WARNINGS:
+            return
+        self._objections.add(reason)
+        more = "; further reasons are not shown" if len(self._objections) == _MAX_WARNINGS else ""
+        self._warn(f"{self._run.switch_file} is not followed: {reason}{more}")
 
     def _watch(self) -> None:
         while True:
@@ -152,6 +167,21 @@ class OrderFile:
                 return
             if self._stopped.wait(_LOOK_EVERY_S):
                 return
+
+
+def _read_order(folder: Folder, name: str) -> bytes:
+    """Return the content of a file with an order.
+
+    Raises:
+        OSError: it cannot be read, is very long, or is not the work of this user or root alone.
+    """
+    descriptor = folder.open_file(name)
+    try:
+        if writers := other_writers(os.fstat(descriptor)):
+            raise OSError(errno.EPERM, f"it {writers}; give orders as the user of the job, by `hpcpace switch`")
+        return read_most(descriptor, _MAX_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 class OrderSources:

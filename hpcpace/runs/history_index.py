@@ -4,10 +4,14 @@ A run is known by the times at which its folder, its last attempt, its traces an
 be used is tried again with other memory or another version of hpcpace, too. Runs that still record are not in it. It is
 replaced in one piece, so that users may update it at the same time. Where the folder cannot be written to, there is
 none and each history reads all runs.
+
+Whoever writes an index can make it say anything of runs: it is used as it was written by this user or root, and if
+nobody else can write to it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +22,9 @@ from typing import Any
 from hpcpace import __version__
 from hpcpace.config import Config
 from hpcpace.errors import TraceError
-from hpcpace.files import Folder
+from hpcpace.files import Folder, read_most
+from hpcpace.json_files import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values
+from hpcpace.ownership import other_writers
 from hpcpace.run_search import PassedOver, find_runs
 from hpcpace.rundir import HISTORY_INDEX, RunDirectory
 from hpcpace.runs.begin import oldest_trace, traced_begin
@@ -26,12 +32,14 @@ from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
 from hpcpace.runs.history_series import without_a_place
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 
-SCHEMA = "hpcpace-history-index/4"
-_MOST_BYTES = 1 << 29
+SCHEMA = "hpcpace-history-index/5"
+# Two kilobytes for each of 65,536 runs on 16 hosts.
+_MAX_BYTES = 1 << 27
+_MODE = 0o644
+_RUNS = b'"runs":'
 _NO_DATE = "when it began is not known"
 _DATE_OF_FILES = "when it began is not recorded, so that it has the date of its oldest trace file"
 _NO_PLACE = "when it began is not known, so that it has no place among the runs of its series"
-_FOREIGN = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +97,7 @@ def indexed_runs(
         paths = {os.path.relpath(path, folder): path for path in find_runs(folder, passed_over=passed_over)}
     except OSError as error:
         raise TraceError(f"cannot read {folder}: {error.strerror}; name a folder of runs") from error
-    known = _read(folder)
+    known, objection = _read(folder)
     stamps = {name: _stamp(path) for name, path in paths.items()}
     means = f" {__version__} {(config or Config()).report.memory_bytes}"
     current = {name: entry for name, entry in known.items() if _is_current(entry, stamps.get(name), means)}
@@ -101,7 +109,7 @@ def indexed_runs(
             num_running += 1
         else:
             current[name] = _entry(name, stamps[name], means, run)
-    index = "kept" if current == known else _write(folder, current)
+    index = "kept" if current == known and not objection else _write(folder, current) + objection
     rows = [entry.row for entry in current.values() if entry.row]
     copies = _copies(rows)
     once = sorted((row for row in rows if row.run not in copies), key=lambda row: (row.begun_unix_ns, row.run))
@@ -146,14 +154,13 @@ def _entry(name: str, stamp: str, means: str, run: LoadedRun) -> _Entry:
 
 def _stamp(path: Path) -> str:
     """Return what changes when a run does: names and times of its folder, last attempt, traces, record and summary."""
-    try:
-        attempts = [name for name in os.listdir(path) if name.startswith("attempt-") and name[8:].isdigit()]
-        last = max(attempts, key=lambda name: int(name[8:]), default="")
-        places = (path, path / last, path / last / "trace", path / last / "run.json", path / "summary.json")
-        times = [_changed(place) for place in places]
-    except OSError:
+    run = RunDirectory(path)
+    attempts = run.attempts()
+    if not attempts:
         return ""
-    return f"{last} {' '.join(times)}"
+    last = attempts[-1]
+    places = (path, last.path, last.trace_dir, last.run_json, run.summary_json)
+    return " ".join([last.path.name, *map(_changed, places)])
 
 
 def _changed(place: Path) -> str:
@@ -164,21 +171,45 @@ def _changed(place: Path) -> str:
     return f"{found.st_ctime_ns:x}"  # unlike st_mtime, it moves when permissions or owners change, too
 
 
-def _read(folder: Path) -> dict[str, _Entry]:
-    """Return what the index holds; nothing where it is missing, damaged or of another version."""
+def _read(folder: Path) -> tuple[dict[str, _Entry], str]:
+    """Return what the index holds, and why all runs are read although there is one.
+
+    There is nothing in it where it is missing, damaged, or of another version.
+    """
     try:
         with Folder.open(folder) as opened:
-            content = json.loads(opened.read(HISTORY_INDEX, most_bytes=_MOST_BYTES))
-        if content["schema"] != SCHEMA:
-            return {}
-        return {str(name): _from_json(entry) for name, entry in content["runs"].items()}
-    except (OSError, *_FOREIGN):
-        return {}
+            descriptor = opened.open_file(HISTORY_INDEX)
+            try:
+                if writers := other_writers(os.fstat(descriptor)):
+                    return {}, f" (all runs were read: the index before {writers})"
+                content = read_most(descriptor, _MAX_BYTES)
+            finally:
+                os.close(descriptor)
+        begin, _, rest = content.partition(_RUNS)
+        if begin != _begin(rest):
+            return {}, ""
+        check_values(content, _MAX_BYTES // MIN_VALUE_BYTES)
+        return {name: _from_json(name, entry) for name, entry in json.loads(content)["runs"].items()}, ""
+    except (OSError, *FOREIGN_ERRORS):
+        return {}, ""
 
 
-def _from_json(content: Any) -> _Entry:
-    row = content["row"]
-    return _Entry(str(content["stamp"]), None if row is None else row_from_json(row), str(content["problem"]))
+def sealed(runs: Mapping[str, Any]) -> bytes:
+    """Return an index with some entries, by path, as a file has it."""
+    rest = json.dumps(runs, separators=(",", ":")).encode() + b"}"
+    return _begin(rest) + _RUNS + rest
+
+
+def _begin(rest: bytes) -> bytes:
+    """Return how an index begins that ends with some text: by its version and the digest of that text."""
+    return f'{{"schema":"{SCHEMA}","digest":"{hashlib.sha256(rest).hexdigest()}",'.encode()
+
+
+def _from_json(name: str, content: Any) -> _Entry:
+    row, stamp, problem = content["row"], content["stamp"], content["problem"]
+    if not isinstance(stamp, str) or not isinstance(problem, str) or (row is not None and row["run"] != name):
+        raise TypeError("it is no entry of this run")
+    return _Entry(stamp, None if row is None else row_from_json(row), problem)
 
 
 def _write(folder: Path, entries: Mapping[str, _Entry]) -> str:
@@ -190,10 +221,12 @@ def _write(folder: Path, entries: Mapping[str, _Entry]) -> str:
         }
         for name, entry in sorted(entries.items())
     }
-    text = json.dumps({"schema": SCHEMA, "runs": runs}, separators=(",", ":"))
+    content = sealed(runs)
+    if len(content) > _MAX_BYTES:
+        return "too large to be kept: each history reads all runs"
     try:
         with Folder.open(folder) as opened:
-            opened.write(HISTORY_INDEX, text)
+            opened.write(HISTORY_INDEX, content, mode=_MODE)
     except OSError as error:
         return f"cannot be written ({error.strerror}): each history reads all runs"
     return "updated"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import isfinite, log
+from math import log
 from statistics import fmean, median
 from typing import Any
 
+from hpcpace.quoting import shown
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.work import compared_work
 
 _MOST_TEXT = 500
 _MOST_HOSTS = 100_000
 _MOST_LOG = 20.0
+_MOST = 1e300
 _MOST_LOG_NS = 50.0
 
 
@@ -101,7 +103,7 @@ def row_from_json(content: Any) -> HistoryRow:
     """Return a line that an index holds.
 
     Raises:
-        ValueError, TypeError, KeyError: it is none.
+        ValueError, TypeError, KeyError, AttributeError: it is none.
     """
     rate = content["samples_per_s"]
     return HistoryRow(
@@ -118,7 +120,7 @@ def row_from_json(content: Any) -> HistoryRow:
         samples_unit=_text(content["samples_unit"]),
         num_ranks=_count(content["num_ranks"]),
         num_nodes=_count(content["num_nodes"]),
-        hosts=tuple(map(_text, content["hosts"][:_MOST_HOSTS])),
+        hosts=tuple(map(_text, _list(content["hosts"])[:_MOST_HOSTS])),
         slowness={_text(host): _log(value) for host, value in content["slowness"].items()},
         own_work={_text(host): _log(value, most=_MOST_LOG_NS) for host, value in content["own_work"].items()},
         first_host=_text(content["first_host"]),
@@ -149,23 +151,29 @@ def _slowness(own: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{shown(value)} is no text")
     return value[:_MOST_TEXT]
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{shown(value)} is no list")
+    return value
 
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{shown(value)} is no count")
     return value
 
 
 def _positive(value: Any) -> float:
-    if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-        raise ValueError(f"{value!r} is not above 0")
+    if not isinstance(value, int | float) or not 0 < value < _MOST:
+        raise ValueError(f"{shown(value)} is not above 0")
     return float(value)
 
 
 def _log(value: Any, *, most: float = _MOST_LOG) -> float:
     if not isinstance(value, int | float) or not abs(value) < most:
-        raise ValueError(f"{value!r} is no logarithm of a ratio or a time")
+        raise ValueError(f"{shown(value)} is no logarithm of a ratio or a time")
     return float(value)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hpcpace.errors import TopologyError
-from hpcpace.hostlist import expand
-from hpcpace.topology.switch_tree import Switch, SwitchTree, switch_tree
+from hpcpace.hostlist import HostLists
+from hpcpace.quoting import shown
+from hpcpace.topology.switch_tree import MAX_NAMES, Switch, SwitchTree, switch_name, switch_tree
 
 _MOST_LEVELS = 8
 
@@ -19,21 +20,23 @@ def parse_host_table(content: str) -> SwitchTree:
     """
     hosts: dict[str, dict[str, None]] = {}
     above: dict[str, dict[str, None]] = {}
+    lists = HostLists(MAX_NAMES)
     for number, line in enumerate(content.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         if not 2 <= len(words) <= _MOST_LEVELS:
             raise TopologyError(
-                f"line {number} is {line.strip()[:80]!r}: give a host or a list like n[1-4], its leaf switch and, if "
+                f"line {number} is {shown(line.strip())}: give a host or a list like n[1-4], its leaf switch and, if "
                 "known, the switches above, with blanks between"
             )
         try:
-            listed = expand(words[0])
+            listed = lists.expand(words[0])
+            switches = [switch_name(word) for word in words[1:]]
         except ValueError as error:
             raise TopologyError(f"line {number}: {error}") from None
-        hosts.setdefault(words[1], {}).update(dict.fromkeys(listed))
-        for below, switch in pairwise(words[1:]):
+        hosts.setdefault(switches[0], {}).update(dict.fromkeys(listed))
+        for below, switch in pairwise(switches):
             above.setdefault(switch, {})[below] = None
             hosts.setdefault(switch, {})
     return switch_tree(

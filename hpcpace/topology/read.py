@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from itertools import islice
 from pathlib import Path
 
 from hpcpace.errors import TopologyError
@@ -11,7 +13,9 @@ from hpcpace.topology.slurm_text import is_slurm_text, parse_slurm_text
 from hpcpace.topology.slurm_yaml import is_slurm_yaml, parse_slurm_yaml
 from hpcpace.topology.switch_tree import SwitchTree
 
-_MOST_BYTES = 1 << 24
+# Files of 65,536 hosts have less than one, also where each host has a line.
+_MAX_BYTES = 4 << 20
+_MAX_PROBLEMS = 4
 
 
 def read_topology(path: Path) -> list[SwitchTree]:
@@ -24,7 +28,7 @@ def read_topology(path: Path) -> list[SwitchTree]:
         TopologyError: it cannot be read, is none of these, or has no hosts.
     """
     try:
-        content = read_file(path.resolve(), most_bytes=_MOST_BYTES).decode("utf-8")
+        content = read_file(Path(os.path.realpath(path)), most_bytes=_MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise TopologyError(f"cannot read the topology {path}: {reason}") from None
@@ -33,7 +37,7 @@ def read_topology(path: Path) -> list[SwitchTree]:
     except TopologyError as error:
         raise TopologyError(f"topology {path}: {error}") from None
     if not any(tree.above for tree in trees):
-        problems = "; ".join(problem for tree in trees for problem in tree.problems)
+        problems = "; ".join(islice((problem for tree in trees for problem in tree.problems), _MAX_PROBLEMS))
         raise TopologyError(f"topology {path} has no host at a switch{f' ({problems})' if problems else ''}")
     return trees
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+from hpcpace.errors import TopologyError
 from hpcpace.hostlist import short_list
+from hpcpace.quoting import shown
 from hpcpace.wording import plural
 
-_MOST_NAMED = 4
+MAX_NAMES = 1 << 18
+"""Of hosts and switches in a file, as often as they are listed: 65,536 hosts at leaves, and leaves below others."""
+MAX_LETTERS = 255
+_MAX_NAMED = 4
+# Networks have three levels of switches, with groups of a dragonfly or blocks of blocks five.
+_MAX_LEVELS = 16
+# A network of 65,536 hosts with 64 pods takes some 100,000 looks at a switch from below; a made one without end.
+_MAX_LOOKS = 1 << 19
+_MAX_NAMED_ON_LEVEL = 1024
+
+_Parents = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +49,17 @@ class SwitchTree:
     problems: tuple[str, ...]
 
 
+def switch_name(text: str) -> str:
+    """Return the name of one switch, which may be any text of some letters.
+
+    Raises:
+        ValueError: it is empty or very long.
+    """
+    if not 0 < len(text) <= MAX_LETTERS:
+        raise ValueError(f"{shown(text)} is no name of a switch: it must have 1 to {MAX_LETTERS} letters")
+    return text
+
+
 def switch_tree(switches: Sequence[Switch], *, name: str = "", problems: Iterable[str] = ()) -> SwitchTree:
     """Return the places of all hosts below some switches.
 
@@ -44,6 +69,9 @@ def switch_tree(switches: Sequence[Switch], *, name: str = "", problems: Iterabl
         switches: in any order; parts of a switch that comes up again are joined.
         name: of this network.
         problems: what was wrong with the file that they come from.
+
+    Raises:
+        TopologyError: there are very many ways from leaves to the top.
     """
     known = _joined(switches)
     found = [*problems, *_repeated(switches), *_incomplete(known)]
@@ -58,37 +86,32 @@ def switch_tree(switches: Sequence[Switch], *, name: str = "", problems: Iterabl
     twice = {host: at for host, at in leaves.items() if len(at) > 1}
     if twice:
         first = next(iter(twice))
-        found.append(
-            f"{_counted(twice, 'host')} at two switches ({first} at {' and '.join(twice[first][:2])}): left out"
-        )
-    loops: set[str] = set()
-    paths = {leaf: _path(leaf, parents, loops) for leaf in {at[0] for at in leaves.values()}}
+        where = " and ".join(twice[first][:2])
+        found.append(f"{_counted(twice, 'host')} at two switches ({first} at {where}): left out")
+    loops = _in_loops(parents)
     if loops:
-        found.append(
-            f"loop: {short_list(loops)} {'are' if len(loops) > 1 else 'is'} above themselves; that is left out"
-        )
-    above = {host: paths[at[0]] for host, at in leaves.items() if host not in twice}
+        more = f" and {len(loops) - _MAX_NAMED} more" if len(loops) > _MAX_NAMED else ""
+        verb = "are" if len(loops) > 1 else "is"
+        found.append(f"loop: {_some(sorted(loops))}{more} {verb} above themselves; that is left out")
+    ways = _Ways({below: above for below, above in parents.items() if below not in loops})
+    above = {host: ways.to(at[0]) for host, at in leaves.items() if host not in twice}
+    if ways.is_cut:
+        found.append(f"switches are more than {_MAX_LEVELS} levels deep: what is above is left out")
     return SwitchTree(name=name, above=above, problems=tuple(found))
 
 
 def _joined(switches: Sequence[Switch]) -> dict[str, Switch]:
-    joined: dict[str, Switch] = {}
+    hosts: dict[str, dict[str, None]] = {}
+    below: dict[str, dict[str, None]] = {}
     for switch in switches:
-        before = joined.get(switch.name, Switch(name=switch.name))
-        joined[switch.name] = Switch(
-            name=switch.name,
-            hosts=tuple(dict.fromkeys((*before.hosts, *switch.hosts))),
-            switches=tuple(dict.fromkeys((*before.switches, *switch.switches))),
-        )
-    return joined
+        hosts.setdefault(switch.name, {}).update(dict.fromkeys(switch.hosts))
+        below.setdefault(switch.name, {}).update(dict.fromkeys(switch.switches))
+    return {name: Switch(name=name, hosts=tuple(hosts[name]), switches=tuple(below[name])) for name in hosts}
 
 
 def _repeated(switches: Sequence[Switch]) -> list[str]:
-    names = [switch.name for switch in switches]
-    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    return [f"{_counted(repeated, 'switch')} defined more than once ({short_list(repeated[:_MOST_NAMED])})"] * bool(
-        repeated
-    )
+    repeated = [name for name, count in Counter(switch.name for switch in switches).items() if count > 1]
+    return [f"{_counted(repeated, 'switch')} defined more than once ({_some(repeated)})"] if repeated else []
 
 
 def _incomplete(known: Mapping[str, Switch]) -> list[str]:
@@ -97,11 +120,14 @@ def _incomplete(known: Mapping[str, Switch]) -> list[str]:
     unknown = dict.fromkeys(below for switch in known.values() for below in switch.switches if below not in known)
     found = []
     if empty:
-        found.append(f"{_counted(empty, 'switch')} without hosts or switches ({short_list(empty[:_MOST_NAMED])})")
+        found.append(f"{_counted(empty, 'switch')} without hosts or switches ({_some(empty)})")
     if unknown:
-        names = short_list(list(unknown)[:_MOST_NAMED])
-        found.append(f"{_counted(unknown, 'switch')} below another one and not defined ({names})")
+        found.append(f"{_counted(unknown, 'switch')} below another one and not defined ({_some(unknown)})")
     return found
+
+
+def _some(names: Iterable[str]) -> str:
+    return short_list(islice(names, _MAX_NAMED))
 
 
 def _counted(names: Iterable[str], noun: str) -> str:
@@ -109,15 +135,81 @@ def _counted(names: Iterable[str], noun: str) -> str:
     return f"{count} switches" if noun == "switch" and count != 1 else plural(count, noun)
 
 
-def _path(leaf: str, parents: Mapping[str, Sequence[str]], loops: set[str]) -> tuple[str, ...]:
-    """Return the switches above a leaf and itself, from the top down, and note those that are above themselves."""
-    path, level, seen = [leaf], [leaf], {leaf}
-    while above := list(dict.fromkeys(parent for switch in level for parent in parents.get(switch, ()))):
-        again = seen.intersection(above)
-        if again:
-            loops |= again
-            break
-        seen |= set(above)
-        path.append(above[0] if len(above) == 1 else short_list(above))
-        level = above
-    return tuple(reversed(path))
+def _in_loops(parents: _Parents) -> set[str]:
+    """Return the switches that are above themselves, or between two that are.
+
+    These are left when first those without any switch above them are taken away, again and again, and then those
+    without any below.
+    """
+    children: dict[str, list[str]] = {}
+    for below, above in parents.items():
+        for name in above:
+            children.setdefault(name, []).append(below)
+    left = {*parents, *children}
+    for toward, back in ((parents, children), (children, parents)):
+        count = {name: sum(other in left for other in toward.get(name, ())) for name in left}
+        free = [name for name in left if not count[name]]
+        while free:
+            name = free.pop()
+            left.discard(name)
+            for other in back.get(name, ()):
+                if other in left:
+                    count[other] -= 1
+                    if not count[other]:
+                        free.append(other)
+    return left
+
+
+class _Ways:
+    """The ways from switches to the top of a network without loops; levels that leaves share are looked at once.
+
+    Attributes:
+        is_cut: whether one was longer than `_MAX_LEVELS`.
+    """
+
+    def __init__(self, parents: _Parents) -> None:
+        self.is_cut = False
+        self._parents = parents
+        self._num_looks = 0
+        self._numbers: dict[tuple[str, ...], int] = {(): 0}
+        self._levels: list[tuple[str, ...]] = [()]
+        self._names = [""]
+        self._next: dict[int, int] = {}
+
+    def to(self, leaf: str) -> tuple[str, ...]:
+        """Return the switches above a leaf and itself, from the top down.
+
+        Raises:
+            TopologyError: there are too many ways.
+        """
+        path = [leaf]
+        number = self._number(tuple(self._parents.get(leaf, ())))
+        while number and len(path) < _MAX_LEVELS:
+            path.append(self._names[number])
+            number = self._above(number)
+        self.is_cut = self.is_cut or bool(number)
+        return tuple(reversed(path))
+
+    def _above(self, number: int) -> int:
+        """Return the number of the level above one; 0 at the top."""
+        if number not in self._next:
+            above = [self._parents.get(switch, ()) for switch in self._levels[number]]
+            self._num_looks += len(above) + sum(map(len, above))
+            if self._num_looks > _MAX_LOOKS:
+                raise TopologyError("its switches have too many ways to the top to find all")
+            self._next[number] = self._number(tuple(dict.fromkeys(name for names in above for name in names)))
+        return self._next[number]
+
+    def _number(self, level: tuple[str, ...]) -> int:
+        number = self._numbers.setdefault(level, len(self._levels))
+        if number == len(self._levels):
+            self._levels.append(level)
+            self._names.append(_level_name(level))
+        return number
+
+
+def _level_name(level: Sequence[str]) -> str:
+    if len(level) == 1:
+        return level[0]
+    more = f" and {len(level) - _MAX_NAMED} more" if len(level) > _MAX_NAMED_ON_LEVEL else ""
+    return short_list(level[:_MAX_NAMED] if more else level) + more

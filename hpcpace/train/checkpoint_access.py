@@ -7,16 +7,14 @@ exchanged between the look and the use.
 
 from __future__ import annotations
 
-import contextlib
-import grp
 import os
-import pwd
 import shlex
 import stat
 from pathlib import Path
 
 from hpcpace.errors import DataError
 from hpcpace.files import Folder
+from hpcpace.ownership import other_writers
 
 WRITERS_FOLDER_MODE = 0o755
 WRITERS_FILE_MODE = 0o644
@@ -80,7 +78,7 @@ def check_access(descriptor: int, path: Path, *, checkpoint: Path) -> None:
     writers = other_writers(facts)
     if not writers:
         return
-    if facts.st_uid == _user_id():
+    if facts.st_uid == os.geteuid():
         folder = path if stat.S_ISDIR(facts.st_mode) else path.parent
         advice = f"if all in it is yours, chmod -R go-w {shlex.quote(str(folder))}"
     else:
@@ -91,21 +89,6 @@ def check_access(descriptor: int, path: Path, *, checkpoint: Path) -> None:
     raise DataError(f"the checkpoint {checkpoint} is not loaded: {path} {writers}; {advice}, or --resume never")
 
 
-def other_writers(facts: os.stat_result) -> str:
-    """Return who else than the user and root can have written to a file or folder, as what it does; empty if nobody.
-
-    A group counts also if it is named after the user: who else is in it cannot be found out for certain.
-    """
-    if facts.st_uid not in (_user_id(), 0):
-        return f"belongs to {_user_name(facts.st_uid)}, not to you"
-    mode = stat.S_IMODE(facts.st_mode)
-    if mode & stat.S_IWOTH:
-        return f"can be written to by everybody (mode {mode:04o})"
-    if mode & stat.S_IWGRP:
-        return f"can be written to by the group {_group_name(facts.st_gid)} (mode {mode:04o})"
-    return ""
-
-
 def withhold_write(descriptor: int) -> None:
     """Take the right to write to a folder of the user's own from everybody else.
 
@@ -113,7 +96,7 @@ def withhold_write(descriptor: int) -> None:
         OSError: the file system refuses that.
     """
     facts = os.fstat(descriptor)
-    if facts.st_mode & _WRITE_OF_OTHERS and facts.st_uid == _user_id():
+    if facts.st_mode & _WRITE_OF_OTHERS and facts.st_uid == os.geteuid():
         os.fchmod(descriptor, stat.S_IMODE(facts.st_mode) & ~_WRITE_OF_OTHERS)
 
 
@@ -125,19 +108,3 @@ def unreadable(path: Path, reason: object) -> DataError:
     return DataError(
         f"cannot read the checkpoint {path} ({reason}): use another one, or start over with --resume never"
     )
-
-
-def _user_id() -> int:
-    return os.geteuid()
-
-
-def _user_name(number: int) -> str:
-    with contextlib.suppress(KeyError):
-        return f"{pwd.getpwuid(number).pw_name} (uid {number})"
-    return f"uid {number}"
-
-
-def _group_name(number: int) -> str:
-    with contextlib.suppress(KeyError):
-        return f"{grp.getgrgid(number).gr_name} (gid {number})"
-    return f"gid {number}"

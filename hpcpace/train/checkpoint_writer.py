@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from hpcpace.errors import DataError
 from hpcpace.files import Folder
-from hpcpace.train.checkpoint_access import WRITERS_FILE_MODE, WRITERS_FOLDER_MODE, other_writers, withhold_write
+from hpcpace.ownership import other_writers
+from hpcpace.train.checkpoint_access import WRITERS_FILE_MODE, WRITERS_FOLDER_MODE, withhold_write
 
 _NAME = re.compile(r"step-([0-9]+)")
 _WRITING = re.compile(r"\.step-[0-9]+\.writing")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from click.testing import CliRunner
 
 from hpcpace.cli import cli
 from hpcpace.config import Config
-from hpcpace.detail import parse_order
+from hpcpace.detail import Order, parse_order
 from hpcpace.errors import HpcpaceError
+from hpcpace.files import Folder
+from hpcpace.observe.switching import OrderFile
 from hpcpace.rundir import RunDirectory
 
 
@@ -83,7 +87,10 @@ def test_what_is_no_order_is_refused(run: RunDirectory, words: list[str], proble
     [
         ({"clock": {"enabled": False, "interval_s": 30}}, "do not compare clocks"),
         ({"pace": {"policy": "slack"}}, "paced"),
-        ({"clock": {}}, "damaged"),
+        ({"clock": {}}, "does not say how the job was started"),
+        ({"clock": {"enabled": True, "interval_s": 1e999}}, "does not say how the job was started"),
+        ({"clock": {"enabled": True, "interval_s": float("nan")}}, "does not say how the job was started"),
+        ({"clock": {"enabled": True, "interval_s": 10**400}}, "does not say how the job was started"),
     ],
 )
 def test_a_job_that_follows_no_orders_is_refused(
@@ -96,11 +103,55 @@ def test_a_job_that_follows_no_orders_is_refused(
     assert not run.switch_file.exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", json.dumps({"config": 5})])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "5", "{", json.dumps({"config": 5}), "[" * 100_000, '{"config":' * 50_000, "9" * 100_000],
+    ids=["empty", "list", "number", "cut", "no settings", "deep list", "deep object", "long number"],
+)
 def test_a_damaged_record_is_refused(run: RunDirectory, content: str) -> None:
     run.last_attempt().run_json.write_text(content)
     code, said = _said(str(run.path), "off")
-    assert code == 2 and "damaged" in said
+    assert code == 2 and "does not say how the job was started" in said
+    assert len(said) < 2 * len(str(run.path)) + 300
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077], ids=oct)
+def test_the_file_is_one_that_the_ranks_follow_whatever_the_umask(run: RunDirectory, umask: int) -> None:
+    orders, warnings = list[Order](), list[str]()
+    before = os.umask(umask)
+    try:
+        assert _said(str(run.path), "off")[0] == 0
+    finally:
+        os.umask(before)
+    assert run.switch_file.stat().st_mode & 0o777 == 0o644
+    OrderFile(run, give=orders.append, warn=warnings.append).look()
+    assert (orders, warnings) == ([parse_order("off")], [])
+
+
+def test_a_caller_whom_no_rank_follows_is_told_so(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    code, said = _said(str(run.path), "off")
+    assert code == 2 and "belongs to" in said and "only that user and root" in said
+    assert not run.switch_file.exists()
+
+
+@pytest.mark.root
+def test_root_may_switch_the_job_of_anybody(run: RunDirectory, give_away: Callable[[Path], None]) -> None:
+    give_away(run.last_attempt().path)
+    assert _said(str(run.path), "off")[0] == 0
+
+
+def test_a_file_system_that_gives_files_away_is_an_error(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = Folder.status
+
+    def squashed(folder: Folder, name: str) -> os.stat_result:
+        facts = status(folder, name)
+        return os.stat_result((*facts[:4], 65534, *facts[5:])) if name == run.switch_file.name else facts
+
+    monkeypatch.setattr(Folder, "status", squashed)
+    code, said = _said(str(run.path), "off")
+    assert code == 2 and "no rank follows" in said and "as the user of the job" in said
+    assert not run.switch_file.exists()
 
 
 def test_a_folder_in_the_place_of_the_order_is_refused(run: RunDirectory) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,3 +89,120 @@ def test_a_wrong_rule_never_fails_a_task_and_one_task_says_it(hpcpace, task, mon
     code, shown, error = hpcpace("task-prolog")
     assert (code, error, len(shown.splitlines())) == (0, "", num_lines)
     assert not num_lines or shown.startswith("print hpcpace: warning: nothing is recorded: rule 1 of ")
+
+
+_HUGE = "x" * 1_000_000
+_BYTES = "\udcff\udc80"
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, _HUGE, _BYTES, '{"run_dir": 5}', "a\nexport LD_PRELOAD=x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HPCPACE_LAUNCH", "SLURM_JOB_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_USER", "SLURM_JOB_NODELIST"),
+        *("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_NODELIST_HET_GROUP_0", "SLURM_JOB_ACCOUNT", "TORCHELASTIC_RUN_ID"),
+        *("PYTHONPATH", "HPCPACE_SITE_FILE", "HPCPACE_OPT_OUT", "HPCPACE_TRACE_ENABLED", "HPCPACE_TRACE_TRACE_DIR"),
+        *("HPCPACE_TRACE_MAX_ROWS", "HPCPACE_PROBE", "XDG_CONFIG_HOME", "HOME", "SLURM_JOB_PARTITION"),
+    ],
+)
+def test_never_fails_whatever_a_variable_holds(hpcpace, monkeypatch, name, value):
+    if value == _BYTES and name in ("PYTHONPATH", "HPCPACE_SITE_FILE"):  # what is captured here must be text: see below
+        value = ""
+    monkeypatch.setenv(name, value)
+    begin = time.process_time()
+    code, shown, error = hpcpace("task-prolog")
+    assert time.process_time() - begin < 3
+    assert (code, error) == (0, "")
+    _check_lines(shown)
+
+
+def _check_lines(shown):
+    lines = shown.splitlines()
+    names = [line.partition("=")[0] for line in lines if not line.startswith("print ")]
+    assert set(names) <= {"export HPCPACE_LAUNCH", "export PYTHONPATH", "export HPCPACE_SITE_FILE"}
+    warnings = [line for line in lines if line.startswith("print ")]
+    assert len(warnings) <= 1 and (not warnings or not names)
+    assert all(len(line) < 3000 and line.isprintable() for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("$(reboot)", "--reboot-"),
+        ("a'b\"c`d", "a-b-c-d"),
+        ("../../etc", "-..-etc"),
+        ("\x1b]0;mine\x07", "--0-mine-"),
+        ("a\nb\rc", "a-b-c"),
+        (_BYTES, "--"),
+        ("...", "job"),
+        ("ä ö", "ä ö"),
+        ("x" * 1000, "x" * 100),
+    ],
+)
+def test_the_name_of_a_job_becomes_a_plain_name_of_a_folder(hpcpace, task, monkeypatch, name, folder):
+    monkeypatch.setenv("SLURM_JOB_NAME", name)
+    _, shown, _ = hpcpace("task-prolog")
+    assert json.loads(_exported(shown)["HPCPACE_LAUNCH"])["run_dir"] == f"{task}/runs/7.0-{folder}"
+
+
+def test_a_search_path_that_is_no_text_is_handed_on_as_it_is(task):
+    environ = {**os.environb, b"PYTHONPATH": b"/\xff:/\xc3", b"LC_ALL": b"C.UTF-8"}
+    program = [sys.executable, "-P", "-m", "hpcpace", "task-prolog"]
+    ended = subprocess.run(program, env=environ, capture_output=True, check=True)
+    assert ended.stderr == b"" and b":/\xff:/\xc3\n" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_bytes(b"a = " + b"[" * 100_000),
+        lambda path: path.write_text("[trace]\nmax_rows = 0x" + "f" * 100_000),
+        lambda path: path.write_text("[[rollout]]\n" * 50_000),
+        lambda path: path.write_text("[trace]\ndetail = '\N{GREEK SMALL LETTER ALPHA}'"),
+        lambda path: path.write_bytes(b"\xff"),
+        os.mkfifo,
+        os.mkdir,
+        lambda path: path.symlink_to(path),
+        lambda path: path.symlink_to("/dev/zero"),
+    ],
+    ids=["deep", "number", "rules", "letters", "no text", "pipe", "folder", "loop", "device"],
+)
+def test_never_fails_whatever_the_sites_file_is(hpcpace, task, make):
+    (task / "site.toml").unlink()
+    make(task / "site.toml")
+    code, shown, error = hpcpace("task-prolog")
+    assert (code, error) == (0, "")
+    assert shown.startswith("print hpcpace: warning: nothing is recorded: ")
+    _check_lines(shown)
+
+
+def test_never_fails_where_the_folder_of_the_job_is_gone(hpcpace, task, monkeypatch):
+    (task / "gone").mkdir()
+    monkeypatch.chdir(task / "gone")
+    (task / "gone").rmdir()
+    code, shown, _ = hpcpace("task-prolog")
+    assert code == 0 and shown.startswith("print ")
+
+
+@pytest.mark.parametrize("error", [RecursionError, MemoryError, ZeroDivisionError, KeyError])
+def test_never_fails_by_an_error_of_its_own(hpcpace, monkeypatch, error):
+    def fails(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("hpcpace.cli.task_prolog.load_config", fails)
+    code, shown, _ = hpcpace("task-prolog")
+    assert code == 0 and shown == f"print hpcpace: warning: nothing is recorded: {error.__name__}\n"
+
+
+def test_never_fails_by_a_wrong_option(hpcpace):
+    code, shown, error = hpcpace("task-prolog", "--run-dirs", "x")
+    assert (code, error) == (0, "") and "No such option" in shown and shown.startswith("print ")
+
+
+def test_never_fails_where_nobody_listens(task):
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = [sys.executable, "-P", "-m", "hpcpace", "task-prolog"]
+    with os.fdopen(writer) as stdout:
+        ended = subprocess.run(program, stdout=stdout, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -154,4 +154,4 @@ def test_all_unknown_keys_of_a_file_are_told_together(tmp_path):
     (tmp_path / "lab.toml").write_text("[lab]\nnodes = 2\nmut = 3\n[labs]\nhosts = 1\n")
     with pytest.raises(ConfigError) as caught:
         load_config(file=tmp_path / "lab.toml", site_file=tmp_path / "none")
-    assert [word in str(caught.value) for word in ("'nodes'", "'mut'", "[labs]")] == [True] * 3
+    assert [word in str(caught.value) for word in ("'nodes'", "'mut'", "'labs'")] == [True] * 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from hpcpace.config_sources import REQUESTED, Resolved, resolve
 from hpcpace.errors import ConfigError
+from hpcpace.rollout import JobFacts
 
 RULE = "[[rollout]]\npartitions = ['gpu']\ntrace.flush_interval_s = 2\n"
 GPU_JOB = {"SLURM_JOB_PARTITION": "gpu"}
@@ -137,5 +140,92 @@ def test_a_wrong_source_is_refused_by_name(resolved: Resolve, tmp_path: Path, so
 
 def test_a_users_file_that_cannot_be_read_is_an_error_and_not_consent(resolved: Resolve, tmp_path: Path) -> None:
     (tmp_path / "home/.config/hpcpace.toml").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"cannot read the configuration file .*/hpcpace\.toml: Is a directory"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read the configuration file .*/hpcpace\.toml: it is no regular file"
+    ):
         resolved()
+
+
+_RULES = "[[rollout]]\nnodes = {}\ntrace.enabled = true\n"
+_TRACE = "[trace]\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param(b"a = " + b"[" * 100_000, "is not valid TOML", id="nested arrays"),
+        pytest.param(b"a = " + b"{a = " * 100_000, "is not valid TOML", id="nested tables"),
+        pytest.param(".".join(["a"] * 40_000) + " = 1", "more than 8192 dots", id="a key of many parts"),
+        pytest.param("a = " + "9" * 100_000, "is not valid TOML", id="a number of many digits"),
+        pytest.param(_TRACE + "max_rows = 0x" + "f" * 100_000, "trace.max_rows is <an integer of", id="a large number"),
+        pytest.param(
+            _TRACE + "copy_timeout_s = 0x" + "f" * 100_000, "is <an integer of", id="a large number for a float"
+        ),
+        pytest.param(_TRACE + "enabled = 0x" + "f" * 100_000, "is <an integer of", id="a large number for a switch"),
+        pytest.param(_TRACE + "max_rows = inf", "trace.max_rows is inf", id="infinity"),
+        pytest.param(_TRACE + "copy_timeout_s = nan", "trace.copy_timeout_s is nan", id="no number"),
+        pytest.param(_TRACE + f"detail = '{'x' * 100_000}'", "at most 4096 letters", id="a long text"),
+        pytest.param(_TRACE + 'trace_dir = "/tmp\\u0000"', "none of them a null", id="a null in a path"),
+        pytest.param(_TRACE + "detail = [[[[[1]]]]]", "trace.detail is ", id="a list for a text"),
+        pytest.param(
+            "[audit]\nignore = [0x" + "f" * 100_000 + "]", "expected a list of strings", id="numbers for texts"
+        ),
+        pytest.param("\n".join(f"a{i} = 1" for i in range(30_000)), "and 29996 more", id="many unknown keys"),
+        pytest.param(f"['{'x' * 100_000}']", "unknown section 'xxx", id="a long section"),
+        pytest.param("[[rollout]]\n" * 5000, "rollout has 5000 rules, more than 100", id="many rules"),
+        pytest.param(
+            _RULES.format([f"n{i}x[1-65536]" for i in range(3000)]),
+            "more than 262144 names are listed",
+            id="many nodes",
+        ),
+        pytest.param(_RULES.format(["[" * 100_000]), "is no list of hosts", id="brackets"),
+        pytest.param(_RULES.format(["x" * 100_000 + "[1-65536]"]), "more than 255 letters", id="long nodes"),
+        pytest.param("[[rollout]]\nshare = 0x" + "f" * 100_000, "sets nothing", id="a large share of nothing"),
+        pytest.param(
+            "[[rollout]]\ntrace.enabled = true\nshare = 0x" + "f" * 100_000, "share is <an integer", id="a large share"
+        ),
+        pytest.param(f"[[rollout]]\n{'x' * 100_000} = 1", "unknown key 'xxx", id="a long condition"),
+        pytest.param("#" * 2_000_000, "it has more than 1048576 bytes", id="a large file"),
+        pytest.param(b"\xff\xfe[trace]", "is not valid TOML", id="no text"),
+    ],
+)
+def test_hostile_settings_are_refused_in_bounded_time_by_a_short_message(
+    tmp_path: Path, content: str | bytes, words: str
+) -> None:
+    file = tmp_path / "site.toml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    begin = time.process_time()
+    with pytest.raises(ConfigError) as error:
+        resolve(site_file=file)
+    assert time.process_time() - begin < 3
+    assert words in str(error.value) and len(str(error.value)) < 10 * (len(str(tmp_path)) + 400)
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)], ids=range(3)
+)
+def test_settings_that_are_no_regular_file_are_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "site.toml")
+    with pytest.raises(ConfigError, match="cannot read the configuration file"):
+        resolve(site_file=tmp_path / "site.toml")
+
+
+def test_settings_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[trace]\nflush_interval_s = 7\n")
+    (tmp_path / "site.toml").symlink_to("own.toml")
+    assert _flush(resolve(site_file=tmp_path / "site.toml")) == (7.0, "site.toml")
+
+
+def test_rules_of_a_job_on_very_many_nodes_are_decided_in_bounded_time(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(_RULES.format(["n1"]) * 20)
+    begin = time.process_time()
+    found = resolve(site_file=tmp_path / "site.toml", environ={"SLURM_JOB_NODELIST": "n[1-65536]"})
+    assert time.process_time() - begin < 5
+    assert {objection for _, objection in found.rules} == {"the job also has n[10,100,1000,10000] and 65531 more"}
+
+
+def test_components_of_a_job_have_a_limit_together() -> None:
+    environ = {f"SLURM_JOB_NODELIST_HET_GROUP_{i}": "n[1-65536]" for i in range(10_000)}
+    begin = time.process_time()
+    assert JobFacts.of(environ).nodes == frozenset()
+    assert time.process_time() - begin < 3

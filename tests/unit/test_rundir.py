@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpcpace.config import Config
 from hpcpace.errors import TraceError
+from hpcpace.files import Folder
 from hpcpace.observe.recording import Recording
-from hpcpace.rundir import RunDirectory, is_recorded, open_run
+from hpcpace.rundir import RunDirectory, default_run_path, is_recorded, open_run
 from hpcpace.trace.schema import TraceHeader
 
 
@@ -86,3 +89,29 @@ def test_a_recording_follows_no_link_in_its_run(tmp_path, elsewhere, name):
 )
 def test_what_an_attempt_has_recorded_is_known_by_its_place(path: str, expected: bool) -> None:
     assert is_recorded(Path(path)) is expected
+
+
+@pytest.mark.parametrize("job_id", ["../../etc", "a/b", "x" * 100, "7\n8", ""])
+def test_what_is_no_id_of_a_job_names_no_folder(tmp_path: Path, job_id: str) -> None:
+    path = default_run_path("train", {"SLURM_JOB_ID": job_id}, base=tmp_path)
+    assert path.parent == tmp_path and re.fullmatch(r"\d{8}-\d{6}-train", path.name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda path: path.touch(), os.mkfifo, lambda path: path.symlink_to("/etc"), lambda path: path.symlink_to(path)],
+    ids=["file", "pipe", "link", "loop"],
+)
+def test_what_has_the_name_of_an_attempt_and_is_none_is_passed_by(
+    tmp_path: Path, make: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "attempt-0")
+    new_folder, asked = Folder.new_folder, list[str]()
+
+    def noted(folder: Folder, name: str, *, mode: int = 0o777) -> Folder:
+        asked.append(name)
+        assert len(asked) < 5  # it tried for ever
+        return new_folder(folder, name, mode=mode)
+
+    monkeypatch.setattr(Folder, "new_folder", noted)
+    assert RunDirectory(tmp_path).new_attempt().number == 1

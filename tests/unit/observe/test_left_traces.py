@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
+from hpcpace.observe.node_local import NodeLocalTrace
 
 _WRITER = """
 import signal, sys
@@ -104,6 +105,13 @@ def _claim(folder: Path, content: str) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
+        lambda folder, home: _claim(folder, "[" * 60_000),
+        lambda folder, home: _claim(folder, '{"destination":' * 4_000),
+        lambda folder, home: _claim(folder, '{"destination": 5}'),
+        lambda folder, home: _claim(folder, json.dumps({"destination": f"{home}/\0/rank-00001.h5"})),
+        lambda folder, home: _claim(folder, json.dumps({"destination": "x" * 50_000 + "/rank-00001.h5"})),
+        lambda folder, home: folder.chmod(0o777),
+        lambda folder, home: folder.chmod(0o775),
         lambda folder, home: _claim(folder, "no json"),
         lambda folder, home: _claim(folder, "[]"),
         lambda folder, home: _claim(folder, "x" * 100_000),
@@ -114,7 +122,24 @@ def _claim(folder: Path, content: str) -> None:
         lambda folder, home: ((folder / "home.json").unlink(), os.mkfifo(folder / "home.json")),
         lambda folder, home: (folder.rename(home.parent / "moved"), folder.symlink_to(home.parent / "moved")),
     ],
-    ids=["no json", "a list", "long", "other name", "other folder", "no claim", "a link", "a pipe", "a linked folder"],
+    ids=[
+        "deep",
+        "deep object",
+        "number",
+        "null",
+        "long path",
+        "open",
+        "open to the group",
+        "no json",
+        "a list",
+        "long",
+        "other name",
+        "other folder",
+        "no claim",
+        "a link",
+        "a pipe",
+        "a linked folder",
+    ],
 )
 def test_what_is_no_trace_of_ours_is_left_alone(start, tmp_path, home, spoil):
     _kill(start(1))
@@ -136,3 +161,38 @@ def test_a_link_in_the_place_of_the_trace_is_not_copied(start, tmp_path, home):
     file.symlink_to("/etc/passwd")
     (found,) = _collect(tmp_path, home)
     assert "symbolic link" in found.problem and list(home.iterdir()) == []
+
+
+def test_nothing_is_brought_into_a_folder_that_a_link_in_the_run_leads_to(start, tmp_path, home):
+    _kill(start(1))
+    home.rename(tmp_path / "elsewhere")
+    home.symlink_to(tmp_path / "elsewhere")
+    assert _collect(tmp_path, home) == []
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_folder_that_is_exchanged_for_a_link_while_traces_come_home_gets_nothing(start, tmp_path, home, monkeypatch):
+    _kill(start(1))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    bring = NodeLocalTrace.bring_home
+
+    def exchanged(trace: NodeLocalTrace, timeout_s: float) -> None:
+        home.rename(tmp_path / "moved")
+        home.symlink_to(elsewhere)
+        bring(trace, timeout_s)
+
+    monkeypatch.setattr(NodeLocalTrace, "bring_home", exchanged)
+    (found,) = _collect(tmp_path, home)
+    assert "symbolic link" in found.problem and list(elsewhere.iterdir()) == []
+
+
+def test_only_the_user_can_write_to_the_folder_of_a_trace(tmp_path, home):
+    before = os.umask(0)
+    try:
+        trace = NodeLocalTrace(tmp_path / "local", "hpcpace-run-attempt-0-rank-1-17", home / "rank-00001.h5")
+        trace.open_folder().close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "local" / "hpcpace-run-attempt-0-rank-1-17").stat().st_mode & 0o022 == 0
+    trace.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -83,3 +84,37 @@ def test_every_part_ends_whatever_another_one_raises(
     assert session.run is not None
     (trace,) = read_attempt(session.run.attempt(0)).traces
     assert trace.closed_cleanly and len(trace.tables["steps"]) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.touch(),
+        os.mkfifo,
+        lambda path: path.symlink_to(path),
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: path.symlink_to("/dev/null"),
+    ],
+    ids=["file", "pipe", "loop", "dangling link", "device"],
+)
+def test_a_run_directory_that_is_no_folder_is_one_warning(
+    tmp_path: Path, make: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "run")
+    with hpcpace.session(run_dir=tmp_path / "run") as session:
+        session.step()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nothing is recorded: cannot make the run directory" in line and "choose another run directory" in line
+
+
+def test_traces_do_not_follow_a_link_that_is_put_into_the_run_meanwhile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    with hpcpace.session(run_dir=tmp_path / "run") as session:
+        traces = tmp_path / "run" / "attempt-0" / "trace"
+        shutil.rmtree(traces)
+        traces.symlink_to(tmp_path / "elsewhere")
+        session.step()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert "symbolic link" in capsys.readouterr().err

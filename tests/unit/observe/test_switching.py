@@ -92,11 +92,7 @@ def warnings() -> list[str]:
 
 @pytest.fixture
 def order_file(tmp_path: Path, orders: list[Order], warnings: list[str]) -> OrderFile:
-    def warn(message: str) -> None:
-        if message not in warnings:
-            warnings.append(message)
-
-    return OrderFile(RunDirectory(tmp_path), give=orders.append, warn=warn)
+    return OrderFile(RunDirectory(tmp_path), give=orders.append, warn=warnings.append)
 
 
 def test_each_order_in_the_file_is_given_once(order_file: OrderFile, tmp_path: Path, orders: list[Order]) -> None:
@@ -119,8 +115,17 @@ def test_each_order_in_the_file_is_given_once(order_file: OrderFile, tmp_path: P
         lambda path: os.mkfifo(path),
         lambda path: path.symlink_to("/etc/passwd"),
         lambda path: path.mkdir(),
+        lambda path: path.write_text("\x1b]0;mine\x07" * 300),
+        lambda path: path.write_text("on " + "x" * 4000),
+        lambda path: path.write_text("steps " + "9:3," * 1000),
+        lambda path: path.write_text("steps " + "9" * 4000 + ":"),
+        lambda path: path.write_text("steps ٣:٤"),
+        lambda path: path.write_text("steps 5:6,1:2" + "," * 4000),
     ],
-    ids=["garbage", "wrong range", "too long", "pipe", "link", "folder"],
+    ids=[
+        *("garbage", "wrong range", "too long", "pipe", "link", "folder"),
+        *("escapes", "long level", "many ranges", "long number", "other digits", "empty ranges"),
+    ],
 )
 def test_what_is_no_order_is_one_warning_and_changes_nothing(
     make: Callable[[Path], object], order_file: OrderFile, tmp_path: Path, orders: list[Order], warnings: list[str]
@@ -130,6 +135,71 @@ def test_what_is_no_order_is_one_warning_and_changes_nothing(
     order_file.look()
     assert orders == []
     assert len(warnings) == 1 and str(tmp_path / "switch") in warnings[0]
+    assert warnings[0].isprintable() and len(warnings[0]) < len(str(tmp_path)) + 300
+
+
+@pytest.mark.parametrize("was_there", [True, False], ids=["before the job", "while it runs"])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [("give_away", "belongs to"), (0o664, "the group"), (0o646, "everybody"), (0o666, "everybody")],
+    ids=["of somebody else", "of a group", "of others", "of everybody"],
+)
+def test_an_order_that_somebody_else_can_have_given_is_not_followed(
+    order_file: OrderFile,
+    tmp_path: Path,
+    orders: list[Order],
+    warnings: list[str],
+    request: pytest.FixtureRequest,
+    spoil: str | int,
+    words: str,
+    was_there: bool,
+) -> None:
+    if not was_there:
+        order_file.look()
+    path = tmp_path / "switch"
+    path.write_text("off\n")
+    if isinstance(spoil, int):
+        path.chmod(spoil)
+    else:
+        request.getfixturevalue(spoil)(path)
+    order_file.look()
+    path.write_text("steps 1:2\n")
+    order_file.look()
+    assert orders == []
+    assert len(warnings) == 1 and words in warnings[0] and "hpcpace switch" in warnings[0]
+
+
+def test_an_order_of_root_is_followed(
+    order_file: OrderFile, tmp_path: Path, orders: list[Order], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "switch").write_text("off")
+    fstat = os.fstat
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(os, "fstat", lambda descriptor: os.stat_result((*fstat(descriptor)[:4], 0, *fstat(0)[5:])))
+    order_file.look()
+    assert orders == [OFF]
+
+
+def test_the_folder_of_an_order_may_be_open_to_everybody(
+    order_file: OrderFile, tmp_path: Path, orders: list[Order]
+) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / "switch").write_text("off")
+    order_file.look()
+    assert orders == [OFF]
+
+
+def test_warnings_of_a_file_that_changes_for_ever_end(
+    order_file: OrderFile, tmp_path: Path, orders: list[Order], warnings: list[str]
+) -> None:
+    for number in range(100):
+        (tmp_path / "switch").write_text(f"junk {number}")
+        order_file.look()
+    assert len(warnings) == 4
+    assert [("not shown" in warning) for warning in warnings] == [False, False, False, True]
+    (tmp_path / "switch").write_text("off")
+    order_file.look()
+    assert orders == [OFF]
 
 
 @pytest.fixture
@@ -186,10 +256,10 @@ def test_a_file_that_cannot_be_read_is_one_warning(
 ) -> None:
     (tmp_path / "switch").write_text("on")
 
-    def read(*_: object, **__: object) -> bytes:
+    def read(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Folder, "read", read)
+    monkeypatch.setattr(Folder, "open_file", read)
     order_file.look()
     order_file.look()
     assert len(warnings) == 1 and "Permission denied" in warnings[0]
@@ -291,3 +361,48 @@ def test_a_level_without_phases_marks_its_steps(tmp_path: Path) -> None:
     assert len(trace.tables["phases"]) == 0
     marks = StepFlag.UNPHASED | StepFlag.WARMUP
     assert trace.tables["steps"]["flags"].tolist() == [StepFlag.PLAIN | StepFlag.WARMUP, *[marks] * 5]
+
+
+def test_a_run_directory_of_somebody_else_is_one_warning_and_the_job_goes_on(
+    tmp_path: Path, give_away: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    give_away(run)
+    _train(run, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and str(run) in lines[0] and "belongs to" in lines[0] and "another run directory" in lines[0]
+    assert len(read_trace(RunDirectory(run).attempt(0).trace_file(0)).tables["steps"]) == 3
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777], ids=oct)
+def test_a_run_directory_that_others_had_made_writable_is_one_warning(
+    tmp_path: Path, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    run.chmod(mode)
+    _train(run, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "can be written to by" in lines[0] and "chmod go-w" in lines[0]
+
+
+def test_nothing_is_said_of_a_run_directory_that_has_the_mode_of_the_umask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = os.umask(0o002)
+    try:
+        _train(tmp_path / "run", 3)
+    finally:
+        os.umask(before)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_directory_in_which_no_attempt_has_a_number_left_is_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "attempt-999999999").mkdir(parents=True)
+    (tmp_path / "run" / f"attempt-{'9' * 200}").mkdir()
+    _train(tmp_path / "run", 3)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nothing is recorded" in line and "no number is left" in line

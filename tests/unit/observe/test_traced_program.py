@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,24 @@ def test_no_launch_is_found_where_none_is(text: str) -> None:
     assert find_launch({"HPCPACE_LAUNCH": text}) is None
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"run_dir":' * 50_000, "9" * 100_000, '"' + "x" * 1_000_000])
+def test_no_launch_is_found_in_what_is_made_to_do_harm(text: str) -> None:
+    assert find_launch({"HPCPACE_LAUNCH": text}) is None
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Launch)])
+@pytest.mark.parametrize(
+    "value", [[], {}, 1.5, "x" * 10_000, "/a\0b", "\ud800", -1, 1 << 40, 1e999], ids=lambda value: repr(value)[:12]
+)
+def test_a_launch_with_a_value_that_cannot_be_is_none(name: str, value: object) -> None:
+    assert find_launch({"HPCPACE_LAUNCH": json.dumps({**vars(LAUNCH), name: value})}) is None
+
+
+def test_a_launch_may_name_folders_that_are_no_text() -> None:
+    launch = replace(LAUNCH, run_dir="/runs/\udcff")
+    assert find_launch(_changed({}, launch.changes({}))) == launch
+
+
 @pytest.mark.parametrize(
     ("notes", "line"),
     [
@@ -188,3 +207,12 @@ def test_a_run_that_cannot_be_read_is_another_one(tmp_path: Path) -> None:
 def test_the_verdict_that_ended_a_job_is_its_last_line() -> None:
     stopped = {"kind": "stopped", "verdict": "hang: barrier 3 waits for rank 1; the job ends here: hpcpace hang runs/a"}
     assert last_line([BEGAN, stopped], "", "/work") == f"hpcpace: {stopped['verdict']}"
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"launch": {"launch": ' * 50_000, "[]", "5", '{"launch": "host/7/1"}']
+)
+def test_a_run_with_a_record_that_is_none_is_not_that_of_the_launch(tmp_path: Path, content: str) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.new_attempt().run_json.write_text(content)
+    assert run_place(replace(LAUNCH, run_dir=str(run.path)), ["train.py"]) == f"{run.path}-2"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from hpcpace.rundir import HISTORY_INDEX, json_text
 from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.history import Event, History, history
 from hpcpace.runs.history_csv import rows_of_csv
-from hpcpace.runs.history_index import IndexedRuns, indexed_runs
+from hpcpace.runs.history_index import IndexedRuns, indexed_runs, sealed
 from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
 
 DATA = Path(__file__).parents[2] / "data" / "history"
@@ -525,6 +526,102 @@ def test_a_damaged_index_is_made_anew(folder: Path, damage: Callable[[dict[str, 
     (folder / HISTORY_INDEX).write_text(json.dumps(content))
     again = indexed_runs(folder)
     assert (again.rows, again.index) == (first.rows, "updated")
+
+
+def _plant(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the rows of an index as somebody can who knows how one is written."""
+    content = json.loads((folder / HISTORY_INDEX).read_text())
+    for entry in content["runs"].values():
+        if entry["row"]:
+            change(entry["row"])
+    (folder / HISTORY_INDEX).write_bytes(sealed(content["runs"]))
+
+
+@pytest.mark.parametrize("way", ["give_away", 0o664, 0o646])
+def test_an_index_that_somebody_else_can_have_written_is_not_believed(
+    folder: Path, way: str | int, request: pytest.FixtureRequest
+) -> None:
+    first = indexed_runs(folder)
+    _plant(folder, lambda row: row.update(p50_ns=1.0, mode="healthy"))
+    if isinstance(way, int):
+        (folder / HISTORY_INDEX).chmod(way)
+    else:
+        request.getfixturevalue(way)(folder / HISTORY_INDEX)
+    again = indexed_runs(folder)
+    assert (again.rows, again.num_read) == (first.rows, 5)
+    assert again.index.startswith("updated (all runs were read: the index before ")
+    assert indexed_runs(folder).num_read == 1
+
+
+def test_the_index_is_one_that_is_used_again_under_any_umask(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        indexed_runs(folder)
+    finally:
+        os.umask(before)
+    assert indexed_runs(folder).num_read == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row.update(run="somewhere/else"),
+        lambda row: row.update(p50_ns=10**400),
+        lambda row: row.update(p50_ns=float("nan"), mean_ns=True),
+        lambda row: row.update(begun_unix_ns=10**400),
+        lambda row: row.update(samples_per_s="fast"),
+        lambda row: row.update(slowness={"n0": 10**400}),
+        lambda row: row.update(hosts="n0"),
+        lambda row: row.update(hosts={"n0": 1}),
+        lambda row: row.update(work=[]),
+        lambda row: row.clear(),
+    ],
+)
+def test_entries_that_contradict_their_run_are_read_again(
+    folder: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    first = indexed_runs(folder)
+    _plant(folder, change)
+    again = indexed_runs(folder)
+    assert (again.rows, again.num_read) == (first.rows, 5)
+
+
+def test_an_index_that_was_changed_since_it_was_written_is_made_anew(folder: Path) -> None:
+    first = indexed_runs(folder)
+    text = (folder / HISTORY_INDEX).read_text()
+    (folder / HISTORY_INDEX).write_text(text.replace('"mean_ns":', '"mean_ns":9'))
+    assert indexed_runs(folder).rows == first.rows
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text('{"runs":' * 100_000),
+        lambda path: path.write_text('{"runs":' + "9" * 100_000),
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+    ],
+    ids=["deep list", "deep object", "number", "pipe", "device", "large"],
+)
+def test_whatever_has_the_place_of_the_index_is_replaced(folder: Path, make: Callable[[Path], object]) -> None:
+    make(folder / HISTORY_INDEX)
+    begin = time.process_time()
+    assert indexed_runs(folder).index == "updated"
+    assert time.process_time() - begin < 5
+    assert indexed_runs(folder).num_read == 1
+
+
+def test_a_folder_with_the_name_of_the_index_is_left_alone(folder: Path) -> None:
+    (folder / HISTORY_INDEX).mkdir()
+    assert indexed_runs(folder).index.startswith("cannot be written")
+
+
+@pytest.mark.parametrize("name", ["attempt-\N{SUPERSCRIPT TWO}", f"attempt-{'9' * 200}", "attempt-"])
+def test_a_folder_that_is_nearly_an_attempt_is_none(folder: Path, name: str) -> None:
+    (folder / "a" / name).mkdir()
+    assert "a" in {row.run for row in indexed_runs(folder).rows}
 
 
 def test_an_index_that_is_no_json_or_a_link_is_made_anew(folder: Path, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_says_what_is_contradictory_and_keeps_the_rest(tmp_path: Path, content: 
 def test_refuses_what_is_no_topology(tmp_path: Path, content: str | bytes, words: str) -> None:
     with pytest.raises(TopologyError) as found:
         read(tmp_path, content)
-    assert words in str(found.value)
+    assert words in str(found.value) and len(str(found.value)) < len(str(tmp_path)) + 300
     assert "topology.conf" in str(found.value)
 
 
@@ -172,21 +172,46 @@ def test_refuses_what_is_no_topology(tmp_path: Path, content: str | bytes, words
     ("content", "words"),
     [
         pytest.param("- [1, 2\n", "it is no YAML", id="no YAML"),
-        pytest.param("- 7\n", "topology 1 is 7: it must be a mapping", id="a number"),
-        pytest.param("- topology: t\n  tree: 5\n", "topology t: tree has no list switches:", id="no switches"),
+        pytest.param("- 7\n", "topology 1 is '7': it must be a mapping", id="a number"),
+        pytest.param("- topology: t\n  tree: 5\n", "topology 't': tree has no list switches:", id="no switches"),
         pytest.param("- tree:\n    switches:\n      - nodes: n1\n", "an entry is {'nodes': 'n1'}", id="no name"),
         pytest.param("- tree:\n    switches:\n      - switch: a\n        nodes: n[1\n", "nodes: ", id="a bad list"),
         pytest.param("- &a [1]\n- *a\n", "it has YAML aliases", id="aliases"),
         pytest.param("- topology: t\n  flat: true\n", "has no host at a switch", id="flat"),
-        pytest.param("- " * 5000 + "a\n", "it is no YAML", id="nested without end"),
-        pytest.param("!!python/object/apply:os.system ['true']\n", "it is no YAML", id="code"),
+        pytest.param("- " * 5000 + "a\n", "nested more than 16 deep", id="nested without end"),
+        pytest.param("[" * 100_000, "nested more than 16 deep", id="nested in brackets"),
+        pytest.param("? " * 5000 + "a\n", "is a key", id="nested in keys"),
+        pytest.param("- ? [a]\n  : b\n", "[] is a key", id="a list as a key"),
+        pytest.param("- topology: a\n  topology: b\n", "has the key 'topology' twice", id="a key twice"),
+        pytest.param("- topology: [a]\n", "topology 1 is called ['a']", id="a name that is none"),
+        pytest.param(f"- topology: {'a' * 300}\n", "its name must be a word", id="a long name"),
+        pytest.param("- <<: {topology: a}\n  flat: true\n", "has no host at a switch", id="a merge key"),
+        pytest.param("--- a\n--- b\n", "it has 2 documents", id="two documents"),
+        pytest.param("- " + "9" * 1_000_000 + "\n", "topology 1 is '9999", id="a number of a million digits"),
+        pytest.param("".join(f"%TAG !e{i}! t\n" for i in range(30_000)) + "--- a\n", "has YAML tags", id="tags named"),
+        pytest.param("[" + "a," * 600_000 + "]", "has more than 524288 values", id="very many values"),
+        pytest.param("- tree:\n    switches:\n      - switch: [a]\n", "an entry is", id="a switch that is none"),
+        pytest.param(
+            "- tree:\n    switches:\n      - {switch: a, nodes: {b: c}}\n",
+            "nodes is {'b': 'c'}",
+            id="nodes that are none",
+        ),
+        pytest.param(f"- tree: {{switches: [{{switch: {'a' * 300}}}]}}\n", "no name of a switch", id="a long switch"),
+        pytest.param("!!python/object/apply:os.system ['true']\n", "it has YAML tags", id="code"),
     ],
 )
 def test_refuses_what_is_no_topology_yaml(tmp_path: Path, content: str, words: str) -> None:
     pytest.importorskip("yaml")
     with pytest.raises(TopologyError) as found:
         read(tmp_path, content, "topology.yaml")
-    assert words in str(found.value)
+    assert words in str(found.value) and len(str(found.value)) < len(str(tmp_path)) + 300
+
+
+def test_names_in_yaml_are_what_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    content = "- tree: {switches: [{switch: 010, nodes: 1:30}, {switch: on, nodes: ['0x1F', 2026-11-27]}]}\n"
+    (tree,) = read(tmp_path, content, "topology.yaml")
+    assert leaves(tree) == {"1:30": "010", "0x1F": "on", "2026-11-27": "on"}
 
 
 def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:

@@ -40,23 +40,6 @@ def _resume(small_run) -> StartPoint:
 
 
 @pytest.fixture
-def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Let a file seem to be nobody's, which only root can really do."""
-
-    def give(path: Path) -> None:
-        fstat, number = os.fstat, path.stat().st_ino
-
-        def of_nobody(descriptor: int) -> os.stat_result:
-            facts = fstat(descriptor)
-            owner = NOBODY if facts.st_ino == number else facts.st_uid
-            return os.stat_result((*facts[:4], owner, *facts[5:]))
-
-        monkeypatch.setattr(os, "fstat", of_nobody)
-
-    return give
-
-
-@pytest.fixture
 def chown() -> Callable[[Path], None]:
     return lambda path: os.chown(path, NOBODY, NOBODY)
 
@@ -119,7 +102,7 @@ def test_a_copy_of_a_checkpoint_of_somebody_else_is_resumed(small_run, checkpoin
 
 
 def test_a_checkpoint_of_root_is_resumed(small_run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_access, "_user_id", lambda: NOBODY)
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     fstat = os.fstat
     monkeypatch.setattr(os, "fstat", lambda d: os.stat_result((*fstat(d)[:4], 0, *fstat(d)[5:])))
     assert _resume(small_run).checkpoint == checkpoint
