@@ -16,6 +16,8 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
+from hpcpace.redaction import Redaction
+
 TIMED_OUT = 124
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _KILL_AFTER_S = 10.0
@@ -54,6 +56,7 @@ class JobControl:
 
     def say(self, text: str) -> None:
         """Print one line about the job to stderr."""
+        text = Redaction.of_process().text(text)
         # A signal may interrupt any write, and its handler must not write to the same buffer.
         with suppress(OSError):
             os.write(2, f"{self.name}: {text}\n".encode(errors="backslashreplace"))
