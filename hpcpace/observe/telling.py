@@ -9,6 +9,7 @@ from hpcpace.config import MetricsConfig
 from hpcpace.observe.job_comment import add_to_comment
 from hpcpace.observe.metrics_file import MetricsFile, Reading, StepTally, metrics_path
 from hpcpace.observe.recording import Recording
+from hpcpace.quoting import shell_word
 from hpcpace.redaction import Redaction
 from hpcpace.rundir import Attempt
 from hpcpace.units import format_duration
@@ -82,7 +83,9 @@ class Telling:
         tally, dropped = self._tally, self._recording.recorder.num_dropped
         mean = f" of {format_duration(tally.total_ns / tally.num_steps)}" if tally.num_steps else ""
         lost = f", {plural(dropped, 'row')} dropped" if dropped else ""
-        return f"hpcpace: {plural(tally.num_steps, 'step')}{mean}{lost}, see hpcpace report {self._run}"
+        # Others see comments of jobs.
+        run = shell_word(Redaction.of_process().text(str(self._run)))
+        return f"hpcpace: {plural(tally.num_steps, 'step')}{mean}{lost}, see hpcpace report {run}"
 
     def _reading(self) -> Reading:
         recorder = self._recording.recorder
