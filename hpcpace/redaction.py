@@ -41,7 +41,7 @@ _HEADER = re.compile(
 )
 _NAME = re.compile(
     r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)"""
-    r"""(?P<between>\\*['"]?\]?(?:\s?:?=\s?|\s?:\s*)|\s+(?P<is>(?i:is|was):?\s+)|>|['"]?,?\s+)"""
+    r"""(?P<between>\\*['"]?\]?(?:\s?:?=\s?|\s?:\s*)|\s+(?P<is>(?i:is|was|provided|given|received|rejected):?\s+)|>|['"]?,?\s+)"""
 )
 # The beginning of a bare value suffices; reading each to its end would take quadratic time for a long text.
 _VALUE = re.compile(r"""(?P<quote>\\{0,8}["'])(?P<inner>.*?)(?P=quote)|\\*["']?(?P<bare>[^\s"']{1,300})""", re.DOTALL)
@@ -249,7 +249,7 @@ def _is_value(found: re.Match[str], value: re.Match[str]) -> bool:
         is_hidden = certainty == Certainty.SURE and is_secret(name, content) and not _PROSE.fullmatch(content)
         return is_hidden or (quoted and is_secret(name, content)) or _looks_secret(name, content, _MIN_KNOWN)
     if between == ">":
-        return before == "<" and is_secret(name, content.partition("<")[0])
+        return before == "<" and "</" in content and is_secret(name, content.partition("<")[0])
     if between.strip():  # the next of several names in quotes
         return False
     return (quoted and certainty == Certainty.SURE) or _looks_secret(name, content, _MIN_BARE[certainty])

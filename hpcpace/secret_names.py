@@ -82,15 +82,17 @@ _HARMLESS_BEFORE = {
     "api": frozenset(),
     "tokens": _BEFORE_TOKEN,
     "tk": frozenset(),
+    "tok": frozenset(),
     "pin": _words("cpu gpu core thread numa"),
     "sig": frozenset(),
 }
 # Words that mean something else on their own: PWD is a folder.
 _NEVER_ALONE = _words("pwd pat")
 # The fewest characters of a value that these words make a secret: `--api rest-v1` is none.
-_POSSIBLE = {"api": 12, "tokens": 8, "tk": 8, "pin": 8, "sig": 8}
+_POSSIBLE = {"api": 12, "tokens": 8, "tk": 8, "tok": 16, "pin": 8, "sig": 8}
 _MIN_PIN = 4
-_SWITCH = re.compile(r"|true|false|yes|no|on|off|none|null|auto|default", re.IGNORECASE)
+# Or nothing that could be one: `key=[]`, `token=%s`.
+_SWITCH = re.compile(r"[\W_]*|%[a-z]|true|false|yes|no|on|off|none|null|auto|default", re.IGNORECASE)
 _AUTH_METHODS = _words("basic digest kerberos gssapi ldap munge oauth oauth2 oidc saml ssh ssl tls x509 token jwt key")
 _SMALL_NUMBER = re.compile(r"[-+]?\d{1,5}|[-+]?\d*\.\d*(e[-+]?\d+)?|[-+]?\d+e[-+]?\d+", re.IGNORECASE)
 # `model.layers.0.weight` is a parameter.
@@ -102,7 +104,7 @@ _MAX_NAME = 300
 _MAX_VALUE = 200
 
 
-def is_secret(name: str, value: str = "...") -> bool:
+def is_secret(name: str, value: str = "secret") -> bool:
     """Return whether a value is a secret, judging by its name.
 
     Args:
