@@ -41,6 +41,10 @@ command=("$(type -P hpcpace || echo "$hpcpace")")
 if [[ ! -x ${command[0]} ]]; then
     [[ -n ${HPCPACE_PYTHON:-} ]] ||
         { echo "hpcpace: no hpcpace on PATH or at '$hpcpace': set HPCPACE_PRELUDE (docs/site.md)" >&2; exit 2; }
-    read -ra command <<<"$HPCPACE_PYTHON -P -m hpcpace"
+    # Quotes keep blanks, as in a shell; xargs runs and expands nothing.
+    words=$(xargs -r printf '%s\n' <<<"$HPCPACE_PYTHON") ||
+        { echo "hpcpace: HPCPACE_PYTHON has a quote that is not closed: close it, or leave it out" >&2; exit 2; }
+    mapfile -t command <<<"$words"
+    command+=(-P -m hpcpace)
 fi
 exec "${command[@]}" batch --name audit -- audit "$@"

@@ -46,8 +46,8 @@ training=("${@:2}")
 # Before any folder is made: a wrong option ends the script here.
 planned=$("${studies[@]}" pacing "$study" "${options[@]}")
 mapfile -t planned <<<"$planned"
-mkdir -p "$study/runs"
-study=$(realpath "$study")
+mkdir -p -- "$study/runs"
+study=$(realpath -- "$study")
 
 number=0 jobs=()
 for line in "${planned[@]}"; do
@@ -67,4 +67,4 @@ if [[ -n ${HPCPACE_STUDY_WAIT:-} ]]; then
     while ((${#jobs[@]})) && [[ -n $(squeue -h -j "$list" -o %i 2>/dev/null) ]]; do sleep 10; done
     show_table --out "$study/figures"
 fi
-echo "squeue --name pacing_trial; then: bash $0 $study --table"
+say_next pacing_trial "$study"

@@ -53,7 +53,7 @@ set_network() {
 }
 
 "${studies[@]}" scaling "$study" "${options[@]}"
-study=$(realpath "$study")
+study=$(realpath -- "$study")
 only=()
 [[ -n $network ]] || only=(--no-lab)
 mapfile -t open < <("${studies[@]}" scaling-jobs "$study" "${only[@]}")
@@ -77,4 +77,4 @@ for line in "${open[@]}"; do
     echo "[$number/${#open[@]}] $name"
 done
 [[ -z $network ]] || exec "${studies[@]}" verdicts "$study"
-echo "squeue --name scaling_study; then: bash $0 $study --table"
+say_next scaling_study "$study"

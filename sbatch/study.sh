@@ -2,7 +2,7 @@
 # Shared by the study scripts in this folder, which source it.
 #
 # Environment variables, all optional, in addition to those of docs/slurm.md:
-#   HPCPACE_SBATCH_ARGS  options of sbatch for each job: `-p gpu -A me --exclusive --gpus-per-node 2 -t 240`
+#   HPCPACE_SBATCH_ARGS  options of sbatch for each job: `-p gpu -A me --exclusive --gpus-per-node 2 --comment "a b"`
 #   HPCPACE_STUDY        what nano_cluster.sh plans: nano-cluster or model-size
 #   HPCPACE_STUDY_WAIT   1: wait for the jobs and show progress, instead of leaving them to Slurm
 #   HPCPACE_STUDY_SUBMIT 1: submit jobs even from inside a job
@@ -25,9 +25,17 @@ if [[ -n ${HPCPACE_PRELUDE:-} ]]; then
     set -eu
 fi
 
+# words_of VARIABLE: print the words of a variable, one a line. Quotes keep blanks, as in a shell; xargs runs and expands
+# nothing.
+words_of() {
+    xargs -r printf '%s\n' <<<"${!1:-}" || refuse "$1 has a quote that is not closed: close it, or leave it out"
+}
+
 if [[ -n ${HPCPACE_PYTHON:-} ]]; then
     # -P: do not search the working folder for modules.
-    read -ra hpcpace <<<"$HPCPACE_PYTHON -P -m hpcpace"
+    words=$(words_of HPCPACE_PYTHON)
+    mapfile -t hpcpace <<<"$words"
+    hpcpace+=(-P -m hpcpace)
 elif command -v hpcpace >/dev/null; then
     hpcpace=(hpcpace)
 elif [[ -x $repository/.venv/bin/hpcpace ]]; then
@@ -37,13 +45,21 @@ else
 fi
 studies=("${hpcpace[@]}" study)
 
+# say_next NAME STUDY: print how to go on, as a line to paste.
+say_next() {
+    printf 'squeue --name %s; then: bash %q %q --table\n' "$1" "$0" "$2"
+}
+
 # submit NAME OPTION... SCRIPT ARGUMENT...: submit a job and print its number. Jobs of one name run one after the other:
 # side by side they would disturb each other's measurements.
 submit() {
-    local name=$1 args=()
+    local name=$1 words args=() job
     shift
-    read -ra args <<<"${HPCPACE_SBATCH_ARGS:-}"
-    sbatch --parsable --job-name "$name" --dependency singleton "${args[@]}" "$@"
+    words=$(words_of HPCPACE_SBATCH_ARGS) || return
+    [[ -z $words ]] || mapfile -t args <<<"$words"
+    job=$(sbatch --parsable --job-name "$name" --dependency singleton "${args[@]}" "$@") || return
+    # With several clusters it is "17;cluster".
+    echo "${job%%;*}"
 }
 
 # follow STUDY JOB...: with HPCPACE_STUDY_WAIT, show progress until the study's jobs have ended.

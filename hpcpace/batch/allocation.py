@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcpace.errors import UsageError, WorldError
+from hpcpace.quoting import shown
 from hpcpace.world.environment import expand_tasks_per_node
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -68,6 +69,9 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     """
     if not environ.get("SLURM_JOB_ID"):
         return None
+    # These name folders, and go to commands of Slurm as they are.
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        whole_number(environ, name, 0)
     size = whole_number(environ, "SLURM_HET_SIZE", 1)
     suffixes = [f"_HET_GROUP_{number}" for number in range(size)] if size > 1 else [""]
     array, element = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
@@ -87,7 +91,7 @@ def whole_number(environ: Mapping[str, str], name: str, default: int) -> int:
     """
     text = environ.get(name) or str(default)
     if not _WHOLE.fullmatch(text):
-        raise UsageError(f"{name} is {text}: it must be a whole number")
+        raise UsageError(f"{name} is {shown(text)}: it must be a whole number")
     return int(text)
 
 
@@ -111,4 +115,4 @@ def _tasks_of_nodes(environ: Mapping[str, str], suffix: str) -> int:
     try:
         return sum(expand_tasks_per_node(environ.get(name, "")))
     except WorldError:
-        raise UsageError(f"{name} is {environ[name]}: it must be counts like 2(x3),1") from None
+        raise UsageError(f"{name} is {shown(environ[name])}: it must be counts like 2(x3),1") from None

@@ -16,6 +16,9 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
+from hpcpace.quoting import printable
+from hpcpace.redaction import Redaction
+
 TIMED_OUT = 124
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _KILL_AFTER_S = 10.0
@@ -54,9 +57,10 @@ class JobControl:
 
     def say(self, text: str) -> None:
         """Print one line about the job to stderr."""
+        text = Redaction.of_process().text(text)
         # A signal may interrupt any write, and its handler must not write to the same buffer.
         with suppress(OSError):
-            os.write(2, f"{self.name}: {text}\n".encode(errors="backslashreplace"))
+            os.write(2, f"{printable(self.name)}: {printable(text)}\n".encode(errors="backslashreplace"))
 
     def run_ranks(self, command: Sequence[str], environ: Mapping[str, str], *, timeout_s: float | None = None) -> int:
         """Run a command that gets the signals of the job, and return its exit status, as a shell would give it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 import time
@@ -16,9 +17,12 @@ from hpcpace.batch.launch import Launch, gpu_options
 from hpcpace.batch.mpi_type import mpi_option
 from hpcpace.batch.settings import BatchSettings, read_settings
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
+from hpcpace.quoting import shown
 
 # An audit takes seconds; one that hangs, as on a dead node, must not hold up the job.
 _AUDIT_TIMEOUT_S = 120.0
+# Linux takes 255 bytes; the audit is in the folder NAME-audit.
+_MAX_NAME_BYTES = 249
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,7 @@ def audit_ranks(job: BatchJob, snapshots: Path, options: Sequence[str] = ()) -> 
 
 def audit_only(job: BatchJob, options: Sequence[str]) -> int:
     """Audit the ranks of a job, with nothing behind it, and return the exit status of the job."""
+    check_length(job.run_dir())
     status = audit_ranks(job, snapshot_folder(job, _beside(job.run_dir())), options)
     if status == TIMED_OUT:
         job.control.say(f"not finished after {_AUDIT_TIMEOUT_S:g} s: a node may be dead")
@@ -131,6 +136,20 @@ def audit_first(job: BatchJob, folder: Path) -> int | None:
     if status not in (EXIT_OK, EXIT_WARNING, EXIT_CANNOT_TELL, EXIT_FAILED):
         job.control.say(f"no audit: 'hpcpace audit' ended with status {status}")
     return None
+
+
+def check_length(run_dir: Path) -> None:
+    """Refuse a run directory that no file system takes, before the job waits for nodes, audits, and fails.
+
+    Raises:
+        UsageError: a name in it is too long.
+    """
+    longest = max(run_dir.parts, key=lambda part: len(os.fsencode(part)), default="")
+    if len(os.fsencode(longest)) > _MAX_NAME_BYTES:
+        raise UsageError(
+            f"a folder of the run is called {shown(longest)}: a name has at most {_MAX_NAME_BYTES} bytes; choose "
+            "another with HPCPACE_RUN_DIR or --name"
+        )
 
 
 def snapshot_folder(job: BatchJob, folder: Path) -> Path:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from hpcpace.errors import UsageError
+from hpcpace.quoting import shown
 
 _FOLDER = Path(__file__).with_name("scripts")
 # This line of a script is filled in with where hpcpace is.
@@ -27,7 +28,7 @@ def job_script(name: str) -> str:
     scripts = job_scripts()
     stem = name.removesuffix(".sh")
     if stem not in scripts:
-        raise UsageError(f"there is no job script {name!r}: choose from {', '.join(scripts)}")
+        raise UsageError(f"there is no job script {shown(name)}: choose from {', '.join(scripts)}")
     return (_FOLDER / f"{stem}.sh").read_text(encoding="utf-8")
 
 

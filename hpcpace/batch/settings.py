@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hpcpace.batch.allocation import whole_number
 from hpcpace.errors import UsageError
+from hpcpace.quoting import shown
 
 AUDITS = ("off", "warn", "strict")
 BINDS = ("off", "auto")
@@ -58,7 +59,7 @@ def read_settings(environ: Mapping[str, str]) -> BatchSettings:
     """
     start_timeout_s = environ.get("HPCPACE_WORLD_START_TIMEOUT_S") or "120"
     if not _SECONDS.fullmatch(start_timeout_s):
-        raise UsageError(f"HPCPACE_WORLD_START_TIMEOUT_S is {start_timeout_s}: it must be a number of seconds")
+        raise UsageError(f"HPCPACE_WORLD_START_TIMEOUT_S is {shown(start_timeout_s)}: it must be a number of seconds")
     settings = BatchSettings(
         audit=_choice(environ, "HPCPACE_AUDIT", AUDITS, "warn"),
         bind=_choice(environ, "HPCPACE_BIND", BINDS, "off"),
@@ -78,7 +79,7 @@ def read_settings(environ: Mapping[str, str]) -> BatchSettings:
 def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...], default: str) -> str:
     value = environ.get(name) or default
     if value not in choices:
-        raise UsageError(f"{name} is {value}: it must be {', '.join(choices[:-1])} or {choices[-1]}")
+        raise UsageError(f"{name} is {shown(value)}: it must be {', '.join(choices[:-1])} or {choices[-1]}")
     return value
 
 

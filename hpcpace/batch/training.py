@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcpace.batch.control import ignore_termination, succeeds
-from hpcpace.batch.job import BatchJob, audit_first, snapshot_folder
+from hpcpace.batch.job import BatchJob, audit_first, check_length, snapshot_folder
 from hpcpace.batch.layout import training_options
 from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, ConfigError, UsageError
+from hpcpace.quoting import printable
 from hpcpace.rundir import RunDirectory
 from hpcpace.train.mesh import parse_mesh
 
@@ -32,17 +33,18 @@ def train(job: BatchJob, layout: str, words: Sequence[str]) -> int:
         words: the workload, and options of `hpcpace train WORKLOAD`.
 
     Raises:
-        UsageError: the folder of the run belongs to another one.
+        UsageError: the folder of the run belongs to another one, or its name is too long.
         MeshError: the mesh of the user does not fit the tasks of the job.
     """
     run_dir = Path(option_of(words, "--run-dir") or job.run_dir())
+    check_length(run_dir)
     # Before the audit, which takes longer, and in one line instead of one of each rank.
     mesh = option_of(words, "--mesh") or job.environ.get("HPCPACE_TRAIN_MESH")
     if mesh:
         parse_mesh(mesh, _num_ranks(job, words))
     # A requeued job continues in its folder with another attempt; other jobs must not use it.
     if run_dir.exists() and not job.num_restarts:
-        raise UsageError(f"{run_dir} exists already: name another folder with HPCPACE_RUN_DIR")
+        raise UsageError(f"{printable(str(run_dir))} exists already: name another folder with HPCPACE_RUN_DIR")
     audits = Path(f"{_no_option(run_dir)}-audit")
     ended = audit_first(job, audits)
     if ended is not None:

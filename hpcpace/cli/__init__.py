@@ -72,7 +72,8 @@ class LazyGroup(Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             near = difflib.get_close_matches(name, COMMANDS, n=1)
-            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+            advice = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(Redaction.of_process().text(f"No such command {name!r}.{advice}"))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -134,7 +135,7 @@ def main() -> None:
             memory_limit.go_on_in_child()
         cli.main(prog_name="hpcpace")
     except HpcpaceError as error:
-        message = Redaction.of(process_environ(), sys.argv).text(str(error))
+        message = Redaction.of_process().text(str(error))
         print(f"hpcpace: {_shown(message)}", file=sys.stderr)
         if is_limited and isinstance(error, NotEnoughMemory):
             memory_limit.leave()

@@ -9,6 +9,7 @@ from hpcpace.batch.layout import LAYOUTS
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import option
 from hpcpace.errors import UsageError
+from hpcpace.quoting import shown
 from hpcpace.world.environment import process_environ
 
 _COMMANDS = "train gpt2, train resnet18, audit, study series"
@@ -41,7 +42,7 @@ def command(name: str | None, layout: str, words: tuple[str, ...]) -> None:
     environ = process_environ()
     kind, rest = _kind(words)
     if name is not None and (not name or "/" in name):
-        raise UsageError(f"--name is {name!r}: it is part of a folder's name and must have no slash")
+        raise UsageError(f"--name is {shown(name)}: it is part of a folder's name and must have no slash")
     job = prepare_job(name or kind.split()[-1], environ)
     with job.control:
         raise SystemExit(_run(job, kind, rest, layout))
@@ -53,7 +54,7 @@ def _kind(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         length = len(kind.split())
         if " ".join(words[:length]) == kind:
             return kind, words[length:]
-    raise UsageError(f"hpcpace batch cannot run {' '.join(words[:2])!r}: it runs {_COMMANDS}")
+    raise UsageError(f"hpcpace batch cannot run {shown(' '.join(words[:2]))}: it runs {_COMMANDS}")
 
 
 def _run(job: BatchJob, kind: str, rest: tuple[str, ...], layout: str) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from hpcpace.redaction import Redaction
+
 _OTHER = "Other"
 
 
@@ -33,11 +35,11 @@ class Command(click.Command):
         given = list(args)
         try:
             return super().parse_args(ctx, args)
-        except click.UsageError:
+        except click.UsageError as error:
             mistakes = self._mistakes(ctx, given)
             if len(mistakes) < 2:
-                raise
-            lines = "".join(f"\n  {mistake.format_message()}" for mistake in mistakes)
+                raise click.UsageError(_without_secrets(error.format_message()), error.ctx) from None
+            lines = "".join(f"\n  {_without_secrets(mistake.format_message())}" for mistake in mistakes)
             raise click.UsageError(f"{len(mistakes)} mistakes:{lines}", ctx) from None
 
     def _mistakes(self, ctx: click.Context, args: list[str]) -> list[click.UsageError]:
@@ -76,7 +78,20 @@ class Group(Command, click.Group):
         """Return the names as they were added."""
         return list(self.commands)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first argument names, and the others."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise click.UsageError(_without_secrets(error.format_message()), ctx) from None
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options and the commands."""
         super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
+
+
+def _without_secrets(message: str) -> str:
+    return Redaction.of_process().text(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +60,7 @@ def command(
     if site_file is not None and not site_file.is_file():
         raise UsageError(f"no site file at {site_file}: name a TOML file")
     resolved = resolve(file=config_file, environ=process_environ(), site_file=site_file)
-    content = Redaction.of(process_environ(), sys.argv).content(_content(resolved, chosen, changed))
+    content = Redaction.of_process().content(_content(resolved, chosen, changed))
     if as_json:
         click.echo(json.dumps(content, indent=2))
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +20,6 @@ from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
 from hpcpace.hang.words import call_name, describe
 from hpcpace.quoting import printable, shortened
-from hpcpace.redaction import Redaction
 from hpcpace.report.terminal.hang import print_hang, print_last, print_problems
 from hpcpace.report.terminal.layout import line
 from hpcpace.rundir import json_text
@@ -32,7 +30,6 @@ from hpcpace.runs.imports.ras import read_ras, with_witness
 from hpcpace.targets import check_target
 from hpcpace.units import NS_PER_S, format_duration, nanoseconds
 from hpcpace.wording import listed, plural, rank_list
-from hpcpace.world.environment import process_environ
 
 _MOST_SPAN_S = 86_400
 _LEAST_WIDTH, _MOST_WIDTH = 80, 120
@@ -94,7 +91,7 @@ def report_dumps(paths: Sequence[Path], options: DumpOptions) -> int:
         _write_timeline(options.timeline, dumps, span_ns)
     if options.as_json:
         content = _content(dumps, job, hang, told, span_ns)
-        click.echo(json_text(Redaction.of(process_environ(), sys.argv).content(content)), nl=False)
+        click.echo(json_text(content), nl=False)
     else:
         _print(text_console(), dumps, job, hang, told, span_ns)
         if options.timeline is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from hpcpace.hang.from_traces import JobRecords, read_records
 from hpcpace.hang.search import hang_in, least_ns
 from hpcpace.hang.views import FoundHang, JobView
 from hpcpace.hang.words import describe
-from hpcpace.redaction import Redaction
 from hpcpace.report.terminal.hang import print_hang, print_problems
 from hpcpace.report.terminal.layout import line
 from hpcpace.run_search import open_named_run
@@ -44,7 +42,7 @@ def report_run(path: Path, *, as_json: bool) -> int:
     job = records.view() if found is None else found.job
     if as_json:
         content = _content(attempt, records, found, job, hang_s)
-        click.echo(json_text(Redaction.of(process_environ(), sys.argv).content(content)), nl=False)
+        click.echo(json_text(content), nl=False)
     else:
         _print(attempt, records, found, job, hang_s)
     hang = None if found is None else found.hang

@@ -20,7 +20,6 @@ from hpcpace.redaction import Redaction
 from hpcpace.report.terminal.run_list import print_runs
 from hpcpace.run_search import find_runs
 from hpcpace.rundir import RUNS
-from hpcpace.world.environment import process_environ
 
 _LEAST_WIDTH, _MOST_WIDTH = 80, 140
 
@@ -36,7 +35,7 @@ def command(folder: Path, as_json: bool) -> None:
     """
     rows = rows_in(folder)
     if as_json:
-        content = Redaction.of(process_environ(), sys.argv).content([row.to_json() for row in rows])
+        content = Redaction.of_process().content([row.to_json() for row in rows])
         click.echo(json.dumps(content, indent=2))
     else:
         show_runs(rows, folder)

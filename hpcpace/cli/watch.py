@@ -27,7 +27,6 @@ from hpcpace.watch.keys import Keyboard, after_key, keyboard
 from hpcpace.watch.state import Doing, JobState
 from hpcpace.watch.view import Choice, page
 from hpcpace.watch.watcher import Watcher
-from hpcpace.world.environment import process_environ
 
 if TYPE_CHECKING:
     from hpcpace.watch.export import Exporter
@@ -187,7 +186,7 @@ def _show(state: JobState, *, as_json: bool, exporter: Exporter | None) -> None:
     if exporter is not None:
         exporter.export(state)
     elif as_json:
-        content = Redaction.of(process_environ(), sys.argv).content(state.to_json())
+        content = Redaction.of_process().content(state.to_json())
         click.echo(json.dumps(content))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 
+from hpcpace.redaction import Redaction
 from hpcpace.trace.schema import TABLES, ErrorCode, EventKind
 
 EndEvent = tuple[EventKind, int, bytes]
@@ -36,7 +37,8 @@ def end_by(error: BaseException) -> EndEvent | None:
         return None
     if isinstance(error, SystemExit):
         return EventKind.EXIT, _exit_code(error.code), b""
-    return EventKind.EXCEPTION, _error_code(error), type(error).__qualname__.encode(errors="replace")[:_MOST_BYTES]
+    name = Redaction.of_process().text(type(error).__qualname__)
+    return EventKind.EXCEPTION, _error_code(error), name.encode(errors="replace")[:_MOST_BYTES]
 
 
 def end_by_signal(number: signal.Signals) -> EndEvent:

@@ -222,7 +222,7 @@ class Follower:
             return True  # the session says what is wrong, once for all ranks
 
     def _run_dir(self) -> str:
-        command = Redaction.of(process_environ(), sys.argv).command(sys.argv)
+        command = Redaction.of_process().command(sys.argv)
         # A file system that hangs must not keep the job from training.
         return in_time(lambda: run_place(self._launch, command), _PLACE_TIMEOUT_S, "its file system")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.quoting import printable, shell_word
+from hpcpace.redaction import Redaction
 from hpcpace.wording import listed, plural
 
 _TIMEOUT_S = 2.0
@@ -149,7 +150,8 @@ def last_line(notes: list[dict[str, Any]], problem: str, folder: str) -> str:
         failures = [note["why"] for note in notes if note["kind"] == "failed"]
         why = failures[-1] if failures else "no process group was made and no optimizer stepped"
         unclear = f"; {problem}" if problem else ""
-        return f"hpcpace: {'warning: ' if problem else ''}nothing was recorded: {printable(why + unclear)}"
+        text = Redaction.of_process().text(f"{why}{unclear}")
+        return f"hpcpace: {'warning: ' if problem else ''}nothing was recorded: {printable(text)}"
     stopped = [note["verdict"] for note in notes if note["kind"] == "stopped"]
     if stopped:
         return f"hpcpace: {printable(stopped[-1])}"

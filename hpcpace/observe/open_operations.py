@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcpace.pace.arrivals import Arrival
+from hpcpace.redaction import Redaction
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
@@ -25,8 +26,9 @@ def record_group(recorder: Recorder, group_id: int, process_group: Any) -> list[
     except (KeyError, ValueError):  # made without torch's registry; its members have no other names
         ranks = list(range(process_group.size()))
     backend = dist.get_backend(process_group) if process_group in dist.distributed_c10d._world.pg_map else "unknown"
+    name = Redaction.of_process().text(process_group.group_name)
     for rank in ranks:
-        recorder.add_group(group_id, rank, process_group.group_name.encode()[:64], str(backend).encode()[:16])
+        recorder.add_group(group_id, rank, name.encode()[:64], str(backend).encode()[:16])
     return ranks
 
 

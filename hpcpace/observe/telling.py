@@ -9,6 +9,8 @@ from hpcpace.config import MetricsConfig
 from hpcpace.observe.job_comment import add_to_comment
 from hpcpace.observe.metrics_file import MetricsFile, Reading, StepTally, metrics_path
 from hpcpace.observe.recording import Recording
+from hpcpace.quoting import shell_word
+from hpcpace.redaction import Redaction
 from hpcpace.rundir import Attempt
 from hpcpace.units import format_duration
 from hpcpace.wording import plural
@@ -44,11 +46,13 @@ class Telling:
         self._file: MetricsFile | None = None
         tells = world.rank == 0 if config.ranks == "first" else world.local_rank <= 0
         if config.prometheus is not None and tells:
-            labels = {"jobid": world.job_id or self._run.name, "step": world.step_id, "node": host}
+            redaction = Redaction.of_process()
+            run, name = redaction.text(str(self._run)), redaction.text(self._run.name)
+            labels = {"jobid": world.job_id or name, "step": world.step_id, "node": host}
             self._file = MetricsFile(
                 metrics_path(config.prometheus, labels, world.rank),
                 labels=labels,
-                info={"run": str(self._run), "name": self._run.name, "hpcpace_version": __version__},
+                info={"run": run, "name": name, "hpcpace_version": __version__},
                 tally=self._tally,
                 reading=self._reading,
                 interval_s=config.interval_s,
@@ -79,7 +83,9 @@ class Telling:
         tally, dropped = self._tally, self._recording.recorder.num_dropped
         mean = f" of {format_duration(tally.total_ns / tally.num_steps)}" if tally.num_steps else ""
         lost = f", {plural(dropped, 'row')} dropped" if dropped else ""
-        return f"hpcpace: {plural(tally.num_steps, 'step')}{mean}{lost}, see hpcpace report {self._run}"
+        # Others see comments of jobs.
+        run = shell_word(Redaction.of_process().text(str(self._run)))
+        return f"hpcpace: {plural(tally.num_steps, 'step')}{mean}{lost}, see hpcpace report {run}"
 
     def _reading(self) -> Reading:
         recorder = self._recording.recorder

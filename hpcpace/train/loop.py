@@ -16,6 +16,7 @@ import torch.distributed as dist
 from hpcpace.config import Config
 from hpcpace.errors import TrainingFailed
 from hpcpace.observe.session import Session, session
+from hpcpace.redaction import Redaction
 from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints
 from hpcpace.train.checkpoint_history import History
@@ -263,7 +264,8 @@ class _Training:
                 if stops:
                     raise
                 if self._job.info.rank == 0:
-                    print(f"hpcpace: warning: {error}; training goes on", file=sys.stderr, flush=True)
+                    reason = Redaction.of_process().text(str(error))
+                    print(f"hpcpace: warning: {reason}; training goes on", file=sys.stderr, flush=True)
             else:
                 view.note(f"after {num_steps} steps  checkpoint {path}")
         return StepFlag.CHECKPOINT

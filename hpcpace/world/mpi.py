@@ -202,7 +202,7 @@ class _Ending:
 
     def _print(self, message: str, label: str = "") -> None:
         if message:
-            message = Redaction.of(process_environ(), sys.argv).text(message)
+            message = Redaction.of_process().text(message)
             text = "".join(f"{label}{line}\n" for line in message.splitlines())
             self._stream.write(text)
             self._stream.flush()

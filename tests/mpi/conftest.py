@@ -28,12 +28,14 @@ _LAUNCHER_VARIABLES = (
 )
 
 
-def _run(command: list[str], *, timeout_s: float = 120, **variables: str) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: list[str], *, timeout_s: float = 120, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_VARIABLES)}
     environ |= {"OMP_NUM_THREADS": "1", **variables}
     # A session of its own, so that a timeout ends the launcher and all of its ranks.
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, cwd=cwd, start_new_session=True
     )
     try:
         stdout, stderr = child.communicate(timeout=timeout_s)

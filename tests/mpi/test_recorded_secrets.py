@@ -13,6 +13,7 @@ import pytest
 
 Run = Callable[..., CompletedProcess[str]]
 OWN_SCRIPT = Path(__file__).with_name("own_script.py")
+PROGRAM = Path(__file__).with_name("secrets_program.py")
 DOCUMENTED = (Path(__file__).parents[2] / "docs" / "recorded-data.md").read_text()
 
 ENVIRONMENT = {
@@ -121,4 +122,32 @@ def test_no_secret_of_an_audit_is_recorded(python: Run, tmp_path: Path) -> None:
     done = python("-m", "hpcpace", "audit", "--save", tmp_path / "snapshots", **environ)
     shown = _shown(tmp_path / "snapshots") + done.stdout + done.stderr
     assert "NCCL_Y_PASSWORD" in shown and "NCCL_X_TOKEN" in shown
+    assert _around_secrets(shown) == []
+
+
+def test_no_secret_of_a_program_is_recorded_of_threads_folders_errors_and_hangs(python: Run, tmp_path: Path) -> None:
+    """The script writes the metrics to a file while it runs; they are removed when it ends."""
+    shaped = "hf_inProgramShapeZq4711x"
+    environ = {**ENVIRONMENT, "SHAPED": shaped, "UPLOAD_PASSWORD": "in-program-password-Zq4711x"}
+    environ |= {"HPCPACE_TRACE_TRACE_DIR": "", "HPCPACE_HANG_FACTOR": "2", "HPCPACE_HANG_LEAST_S": "1"}
+    environ |= {"HPCPACE_METRICS_PROMETHEUS": str(tmp_path / "metrics.prom"), "HPCPACE_METRICS_INTERVAL_S": "1"}
+    script = tmp_path / f"code-{shaped}" / f"{shaped}.py"
+    script.parent.mkdir()
+    script.write_text(PROGRAM.read_text())
+    command = [script, tmp_path / "meeting", "4", *ARGUMENTS, *KEPT_ARGUMENTS]
+    done = python("-m", "hpcpace", "trace", "--", *command, cwd=tmp_path, **environ)
+    assert f"the token is {shaped}" in done.stderr  # the script's own traceback, which nobody may change
+    ours = [line for line in done.stderr.splitlines() if line.startswith("hpcpace: ")]
+    assert ours
+    (run,) = (tmp_path / "runs").iterdir()
+    report = python("-m", "hpcpace", "report", run, **ENVIRONMENT)
+    hang = python("-m", "hpcpace", "hang", "--json", run, **ENVIRONMENT)
+    dump = python("-m", "hpcpace", "dump", "--json", run / "attempt-0" / "trace" / "rank-00000.h5", **ENVIRONMENT)
+    assert (run / "report.html").exists() and (run / "summary.json").exists()
+    notice = json.loads(next((run / "attempt-0" / "hang").glob("rank-*.json")).read_text())
+    assert "upload [redacted] as [redacted]" in {stack["name"] for stack in notice["stacks"]}
+    assert hang.stdout and dump.returncode == 0
+    metrics = (tmp_path / "metrics.txt").read_text()
+    assert "hpcpace_run_info" in metrics
+    shown = "\n".join((_shown(run), metrics, *ours, report.stdout, report.stderr, hang.stdout, dump.stdout))
     assert _around_secrets(shown) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import click
 import pytest
 
 from hpcpace.cli.train import command as train_command
+from hpcpace.quoting import printable, shown
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = sorted([*(REPOSITORY / "sbatch").glob("gpt2_*.sh"), REPOSITORY / "sbatch" / "resnet18_dp.sh"])
@@ -335,7 +337,7 @@ def test_says_which_mpi_of_srun_it_chose(tmp_path: Path, run_script: RunScript) 
         ({**JOB, "PATH": "{here}"}, [], "this is Slurm job 17, but there is no srun on PATH"),
         ({**JOB, "SLURM_STEP_NUM_TASKS": "8"}, [], "srun has started it as 8 tasks: leave srun out"),
         (JOB, ["--mesh", "dp=4,pp=4"], "mesh dp=4,pp=4,tp=1 needs 16 ranks, but the job has 8"),
-        ({"HPCPACE_BIND": "on"}, [], "HPCPACE_BIND is on: it must be off or auto"),
+        ({"HPCPACE_BIND": "on"}, [], "HPCPACE_BIND is 'on': it must be off or auto"),
         ({"HPCPACE_BIND": "auto", "HPCPACE_AUDIT": "off"}, [], "HPCPACE_AUDIT is off: set it to warn"),
         ({"HPCPACE_SRUN_ARGS": "--comment='a"}, [], "HPCPACE_SRUN_ARGS has a quote that is not closed"),
     ],
@@ -468,7 +470,7 @@ def test_runs_nothing_but_what_lies_beside_the_original(
 def test_all_find_hpcpace_in_the_same_way() -> None:
     scripts = [*SCRIPTS, AUDIT, AUDIT.with_name("nano_cluster.sh")]
     found = [
-        re.search(r"^set -euo pipefail$.*?-P -m hpcpace\"\nfi$", path.read_text(), re.S | re.M) for path in scripts
+        re.search(r"^set -euo pipefail$.*?-P -m hpcpace\)\nfi$", path.read_text(), re.S | re.M) for path in scripts
     ]
     assert len({part[0] if part else "" for part in found} - {""}) == 1
 
@@ -515,6 +517,9 @@ def test_a_script_from_a_pipe_runs_where_hpcpace_is_on_path(tmp_path: Path, run_
 @pytest.mark.parametrize(
     "name",
     [
+        "SLURM_JOB_ID",
+        "SLURM_ARRAY_JOB_ID",
+        "SLURM_ARRAY_TASK_ID",
         "SLURM_JOB_NUM_NODES",
         "SLURM_NTASKS",
         "SLURM_NTASKS_PER_NODE",
@@ -529,7 +534,8 @@ def test_a_script_from_a_pipe_runs_where_hpcpace_is_on_path(tmp_path: Path, run_
 def test_calculates_with_nothing_but_numbers(name: str, value: str, tmp_path: Path, run_script: RunScript) -> None:
     outcome = run_script(SCRIPTS[0], environ={**JOB, name: value})
     assert (outcome.status, outcome.calls) == (2, [])
-    assert outcome.stderr.startswith(f"hpcpace: {name} is {value}: it must be a ")
+    assert outcome.stderr.startswith(f"hpcpace: {name} is {shown(value)}: it must be a ")
+    assert len(outcome.stderr.splitlines()) == 1
     assert not (tmp_path / "ran").exists()
 
 
@@ -537,6 +543,87 @@ def test_a_job_name_is_only_a_name(tmp_path: Path, run_script: RunScript) -> Non
     environ = {**JOB, "SLURM_JOB_NAME": "x\n   Command=/evil/gpt2_pp.sh; $(touch ran)"}
     assert run_script(SCRIPTS[0], environ=environ).status == 0
     assert not (tmp_path / "ran").exists()
+
+
+# A shell would do something else with each of these.
+SPECIAL = """two  words it's "a" $(touch ran) `touch ran` $HOME * ; touch ran; | && #SBATCH --wrap=ran ~ {a,b}
+\\n\t\x1b[31m
+touch ran
+ünïcode-名"""
+HOSTILE_NAMES = [SPECIAL, "-delete"]
+every_name = pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+
+
+@every_name
+def test_a_run_directory_of_any_name_stays_one_word(name: str, tmp_path: Path, run_script: RunScript) -> None:
+    outcome = run_script(SCRIPTS[0], "--note", name, environ={**JOB, "HPCPACE_RUN_DIR": name})
+    assert outcome.status == 0, outcome.stderr
+    train = outcome.argv("hpcpace", "train")
+    folder = f"./{name}" if name.startswith("-") else name
+    assert train[train.index("--run-dir") + 1] == folder and train[-2:] == ["--note", name]
+    assert outcome.argv("hpcpace", "report") == ["report", folder]
+    assert not (tmp_path / "ran").exists()
+
+
+@every_name
+def test_a_job_of_any_name_is_a_folder(name: str, tmp_path: Path, run_script: RunScript) -> None:
+    (tmp_path / "job.sh").write_text('exec hpcpace batch --name="$NAME" -- train gpt2\n')
+    outcome = run_script(tmp_path / "job.sh", environ={**JOB, "NAME": name, "HPCPACE_REQUEUE_AFTER_S": "0"})
+    assert outcome.status == 0, outcome.stderr
+    assert outcome.argv("hpcpace", "report") == ["report", f"runs/17-{name}"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_job_says_is_one_line_whatever_its_name(tmp_path: Path, run_script: RunScript) -> None:
+    (tmp_path / "job.sh").write_text('exec hpcpace batch --name="$NAME" -- train gpt2\n')
+    outcome = run_script(tmp_path / "job.sh", environ={**JOB, "NAME": SPECIAL, "FAKE_REPORT_STATUS": "9"})
+    assert outcome.stderr == f"{printable(SPECIAL)}: no report, 'hpcpace report' ended with status 9\n"
+
+
+@pytest.mark.parametrize("variable", ["HPCPACE_RUN_DIR", "NAME"])
+def test_a_name_that_is_too_long_is_one_line(variable: str, tmp_path: Path, run_script: RunScript) -> None:
+    (tmp_path / "job.sh").write_text('exec hpcpace batch --name="${NAME:-x}" -- train gpt2\n')
+    outcome = run_script(tmp_path / "job.sh", environ={**JOB, variable: "n" * 300})
+    assert (outcome.status, outcome.calls, len(outcome.stderr.splitlines())) == (2, [], 1)
+    assert "a name has at most 249 bytes; choose another with HPCPACE_RUN_DIR or --name" in outcome.stderr
+
+
+def test_variables_of_slurm_and_options_of_srun_run_nothing(tmp_path: Path, run_script: RunScript) -> None:
+    names = "SLURM_JOB_NAME", "SLURM_JOB_COMMENT", "SLURM_JOB_PARTITION", "SLURMD_NODENAME", "SLURM_JOB_NODELIST"
+    environ = {**JOB, **dict.fromkeys(names, SPECIAL), "HPCPACE_SRUN_ARGS": f"--cpu-bind={shlex.quote(SPECIAL)}"}
+    outcome = run_script(AUDIT, environ=environ)
+    assert outcome.status == 0, outcome.stderr
+    assert f"--cpu-bind={SPECIAL}" in outcome.argv("srun", "audit")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def bare_audit(tmp_path: Path, without_hpcpace: dict[str, str], run_script: RunScript) -> Callable[[str], Outcome]:
+    """Run audit.sh with a command line of Python, and with no hpcpace on PATH or in the repository."""
+    shutil.copytree(REPOSITORY / "sbatch", tmp_path / "sbatch")
+    environ = {**JOB, **without_hpcpace}
+    return lambda python: run_script(tmp_path / "sbatch" / "audit.sh", environ={**environ, "HPCPACE_PYTHON": python})
+
+
+@pytest.mark.parametrize("python", ["echo 'in  container'", 'echo "in  container"', "echo in\\ \\ container"])
+def test_quotes_in_the_python_of_the_user_keep_blanks(python: str, bare_audit: Callable[[str], Outcome]) -> None:
+    outcome = bare_audit(python)
+    assert outcome.stdout == "in  container -P -m hpcpace batch --name audit -- audit\n", outcome.stderr
+
+
+@pytest.mark.parametrize("python", ["echo $(touch ran)", "echo `touch ran`", "echo ; touch ran", "echo x\ntouch ran"])
+def test_the_python_of_the_user_is_no_line_of_a_shell(
+    python: str, tmp_path: Path, bare_audit: Callable[[str], Outcome]
+) -> None:
+    words = " ".join(python.removeprefix("echo ").split())
+    assert bare_audit(python).stdout == f"{words} -P -m hpcpace batch --name audit -- audit\n"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_quote_that_is_not_closed_is_named(bare_audit: Callable[[str], Outcome]) -> None:
+    outcome = bare_audit("it's")
+    assert (outcome.status, outcome.calls) == (2, [])
+    assert "hpcpace: HPCPACE_PYTHON has a quote that is not closed" in outcome.stderr
 
 
 @two_scripts
@@ -741,7 +828,7 @@ def test_an_audit_after_a_requeue_keeps_that_of_the_first_attempt(run_script: Ru
         ("strict", "3", 0, ["audit", "train", "report"], ""),
         ("strict", "2", 0, ["audit", "train", "report"], "no audit: 'hpcpace audit' ended with status 2"),
         ("off", "4", 0, ["train", "report"], ""),
-        ("on", "0", 2, [], "HPCPACE_AUDIT is on: it must be off, warn or strict"),
+        ("on", "0", 2, [], "HPCPACE_AUDIT is 'on': it must be off, warn or strict"),
     ],
 )
 def test_only_a_fault_under_strict_keeps_a_job_from_training(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,17 @@ def test_an_unknown_name_gets_the_list(name: str) -> None:
         job_script(name)
 
 
+def _directives(text: str) -> list[str]:
+    """Return the options that sbatch takes from a script: it reads on until the first command."""
+    comments = takewhile(lambda line: not line or line.startswith("#"), text.splitlines())
+    return [line for line in comments if line.startswith("#SBATCH")]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_calls_the_hpcpace_that_wrote_it(name: str, tmp_path: Path) -> None:
-    program = tmp_path / "it's a venv" / "hpcpace"
+    program = (
+        tmp_path / 'it\'s a "venv" $(touch ran) `touch ran`; touch ran\n#SBATCH --wrap=ran\ntouch ran #ü' / "hpcpace"
+    )
     program.parent.mkdir()
     program.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     program.chmod(0o755)
@@ -45,12 +54,15 @@ def test_a_script_calls_the_hpcpace_that_wrote_it(name: str, tmp_path: Path) -> 
     done = subprocess.run(
         ["bash", "-s", "--", "--note", "two words", ""],
         input=text,
+        cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=30,
     )
     assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+    assert _directives(text) == _directives(job_script(name))
     assert done.stdout.startswith(f"batch|--name|{name}|") and done.stdout.endswith("|--note|two words||")
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from hpcpace.config import MetricsConfig
 from hpcpace.observe.job_comment import add_to_comment
 from hpcpace.observe.metrics_file import MetricsFile, Reading, StepTally, metrics_path
+from hpcpace.observe.telling import Telling
+from hpcpace.rundir import Attempt
+from hpcpace.world.environment import rank_info
 
 LABELS = {"jobid": "17", "step": "0", "node": "n1"}
 LINE = "hpcpace: 3 steps of 100 ms, see hpcpace report runs/17.0-gpt2"
@@ -18,6 +24,23 @@ S = 1_000_000_000
 
 def metrics(text: str) -> dict[str, float]:
     return {sample.name: sample.value for family in parse(text) for sample in family.samples}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("17-gpt2", "/runs/17-gpt2"),
+        ("a b; $(id)", "'/runs/a b; $(id)'"),
+        ("a\nComment=b", "'/runs/a\\nComment=b'"),
+        ("hf_" + "aB3dE6gH9jK2" * 3, "'/runs/[redacted]'"),
+    ],
+    ids=ascii,
+)
+def test_the_comment_of_a_job_names_its_run_as_a_line_to_paste_without_secrets(name: str, shown: str) -> None:
+    recording: Any = SimpleNamespace(recorder=SimpleNamespace(num_dropped=0))
+    attempt, world = Attempt(Path("/runs") / name / "attempt-0"), rank_info({})
+    telling = Telling(MetricsConfig(), world=world, host="n1", attempt=attempt, recording=recording, warn=print)
+    assert telling.line() == f"hpcpace: 0 steps, see hpcpace report {shown}"
 
 
 @pytest.fixture

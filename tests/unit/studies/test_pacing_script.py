@@ -43,6 +43,19 @@ def run(tmp_path: Path) -> Run:
     return call
 
 
+def test_the_table_is_named_as_a_line_to_paste(run: Run, tmp_path: Path) -> None:
+    study = 'two  words it\'s "a" $(touch ran) `touch ran` $HOME *; touch ran; #ü\ntouch ran'
+    options = "--nodes", "1", "--ranks-per-node", "1", "--policies", "none", "--repetitions", "1"
+    done, jobs = run(study, *options)
+    assert done.returncode == 0, done.stderr
+    assert jobs[0]["HPCPACE_RUN_DIR"] == str(tmp_path / study / "runs" / "n1x1-none-0")
+    line = done.stdout.partition("; then: ")[2]
+    stub = "bash() { printf '%s\\0' \"$@\"; }\n"
+    pasted = subprocess.run(["bash", "-c", stub + line], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert pasted.stdout.split("\0") == [str(SCRIPT), str(tmp_path / study), "--table", ""]
+    assert not (tmp_path / "ran").exists()
+
+
 def _names(jobs: list[dict[str, Any]]) -> list[str]:
     return [Path(job["HPCPACE_RUN_DIR"]).name for job in jobs]
 

@@ -57,6 +57,38 @@ def test_plans_a_study_and_submits_a_job_for_each_layout(run: Run, tmp_path: Pat
     assert "layout 2x2: job 101" in done.stdout
 
 
+SPECIAL = 'two  words it\'s "a" $(touch ran) `touch ran` $HOME *; touch ran; #ü\ntouch ran'
+
+
+def pasted(advice: str, folder: Path) -> list[str]:
+    """Return what the second command of a line "squeue ...; then: bash SCRIPT STUDY --table" passes to its script."""
+    line = advice.partition("; then: ")[2]
+    stub = "bash() { printf '%s\\0' \"$@\"; }\n"
+    done = subprocess.run(["bash", "-c", stub + line], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
+def test_the_scaling_study_names_its_table_as_a_line_to_paste(run: Run, tmp_path: Path) -> None:
+    done, jobs = run(SCALING, SPECIAL, "--nodes", "1")
+    assert done.returncode == 0, done.stderr
+    assert jobs
+    assert pasted(done.stdout.partition("squeue")[2], tmp_path) == [str(SCALING), str(tmp_path / SPECIAL), "--table"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_quotes_in_options_of_sbatch_keep_blanks_and_nothing_is_run(run: Run, tmp_path: Path) -> None:
+    _, jobs = run(NANO, "study", *SMALL, HPCPACE_SBATCH_ARGS="--partition 'a  b $(touch ran)'")
+    assert {job["partition"] for job in jobs} == {"a  b $(touch ran)"}
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("variable", ["HPCPACE_SBATCH_ARGS", "HPCPACE_PYTHON"])
+def test_a_quote_that_is_not_closed_submits_nothing(variable: str, run: Run) -> None:
+    done, jobs = run(NANO, "study", *SMALL, **{variable: "it's"})
+    assert done.returncode == 2 and jobs == []
+    assert f"hpcpace: {variable} has a quote that is not closed: close it, or leave it out" in done.stderr
+
+
 def test_submits_only_what_is_left(run: Run, tmp_path: Path) -> None:
     run(NANO, "study", *SMALL)
     study = StudyFolder(tmp_path / "study")
