@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import flight_recorder, nsys, topology
+from experiments.damage.hostile import flight_recorder, hang, nsys, ras, topology
 
-KINDS = (*flight_recorder.KINDS, *nsys.KINDS, *topology.KINDS)
+KINDS = (*flight_recorder.KINDS, *hang.KINDS, *nsys.KINDS, *ras.KINDS, *topology.KINDS)
