@@ -17,6 +17,7 @@ from hpcpace.files import Folder
 from hpcpace.hang.rank_ranges import rank_ranges, ranks_of
 from hpcpace.hang.views import Doing
 from hpcpace.json_files import json_object, read_json
+from hpcpace.quoting import shown
 from hpcpace.rundir import Attempt, json_text
 from hpcpace.trace.header import MOST_RANKS
 
@@ -28,7 +29,7 @@ _MOST_TEXT = 500
 _MOST_GROUPS, _MOST_OPEN, _MOST_ENTERED = 256, 256, 1024
 _MOST_THREADS, _MOST_FRAMES, _MOST_FRAMES_KEPT = 128, 512, 64
 MOST_MEMBERS = 4 * MOST_RANKS
-"""Of all groups of a notice together."""
+"""Of all different groups of the notices of an attempt together: a range of a few bytes is a million ranks."""
 _NUMBERS = (
     *("pid", "time_ns", "unix_ns", "first_time_ns", "num_looks", "step", "step_age_ns", "limit_ns"),
     *("usual_step_ns", "doing_since_ns", "ended_ns"),
@@ -209,9 +210,10 @@ def read_notices(attempt: Attempt, problems: list[str] | None = None) -> dict[in
     """
     folder, told = HangFolder(attempt), [] if problems is None else problems
     found: dict[int, Notice] = {}
+    groups = _Groups()
     for rank in folder.ranks():
         name = attempt.hang_file(rank).name
-        notice = read_json(folder, name, _Reading(rank).notice, told, most_bytes=_MOST_BYTES_READ)
+        notice = read_json(folder, name, _Reading(rank, groups).notice, told, most_bytes=_MOST_BYTES_READ)
         if notice is not None:
             found[rank] = notice
     return found
@@ -245,20 +247,38 @@ def _content(notice: Notice) -> dict[str, Any]:
     return content
 
 
+class _Groups:
+    """The members of groups by what notices write of them; most notices have the same groups."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, ...]] = {}
+        self._num_left = MOST_MEMBERS
+
+    def members(self, text: str) -> tuple[int, ...]:
+        """Return the members that a text says.
+
+        Raises:
+            ValueError: it is no list of ranks, or all lists together have too many.
+        """
+        if text not in self._known:
+            self._known[text] = ranks_of(text, most=self._num_left)
+            self._num_left -= len(self._known[text])
+        return self._known[text]
+
+
 class _Reading:
     """Reads the notice of one rank; what is not as it should be raises, as `read_json` expects it."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._num_members = 0
+    def __init__(self, rank: int, groups: _Groups) -> None:
+        self._rank, self._groups = rank, groups
 
     def notice(self, content: Any) -> Notice:
         """Return the notice that the content of its file is."""
         content = json_object(content)
         if content["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {content['schema']!r}; this release reads {SCHEMA}")
+            raise ValueError(f"its schema is {shown(content['schema'])}; this release reads {SCHEMA}")
         if content["rank"] != self._rank:
-            raise ValueError(f"it is of rank {content['rank']!r}")
+            raise ValueError(f"it is of rank {shown(content['rank'])}")
         plain: dict[str, Any] = {
             **{name: _text_of(content, name) for name in ("host", "host_key", "excuse", "ended")},
             **{name: _number(content, name) for name in _NUMBERS},
@@ -277,9 +297,7 @@ class _Reading:
 
     def _group(self, entry: Any) -> NoticedGroup:
         text = _text_of(entry, "members", most=MOST_BYTES)
-        members = ranks_of(text, most=MOST_MEMBERS - self._num_members)
-        self._num_members += len(members)
-        return NoticedGroup(name=_text_of(entry, "name"), members=members)
+        return NoticedGroup(name=_text_of(entry, "name"), members=self._groups.members(text))
 
 
 def _call(entry: Any) -> NoticedCall:

@@ -80,7 +80,7 @@ def _roots(graph: Graph) -> Hang | None:
     if not never | left:
         return None
     parts = [*_never_called(graph, never), *_left_behind(graph, left)]
-    first, *others = sorted(parts, key=lambda part: -len(part.waiting))
+    first, *others = sorted(parts, key=lambda part: (part.call is None, -len(part.waiting)))
     # Whoever waits for one of them waits for all: each is named.
     return replace(
         first,

@@ -17,7 +17,7 @@ from hpcpace.trace.schema import Op
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "runs"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "hang"))
-from known_dumps import dump, entry, hung_job, write
+from known_dumps import dump, entry, hung_job, unfinished, write
 from written_job import WrittenJob
 
 COMMANDS = [("hang",), ("import", "flight-recorder")]
@@ -109,6 +109,43 @@ def test_names_of_files_and_groups_steer_no_terminal(tmp_path: Path) -> None:
     output = run("hang", write(tmp_path, contents)).output
     assert "\x1b" not in output
     assert "group dp\\x1b[31m waits" in " ".join(output.split())
+
+
+def _lines(text: str) -> int:
+    """Return how many lines of a terminal of 120 columns a text takes."""
+    return sum(max(-(-len(line) // 120), 1) for line in text.splitlines())
+
+
+def _pairs_that_wait(num_pairs: int) -> dict[str, object]:
+    """Return the dumps of pairs, each in a group of its own, of which one rank waits for the other; all is long."""
+    contents: dict[str, object] = {}
+    for pair in range(0, 2 * num_pairs, 2):
+        name = f"tp{pair}" + "y" * 150
+        groups = {name: (name, (pair, pair + 1))}
+        call = unfinished(1, "z" * 150, process_group=(name, name), pg_id=1, collective_seq_id=1)
+        for rank, calls in ((pair, [entry(0), call]), (pair + 1, [entry(0)])):
+            software = {"version": f"2.{rank}" + "0" * 30, "comm_lib_version": f"{rank}" + "9" * 30}
+            contents[f"rank_{rank}"] = dump(calls, world=2 * num_pairs, groups=groups, **software)
+    return contents
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        _pairs_that_wait(100),
+        {f"rank_{rank}": dump([entry(0, state="\u202e" * rank)]) for rank in range(300)},
+        {f"{'x' * 200}rank_{rank}": dump([entry(0)], version=f"3.{rank}") for rank in range(300)},
+        {f"rank_{rank}": dump([entry(0)], pg_config={"0": {"ranks": [0, rank]}}) for rank in range(1, 100)},
+        {f"rank_{rank}": dump([entry(0)], world=2000) for rank in range(0, 200, 2)},
+    ],
+    ids=["pairs that wait", "faults that differ", "other versions", "other jobs", "every second rank"],
+)
+def test_whatever_is_in_a_folder_takes_a_screen(tmp_path: Path, contents: dict[str, object]) -> None:
+    result = run("hang", write(tmp_path, contents))
+    told = str(result.exception) if isinstance(result.exception, HpcpaceError) else ""
+    assert result.exit_code in (1, 2, 3)
+    assert _lines(told) <= 20
+    assert _lines(result.output) <= 60
 
 
 def hung_run(path: Path) -> Path:

@@ -15,7 +15,7 @@ from hpcpace.runs.imports.dump_timeline import LastOfRank
 from hpcpace.units import format_duration
 from hpcpace.wording import plural
 
-_MOST_ROWS = 24
+_MOST_ROWS = 16
 _MOST_PROBLEMS = 4
 _MAX_LETTERS = 240
 """Of a sentence: only those with names that somebody chose to fill the screen are longer."""

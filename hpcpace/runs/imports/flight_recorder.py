@@ -42,6 +42,7 @@ _MAX_MEMBERS_PER_BYTE, _MAX_MEMBERS = (
 _MAX_DIMS = 64  # of torch's tensors
 _MAX_PATH_LETTERS = 4096
 _MAX_WHERE = 300
+_MAX_VERSION = 40
 _PICKLE = b"\x80"
 _MESSAGE = re.compile(r"(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
 _ITEM_BYTES = {
@@ -152,11 +153,11 @@ def read_dump(path: Path) -> Dump:
 
 
 def _dump(path: Path, content: Table, num_bytes: int) -> Dump:
-    version = text_of(content, "version")
+    version = text_of(content, "version", max_letters=_MAX_VERSION)
     if version.split(".")[0] != "2":
         raise ValueError(f"its format is version {shown(version)}, and only 2.x is known")
     library = "nccl_version" if "nccl_version" in content else "comm_lib_version"
-    nccl = text_of(content, library, "")
+    nccl = text_of(content, library, "", max_letters=_MAX_VERSION)
     entries = list_of(content.get("entries", []), "entries", max_length=num_bytes // _MIN_ENTRY_BYTES)
     read = []
     for number, entry in enumerate(entries):

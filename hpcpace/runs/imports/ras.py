@@ -7,7 +7,6 @@ are those of a communicator of all ranks, and others are known by host and proce
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,11 +16,22 @@ from typing import Any
 from hpcpace.errors import TraceError
 from hpcpace.files import read_file
 from hpcpace.hang.views import JobView, RankView
-from hpcpace.quoting import printable
+from hpcpace.quoting import printable, shortened
+from hpcpace.runs.imports.plain_values import (
+    Table,
+    is_whole,
+    json_value,
+    list_of,
+    number_of,
+    table_of,
+    text_of,
+)
 from hpcpace.wording import rank_list
 
 _MOST_BYTES = 64 << 20
 _MOST_RANKS = 1 << 20
+_MAX_OPS = 32
+"""Operations that ranks of a communicator count; NCCL has a dozen."""
 _MOST_LINES = 6
 _MISSING_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s*"status":)')
 _DEAD = "NCCL RAS considers it dead"
@@ -55,14 +65,12 @@ def read_ras(path: Path) -> RasReport:
     """
     try:
         data = read_file(path, most_bytes=_MOST_BYTES)
-        content = json.loads(_MISSING_COMMA.sub(rb"\1,\2", data).decode())
-        return _report(content)
+        return _report(table_of(json_value(_MISSING_COMMA.sub(rb"\1,\2", data)), "it"))
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    except ValueError as error:
         raise TraceError(
-            f"{path} is no report of NCCL RAS ({printable(reason)[:120]}); write one with ncclras -f json"
+            f"{path} is no report of NCCL RAS ({printable(str(error))[:120]}); write one with ncclras -f json"
         ) from error
 
 
@@ -124,34 +132,31 @@ def _behind(size: int, members: tuple[RasRank, ...], ranks_of: Mapping[tuple[str
             )
 
 
-def _report(content: dict[str, Any]) -> RasReport:
+def _report(content: Table) -> RasReport:
     communicators = []
-    for one in content["communicators"]:
-        present = [_rank(rank, is_missing=False) for rank in one["ranks"]]
-        missing = [_rank(rank, is_missing=True) for rank in one["missing_ranks"]]
-        communicators.append((_whole(one, "size"), (*present, *missing)))
+    for one in list_of(content.get("communicators"), "communicators"):
+        communicator = table_of(one, "a communicator")
+        present = [_rank(rank, is_missing=False) for rank in list_of(communicator.get("ranks"), "ranks")]
+        missing = [_rank(rank, is_missing=True) for rank in list_of(communicator.get("missing_ranks"), "missing_ranks")]
+        if len({op for rank in present for op in rank.counts}) > _MAX_OPS:
+            raise ValueError(f"a communicator has more than {_MAX_OPS} operations")
+        communicators.append((number_of(communicator, "size", highest=_MOST_RANKS), (*present, *missing)))
     return RasReport(
-        version=printable(str(content["nccl_version"]))[:20],
-        timestamp=printable(str(content["timestamp"]))[:30],
+        version=shortened(text_of(content, "nccl_version"), max_letters=20),
+        timestamp=shortened(text_of(content, "timestamp"), max_letters=30),
         communicators=tuple(communicators),
     )
 
 
-def _rank(content: dict[str, Any], *, is_missing: bool) -> RasRank:
-    counts = {} if is_missing else content["collective_counts"]
-    if not all(type(count) is int for count in counts.values()):
-        raise ValueError("a count of operations is no number")
+def _rank(content: Any, *, is_missing: bool) -> RasRank:
+    rank = table_of(content, "a rank")
+    counts = {} if is_missing else table_of(rank.get("collective_counts"), "collective_counts")
+    if len(counts) > _MAX_OPS or not all(map(is_whole, counts.values())):
+        raise ValueError(f"a count of operations is no number, or there are more than {_MAX_OPS}")
     return RasRank(
-        rank=_whole(content, "rank"),
-        process=(str(content["host"]), _whole(content, "pid", least=-1, most=1 << 32)),
+        rank=number_of(rank, "rank", highest=_MOST_RANKS),
+        process=(text_of(rank, "host"), number_of(rank, "pid", lowest=-1, highest=1 << 32)),
         is_missing=is_missing,
-        is_dead=is_missing and content["status"]["considered_dead"] is True,
-        counts={printable(str(op))[:40]: count for op, count in counts.items()},
+        is_dead=is_missing and table_of(rank.get("status"), "status").get("considered_dead") is True,
+        counts={shortened(op, max_letters=40): count for op, count in counts.items()},
     )
-
-
-def _whole(content: dict[str, Any], key: str, *, least: int = 0, most: int = _MOST_RANKS) -> int:
-    value = content[key]
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{key} is {value!r:.40}, not a number from {least} to {most}")
-    return value

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hpcpace.hang import notices
 from hpcpace.hang.notices import (
     MOST_BYTES,
     Notice,
@@ -166,3 +167,22 @@ def test_other_names_and_links_are_no_notices(attempt: Attempt, tmp_path: Path) 
 def test_ranks_are_short_texts_in_their_order(ranks: tuple[int, ...], text: str) -> None:
     assert rank_ranges(ranks) == text
     assert ranks_of(text) == ranks
+
+
+def test_notices_share_the_members_of_their_groups(attempt: Attempt) -> None:
+    for rank in range(3):
+        write(attempt, replace(NOTICE, rank=rank))
+    found = read_notices(attempt)
+    assert len({id(group.members) for notice in found.values() for group in notice.groups}) == 2
+
+
+def test_groups_of_all_notices_have_no_more_members_than_jobs(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range of a few bytes is a million ranks, in each of a thousand notices another one."""
+    monkeypatch.setattr(notices, "MOST_MEMBERS", 250)
+    for rank in range(3):
+        write(attempt, replace(NOTICE, rank=rank, groups=(NoticedGroup(name="0", members=tuple(range(rank, 100))),)))
+    problems: list[str] = []
+    assert list(read_notices(attempt, problems)) == [0, 1]
+    assert len(problems) == 1 and "goes beyond" in problems[0]

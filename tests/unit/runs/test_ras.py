@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,57 @@ def test_without_a_communicator_of_all_ranks_its_ranks_are_not_known(tmp_path: P
 
 def _changed(**changes: Any) -> str:
     return json.dumps(json.loads(report({0: 1})) | changes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"pid": 100', f'"pid": {"9" * 3000}', "pid is <an integer of 9966 bits>, not a number"),
+        ('"pid": 100', f'"pid": {"9" * 1_000_000}', "it is no JSON"),
+        ('"pid": 100', '"pid": NaN', "pid is nan, not a number"),
+        ('"pid": 100', '"pid": true', "pid is True, not a number"),
+        ('"host": "10.0.0.1"', f'"host": "{"x" * 1_000_000}"', "host has 1000000 letters, more than 200"),
+        ('"host": "10.0.0.1"', '"host": [["x"]]', r"host is \[\['x'\]\], not a text"),
+        ('"AllReduce": 1', f'"AllReduce": {"9" * 3000}', "a count of operations is no number"),
+        ('"AllReduce": 1', '"AllReduce": -1', "a count of operations is no number"),
+        ('"AllReduce": 1', ",".join(f'"op{number}": 1' for number in range(33)), "there are more than 32"),
+        ('"nccl_version": "2.28.9"', '"nccl_version": 2.28', "nccl_version is 2.28, not a text"),
+        ('"communicators": [', '"communicators": [[],', "a communicator is .*, not a table"),
+    ],
+    ids=lambda _: "",
+)
+def test_a_value_of_another_kind_or_size_is_refused(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    text = report({0: 1})
+    assert old in text
+    with pytest.raises(TraceError, match=reason) as refused:
+        read(tmp_path, text.replace(old, new))
+    assert len(str(refused.value)) < 250 + len(str(tmp_path))
+
+
+def test_ranks_that_each_count_another_operation_are_refused(tmp_path: Path) -> None:
+    """Each operation is compared over all ranks of a communicator."""
+    content = json.loads(report(dict.fromkeys(range(40), 1)))
+    for number, rank in enumerate(content["communicators"][0]["ranks"]):
+        rank["collective_counts"] = {f"op{number}": 1}
+    with pytest.raises(TraceError, match="a communicator has more than 32 operations"):
+        read(tmp_path, json.dumps(content))
+
+
+def test_json_of_very_many_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="values, more than"):
+        read(tmp_path, "[" + "[]," * (1 << 20) + "[]]")
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "given.json"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        (tmp_path / "ras.json").write_text(report({0: 1}))
+        path.symlink_to(tmp_path / "ras.json")
+    with pytest.raises(TraceError, match=r"no regular file|symbolic link"):
+        read_ras(path)
 
 
 @pytest.mark.parametrize(
