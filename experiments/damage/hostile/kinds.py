@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import flight_recorder, history, kineto, nsys, settings, topology, wia
+from experiments.damage.hostile import flight_recorder, hang, history, kineto, nsys, ras, settings, topology, wia
 
 KINDS = (
     *flight_recorder.KINDS,
+    *hang.KINDS,
     *history.KINDS,
     *kineto.KINDS,
     *nsys.KINDS,
+    *ras.KINDS,
     *settings.KINDS,
     *topology.KINDS,
     *wia.KINDS,
