@@ -15,7 +15,7 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, option
 from hpcpace.config_sources import SITE_FILE_VARIABLE, load_config
 from hpcpace.errors import UsageError
-from hpcpace.observe.launch import find_launch, site_launch
+from hpcpace.observe.launch import find_launch, has_launch, site_launch
 from hpcpace.quoting import printable
 from hpcpace.redaction import Redaction
 from hpcpace.rundir import default_run_path
@@ -62,7 +62,9 @@ def command(run_dir: Path | None) -> None:
 def _lines(environ: Mapping[str, str], base: Path) -> list[str]:
     """Return what Slurm is to put into the environment of the task; nothing where its job is not traced."""
     outer = find_launch(environ)
-    if not load_config(environ=environ).trace.enabled or (outer is not None and outer.is_requested):
+    # A record that cannot be read may be that of a user who traces the job by another version of hpcpace.
+    is_somebody_elses = outer.is_requested if outer is not None else has_launch(environ)
+    if is_somebody_elses or not load_config(environ=environ).trace.enabled:
         return []
     name = _NOT_IN_NAMES.sub("-", environ.get("SLURM_JOB_NAME", ""))[:_MAX_NAME].strip(".") or "job"
     launch = site_launch(default_run_path(name, environ, base=base).absolute(), name, environ)

@@ -136,6 +136,11 @@ def _is_writable(text: str) -> bool:
     return True
 
 
+def has_launch(environ: Mapping[str, str]) -> bool:
+    """Return whether an environment says that it belongs to a launch, which may be damaged or of another version."""
+    return bool(environ.get(_VARIABLE))
+
+
 def has_python_path(environ: Mapping[str, str]) -> bool:
     """Return whether PYTHONPATH is set."""
     return _PYTHONPATH in environ

@@ -116,6 +116,12 @@ def test_never_fails_whatever_a_variable_holds(hpcpace, monkeypatch, name, value
     _check_lines(shown)
 
 
+@pytest.mark.parametrize("record", ["[" * 100_000, "{}", '{"run_dir": 5}', '{"a_later_version": true}', _HUGE])
+def test_a_launch_that_cannot_be_read_is_left_alone(hpcpace, monkeypatch, record):
+    monkeypatch.setenv("HPCPACE_LAUNCH", record)
+    assert hpcpace("task-prolog") == (0, "", "")
+
+
 def _check_lines(shown):
     lines = shown.splitlines()
     names = [line.partition("=")[0] for line in lines if not line.startswith("print ")]
