@@ -2,7 +2,7 @@
 
 One file per rank, RUN/attempt-k/hang/rank-00003.json, replaced at each further look; RUN/hang/rank-00003.json where
 torch's process group is not made, before there is an attempt. A reader takes nothing in it for granted: the run may
-belong to somebody else.
+belong to somebody else. The ranks of a job believe files of their own user alone, which nobody else can write to.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hpcpace.files import Folder
 from hpcpace.hang.rank_ranges import rank_ranges, ranks_of
 from hpcpace.hang.views import Doing
 from hpcpace.json_files import json_object, read_json
+from hpcpace.quoting import shown
 from hpcpace.rundir import Attempt, json_text
 from hpcpace.trace.header import MOST_RANKS
 
@@ -34,6 +35,7 @@ _NUMBERS = (
     *("usual_step_ns", "doing_since_ns", "ended_ns"),
 )
 _NAME = re.compile(r"rank-(\d{5,7})\.json")
+_MODE = 0o644  # a umask of 002, as on file systems of groups, would let the group write what ends a job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +158,15 @@ class Notice:
 
 @dataclass(frozen=True)
 class HangFolder:
-    """The folder of the notices of an attempt."""
+    """The folder of the notices of an attempt.
+
+    Attributes:
+        attempt: whose notices they are.
+        owner: the user whose files count; None: those of anybody do.
+    """
 
     attempt: Attempt
+    owner: int | None = None
 
     @property
     def path(self) -> Path:
@@ -172,20 +180,29 @@ class HangFolder:
             OSError: it does not exist and was not, or could not be, made.
         """
         with self.attempt.open(make=make) as folder:
-            name = self.path.name
+            folder.owner, name = self.owner, self.path.name
             return folder.make_folder(name) if make else folder.folder(name)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file in it, to which only its owner can write.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with self.open(make=True) as folder:
+            folder.write(name, text, mode=_MODE)
 
     @property
     def verdict_name(self) -> str:
         """Name of the file in which the rank that speaks for all says what it has found."""
         return "verdict.json"
 
-    def ranks(self) -> list[int]:
-        """Return the ranks of which there is a notice, ascending."""
+    def ranks(self, num_ranks: int = MOST_RANKS) -> list[int]:
+        """Return the ranks below a number of which there is a notice, ascending."""
         try:
             with self.open() as folder:
                 found = (_NAME.fullmatch(name) for name in folder.names())
-                return sorted(rank for name in found if name and (rank := int(name[1])) < MOST_RANKS)
+                return sorted(rank for name in found if name and (rank := int(name[1])) < num_ranks)
         except OSError:
             return []
 
@@ -196,20 +213,23 @@ def write(attempt: Attempt, notice: Notice) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with HangFolder(attempt).open(make=True) as folder:
-        folder.write(attempt.hang_file(notice.rank).name, _text(notice))
+    HangFolder(attempt).write(attempt.hang_file(notice.rank).name, _text(notice))
 
 
-def read_notices(attempt: Attempt, problems: list[str] | None = None) -> dict[int, Notice]:
+def read_notices(
+    attempt: Attempt, problems: list[str] | None = None, *, owner: int | None = None, num_ranks: int = MOST_RANKS
+) -> dict[int, Notice]:
     """Return the notices of an attempt by rank; those that cannot be used are left out.
 
     Args:
         attempt: whose notices to read.
         problems: takes a sentence for each notice that is left out.
+        owner: the user whose notices count; None: those of anybody do.
+        num_ranks: number of ranks of the job.
     """
-    folder, told = HangFolder(attempt), [] if problems is None else problems
+    folder, told = HangFolder(attempt, owner), [] if problems is None else problems
     found: dict[int, Notice] = {}
-    for rank in folder.ranks():
+    for rank in folder.ranks(num_ranks):
         name = attempt.hang_file(rank).name
         notice = read_json(folder, name, _Reading(rank).notice, told, most_bytes=_MOST_BYTES_READ)
         if notice is not None:
@@ -256,9 +276,9 @@ class _Reading:
         """Return the notice that the content of its file is."""
         content = json_object(content)
         if content["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {content['schema']!r}; this release reads {SCHEMA}")
+            raise ValueError(f"its schema is {shown(content['schema'])}; this release reads {SCHEMA}")
         if content["rank"] != self._rank:
-            raise ValueError(f"it is of rank {content['rank']!r}")
+            raise ValueError(f"it is of rank {shown(content['rank'])}")
         plain: dict[str, Any] = {
             **{name: _text_of(content, name) for name in ("host", "host_key", "excuse", "ended")},
             **{name: _number(content, name) for name in _NUMBERS},
