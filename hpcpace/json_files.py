@@ -12,7 +12,7 @@ from hpcpace.quoting import printable
 
 MOST_BYTES = 1 << 24
 """Of run.json and trial.json: some hundred bytes for each rank, of 16,384. JSON takes 20 times that in memory."""
-_LEAST_VALUE_BYTES = 32
+LEAST_VALUE_BYTES = 32
 """Of the text of a value, in the mean: the smallest ones take 60 times their text in memory."""
 _MOST_REASON = 100
 # What code raises that takes values of any kind for what they should be.
@@ -47,8 +47,12 @@ def json_object(content: Any) -> dict[str, Any]:
     return content
 
 
-def _check_values(content: bytes, most_values: int) -> None:
-    """Refuse JSON of so many values that they would take many times its bytes in memory."""
+def check_values(content: bytes, most_values: int) -> None:
+    """Refuse JSON of so many values that they would take many times its bytes in memory.
+
+    Raises:
+        ValueError: with how many there are.
+    """
     num_values = sum(content.count(sign) for sign in (b",", b"[", b"{"))
     if num_values > most_values:
         raise ValueError(f"it has {num_values} values, more than {most_values}")
@@ -74,7 +78,7 @@ def read_json(
     try:
         with place.open() as folder:
             content = folder.read(name, most_bytes=most_bytes)
-        _check_values(content, most_bytes // _LEAST_VALUE_BYTES)
+        check_values(content, most_bytes // LEAST_VALUE_BYTES)
         return made_of(json.loads(content))
     except FileNotFoundError:
         return None
@@ -82,5 +86,5 @@ def read_json(
         reason = error.strerror or str(error)
     except _FOREIGN_ERRORS as error:
         reason = f"{type(error).__name__}: {error}"
-    problems.append(f"{place.path / name} is left out ({printable(reason)[:_MOST_REASON]})")
+    problems.append(f"{place.path / name} is left out ({printable(reason[:_MOST_REASON])[:_MOST_REASON]})")
     return None

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import topology
+from experiments.damage.hostile import probe, topology
 
-KINDS = (*topology.KINDS,)
+KINDS = (*probe.KINDS, *topology.KINDS)
