@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcpace.files import Folder, copy_file, read_most, write_all
+from hpcpace.observe.default_action import act_by_default
 from hpcpace.world.deadline import Deadline, in_time
 
 _ENDS_WITHIN_S = 5.0
@@ -245,10 +246,12 @@ class TerminationTrap:
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
         # Once more, for an event loop of the job's may have taken the descriptor's place. A handler of the job's that
-        # was set on top of ours may call this long after the trap is gone.
+        # was set on top of ours may call this, or put it back, long after the trap is gone.
         if self._sockets is not None:
             with contextlib.suppress(BlockingIOError):
                 self._sockets[1].send(bytes([number]))
+        else:
+            act_by_default(number, self._tell)
 
     def _watch(self, reader: socket.socket) -> None:
         with reader:
