@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.files import Folder
-from hpcpace.hang.rank_ranges import rank_ranges, ranks_of
+from hpcpace.hang.rank_ranges import rank_ranges
 from hpcpace.hang.views import Doing
 from hpcpace.json_files import json_object, read_json
 from hpcpace.quoting import shown
@@ -28,8 +28,6 @@ _MOST_BYTES_READ = 4 * MOST_BYTES  # JSON of many small values is refused below 
 _MOST_TEXT = 500
 _MOST_GROUPS, _MOST_OPEN, _MOST_ENTERED = 256, 256, 1024
 _MOST_THREADS, _MOST_FRAMES, _MOST_FRAMES_KEPT = 128, 512, 64
-MOST_MEMBERS = 4 * MOST_RANKS
-"""Of all groups of a notice together."""
 _NUMBERS = (
     *("pid", "time_ns", "unix_ns", "first_time_ns", "num_looks", "step", "step_age_ns", "limit_ns"),
     *("usual_step_ns", "doing_since_ns", "ended_ns"),
@@ -112,7 +110,9 @@ class Notice:
         is_first_step: whether it is among the first steps, which may take long.
         doing: what the rank did outside operations, and since when; 0 where unknown.
         excuse: why a step may last this long, as `it saves a checkpoint`; empty without a reason.
-        groups, calls, entered: process groups that it has used, its open operations, and how many it has entered.
+        groups: process groups that it has used. They are for people who look at the file: ranges of a few bytes may
+            mean a million ranks, so they are not read back.
+        calls, entered: its open operations, and how many it has entered.
         is_complete: whether `entered` counts every operation of the rank.
         stacks: of all threads at the last look, the one that trains first.
         earlier_stack: of the thread that trains at the look before the last; empty at the first look.
@@ -270,7 +270,6 @@ class _Reading:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._num_members = 0
 
     def notice(self, content: Any) -> Notice:
         """Return the notice that the content of its file is."""
@@ -288,18 +287,11 @@ class _Reading:
             rank=self._rank,
             **plain,
             doing=Doing(content["doing"]),
-            groups=tuple(map(self._group, _entries(content, "groups", _MOST_GROUPS))),
             calls=tuple(map(_call, _entries(content, "calls", _MOST_OPEN))),
             entered=tuple(map(_count, _entries(content, "entered", _MOST_ENTERED))),
             stacks=tuple(map(_stack, _entries(content, "stacks", _MOST_THREADS))),
             earlier_stack=_frames(content, "earlier_stack"),
         )
-
-    def _group(self, entry: Any) -> NoticedGroup:
-        text = _text_of(entry, "members", most=MOST_BYTES)
-        members = ranks_of(text, most=MOST_MEMBERS - self._num_members)
-        self._num_members += len(members)
-        return NoticedGroup(name=_text_of(entry, "name"), members=members)
 
 
 def _call(entry: Any) -> NoticedCall:
