@@ -25,6 +25,8 @@ SCHEMA = 1
 MOST_BYTES = 1 << 18
 """Of one notice: what does not fit is left out, other threads first."""
 _MOST_BYTES_READ = 4 * MOST_BYTES  # JSON of many small values is refused below that, see `hpcpace.json_files`
+MAX_BYTES_OF_ALL = 1 << 28
+"""Of all notices of an attempt: they take up to four times that in memory. 16,384 ranks may have 16 kB each."""
 _MOST_TEXT = 500
 _MOST_GROUPS, _MOST_OPEN, _MOST_ENTERED = 256, 256, 1024
 _MOST_THREADS, _MOST_FRAMES, _MOST_FRAMES_KEPT = 128, 512, 64
@@ -197,6 +199,14 @@ class HangFolder:
         """Name of the file in which the rank that speaks for all says what it has found."""
         return "verdict.json"
 
+    def size_bytes(self, name: str) -> int:
+        """Return the size of a file in it; no more than is read of one, and 0 without one."""
+        try:
+            with self.open() as folder:
+                return min(folder.size_bytes(name), _MOST_BYTES_READ)
+        except OSError:
+            return 0
+
     def ranks(self, num_ranks: int = MOST_RANKS) -> list[int]:
         """Return the ranks below a number of which there is a notice, ascending."""
         try:
@@ -229,8 +239,13 @@ def read_notices(
     """
     folder, told = HangFolder(attempt, owner), [] if problems is None else problems
     found: dict[int, Notice] = {}
+    left_bytes = MAX_BYTES_OF_ALL
     for rank in folder.ranks(num_ranks):
         name = attempt.hang_file(rank).name
+        left_bytes -= folder.size_bytes(name)
+        if left_bytes < 0:
+            told.append(f"{folder.path / name} and those of higher ranks are left out (too many bytes together)")
+            break
         notice = read_json(folder, name, _Reading(rank).notice, told, most_bytes=_MOST_BYTES_READ)
         if notice is not None:
             found[rank] = notice

@@ -171,6 +171,17 @@ def test_ranks_are_short_texts_in_their_order(ranks: tuple[int, ...], text: str)
     assert rank_ranges(ranks) == text
 
 
+def test_notices_of_too_many_bytes_together_are_named_and_not_read(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(5):
+        write(attempt, replace(NOTICE, rank=rank))
+    monkeypatch.setattr("hpcpace.hang.notices.MAX_BYTES_OF_ALL", 3 * attempt.hang_file(0).stat().st_size)
+    problems: list[str] = []
+    assert list(read_notices(attempt, problems)) == [0, 1, 2]
+    assert len(problems) == 1 and "rank-00003.json and those of higher ranks are left out" in problems[0]
+
+
 def test_groups_of_a_million_ranks_in_a_few_bytes_take_no_memory(attempt: Attempt) -> None:
     groups = [{"name": str(number), "members": f"0-{MOST_RANKS - 1}"} for number in range(4)]
     write(attempt, NOTICE)
