@@ -35,10 +35,12 @@ class Folder:
 
     Attributes:
         path: what messages call it; only `open` looks it up.
+        owner: files of this user alone are read in it and in folders that are opened in it; None: those of anybody.
     """
 
-    def __init__(self, descriptor: int, path: Path) -> None:
+    def __init__(self, descriptor: int, path: Path, owner: int | None = None) -> None:
         self.path = path
+        self.owner = owner
         self._descriptor = descriptor
         self._finalizer = weakref.finalize(self, os.close, descriptor)
 
@@ -63,7 +65,7 @@ class Folder:
 
     def again(self) -> Folder:
         """Open the same folder once more, whatever has its path now."""
-        return Folder(os.dup(self._descriptor), self.path)
+        return Folder(os.dup(self._descriptor), self.path, self.owner)
 
     def __enter__(self) -> Folder:
         return self
@@ -97,7 +99,8 @@ class Folder:
             OSError: there is no folder of this name; a link does not count as one.
         """
         with _named(self.path / name):
-            return Folder(os.open(_checked(name), _FOLDER | os.O_NOFOLLOW, dir_fd=self._descriptor), self.path / name)
+            descriptor = os.open(_checked(name), _FOLDER | os.O_NOFOLLOW, dir_fd=self._descriptor)
+            return Folder(descriptor, self.path / name, self.owner)
 
     def has_folder(self, name: str) -> bool:
         """Return whether there is a folder of this name in it; a link does not count as one."""
@@ -132,10 +135,11 @@ class Folder:
         """Return a descriptor that reads a regular file in it.
 
         Raises:
-            OSError: there is no regular file of this name; links, FIFOs, sockets and devices do not count as one.
+            OSError: there is no regular file of this name; links, FIFOs, sockets and devices do not count as one. Or it
+                is not the owner's.
         """
         with _named(self.path / name):
-            return _regular(os.open(_checked(name), _FILE, dir_fd=self._descriptor))
+            return _regular(os.open(_checked(name), _FILE, dir_fd=self._descriptor), self.owner)
 
     def read(self, name: str, *, most_bytes: int) -> bytes:
         """Return the content of a regular file in it.
@@ -339,12 +343,14 @@ def _checked(name: str) -> str:
     return name
 
 
-def _regular(descriptor: int) -> int:
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file")
-    return descriptor
+def _regular(descriptor: int, owner: int | None) -> int:
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and owner in (None, status.st_uid):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EPERM, f"it is a file of user {status.st_uid}, and only those of user {owner} count here")
+    raise OSError(errno.EINVAL, "it is no regular file")
 
 
 @contextmanager

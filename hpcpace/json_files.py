@@ -86,5 +86,5 @@ def read_json(
         reason = error.strerror or str(error)
     except FOREIGN_ERRORS as error:
         reason = f"{type(error).__name__}: {error}"
-    problems.append(f"{place.path / name} is left out ({printable(reason)[:_MOST_REASON]})")
+    problems.append(f"{place.path / name} is left out ({printable(reason[:_MOST_REASON])[:_MOST_REASON]})")
     return None

@@ -19,6 +19,7 @@ from hpcpace.detail import MOST_STEPS
 from hpcpace.diagnosis.records.run import model_dtype
 from hpcpace.errors import TraceError
 from hpcpace.json_files import MOST_BYTES, read_json
+from hpcpace.quoting import shown
 from hpcpace.rundir import Attempt
 from hpcpace.units import NS_PER_S
 
@@ -31,6 +32,8 @@ _FRESH_FLUSHES = 5
 _MOST_LOOKED_AT = 4
 _USUAL_STEPS = 20
 _MAX_NS = (1 << 63) - 1
+# What no run has, and what is computed from it stays a number.
+_MAX_INTERVAL_S = 1e9
 
 
 class State(StrEnum):
@@ -88,10 +91,23 @@ def _start(content: Any) -> StartRecord:
         created_unix_ns=min(max(int(content.get("created_unix_ns", 0)), 0), _MAX_NS),
         num_ranks=len(list(content.get("ranks", []))),
         is_workload=is_workload,
-        planned_steps=min(max(int(config["train"]["steps"]), 0), MOST_STEPS) if is_workload else None,
-        flush_interval_s=float(config.get("trace", {}).get("flush_interval_s", 1.0)),
+        planned_steps=int(_within(config["train"]["steps"], MOST_STEPS)) if is_workload else None,
+        flush_interval_s=float(_within(config.get("trace", {}).get("flush_interval_s", 1.0), _MAX_INTERVAL_S)),
         dtype=model_dtype(content),
     )
+
+
+def _within(value: Any, most: float) -> float:
+    """Return a number from 0 to a most.
+
+    Raises:
+        ValueError: it is another one.
+        TypeError: it is none.
+    """
+    if not 0 <= value <= most:
+        raise ValueError(f"{shown(value)} is no number from 0 to {most:g}")
+    number: float = value
+    return number
 
 
 def attempt_state(attempt: Attempt, start: StartRecord, *, outcome: str = "", verdict: str = "") -> AttemptState:

@@ -2,7 +2,7 @@
 
 One file per rank, RUN/attempt-k/hang/rank-00003.json, replaced at each further look; RUN/hang/rank-00003.json where
 torch's process group is not made, before there is an attempt. A reader takes nothing in it for granted: the run may
-belong to somebody else.
+belong to somebody else. The ranks of a job believe files of their own user alone, which nobody else can write to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.files import Folder
-from hpcpace.hang.rank_ranges import rank_ranges, ranks_of
+from hpcpace.hang.rank_ranges import rank_ranges
 from hpcpace.hang.views import Doing
 from hpcpace.json_files import json_object, read_json
 from hpcpace.quoting import shown
@@ -25,16 +25,17 @@ SCHEMA = 1
 MOST_BYTES = 1 << 18
 """Of one notice: what does not fit is left out, other threads first."""
 _MOST_BYTES_READ = 4 * MOST_BYTES  # JSON of many small values is refused below that, see `hpcpace.json_files`
+MAX_BYTES_OF_ALL = 1 << 28
+"""Of all notices of an attempt: they take up to four times that in memory. 16,384 ranks may have 16 kB each."""
 _MOST_TEXT = 500
 _MOST_GROUPS, _MOST_OPEN, _MOST_ENTERED = 256, 256, 1024
 _MOST_THREADS, _MOST_FRAMES, _MOST_FRAMES_KEPT = 128, 512, 64
-MOST_MEMBERS = 4 * MOST_RANKS
-"""Of all different groups of the notices of an attempt together: a range of a few bytes is a million ranks."""
 _NUMBERS = (
     *("pid", "time_ns", "unix_ns", "first_time_ns", "num_looks", "step", "step_age_ns", "limit_ns"),
     *("usual_step_ns", "doing_since_ns", "ended_ns"),
 )
 _NAME = re.compile(r"rank-(\d{5,7})\.json")
+_MODE = 0o644  # a umask of 002, as on file systems of groups, would let the group write what ends a job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,9 @@ class Notice:
         is_first_step: whether it is among the first steps, which may take long.
         doing: what the rank did outside operations, and since when; 0 where unknown.
         excuse: why a step may last this long, as `it saves a checkpoint`; empty without a reason.
-        groups, calls, entered: process groups that it has used, its open operations, and how many it has entered.
+        groups: process groups that it has used. They are for people who look at the file: ranges of a few bytes may
+            mean a million ranks, so they are not read back.
+        calls, entered: its open operations, and how many it has entered.
         is_complete: whether `entered` counts every operation of the rank.
         stacks: of all threads at the last look, the one that trains first.
         earlier_stack: of the thread that trains at the look before the last; empty at the first look.
@@ -157,9 +160,15 @@ class Notice:
 
 @dataclass(frozen=True)
 class HangFolder:
-    """The folder of the notices of an attempt."""
+    """The folder of the notices of an attempt.
+
+    Attributes:
+        attempt: whose notices they are.
+        owner: the user whose files count; None: those of anybody do.
+    """
 
     attempt: Attempt
+    owner: int | None = None
 
     @property
     def path(self) -> Path:
@@ -173,20 +182,37 @@ class HangFolder:
             OSError: it does not exist and was not, or could not be, made.
         """
         with self.attempt.open(make=make) as folder:
-            name = self.path.name
+            folder.owner, name = self.owner, self.path.name
             return folder.make_folder(name) if make else folder.folder(name)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file in it, to which only its owner can write.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with self.open(make=True) as folder:
+            folder.write(name, text, mode=_MODE)
 
     @property
     def verdict_name(self) -> str:
         """Name of the file in which the rank that speaks for all says what it has found."""
         return "verdict.json"
 
-    def ranks(self) -> list[int]:
-        """Return the ranks of which there is a notice, ascending."""
+    def size_bytes(self, name: str) -> int:
+        """Return the size of a file in it; no more than is read of one, and 0 without one."""
+        try:
+            with self.open() as folder:
+                return min(folder.size_bytes(name), _MOST_BYTES_READ)
+        except OSError:
+            return 0
+
+    def ranks(self, num_ranks: int = MOST_RANKS) -> list[int]:
+        """Return the ranks below a number of which there is a notice, ascending."""
         try:
             with self.open() as folder:
                 found = (_NAME.fullmatch(name) for name in folder.names())
-                return sorted(rank for name in found if name and (rank := int(name[1])) < MOST_RANKS)
+                return sorted(rank for name in found if name and (rank := int(name[1])) < num_ranks)
         except OSError:
             return []
 
@@ -197,23 +223,30 @@ def write(attempt: Attempt, notice: Notice) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with HangFolder(attempt).open(make=True) as folder:
-        folder.write(attempt.hang_file(notice.rank).name, _text(notice))
+    HangFolder(attempt).write(attempt.hang_file(notice.rank).name, _text(notice))
 
 
-def read_notices(attempt: Attempt, problems: list[str] | None = None) -> dict[int, Notice]:
+def read_notices(
+    attempt: Attempt, problems: list[str] | None = None, *, owner: int | None = None, num_ranks: int = MOST_RANKS
+) -> dict[int, Notice]:
     """Return the notices of an attempt by rank; those that cannot be used are left out.
 
     Args:
         attempt: whose notices to read.
         problems: takes a sentence for each notice that is left out.
+        owner: the user whose notices count; None: those of anybody do.
+        num_ranks: number of ranks of the job.
     """
-    folder, told = HangFolder(attempt), [] if problems is None else problems
+    folder, told = HangFolder(attempt, owner), [] if problems is None else problems
     found: dict[int, Notice] = {}
-    groups = _Groups()
-    for rank in folder.ranks():
+    left_bytes = MAX_BYTES_OF_ALL
+    for rank in folder.ranks(num_ranks):
         name = attempt.hang_file(rank).name
-        notice = read_json(folder, name, _Reading(rank, groups).notice, told, most_bytes=_MOST_BYTES_READ)
+        left_bytes -= folder.size_bytes(name)
+        if left_bytes < 0:
+            told.append(f"{folder.path / name} and those of higher ranks are left out (too many bytes together)")
+            break
+        notice = read_json(folder, name, _Reading(rank).notice, told, most_bytes=_MOST_BYTES_READ)
         if notice is not None:
             found[rank] = notice
     return found
@@ -247,30 +280,11 @@ def _content(notice: Notice) -> dict[str, Any]:
     return content
 
 
-class _Groups:
-    """The members of groups by what notices write of them; most notices have the same groups."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[int, ...]] = {}
-        self._num_left = MOST_MEMBERS
-
-    def members(self, text: str) -> tuple[int, ...]:
-        """Return the members that a text says.
-
-        Raises:
-            ValueError: it is no list of ranks, or all lists together have too many.
-        """
-        if text not in self._known:
-            self._known[text] = ranks_of(text, most=self._num_left)
-            self._num_left -= len(self._known[text])
-        return self._known[text]
-
-
 class _Reading:
     """Reads the notice of one rank; what is not as it should be raises, as `read_json` expects it."""
 
-    def __init__(self, rank: int, groups: _Groups) -> None:
-        self._rank, self._groups = rank, groups
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
 
     def notice(self, content: Any) -> Notice:
         """Return the notice that the content of its file is."""
@@ -288,16 +302,11 @@ class _Reading:
             rank=self._rank,
             **plain,
             doing=Doing(content["doing"]),
-            groups=tuple(map(self._group, _entries(content, "groups", _MOST_GROUPS))),
             calls=tuple(map(_call, _entries(content, "calls", _MOST_OPEN))),
             entered=tuple(map(_count, _entries(content, "entered", _MOST_ENTERED))),
             stacks=tuple(map(_stack, _entries(content, "stacks", _MOST_THREADS))),
             earlier_stack=_frames(content, "earlier_stack"),
         )
-
-    def _group(self, entry: Any) -> NoticedGroup:
-        text = _text_of(entry, "members", most=MOST_BYTES)
-        return NoticedGroup(name=_text_of(entry, "name"), members=self._groups.members(text))
 
 
 def _call(entry: Any) -> NoticedCall:

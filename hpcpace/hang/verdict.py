@@ -3,18 +3,21 @@
     python -m hpcpace.hang.verdict RUN/attempt-0
 
 It prints one object of JSON: `headline`, `why`, `advice`; `headline` is empty where no rank waits for another. A file
-system that does not answer delays a rank that asks for it no longer than its timeout.
+system that does not answer delays a rank that asks for it no longer than its timeout. The verdict may end the job, so
+it rests on files of the job's own user alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpcpace.files import Folder
 from hpcpace.hang.words import HangWords
 from hpcpace.rundir import Attempt, RunDirectory
 
@@ -65,7 +68,9 @@ def find_verdict(attempt: Attempt) -> HangWords | None:
 def main() -> None:
     """Print the verdict on the attempt whose folder is the only argument."""
     path = Path(sys.argv[1])
-    words = find_verdict(RunDirectory(path.parent).attempt(Attempt(path).number))
+    with Folder.open(path.parent) as run:
+        run.owner = os.geteuid()
+        words = find_verdict(RunDirectory(path.parent, run).attempt(Attempt(path).number))
     content: dict[str, Any] = asdict(words or HangWords(headline="", why=(), advice=""))
     print(json.dumps(content))
 

@@ -2,10 +2,13 @@
 
 Ranks agree on nothing and wait for nobody. Each leaves a notice in the run; the lowest one whose notice says that it is
 still held up reads those of the others, asks for the verdict, and leaves it beside them, where the others find it.
+Ranks believe files of their own user alone: whoever else can write into the run neither ends the job nor silences it.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +67,7 @@ class Alarm:
     ) -> None:
         self._attempt, self._rank, self._num_ranks = attempt, rank, num_ranks
         self._stops, self._tell, self._ask = stops, tell, ask
-        self._folder = HangFolder(attempt)
+        self._folder = HangFolder(attempt, owner=os.geteuid())
         self._first_pause_s = self._pause_s = pause_s
         self._spoken_step: int | None = None
         self._asked_at = (-1, 0)
@@ -111,9 +114,8 @@ class Alarm:
             decided = in_time(self._decision, FILES_TIMEOUT_S, "its file system") if self._stops else None
         except (OSError, TimeoutError):
             return None
-        if decided is None or not decided.stops or _is_other_step(decided.step, step):
-            return None
-        return decided.line if time.time_ns() - decided.unix_ns < _LATE_S * NS_PER_S else None
+        is_of_now = decided is not None and not decided.is_stale and not _is_other_step(decided.step, step)
+        return decided.line if decided is not None and decided.stops and is_of_now else None
 
     def _consider(self, now_ns: int, notice: Notice, may_end_job: bool, is_held: Callable[[], bool]) -> str | None:
         decided = self._decision()
@@ -124,7 +126,7 @@ class Alarm:
         has_asked = self._asked_at == (notice.step, notice.num_looks)
         if notice.excuse or has_asked or not (may_end_job or (decided is None and self._spoken_step != notice.step)):
             return None
-        noticed = read_notices(self._attempt).values()
+        noticed = read_notices(self._attempt, owner=self._folder.owner, num_ranks=self._num_ranks).values()
         notices = [other for other in noticed if not _is_other_step(other.step, notice.step)]
         held = [other for other in notices if not other.ended]
         num_before = sum(other.rank < self._rank for other in held)
@@ -175,8 +177,7 @@ class Alarm:
 
     def _decide(self, step: int, line: str, *, stops: bool) -> None:
         content = {"step": step, "rank": self._rank, "unix_ns": time.time_ns(), "line": line, "stops": stops}
-        with self._folder.open(make=True) as folder:
-            folder.write(self._folder.verdict_name, json_text(content))
+        self._folder.write(self._folder.verdict_name, json_text(content))
 
 
 def _is_other_step(step: int, own_step: int) -> bool:
@@ -206,8 +207,9 @@ class _Decision:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the rank that wrote this has asked for a verdict so long ago that it must have gone since."""
-        return self.line == _ASKS and time.time_ns() - self.unix_ns > 2 * _VERDICT_TIMEOUT_S * NS_PER_S
+        """Whether this counts no longer: who has asked for a verdict must have gone since, or an end was long ago."""
+        most_s = _LATE_S if self.stops else 2 * _VERDICT_TIMEOUT_S if self.line == _ASKS else math.inf
+        return time.time_ns() - self.unix_ns >= most_s * NS_PER_S
 
 
 def _decision_of(content: object) -> _Decision:

@@ -26,6 +26,7 @@ from types import FrameType
 
 from hpcpace.files import Folder, copy_file, read_most, write_all
 from hpcpace.json_files import FOREIGN_ERRORS
+from hpcpace.observe.default_action import act_by_default
 from hpcpace.ownership import other_writers
 from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.world.deadline import Deadline, in_time
@@ -257,10 +258,12 @@ class TerminationTrap:
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
         # Once more, for an event loop of the job's may have taken the descriptor's place. A handler of the job's that
-        # was set on top of ours may call this long after the trap is gone.
+        # was set on top of ours may call this, or put it back, long after the trap is gone.
         if self._sockets is not None:
             with contextlib.suppress(BlockingIOError):
                 self._sockets[1].send(bytes([number]))
+        else:
+            act_by_default(number, self._tell)
 
     def _watch(self, reader: socket.socket) -> None:
         with reader:

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any
+
+from hpcpace.observe.own_frames import leave_out_own_frame
 
 
 class ProcessEnd:
@@ -80,16 +82,26 @@ class ProcessEnd:
     def _around_excepthook(self, hook: Any) -> Any:
         def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             self._end(error)
-            hook(kind, error, trace)
+            try:
+                hook(kind, error, trace)
+            except BaseException as of_hook:
+                leave_out_own_frame(of_hook)
+                raise
 
         return excepthook
 
     def _around_exit(self, exit_: Any) -> Any:
         @wraps(exit_)
-        def noted(code: Any = None, /) -> NoReturn:
+        def noted(*args: Any) -> None:
             # Not the end yet: who calls this may be caught. The exception that is being handled says more.
-            self._exit = (sys.exception() or SystemExit(code)) if code else None
-            raise SystemExit(code)
+            handled = sys.exception()
+            try:
+                exit_(*args)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                if isinstance(error, SystemExit):
+                    self._exit = (handled or error) if _is_failure(error.code) else None
+                raise
 
         return noted
 
@@ -100,3 +112,8 @@ class ProcessEnd:
             return call(*args, **kwargs)
 
         return called
+
+
+def _is_failure(code: object) -> bool:
+    """Return whether Python ends with another exit code than 0 by a SystemExit of this code."""
+    return not (code is None or (isinstance(code, int) and code == 0))

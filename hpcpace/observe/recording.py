@@ -364,7 +364,8 @@ class Recording:
         self.recorder.flush(_RESCUE_TIMEOUT_S)
         self.recorder.awaits_device = True
         with self.recorder.held(_RESCUE_TIMEOUT_S) as is_held:
-            self.recorder.tell_losses()
+            if is_last:  # else what has been recorded since the flush is written later
+                self.recorder.tell_losses()
             if self._local is not None and is_held:
                 timeout_s = min(self._copy_timeout_s, _RESCUE_COPY_TIMEOUT_S)
                 self._bring_home(self._local, timeout_s, is_last=is_last)

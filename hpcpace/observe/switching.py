@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from hpcpace.config import Config
 from hpcpace.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_detail, parse_order, parse_steps
 from hpcpace.files import Folder, read_most
+from hpcpace.observe.default_action import act_by_default
 from hpcpace.ownership import other_writers
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rundir import RunDirectory
@@ -233,7 +234,7 @@ class OrderSignal:
     """
 
     def __init__(self, number: signal.Signals, toggle: Callable[[], None] | None) -> None:
-        self._number, self._toggle = number, toggle
+        self._number, self._toggle, self._is_over = number, toggle, False
 
     def install(self) -> str:
         """Take the signal; return why that does not work, empty if it does."""
@@ -247,12 +248,15 @@ class OrderSignal:
 
     def remove(self) -> None:
         """Give the signal its default action back, unless the program has taken it since."""
+        self._is_over = True
         is_ours = signal.getsignal(self._number) == self._arrived
         if is_ours and threading.current_thread() is threading.main_thread():
             signal.signal(self._number, signal.SIG_DFL)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if self._toggle is not None:
+        if self._is_over:
+            act_by_default(number, self._arrived)
+        elif self._toggle is not None:
             self._toggle()
 
 

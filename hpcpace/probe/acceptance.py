@@ -16,12 +16,14 @@ from hpcpace.errors import ProbeError
 from hpcpace.probe.change import Change, interval
 from hpcpace.probe.host_changes import host_changes
 from hpcpace.probe.record import ProbeRecord, SweepRow
+from hpcpace.quoting import printable
 
 BETWEEN_PROBES = {"latency": 0.05, "rate": 0.015}
 """Standard deviation of ln time between two probes of the same hosts, where nothing changed."""
 _CONFIDENCE = 3.0
 _ROBUST = 1.2533  # standard error of a median over that of a mean, for normal noise
 _LEAST_ROUNDS = 2
+_MAX_LETTERS = 60
 
 
 def check_comparable(before: ProbeRecord, after: ProbeRecord) -> None:
@@ -34,7 +36,7 @@ def check_comparable(before: ProbeRecord, after: ProbeRecord) -> None:
         f"{what} {_shown(one)} then, {_shown(other)} now"
         for what, one, other in (
             ("cluster", before.cluster, after.cluster),
-            ("hosts", sorted(host.name for host in before.hosts), sorted(host.name for host in after.hosts)),
+            ("hosts", _names(before), _names(after)),
             ("ranks per host", _counts(before), _counts(after)),
             ("device", f"{before.device} {before.device_name}", f"{after.device} {after.device_name}"),
             ("backend", before.backend, after.backend),
@@ -73,7 +75,7 @@ def _sweep_changes(before: ProbeRecord, after: ProbeRecord) -> list[Change]:
 
 
 def _change(op: str, num_nodes: int, kind: str, rows: Sequence[tuple[SweepRow, SweepRow]]) -> Change:
-    logs = np.array([math.log(after.p50_ns / before.p50_ns) for before, after in rows])
+    logs = np.array([math.log(after.p50_ns) - math.log(before.p50_ns) for before, after in rows])
     measured = np.array([_variance(before) + _variance(after) for before, after in rows])
     mean = float(logs.mean())
     # Sizes of one probe share what differs between two probes; so that part does not average out over sizes.
@@ -90,10 +92,14 @@ def _variance(row: SweepRow) -> float:
     return float(_ROBUST**2 * logs.var(ddof=1) / len(logs))
 
 
-def _counts(record: ProbeRecord) -> list[int]:
-    return sorted(len(host.ranks) for host in record.hosts)
+def _names(record: ProbeRecord) -> str:
+    return ",".join(sorted(host.name for host in record.hosts))
 
 
-def _shown(value: object) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return (text[:60] + "..." if len(text) > 60 else text) or "unknown"
+def _counts(record: ProbeRecord) -> str:
+    return ",".join(str(count) for count in sorted(len(host.ranks) for host in record.hosts))
+
+
+def _shown(text: str) -> str:
+    short = text if len(text) <= _MAX_LETTERS else f"{text[:_MAX_LETTERS]}..."
+    return printable(short) or "unknown"

@@ -12,6 +12,8 @@ LEAST_CHANGE = 0.05
 """A smaller change is none, whatever the noise."""
 _MOST_HALFWIDTH = 0.3
 """A comparison that could not have seen 30 % more time says nothing."""
+_MAX_LN = 20.0
+"""Times that differ by more than a factor of 500 million were not measured, but a file may say so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,10 @@ def interval(mean: float, variance: float, num_errors: float) -> tuple[float, fl
         num_errors: standard errors to each side.
     """
     halfwidth = num_errors * math.sqrt(variance)
-    return math.exp(mean), math.exp(mean - halfwidth), math.exp(mean + halfwidth)
+    ratio, low, high = (
+        math.exp(min(max(each, -_MAX_LN), _MAX_LN)) for each in (mean, mean - halfwidth, mean + halfwidth)
+    )
+    return ratio, low, high
 
 
 def is_unclear(found: Sequence[Change]) -> bool:

@@ -11,6 +11,8 @@ from hpcpace.metrics.jitter.extrapolation import Algorithm, TransferTerm
 from hpcpace.probe.record import LatencyLaw
 from hpcpace.wording import listed
 
+_MAX_NAMED = 16
+
 FloatArray = NDArray[np.float64]
 
 
@@ -36,8 +38,8 @@ def transfer_term(
     if num_nodes < 2 or not known:
         return None
     largest, size_bytes, _ = max(known, key=lambda one: one[0].time_ns(one[1]) * one[2])
-    counts = np.array(sorted(law.num_nodes for law in laws if law.op == largest.op and law.num_nodes > 1), np.float64)
-    times_ns = np.array([of_op[largest.op, int(count)].time_ns(size_bytes) for count in counts])
+    points = sorted((num, law.time_ns(size_bytes)) for (op, num), law in of_op.items() if op == largest.op)
+    counts, times_ns = np.array(points, np.float64).T
     if len(counts) >= 3 and _misfit([np.log2(counts)], times_ns) < _misfit(
         [(counts - 1) / counts, counts - 1], times_ns
     ):
@@ -54,7 +56,9 @@ def no_law_of(laws: Sequence[LatencyLaw], operations: Sequence[str], num_nodes: 
     counts = sorted({law.num_nodes for law in laws if law.num_nodes > 1 and law.op in operations})
     if not counts:
         return f"it has no law of {names} between nodes"
-    return f"its laws of {names} are of {listed([str(count) for count in counts])} nodes, and none of {num_nodes}"
+    shown = [str(count) for count in counts[:_MAX_NAMED]]
+    more = [f"{len(counts) - _MAX_NAMED} more numbers of"] if len(counts) > _MAX_NAMED else []
+    return f"its laws of {names} are of {listed([*shown, *more])} nodes, and none of {num_nodes}"
 
 
 def _misfit(terms: Sequence[FloatArray], times_ns: FloatArray) -> float:

@@ -169,7 +169,7 @@ def _compared(
     """Yield the changes of what both have and is above 0: rates, or times if `is_time`."""
     common = [key for key in after if before.get(key, 0.0) > 0 < after[key]]
     for key in common:
-        mean = math.log(after[key] / before[key]) * (1 if is_time else -1)
+        mean = (math.log(after[key]) - math.log(before[key])) * (1 if is_time else -1)
         ratio, low, high = interval(mean, 2 * ASSUMED[kind] ** 2, _num_errors(len(common)))
         yield Change(
             part=part,

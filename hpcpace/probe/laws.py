@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.probe.record import LatencyLaw, LawPiece
+from hpcpace.probe.record import MAX_PIECES, LatencyLaw, LawPiece
 
 LEAST_SIZES = 4
 """Of a law; fewer say nothing about its form."""
 _LEAST_IN_PIECE = 3
-_MOST_PIECES = 6
 _NUM_PARAMETERS = 3  # of a piece: latency, rate and where it begins
 _LEAST_DEVIATION = 0.02
 """Relative errors below this do not count: they are within what repetitions differ by."""
@@ -102,7 +101,7 @@ def choose_pieces(size_bytes: FloatArray, time_ns: FloatArray) -> PiecewiseFit:
     num_sizes = len(size_bytes)
     fits = [
         fit_pieces(size_bytes, time_ns[np.newaxis], number)
-        for number in range(1, max(min(_MOST_PIECES, num_sizes // _LEAST_IN_PIECE), 1) + 1)
+        for number in range(1, max(min(MAX_PIECES, num_sizes // _LEAST_IN_PIECE), 1) + 1)
     ]
     variances = [max(float(fit.error[0]) / num_sizes, _LEAST_DEVIATION**2) for fit in fits]
     criteria = [

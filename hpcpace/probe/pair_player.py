@@ -193,16 +193,16 @@ class PairPlayer:
 
     def _connected(self, plan: RoundPlan, stage: str, partner: int, place: int, is_first: bool) -> socket.socket:
         pair_rank = self._rank if is_first else partner
-        hello = f"{self._token} {plan.number} {pair_rank} {stage}"
+        name = f"{plan.number} {pair_rank} {stage}"
         timeout_s = plan.length_s + self._patience_s
         if not is_first:
             if self._listener is None:
                 raise ConnectionRefusedError("this rank has no socket to listen on")
-            return self._listener.accept(hello, timeout_s)
+            return self._listener.accept(name, timeout_s)
         seat = self._seats[partner]
         if not seat.port:
             raise ConnectionRefusedError("it has no socket to listen on")
-        return connect_to(reachable(seat.address, self._interface), seat.port, hello, timeout_s)
+        return connect_to(reachable(seat.address, self._interface), seat.port, name, self._token, timeout_s)
 
     def _unreachable(self, partner: int, is_first: bool, error: OSError) -> str:
         if not is_first and not isinstance(error, TimeoutError):

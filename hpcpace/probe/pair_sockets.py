@@ -1,16 +1,22 @@
 """What two hosts exchange over TCP: small messages to and fro, then a stream one way and a stream the other way.
 
 Sockets of our own, each with a timeout, instead of a collective library: if one host dies or freezes, its partner
-notices after that timeout, and no other pair does. Each connection begins with a secret of this probe.
+notices after that timeout, and no other pair does. Each connection begins by proving that it knows a secret of this
+probe.
 """
 
 from __future__ import annotations
 
+import errno
+import hmac
 import math
+import selectors
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,9 +27,16 @@ _SEND_BYTES, _RECEIVE_BYTES = 1 << 20, 1 << 18
 _WARM_UP_MESSAGES = 10
 # Of the time of a stream: TCP finds its rate meanwhile, and the bucket of a shaper is used up.
 _WARM_UP_SHARE = 0.2
-_HELLO_BYTES = 64
-_HELLO_TIMEOUT_S = 1.0
-_BACKLOG = 128
+_NAME_BYTES = 32
+_HELLO_BYTES = _NAME_BYTES + 32  # of SHA-256
+HELLO_TIMEOUT_S = 3.0
+"""How long a connection may take to say who it is: TCP has sent it again twice by then."""
+MAX_UNKNOWN = 256
+"""Connections that have not said yet who they are. A process may often open 1,024 files, and torch has some of them."""
+_MAX_WAITING = 128
+# Who connects while a pair is measured waits in the kernel, which lowers this to net.core.somaxconn.
+_BACKLOG = 4096
+_NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # Closing drops what is still in the buffers: on a slow link that would go on for seconds.
 _DROP_UNSENT = struct.pack("ii", 1, 0)
 
@@ -31,67 +44,137 @@ Clock = Callable[[], float]
 
 
 class Listener:
-    """Where other hosts connect to; connections may come in any order.
+    """Where other hosts connect to; connections may come in any order, and before they are waited for.
+
+    Anybody may connect. All connections are read at once, so nobody can hold up a partner by saying nothing.
 
     Args:
         address: of this host.
+        secret: of this probe; see `hello`.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, secret: str) -> None:
         family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        self._socket = socket.socket(family, kind)
+        self._secret = secret
+        self._unknown: dict[socket.socket, _Unknown] = {}  # the oldest one first
         self._waiting: dict[str, socket.socket] = {}
-        try:
+        self._accepted: set[str] = set()
+        with ExitStack() as failed:
+            self._socket = failed.enter_context(socket.socket(family, kind))
             self._socket.bind(place)
             self._socket.listen(_BACKLOG)
-        except OSError:
-            self._socket.close()
-            raise
+            self._socket.setblocking(False)
+            self._selector = failed.enter_context(selectors.DefaultSelector())
+            self._selector.register(self._socket, selectors.EVENT_READ)
+            failed.pop_all()
 
     @property
     def port(self) -> int:
         """Where it listens."""
         return int(self._socket.getsockname()[1])
 
-    def accept(self, hello: str, timeout_s: float) -> socket.socket:
-        """Return the connection that begins with `hello`; others wait, or are closed where they say nothing of ours.
+    def accept(self, name: str, timeout_s: float) -> socket.socket:
+        """Return the connection whose hello has this name and the secret; those of other names wait.
 
         Raises:
             TimeoutError: it did not come in time.
-            OSError: the connection broke.
+            OSError: it cannot be accepted.
         """
         end_s = time.monotonic() + timeout_s
-        while hello not in self._waiting:
+        while name not in self._waiting:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
-            self._socket.settimeout(left_s)
-            connection, _ = self._socket.accept()
-            try:
-                connection.settimeout(min(left_s, _HELLO_TIMEOUT_S))
-                self._keep(_received(connection, _HELLO_BYTES).decode("ascii", "replace").rstrip(), connection)
-            except OSError:  # of which a timeout is one
-                connection.close()
-        connection = self._waiting.pop(hello)
+            for key, _ in self._selector.select(min(left_s, HELLO_TIMEOUT_S)):
+                if key.fileobj is self._socket:
+                    self._take_one()
+                elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._unknown:
+                    self._hear(key.fileobj)
+            now_s = time.monotonic()
+            while self._unknown and next(iter(self._unknown.values())).end_s <= now_s:
+                self._drop_oldest()
+        self._accepted.add(name)
+        connection = self._waiting.pop(name)
         _prepare(connection, timeout_s)
         return connection
 
-    def _keep(self, hello: str, connection: socket.socket) -> None:
-        previous = self._waiting.pop(hello, None)
-        if previous is not None:
-            previous.close()
-        if len(self._waiting) >= _BACKLOG:
+    def _take_one(self) -> None:
+        """Take one new connection and what it has said so far.
+
+        Raises:
+            OSError: this process has no file left, although all strangers have been dropped.
+        """
+        try:
+            connection, _ = self._socket.accept()
+        except OSError as error:
+            if error.errno in _NO_FILES:
+                if not self._unknown:
+                    raise
+                self._drop_oldest()
+            return  # else the other side has left meanwhile
+        connection.setblocking(False)
+        self._unknown[connection] = _Unknown(time.monotonic() + HELLO_TIMEOUT_S)
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._hear(connection)
+        if len(self._unknown) > MAX_UNKNOWN:
+            self._drop_oldest()
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Read on in the hello of a connection, and close it where that is not one of ours."""
+        said = self._unknown[connection].said
+        try:
+            part = connection.recv(_HELLO_BYTES - len(said))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        said += part
+        if part and len(said) < _HELLO_BYTES:
+            return
+        del self._unknown[connection]
+        self._selector.unregister(connection)
+        name = bytes(said[:_NAME_BYTES]).decode("ascii", "replace").rstrip()
+        is_ours = hmac.compare_digest(said, hello(name, self._secret)) if part else False
+        # The first one counts: who has only seen the hello of another one comes later.
+        if not is_ours or name in self._waiting or name in self._accepted:
+            connection.close()
+            return
+        if len(self._waiting) >= _MAX_WAITING:
             self._waiting.pop(next(iter(self._waiting))).close()
-        self._waiting[hello] = connection
+        self._waiting[name] = connection
+
+    def _drop_oldest(self) -> None:
+        connection = next(iter(self._unknown))
+        del self._unknown[connection]
+        self._selector.unregister(connection)
+        connection.close()
 
     def close(self) -> None:
         """Stop listening."""
-        for connection in (self._socket, *self._waiting.values()):
+        self._selector.close()
+        for connection in (self._socket, *self._unknown, *self._waiting.values()):
             connection.close()
 
 
-def connect_to(address: str, port: int, hello: str, timeout_s: float) -> socket.socket:
-    """Return a connection to a listener.
+@dataclass
+class _Unknown:
+    """A connection that has not yet said a whole hello: until when it may, and what it has said."""
+
+    end_s: float
+    said: bytearray = field(default_factory=bytearray)
+
+
+def hello(name: str, secret: str) -> bytes:
+    """Return how a connection begins: its name, and what only somebody who knows the secret can write behind it.
+
+    A hello shows neither the secret nor the hello of another name.
+    """
+    head = name.ljust(_NAME_BYTES).encode("ascii", "replace")[:_NAME_BYTES]
+    return head + hmac.digest(secret.encode(), head, "sha256")
+
+
+def connect_to(address: str, port: int, name: str, secret: str, timeout_s: float) -> socket.socket:
+    """Return a connection to a listener, which accepts it by its name.
 
     Raises:
         TimeoutError: nothing answered.
@@ -103,7 +186,7 @@ def connect_to(address: str, port: int, hello: str, timeout_s: float) -> socket.
     try:
         _prepare(connection, timeout_s)
         connection.connect(place)
-        connection.sendall(hello.ljust(_HELLO_BYTES).encode("ascii"))
+        connection.sendall(hello(name, secret))
     except OSError:
         connection.close()
         raise
@@ -208,19 +291,3 @@ def _prepare(connection: socket.socket, timeout_s: float) -> None:
     connection.settimeout(timeout_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP_UNSENT)
-
-
-def _received(connection: socket.socket, num_bytes: int) -> bytes:
-    """Return exactly so many bytes.
-
-    Raises:
-        ConnectionResetError: the other side closed before.
-        OSError: it stopped sending.
-    """
-    content = b""
-    while len(content) < num_bytes:
-        part = connection.recv(num_bytes - len(content))
-        if not part:
-            raise ConnectionResetError("closed by the other side")
-        content += part
-    return content

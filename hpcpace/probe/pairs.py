@@ -168,7 +168,7 @@ def _seated(world: ProbeWorld, table: _Table) -> tuple[PairPlayer, Listener | No
     if place is not None and table.addresses[place]:
         number = turn % len(table.addresses[place])
         interface = table.interfaces[place][number]
-        listener = _listener(table.addresses[place][number], interface)
+        listener = _listener(table.addresses[place][number], interface, table.token)
     world.board.post(f"{name}/{world.rank}", listener.port if listener is not None else 0)
     ports = world.board.gather(name, world.alive, world.timeout_s) if world.is_first else {}
     agreed = dict(world.agree(sorted(ports.items())))
@@ -190,9 +190,9 @@ def _seated(world: ProbeWorld, table: _Table) -> tuple[PairPlayer, Listener | No
     return player, listener
 
 
-def _listener(address: str, interface: str) -> Listener | None:
+def _listener(address: str, interface: str, token: str) -> Listener | None:
     try:
-        return Listener(reachable(address, interface))
+        return Listener(reachable(address, interface), token)
     except OSError:
         return None  # who cannot listen is named by those that try to connect
 

@@ -16,13 +16,18 @@ import hpcpace
 from hpcpace.audit.schema import decoded, plain
 from hpcpace.errors import ProbeError, SnapshotError
 from hpcpace.files import read_file
+from hpcpace.json_files import MIN_VALUE_BYTES, check_values
 from hpcpace.probe.copies_record import CopiesRecord
 from hpcpace.probe.noise_record import NoiseRecord
 from hpcpace.probe.pair_record import PairsRecord
-from hpcpace.quoting import printable
+from hpcpace.quoting import printable, shown
 
 SCHEMA = "hpcpace-probe/1"
 MOST_BYTES = 1 << 26
+MAX_PIECES = 6
+"""Of a law."""
+MIN_TIME_NS = 1.0
+"""Of an operation."""
 _FAMILY = SCHEMA.partition("/")[0] + "/"
 
 
@@ -137,7 +142,8 @@ class LatencyLaw:
     def time_ns(self, size_bytes: float) -> float:
         """Return the time of an operation of a size, nanoseconds."""
         piece = [one for one in self.pieces if one.from_bytes <= size_bytes][-1]
-        return piece.latency_ns + piece.ns_per_byte * size_bytes
+        # Sizes below the fitted ones could take less than nothing.
+        return max(piece.latency_ns + piece.ns_per_byte * size_bytes, MIN_TIME_NS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +233,9 @@ def probe_from(content: str | bytes, name: str = "the file") -> ProbeRecord:
         ProbeError: it is cut off, foreign, of another version, or has a value of the wrong type.
     """
     try:
-        document = json.loads(content, parse_constant=_no_constant)
+        encoded = content.encode() if isinstance(content, str) else content
+        check_values(encoded, MOST_BYTES // MIN_VALUE_BYTES)
+        document = json.loads(encoded, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         reason = printable(str(error))[:100]
         raise ProbeError(f"{name} is cut off or not JSON ({reason}): save the probe again with --json") from None
@@ -270,10 +278,12 @@ def _check(record: ProbeRecord) -> None:
     for row in record.sweep:
         if not (0 < row.p50_ns <= row.p95_ns <= row.p99_ns and row.size_bytes > 0 and row.num_ranks > 0):
             raise SnapshotError(f"sweep has a row with p50_ns {row.p50_ns:g} and size_bytes {row.size_bytes}")
+        if not all(time_ns > 0 for time_ns in row.rounds_ns):
+            raise SnapshotError(f"sweep has a row of which a round took {min(row.rounds_ns):g} ns")
     for law in record.laws:
         starts = [piece.from_bytes for piece in law.pieces]
-        if not starts or starts[0] > 0 or starts != sorted(starts):
-            raise SnapshotError(f"laws has one of {printable(law.op)[:40]} whose pieces begin at {starts}")
+        if not 0 < len(starts) <= MAX_PIECES or starts[0] > 0 or starts != sorted(starts):
+            raise SnapshotError(f"laws has one of {shown(law.op)} whose {len(starts)} pieces begin at {shown(starts)}")
 
 
 def _no_constant(name: str) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from hpcpace.errors import UsageError
 from hpcpace.exposition import OPENMETRICS_TYPE, TEXT_TYPE, exposition
@@ -19,6 +22,11 @@ from hpcpace.watch.state import JobState
 _LOOPBACK = "127.0.0.1"
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:]+)\]|(?P<host>[\w.-]*)):(?P<port>\d{1,5})")
 _REQUEST_TIMEOUT_S = 10.0
+MAX_CLIENTS = 32
+"""At a time: a few servers ask for metrics, and each request takes milliseconds."""
+# Prometheus sends some hundred bytes; the most are those of a proxy's cookies.
+_MAX_REQUEST_BYTES = 1 << 14
+_BACKLOG = 128
 
 
 class Exporter:
@@ -84,6 +92,49 @@ class Exporter:
         self.close()
 
 
+class _Clients:
+    """The connections that are being answered; a new one ends the oldest if there are too many."""
+
+    def __init__(self) -> None:
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+
+    def add(self, connection: socket.socket) -> None:
+        """Take a new connection."""
+        with self._lock:
+            self._open[connection] = None
+            if len(self._open) > MAX_CLIENTS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its thread finds that it has ended, and closes it
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def remove(self, connection: socket.socket) -> None:
+        """Let go of a connection before it is closed."""
+        with self._lock:
+            self._open.pop(connection, None)
+
+
+def _request(connection: socket.socket) -> bytes:
+    """Return what a client asks for, up to the empty line at its end, or what it has sent before it ended.
+
+    Raises:
+        TimeoutError: it takes too long, however often it sends something.
+        ValueError: it sends too much.
+    """
+    said, end_s = b"", time.monotonic() + _REQUEST_TIMEOUT_S
+    while b"\n\r\n" not in said and b"\n\n" not in said:
+        connection.settimeout(max(end_s - time.monotonic(), 0.001))
+        part = connection.recv(_MAX_REQUEST_BYTES)
+        said += part
+        if not part:
+            break
+        if len(said) > _MAX_REQUEST_BYTES:
+            raise ValueError(f"a request of more than {_MAX_REQUEST_BYTES} bytes")
+    connection.settimeout(_REQUEST_TIMEOUT_S)
+    return said
+
+
 def _server(address: str, exporter: Exporter) -> ThreadingHTTPServer:
     """Return a server that runs in a thread of its own."""
     found = _ADDRESS.fullmatch(address)
@@ -95,6 +146,10 @@ def _server(address: str, exporter: Exporter) -> ThreadingHTTPServer:
         timeout = _REQUEST_TIMEOUT_S
         server_version = "hpcpace"
         sys_version = ""
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = io.BytesIO(_request(self.connection))
 
         def do_GET(self) -> None:
             if self.path.partition("?")[0] != "/metrics":
@@ -115,6 +170,16 @@ def _server(address: str, exporter: Exporter) -> ThreadingHTTPServer:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
         block_on_close = False
+        request_queue_size = _BACKLOG
+        clients = _Clients()
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            self.clients.add(request)
+            super().process_request(request, client_address)
+
+        def shutdown_request(self, request: Any) -> None:
+            self.clients.remove(request)
+            super().shutdown_request(request)
 
         def handle_error(self, request: object, client_address: object) -> None:
             """Say nothing of clients that went away."""

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ MOMENTS = ("before", "start", "clock", "end")
 _CODE = 3
 _NUM_STEPS = 6
 _STEP_S = 0.1
+_PAUSE_S = 3.0
 
 
 def go_wrong(fault: str) -> None:
@@ -31,6 +33,11 @@ def go_wrong(fault: str) -> None:
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "pause":
+        # Longer than the others wait for a comparison of clocks.
+        waker = f"import os, signal, time; time.sleep({_PAUSE_S}); os.kill({os.getpid()}, signal.SIGCONT)"
+        subprocess.Popen([sys.executable, "-S", "-c", waker])
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "exit":
         os._exit(_CODE)

@@ -17,6 +17,11 @@ from typing import Any
 
 import pytest
 
+from hpcpace.diagnosis.analyze import examine
+from hpcpace.rundir import open_run
+from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.reader import read_trace
+
 PROGRAM = Path(__file__).with_name("faulty_job.py")
 START_TIMEOUT_S, CLOCK_TIMEOUT_S = 6.0, 1.5
 # Beside the timeouts: two seconds in which ranks learn what one of them has decided, and a machine with other work.
@@ -30,6 +35,7 @@ FAULTS = ("exception", "kill", "stop", "exit")
 CASES = (
     ("bad config", "before"),
     ("no mpi", "before"),
+    ("pause", "clock"),
     *((fault, moment) for moment in ("before", "start", "clock", "end") for fault in FAULTS),
 )
 JOBS = tuple(
@@ -54,11 +60,12 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "SLURM_", "PMI", "MPI_",
 
 @dataclass(frozen=True)
 class Ended:
-    """What the ranks of a job told, by rank, what they wrote to stderr, and whether the launcher has ended them."""
+    """What ranks told, by rank, and wrote to stderr; whether the launcher has ended them; and the run."""
 
     told: dict[int, dict[str, Any]]
     stderr: str
     is_ended: bool
+    run: Path
 
 
 def run_job(folder: Path, way: str, num_ranks: int, fault: str, moment: str) -> Ended:
@@ -77,7 +84,7 @@ def run_job(folder: Path, way: str, num_ranks: int, fault: str, moment: str) -> 
             command, stdout=subprocess.DEVNULL, stderr=stderr, env=_environ(variables), start_new_session=True
         )
     end_s = time.monotonic() + _MOST_S
-    survivors, is_ended = set(range(num_ranks - 1)), False
+    survivors, is_ended = set(range(num_ranks if fault == "pause" else num_ranks - 1)), False
     while not survivors <= _told(folder).keys() and not is_ended and time.monotonic() < end_s:
         time.sleep(0.1)
         is_ended = child.poll() is not None
@@ -85,7 +92,7 @@ def run_job(folder: Path, way: str, num_ranks: int, fault: str, moment: str) -> 
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
     child.wait()
-    return Ended(_told(folder), (folder / "stderr").read_text(), is_ended)
+    return Ended(_told(folder), (folder / "stderr").read_text(), is_ended, folder / "run")
 
 
 def _told(folder: Path) -> dict[int, dict[str, Any]]:
@@ -146,3 +153,27 @@ def test_the_others_record_on_where_a_rank_goes_wrong_later(jobs, way, num_ranks
         return
     assert all(job.told[rank]["was_recording"] for rank in range(num_ranks - 1))
     assert "Traceback" not in job.stderr, job.stderr
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("way", "num_ranks", "fault", "moment"),
+    [job for job in JOBS if job[2] in ("kill", "stop", "pause") and job[3] == "clock"],
+)
+def test_the_others_have_whole_traces_and_the_rank_that_went_wrong_is_named(jobs, way, num_ranks, fault, moment):
+    job = jobs[way, num_ranks, fault, moment]
+    if way == "mpi" and fault == "kill" and job.is_ended:
+        return
+    victim = num_ranks - 1
+    whole = set(range(num_ranks)) if fault == "pause" else set(range(victim))
+    assert set(job.told) == whole, job.stderr
+    warnings = [line for line in job.stderr.splitlines() if "warning" in line]
+    # By ranks 0 and 1, as one of them may be dead.
+    assert 1 <= len(warnings) <= 2 and all("clock comparisons stop" in line for line in warnings), job.stderr
+    attempt = open_run(job.run).last_attempt()
+    traces = {rank: read_trace(path) for rank, path in attempt.trace_files().items()}
+    for rank in whole:
+        assert (traces[rank].problems, traces[rank].closed_cleanly, len(traces[rank].tables["steps"])) == ((), True, 6)
+    if fault != "pause":
+        report = examine(read_attempt(attempt).traces)
+        assert f"rank {victim}" in report.headline, report

@@ -93,14 +93,15 @@ def test_a_rank_that_a_signal_has_stopped_is_named_and_woken_to_end(traced: Run,
     assert [rank for rank, notice in _notices(tmp_path).items() if notice.step == FAULTY_STEP] == [0]
 
 
+@pytest.mark.parametrize("fault", ["slow", "pause"])  # by its own work, or by SIGSTOP until SIGCONT
 def test_a_job_that_goes_on_after_all_is_reported_once_and_loses_nothing(
-    traced: Run, mpiexec: Run, tmp_path: Path
+    traced: Run, mpiexec: Run, tmp_path: Path, fault: str
 ) -> None:
     plain = mpiexec(2, PROGRAM, "none", HANG_PROGRAM_MEETING=str(tmp_path / "plain"))
-    result = traced("slow", HPCPACE_HANG_LEAST_S="1")
+    result = traced(fault, HPCPACE_HANG_LEAST_S="1")
     assert result.returncode == 0, result.stderr
     assert result.stdout == plain.stdout
-    assert len(re.findall(r"step 8 has lasted", result.stderr)) == 1, result.stderr
+    assert len(re.findall(r"waits for rank 1.*step 8 has lasted", result.stderr)) == 1, result.stderr
     assert "hpcpace: recorded 2 ranks, 20 steps" in result.stderr
     assert {notice.ended for notice in _notices(tmp_path).values()} == {"resumed"}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -52,6 +53,10 @@ def go_wrong(fault: str) -> None:
     if fault == "compute":
         compute_for_ever()
     elif fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "pause":
+        waker = f"import os, signal, time; time.sleep(8); os.kill({os.getpid()}, signal.SIGCONT)"
+        subprocess.Popen([sys.executable, "-S", "-c", waker])
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "gil":
         spin_with_the_gil()

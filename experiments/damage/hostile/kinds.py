@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import flight_recorder, hang, history, kineto, nsys, ras, settings, topology, wia
+from experiments.damage.hostile import flight_recorder, hang, history, kineto, nsys, probe, ras, settings, topology, wia
 
 KINDS = (
     *flight_recorder.KINDS,
@@ -10,6 +10,7 @@ KINDS = (
     *history.KINDS,
     *kineto.KINDS,
     *nsys.KINDS,
+    *probe.KINDS,
     *ras.KINDS,
     *settings.KINDS,
     *topology.KINDS,

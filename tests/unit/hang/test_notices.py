@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcpace.hang import notices
 from hpcpace.hang.notices import (
     MOST_BYTES,
     Notice,
@@ -20,9 +20,10 @@ from hpcpace.hang.notices import (
     read_notices,
     write,
 )
-from hpcpace.hang.rank_ranges import rank_ranges, ranks_of
+from hpcpace.hang.rank_ranges import rank_ranges
 from hpcpace.hang.views import Doing
 from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.trace.header import MOST_RANKS
 
 NOTICE = Notice(
     rank=3,
@@ -60,7 +61,11 @@ def attempt(tmp_path: Path) -> Attempt:
 
 def test_a_notice_is_read_as_it_was_written(attempt: Attempt) -> None:
     write(attempt, NOTICE)
-    assert read_notices(attempt) == {3: NOTICE}
+    assert read_notices(attempt) == {3: replace(NOTICE, groups=())}
+    assert json.loads(attempt.hang_file(3).read_text())["groups"] == [
+        {"name": "0", "members": "0-3"},
+        {"name": "dp", "members": "3,1"},
+    ]
 
 
 def test_a_later_notice_of_a_rank_takes_the_place_of_the_first(attempt: Attempt) -> None:
@@ -122,8 +127,6 @@ def _text() -> str:
         (_changed(step=1 << 70), "step is no whole number"),
         (_changed(is_first_step="yes"), "is_first_step is neither"),
         (_changed(doing="sleeping"), "'sleeping' is not a valid Doing"),
-        (_changed(groups=[{"name": "0", "members": "0-9999999"}]), "goes beyond"),
-        (_changed(groups=[{"name": "0", "members": "0-x"}]), "is no range of ranks"),
         (_changed(calls=[{}]), "KeyError: 'group'"),
         (_changed(stacks=[{"name": "a", "is_training": True, "frames": [3]}]), "frames holds more than texts"),
         (_changed(stacks=["a"] * 200), "stacks is no list"),
@@ -166,23 +169,27 @@ def test_other_names_and_links_are_no_notices(attempt: Attempt, tmp_path: Path) 
 )
 def test_ranks_are_short_texts_in_their_order(ranks: tuple[int, ...], text: str) -> None:
     assert rank_ranges(ranks) == text
-    assert ranks_of(text) == ranks
 
 
-def test_notices_share_the_members_of_their_groups(attempt: Attempt) -> None:
-    for rank in range(3):
-        write(attempt, replace(NOTICE, rank=rank))
-    found = read_notices(attempt)
-    assert len({id(group.members) for notice in found.values() for group in notice.groups}) == 2
-
-
-def test_groups_of_all_notices_have_no_more_members_than_jobs(
+def test_notices_of_too_many_bytes_together_are_named_and_not_read(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A range of a few bytes is a million ranks, in each of a thousand notices another one."""
-    monkeypatch.setattr(notices, "MOST_MEMBERS", 250)
-    for rank in range(3):
-        write(attempt, replace(NOTICE, rank=rank, groups=(NoticedGroup(name="0", members=tuple(range(rank, 100))),)))
+    for rank in range(5):
+        write(attempt, replace(NOTICE, rank=rank))
+    monkeypatch.setattr("hpcpace.hang.notices.MAX_BYTES_OF_ALL", 3 * attempt.hang_file(0).stat().st_size)
     problems: list[str] = []
-    assert list(read_notices(attempt, problems)) == [0, 1]
-    assert len(problems) == 1 and "goes beyond" in problems[0]
+    assert list(read_notices(attempt, problems)) == [0, 1, 2]
+    assert len(problems) == 1 and "rank-00003.json and those of higher ranks are left out" in problems[0]
+
+
+def test_groups_of_a_million_ranks_in_a_few_bytes_take_no_memory(attempt: Attempt) -> None:
+    groups = [{"name": str(number), "members": f"0-{MOST_RANKS - 1}"} for number in range(4)]
+    write(attempt, NOTICE)
+    tracemalloc.start()
+    try:
+        for rank in range(20):
+            attempt.hang_file(rank).write_text(_changed(rank=rank, groups=groups))
+        assert len(read_notices(attempt)) == 20
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()

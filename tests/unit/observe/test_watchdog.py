@@ -92,7 +92,7 @@ class Rank:
 
 def trained_pair(attempt: Attempt) -> tuple[list[Rank], list[str]]:
     """Return two ranks that a hang ends, and what the second one says before it ends."""
-    ranks = [Rank(attempt, number, on_hang="stop") for number in range(2)]
+    ranks = [Rank(attempt, number, num_ranks=2, on_hang="stop") for number in range(2)]
     stopping: list[str] = []
     ranks[1].watchdog.stopping = stopping.append
     for rank in ranks:
@@ -188,7 +188,7 @@ def test_the_phase_that_is_under_way_is_written_down(attempt: Attempt) -> None:
 
 
 def test_one_rank_speaks_once_for_all(attempt: Attempt) -> None:
-    ranks = [Rank(attempt, number) for number in range(4)]
+    ranks = [Rank(attempt, number, num_ranks=4) for number in range(4)]
     for rank in ranks:
         rank.train(30)
     stay_all(ranks, 200)
@@ -202,7 +202,7 @@ def test_one_rank_speaks_once_for_all(attempt: Attempt) -> None:
 
 
 def test_a_rank_that_notices_while_another_asks_for_the_verdict_is_silent(attempt: Attempt) -> None:
-    ranks = [Rank(attempt, number) for number in range(2)]
+    ranks = [Rank(attempt, number, num_ranks=2) for number in range(2)]
     ask = ranks[1]._ask
 
     def ask_slowly(attempt: Attempt, timeout_s: float) -> HangWords | None:
@@ -217,7 +217,7 @@ def test_a_rank_that_notices_while_another_asks_for_the_verdict_is_silent(attemp
 
 
 def test_another_rank_speaks_where_the_lowest_one_has_been_stopped_since(attempt: Attempt) -> None:
-    ranks = [Rank(attempt, number) for number in range(2)]
+    ranks = [Rank(attempt, number, num_ranks=2) for number in range(2)]
     for rank in ranks:
         rank.train(30)
     stay_all(ranks, 61)
@@ -394,10 +394,10 @@ def test_a_job_whose_records_cannot_be_read_goes_on(attempt: Attempt, exits: lis
 
 
 def test_a_job_of_which_a_rank_still_moves_goes_on(attempt: Attempt, exits: list[int]) -> None:
-    rank = Rank(attempt, on_hang="stop")
+    rank = Rank(attempt, num_ranks=2, on_hang="stop")
     rank.train(30)
     rank.stay(100)
-    other = replace(read_notices(attempt)[0], rank=7, num_looks=2, earlier_stack=("elsewhere.py:3 in f",))
+    other = replace(read_notices(attempt)[0], rank=1, num_looks=2, earlier_stack=("elsewhere.py:3 in f",))
     for _ in range(40):
         write(attempt, other)
         rank.stay(10)

@@ -158,11 +158,11 @@ def test_a_host_that_stops_answering_is_named_and_the_others_are_measured() -> N
 
 
 def test_hosts_without_a_route_to_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(address: str, port: int, hello: str, timeout_s: float) -> socket.socket:
-        rank_that_connects = hello.split()[2]
+    def connect(address: str, port: int, name: str, secret: str, timeout_s: float) -> socket.socket:
+        rank_that_connects = name.split()[1]
         if address == "127.0.0.3" or rank_that_connects == "2":
             raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
-        return connect_to(address, port, hello, timeout_s)
+        return connect_to(address, port, name, secret, timeout_s)
 
     monkeypatch.setattr("hpcpace.probe.pair_player.connect_to", connect)
     cluster = Cluster([1, 1, 1], ["127.0.0.1", "127.0.0.2", "127.0.0.3"])

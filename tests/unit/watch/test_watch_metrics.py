@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import urllib.request
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from live_run import LiveRun
@@ -17,7 +20,8 @@ from test_watch_view import HANG
 
 from hpcpace.errors import UsageError
 from hpcpace.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Kind, exposition
-from hpcpace.watch.export import Exporter
+from hpcpace.watch import export
+from hpcpace.watch.export import MAX_CLIENTS, Exporter
 from hpcpace.watch.metrics import TOP_RANKS, families
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
@@ -174,3 +178,56 @@ def test_an_address_that_is_taken_is_refused() -> None:
 def test_a_file_in_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no folder"):
         Exporter(file=tmp_path / "none" / "a.prom", address=None)
+
+
+def test_many_clients_that_say_nothing_are_ended_the_oldest_first(run: LiveRun) -> None:
+    with ExitStack() as clients, Exporter(file=None, address=":0") as exporter:
+        exporter.export(run.look())
+        silent = [clients.enter_context(_client(exporter)) for _ in range(3 * MAX_CLIENTS)]
+        with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics") as reply:
+            assert "hpcpace_steps_total" in samples(reply.read().decode())
+        assert [one.recv(1) for one in silent[: 2 * MAX_CLIENTS]] == [b""] * (2 * MAX_CLIENTS)
+
+
+@pytest.mark.parametrize(
+    "request_", [b"GET /metrics HTTP/1.1\r\nA: " + b"a" * 20_000, b"\r" * 20_000, b"\0" * (1 << 20)]
+)
+def test_a_request_of_any_size_is_ended_before_it_is_read(run: LiveRun, request_: bytes) -> None:
+    with Exporter(file=None, address=":0") as exporter, _client(exporter) as client:
+        exporter.export(run.look())
+        with suppress(ConnectionError):
+            client.sendall(request_)
+        assert _is_ended(client)
+
+
+def test_a_client_that_says_something_now_and_then_has_no_more_time(
+    run: LiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_s = iter(range(0, 1000, 9))
+    monkeypatch.setattr(export, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
+    with Exporter(file=None, address=":0") as exporter, _client(exporter) as client:
+        exporter.export(run.look())
+        with suppress(ConnectionError):
+            for _ in range(100):  # each byte comes nine seconds later
+                client.sendall(b"G")
+        assert _is_ended(client)
+
+
+def test_a_request_with_something_behind_it_is_answered(run: LiveRun) -> None:
+    with Exporter(file=None, address=":0") as exporter, _client(exporter) as client:
+        exporter.export(run.look())
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: keep-alive\r\n\r\nmore")
+        assert client.recv(100).startswith(b"HTTP/1.0 200 OK")
+
+
+def _client(exporter: Exporter) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", exporter.port), timeout=8)  # less than the server waits
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return client
+
+
+def _is_ended(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionError:
+        return True

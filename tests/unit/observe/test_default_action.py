@@ -1,0 +1,48 @@
+"""A script that puts a handler of ours back, after we have removed it, has the default action of the signal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+_START = """
+import os, signal, sys
+from hpcpace.observe.node_local import TerminationTrap
+from hpcpace.observe.switching import OrderSignal
+
+def own(number, frame):
+    os.write(1, b"own\\n")
+
+def end(number):
+    os.kill(os.getpid(), number)
+    os.write(1, b"still here\\n")
+"""
+_OURS = {
+    signal.SIGTERM: "ours = TerminationTrap(lambda: None)",
+    signal.SIGUSR2: "ours = OrderSignal(signal.SIGUSR2, lambda: None)",
+}
+
+
+def run(number: signal.Signals, program: str) -> tuple[int, list[str]]:
+    text = f"{_START}\n{_OURS[number]}\nnumber = signal.{number.name}\nours.install()\n{program}"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("number", _OURS)
+def test_a_signal_ends_a_script_that_has_put_our_handler_back(number: signal.Signals) -> None:
+    program = "before = signal.signal(number, own)\nours.remove()\nsignal.signal(number, before)\nend(number)"
+    assert run(number, program) == (-number, [])
+
+
+@pytest.mark.parametrize("number", _OURS)
+def test_a_handler_that_calls_ours_ends_nothing(number: signal.Signals) -> None:
+    program = (
+        "before = signal.getsignal(number)\nsignal.signal(number, lambda *given: (own(*given), before(*given)))\n"
+        "ours.remove()\nend(number)"
+    )
+    assert run(number, program) == (0, ["own", "still here"])
