@@ -99,7 +99,7 @@ def _many_rows(folder: Path, random: Random) -> Call:
 
 
 def _many_workers(folder: Path, random: Random) -> Call:
-    num_workers = int(random.integers(30, 150)) if random.random() < 0.7 else int(random.integers(2_000, 50_000))
+    num_workers = int(random.integers(20, 80)) if random.random() < 0.7 else int(random.integers(2_000, 50_000))
     columns = _columns(random, max(4 * num_workers, 1000), num_workers)
     return _call(_write(folder, columns), 4 * num_workers, num_workers=min(num_workers, 2_048))
 

@@ -239,8 +239,5 @@ def _as_list(text: bytes) -> bytes:
 def _begin_of_events(head: bytes) -> tuple[int, int]:
     """Return where the member traceEvents of the outermost object begins, and where its first event; (0, 0) if not."""
     found = list(_EVENTS.finditer(head))
-    structure = JsonStructure(head) if found else None
-    for one in found:
-        if structure is not None and structure.is_member(one.start()):
-            return one.start(), one.end()
-    return 0, 0
+    first = JsonStructure(head).first_member([one.start() for one in found]) if found else -1
+    return (found[first].start(), found[first].end()) if first >= 0 else (0, 0)

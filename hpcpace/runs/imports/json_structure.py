@@ -42,10 +42,12 @@ class JsonStructure:
         ends: NDArray[Any] = self._at[is_end] + 1
         return ends[ends <= self.stop] if self.stop >= 0 else ends
 
-    def is_member(self, at: int) -> bool:
-        """Return whether the quote at an index begins the name of a member, or a value, of the outermost object."""
-        place = int(np.searchsorted(self._at, at, side="right")) - 1
-        return place >= 0 and bool(self._at[place] == at and self._is_text[place] and self._depth[place] == 1)
+    def first_member(self, quotes: list[int]) -> int:
+        """Return which of some quotes is the first to begin a name or a value of the outermost object; -1 if none."""
+        at = np.array(quotes, np.int64)
+        place = np.searchsorted(self._at, at, side="right") - 1  # not -1, because the object begins before
+        is_member = (self._at[place] == at) & self._is_text[place] & (self._depth[place] == 1)
+        return int(is_member.argmax()) if is_member.any() else -1
 
 
 def _escaped(codes: NDArray[np.uint8]) -> NDArray[Any]:

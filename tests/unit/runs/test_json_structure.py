@@ -36,4 +36,4 @@ def test_values_end_with_their_last_bracket_outside_of_texts(text: str, ends: li
 def test_a_member_is_of_the_outermost_object_alone(text: str) -> None:
     at = text.index('"a')
     is_member = "a" in content if isinstance(content := json.loads(text), dict) else True
-    assert JsonStructure(text.encode()).is_member(at) == is_member
+    assert JsonStructure(text.encode()).first_member([at]) == (0 if is_member else -1)
