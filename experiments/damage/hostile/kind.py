@@ -18,6 +18,8 @@ import numpy as np
 from experiments.damage.child import Result
 
 Random = np.random.Generator
+LEAST_BYTES = 100_000
+"""Of smaller inputs the start is most of what the command takes."""
 SECRET = "root-only-5e1f"
 """Stands in files that no output may show: what planted links lead to."""
 _EXIT_CODES = frozenset({0, 1, 2, 3, 4})
@@ -51,8 +53,8 @@ class Hostile:
         name: of the kind, unique.
         format: what is read, a row of the table in docs/reliability-input.md.
         make: writes the files into an empty folder, by chance, and returns the call.
-        most_cpu_s: processor time that any call may take, with its start.
-        most_cpu_s_per_mb: further processor time for each megabyte that is read.
+        most_cpu_s: processor time of a call on less than `LEAST_BYTES`, with its start.
+        most_cpu_s_per_mb: processor time for each megabyte that is read of larger inputs, without the start.
         most_memory_bytes: resident set of the largest process.
         most_lines: of stdout; stderr has 20 lines at most.
     """
@@ -70,16 +72,31 @@ class Hostile:
         return self.make(folder, np.random.default_rng([zlib.crc32(self.name.encode()), number]))
 
 
-def problems_of(kind: Hostile, call: Call, result: Result) -> list[str]:
-    """Return what does not hold of how a call ended."""
+def cpu_s_per_mb(call: Call, result: Result, start_s: float) -> float:
+    """Return processor seconds for each megabyte, without the start; of inputs below `LEAST_BYTES`, 0."""
+    return max(result.cpu_s - start_s, 0.0) / (call.num_bytes / 1e6) if call.num_bytes >= LEAST_BYTES else 0.0
+
+
+def problems_of(kind: Hostile, call: Call, result: Result, start_s: float = 0.0) -> list[str]:
+    """Return what does not hold of how a call ended.
+
+    Args:
+        kind: of the input.
+        call: on it.
+        result: how it ended.
+        start_s: processor time of the same call on empty files.
+    """
     stdout, stderr = result.stdout.decode(errors="replace"), result.stderr.decode(errors="replace")
     both = stdout + stderr
-    most_cpu_s = kind.most_cpu_s + kind.most_cpu_s_per_mb * call.num_bytes / 1e6
+    is_small = call.num_bytes < LEAST_BYTES
+    is_slow = (
+        result.cpu_s > kind.most_cpu_s if is_small else cpu_s_per_mb(call, result, start_s) > kind.most_cpu_s_per_mb
+    )
     checks = {
         f"signal {result.signal}": result.signal,
         f"killed after {result.wall_s:.0f} s": result.code < 0 and not result.signal,
         f"exit code {result.code}": result.code >= 0 and result.code not in call.codes,
-        f"{result.cpu_s:.1f} s of processor time for {call.num_bytes} bytes": result.cpu_s > most_cpu_s,
+        f"{result.cpu_s:.2f} s of processor time for {call.num_bytes} bytes, {start_s:.2f} s without": is_slow,
         f"{result.memory_bytes >> 20} MiB": result.memory_bytes > kind.most_memory_bytes,
         "a traceback": "Traceback (most recent call last)" in both,
         "control characters": _CONTROL.search(both),
