@@ -28,7 +28,10 @@ def _call(folder: Path, content: str | bytes, random: Random) -> Call:
 
 
 def _rows(count: int) -> list[list[str]]:
-    lines = [_SOUND.format(day=1 + n % 28, n=n % 1000, rate=100 + n % 7).strip().split(",") for n in range(count)]
+    lines = [
+        _SOUND.format(day=1 + n % 28, n=n % 1000, rate=round(64 / (1 + n % 1000 / 1000), 3)).strip().split(",")
+        for n in range(count)
+    ]
     return [[_HEADER.strip()], *lines]
 
 
@@ -110,4 +113,11 @@ _MADE = {
     "hosts": _hosts,
     "bytes": _bytes,
 }
-KINDS = tuple(Hostile(name=f"csv-{name}", format=_FORMAT, make=make) for name, make in _MADE.items())
+_BOUNDS = {"most_cpu_s_per_mb": 3.0}
+"""Thousands of runs of a line each are read, and then compared with each other."""
+_OF_HOSTS = {"most_cpu_s_per_mb": 20.0}
+"""A list of 11 letters may be of 16,000 nodes, each of which is compared; a file names a million at most."""
+KINDS = tuple(
+    Hostile(name=f"csv-{name}", format=_FORMAT, make=make, **(_OF_HOSTS if name == "hosts" else _BOUNDS))
+    for name, make in _MADE.items()
+)

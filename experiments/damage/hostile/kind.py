@@ -56,7 +56,7 @@ class Hostile:
         most_cpu_s: processor time of a call on less than `LEAST_BYTES`, with its start.
         most_cpu_s_per_mb: processor time for each megabyte that is read of larger inputs, without the start.
         most_memory_bytes: resident set of the largest process.
-        most_lines: of stdout; stderr has 20 lines at most.
+        most_lines: of stdout, but for JSON; stderr has 20 lines at most.
     """
 
     name: str
@@ -103,7 +103,8 @@ def problems_of(kind: Hostile, call: Call, result: Result, start_s: float = 0.0)
         "what only root may read": SECRET in both,
         "no reason": result.code not in (0, 1, 3) and not stderr.strip(),
         f"{len(stderr.splitlines())} lines on stderr": _lines(stderr) > 20,
-        f"{len(stdout.splitlines())} lines on stdout": _lines(stdout) > kind.most_lines,
+        f"{len(stdout.splitlines())} lines on stdout": _lines(stdout) > kind.most_lines
+        and "--json" not in call.arguments,
         **{f"does not say {text!r}": _joined(text) not in _joined(both) for text in call.says},
         **{f"says {text!r}": text in both for text in call.never},
     }
