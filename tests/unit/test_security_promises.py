@@ -15,9 +15,12 @@ from pathlib import Path
 
 import h5py
 import pytest
+from click.testing import CliRunner
 from packaging.version import Version
 
 from experiments.synthetic_run import SyntheticRun
+from hpcpace.cli import cli
+from hpcpace.errors import UsageError
 from hpcpace.trace.opening import LEAST_HDF5
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +44,21 @@ PROMISES = {
         "unit/test_planted_links.py::test_what_is_written_into_a_run_stays_in_the_run_that_was_opened",
         "cli/test_races.py::test_nothing_elsewhere_is_read_or_changed",
     ),
-    "`dump` and `audit --from` write no file.": (f"{_HERE}::test_opening_a_run_does_nothing_else",),
+    "`collect` also looks into the folders": (
+        "unit/observe/test_left_traces.py::test_what_belongs_to_somebody_else_is_left_alone",
+        "unit/observe/test_left_traces.py::test_the_trace_of_another_run_stays",
+    ),
+    "`history` writes its index into the folder": (
+        f"{_HERE}::test_opening_a_run_does_nothing_else",
+        f"{_HERE}::test_an_import_writes_into_no_folder_that_exists",
+    ),
+    "`dump`, `audit --from`, `list`, `watch`,": (f"{_HERE}::test_opening_a_run_does_nothing_else",),
+    "A file that you name": (
+        "cli/test_outputs.py::test_each_file_that_a_command_may_write_is_tried_here",
+        "cli/test_outputs.py::test_what_is_no_file_is_left_as_it_was",
+        "cli/test_outputs.py::test_a_link_is_replaced_and_never_written_through",
+        "cli/test_targets.py::test_a_file_that_is_read_is_refused_as_a_target",
+    ),
     "The scripts in analysis/ write only where": (
         f"{_HERE}::test_opening_a_run_does_nothing_else",
         "unit/test_planted_links.py::test_a_link_with_the_name_of_the_file_is_replaced",
@@ -67,6 +84,9 @@ PROMISES = {
     "No file can hang or crash a report.": (
         f"{_FILES}::test_reads_regular_files_only",
         "cli/test_damaged_runs.py::test_damage_is_reported_or_a_clear_error",
+    ),
+    "A hostile file of another format costs": (
+        "cli/test_hostile_files.py::test_a_hostile_file_is_read_or_refused_within_bounds",
     ),
     "Names and texts from a run": (
         "unit/report/test_html.py::test_text_from_files_is_only_text",
@@ -98,10 +118,14 @@ PROMISES = {
     "`hpcpace probe` listens on each host": (
         "unit/probe/test_pair_sockets.py::test_a_connection_without_the_secret_is_no_partner",
     ),
+    "Connections to a probe that do not prove": (
+        "unit/probe/test_pair_sockets.py::test_silent_connections_do_not_hold_up_the_partner",
+        "unit/probe/test_pair_sockets.py::test_who_does_not_say_its_hello_in_time_is_dropped",
+    ),
     "The last line of `hpcpace trace` comes over a Unix socket": (
         f"{_HERE}::test_the_last_line_of_a_job_uses_unix_sockets_alone",
     ),
-    "`report`, `dump` and `audit --from` open no connection": (
+    "No command that opens other people's runs uses the network": (
         f"{_HERE}::test_opening_a_run_does_nothing_else",
         "unit/report/test_html.py::test_nothing_in_the_page_can_be_loaded",
     ),
@@ -140,6 +164,14 @@ PROMISES = {
     "A rank that fails, hangs or dies delays": (
         "mpi/test_job_safety.py::test_no_rank_is_held_up_for_longer_than_promised",
         f"{_HERE}::test_the_seconds_are_those_of_the_settings",
+    ),
+    "Orders to a running job are taken only from": (
+        "unit/observe/test_switching.py::test_an_order_that_somebody_else_can_have_given_is_not_followed",
+        "unit/observe/test_switching.py::test_an_order_of_root_is_followed",
+    ),
+    "Ranks believe notices of a hang": (
+        "unit/observe/test_planted_notices.py::test_a_verdict_of_somebody_else_ends_nobody",
+        "unit/observe/test_planted_notices.py::test_a_notice_of_somebody_else_is_no_reason_to_be_silent",
     ),
     "A full disk costs rows": (
         "unit/trace/test_lost_rows.py::test_rows_read_and_rows_lost_are_the_rows_recorded",
@@ -266,6 +298,17 @@ def test_opening_a_run_does_nothing_else(command: str, runs: Path, tmp_path: Pat
     # Else the check sees nothing at all.
     renamed = [entry[2] for entry in log if entry[0] == "os.rename"]
     assert bool(renamed) == (opening.writes != r"\0")
+
+
+def test_the_commands_of_the_list_are_those_that_are_tried() -> None:
+    (line,) = re.findall(r"For (`report`.*?) this means", " ".join(TEXT.split()))
+    assert set(re.findall(r"`(.*?)`", line)) == set(COMMANDS) - {"analysis"}
+
+
+def test_an_import_writes_into_no_folder_that_exists(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["import", "wia", str(TRACE), "--run-dir", str(tmp_path)])
+    assert isinstance(result.exception, UsageError) and "nothing is overwritten" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
 
 
 KERNELS = str(ROOT / "hpcpace/metrics/_kernels*.so")
