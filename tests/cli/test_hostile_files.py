@@ -8,8 +8,6 @@ from experiments.damage.hostile.campaign import line_of, run_hostile
 from experiments.damage.hostile.kinds import KINDS
 
 FORMATS = tuple(dict.fromkeys(kind.format for kind in KINDS))
-FAILED_ONCE: dict[str, int] = {}
-"""Inputs on which a command once broke a promise: what took for ever, printed pages, or ended with a traceback."""
 
 
 def test_each_kind_has_a_name_of_its_own() -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from experiments.damage.hostile import csv_files, records, topology
+from experiments.damage.hostile import csv_files, junk, records, snapshots, topology
 
-KINDS = (*csv_files.KINDS, *records.KINDS, *topology.KINDS)
+KINDS = (*csv_files.KINDS, *junk.KINDS, *records.KINDS, *snapshots.KINDS, *topology.KINDS)
