@@ -54,7 +54,8 @@ class Hostile:
         format: what is read, a row of the table in docs/reliability-input.md.
         make: writes the files into an empty folder, by chance, and returns the call.
         most_cpu_s: processor time of a call on less than `LEAST_BYTES`, with its start.
-        most_cpu_s_per_mb: processor time for each megabyte that is read of larger inputs, without the start.
+        most_cpu_s_per_mb: processor time for each megabyte that is read of larger inputs, without the start; below a
+            megabyte, what one may take, because some work does not depend on the size.
         most_memory_bytes: resident set of the largest process.
         most_lines: of stdout, but for JSON; stderr has 20 lines at most.
     """
