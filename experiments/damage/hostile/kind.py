@@ -89,15 +89,15 @@ def problems_of(kind: Hostile, call: Call, result: Result, start_s: float = 0.0)
     """
     stdout, stderr = result.stdout.decode(errors="replace"), result.stderr.decode(errors="replace")
     both = stdout + stderr
-    is_small = call.num_bytes < LEAST_BYTES
-    is_slow = (
-        result.cpu_s > kind.most_cpu_s if is_small else cpu_s_per_mb(call, result, start_s) > kind.most_cpu_s_per_mb
-    )
+    most_s = kind.most_cpu_s_per_mb * max(call.num_bytes / 1e6, 1.0) + start_s
+    if call.num_bytes < LEAST_BYTES:
+        most_s = kind.most_cpu_s
     checks = {
         f"signal {result.signal}": result.signal,
         f"killed after {result.wall_s:.0f} s": result.code < 0 and not result.signal,
         f"exit code {result.code}": result.code >= 0 and result.code not in call.codes,
-        f"{result.cpu_s:.2f} s of processor time for {call.num_bytes} bytes, {start_s:.2f} s without": is_slow,
+        f"{result.cpu_s:.2f} s of processor time for {call.num_bytes} bytes, {start_s:.2f} s without": result.cpu_s
+        > most_s,
         f"{result.memory_bytes >> 20} MiB": result.memory_bytes > kind.most_memory_bytes,
         "a traceback": "Traceback (most recent call last)" in both,
         "control characters": _CONTROL.search(both),
