@@ -261,13 +261,30 @@ class Folder:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file atomically; see `Folder.write`.
+    """Write the file that a user has named, atomically; see `Folder.write`.
 
     Raises:
-        OSError: the file cannot be written, or its folder does not exist.
+        OSError: as of `target_folder`, or the file cannot be written.
     """
-    with Folder.open(path.parent) as folder:
+    with target_folder(path) as folder:
         folder.write(path.name, content)
+
+
+def target_folder(path: Path) -> Folder:
+    """Open the folder of a file that a user has named, to replace or remove the file there.
+
+    A rename over /dev/null, or over the link /dev/stdout, would leave a file in its place for everybody.
+
+    Raises:
+        OSError: the folder does not exist, or what has the name, or a link of the name leads to, is no regular file.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        mode = stat.S_IFREG
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "a folder, device, pipe or socket is not replaced by a file", str(path))
+    return Folder.open(path.parent)
 
 
 def read_file(path: Path, *, most_bytes: int) -> bytes:

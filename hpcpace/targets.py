@@ -12,7 +12,7 @@ from hpcpace.rundir import is_recorded
 
 
 def check_target(target: Path | None, read: Iterable[Path | None], option: str) -> None:
-    """Refuse a file that would replace what is read, named in any way, or what a run has recorded.
+    """Refuse what is no file, and a file that would replace what is read, named in any way, or what a run has recorded.
 
     Args:
         target: the file; None where none is asked for.
@@ -20,11 +20,14 @@ def check_target(target: Path | None, read: Iterable[Path | None], option: str) 
         option: that names the target.
 
     Raises:
-        UsageError: it would.
+        UsageError: it is none, or would.
     """
-    if target is None or not target.is_file():
+    if target is None or not target.exists():
         return
     shown = printable(str(target))
+    if not target.is_file():
+        kind = "folder" if target.is_dir() else "device, pipe or socket"
+        raise UsageError(f"cannot write {shown}: it is a {kind}; name a file with {option}")
     if any(path is not None and path.exists() and samefile(target, path) for path in read):
         raise UsageError(f"{shown} is read by this command and would be lost: name another file with {option}")
     if is_recorded(target.resolve()):

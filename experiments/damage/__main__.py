@@ -1,6 +1,6 @@
-"""Runs thousands of damaged inputs, each in a separate process, races, and bombs with their memory measured.
+"""Runs damaged runs and hostile files by the thousand, each in a process, races, and bombs with their memory measured.
 
-`--write` writes the document of all three. `--races N` and `--memory` alone do only that.
+`--write` writes the document of all four. `--races N`, `--hostile N` and `--memory` alone do only that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pathlib import Path
 from experiments.damage.campaign import Input, Outcome, run_inputs, spread
 from experiments.damage.child import preload
 from experiments.damage.document import write_document
+from experiments.damage.hostile.campaign import Outcome as HostileOutcome
+from experiments.damage.hostile.campaign import line_of, run_hostile
+from experiments.damage.hostile.kinds import KINDS as HOSTILE_KINDS
 from experiments.damage.kinds import KINDS
 from experiments.damage.memory import Measured, measure
 from experiments.damage.races import RaceOutcome, all_races
@@ -21,6 +24,7 @@ from experiments.damage.races import RaceOutcome, all_races
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability-input.md"
 _FRESH_EVERY = 100
 _ROUNDS = 200
+_HOSTILE_INPUTS = 20
 _MOST_PROBLEMS = 5
 
 
@@ -34,16 +38,22 @@ def main() -> None:
     parser.add_argument(
         "--races", type=int, metavar="ROUNDS", help="run this many rounds of each race; 200 with --write"
     )
+    parser.add_argument(
+        "--hostile", type=int, metavar="INPUTS", help="make this many hostile files of each kind; 20 with --write"
+    )
     parser.add_argument("--memory", action="store_true", help="measure the memory that bombs take")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     args = parser.parse_args()
     begin_s = time.monotonic()
-    is_alone = (args.races is not None or args.memory) and not args.write
+    is_alone = (args.races is not None or args.hostile is not None or args.memory) and not args.write
+    has_hostile = args.hostile is not None or args.write
+    hostile = _hostile(args.hostile or _HOSTILE_INPUTS, args.at_once, args.keep) if has_hostile else []
     races = _races(args.races or _ROUNDS) if args.races is not None or args.write else []
     measured = _measured() if args.memory or args.write else []
     if is_alone:
         failed_races = [race for race in races if race.problems and not race.is_naive]
-        sys.exit(1 if failed_races or not all(one.is_kept for one in measured) else 0)
+        failed_hostile = [outcome for outcome in hostile if outcome.problems]
+        sys.exit(1 if failed_races or failed_hostile or not all(one.is_kept for one in measured) else 0)
     inputs = _inputs(args.only, args.inputs)
     outcomes: list[Outcome] = []
     for outcome in run_inputs(inputs, at_once=args.at_once, fresh=args.fresh, keep=args.keep):
@@ -64,10 +74,35 @@ def main() -> None:
         f"({longest.input.name}), largest {largest.memory_bytes >> 20} MiB ({largest.input.name})"
     )
     if args.write:
-        write_document(DOCUMENT, outcomes, races=races, measured=measured, num_fresh=num_fresh, duration_s=duration_s)
+        write_document(
+            DOCUMENT,
+            outcomes,
+            races=races,
+            measured=measured,
+            hostile=hostile,
+            num_fresh=num_fresh,
+            duration_s=duration_s,
+        )
         print(f"written: {DOCUMENT}")
-    if failed or any(race.problems and not race.is_naive for race in races) or not all(m.is_kept for m in measured):
+    failed_hostile = [outcome for outcome in hostile if outcome.problems]
+    if (
+        failed
+        or failed_hostile
+        or any(race.problems and not race.is_naive for race in races)
+        or not all(m.is_kept for m in measured)
+    ):
         sys.exit(1)
+
+
+def _hostile(num_inputs: int, at_once: int, keep: Path | None) -> list[HostileOutcome]:
+    found = []
+    for outcome in run_hostile(HOSTILE_KINDS, num_inputs, at_once=at_once, keep=keep):
+        found.append(outcome)
+        if outcome.problems:
+            print(line_of(outcome), flush=True)
+    num_failed = sum(bool(outcome.problems) for outcome in found)
+    print(f"{len(found)} hostile inputs of {len(HOSTILE_KINDS)} kinds, {num_failed} failed", flush=True)
+    return found
 
 
 def _races(num_rounds: int) -> list[RaceOutcome]:

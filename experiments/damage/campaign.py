@@ -17,9 +17,10 @@ import numpy as np
 
 from experiments.damage.child import Child, Result, preload, wait_for_one
 from experiments.damage.judge import problems_of, problems_of_view
-from experiments.damage.kind import Damaged, Kind
+from experiments.damage.kind import Damaged, Kind, further_views
 from experiments.damage.names import run_folder
 from experiments.damage.specimen import RunCopy, Shelf
+from experiments.damage.written import state_of, wrongly_written
 
 _JSON_EVERY = 5
 
@@ -50,7 +51,7 @@ class Input:
         """Copy the specimen to a path and damage it."""
         random = np.random.default_rng([zlib.crc32(self.kind.name.encode()), self.number])
         run = shelf.copy(self.specimen, path)
-        return run, self.kind.damage(run, random)
+        return run, further_views(run, random, self.kind.damage(run, random))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +122,8 @@ class _Running:
 
     def __init__(self, one: Input, shelf: Shelf, place: Path, *, fresh: bool) -> None:
         self._input, self._place, self._fresh = one, place, fresh
-        place.mkdir()
-        self._run, self._damaged = _forked(one.make, shelf, place / "run")
+        (place / "runs").mkdir(parents=True)
+        self._run, self._damaged = _forked(one.make, shelf, place / "runs" / "run")
         self._folder = run_folder(self._run) if self._run.path.is_dir() else self._run.path
         arguments = ["report", str(self._folder), *(["--json"] if one.as_json else [])]
         if self._damaged.memory:
@@ -141,6 +142,9 @@ class _Running:
             self._problems += problems_of(result, self._damaged, self._run, self._folder, as_json=as_json)
         else:
             self._problems += problems_of_view(self._view, result, self._damaged, secret, self._folder)
+        name = "report" if not self._results else Path(self._arguments[0]).name
+        written = wrongly_written(self._arguments, self._before, state_of(*self._watched), self._place)
+        self._problems += [f"{name}: {problem}" for problem in written]
         self._results.append(result)
         if not self._left:
             return False
@@ -157,6 +161,10 @@ class _Running:
         return Outcome(input=self._input, result=report, views=tuple(views), problems=tuple(self._problems))
 
     def _started(self, arguments: Sequence[str]) -> Child:
+        secret = self._run.shelf.secret.path
+        self._arguments = arguments
+        self._watched = (self._place / "runs", *([secret] if secret.exists() else []))
+        self._before = state_of(*self._watched)
         rights = self._damaged.without_rights
         return Child(arguments, self._place / "output", without_rights=rights, fresh=self._fresh)
 

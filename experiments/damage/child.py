@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import pkgutil
 import resource
 import runpy
 import select
@@ -30,8 +31,15 @@ MEMORY_LIMIT_BYTES = 1 << 30
 _BASE_BYTES, _MEMORY_FACTOR = 1280 << 20, 3
 _ADDRESSES_BYTES = 6 << 30
 """Of address space, which the libraries' threads alone take a good part of; it keeps the machine alive."""
-KILL_AFTER_S = 20.0
+KILL_AFTER_S = 60.0
+_CPU_S = 20
+"""Of each process: a busy machine makes nobody late, and a loop without end stops."""
 _OF_FIGURES = ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
+_READERS = (
+    "report", "dump", "audit", "import_", "hang", "hang_dumps", "hang_run", "history", "compare", "runs", "watch",
+    "timeline", "pack", "scale", "switch", "collect",
+)  # fmt: skip
+_PARTS = ("hpcpace.runs", "hpcpace.hang", "hpcpace.topology", "hpcpace.watch", "hpcpace.report")
 _DROP_BOUND, _VERSION_3 = 24, 0x20080522
 """PR_CAPBSET_DROP of prctl(2), _LINUX_CAPABILITY_VERSION_3 of capset(2)."""
 _LAST_CAPABILITY = 40
@@ -96,7 +104,7 @@ class Child:
         """Return how it ended; it is killed if it has not."""
         wall_s = time.monotonic() - self._begin_s
         if not is_ended:
-            os.kill(self._pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)  # commands that limit their memory do the work in a child
         _, status, usage = os.wait4(self._pid, 0)
         os.close(self._descriptor)
         cpu_s = usage.ru_utime + usage.ru_stime
@@ -126,12 +134,14 @@ def wait_for_one(children: Sequence[Child]) -> tuple[int, Result]:
 def _be_child(command: Command, stdout: Path, stderr: Path, *, without_rights: bool, fresh: bool) -> NoReturn:
     code = 70
     try:
+        os.setpgid(0, 0)
         for number, path in ((1, stdout), (2, stderr)):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(descriptor, number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES_BYTES, _ADDRESSES_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 1))
         if without_rights:
             _give_up_rights()
         if fresh and not callable(command):
@@ -189,5 +199,11 @@ def _run(command: Command) -> int:
 
 def preload() -> None:
     """Import what a report, and the other commands, import, so that each child finds it there."""
-    for name in ("hpcpace.cli.report", "hpcpace.cli.dump", "hpcpace.cli.audit", "importlib.readers", *_OF_FIGURES):
+    readers = [f"hpcpace.cli.{name}" for name in _READERS]
+    parts = [module.name for name in _PARTS for module in pkgutil.walk_packages(_paths(name), f"{name}.")]
+    for name in (*readers, *parts, "importlib.readers", *_OF_FIGURES):
         importlib.import_module(name)
+
+
+def _paths(package: str) -> Sequence[str]:
+    return importlib.import_module(package).__path__

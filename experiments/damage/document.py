@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from experiments.damage.campaign import Outcome
+from experiments.damage.hostile.campaign import Outcome as HostileOutcome
 from experiments.damage.memory import Measured
 from experiments.damage.races import RaceOutcome
 
@@ -24,6 +25,7 @@ def write_document(
     *,
     races: Sequence[RaceOutcome],
     measured: Sequence[Measured],
+    hostile: Sequence[HostileOutcome],
     num_fresh: int,
     duration_s: float,
 ) -> None:
@@ -34,10 +36,12 @@ def write_document(
         outcomes: of all inputs.
         races: the result of each race.
         measured: what bombs took in memory.
+        hostile: of all hostile files.
         num_fresh: how many of them were reported by fresh interpreters, too, with the same end.
         duration_s: what all of it took.
     """
     parts = [_prose("head"), _measured(outcomes, num_fresh, duration_s), _table(outcomes), *_failed(outcomes)]
+    parts += [_prose("hostile"), _hostile(hostile), *_failed_hostile(hostile)]
     parts += [_prose("races"), _races(races), *_lost(races), _prose("memory"), _memory(measured), _prose("limits")]
     path.write_text("\n\n".join(part.strip() for part in parts) + "\n")
 
@@ -78,6 +82,42 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> str:
         f"{max(outcome.memory_bytes for outcome in outcomes) >> 20} MiB",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _hostile(outcomes: Sequence[HostileOutcome]) -> str:
+    lines = [
+        "| format | kinds | passed | exit 0 | 1 | 2 | 3 | 4 | s/MB | memory, largest | bound |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for format_ in dict.fromkeys(outcome.kind.format for outcome in outcomes):
+        lines.append(_hostile_row(format_, [outcome for outcome in outcomes if outcome.kind.format == format_]))
+    lines.append(_hostile_row("all", outcomes))
+    return "\n".join(lines)
+
+
+def _hostile_row(name: str, outcomes: Sequence[HostileOutcome]) -> str:
+    kinds = {outcome.kind.name: outcome.kind for outcome in outcomes}
+    most_s = max(kind.most_cpu_s_per_mb for kind in kinds.values())
+    most_bytes = max(kind.most_memory_bytes for kind in kinds.values())
+    cells = [
+        name,
+        str(len(kinds)),
+        f"{sum(not outcome.problems for outcome in outcomes)} of {len(outcomes)}",
+        *(str(sum(outcome.result.code == code for outcome in outcomes)) for code in range(5)),
+        f"{max(outcome.cpu_s_per_mb for outcome in outcomes):.2f}",
+        f"{max(outcome.result.memory_bytes for outcome in outcomes) >> 20} MiB",
+        f"{most_s:g} s/MB, {most_bytes >> 20} MiB",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _failed_hostile(outcomes: Sequence[HostileOutcome]) -> list[str]:
+    lines = [
+        f"- `{outcome.kind.name}#{outcome.number}`: {' '.join(problem.split())[:300]}"
+        for outcome in outcomes
+        for problem in outcome.problems
+    ]
+    return ["What did not hold:\n\n" + "\n".join(lines[:_MOST_FAILED])] if lines else []
 
 
 def _races(races: Sequence[RaceOutcome]) -> str:

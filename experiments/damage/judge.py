@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from experiments.damage.child import TIME_LIMIT_S, Result, memory_limit_bytes
-from experiments.damage.kind import FIGURES, Damaged
+from experiments.damage.kind import FIGURES, FURTHER, Damaged
 from experiments.damage.secret import Secret
 from experiments.damage.specimen import RunCopy
+from hpcpace.rundir import HISTORY_INDEX
 
 _CODES = (0, 1, 2, 3)
 _NO_REPORT = (2, 3)
-_WITH_MEMORY, _DEFAULT_MEMORY = ("report", "dump"), "2GiB"
+_WITH_MEMORY, _DEFAULT_MEMORY = ("report", "dump", "compare", "history", "timeline", "pack"), "2GiB"
 _VIEW_CODES = (0, 1, 2, 3, 4)
 _MOST_PRINTED_BYTES = 200_000
+_MOST_LINES, _SCREENFUL = 120, ("list", "history", "compare", "scale", "watch", "hang", "timeline", "import", "collect",
+                                "switch", "pack")  # fmt: skip
+"""Commands that print a screen or two, however large the run is, and how many lines that is."""
 _WARNING = re.compile(r"^.*\b\w*Warning: .*$|^HDF5-DIAG.*$|^.*Exception ignored.*$", re.MULTILINE)
 
 
@@ -75,6 +79,8 @@ def problems_of_view(
     problems += [] if as_json else _steering("stdout", stdout)
     if not as_json and len(stdout) + len(stderr) > _MOST_PRINTED_BYTES:
         problems.append(f"prints {len(stdout) + len(stderr)} bytes")
+    if not as_json and arguments[0] in _SCREENFUL and (lines := len((stdout + stderr).splitlines())) > _MOST_LINES:
+        problems.append(f"prints {lines} lines")
     if result.code and not (stdout + stderr).strip() and not problems:
         problems.append(f"ends with {result.code} and prints nothing")
     problems += _leaks(result, secret, folder)
@@ -93,6 +99,8 @@ def _written(folder: Path) -> list[Path]:
     paths = [folder / "summary.json", folder / "report.html"]
     if (folder / FIGURES).is_dir():
         paths += sorted((folder / FIGURES).iterdir())
+    paths += [path for one in folder.parent.glob(f"{FURTHER}*") for path in (one, *one.rglob("*"))]
+    paths += [folder.parent / HISTORY_INDEX, folder / "timeline.pftrace"]
     return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 

@@ -15,6 +15,8 @@ ALL_WITH_FILES = ("plain", "hosts", "pipeline", "single")
 """Specimens whose files are all closed."""
 FIGURES = "figures"
 """The folder in a run for the files of scripts."""
+FURTHER = "further"
+"""How the files begin that commands are told to write beside the run."""
 SCRIPT = Path(__file__).parents[2] / "analysis" / "bottleneck_timeline.py"
 """One of the scripts that write figures."""
 
@@ -86,6 +88,42 @@ def seen_by_all(run: RunCopy, random: Random, damaged: Damaged) -> Damaged:
     script = (str(SCRIPT), str(run.path), "--out", str(run.path / FIGURES))
     views = (dump, (*dump, "--json"), audit, (*audit, "--json"), *([script] if random.random() < 0.25 else []))
     return replace(damaged, views=views)
+
+
+def further_views(run: RunCopy, random: Random, damaged: Damaged) -> Damaged:
+    """Return the expectation where some of the other commands that open runs see the damage as well, by chance.
+
+    These are four for damage that all programs are led to read, and one for other damage. `pack` and `switch` write
+    into the run, and come last.
+    """
+    memory = ("--memory", damaged.memory) if damaged.memory else ()
+    path, folder = str(run.path), str(run.path.parent)
+    out = run.path.with_name(FURTHER)
+    sound = str(run.shelf.kept("plain"))
+    views = (
+        ("list", folder),
+        ("list", folder, "--json"),
+        ("history", folder, *memory),
+        ("history", folder, "--html", f"{out}.html", *memory),
+        ("compare", sound, path, *memory),
+        ("compare", path, sound, "--html", f"{out}.html", *memory),
+        ("scale", sound, path),
+        ("scale", sound, path, "--csv", f"{out}.csv"),
+        ("watch", path, "--once"),
+        ("hang", path),
+        ("hang", path, "--json"),
+        ("timeline", path, *memory),
+        ("timeline", path, "-o", f"{out}.pftrace", *memory),
+        ("import", "kineto", path, "--run-dir", f"{out}-kineto"),
+        ("import", "flight-recorder", path),
+        ("collect", path, "--trace-dir", str(run.path / "attempt-0")),
+        ("switch", path, "on"),
+        ("pack", path, "--ended", *memory),
+    )
+    if damaged.memory:
+        views = views[:-1]  # `pack` copies each of a bomb's billion rows, which takes it half a minute
+    chosen = sorted(random.choice(len(views), 4 if damaged.views else 1, replace=False))
+    return replace(damaged, views=(*damaged.views, *(views[number] for number in chosen)))
 
 
 def of_ranks(run: RunCopy, ranks: frozenset[int], *says: str) -> Damaged:

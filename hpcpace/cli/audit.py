@@ -50,6 +50,7 @@ from hpcpace.errors import (
 )
 from hpcpace.quoting import printable
 from hpcpace.redaction import Redaction
+from hpcpace.targets import check_target
 from hpcpace.world.environment import RankInfo, process_environ, rank_info
 
 MOST_TASKS = 4096
@@ -229,6 +230,7 @@ def command(
             partial(_check_source, source, sysfs_root, with_mpi),
             partial(_check_output, as_json, as_prometheus, prolog, fail_on),
             partial(check_show, show, has_one_object=as_json or as_prometheus or prolog),
+            partial(check_target, None if show in (None, TERMINAL) else Path(show), (source, nccl_log), "--show"),
             partial(check_ids, [*rules, *ignore, *fail_on]),
             partial(_settings, config_file, ()),
         )

@@ -179,8 +179,6 @@ def _check_targets(json_file: Path | None, html_file: Path | None, read: Sequenc
         check_target(file, read, option_name)
         if file is not None and not file.parent.is_dir():
             raise UsageError(f"no folder {file.parent} for {file.name}: make it, or name another file")
-        if file is not None and file.is_dir():
-            raise UsageError(f"cannot write {file}: it is a folder; name a file")
 
 
 def _check_against(against: Path | None, has_other_hosts: bool) -> None:

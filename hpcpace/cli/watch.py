@@ -23,6 +23,7 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.redaction import Redaction
 from hpcpace.run_search import open_named_run
+from hpcpace.targets import check_target
 from hpcpace.watch.keys import Keyboard, after_key, keyboard
 from hpcpace.watch.state import Doing, JobState
 from hpcpace.watch.view import Choice, page
@@ -96,6 +97,7 @@ def command(
     path, named = _place(run, must_exist=once)
     if named is not None and number not in (None, named):
         raise UsageError(f"{run} is attempt {named}, and --attempt is {number}: give one of them")
+    check_target(prometheus, [run], "--prometheus")
     exporter = _exporter(prometheus, listen)
     if exporter is not None and as_json:
         raise UsageError("--json prints states, and --prometheus and --listen export metrics: give one of them")

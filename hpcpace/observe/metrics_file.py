@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.exposition import Family, Kind, exposition
-from hpcpace.files import Folder, write_file
+from hpcpace.files import target_folder, write_file
 from hpcpace.units import NS_PER_S
 
 _LAST_WRITE_TIMEOUT_S = 2.0
@@ -136,7 +136,7 @@ class MetricsFile:
         try:
             while not self._is_closed.wait(self._interval_s):
                 self.write()
-            with contextlib.suppress(OSError), Folder.open(self._path.parent) as folder:
+            with contextlib.suppress(OSError), target_folder(self._path) as folder:
                 folder.remove(self._path.name)
         except Exception as error:  # the boundary of this thread: the job does not depend on metrics
             self._warn(f"metrics stop: {type(error).__name__}: {error}")

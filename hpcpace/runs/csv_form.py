@@ -29,7 +29,9 @@ _MOST_TOLD = 3
 _LEAST_VALUE, _MOST_VALUE = 1e-9, 1e15
 _MOST_COUNT = 10_000_000
 _MOST_RATIO = 1.5
-_NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
+_MAX_NODES = 1 << 20
+"""Names of nodes in all lines, as of 1,000 runs on 1,000 nodes: a list like n[0-9999] is far shorter than its names."""
+_NUMBER = re.compile(r"\+?(\d+(?:\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 
 _Value = TypeVar("_Value")
 
@@ -102,14 +104,15 @@ def _check_columns(path: Path, names: object) -> None:
 
 
 def _runs(rows: csv.DictReader[str], mistakes: list[str]) -> Iterator[CsvRun]:
+    nodes = _NodeLists()
     for row in rows:
         try:
-            yield _run(rows.line_num, row)
+            yield _run(rows.line_num, row, nodes)
         except ValueError as error:
             mistakes.append(f"line {rows.line_num}: {printable(str(error))}")
 
 
-def _run(line: int, row: Mapping[str, str | None]) -> CsvRun:
+def _run(line: int, row: Mapping[str, str | None], node_lists: _NodeLists) -> CsvRun:
     if "" in row:
         raise ValueError("it has more values than there are columns")
     step_s, rate = (_optional(row, name, _speed) for name in _SPEEDS)
@@ -118,7 +121,7 @@ def _run(line: int, row: Mapping[str, str | None]) -> CsvRun:
     name = (row["run"] or "").strip()
     if not name:
         raise ValueError("its run has no name")
-    nodes, num_nodes = _optional(row, "nodes", _nodes) or ((), 0)
+    nodes, num_nodes = _optional(row, "nodes", node_lists.read) or ((), 0)
     batch = _optional(row, "batch", _speed) or 0.0
     if step_s and rate and batch:
         _check_batch(rate * step_s, batch)
@@ -187,6 +190,29 @@ def _unix_ns(text: str) -> int:
     if is_to_come(unix_ns):
         raise ValueError("write a date that is not to come")
     return unix_ns
+
+
+class _NodeLists:
+    """Reads the lists of nodes in a file, each text once, until there are too many names."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._num_left = _MAX_NODES
+
+    def read(self, text: str) -> tuple[tuple[str, ...], int]:
+        """Return the names of nodes and their number; see `_nodes`.
+
+        Raises:
+            ValueError: it is no list, or the file has too many names.
+        """
+        if self._num_left >= 0:
+            found = self._found.get(text) or self._found.setdefault(text, _nodes(text))
+            self._num_left -= len(found[0])
+        if self._num_left < 0:
+            raise ValueError(
+                f"with it the file names more than {_MAX_NODES:,} nodes: write only their number, like 1024"
+            )
+        return found
 
 
 def _nodes(text: str) -> tuple[tuple[str, ...], int]:

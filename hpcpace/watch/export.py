@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcpace.errors import UsageError
 from hpcpace.exposition import OPENMETRICS_TYPE, TEXT_TYPE, exposition
-from hpcpace.files import Folder, write_file
+from hpcpace.files import target_folder, write_file
 from hpcpace.watch.metrics import families
 from hpcpace.watch.state import JobState
 
@@ -79,7 +79,7 @@ class Exporter:
             self._server.server_close()
             self._server = None
         if self._file is not None and self._state is not None:
-            with contextlib.suppress(OSError), Folder.open(self._file.parent) as folder:
+            with contextlib.suppress(OSError), target_folder(self._file) as folder:
                 folder.remove(self._file.name)
         self._state = None
 

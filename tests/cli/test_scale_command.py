@@ -180,3 +180,10 @@ def test_what_a_run_has_recorded_is_not_replaced_and_an_earlier_table_is(hpcpace
 def test_a_table_that_cannot_be_written_is_told(hpcpace, runs: dict[int, Path]) -> None:
     code, _, err = hpcpace("scale", *runs.values(), "--csv", "/nonexistent/x.csv")
     assert code == 2 and "cannot write /nonexistent/x.csv" in err
+
+
+def test_a_smaller_size_whose_parts_are_not_known_leaves_the_law_of_the_whole_step(hpcpace, tmp_path: Path) -> None:
+    SyntheticRun(num_ranks=4, pipeline=2, noise=0.02).write(tmp_path / "small")
+    SyntheticRun(num_ranks=8, hosts=("n1", "n2"), noise=0.02).write(tmp_path / "large")
+    code, out, _ = hpcpace("scale", tmp_path / "small", tmp_path / "large")
+    assert code in (0, 1, 3) and "step times at 2 sizes alone" in " ".join(out.split())

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hpcpace.files import Folder, read_file, write_file
+from hpcpace.files import Folder, read_file, target_folder, write_file
 
 SECRET = b"a secret of root's"
 
@@ -218,3 +218,17 @@ def test_a_folder_that_is_there_is_opened_and_not_made_anew(run, secret):
         for name in ("link", "there/inner", ".."):
             with pytest.raises(OSError, match=r"link|not the name of a file"):
                 folder.make_folder(name)
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_that_a_user_names_does_not_take_the_place_of_a_pipe(tmp_path, is_link):
+    pipe, target = tmp_path / "pipe", tmp_path / "link" if is_link else tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if is_link:
+        target.symlink_to(pipe)
+    before = target.lstat()
+    with pytest.raises(OSError, match="not replaced by a file"):
+        write_file(target, "text")
+    with pytest.raises(OSError, match="not replaced by a file"):
+        target_folder(target)
+    assert target.lstat().st_ino == before.st_ino

@@ -18,6 +18,8 @@ import numpy as np
 from experiments.damage.child import Result
 
 Random = np.random.Generator
+LEAST_BYTES = 100_000
+"""Of smaller inputs the start is most of what the command takes."""
 SECRET = "root-only-5e1f"
 """Stands in files that no output may show: what planted links lead to."""
 _EXIT_CODES = frozenset({0, 1, 2, 3, 4})
@@ -51,10 +53,11 @@ class Hostile:
         name: of the kind, unique.
         format: what is read, a row of the table in docs/reliability-input.md.
         make: writes the files into an empty folder, by chance, and returns the call.
-        most_cpu_s: processor time that any call may take, with its start.
-        most_cpu_s_per_mb: further processor time for each megabyte that is read.
+        most_cpu_s: processor time of a call on less than `LEAST_BYTES`, with its start.
+        most_cpu_s_per_mb: processor time for each megabyte that is read of larger inputs, without the start; below a
+            megabyte, what one may take, because some work does not depend on the size.
         most_memory_bytes: resident set of the largest process.
-        most_lines: of stdout; stderr has 20 lines at most.
+        most_lines: of stdout, but for JSON; stderr has 20 lines at most.
     """
 
     name: str
@@ -70,23 +73,39 @@ class Hostile:
         return self.make(folder, np.random.default_rng([zlib.crc32(self.name.encode()), number]))
 
 
-def problems_of(kind: Hostile, call: Call, result: Result) -> list[str]:
-    """Return what does not hold of how a call ended."""
+def cpu_s_per_mb(call: Call, result: Result, start_s: float) -> float:
+    """Return processor seconds for each megabyte, without the start; of inputs below `LEAST_BYTES`, 0."""
+    return max(result.cpu_s - start_s, 0.0) / (call.num_bytes / 1e6) if call.num_bytes >= LEAST_BYTES else 0.0
+
+
+def problems_of(kind: Hostile, call: Call, result: Result, start_s: float = 0.0) -> list[str]:
+    """Return what does not hold of how a call ended.
+
+    Args:
+        kind: of the input.
+        call: on it.
+        result: how it ended.
+        start_s: processor time of the same call on empty files.
+    """
     stdout, stderr = result.stdout.decode(errors="replace"), result.stderr.decode(errors="replace")
     both = stdout + stderr
-    most_cpu_s = kind.most_cpu_s + kind.most_cpu_s_per_mb * call.num_bytes / 1e6
+    most_s = kind.most_cpu_s_per_mb * max(call.num_bytes / 1e6, 1.0) + start_s
+    if call.num_bytes < LEAST_BYTES:
+        most_s = kind.most_cpu_s
     checks = {
         f"signal {result.signal}": result.signal,
         f"killed after {result.wall_s:.0f} s": result.code < 0 and not result.signal,
         f"exit code {result.code}": result.code >= 0 and result.code not in call.codes,
-        f"{result.cpu_s:.1f} s of processor time for {call.num_bytes} bytes": result.cpu_s > most_cpu_s,
+        f"{result.cpu_s:.2f} s of processor time for {call.num_bytes} bytes, {start_s:.2f} s without": result.cpu_s
+        > most_s,
         f"{result.memory_bytes >> 20} MiB": result.memory_bytes > kind.most_memory_bytes,
         "a traceback": "Traceback (most recent call last)" in both,
         "control characters": _CONTROL.search(both),
         "what only root may read": SECRET in both,
         "no reason": result.code not in (0, 1, 3) and not stderr.strip(),
         f"{len(stderr.splitlines())} lines on stderr": _lines(stderr) > 20,
-        f"{len(stdout.splitlines())} lines on stdout": _lines(stdout) > kind.most_lines,
+        f"{len(stdout.splitlines())} lines on stdout": _lines(stdout) > kind.most_lines
+        and "--json" not in call.arguments,
         **{f"does not say {text!r}": _joined(text) not in _joined(both) for text in call.says},
         **{f"says {text!r}": text in both for text in call.never},
     }

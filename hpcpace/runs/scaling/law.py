@@ -170,8 +170,8 @@ def _anchored(
     1 - (e / ln r)^2, or not at all where that is below 0 (James & Stein 1961): noise is left to the law.
     """
     last = series.sizes[-1]
-    measured = parts_at(last)
     step_ns = max(last.mean("step_ns") or 1.0, TINY)
+    measured = {"total": step_ns, **parts_at(last)}
     fitted, rests_on = _terms(series, np.append(targets, last.num_units), generator, probe)
     misfit = float(np.median(_sum(fitted)[:, -1])) / step_ns - 1
     parts = {}

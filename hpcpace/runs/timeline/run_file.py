@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.files import Folder, write_all
+from hpcpace.files import Folder, target_folder, write_all
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.timeline.perfetto_file import Written, check_perfetto, write_processes
 from hpcpace.runs.timeline.ranks import processes_of
@@ -49,7 +49,7 @@ def write_timeline(
     check_perfetto()
     shown = read_steps(attempt, wanted, memory_bytes=memory_bytes, begin_stage=begin_stage)
     path = target or run.timeline_pftrace
-    with run.open() if target is None else Folder.open(path.parent) as folder:
+    with run.open() if target is None else target_folder(path) as folder:
         written = _write(shown, folder, path.name, begin_stage("writing"))
     return WrittenTimeline(path=path, shown=shown, written=written)
 

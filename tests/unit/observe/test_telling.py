@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,6 +67,18 @@ def test_the_metrics_of_a_rank(tally: StepTally, tmp_path: Path) -> None:
     assert (found["hpcpace_steps_total"], found["hpcpace_samples_total"]) == (3, 96)
     assert (found["hpcpace_dropped_rows_total"], found["hpcpace_recorder_seconds_total"]) == (2, 0.5)
     assert found["hpcpace_clock_error_seconds"] == 5e-6
+
+
+def test_a_pipe_in_place_of_the_metrics_is_neither_replaced_nor_removed(tally: StepTally, tmp_path: Path) -> None:
+    pipe, warnings = tmp_path / "a.prom", list[str]()
+    os.mkfifo(pipe)
+    before = pipe.lstat().st_ino
+    file = made(tally, pipe, warnings)
+    file.start()
+    file.write()
+    file.close()
+    assert pipe.lstat().st_ino == before
+    assert len(warnings) == 1 and "is not replaced by a file" in warnings[0]
 
 
 def test_the_step_time_is_that_since_the_last_text(tally: StepTally, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,23 @@ def test_refuses_what_is_no_text(tmp_path: Path) -> None:
 def test_refuses_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         read_csv(tmp_path / "none.csv")
+
+
+def test_a_number_of_many_digits_is_refused_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"run,step_time_s\na,{'9' * 130_000}x\n")
+    begin_s = time.process_time()
+    with pytest.raises(UsageError, match="write a number"):
+        read_csv(path)
+    assert time.process_time() - begin_s < 3
+
+
+def test_a_file_names_a_million_nodes_at_most_and_reads_each_list_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("run,step_time_s,nodes\n" + "a,1.0,n[0-16383]\n" * 64)
+    assert sum(run.num_nodes for run in read_csv(path)) == 1 << 20
+    path.write_text("run,step_time_s,nodes\n" + "a,1.0,n[0-16383]\n" * 20_000)
+    begin_s = time.process_time()
+    with pytest.raises(UsageError, match=r"line 66: .*names more than 1,048,576 nodes: write only their number"):
+        read_csv(path)
+    assert time.process_time() - begin_s < 3

@@ -1,0 +1,20 @@
+"""A small part of `python -m experiments.damage --hostile`: always the same first input of each kind, by format."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.damage.hostile.campaign import line_of, run_hostile
+from experiments.damage.hostile.kinds import KINDS
+
+FORMATS = tuple(dict.fromkeys(kind.format for kind in KINDS))
+
+
+def test_each_kind_has_a_name_of_its_own() -> None:
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_hostile_file_is_read_or_refused_within_bounds(format_: str) -> None:
+    kinds = [kind for kind in KINDS if kind.format == format_]
+    assert [line_of(outcome) for outcome in run_hostile(kinds, 1, at_once=2) if outcome.problems] == []
