@@ -8,6 +8,7 @@ from hpcpace.quoting import printable
 from hpcpace.units import NS_PER_MS
 
 _MOST_HOSTS = 4
+_MAX_RANGES = 16
 
 
 def milliseconds(time_ns: float) -> str:
@@ -44,14 +45,16 @@ def plural(count: int, noun: str) -> str:
 
 
 def rank_list(ranks: Sequence[int]) -> str:
-    """Return `rank 3` or `ranks 0-3, 7` for ascending ranks."""
+    """Return `rank 3` or `ranks 0-3, 7` for ascending ranks; of many ranges the first 16."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    names = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
+    names = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs[:_MAX_RANGES]]
+    if runs[_MAX_RANGES:]:
+        names.append(f"... and {sum(last - first + 1 for first, last in runs[_MAX_RANGES:])} more")
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(names)}"
 
 

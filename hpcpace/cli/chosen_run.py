@@ -9,6 +9,9 @@ from hpcpace.diagnosis.run_list import newest_run
 from hpcpace.errors import TraceError, UsageError
 from hpcpace.run_search import find_runs, open_named_run
 from hpcpace.rundir import RUNS, Attempt, RunDirectory
+from hpcpace.wording import plural
+
+_MAX_ROWS = 16
 
 
 def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tuple[RunDirectory, Attempt]:
@@ -33,8 +36,8 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
         named = open_named_run(path)
     except TraceError:
         if is_shown and path.is_dir() and (rows := rows_in(path)):
-            show_runs(rows, path)
-            raise TraceError(f"{path} is a folder of runs: name one of them") from None
+            show_runs(rows[:_MAX_ROWS], path)
+            raise TraceError(f"{path} is a folder of {plural(len(rows), 'run')}: name one of them") from None
         raise
     if named.attempt is not None and number not in (None, named.attempt):
         raise UsageError(f"{path} is attempt {named.attempt}, and --attempt is {number}: give one of them")

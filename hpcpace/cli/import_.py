@@ -11,7 +11,8 @@ import click
 
 from hpcpace.cli.commands import Command, Group
 from hpcpace.cli.hang_dumps import DumpOptions, dump_options, report_dumps
-from hpcpace.cli.options import PATH, option
+from hpcpace.cli.options import PATH, option, verbose
+from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import Tell, shown_progress
 from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.quoting import printable
@@ -44,7 +45,8 @@ run_dir = option(
 @command.command("kineto", cls=Command, short_help="Read profiles of PyTorch's profiler.")
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=PATH)
 @run_dir
-def kineto(paths: tuple[Path, ...], run_dir: Path | None) -> None:
+@verbose
+def kineto(paths: tuple[Path, ...], run_dir: Path | None, is_verbose: bool) -> None:
     """Make a run of the profiles in DIR that torch.profiler wrote, one file a rank, .json or .json.gz.
 
     DIR is a folder, or single files. What a profile does not say is listed in run.json and in reports. Exit codes: 0
@@ -52,13 +54,14 @@ def kineto(paths: tuple[Path, ...], run_dir: Path | None) -> None:
     """
     from hpcpace.runs.imports.kineto import import_kineto
 
-    _import("kineto", run_dir, lambda told: import_kineto(paths, told=told))
+    _import("kineto", run_dir, lambda told: import_kineto(paths, told=told), is_verbose=is_verbose)
 
 
 @command.command("wia", cls=Command, short_help="Read a trace of ByteDance's what-if analysis.")
 @click.argument("path", metavar="FILE", type=PATH)
 @run_dir
-def wia(path: Path, run_dir: Path | None) -> None:
+@verbose
+def wia(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
     """Make a run of FILE, a trace in the format of ByteDance-Seed/StragglerAnalysis.
 
     FILE is a parquet file, the folder of one, or the tool's timeline for Chrome. A rank of the run is a worker of the
@@ -66,38 +69,44 @@ def wia(path: Path, run_dir: Path | None) -> None:
     """
     from hpcpace.runs.imports.wia_ranks import import_wia
 
-    _import("wia", run_dir, lambda told: import_wia(path, told=told))
+    _import("wia", run_dir, lambda told: import_wia(path, told=told), is_verbose=is_verbose)
 
 
 @command.command("nsys", cls=Command, short_help="Read an sqlite export of Nsight Systems.")
 @click.argument("path", metavar="FILE", type=PATH)
 @run_dir
-def nsys(path: Path, run_dir: Path | None) -> None:
+@verbose
+def nsys(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
     """Make a run of FILE, which `nsys export --type sqlite` wrote. A rank of the run is a GPU of a process.
 
     Exit codes: 0 fine; 2 bad input.
     """
     from hpcpace.runs.imports.nsys import import_nsys
 
-    _import("nsys", run_dir, lambda told: import_nsys(path, told=told))
+    _import("nsys", run_dir, lambda told: import_nsys(path, told=told), is_verbose=is_verbose)
 
 
 @command.command("flight-recorder", cls=Command, short_help="Read dumps of PyTorch's Flight Recorder.")
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=PATH)
 @dump_options
 def flight_recorder(
-    paths: tuple[Path, ...], ras: Path | None, span_s: float, timeline: Path | None, as_json: bool
+    paths: tuple[Path, ...],
+    ras: Path | None,
+    span_s: float,
+    timeline: Path | None,
+    as_json: bool,
+    is_verbose: bool,
 ) -> None:
     """Read the dumps of PyTorch's Flight Recorder in DIR: what they hold, what hangs, and the last second of the job.
 
     DIR is a folder with one file a rank, pickles or JSON, or such files. Exit codes: 0 nothing hangs; 1 the job hangs,
     or a file was left out; 2 bad input; 3 cannot tell why it hangs, or ranks left no dump.
     """
-    options = DumpOptions(ras=ras, timeline=timeline, span_s=span_s, as_json=as_json)
+    options = DumpOptions(ras=ras, timeline=timeline, span_s=span_s, as_json=as_json, is_verbose=is_verbose)
     raise SystemExit(report_dumps(paths, options))
 
 
-def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> None:
+def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import], *, is_verbose: bool) -> None:
     from hpcpace.runs.imports.imported_run import check_target, write_run
 
     path = run_dir or default_run_path(tool, {})
@@ -112,8 +121,7 @@ def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> 
                 f"cannot write {path}: {error.strerror or error}; choose another folder with --run-dir"
             ) from error
     shown = printable(str(path))
-    for sentence in found.problems:
-        click.echo(f"hpcpace: warning: {printable(sentence)}", err=True)
+    warn(found.problems, is_verbose=is_verbose)
     facts = f"{plural(len(found.ranks), 'rank')}, {plural(found.num_steps, 'step')}, {plural(found.num_rows, 'row')}"
     click.echo(f"{shown}: {facts} in {time.monotonic() - begin_s:.1f} s, recorded by {printable(found.source.tool)}")
     if found.source.unknown:

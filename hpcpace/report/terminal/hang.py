@@ -16,7 +16,6 @@ from hpcpace.units import format_duration
 from hpcpace.wording import plural
 
 _MOST_ROWS = 24
-_MOST_PROBLEMS = 10
 
 
 def print_hang(console: Console, words: HangWords) -> None:
@@ -25,14 +24,6 @@ def print_hang(console: Console, words: HangWords) -> None:
     for number, why in enumerate(words.why):
         line(console, "Why" if not number else "", why)
     line(console, "Next", words.advice)
-
-
-def print_problems(console: Console, problems: Sequence[str]) -> None:
-    """Print what was left out of files, and what is odd about them."""
-    for problem in problems[:_MOST_PROBLEMS]:
-        note(console, problem)
-    if len(problems) > _MOST_PROBLEMS:
-        note(console, f"{plural(len(problems) - _MOST_PROBLEMS, 'more problem')}; --json lists all")
 
 
 def print_last(console: Console, rows: Sequence[LastOfRank], span_ns: int, *, named: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.errors import CannotTell, TraceError
+from hpcpace.errors import CannotTell, TraceError, with_reasons
 from hpcpace.parallel import map_processes
 from hpcpace.quoting import printable
 from hpcpace.runs.imports.flight_recorder import MOST_RANKS, Dump, read_dump
@@ -65,9 +65,7 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
         elif file.suffix.lower() not in _BESIDE:
             problems.append(f"{printable(file.name)} was left out: {outcome}")
     if not found:
-        more = f" and {plural(len(problems) - _MOST_SHOWN, 'more file')}" if len(problems) > _MOST_SHOWN else ""
-        why = "; ".join(problems[:_MOST_SHOWN]) + more or "no file is one"
-        raise TraceError(f"no Flight Recorder dump in {_names(paths)}: {why}")
+        raise TraceError(with_reasons(f"no Flight Recorder dump in {_names(paths)}", problems or ["no file is one"]))
     _check_one_job(found)
     return _with_ranks(found, problems)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.errors import TraceError
+from hpcpace.errors import TraceError, with_reasons
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
 from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
 from hpcpace.runs.imports.kineto_profile import Profile, device_notes, read_profile
@@ -60,7 +60,7 @@ def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = l
         if profile.world_size is not None:
             world_sizes.setdefault(profile.world_size, path)
     if not profiles:
-        raise TraceError(f"no profile can be used: {'; '.join(problems[:3])}")
+        raise TraceError(with_reasons("no profile can be used", problems))
     if len(world_sizes) > 1:
         said = ", ".join(f"{size} ranks in {path.name}" for size, path in sorted(world_sizes.items()))
         raise TraceError(f"profiles of different jobs ({said}): name the files of one run")
