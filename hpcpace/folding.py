@@ -24,12 +24,12 @@ _MIN_WORD = 60
 _MAX_PRECUT = 64  # times the letters of a line, so that a text of megabytes is not searched for its longest word
 _GAP = "..."
 # What sentences of one kind differ in: the place that they begin with, unless that is the file of a rank; ranks,
-# tables and columns; and figures.
+# tables and columns; and figures, or what a file says, in quotes.
 _VARYING = re.compile(
     r"(?P<place>\A(?!\S*rank-\d+\.)(?=\S*[a-zA-Z])\S*[./\d]\S*?(?=:?(?:\s|\Z)))"
     r"|(?<=\brank[- ])(?P<rank>\d+)"
     r"|(?<=\btable )(?P<table>\w+)|(?<=\bcolumn )(?P<column>\w+)"
-    r"|(?P<figure>\d+)"
+    r"|(?P<figure>\d+|'[^']*')"
 )
 
 
@@ -51,16 +51,15 @@ def folded(problems: Iterable[str], *, rest: str = "", is_verbose: bool = False)
         by_kind.setdefault(one.kind, []).append(one)
     kinds = [_Kind(sentences) for sentences in by_kind.values()]
     if len(kinds) == 1 and "figure" in kinds[0].varied:
-        like = _Kind(kinds[0].sentences[_MAX_WHOLE:]).who()
-        lines = [one.text for one in kinds[0].sentences[:_MAX_WHOLE]]
-        end = [f"and {len(said) - _MAX_WHOLE} more{like}"]
+        lines, left = [one.text for one in kinds[0].sentences[:_MAX_WHOLE]], kinds[0].sentences[_MAX_WHOLE:]
     else:
         shown = kinds if len(kinds) <= MAX_KINDS else kinds[:_MAX_WHOLE]
-        lines, num_left = [kind.line() for kind in shown], sum(len(kind.sentences) for kind in kinds[len(shown) :])
-        end = [f"and {num_left} more"] if num_left else []
-        if not end and all(kind.varied.keys() <= {"rank"} for kind in shown):
+        lines, left = [kind.line() for kind in shown], [one for kind in kinds[len(shown) :] for one in kind.sentences]
+        if not left and all(kind.varied.keys() <= {"rank"} for kind in shown):
             return lines
-    end += [f"all {len(said)}: {rest}"] if rest else []
+    ranks = [rank for one in left if (rank := one.rank) is not None]
+    of = f" ({_ranks(ranks)})" if ranks else ""
+    end = [*([f"and {len(left)} more{of}"] if left else []), *([f"all {len(said)}: {rest}"] if rest else [])]
     return [*lines, "; ".join(end)] if end else lines
 
 
@@ -111,6 +110,11 @@ class _Sentence:
     kind: str
     spans: tuple[tuple[str, int, int], ...]
 
+    @property
+    def rank(self) -> str | None:
+        """The first rank that it names."""
+        return next((self.text[start:stop] for name, start, stop in self.spans if name == "rank"), None)
+
     def value(self, number: int) -> str:
         """Return what differs at a place."""
         _, start, stop = self.spans[number]
@@ -154,16 +158,14 @@ class _Kind:
         return shortened(f"{self._how_many()}{figures}: {text}")
 
     def _how_many(self) -> str:
+        """Return how many sentences there are, and what they differ in."""
         ranks = self.varied.get("rank", [])
         if self.varied.keys() <= {"rank", "figure"} and len(ranks) == len(self.sentences):
             return f"{len(ranks)} ranks ({_ranks(ranks).removeprefix('ranks ')})"
-        return f"{len(self.sentences)} times{self.who()}"
-
-    def who(self) -> str:
-        """Return what the sentences differ in, but for figures."""
         names = self.varied.keys() - ({"column"} if "table" in self.varied else set())
         who = [words(self.varied[name]) for name, words in _WORDS.items() if name in names]
-        return f" ({', '.join(who)})" if who else ""
+        times = f"{len(self.sentences)} times"
+        return f"{times} ({', '.join(who)})" if who else times
 
 
 def _common(name: str, values: Sequence[str]) -> str:

@@ -40,11 +40,11 @@ from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose
 from hpcpace.cli.problems import warn
 from hpcpace.config_sources import load_config
 from hpcpace.errors import (
-    EXIT_CANNOT_TELL,
     EXIT_FAILED,
     EXIT_OK,
     EXIT_USAGE,
     EXIT_WARNING,
+    CannotTell,
     SnapshotError,
     UsageError,
     check_all,
@@ -290,8 +290,7 @@ def diff(before: Path, after: Path, counters: bool, as_json: bool, is_verbose: b
         by_host = {snapshot.host: snapshot for snapshot in old}
         pairs = [(by_host[snapshot.host], snapshot) for snapshot in new if snapshot.host in by_host]
     if not pairs:
-        click.echo(f"hpcpace: {printable(f'{before} and {after} have no host in common')}", err=True)
-        raise SystemExit(EXIT_CANNOT_TELL)
+        raise CannotTell(f"{before} and {after} have no host in common")
     found = [difference for one, other in pairs for difference in differences(one, other, with_counters=counters)]
     if as_json:
         rows = [{"host": d.host, "fact": d.fact, "before": d.before, "after": d.after} for d in found]

@@ -287,8 +287,7 @@ def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline:
         try:
             directory.write(path.name, content())
         except OSError as error:
-            place = printable(str(path))
-            click.echo(f"hpcpace: warning: cannot write {place} ({error.strerror}): the run stays without it", err=True)
+            warn([f"cannot write {path} ({error.strerror}): the run stays without it"], is_verbose=False)
         else:
             written.append(path)
     return written

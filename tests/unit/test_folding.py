@@ -46,6 +46,14 @@ def test_of_faults_that_differ_in_figures_the_first_three_are_shown():
     ]
 
 
+def test_faults_that_differ_in_what_files_say_are_one_line_beside_others():
+    problems = [f"{TRACE.format(rank)}: version is '{word}', not '1.4'" for rank, word in enumerate(WORDS)]
+    assert folded(["600 of 600 ranks have no trace", *problems]) == [
+        "600 of 600 ranks have no trace",
+        f"600 ranks (0-599), figures of the first: {TRACE.replace('{:05d}', '*')}: version is 'aa', not '1.4'",
+    ]
+
+
 def test_one_fault_of_many_files_names_the_first_three():
     problems = [f"/profiles/{word}.json: not JSON" for word in WORDS]
     assert folded(problems, rest="--verbose") == [
@@ -56,7 +64,7 @@ def test_one_fault_of_many_files_names_the_first_three():
 
 def test_of_many_different_faults_the_first_three_are_shown():
     problems = [f"{TRACE.format(rank)}: {word}" for rank, word in enumerate(WORDS)]
-    assert folded(problems, rest="--verbose") == [*problems[:3], "and 597 more; all 600: --verbose"]
+    assert folded(problems, rest="--verbose") == [*problems[:3], "and 597 more (ranks 3-599); all 600: --verbose"]
 
 
 def test_a_single_fault_among_many_equal_ones_keeps_its_line():
