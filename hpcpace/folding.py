@@ -33,12 +33,13 @@ _VARYING = re.compile(
 )
 
 
-def folded(problems: Iterable[str], *, rest: str = "", is_verbose: bool = False) -> list[str]:
+def folded(problems: Iterable[str], *, rest: str = "", is_ranked: bool = False, is_verbose: bool = False) -> list[str]:
     """Return problems in lines for a screen, those of one kind in one line, each of at most 300 letters.
 
     Args:
         problems: a sentence each, also one that lists its reasons line by line.
         rest: what shows those that have no line, like `--verbose`.
+        is_ranked: whether the first ones matter most: then these are shown, and not one of each kind.
         is_verbose: whether each problem gets a line that is not cut.
     """
     said = [printable(_as_one_line(one, is_verbose=is_verbose)) for one in problems]
@@ -46,12 +47,13 @@ def folded(problems: Iterable[str], *, rest: str = "", is_verbose: bool = False)
         return said
     if len(said) <= _MAX_WHOLE:
         return [shortened(one) for one in said]
+    sentences = [_sentence(one) for one in said]
     by_kind: dict[str, list[_Sentence]] = {}
-    for one in map(_sentence, said):
+    for one in sentences:
         by_kind.setdefault(one.kind, []).append(one)
-    kinds = [_Kind(sentences) for sentences in by_kind.values()]
-    if len(kinds) == 1 and "figure" in kinds[0].varied:
-        lines, left = [one.text for one in kinds[0].sentences[:_MAX_WHOLE]], kinds[0].sentences[_MAX_WHOLE:]
+    kinds = [_Kind(alike) for alike in by_kind.values()]
+    if is_ranked or (len(kinds) == 1 and "figure" in kinds[0].varied):
+        lines, left = [one.text for one in sentences[:_MAX_WHOLE]], sentences[_MAX_WHOLE:]
     else:
         shown = kinds if len(kinds) <= MAX_KINDS else kinds[:_MAX_WHOLE]
         lines, left = [kind.line() for kind in shown], [one for kind in kinds[len(shown) :] for one in kind.sentences]

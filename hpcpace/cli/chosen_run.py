@@ -9,7 +9,6 @@ from hpcpace.diagnosis.run_list import newest_run
 from hpcpace.errors import TraceError, UsageError
 from hpcpace.run_search import find_runs, open_named_run
 from hpcpace.rundir import RUNS, Attempt, RunDirectory
-from hpcpace.wording import plural
 
 _MAX_ROWS = 16
 
@@ -37,7 +36,8 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
     except TraceError:
         if is_shown and path.is_dir() and (rows := rows_in(path)):
             show_runs(rows[:_MAX_ROWS], path)
-            raise TraceError(f"{path} is a folder of {plural(len(rows), 'run')}: name one of them") from None
+            more = f"; `hpcpace list` shows all {len(rows)}" if len(rows) > _MAX_ROWS else ""
+            raise TraceError(f"{path} is a folder of runs: name one of them{more}") from None
         raise
     if named.attempt is not None and number not in (None, named.attempt):
         raise UsageError(f"{path} is attempt {named.attempt}, and --attempt is {number}: give one of them")

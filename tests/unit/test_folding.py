@@ -54,6 +54,12 @@ def test_faults_that_differ_in_what_files_say_are_one_line_beside_others():
     ]
 
 
+def test_of_a_ranked_list_the_first_three_are_shown_whatever_their_kinds():
+    problems = [f"rank {rank}: lost {rank} operations{' and more' * (rank % 2)}" for rank in range(99, 0, -1)]
+    lines = folded(problems, rest="--verbose", is_ranked=True)
+    assert lines == [*problems[:3], "and 96 more (ranks 1-96); all 99: --verbose"]
+
+
 def test_one_fault_of_many_files_names_the_first_three():
     problems = [f"/profiles/{word}.json: not JSON" for word in WORDS]
     assert folded(problems, rest="--verbose") == [

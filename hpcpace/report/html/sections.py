@@ -188,7 +188,7 @@ def clock_notes(summary: Summary) -> str:
     lines.append(f"causality: {exits} before the last enter in {plural(clocks.num_checked, 'synchronising operation')}")
     if clocks.num_negative_messages:
         lines.append(f"{plural(clocks.num_negative_messages, 'message')} received before being sent")
-    return notes([*lines, *folded((_violation(pair) for pair in clocks.pairs), rest=_REST)])
+    return notes([*lines, *folded((_violation(pair) for pair in clocks.pairs), rest=_REST, is_ranked=True)])
 
 
 def _violation(pair: HostPair) -> str:
@@ -225,9 +225,9 @@ def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
         lines.append(f"not closed: the trace of {who} (killed, crashed, or still running)")
     if summary.tracing.num_dropped:
         lines.append(f"{plural(summary.tracing.num_dropped, 'record')} dropped by the recorder")
-    lines += folded((open_line(operation, hosts) for operation in cut.open), rest=_REST)
+    lines += folded((open_line(operation, hosts) for operation in cut.open), rest=_REST, is_ranked=True)
     with_losses = [rank for rank in cut.ranks if rank.num_lost_operations or rank.num_dropped]
-    lines += folded((incomplete_rank_line(rank, hosts) for rank in with_losses), rest=_REST)
+    lines += folded((incomplete_rank_line(rank, hosts) for rank in with_losses), rest=_REST, is_ranked=True)
     lines += folded(cut.problems, rest=_REST)
     lines += [
         f"{kind.num_unmatched} {kind.op} of {rank_list(kind.ranks_unmatched)} have no comparable "

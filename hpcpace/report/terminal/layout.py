@@ -37,9 +37,11 @@ def note(console: Console, content: str) -> None:
     _hanging(console, Text("- "), content)
 
 
-def notes(console: Console, problems: Iterable[str], *, rest: str, is_verbose: bool = False) -> None:
+def notes(
+    console: Console, problems: Iterable[str], *, rest: str, is_ranked: bool = False, is_verbose: bool = False
+) -> None:
     """Print problems as remarks, folded; arguments as of `hpcpace.folding.folded`."""
-    for content in folded(problems, rest=rest, is_verbose=is_verbose):
+    for content in folded(problems, rest=rest, is_ranked=is_ranked, is_verbose=is_verbose):
         note(console, content)
 
 

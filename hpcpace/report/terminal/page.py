@@ -266,6 +266,7 @@ def _print_clocks(console: Console, summary: Summary, *, is_verbose: bool) -> No
             for pair in clocks.pairs
         ),
         rest=_REST,
+        is_ranked=True,
         is_verbose=is_verbose,
     )
 
@@ -290,8 +291,9 @@ def _print_incomplete(console: Console, summary: Summary, *, is_verbose: bool) -
         note(console, f"{plural(dropped, 'record')} dropped by the recorder")
     opened = (open_line(operation, hosts) for operation in incomplete.open)
     lost = (incomplete_rank_line(rank, hosts) for rank in incomplete.ranks if _is_listed(rank))
-    for lines in (opened, lost, incomplete.problems):
-        notes(console, lines, rest=_REST, is_verbose=is_verbose)
+    for lines in (opened, lost):
+        notes(console, lines, rest=_REST, is_ranked=True, is_verbose=is_verbose)
+    notes(console, incomplete.problems, rest=_REST, is_verbose=is_verbose)
 
 
 def _is_listed(rank: IncompleteRank) -> bool:
