@@ -154,7 +154,7 @@ def _measured(paths: Sequence[Path], found: dict[Path, LoadedRun]) -> list[Measu
             continue
         loaded = found[path]
         if loaded.measured is None:
-            raise (CannotTell if loaded.why_not is NotLoaded.NO_STEPS else TraceError)(loaded.problem)
+            raise (CannotTell if loaded.why_not is NotLoaded.NO_STEPS else TraceError)(loaded.message)
         runs.append(loaded.measured)
     return runs
 

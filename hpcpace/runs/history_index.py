@@ -138,12 +138,12 @@ def _is_current(entry: _Entry, stamp: str | None, means: str) -> bool:
 
 def _entry(name: str, stamp: str, means: str, run: LoadedRun) -> _Entry:
     if run.measured is None:
-        return _Entry(f"{stamp}{means}", None, one_line(folded_message(run.problem)))
+        return _Entry(f"{stamp}{means}", None, one_line(folded_message(run.message)))
     attempt = RunDirectory(run.path).attempt(run.measured.attempt)
     recorded_ns = run.measured.conditions.begun_unix_ns or traced_begin(attempt)
     row = row_of(run.measured, name, recorded_ns or oldest_trace(attempt))
     said = "" if recorded_ns else _DATE_OF_FILES if row.begun_unix_ns else _NO_DATE
-    return _Entry(stamp, row, "; ".join(filter(None, (one_line(folded_message(run.problem)), said))))
+    return _Entry(stamp, row, "; ".join(filter(None, (one_line(folded_message(run.message)), said))))
 
 
 def _stamp(path: Path) -> str:

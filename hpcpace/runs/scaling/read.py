@@ -29,7 +29,7 @@ def read_samples(
     if tables:
         return [sample_of_line(line, str(tables[0])) for line in read_csv(tables[0])], []
     loaded = load_runs(paths, progress=progress)
-    problems = [run.problem for run in loaded if run.problem]
+    problems = [run.message for run in loaded if run.message]
     samples = [sample_of_run(run.measured) for run in loaded if run.measured is not None]
     if not samples:
         raise UsageError(with_reasons("no run can be read", problems))
