@@ -15,6 +15,8 @@ from hpcpace.wording import listed, rank_list
 
 MAX_LETTERS = 300
 """The letters of one line: three lines of a terminal of 120 columns."""
+MAX_MESSAGE_LETTERS = 480
+"""The letters of a line of an error: it may name several paths, which are for pasting."""
 MAX_KINDS = 4
 """The kinds of problems that are shown, where there are more: with the rest of a message they fit on a small screen."""
 _MAX_WHOLE = 3
@@ -74,7 +76,7 @@ def folded_message(text: str, *, rest: str = "", is_verbose: bool = False) -> st
     lines = [printable(line) for line in text.split("\n")]
     if is_verbose:
         return "\n".join(lines)
-    told = [shortened(line) for line in lines if not line.startswith("- ")]
+    told = [shortened(line, MAX_MESSAGE_LETTERS) for line in lines if not line.startswith("- ")]
     reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
     if len(told) > _MAX_MESSAGE_LINES:
         told[_MAX_MESSAGE_LINES:] = [f"and {len(told) - _MAX_MESSAGE_LINES} more lines"]

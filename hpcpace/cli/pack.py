@@ -47,7 +47,7 @@ from hpcpace.wording import plural
     ),
     option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use about this much memory."),
 )
-@verbose
+@headed("Output", verbose)
 def command(
     run: Path,
     attempt_number: int | None,

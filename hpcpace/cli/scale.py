@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, option, verbose
+from hpcpace.cli.options import PATH, headed, option, verbose
 from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import shown_progress
 from hpcpace.errors import EXIT_WARNING, UsageError
@@ -32,23 +32,29 @@ _WIDTH = 80
 
 @click.command(cls=Command)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
-@option(
-    "--scaling",
-    type=click.Choice([Kind.WEAK.value, Kind.STRONG.value]),
-    help="Take the work as growing with the size (weak) or staying the same (strong).",
-    show_default="as the batches tell",
+@headed(
+    "How to read it",
+    option(
+        "--scaling",
+        type=click.Choice([Kind.WEAK.value, Kind.STRONG.value]),
+        help="Take the work as growing with the size (weak) or staying the same (strong).",
+        show_default="as the batches tell",
+    ),
+    option(
+        "--probe",
+        type=PATH,
+        help="Let transfers grow by the laws in this file of `hpcpace probe --json`, too.",
+        show_default="as the runs tell",
+    ),
 )
-@option(
-    "--probe",
-    type=PATH,
-    help="Let transfers grow by the laws in this file of `hpcpace probe --json`, too.",
-    show_default="as the runs tell",
+@headed(
+    "Output",
+    option(
+        "--csv", "target", type=PATH, help="Write the table of sizes and predictions to this file.", show_default="none"
+    ),
+    option("--json", "as_json", is_flag=True, help="Print everything as JSON."),
+    verbose,
 )
-@option(
-    "--csv", "target", type=PATH, help="Write the table of sizes and predictions to this file.", show_default="none"
-)
-@option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@verbose
 def command(
     runs: tuple[Path, ...],
     scaling: str | None,

@@ -130,7 +130,7 @@ def check(outcome: tuple[int, str, str]) -> str:
     err, said = _PROGRESS.sub("", err), problems_in(out)
     assert rows(err) <= MOST_ROWS, err[:3000]
     assert rows(said) <= MOST_ROWS, said[:3000]
-    assert max(map(len, err.splitlines()), default=0) <= 330
+    assert max(map(len, err.splitlines()), default=0) <= 500
     return said + err
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpcpace.folding import MAX_LETTERS, folded, folded_message, shortened
+from hpcpace.folding import MAX_LETTERS, MAX_MESSAGE_LETTERS, folded, folded_message, shortened
 from hpcpace.wording import rank_list
 
 TRACE = "/runs/a/attempt-0/trace/rank-{:05d}.h5"
@@ -116,7 +116,7 @@ def test_a_line_keeps_both_ends_of_what_is_too_long(text: str):
     (line,) = folded([text])
     assert len(line) <= MAX_LETTERS and "..." in line
     assert line[:20] == text[:20] and line[-12:] == text[-12:]
-    assert len(folded_message(text)) <= MAX_LETTERS
+    assert len(folded_message(text)) <= MAX_MESSAGE_LETTERS
 
 
 def test_a_long_path_leaves_the_sentence_around_it_whole():
