@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpcpace.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import note
+from hpcpace.report.terminal.layout import notes
 from hpcpace.report.terminal.scale import print_scaling
 from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import Scaling, scaling_of
@@ -107,8 +107,7 @@ def command(runs: Sequence[Path], out: Path, scaling: str | None) -> None:
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
     console = files.console_for_tables()
     print_scaling(console, found)
-    for problem in problems:
-        note(console, problem)
+    notes(console, problems, rest="hpcpace scale --verbose")
     written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(found), figure=draw(found), read=runs)
     console.print(f"\n{written}", markup=False)
     if problems or found.left_out:

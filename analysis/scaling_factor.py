@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpcpace.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal.layout import notes, table, title
 from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import IDEAL, Scaling, scaling_of
 from hpcpace.runs.scaling.sizes import Kind
@@ -102,8 +102,7 @@ def command(runs: Sequence[Path], out: Path, scaling: str | None) -> None:
         low, high = size.scaling_interval
         shown.add_row(str(size.num_units), f"{size.scaling_factor:.3f}", f"{low:.3f} to {high:.3f}", str(size.band))
     console.print(shown)
-    for sentence in (*found.left_out, *problems):
-        note(console, sentence)
+    notes(console, [*found.left_out, *problems], rest="hpcpace scale --verbose")
     written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(found), figure=draw(found), read=runs)
     console.print(f"\n{written}", markup=False)
     if problems or found.left_out:

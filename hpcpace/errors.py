@@ -32,9 +32,16 @@ EXIT_FAILED = 4
 
 
 class HpcpaceError(Exception):
-    """Base class: something failed; the message is written for the user."""
+    """Base class: something failed; the message is written for the user.
+
+    A message that lists many reasons has each on a line of its own that begins with `- `, so that they can be folded.
+
+    Attributes:
+        is_verbose: whether the user wants all reasons; None of a command that does not ask.
+    """
 
     exit_code = EXIT_FAILED
+    is_verbose: bool | None = None
 
 
 class UsageError(HpcpaceError):
@@ -107,6 +114,11 @@ class TrainingFailed(HpcpaceError):
 
 class ClockSyncError(HpcpaceError):
     """A clock synchronisation did not finish in time."""
+
+
+def with_reasons(message: str, reasons: Iterable[str]) -> str:
+    """Return a message that lists reasons line by line."""
+    return "\n- ".join([message, *reasons])
 
 
 def check_all(checks: Iterable[Callable[[], object]]) -> None:

@@ -12,6 +12,10 @@ _MAX_LETTERS = 60
 _MAX_LEVELS, _MAX_ENTRIES = 3, 4
 # Python refuses to write integers of more than 4,300 digits, and takes quadratic time for shorter ones.
 _MAX_BITS = 256
+_GAP = "..."
+_MIN_WORD = 60
+# Times the letters that are left, so that a text of megabytes is not searched for its longest word.
+_MAX_PRECUT = 64
 
 
 def printable(text: str) -> str:
@@ -57,12 +61,23 @@ def shown(value: Any) -> str:
 
 
 def shortened(text: str, *, max_letters: int = 80) -> str:
-    """Return a text that others chose, printable, without its middle if it is long: names differ at their ends."""
-    if len(text) > max_letters:
-        half = max_letters // 2
-        text = f"{text[:half]}...{text[-half:]}"
-    escaped = printable(text)
-    return escaped if len(escaped) <= 2 * max_letters else f"{escaped[:max_letters]}...{escaped[-max_letters:]}"
+    """Return a text that others chose, printable, and cut to a length: long words lose their middle first.
+
+    The middle says least of a path, and names differ at their ends.
+    """
+    text = printable(_without_middle(text, _MAX_PRECUT * max_letters))
+    while len(text) > max_letters:
+        start, stop = max((found.span() for found in re.finditer(r"\S+", text)), key=lambda span: span[1] - span[0])
+        left = max(stop - start - (len(text) - max_letters), min(_MIN_WORD, max_letters))
+        if stop - start <= left:
+            return _without_middle(text, max_letters)
+        text = text[:start] + _without_middle(text[start:stop], left) + text[stop:]
+    return text
+
+
+def _without_middle(text: str, most: int) -> str:
+    end = (most - len(_GAP)) // 2
+    return text if len(text) <= most else f"{text[: most - len(_GAP) - end]}{_GAP}{text[-end:]}"
 
 
 def one_line(text: str) -> str:

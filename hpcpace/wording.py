@@ -54,8 +54,9 @@ def rank_list(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank, rank])
     names = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs[:_MAX_RANGES]]
-    num_more = sum(last - first + 1 for first, last in runs[_MAX_RANGES:])
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(names)}{f' and {num_more} more' if num_more else ''}"
+    if runs[_MAX_RANGES:]:
+        names.append(f"... and {sum(last - first + 1 for first, last in runs[_MAX_RANGES:])} more")
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(names)}"
 
 
 def named_ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:

@@ -15,6 +15,7 @@ from hpcpace.audit.result import AuditResult, Binding, PathMatrix
 from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.rules.table import Rule
 from hpcpace.audit.tree import Unreadable
+from hpcpace.folding import folded
 from hpcpace.quoting import printable
 
 MOST_LINES = 30
@@ -118,8 +119,7 @@ def _plural(count: int, word: str) -> str:
 
 def _left_out_lines(result: AuditResult) -> list[str]:
     texts = [*result.missing, *result.problems]
-    lines = [_cut(_with_short_path(f"  left out: {text}")) for text in texts[:3]]
-    return [*lines, f"  left out: {len(texts) - 3} more, see --json"] if len(texts) > 3 else lines
+    return [_cut(_with_short_path(f"  left out: {text}")) for text in folded(texts, rest="--json")]
 
 
 def _with_short_path(line: str) -> str:

@@ -12,6 +12,7 @@ from hpcpace import __version__
 from hpcpace.cli import memory_limit
 from hpcpace.cli.commands import Group
 from hpcpace.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, UsageError, WorldError
+from hpcpace.folding import folded_message
 from hpcpace.known_variables import unknown_sentence, unknown_variables
 from hpcpace.redaction import Redaction
 from hpcpace.world.environment import process_environ, rank_info
@@ -119,16 +120,11 @@ def _check_variables() -> None:
         return
     if mistaken:
         raise UsageError(f"{unknown_sentence(mistaken)}; `hpcpace config` shows the settings; correct or unset it")
-    click.echo(f"hpcpace: warning: {_shown(unknown_sentence(unknown))}; ignored", err=True)
-
-
-def _shown(message: str) -> str:
-    """Return a message with every character escaped that could control a terminal: it may quote a damaged file."""
-    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    click.echo(f"hpcpace: warning: {folded_message(unknown_sentence(unknown))}; ignored", err=True)
 
 
 def main() -> None:
-    """Run the command line; an error of hpcpace becomes one line on stderr and its exit code."""
+    """Run the command line; an error of hpcpace becomes a few lines on stderr and its exit code."""
     is_limited = any(name in _READERS for name in sys.argv[1:2]) and memory_limit.limit_bytes() is not None
     try:
         if is_limited:
@@ -136,13 +132,17 @@ def main() -> None:
         cli.main(prog_name="hpcpace")
     except HpcpaceError as error:
         message = Redaction.of_process().text(str(error))
-        print(f"hpcpace: {_shown(message)}", file=sys.stderr)
+        rest = "" if error.is_verbose is None else "--verbose"
+        print(f"hpcpace: {folded_message(message, rest=rest, is_verbose=bool(error.is_verbose))}", file=sys.stderr)
         if is_limited and isinstance(error, NotEnoughMemory):
             memory_limit.leave()
         sys.exit(error.exit_code)
     except MemoryError as error:
         reason = f" ({error})" if str(error) else ""
-        print(f"hpcpace: not enough memory{_shown(reason)}: allow more (ulimit -v, --mem of the job)", file=sys.stderr)
+        print(
+            f"hpcpace: not enough memory{folded_message(reason)}: allow more (ulimit -v, --mem of the job)",
+            file=sys.stderr,
+        )
         if is_limited:
             memory_limit.leave()
         sys.exit(EXIT_USAGE)

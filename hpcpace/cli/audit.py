@@ -36,14 +36,15 @@ from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import explanation, map_lines, matrix_lines, prolog_line, verdict_lines
 from hpcpace.cli.audit_show import TERMINAL, check_show, shown_lines, write_picture
 from hpcpace.cli.commands import Group
-from hpcpace.cli.options import PATH, Real, Whole, headed, option
+from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose
+from hpcpace.cli.problems import warn
 from hpcpace.config_sources import load_config
 from hpcpace.errors import (
-    EXIT_CANNOT_TELL,
     EXIT_FAILED,
     EXIT_OK,
     EXIT_USAGE,
     EXIT_WARNING,
+    CannotTell,
     SnapshotError,
     UsageError,
     check_all,
@@ -275,7 +276,8 @@ def explain(rule_id: str) -> None:
     "--counters", is_flag=True, help="Compare counters, GPU load, link speed, boot id, and memory to the byte, too."
 )
 @option("--json", "as_json", is_flag=True, help="Print one JSON list.")
-def diff(before: Path, after: Path, counters: bool, as_json: bool) -> None:
+@verbose
+def diff(before: Path, after: Path, counters: bool, as_json: bool, is_verbose: bool) -> None:
     """Show what changed in the configuration between two snapshots.
 
     BEFORE and AFTER are files or folders. Sizes of memory count as equal up to 1 %.
@@ -284,16 +286,14 @@ def diff(before: Path, after: Path, counters: bool, as_json: bool) -> None:
     """
     old, old_problems = load_snapshots(before)
     new, new_problems = load_snapshots(after)
-    for problem in (*old_problems, *new_problems):
-        click.echo(f"hpcpace: warning: {printable(problem)}", err=True)
+    warn([*old_problems, *new_problems], is_verbose=is_verbose)
     if len(old) == len(new) == 1:
         pairs = [(old[0], new[0])]
     else:
         by_host = {snapshot.host: snapshot for snapshot in old}
         pairs = [(by_host[snapshot.host], snapshot) for snapshot in new if snapshot.host in by_host]
     if not pairs:
-        click.echo(f"hpcpace: {printable(f'{before} and {after} have no host in common')}", err=True)
-        raise SystemExit(EXIT_CANNOT_TELL)
+        raise CannotTell(f"{before} and {after} have no host in common")
     found = [difference for one, other in pairs for difference in differences(one, other, with_counters=counters)]
     if as_json:
         rows = [{"host": d.host, "fact": d.fact, "before": d.before, "after": d.after} for d in found]

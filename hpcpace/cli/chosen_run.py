@@ -10,6 +10,8 @@ from hpcpace.errors import TraceError, UsageError
 from hpcpace.run_search import find_runs, open_named_run
 from hpcpace.rundir import RUNS, Attempt, RunDirectory
 
+_MAX_ROWS = 16
+
 
 def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tuple[RunDirectory, Attempt]:
     """Return the run and the attempt that a user means; of a folder of runs, list them if `is_shown`.
@@ -33,8 +35,9 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
         named = open_named_run(path)
     except TraceError:
         if is_shown and path.is_dir() and (rows := rows_in(path)):
-            show_runs(rows, path)
-            raise TraceError(f"{path} is a folder of runs: name one of them") from None
+            show_runs(rows[:_MAX_ROWS], path)
+            more = f"; `hpcpace list` shows all {len(rows)}" if len(rows) > _MAX_ROWS else ""
+            raise TraceError(f"{path} is a folder of runs: name one of them{more}") from None
         raise
     if named.attempt is not None and number not in (None, named.attempt):
         raise UsageError(f"{path} is attempt {named.attempt}, and --attempt is {number}: give one of them")

@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, option
+from hpcpace.cli.options import PATH, option, verbose
 from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_WARNING, UsageError
+from hpcpace.folding import folded
 from hpcpace.json_files import read_json
 from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
 from hpcpace.observe.node_local_disk import AUTO, candidates
@@ -31,8 +32,9 @@ from hpcpace.world.environment import process_environ
 )
 @option("--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none")
 @option("--quiet", is_flag=True, help="Say nothing where no trace is left.")
+@verbose
 @click.argument("run", type=PATH)
-def command(trace_dir: Path | None, config_file: Path | None, quiet: bool, run: Path) -> None:
+def command(trace_dir: Path | None, config_file: Path | None, quiet: bool, is_verbose: bool, run: Path) -> None:
     """Bring traces of RUN home from the disk of this node, whose ranks were killed.
 
     A rank that ends in any other way does that itself. Call it once per node, after the ranks:
@@ -49,17 +51,18 @@ def command(trace_dir: Path | None, config_file: Path | None, quiet: bool, run: 
         if trace_dir is not None or folder.is_dir()
         for trace in _collected(folder, homes, config.trace.copy_timeout_s, passed_over)
     ]
-    for trace in found:
-        outcome = f"stays: {trace.problem}" if trace.problem else f"-> {trace.destination}"
-        click.echo(printable(f"{trace.path} {outcome}"), err=bool(trace.problem))
+    brought = [f"{trace.path} -> {trace.destination}" for trace in found if not trace.problem]
+    left = [f"{trace.path} stays: {trace.problem}" for trace in found if trace.problem]
+    for sentences in (brought, left):
+        for line in folded(sentences, rest="--verbose", is_verbose=is_verbose):
+            click.echo(line, err=sentences is left)
     if not found and not quiet:
         click.echo(printable(f"no trace of {run} is left on {socket.gethostname()}"))
     if not quiet:
         for reason, count in sorted(passed_over.items()):
             click.echo(f"left alone: {plural(count, 'trace')}: {printable(reason)}")
-    num_left = sum(bool(trace.problem) for trace in found)
-    if num_left:
-        click.echo(f"hpcpace: {plural(num_left, 'trace')} could not be copied", err=True)
+    if left:
+        click.echo(f"hpcpace: {plural(len(left), 'trace')} could not be copied", err=True)
         raise click.exceptions.Exit(EXIT_WARNING)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hpcpace.errors import HpcpaceError
 from hpcpace.redaction import Redaction
 
 _OTHER = "Other"
@@ -41,6 +42,15 @@ class Command(click.Command):
                 raise click.UsageError(_without_secrets(error.format_message()), error.ctx) from None
             lines = "".join(f"\n  {_without_secrets(mistake.format_message())}" for mistake in mistakes)
             raise click.UsageError(f"{len(mistakes)} mistakes:{lines}", ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of hpcpace learns how much of it the user wants to see."""
+        try:
+            return super().invoke(ctx)
+        except HpcpaceError as error:
+            if error.is_verbose is None:
+                error.is_verbose = ctx.params.get("is_verbose")
+            raise
 
     def _mistakes(self, ctx: click.Context, args: list[str]) -> list[click.UsageError]:
         """Return what is wrong with a command line: unknown options first, then values."""

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, Real, headed, option
+from hpcpace.cli.options import PATH, Real, headed, option, verbose
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
@@ -78,9 +78,16 @@ class _Groups(Command):
         help="Write a page with both runs side by side.",
         show_default="none",
     ),
+    verbose,
 )
 def command(
-    runs: tuple[str, ...], anyway: bool, prior_cv: float, memory: str | None, as_json: bool, html: Path | None
+    runs: tuple[str, ...],
+    anyway: bool,
+    prior_cv: float,
+    memory: str | None,
+    as_json: bool,
+    html: Path | None,
+    is_verbose: bool,
 ) -> None:
     """Say whether run B is slower than run A beyond noise, by how much, and where that comes from.
 
@@ -147,7 +154,7 @@ def _measured(paths: Sequence[Path], found: dict[Path, LoadedRun]) -> list[Measu
             continue
         loaded = found[path]
         if loaded.measured is None:
-            raise (CannotTell if loaded.why_not is NotLoaded.NO_STEPS else TraceError)(loaded.problem)
+            raise (CannotTell if loaded.why_not is NotLoaded.NO_STEPS else TraceError)(loaded.message)
         runs.append(loaded.measured)
     return runs
 

@@ -18,6 +18,8 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.options import PATH, Whole, option
 from hpcpace.config import ReportConfig
+from hpcpace.folding import MAX_LETTERS, folded
+from hpcpace.quoting import printable, shortened
 from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TABLES
@@ -87,12 +89,12 @@ def _value(value: Any, enum: type[IntEnum] | None) -> Any:
 
 def _print(console: Console, trace: RankTrace, tables: dict[str, Table], limit: int) -> None:
     state = "closed cleanly" if trace.closed_cleanly else "not closed: killed, or still running"
-    console.print(_printable(f"{trace.path}: {state}"), markup=False, soft_wrap=True)
-    for problem in trace.problems:
-        console.print(_printable(f"problem: {problem}"), markup=False, soft_wrap=True)
+    console.print(shortened(f"{trace.path}: {state}", max_letters=MAX_LETTERS), markup=False, soft_wrap=True)
+    for problem in folded(trace.problems, rest="--json"):
+        console.print(f"problem: {problem}", markup=False, soft_wrap=True)
     header = TextTable(box=box.SIMPLE_HEAD, show_header=False, padding=(0, 1))
     for name, value in header_values(trace.header).items():
-        header.add_row(name, Text(_printable(str(value))))
+        header.add_row(name, Text(printable(str(value))))
     console.print(header)
     for name, rows in tables.items():
         console.print(f"{name}: {len(rows)} rows")
@@ -106,7 +108,7 @@ def _blocks(rows: list[dict[str, Any]], width: int) -> Iterator[TextTable]:
     numbers = [str(number) for number in range(len(rows))]
     columns: list[tuple[str, list[str]]] = []
     for name in rows[0]:
-        column = (name, [_printable(str(row[name])) for row in rows])
+        column = (name, [printable(str(row[name])) for row in rows])
         # The space before each column, and those at both edges.
         if columns and sum(map(_width, [("", numbers), *columns, column])) + 1 > width:
             yield _text_table([("", numbers), *columns])
@@ -127,8 +129,3 @@ def _text_table(columns: list[tuple[str, list[str]]]) -> TextTable:
 def _width(column: tuple[str, list[str]]) -> int:
     name, values = column
     return max(map(len, [name, *values])) + 1
-
-
-def _printable(text: str) -> str:
-    """Return a text with what would steer a terminal, or cannot be written, as escapes: files are not to be trusted."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import click
-
 
 def warn_of_old_hdf5(path: Path) -> None:
     """Warn if traces of another user are about to be read by an HDF5 with known vulnerabilities."""
@@ -19,11 +17,9 @@ def warn_of_old_hdf5(path: Path) -> None:
     except OSError:
         return  # whoever opens it says so
     if owner != os.geteuid() and h5py.version.hdf5_version_tuple < LEAST_HDF5:
-        from hpcpace.quoting import printable
+        from hpcpace.cli.problems import warn
 
         least = ".".join(map(str, LEAST_HDF5))
-        click.echo(
-            f"hpcpace: warning: {printable(str(path))} belongs to another user (uid {owner}), and HDF5 "
-            f"{h5py.version.hdf5_version} has known vulnerabilities: update h5py to one with HDF5 {least} or newer",
-            err=True,
-        )
+        known = f"HDF5 {h5py.version.hdf5_version} has known vulnerabilities"
+        advice = f"update h5py to one with HDF5 {least} or newer"
+        warn([f"{path} belongs to another user (uid {owner}), and {known}: {advice}"], is_verbose=False)

@@ -19,7 +19,14 @@ from hpcpace.rundir import RUNS
 @click.command(cls=Command)
 @click.argument("paths", metavar="[RUN | DUMPS...]", nargs=-1, type=PATH)
 @dump_options
-def command(paths: tuple[Path, ...], ras: Path | None, span_s: float, timeline: Path | None, as_json: bool) -> None:
+def command(
+    paths: tuple[Path, ...],
+    ras: Path | None,
+    span_s: float,
+    timeline: Path | None,
+    as_json: bool,
+    is_verbose: bool,
+) -> None:
     """Say which ranks hold up a job that no longer moves, in which operation, and since when.
 
     RUN is a run of hpcpace, also one that goes on; without it, the newest run in runs. DUMPS are Flight Recorder dumps
@@ -32,8 +39,8 @@ def command(paths: tuple[Path, ...], ras: Path | None, span_s: float, timeline: 
     if _is_run(paths):
         if ras is not None or timeline is not None:
             raise UsageError(f"{paths[0]} is a run of hpcpace: --ras and --timeline go with Flight Recorder dumps")
-        raise SystemExit(report_run(paths[0], as_json=as_json))
-    options = DumpOptions(ras=ras, timeline=timeline, span_s=span_s, as_json=as_json)
+        raise SystemExit(report_run(paths[0], as_json=as_json, is_verbose=is_verbose))
+    options = DumpOptions(ras=ras, timeline=timeline, span_s=span_s, as_json=as_json, is_verbose=is_verbose)
     raise SystemExit(report_dumps(paths, options))
 
 

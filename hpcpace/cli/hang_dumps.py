@@ -13,15 +13,15 @@ from typing import Any
 import click
 from rich.console import Console
 
-from hpcpace.cli.options import PATH, Decorated, Real, headed, option
+from hpcpace.cli.options import PATH, Decorated, Real, headed, option, verbose
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError
 from hpcpace.files import write_file
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
 from hpcpace.hang.words import call_name, describe
 from hpcpace.quoting import printable, shortened
-from hpcpace.report.terminal.hang import print_hang, print_last, print_problems
-from hpcpace.report.terminal.layout import line
+from hpcpace.report.terminal.hang import print_hang, print_last
+from hpcpace.report.terminal.layout import line, notes
 from hpcpace.rundir import json_text
 from hpcpace.runs.imports.dump_timeline import chrome_trace, last_of_ranks
 from hpcpace.runs.imports.dump_view import first_ns, job_view, last_ns
@@ -44,6 +44,7 @@ class DumpOptions:
     timeline: Path | None
     span_s: float
     as_json: bool
+    is_verbose: bool
 
 
 def dump_options(function: Decorated) -> Decorated:
@@ -67,6 +68,7 @@ def dump_options(function: Decorated) -> Decorated:
             show_default="none",
         ),
         option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
+        verbose,
     )
     return decorate(function)
 
@@ -93,7 +95,7 @@ def report_dumps(paths: Sequence[Path], options: DumpOptions) -> int:
         content = _content(dumps, job, hang, told, span_ns)
         click.echo(json_text(content), nl=False)
     else:
-        _print(text_console(), dumps, job, hang, told, span_ns)
+        _print(text_console(), dumps, job, hang, told, options)
         if options.timeline is not None:
             click.echo(f"\nwritten: {printable(str(options.timeline))}")
     return exit_code(hang, is_whole=not dumps.missing, has_problems=bool(dumps.problems))
@@ -172,7 +174,9 @@ def _content(dumps: Dumps, job: JobView, hang: Hang | None, told: Sequence[str],
     }
 
 
-def _print(console: Console, dumps: Dumps, job: JobView, hang: Hang | None, told: Sequence[str], span_ns: int) -> None:
+def _print(
+    console: Console, dumps: Dumps, job: JobView, hang: Hang | None, told: Sequence[str], options: DumpOptions
+) -> None:
     if hang is not None:
         print_hang(console, describe(hang, job))
     else:
@@ -183,8 +187,9 @@ def _print(console: Console, dumps: Dumps, job: JobView, hang: Hang | None, told
     line(console, "Read", _read_sentence(dumps, job))
     if dumps.missing:
         line(console, "Missing", f"{rank_list(dumps.missing)} left no dump")
-    print_problems(console, dumps.problems)
+    notes(console, dumps.problems, rest="--verbose", is_verbose=options.is_verbose)
     named = (hang.culprits or hang.could_be) if hang is not None else ()
+    span_ns = nanoseconds(options.span_s)
     print_last(console, last_of_ranks(dumps, span_ns), span_ns, named=named)
 
 

@@ -16,8 +16,8 @@ from hpcpace.hang.from_traces import JobRecords, read_records
 from hpcpace.hang.search import hang_in, least_ns
 from hpcpace.hang.views import FoundHang, JobView
 from hpcpace.hang.words import describe
-from hpcpace.report.terminal.hang import print_hang, print_problems
-from hpcpace.report.terminal.layout import line
+from hpcpace.report.terminal.hang import print_hang
+from hpcpace.report.terminal.layout import line, notes
 from hpcpace.run_search import open_named_run
 from hpcpace.rundir import Attempt, json_text
 from hpcpace.units import NS_PER_S, format_duration
@@ -25,7 +25,7 @@ from hpcpace.wording import plural, rank_list
 from hpcpace.world.environment import process_environ
 
 
-def report_run(path: Path, *, as_json: bool) -> int:
+def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:
     """Say whether a run hangs, who holds up whom, and return the exit code.
 
     Raises:
@@ -45,6 +45,7 @@ def report_run(path: Path, *, as_json: bool) -> int:
         click.echo(json_text(content), nl=False)
     else:
         _print(attempt, records, found, job, hang_s)
+        notes(text_console(), records.problems, rest="--verbose", is_verbose=is_verbose)
     hang = None if found is None else found.hang
     return exit_code(hang, is_whole=not records.missing, has_problems=bool(records.problems))
 
@@ -84,4 +85,3 @@ def _print(attempt: Attempt, records: JobRecords, found: FoundHang | None, job: 
     line(console, "Read", read + (f"; the last record is from {after} later" if after else ""))
     if records.missing:
         line(console, "Missing", f"{rank_list(records.missing)} left no trace")
-    print_problems(console, records.problems)

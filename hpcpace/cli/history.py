@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, Whole, headed, option
+from hpcpace.cli.options import PATH, Whole, headed, option, verbose
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config_sources import load_config
 from hpcpace.errors import CannotTell, UsageError
@@ -47,9 +47,17 @@ from hpcpace.world.environment import process_environ
     option("--runs", "num_runs", type=Whole(0), default=20, help="Show this many of the newest runs."),
     option("--json", "as_json", is_flag=True, help="Print the history as JSON."),
     option("--html", "html", metavar="FILE", type=PATH, help="Write a page with plots.", show_default="none"),
+    verbose,
 )
 def command(
-    folder: Path, job: str, host: str, memory: str | None, num_runs: int, as_json: bool, html: Path | None
+    folder: Path,
+    job: str,
+    host: str,
+    memory: str | None,
+    num_runs: int,
+    as_json: bool,
+    html: Path | None,
+    is_verbose: bool,
 ) -> None:
     """Say what changed over the runs in DIR (default: runs), for good or for once, by job and by host.
 
@@ -75,7 +83,7 @@ def command(
     if as_json:
         click.echo(json_text(found.to_json()), nl=False)
     elif found.num_runs:
-        print_history(_console(), found, num_runs=num_runs)
+        print_history(_console(), found, num_runs=num_runs, is_verbose=is_verbose)
         if html is not None:
             click.echo(f"\nwritten: {html}")
     if not found.num_runs:

@@ -11,10 +11,11 @@ import click
 
 from hpcpace.cli.commands import Command, Group
 from hpcpace.cli.hang_dumps import DumpOptions, dump_options, report_dumps
-from hpcpace.cli.options import PATH, option
+from hpcpace.cli.options import PATH, option, verbose
+from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import Tell, shown_progress
-from hpcpace.errors import EXIT_WARNING, TraceError, UsageError
-from hpcpace.quoting import printable
+from hpcpace.errors import EXIT_WARNING, UsageError
+from hpcpace.quoting import printable, shortened
 from hpcpace.rundir import default_run_path
 from hpcpace.wording import plural
 
@@ -27,8 +28,7 @@ def command() -> None:
     """Read what other tools recorded of a job."""
 
 
-_MAX_WARNINGS, _MAX_NOTES = 8, 12
-_MAX_WARNING_LETTERS, _MAX_NOTE_LETTERS, _MAX_ERROR_LETTERS = 215, 460, 1100
+_MAX_NOTES, _MAX_NOTE_LETTERS = 12, 460
 _STEPS = {
     "kineto": "prof.step() in the loop that is profiled",
     "wia": "none in the file",
@@ -46,7 +46,8 @@ run_dir = option(
 @command.command("kineto", cls=Command, short_help="Read profiles of PyTorch's profiler.")
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=PATH)
 @run_dir
-def kineto(paths: tuple[Path, ...], run_dir: Path | None) -> None:
+@verbose
+def kineto(paths: tuple[Path, ...], run_dir: Path | None, is_verbose: bool) -> None:
     """Make a run of the profiles in DIR that torch.profiler wrote, one file a rank, .json or .json.gz.
 
     DIR is a folder, or single files. What a profile does not say is listed in run.json and in reports. Exit codes: 0
@@ -54,13 +55,14 @@ def kineto(paths: tuple[Path, ...], run_dir: Path | None) -> None:
     """
     from hpcpace.runs.imports.kineto import import_kineto
 
-    _import("kineto", run_dir, lambda told: import_kineto(paths, told=told))
+    _import("kineto", run_dir, lambda told: import_kineto(paths, told=told), is_verbose=is_verbose)
 
 
 @command.command("wia", cls=Command, short_help="Read a trace of ByteDance's what-if analysis.")
 @click.argument("path", metavar="FILE", type=PATH)
 @run_dir
-def wia(path: Path, run_dir: Path | None) -> None:
+@verbose
+def wia(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
     """Make a run of FILE, a trace in the format of ByteDance-Seed/StragglerAnalysis.
 
     FILE is a parquet file, the folder of one, or the tool's timeline for Chrome. A rank of the run is a worker of the
@@ -68,48 +70,51 @@ def wia(path: Path, run_dir: Path | None) -> None:
     """
     from hpcpace.runs.imports.wia_ranks import import_wia
 
-    _import("wia", run_dir, lambda told: import_wia(path, told=told))
+    _import("wia", run_dir, lambda told: import_wia(path, told=told), is_verbose=is_verbose)
 
 
 @command.command("nsys", cls=Command, short_help="Read an sqlite export of Nsight Systems.")
 @click.argument("path", metavar="FILE", type=PATH)
 @run_dir
-def nsys(path: Path, run_dir: Path | None) -> None:
+@verbose
+def nsys(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
     """Make a run of FILE, which `nsys export --type sqlite` wrote. A rank of the run is a GPU of a process.
 
     Exit codes: 0 fine; 2 bad input.
     """
     from hpcpace.runs.imports.nsys import import_nsys
 
-    _import("nsys", run_dir, lambda told: import_nsys(path, told=told))
+    _import("nsys", run_dir, lambda told: import_nsys(path, told=told), is_verbose=is_verbose)
 
 
 @command.command("flight-recorder", cls=Command, short_help="Read dumps of PyTorch's Flight Recorder.")
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=PATH)
 @dump_options
 def flight_recorder(
-    paths: tuple[Path, ...], ras: Path | None, span_s: float, timeline: Path | None, as_json: bool
+    paths: tuple[Path, ...],
+    ras: Path | None,
+    span_s: float,
+    timeline: Path | None,
+    as_json: bool,
+    is_verbose: bool,
 ) -> None:
     """Read the dumps of PyTorch's Flight Recorder in DIR: what they hold, what hangs, and the last second of the job.
 
     DIR is a folder with one file a rank, pickles or JSON, or such files. Exit codes: 0 nothing hangs; 1 the job hangs,
     or a file was left out; 2 bad input; 3 cannot tell why it hangs, or ranks left no dump.
     """
-    options = DumpOptions(ras=ras, timeline=timeline, span_s=span_s, as_json=as_json)
+    options = DumpOptions(ras=ras, timeline=timeline, span_s=span_s, as_json=as_json, is_verbose=is_verbose)
     raise SystemExit(report_dumps(paths, options))
 
 
-def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> None:
+def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import], *, is_verbose: bool) -> None:
     from hpcpace.runs.imports.imported_run import check_target, write_run
 
     path = run_dir or default_run_path(tool, {})
     check_target(path)
     begin_s = time.monotonic()
     with shown_progress() as begin_stage:
-        try:
-            found = read(begin_stage(f"reading {tool}"))
-        except TraceError as error:
-            raise TraceError(_shortened(str(error), _MAX_ERROR_LETTERS)) from error
+        found = read(begin_stage(f"reading {tool}"))
         try:
             attempt = write_run(path, found)
         except OSError as error:
@@ -117,16 +122,13 @@ def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> 
                 f"cannot write {path}: {error.strerror or error}; choose another folder with --run-dir"
             ) from error
     shown = printable(str(path))
-    for sentence in found.problems[:_MAX_WARNINGS]:
-        click.echo(f"hpcpace: warning: {_shortened(sentence, _MAX_WARNING_LETTERS)}", err=True)
-    if len(found.problems) > _MAX_WARNINGS:
-        click.echo(f"hpcpace: warning: {plural(len(found.problems) - _MAX_WARNINGS, 'more warning')}", err=True)
+    warn(found.problems, is_verbose=is_verbose)
     facts = f"{plural(len(found.ranks), 'rank')}, {plural(found.num_steps, 'step')}, {plural(found.num_rows, 'row')}"
     click.echo(f"{shown}: {facts} in {time.monotonic() - begin_s:.1f} s, recorded by {printable(found.source.tool)}")
     if found.source.unknown:
-        click.echo(f"unknown: {_shortened(', '.join(found.source.unknown), _MAX_NOTE_LETTERS)}")
+        click.echo(f"unknown: {shortened(', '.join(found.source.unknown), max_letters=_MAX_NOTE_LETTERS)}")
     for note in found.source.notes[:_MAX_NOTES]:
-        click.echo(f"note: {_shortened(note, _MAX_NOTE_LETTERS)}")
+        click.echo(f"note: {shortened(note, max_letters=_MAX_NOTE_LETTERS)}")
     if len(found.source.notes) > _MAX_NOTES:
         click.echo(f"note: {plural(len(found.source.notes) - _MAX_NOTES, 'more note')} in run.json")
     if found.num_steps:
@@ -136,9 +138,3 @@ def _import(tool: str, run_dir: Path | None, read: Callable[[Tell], Import]) -> 
         click.echo(f"next: hpcpace dump {printable(str(file))}; reports need steps ({_STEPS[tool]})")
     if found.problems:
         raise SystemExit(EXIT_WARNING)
-
-
-def _shortened(sentence: str, max_letters: int) -> str:
-    """Return a sentence printable and without its middle where it is longer: it begins with a path, ends with why."""
-    text = printable(sentence)
-    return text if len(text) <= max_letters else f"{text[: max_letters // 2]} ... {text[-max_letters // 2 :]}"

@@ -102,6 +102,9 @@ class Option(click.Option):
 option = partial(click.option, cls=Option)
 """Add an option to a command, as click.option does."""
 
+verbose = option("--verbose", "is_verbose", is_flag=True, help="Show every problem, also many of one kind.")
+"""Add the option that shows problems one by one, which are folded otherwise (`hpcpace.folding`)."""
+
 
 def setting(
     section: str, name: str, *, flag: str = "", default: str = "", **attributes: Any

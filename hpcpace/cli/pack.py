@@ -9,7 +9,8 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
-from hpcpace.cli.options import PATH, Whole, headed, option
+from hpcpace.cli.options import PATH, Whole, headed, option, verbose
+from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config import ReportConfig
 from hpcpace.errors import EXIT_WARNING, ConfigError, TraceError
@@ -46,8 +47,16 @@ from hpcpace.wording import plural
     ),
     option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use about this much memory."),
 )
+@headed("Output", verbose)
 def command(
-    run: Path, attempt_number: int | None, size: str, ranks_per_file: int, keep: bool, ended: bool, memory: str
+    run: Path,
+    attempt_number: int | None,
+    size: str,
+    ranks_per_file: int,
+    keep: bool,
+    ended: bool,
+    memory: str,
+    is_verbose: bool,
 ) -> None:
     """Put the trace files of all ranks of RUN into a few, and remove them when these are verified.
 
@@ -71,8 +80,7 @@ def command(
         begin_s = time.monotonic()
         with shown_progress() as begin_stage:
             result = pack_attempt(attempt, plan, begin_stage=begin_stage)
-        for sentence in result.kept:
-            click.echo(f"hpcpace: warning: {printable(sentence)}", err=True)
+        warn(result.kept, is_verbose=is_verbose)
         click.echo(_line(printable(str(attempt.path)), result, time.monotonic() - begin_s))
         has_kept |= bool(result.kept)
     if has_kept:

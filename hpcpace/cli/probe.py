@@ -29,6 +29,7 @@ from hpcpace.errors import (
     check_all,
 )
 from hpcpace.files import write_file
+from hpcpace.folding import folded_message
 from hpcpace.probe.acceptance import changes, check_comparable
 from hpcpace.probe.change import is_unclear, outcome_words
 from hpcpace.probe.host_changes import left_out
@@ -249,7 +250,7 @@ def _before(call: _Call, record: ProbeRecord, world: ProbeWorld) -> ProbeRecord 
             if not call.has_other_hosts:
                 check_comparable(before, record)
         except ProbeError as error:
-            problem = str(error)
+            problem = folded_message(str(error))
     problem = world.agree(problem)
     if problem:
         raise ProbeError(problem)

@@ -16,7 +16,8 @@ from rich.console import Console
 from hpcpace.cli.chosen_run import chosen_run
 from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
-from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_range
+from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_range, verbose
+from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import Tell, shown_progress
 from hpcpace.config import Config
 from hpcpace.config_sources import load_config
@@ -39,7 +40,7 @@ from hpcpace.errors import (
     UsageError,
 )
 from hpcpace.memory import keep_freed_memory
-from hpcpace.quoting import printable
+from hpcpace.quoting import one_line, printable
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH, print_report
 from hpcpace.rundir import Attempt, RunDirectory, json_text
@@ -116,6 +117,7 @@ from hpcpace.world.team import Team, team
     option(
         "--timeline", "has_timeline", is_flag=True, help="Write the steps around the slowest one for Perfetto, too."
     ),
+    verbose,
 )
 def command(
     run: Path | None,
@@ -129,6 +131,7 @@ def command(
     memory: str | None,
     topology: Path | None,
     config_file: Path | None,
+    is_verbose: bool,
 ) -> None:
     """Say why RUN is slow, and write RUN/summary.json and RUN/report.html.
 
@@ -167,7 +170,7 @@ def command(
     if as_json:
         click.echo(json_text(summary.to_json()), nl=False)
     else:
-        print_report(_console(), summary, ranks=shown, progress=progress)
+        print_report(_console(), summary, ranks=shown, progress=progress, is_verbose=is_verbose)
         if written:
             click.echo(f"\nwritten: {printable(' '.join(map(str, written)))}")
     if not summary.is_whole or summary.verdict.findings:
@@ -263,7 +266,7 @@ def _timeline(
                 begin_stage=stage,
             ).path
     except (UsageError, CannotTell, OSError) as error:
-        click.echo(f"hpcpace: warning: no timeline: {printable(str(error))}", err=True)
+        warn([f"no timeline: {one_line(str(error))}"], is_verbose=False)
         return None
 
 
@@ -284,8 +287,7 @@ def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline:
         try:
             directory.write(path.name, content())
         except OSError as error:
-            place = printable(str(path))
-            click.echo(f"hpcpace: warning: cannot write {place} ({error.strerror}): the run stays without it", err=True)
+            warn([f"cannot write {path} ({error.strerror}): the run stays without it"], is_verbose=False)
         else:
             written.append(path)
     return written

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, option
+from hpcpace.cli.options import PATH, option, verbose
 from hpcpace.diagnosis.run_list import RunRow, run_rows
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
@@ -27,7 +27,8 @@ _LEAST_WIDTH, _MOST_WIDTH = 80, 140
 @click.command(cls=Command)
 @click.argument("folder", metavar="[DIR]", type=PATH, default=RUNS)
 @option("--json", "as_json", is_flag=True, help="Print one JSON list instead of a table.")
-def command(folder: Path, as_json: bool) -> None:
+@verbose
+def command(folder: Path, as_json: bool, is_verbose: bool) -> None:
     """List the runs in DIR (default: runs) and in folders in it, the newest first.
 
     It shows the last attempt of each run: whether it runs, has finished, was stopped, hangs or failed, the verdict of
@@ -38,7 +39,7 @@ def command(folder: Path, as_json: bool) -> None:
         content = Redaction.of_process().content([row.to_json() for row in rows])
         click.echo(json.dumps(content, indent=2))
     else:
-        show_runs(rows, folder)
+        show_runs(rows, folder, is_verbose=is_verbose)
 
 
 def rows_in(folder: Path) -> list[RunRow]:
@@ -53,7 +54,7 @@ def rows_in(folder: Path) -> list[RunRow]:
         raise TraceError(f"cannot list runs in {folder}: {error.strerror}; name a folder of runs") from error
 
 
-def show_runs(rows: list[RunRow], folder: Path) -> None:
+def show_runs(rows: list[RunRow], folder: Path, *, is_verbose: bool = False) -> None:
     """Print the runs of a folder as a table, or that there are none."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of folders more
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -62,5 +63,5 @@ def show_runs(rows: list[RunRow], folder: Path) -> None:
         return
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _LEAST_WIDTH
     width = min(max(columns, _LEAST_WIDTH), _MOST_WIDTH)
-    print_runs(Console(width=width, highlight=False, emoji=False, markup=False), rows, folder)
+    print_runs(Console(width=width, highlight=False, emoji=False, markup=False), rows, folder, is_verbose=is_verbose)
     click.echo(f"\nhpcpace report {printable(rows[0].path)}")

@@ -11,7 +11,8 @@ import click
 from rich.console import Console
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, option
+from hpcpace.cli.options import PATH, headed, option, verbose
+from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import shown_progress
 from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.files import write_file
@@ -31,24 +32,36 @@ _WIDTH = 80
 
 @click.command(cls=Command)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
-@option(
-    "--scaling",
-    type=click.Choice([Kind.WEAK.value, Kind.STRONG.value]),
-    help="Take the work as growing with the size (weak) or staying the same (strong).",
-    show_default="as the batches tell",
+@headed(
+    "How to read it",
+    option(
+        "--scaling",
+        type=click.Choice([Kind.WEAK.value, Kind.STRONG.value]),
+        help="Take the work as growing with the size (weak) or staying the same (strong).",
+        show_default="as the batches tell",
+    ),
+    option(
+        "--probe",
+        type=PATH,
+        help="Let transfers grow by the laws in this file of `hpcpace probe --json`, too.",
+        show_default="as the runs tell",
+    ),
 )
-@option(
-    "--probe",
-    type=PATH,
-    help="Let transfers grow by the laws in this file of `hpcpace probe --json`, too.",
-    show_default="as the runs tell",
+@headed(
+    "Output",
+    option(
+        "--csv", "target", type=PATH, help="Write the table of sizes and predictions to this file.", show_default="none"
+    ),
+    option("--json", "as_json", is_flag=True, help="Print everything as JSON."),
+    verbose,
 )
-@option(
-    "--csv", "target", type=PATH, help="Write the table of sizes and predictions to this file.", show_default="none"
-)
-@option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
-    runs: tuple[Path, ...], scaling: str | None, probe: Path | None, target: Path | None, as_json: bool
+    runs: tuple[Path, ...],
+    scaling: str | None,
+    probe: Path | None,
+    target: Path | None,
+    as_json: bool,
+    is_verbose: bool,
 ) -> None:
     """Say how a job scales: throughput, scaling factor, what stops it, and what 2 and 4 times the nodes would give.
 
@@ -60,8 +73,7 @@ def command(
     check_target(target, [*runs, probe], "--csv")
     with shown_progress() as begin_stage:
         samples, problems = read_samples(runs, progress=begin_stage("reading runs"))
-    for problem in problems:  # before the law, which may say that too few runs are left
-        click.echo(f"hpcpace: warning: {printable(problem)}", err=True)
+    warn(problems, is_verbose=is_verbose)  # before the law, which may say that too few runs are left
     laws = None if probe is None else read_probe(probe)
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling), probe=laws)
     if target is not None:
@@ -69,7 +81,7 @@ def command(
     if as_json:
         click.echo(json_text(found.to_json()), nl=False)
     else:
-        print_scaling(_console(), found)
+        print_scaling(_console(), found, is_verbose=is_verbose)
         if target is not None:
             click.echo(f"\nwritten: {printable(str(target))}")
     if problems or found.left_out:

@@ -12,7 +12,8 @@ import click
 from hpcpace.cli.chosen_run import chosen_run
 from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
-from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_range
+from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_range, verbose
+from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config import ReportConfig
 from hpcpace.errors import EXIT_WARNING, UsageError
@@ -63,6 +64,7 @@ from hpcpace.wording import plural
         help="Write at most about this many slices.",
     ),
     option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use about this much memory."),
+    verbose,
 )
 def command(
     run: Path | None,
@@ -72,6 +74,7 @@ def command(
     target: Path | None,
     most_slices: int,
     memory: str,
+    is_verbose: bool,
 ) -> None:
     """Write some steps of RUN as a file for Perfetto, https://ui.perfetto.dev, to look at them in a browser.
 
@@ -98,8 +101,7 @@ def command(
     except OSError as error:
         place = target or directory.timeline_pftrace
         raise UsageError(f"cannot write {place} ({error.strerror}): name another file with -o") from error
-    for problem in made.shown.problems:
-        click.echo(f"hpcpace: warning: {printable(problem)}", err=True)
+    warn(made.shown.problems, is_verbose=is_verbose)
     written, *sentences = timeline_lines(made)
     click.echo(written)
     for sentence in sentences:

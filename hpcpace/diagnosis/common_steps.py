@@ -11,8 +11,6 @@ from hpcpace.diagnosis.measure import Selection
 from hpcpace.metrics.steps import common_steps, used_steps
 from hpcpace.trace.reader import RankTrace
 
-_MOST_NAMED = 8
-
 
 def ranks_with_common_steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[list[RankTrace], list[str]]:
     """Return the traces that have the step shared by most ranks, and a sentence on each of the others.
@@ -37,10 +35,9 @@ def ranks_with_common_steps(traces: Sequence[RankTrace], selection: Selection) -
     sentences = [
         f"{trace.path}: rank {trace.header.rank} shares none of its {len(trace.tables['steps'])} steps with the other "
         "ranks; it is left out of all figures"
-        for trace in left_out[:_MOST_NAMED]
+        for trace in left_out
     ]
-    more = len(left_out) - _MOST_NAMED
-    return kept, [*sentences, f"{more} more ranks share no step with the others"] if more > 0 else sentences
+    return kept, sentences
 
 
 def _used(trace: RankTrace, selection: Selection) -> NDArray[np.int64]:

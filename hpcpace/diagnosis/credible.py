@@ -13,7 +13,6 @@ from hpcpace.metrics.contradictions import Contradiction, contradictions
 from hpcpace.trace.tables import RankTrace
 from hpcpace.units import NS_PER_S, format_duration
 
-_MOST_NAMED = 8
 # Clocks that are wrong by less are found by what they contradict; a rank that is so far off is not of this job.
 _MOST_STEPS_APART, _LEAST_APART_NS = 10, NS_PER_S
 _LEAST_OPERATIONS_SHARE = 0.5
@@ -26,7 +25,7 @@ def credible_traces(traces: Sequence[RankTrace]) -> tuple[list[RankTrace], list[
         found = contradictions({**trace.tables, "collectives": sound_stream(trace).nothing})
         kept += [] if any(one.is_grave for one in found) else [trace]
         said += [_sentence(trace, found)] if found else []
-    return kept, shortened(said)
+    return kept, said
 
 
 def _sentence(trace: RankTrace, found: Sequence[Contradiction]) -> str:
@@ -40,13 +39,13 @@ def sentences_on_operations(measured: Measured) -> list[str]:
     for stream in measured.operations.streams:
         found = contradictions_of(stream)
         said += [_sentence(stream.original, found)] if found else []
-    return shortened(said)
+    return said
 
 
 def incredible_ranks(measured: Measured) -> tuple[set[int], list[str]]:
     """Return the ranks that all others contradict, and a sentence for each."""
     found = {**_silent(measured), **_apart_in_time(measured), **_contradictory(measured)}
-    return set(found), shortened(list(found.values()))
+    return set(found), list(found.values())
 
 
 def _contradictory(measured: Measured) -> dict[int, str]:
@@ -128,9 +127,3 @@ def absent_ranks(traces: Sequence[RankTrace], world_size: int) -> tuple[int, ...
     is_absent = is_member if is_member.any() else ~is_member
     is_absent[[trace.header.rank for trace in traces]] = False
     return tuple(np.flatnonzero(is_absent).tolist())
-
-
-def shortened(said: Sequence[str]) -> list[str]:
-    """Return the first sentences, and one on how many more there are."""
-    more = len(said) - _MOST_NAMED
-    return [*said[:_MOST_NAMED], f"{more} more traces contradict themselves or the others"] if more > 0 else list(said)

@@ -18,7 +18,7 @@ from hpcpace.diagnosis.records.attempt import AttemptRecords
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, run_end_line
 from hpcpace.diagnosis.sound_stream import problems_of
 from hpcpace.diagnosis.summary import Incomplete
-from hpcpace.errors import CannotTell
+from hpcpace.errors import CannotTell, with_reasons
 from hpcpace.metrics.steps import common_steps
 from hpcpace.parallel import Team
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
@@ -93,7 +93,7 @@ def measure_credible_run(
             return run
         traces = [trace for trace in traces if trace.header.rank not in incredible]
         problems += reasons
-    raise CannotTell("\n- ".join(["there is no trace that can be believed", *problems]))
+    raise CannotTell(with_reasons("there is no trace that can be believed", problems))
 
 
 def _measure_traces(
@@ -121,7 +121,8 @@ def _measure_traces(
         end = find_end(timed_traces(traces), incomplete, figures.completed.opened)
         if not left_out:
             ended = [] if end is None else [run_end_line(end, hosts)]
-            raise CannotTell("\n- ".join([*ended, str(error), *_losses(incomplete, hosts)])) from None
+            reasons = [*ended, str(error), *_losses(incomplete, hosts)]
+            raise CannotTell(with_reasons(reasons[0], reasons[1:])) from None
         measured = measure(common, selection, progress=how.progress, team=how.team)
     else:
         problems = [*problems, *sentences_on_operations(measured), *_problems_of(measured.operations)]

@@ -22,6 +22,7 @@ from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
 from hpcpace.errors import CannotTell, HpcpaceError, UsageError
 from hpcpace.files import Folder
+from hpcpace.folding import folded_message
 from hpcpace.plots.csv_text import csv_bytes
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.page import MAX_WIDTH
@@ -95,13 +96,13 @@ def scaling_option(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def run_script(command: click.Command) -> None:
-    """Run a script's command; an error of hpcpace becomes one line on stderr and its exit code."""
+    """Run a script's command; an error of hpcpace becomes a few lines on stderr and its exit code."""
     try:
         if find_spec("matplotlib") is None:
             raise UsageError("matplotlib is not installed: pip install 'hpcpace[analysis]'")
         command.main()
     except HpcpaceError as error:
-        print(f"hpcpace: {error}", file=sys.stderr)
+        print(f"hpcpace: {folded_message(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 

@@ -23,8 +23,10 @@ from hpcpace import __version__
 from hpcpace.config import Config
 from hpcpace.errors import TraceError
 from hpcpace.files import Folder, read_most
+from hpcpace.folding import folded_message
 from hpcpace.json_files import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values
 from hpcpace.ownership import other_writers
+from hpcpace.quoting import one_line
 from hpcpace.run_search import PassedOver, find_runs
 from hpcpace.rundir import HISTORY_INDEX, RunDirectory
 from hpcpace.runs.begin import oldest_trace, traced_begin
@@ -144,12 +146,12 @@ def _is_current(entry: _Entry, stamp: str | None, means: str) -> bool:
 
 def _entry(name: str, stamp: str, means: str, run: LoadedRun) -> _Entry:
     if run.measured is None:
-        return _Entry(f"{stamp}{means}", None, run.problem)
+        return _Entry(f"{stamp}{means}", None, one_line(folded_message(run.message)))
     attempt = RunDirectory(run.path).attempt(run.measured.attempt)
     recorded_ns = run.measured.conditions.begun_unix_ns or traced_begin(attempt)
     row = row_of(run.measured, name, recorded_ns or oldest_trace(attempt))
     said = "" if recorded_ns else _DATE_OF_FILES if row.begun_unix_ns else _NO_DATE
-    return _Entry(stamp, row, "; ".join(filter(None, (run.problem, said))))
+    return _Entry(stamp, row, "; ".join(filter(None, (one_line(folded_message(run.message)), said))))
 
 
 def _stamp(path: Path) -> str:

@@ -41,13 +41,19 @@ class LoadedRun:
         path: as it was named.
         measured: what is known of it; None where it cannot be loaded.
         why_not: why not; None of one that is loaded.
-        problem: the same in a sentence; of a loaded run, what could not be used of it. May be empty.
+        message: the same as an error has it, with a line for each of many reasons; of a loaded run, what could not be
+            used of it. May be empty.
     """
 
     path: Path
     measured: MeasuredRun | None
     why_not: NotLoaded | None = None
-    problem: str = ""
+    message: str = ""
+
+    @property
+    def problem(self) -> str:
+        """The message in one line."""
+        return one_line(self.message)
 
 
 def load_runs(
@@ -91,22 +97,20 @@ def load_run(path: Path, config: Config | None = None, *, takes_running: bool = 
         named = open_named_run(path)
         attempt = named.directory.last_attempt() if named.attempt is None else named.directory.attempt(named.attempt)
         if not takes_running and journals_of(attempt) and is_running(attempt, read_start(attempt, problems)):
-            return LoadedRun(path=path, measured=None, why_not=NotLoaded.RUNNING, problem=f"{path} still runs")
+            return LoadedRun(path=path, measured=None, why_not=NotLoaded.RUNNING, message=f"{path} still runs")
         measured = stored_run(named.directory, attempt, problems)
         if measured is None:
             measured = _analysed(named.directory, attempt, config or Config(), problems)
     except CannotTell as error:
-        return LoadedRun(path=path, measured=None, why_not=NotLoaded.NO_STEPS, problem=one_line(str(error)))
+        return LoadedRun(path=path, measured=None, why_not=NotLoaded.NO_STEPS, message=str(error))
     except (HpcpaceError, OSError, MemoryError) as error:
-        return LoadedRun(
-            path=path, measured=None, why_not=NotLoaded.BROKEN, problem=one_line(str(error)) or "memory ran out"
-        )
+        return LoadedRun(path=path, measured=None, why_not=NotLoaded.BROKEN, message=str(error) or "memory ran out")
     except Exception as error:  # the boundary of everything that is computed from files
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error}; {Path(place.filename).name}:{place.lineno}"
         problem = f"{path}: a bug in hpcpace ended its analysis ({what}): please report it, with the run if you can"
-        return LoadedRun(path=path, measured=None, why_not=NotLoaded.BROKEN, problem=problem)
-    return LoadedRun(path=path, measured=measured, problem="; ".join(problems))
+        return LoadedRun(path=path, measured=None, why_not=NotLoaded.BROKEN, message=problem)
+    return LoadedRun(path=path, measured=measured, message="\n- ".join(problems))
 
 
 def _analysed(run: RunDirectory, attempt: Attempt, config: Config, problems: list[str]) -> MeasuredRun:

@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
+from hpcpace.errors import TraceError, with_reasons
 from hpcpace.files import Folder
 from hpcpace.parallel import map_processes, map_threads
 from hpcpace.rundir import Attempt
@@ -77,7 +77,7 @@ def read_attempt(
     found, others = of_one_run(traces, run_id=run_id, attempt=number, packs=places)
     problems += others
     if not found:
-        raise TraceError("; ".join([f"no trace can be read in {attempt.trace_dir}", *problems]))
+        raise TraceError(with_reasons(f"no trace can be read in {attempt.trace_dir}", problems))
     world_size = world_size_of(found)
     problems += _world_problems(found, world_size)
     found = [trace for trace in found if trace.header.rank < world_size]

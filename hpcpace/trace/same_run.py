@@ -9,8 +9,6 @@ from pathlib import Path
 from hpcpace.trace.tables import RankTrace
 from hpcpace.wording import rank_list
 
-_MOST_NAMED = 16
-
 Start = tuple[str, int]
 """A run and the number of its attempt."""
 
@@ -44,8 +42,6 @@ def of_one_run(
     said = [
         f"{place} is of {_name(start)}, not of {_name(first)}; it is left out" for place, start in _places(left, packs)
     ]
-    if len(said) > _MOST_NAMED:
-        said[_MOST_NAMED:] = [f"{len(said) - _MOST_NAMED} more traces are not of this run and are left out"]
     return sorted(kept, key=lambda trace: trace.header.rank), said
 
 

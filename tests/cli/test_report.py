@@ -222,12 +222,12 @@ def test_a_killed_rank_is_named_with_its_host_and_what_it_lost(report, tmp_path)
     assert (cut["rank"], cut["host"], cut["num_lost_operations"], cut["num_lost_steps"]) == (5, "n3", 9, 8)
 
 
-def test_of_many_killed_ranks_the_ten_that_lost_most_are_printed(report, tmp_path):
+def test_of_many_killed_ranks_the_three_that_lost_most_are_printed(report, tmp_path):
     lost_steps = {rank: rank for rank in range(24)}
     run = SyntheticRun(num_ranks=24, hosts=HOSTS, lost_steps=lost_steps).write(tmp_path / "run")
     _, out, _ = report(run.path, "--include-warmup")
-    assert [f"rank {rank} on" in out for rank in range(24)] == [False] * 14 + [True] * 10
-    assert "13 more in summary.json (rank with lost records)" in out
+    assert [f"rank {rank} on" in out for rank in range(24)] == [False] * 21 + [True] * 3
+    assert "and 20 more (ranks 1-20); all 23: --verbose or summary.json" in out
     assert len(json.loads(run.summary_json.read_text())["cut_off"]["ranks"]) == 24
 
 

@@ -68,7 +68,7 @@ def test_what_a_value_contains_costs_no_time(value: Any) -> None:
     ("text", "short"),
     [
         ("rank_3", "rank_3"),
-        ("a" * 200 + "rank_3", "a" * 40 + "..." + "a" * 34 + "rank_3"),
+        ("a" * 200 + "rank_3", "a" * 39 + "..." + "a" * 32 + "rank_3"),
         ("a\n", r"a\n"),
     ],
     ids=["short", "long", "not printable"],
@@ -78,4 +78,4 @@ def test_a_long_name_keeps_its_ends(text: str, short: str) -> None:
 
 
 def test_a_name_of_escapes_is_short() -> None:
-    assert len(shortened("\U000e0001" * 1_000_000)) < 170
+    assert len(shortened("\U000e0001" * 1_000_000)) <= 80

@@ -8,6 +8,7 @@ from math import exp
 
 import numpy as np
 
+from hpcpace.folding import folded
 from hpcpace.report.html.figure import Plot, axis, plot_text
 from hpcpace.report.html.frame import framed, tools
 from hpcpace.report.html.sections import terms
@@ -19,7 +20,7 @@ from hpcpace.runs.history import Event, History, Series
 from hpcpace.units import NS_PER_MS, NS_PER_S, format_count
 from hpcpace.wording import milliseconds, percent
 
-_MOST_PLOTS, _MOST_HOSTS, _MOST_RUNS, _MOST_BROKEN = 8, 8, 500, 100
+_MOST_PLOTS, _MOST_HOSTS, _MOST_RUNS = 8, 8, 500
 _COLOURS = ("@c1", "@c2", "@c3", "@c4", "@c5", "@c6", "@c7", "@c8")
 
 
@@ -72,7 +73,7 @@ def _body(history: History, plots: list[Plot], hosts: Plot | None) -> str:
 
 
 def _problems(problems: Mapping[str, str]) -> str:
-    return notes([f"{name}: {why}" for name, why in list(problems.items())[:_MOST_BROKEN]])
+    return notes(folded((f"{name}: {why}" for name, why in problems.items()), rest="--json"))
 
 
 def _x(unix_ns: int, number: int) -> str | int:

@@ -8,6 +8,7 @@ from hpcpace import __version__
 from hpcpace.diagnosis.plot_data import HotspotRow, PlotData
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import WAIT_OR_TRANSFER, HostPair, Shares, Summary
+from hpcpace.folding import folded
 from hpcpace.report.html.text import escape, facts, notes, stacked_bar, table
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
 from hpcpace.report.words.audit import AUDIT_HEAD, NO_MATCH, audit_cells
@@ -19,7 +20,7 @@ from hpcpace.report.words.run import UNKNOWN_WAITS, message_size, outcome_line, 
 from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration
 from hpcpace.wording import alias_name, milliseconds, named_ranks, percent, place_name, plural, rank_list
 
-_MOST_LINES = 12
+_REST = "summary.json"
 _MOST_HOTSPOTS = 20
 _MOST_HOSTS = 64
 _MOST_RANKS = 1024
@@ -138,7 +139,7 @@ def audit_table(summary: Summary) -> str:
         commands=len(AUDIT_HEAD) - 1,
     )
     nothing = [] if rows else [NO_MATCH]
-    return made + notes([*nothing, *_limited(audit.problems, "problem")])
+    return made + notes([*nothing, *folded(audit.problems, rest=_REST)])
 
 
 def hotspots_table(rows: Sequence[HotspotRow]) -> str:
@@ -187,7 +188,7 @@ def clock_notes(summary: Summary) -> str:
     lines.append(f"causality: {exits} before the last enter in {plural(clocks.num_checked, 'synchronising operation')}")
     if clocks.num_negative_messages:
         lines.append(f"{plural(clocks.num_negative_messages, 'message')} received before being sent")
-    return notes([*lines, *_limited([_violation(pair) for pair in clocks.pairs], "pair of hosts")])
+    return notes([*lines, *folded((_violation(pair) for pair in clocks.pairs), rest=_REST, is_ranked=True)])
 
 
 def _violation(pair: HostPair) -> str:
@@ -218,18 +219,18 @@ def left_out(summary: Summary, missing_plots: Iterable[str]) -> str:
             "their intervals are those of so many steps"
         )
     if summary.world.missing:
-        lines.append(f"no trace of {_shortened(rank_list(summary.world.missing))}: waits for them count as transfer")
+        lines.append(f"no trace of {rank_list(summary.world.missing)}: waits for them count as transfer")
     if cut.not_closed:
-        who = _shortened(named_ranks(cut.not_closed, hosts))
+        who = named_ranks(cut.not_closed, hosts)
         lines.append(f"not closed: the trace of {who} (killed, crashed, or still running)")
     if summary.tracing.num_dropped:
         lines.append(f"{plural(summary.tracing.num_dropped, 'record')} dropped by the recorder")
-    lines += _limited([open_line(operation, hosts) for operation in cut.open], "operation that never completed")
+    lines += folded((open_line(operation, hosts) for operation in cut.open), rest=_REST, is_ranked=True)
     with_losses = [rank for rank in cut.ranks if rank.num_lost_operations or rank.num_dropped]
-    lines += _limited([incomplete_rank_line(rank, hosts) for rank in with_losses], "rank with lost records")
-    lines += _limited(cut.problems, "problem")
+    lines += folded((incomplete_rank_line(rank, hosts) for rank in with_losses), rest=_REST, is_ranked=True)
+    lines += folded(cut.problems, rest=_REST)
     lines += [
-        f"{kind.num_unmatched} {kind.op} of {_shortened(rank_list(kind.ranks_unmatched))} have no comparable "
+        f"{kind.num_unmatched} {kind.op} of {rank_list(kind.ranks_unmatched)} have no comparable "
         "counterpart on every member: their blocked time counts as transfer"
         for kind in summary.kinds
         if kind.num_unmatched
@@ -339,15 +340,6 @@ def terms() -> str:
 
 def _duration(length_ns: float | None) -> str:
     return "?" if length_ns is None else format_duration(length_ns)
-
-
-def _limited(lines: Sequence[str], noun: str) -> list[str]:
-    more = len(lines) - _MOST_LINES
-    return [*lines[:_MOST_LINES], *([f"{more} more in summary.json ({noun})"] if more > 0 else [])]
-
-
-def _shortened(names: str, most: int = 300) -> str:
-    return names if len(names) <= most else f"{names[:most].rsplit(',', 1)[0]}, …"
 
 
 def probed_table(summary: Summary) -> str:

@@ -16,7 +16,6 @@ from hpcpace.units import format_duration
 from hpcpace.wording import plural
 
 _MOST_ROWS = 16
-_MOST_PROBLEMS = 4
 _MAX_LETTERS = 240
 """Of a sentence: only those with names that somebody chose to fill the screen are longer."""
 
@@ -27,14 +26,6 @@ def print_hang(console: Console, words: HangWords) -> None:
     for number, why in enumerate(words.why):
         line(console, "Why" if not number else "", shortened(why, max_letters=_MAX_LETTERS))
     line(console, "Next", shortened(words.advice, max_letters=_MAX_LETTERS))
-
-
-def print_problems(console: Console, problems: Sequence[str]) -> None:
-    """Print what was left out of files, and what is odd about them."""
-    for problem in problems[:_MOST_PROBLEMS]:
-        note(console, shortened(problem, max_letters=_MAX_LETTERS))
-    if len(problems) > _MOST_PROBLEMS:
-        note(console, f"{plural(len(problems) - _MOST_PROBLEMS, 'more problem')}; --json lists all")
 
 
 def print_last(console: Console, rows: Sequence[LastOfRank], span_ns: int, *, named: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hpcpace.hostlist import short_list
 from hpcpace.quoting import printable
-from hpcpace.report.terminal.layout import line, note, table, title
+from hpcpace.report.terminal.layout import line, note, notes, table, title
 from hpcpace.report.words.history import counts_sentence, date, event_sentence, headline
 from hpcpace.runs.history import Event, History, Series
 from hpcpace.runs.history_row import HistoryRow
@@ -21,11 +21,11 @@ from hpcpace.wording import plural
 
 _BLOCKS, _PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 _WIDTH = 30
-_MOST_EVENTS, _MOST_SERIES, _MOST_BROKEN = 20, 20, 5
+_MOST_EVENTS, _MOST_SERIES = 20, 20
 _MARKS = {"lasting": "changed", "recent": "recent", "one-off": "one-off", "chronic": "chronic", "drift": "drift"}
 
 
-def print_history(console: Console, history: History, *, num_runs: int) -> None:
+def print_history(console: Console, history: History, *, num_runs: int, is_verbose: bool = False) -> None:
     """Print what was found, with the newest runs."""
     title(console, f"hpcpace history {history.folder}")
     line(console, "Changes", headline(history), style="bold")
@@ -38,8 +38,10 @@ def print_history(console: Console, history: History, *, num_runs: int) -> None:
         line(console, "Index", history.index)
     _print_series(console, history)
     _print_runs(console, history, num_runs)
-    _print_problems(console, "Incomplete", "used; what is not known of them", history.problems)
-    _print_problems(console, "Not used", "broken, without steps to use, or without a date", history.broken)
+    _print_problems(console, "Incomplete", "used; what is not known of them", history.problems, is_verbose=is_verbose)
+    _print_problems(
+        console, "Not used", "broken, without steps to use, or without a date", history.broken, is_verbose=is_verbose
+    )
 
 
 def _print_series(console: Console, history: History) -> None:
@@ -112,11 +114,11 @@ def _label(event: Event) -> str:
     return "long steps" if event.kind == "long steps" else _MARKS[event.duration]
 
 
-def _print_problems(console: Console, heading: str, what: str, problems: Mapping[str, str]) -> None:
+def _print_problems(
+    console: Console, heading: str, what: str, problems: Mapping[str, str], *, is_verbose: bool
+) -> None:
     if not problems:
         return
     title(console, heading, what)
-    for name, problem in list(problems.items())[:_MOST_BROKEN]:
-        note(console, f"{name}: {problem}")
-    if len(problems) > _MOST_BROKEN:
-        note(console, f"{len(problems) - _MOST_BROKEN} more: see --json")
+    said = (f"{name}: {problem}" for name, problem in problems.items())
+    notes(console, said, rest="--verbose", is_verbose=is_verbose)

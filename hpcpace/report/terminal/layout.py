@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hpcpace.folding import folded
 from hpcpace.quoting import printable
 from hpcpace.report.words.directive import DIRECTIVE
 
@@ -34,6 +35,14 @@ def line(console: Console, label: str, content: str, *, style: str = "") -> None
 def note(console: Console, content: str) -> None:
     """Print a remark below a table."""
     _hanging(console, Text("- "), content)
+
+
+def notes(
+    console: Console, problems: Iterable[str], *, rest: str, is_ranked: bool = False, is_verbose: bool = False
+) -> None:
+    """Print problems as remarks, folded; arguments as of `hpcpace.folding.folded`."""
+    for content in folded(problems, rest=rest, is_ranked=is_ranked, is_verbose=is_verbose):
+        note(console, content)
 
 
 def _hanging(console: Console, label: Text, content: str, *, style: str = "") -> None:

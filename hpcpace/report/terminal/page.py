@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, suspect_line
 from hpcpace.diagnosis.summary import EXCESS_FLOOR, HostPair, IncompleteRank, Shares, Summary
 from hpcpace.quoting import printable
-from hpcpace.report.terminal.layout import line, note, title
+from hpcpace.report.terminal.layout import line, note, notes, title
 from hpcpace.report.terminal.losses import (
     print_attempts,
     print_causes,
@@ -35,14 +35,21 @@ from hpcpace.units import format_bytes, format_count, format_duration
 from hpcpace.wording import named_ranks, percent, plural
 
 MIN_WIDTH, MAX_WIDTH = 80, 100
-_MOST_LINES = 10
+_REST = "--verbose or summary.json"
 _MOST_HOSTS = 4
 _MOST_EXCESS = 2
 _BAR_WIDTH = 60
 _LEAST_SHOWN = 0.0005
 
 
-def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | None = None, progress: str = "") -> None:
+def print_report(
+    console: Console,
+    summary: Summary,
+    *,
+    ranks: Sequence[int] | None = None,
+    progress: str = "",
+    is_verbose: bool = False,
+) -> None:
     """Print a summary.
 
     Args:
@@ -50,6 +57,7 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
         summary: what.
         ranks: the ranks to show; with more than 16 of them, and none asked for, roles and extreme ranks.
         progress: how far a run is that still runs; empty of one that has ended.
+        is_verbose: whether to print every problem, also many of one kind.
     """
     shown = rows_shown(summary, ranks)
     _print_head(console, summary, progress)
@@ -57,7 +65,7 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
     print_jitter(console, summary)
     print_hotspots(console, summary)
     print_causes(console, summary)
-    _print_audit(console, summary)
+    _print_audit(console, summary, is_verbose=is_verbose)
     _print_pacing(console, summary)
     print_steps(console, summary, shown)
     print_devices(console, summary)
@@ -68,8 +76,8 @@ def print_report(console: Console, summary: Summary, *, ranks: Sequence[int] | N
         print_sensitivity(console, summary)
         print_rank_communication(console, shown, summary.kinds)
     print_network(console, summary)
-    _print_clocks(console, summary)
-    _print_incomplete(console, summary)
+    _print_clocks(console, summary, is_verbose=is_verbose)
+    _print_incomplete(console, summary, is_verbose=is_verbose)
 
 
 def _print_head(console: Console, summary: Summary, progress: str) -> None:
@@ -203,7 +211,7 @@ def _tracing(summary: Summary) -> str:
     )
 
 
-def _print_audit(console: Console, summary: Summary) -> None:
+def _print_audit(console: Console, summary: Summary, *, is_verbose: bool) -> None:
     if summary.audit is None:
         return
     title(console, "Audit", audit_subtitle(summary.audit))
@@ -211,7 +219,7 @@ def _print_audit(console: Console, summary: Summary) -> None:
         note(console, sentence)
         if fix:  # in one piece, since it is to be pasted
             console.print(f"  fix: {printable(fix)}", soft_wrap=True, markup=False)
-    _limited(console, summary.audit.problems, "problem")
+    notes(console, summary.audit.problems, rest=_REST, is_verbose=is_verbose)
 
 
 def _print_pacing(console: Console, summary: Summary) -> None:
@@ -222,7 +230,7 @@ def _print_pacing(console: Console, summary: Summary) -> None:
         line(console, name, value)
 
 
-def _print_clocks(console: Console, summary: Summary) -> None:
+def _print_clocks(console: Console, summary: Summary, *, is_verbose: bool) -> None:
     clocks = summary.clocks
     if len(summary.world.ranks) < 2:
         return
@@ -249,7 +257,7 @@ def _print_clocks(console: Console, summary: Summary) -> None:
     messages = clocks.num_negative_messages
     early = f"; {plural(messages, 'message')} received before being sent" if messages else ""
     line(console, "causality", f"{exits} before the last enter in {checked}{early}")
-    _limited(
+    notes(
         console,
         (
             f"{_early_exits(pair)}: {pair.num_violations} times, median "
@@ -257,7 +265,9 @@ def _print_clocks(console: Console, summary: Summary) -> None:
             f"{pair.num_unexplained} beyond the half-widths"
             for pair in clocks.pairs
         ),
-        "pair of nodes",
+        rest=_REST,
+        is_ranked=True,
+        is_verbose=is_verbose,
     )
 
 
@@ -268,7 +278,7 @@ def _early_exits(pair: HostPair) -> str:
     return f"{exit_host} left before {enter_host} entered"
 
 
-def _print_incomplete(console: Console, summary: Summary) -> None:
+def _print_incomplete(console: Console, summary: Summary, *, is_verbose: bool) -> None:
     incomplete, dropped = summary.cut_off, summary.tracing.num_dropped
     if not (incomplete.problems or incomplete.not_closed or incomplete.num_open or incomplete.ranks or dropped):
         return
@@ -279,20 +289,13 @@ def _print_incomplete(console: Console, summary: Summary) -> None:
         note(console, f"not closed: the trace of {who} (killed, crashed, or still running)")
     if dropped:
         note(console, f"{plural(dropped, 'record')} dropped by the recorder")
-    _limited(console, (open_line(operation, hosts) for operation in incomplete.open), "operation that never completed")
+    opened = (open_line(operation, hosts) for operation in incomplete.open)
     lost = (incomplete_rank_line(rank, hosts) for rank in incomplete.ranks if _is_listed(rank))
-    _limited(console, lost, "rank with lost records")
-    _limited(console, incomplete.problems, "problem")
+    for lines in (opened, lost):
+        notes(console, lines, rest=_REST, is_ranked=True, is_verbose=is_verbose)
+    notes(console, incomplete.problems, rest=_REST, is_verbose=is_verbose)
 
 
 def _is_listed(rank: IncompleteRank) -> bool:
     # Ranks without a trace are listed among the problems, those that were not closed in one line.
     return bool(rank.num_lost_operations or rank.num_dropped or (rank.host and not rank.has_trace))
-
-
-def _limited(console: Console, lines: Iterable[str], noun: str) -> None:
-    all_lines = list(lines)
-    for content in all_lines[:_MOST_LINES]:
-        note(console, content)
-    if len(all_lines) > _MOST_LINES:
-        note(console, f"{len(all_lines) - _MOST_LINES} more in summary.json ({noun})")

@@ -14,15 +14,14 @@ from rich.text import Text
 from hpcpace.diagnosis.run_list import RunRow
 from hpcpace.diagnosis.run_state import State, progress_line
 from hpcpace.quoting import printable
-from hpcpace.report.terminal.layout import note
+from hpcpace.report.terminal.layout import notes
 from hpcpace.units import NS_PER_S, format_count
 
 _STYLES = {State.RUNNING: "cyan", State.HUNG: "red", State.FAILED: "red", State.CANNOT_TELL: "yellow"}
-_MOST_PROBLEMS = 10
 _MOST_WORD, _MOST_SPEED = 20, 14
 
 
-def print_runs(console: Console, rows: Sequence[RunRow], folder: Path) -> None:
+def print_runs(console: Console, rows: Sequence[RunRow], folder: Path, *, is_verbose: bool = False) -> None:
     """Print a table of runs, with their paths below a folder, and what cannot be read."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     widths = {
@@ -48,11 +47,8 @@ def print_runs(console: Console, rows: Sequence[RunRow], folder: Path) -> None:
             Text(_date(row.created_unix_ns)),
         )
     console.print(table)
-    problems = [problem for row in rows for problem in row.problems]
-    for problem in problems[:_MOST_PROBLEMS]:
-        note(console, problem)
-    if len(problems) > _MOST_PROBLEMS:
-        note(console, f"{len(problems) - _MOST_PROBLEMS} more problems: see --json")
+    problems = (problem for row in rows for problem in row.problems)
+    notes(console, problems, rest="--verbose", is_verbose=is_verbose)
 
 
 def _longest_word(texts: Iterable[str]) -> int:

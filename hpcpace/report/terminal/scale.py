@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from hpcpace.report.terminal.layout import line, note, table, title
+from hpcpace.report.terminal.layout import line, note, notes, table, title
 from hpcpace.runs.scaling.result import PredictedSize, Scaling, SizeFigures, stop_words
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.units import format_count, format_duration
@@ -13,7 +13,7 @@ from hpcpace.wording import percent, plural
 _MOST_LEFT_OUT = 10
 
 
-def print_scaling(console: Console, scaling: Scaling) -> None:
+def print_scaling(console: Console, scaling: Scaling, *, is_verbose: bool = False) -> None:
     """Print all that is known of a series."""
     for label, content in headline(scaling):
         line(console, label, content)
@@ -22,10 +22,7 @@ def print_scaling(console: Console, scaling: Scaling) -> None:
     _print_predictions(console, scaling)
     if scaling.left_out:
         title(console, "Left out")
-        for sentence in scaling.left_out[:_MOST_LEFT_OUT]:
-            note(console, sentence)
-        if len(scaling.left_out) > _MOST_LEFT_OUT:
-            note(console, f"{len(scaling.left_out) - _MOST_LEFT_OUT} more: see --json")
+        notes(console, scaling.left_out, rest="--json", is_verbose=is_verbose)
 
 
 def headline(scaling: Scaling) -> list[tuple[str, str]]:

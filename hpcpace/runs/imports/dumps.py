@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcpace.errors import CannotTell, TraceError
+from hpcpace.errors import CannotTell, TraceError, with_reasons
 from hpcpace.parallel import map_processes
 from hpcpace.quoting import printable, shortened
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS, Dump, read_dump
@@ -66,7 +66,9 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
         elif file.suffix.lower() not in _BESIDE:
             left_out.setdefault(outcome, []).append(file)
     if not found:
-        raise TraceError(f"no Flight Recorder dump in {_names(paths)}: {_few(_reasons(left_out)) or 'no file is one'}")
+        raise TraceError(
+            with_reasons(f"no Flight Recorder dump in {_names(paths)}", _reasons(left_out) or ["no file is one"])
+        )
     _check_one_job(found)
     return _with_ranks(found, left_out)
 

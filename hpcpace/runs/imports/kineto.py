@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.errors import TraceError
+from hpcpace.errors import TraceError, with_reasons
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
 from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
 from hpcpace.runs.imports.kineto_profile import FREE_BYTES, Profile, device_notes, read_profile
@@ -68,7 +68,7 @@ def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = l
         if profile.world_size is not None:
             world_sizes.setdefault(profile.world_size, file.path)
     if not profiles:
-        raise _none_usable(problems)
+        raise TraceError(with_reasons("no profile can be used", problems))
     if len(world_sizes) > 1:
         said = [f"{size} ranks in {path.name}" for size, path in sorted(world_sizes.items())[:_MAX_NAMED]]
         more = ", ..." if len(world_sizes) > _MAX_NAMED else ""
@@ -91,11 +91,6 @@ def _files(paths: Sequence[Path]) -> list[InputFile]:
         if len(found) > _MAX_FILES:
             raise TraceError(f"more than {_MAX_FILES} profiles: name those of fewer ranks")
     return found
-
-
-def _none_usable(problems: list[str]) -> TraceError:
-    more = f"; and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
-    return TraceError(f"no profile can be used: {'; '.join(problems[:_MAX_NAMED])}{more}")
 
 
 def _told_of_all(told: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
@@ -131,7 +126,7 @@ def _import(
         except TraceError as error:
             problems.append(f"{profile.path}: {error}; it is left out")
     if not ranks:
-        raise _none_usable(problems)
+        raise TraceError(with_reasons("no profile can be used", problems))
     undated = _undated(ranks)
     for rank in undated:
         problems.append(f"{ranks.pop(rank).profile.path} does not say what its times count from; it is left out")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpcpace.errors import UsageError
+from hpcpace.errors import UsageError, with_reasons
 from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.load import load_runs
 from hpcpace.runs.scaling.samples import Sample, sample_of_line, sample_of_run
-
-_MOST_TOLD = 3
 
 
 def read_samples(
@@ -31,8 +29,8 @@ def read_samples(
     if tables:
         return [sample_of_line(line, str(tables[0])) for line in read_csv(tables[0])], []
     loaded = load_runs(paths, progress=progress)
-    problems = [run.problem for run in loaded if run.problem]
+    problems = [run.message for run in loaded if run.message]
     samples = [sample_of_run(run.measured) for run in loaded if run.measured is not None]
     if not samples:
-        raise UsageError(f"no run can be read: {'; '.join(problems[:_MOST_TOLD])}")
+        raise UsageError(with_reasons("no run can be read", problems))
     return samples, problems

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import CannotTell
+from hpcpace.errors import CannotTell, with_reasons
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.knee import Knee, knee_of
 from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Predicted, obstacle, predict
@@ -154,11 +154,8 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
     """Return what a series says; errors as of `scaling_of`."""
     if len(series.sizes) < 2:
         only = series.sizes[0]
-        left = f"; {'; '.join(series.left_out)}" if series.left_out else ""
-        raise CannotTell(
-            f"all runs are of one size, {only.num_units} {series.unit}{'s' * (only.num_units != 1)}: "
-            f"add runs of other sizes{left}"
-        )
+        of = f"{only.num_units} {series.unit}{'s' * (only.num_units != 1)}"
+        raise CannotTell(with_reasons(f"all runs are of one size, {of}: add runs of other sizes", series.left_out))
     speeds = _speeds(series)
     no_law = obstacle(series) or series.doubt
     factors = (2, MOST_FACTOR)

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from hpcpace.errors import CannotTell, UsageError
+from hpcpace.errors import CannotTell, UsageError, with_reasons
 from hpcpace.metrics.run_difference import (
     LEAST_CV,
     LEAST_REPEATS,
@@ -185,7 +185,7 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
 
 
 def _none_left(left_out: Sequence[str]) -> CannotTell:
-    return CannotTell(f"no run can be used: {'; '.join(left_out[:_MOST_TOLD])}")
+    return CannotTell(with_reasons("no run can be used", left_out))
 
 
 def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sample]:

@@ -15,7 +15,7 @@ from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evide
 from hpcpace.diagnosis.figures.clocks import causality_of
 from hpcpace.diagnosis.figures.step_timeline import regular_steps
 from hpcpace.diagnosis.sound_stream import problems_of, sound_stream
-from hpcpace.errors import CannotTell, UsageError
+from hpcpace.errors import CannotTell, UsageError, with_reasons
 from hpcpace.metrics.causes.propagation import last_partner
 from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.steps import common_steps, is_warmup, step_times
@@ -111,7 +111,7 @@ def read_steps(
     timed = timed_traces(on_devices(recorded))
     apart = _ranks_apart(timed)
     unknown_clocks, timed = timed.unknown_clocks, replace(timed, unknown_clocks=(*timed.unknown_clocks, *apart))
-    step, slowest = _chosen_steps(timed, wanted)
+    step, slowest = _chosen_steps(timed, wanted, found.problems)
     num_shown = _num_shown(recorded, step, wanted)
     streams = [sound_stream(trace) for trace in timed.traces]
     stretch = [(int(step[0]), int(step[-1]) + 1)]
@@ -242,7 +242,7 @@ def _shown_ranks(
     return tuple(sorted({*latest, *(rest[place] for place in spread.tolist())}))
 
 
-def _chosen_steps(timed: TimedTraces, wanted: Wanted) -> tuple[NDArray[np.int64], int | None]:
+def _chosen_steps(timed: TimedTraces, wanted: Wanted, problems: Sequence[str]) -> tuple[NDArray[np.int64], int | None]:
     """Return the steps that some rank has, ascending, and the one around which they are."""
     # A job that hangs or was killed left phases and operations of a step that has not ended.
     tables = [(*(trace.tables[name] for name in ("steps", "phases")), trace.open_collectives) for trace in timed.traces]
@@ -250,10 +250,8 @@ def _chosen_steps(timed: TimedTraces, wanted: Wanted) -> tuple[NDArray[np.int64]
     seen = np.unique(np.concatenate([np.zeros(0, np.int64), *own]))
     seen = seen[seen >= 0]
     if not len(seen):
-        raise CannotTell(
-            "no rank has recorded a step: the job ended before its first one, steps were not marked, or its traces are"
-            " damaged"
-        )
+        reason = "the job ended before its first one, steps were not marked, or its traces are damaged"
+        raise CannotTell(with_reasons(f"no rank has recorded a step: {reason}", problems))
     if wanted.is_range:
         chosen = seen[(seen >= (wanted.first or 0)) & (seen < (wanted.stop if wanted.stop is not None else 1 << 62))]
         if not len(chosen):
