@@ -29,7 +29,9 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true", help="run on CPUs, with small sizes")
     parser.add_argument("--clocks", action="store_true", help="lower the clocks of the GPU for a moment in step i")
     parser.add_argument("--budget", type=float, default=TOTAL_S - SETUP_S, help=argparse.SUPPRESS)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="put the results of a folder into docs/gpu.md")
+    parser.add_argument(
+        "--write", type=Path, nargs="+", metavar="FOLDER", help="put the results of folders into docs/gpu.md"
+    )
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.write is not None:

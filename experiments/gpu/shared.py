@@ -33,7 +33,7 @@ def _size(place: Place) -> tuple[object, ...]:
     # Gradients go over the host: few of them, and much work on each.
     return (
         *("--steps", place.choose(50, 30), "--width", place.choose(1024, 192)),
-        *("--layers", place.choose(6, 3), "--rows", place.choose(8192, 256)),
+        *("--layers", place.choose(6, 3), "--rows", place.choose(8192, 1024)),
     )
 
 
