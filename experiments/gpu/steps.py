@@ -12,7 +12,7 @@ TOTAL_S = 540
 """Limit of all together: less than the time for which a machine with a GPU may be lent."""
 SETUP_S = 60
 """Limit of the installation, which first_light.sh keeps to."""
-REHEARSAL_FACTOR = 4
+REHEARSAL_FACTOR = 8
 """How much longer a step may take in a rehearsal: four ranks may share two cores, and these with others."""
 
 
