@@ -52,6 +52,8 @@ from hpcpace.world.process_group import init_process_group
 _THREADS = ("hpcpace-flush", "hpcpace-counters")
 # Of the settled device clock, and how long the first marks of a session wait to be read (hpcpace.observe.device_clock).
 _ANCHOR_INTERVAL_S, _MARKS_UNREAD_S = 30, 1.0
+_MAX_PLAIN_SETTLE_STEPS = 5
+_NUM_GUESSES, _CLOSE_ENOUGH = 6, 0.2
 
 
 def main() -> None:
@@ -97,20 +99,18 @@ def measure(args: argparse.Namespace) -> None:
         rows = text.batch(0, seed=0, batch_size=args.batch_size, seq_len=plan.seq_len, rows=plan.rows(place))
         tokens = torch.from_numpy(rows).to(device)
 
-        def train() -> None:
-            model(tokens[:, :-1], tokens[:, 1:]).backward()
+        def train(batch: torch.Tensor) -> None:
+            model(batch[:, :-1], batch[:, 1:]).backward()
             optimizer.step()
             optimizer.zero_grad()
 
         if args.step_ms is not None:
-            tokens = tokens.repeat(_repeats(train, device, args.step_ms), 1)
+            tokens = tokens.repeat(_num_repeats(train, tokens, args.step_ms), 1)
 
         def step(session: Any) -> None:
             with session.phase("data") if session is not None else nullcontext():
                 batch = tokens.clone()
-            model(batch[:, :-1], batch[:, 1:]).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            train(batch)
             if session is not None:
                 session.step(samples=1)
 
@@ -119,16 +119,22 @@ def measure(args: argparse.Namespace) -> None:
         compare(args, comm, step, model, Config(train=settings, clock=clock))
 
 
-def _repeats(train: Callable[[], None], device: torch.device, step_ms: float) -> int:
-    """Return how often a batch makes a step of about that length; a step has a least length."""
-    times_s = []
-    for _ in range(8):
-        begin_s = time.perf_counter()
-        train()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times_s.append(time.perf_counter() - begin_s)
-    return max(round(step_ms / 1e3 / min(times_s)), 1)
+def _num_repeats(train: Callable[[torch.Tensor], None], batch: torch.Tensor, step_ms: float) -> int:
+    """Return how often a batch makes a step of about that length; small ones may take a GPU equally long."""
+    number = 1
+    for _ in range(_NUM_GUESSES):
+        repeated, times_s = batch.repeat(number, 1), []
+        for _ in range(4):
+            begin_s = time.perf_counter()
+            train(repeated)
+            if batch.is_cuda:
+                torch.cuda.synchronize()
+            times_s.append(time.perf_counter() - begin_s)
+        ratio = step_ms / 1e3 / min(times_s)
+        if abs(ratio - 1) < _CLOSE_ENOUGH:
+            break
+        number = max(round(number * ratio), 1)
+    return number
 
 
 class Alone:
@@ -226,7 +232,9 @@ def compare(
     comm = mpi or Alone()
     folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))
     watch = ProcessorTime() if args.device == "cpu" else DeviceTime()
-    on, off = (Block(comm, step, watch, args.block_steps, args.settle_steps) for _ in range(2))
+    # What a session needs before its marks are read, steps without one do not.
+    settle_steps = (args.settle_steps, min(args.settle_steps, _MAX_PLAIN_SETTLE_STEPS))
+    on, off = (Block(comm, step, watch, args.block_steps, number) for number in settle_steps)
     comparisons: list[tuple[float, float]] = []
     synchronise = ClockSync.sync
 

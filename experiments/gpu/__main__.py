@@ -25,11 +25,13 @@ def main() -> None:
     """Run the steps, one of them inside its own process, or write the page."""
     parser = argparse.ArgumentParser(prog="experiments/gpu/first_light.sh", description=__doc__)
     parser.add_argument("--out", type=Path, default=WORK / "results", help=f"folder for {RESULTS} and {LOGS}")
-    parser.add_argument("--only", metavar="A,C", help="run only these steps, and keep the results of the others")
+    parser.add_argument("--only", metavar="a,c", help="run only these steps, and keep the results of the others")
     parser.add_argument("--rehearse", action="store_true", help="run on CPUs, with small sizes")
     parser.add_argument("--clocks", action="store_true", help="lower the clocks of the GPU for a moment in step i")
     parser.add_argument("--budget", type=float, default=TOTAL_S - SETUP_S, help=argparse.SUPPRESS)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="put the results of a folder into docs/gpu.md")
+    parser.add_argument(
+        "--write", type=Path, nargs="+", metavar="FOLDER", help="put the results of folders into docs/gpu.md"
+    )
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.write is not None:

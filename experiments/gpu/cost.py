@@ -20,13 +20,14 @@ def measure(place: Place) -> None:
     place.note(mark=_after(marks, "a mark, read later: "))
     calls = place.bench("collective", "--on-device", "--rounds", few, "--calls", place.choose(500, 100))
     place.note(collective=_after(calls, "observed as on a device: "))
-    for name, step_ms in (("short", 10), ("long", 100)):
-        block_steps = max(place.choose(400, 60) // step_ms, 1)
+    for name, step_ms, preset, seq_len in (("short", 10, "tiny", 128), ("long", 100, "small", 1024)):
+        # A rehearsal has the same model twice.
+        preset, seq_len = place.choose((preset, seq_len), ("tiny", 64))
         found = place.bench(
             *("overhead", "--device", place.device, "--ranks", 1, "--dtype", place.choose("bf16", "float32")),
-            *("--preset", place.choose("small", "tiny") if name == "long" else "tiny", "--step-ms", step_ms),
-            *("--seq-len", place.choose(1024, 64), "--pairs", place.choose(_NUM_PAIRS, 2)),
-            *("--block-steps", block_steps, "--settle-steps", place.choose(int(_SETTLE_S * 1000 / step_ms), 1)),
+            *("--preset", preset, "--seq-len", seq_len, "--step-ms", step_ms),
+            *("--block-steps", max(place.choose(300, 60) // step_ms, 1), "--pairs", place.choose(_NUM_PAIRS, 2)),
+            *("--settle-steps", place.choose(int(_SETTLE_S * 1000 / step_ms), 1)),
         )
         added = _ADDED.search(found)
         assert added is not None, "the benchmark printed no figures"

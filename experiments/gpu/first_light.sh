@@ -2,14 +2,17 @@
 # First light on a GPU: installs what the machine lacks, without a network, and measures; at most nine minutes in all.
 #
 #   experiments/gpu/first_light.sh --wheels              # beforehand, with a network: fills build/first-light-wheels
-#   experiments/gpu/first_light.sh [--only A,C] [--out DIR]        # on the machine with a GPU
+#   experiments/gpu/first_light.sh [--only a,c] [--out DIR]        # on the machine with a GPU
 #   experiments/gpu/first_light.sh --rehearse            # on CPUs
-#   experiments/gpu/first_light.sh --write DIR           # puts results into docs/gpu.md
+#   experiments/gpu/first_light.sh --write DIR ...       # puts results into docs/gpu.md
 #
-# PYTHON is the Python that has torch, WHEELS the folder of the wheels, OUT that of the results, NANOGPT a checkout.
+# PYTHON is the Python that has torch (default: that of .venv, else python3), WHEELS the folder of the wheels, OUT that
+# of the results, NANOGPT a checkout of nanoGPT.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-python=${PYTHON:-python3} wheels=${WHEELS:-build/first-light-wheels} env=build/first-light-env
+default=python3
+[ ! -x .venv/bin/python ] || default=.venv/bin/python
+python=${PYTHON:-$default} wheels=${WHEELS:-build/first-light-wheels} env=build/first-light-env
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 # Of these, a machine takes what it lacks; torch, mpi4py, h5py, pandas and scipy must be there.

@@ -11,7 +11,7 @@ from experiments.gpu.place import Place, answer
 
 _ABSENT = 1
 _ANY_CODE = range(-64, 256)
-_TIMEOUT_S = 5
+_TIMEOUT_S = 3
 
 
 def measure(place: Place) -> None:

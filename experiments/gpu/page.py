@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,17 @@ UNMEASURED = "not yet measured"
 _PLACE = re.compile(r"(<!-- first light -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def write_page(folder: Path) -> Path:
-    """Keep the results of a folder, put them into the document, and return its path."""
-    results = json.loads((folder / RESULTS).read_text())
-    if results["rehearsal"]:
-        sys.exit(f"{folder / RESULTS} is of a rehearsal on CPUs: it says nothing about GPUs")
-    shutil.copyfile(folder / RESULTS, KEPT)
-    DOCUMENT.write_text(with_results(DOCUMENT.read_text(), results))
+def write_page(folders: Sequence[Path]) -> Path:
+    """Keep the results of folders, of a step those of the last one, put them into the document, and return its path."""
+    found = [json.loads((folder / RESULTS).read_text()) for folder in folders]
+    if any(results["rehearsal"] for results in found):
+        sys.exit("results of a rehearsal on CPUs say nothing about GPUs")
+    if len(devices := {results["device"] for results in found}) > 1:
+        sys.exit(f"results of different devices do not go into one table: {', '.join(sorted(devices))}")
+    steps = {name: step for results in found for name, step in results["steps"].items()}
+    kept = found[-1] | {"steps": dict(sorted(steps.items()))}
+    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    DOCUMENT.write_text(with_results(DOCUMENT.read_text(), kept))
     return DOCUMENT
 
 

@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 _CYCLES_PER_S = 2_000_000_000
 """About what the clock of a GPU does: the wait need not be exact."""
+_TIMES_AS_LONG = 6
+"""As the timeout; the watchdog needs some seconds more to write."""
 
 
 def main() -> None:
@@ -34,9 +36,9 @@ def main() -> None:
     dist.all_reduce(value)
     if is_cuda:
         torch.cuda.synchronize()
-        torch.cuda._sleep(4 * timeout_s * _CYCLES_PER_S)
+        torch.cuda._sleep(_TIMES_AS_LONG * timeout_s * _CYCLES_PER_S)
         dist.all_reduce(value)
-        time.sleep(4 * timeout_s)
+        time.sleep(_TIMES_AS_LONG * timeout_s)
     else:
         from torch._C._distributed_c10d import _dump_fr_trace
 

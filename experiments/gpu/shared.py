@@ -16,7 +16,7 @@ def measure(place: Place) -> None:
     """Measure."""
     for name in ("sound", "work", "foreign"):
         run = place.folder / name
-        work = ("--work", _SLOW_RANK, "--extra", 2) if name == "work" else ()
+        work = ("--work", _SLOW_RANK, "--extra", place.choose(2, 8)) if name == "work" else ()
         with _foreign_kernels(place, is_wanted=name == "foreign"):
             place.job(run, *_size(place), *work, ranks=4)
         if name == "sound":
@@ -33,7 +33,7 @@ def _size(place: Place) -> tuple[object, ...]:
     # Gradients go over the host: few of them, and much work on each.
     return (
         *("--steps", place.choose(50, 30), "--width", place.choose(1024, 192)),
-        *("--layers", place.choose(6, 3), "--rows", place.choose(8192, 256)),
+        *("--layers", place.choose(6, 3), "--rows", place.choose(8192, 512)),
     )
 
 

@@ -12,7 +12,7 @@ TOTAL_S = 540
 """Limit of all together: less than the time for which a machine with a GPU may be lent."""
 SETUP_S = 60
 """Limit of the installation, which first_light.sh keeps to."""
-REHEARSAL_FACTOR = 4
+REHEARSAL_FACTOR = 8
 """How much longer a step may take in a rehearsal: four ranks may share two cores, and these with others."""
 
 
@@ -46,7 +46,7 @@ STEPS = (
         name="a",
         module="machine",
         title="versions, NVML, audit",
-        limit_s=25,
+        limit_s=20,
         cells={
             "versions": "What is installed, and what is compiled?",
             "nvml": "What does NVML answer?",
@@ -57,14 +57,14 @@ STEPS = (
         name="b",
         module="suite",
         title="the tests of `make gpu`",
-        limit_s=85,
+        limit_s=90,
         cells={"tests": "How many pass?", "failed": "Which do not?"},
     ),
     Step(
         name="c",
         module="alone",
         title="GPT-2 small in bf16, 100 steps in a world of one over NCCL, traced",
-        limit_s=40,
+        limit_s=35,
         cells={
             "training": "How fast does it train?",
             "device_times": "How many marks have times on the device?",
@@ -98,7 +98,7 @@ STEPS = (
         name="f",
         module="cost",
         title="what tracing costs: 20 blocks, on and off in turn",
-        limit_s=95,
+        limit_s=105,
         cells={
             "mark": "What does a mark cost?",
             "collective": "What does an observed collective cost?",
@@ -128,7 +128,7 @@ STEPS = (
         name="i",
         module="habits",
         title="tiny kernels, FSDP2 of one rank and of two, lower clocks",
-        limit_s=40,
+        limit_s=35,
         cells={
             "host_bound": "Tiny kernels: is the job called host-bound?",
             "sharded": "FSDP2: are its steps and collectives recorded, and do all end?",

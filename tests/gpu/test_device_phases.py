@@ -77,7 +77,8 @@ def test_device_phases_agree_with_the_kernels_that_the_profiler_saw(tmp_path: Pa
     with hpcpace.session(run_dir=tmp_path / "run") as session:
         _train(session, model, num_steps=NUM_WARMUPS)
         torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        # Unless events accumulate, torch 2.11 warns that they do not.
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
             _train(session, model)
             torch.cuda.synchronize()
     rows = _marked(_read(session))
@@ -182,6 +183,7 @@ def test_capturing_a_graph_with_a_collective_is_not_broken_and_counted(tmp_path:
 
 
 @pytest.mark.usefixtures("nccl")
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")  # inductor's, on each GPU that could use it
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_models_train_alike(tmp_path: Path, mode: str) -> None:
     class Nobody:

@@ -163,10 +163,31 @@ def test_a_cell_has_its_figure_or_the_reason_why_there_is_none() -> None:
     assert set(cells[5:]) == {"not yet measured"}
 
 
+def _folder(path: Path, **facts: Any) -> Path:
+    path.mkdir()
+    steps = {"a": {"figures": {"versions": f"from {path.name}"}, "reason": ""}}
+    (path / RESULTS).write_text(json.dumps({**FACTS, "date": "2026-11-27", "steps": steps, **facts}))
+    return path
+
+
 def test_results_of_a_rehearsal_are_refused(tmp_path: Path) -> None:
-    (tmp_path / RESULTS).write_text(json.dumps({**FACTS, "rehearsal": True}))
-    with pytest.raises(SystemExit, match="says nothing about GPUs"):
-        page.write_page(tmp_path)
+    with pytest.raises(SystemExit, match="say nothing about GPUs"):
+        page.write_page([_folder(tmp_path / "one", rehearsal=True)])
+
+
+def test_results_of_two_devices_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="different devices do not go into one table: H100, a GPU"):
+        page.write_page([_folder(tmp_path / "one"), _folder(tmp_path / "two", device="H100")])
+
+
+def test_steps_that_ran_again_replace_those_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = tmp_path / "gpu.md"
+    document.write_text("<!-- first light -->\n<!-- end -->\n")
+    monkeypatch.setattr(page, "DOCUMENT", document)
+    monkeypatch.setattr(page, "KEPT", tmp_path / "kept.json")
+    page.write_page([_folder(tmp_path / "one"), _folder(tmp_path / "two")])
+    assert "| from two |" in document.read_text() and "from one" not in document.read_text()
+    assert document.read_text() == page.with_results(document.read_text(), page.kept_results())
 
 
 def test_the_script_carries_what_a_wheel_of_hpcpace_needs() -> None:

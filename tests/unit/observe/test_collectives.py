@@ -74,7 +74,7 @@ def test_records_kind_and_size_of_every_operation(
 def test_describes_every_operator_that_torch_has_but_the_check_for_nan() -> None:
     known = {f"c10d::{operator.name}" for operator in operators()}
     all_names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")}
-    assert all_names - known == {"c10d::check_for_nan"}
+    assert all_names - known <= {"c10d::check_for_nan"}  # torch 2.11 has none
 
 
 def test_a_blocking_call_is_blocked_for_its_whole_wait(observer: Observer, rows: Any) -> None:

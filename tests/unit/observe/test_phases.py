@@ -272,9 +272,14 @@ def test_modules_that_run_again_inside_backward_belong_to_it(observer: PhaseObse
     assert _phases(rows) == [Phase.FORWARD, Phase.BACKWARD]
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.11.") and sys.version_info >= (3, 12),
+    reason="the profiler of torch 2.11 sees no modules under Python 3.12",
+)
 def test_a_profiler_with_stacks_sees_the_modules_of_the_job(observer: PhaseObserver) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 1))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profiler:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, with_stack=True) as profiler:
         model(torch.ones(2, 3))
     names = {event.name for event in profiler.events()}
     assert {"nn.Module: Sequential_0", "nn.Module: Linear_0"} <= names
