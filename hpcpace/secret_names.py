@@ -91,6 +91,16 @@ _NEVER_ALONE = _words("pwd pat")
 # The fewest characters of a value that these words make a secret: `--api rest-v1` is none.
 _POSSIBLE = {"api": 12, "tokens": 8, "tk": 8, "tok": 16, "pin": 8, "sig": 8}
 _MIN_PIN = 4
+# Some of these are written as options far more often for a secret than for anything but these values.
+_HARMLESS_VALUES = {
+    "tokens": _words("all bpe byte bytes char chars character unigram word words subword sentencepiece"),
+    "tk": frozenset[str](),
+    "pin": _words(
+        "all close compact core cores cpu cpus device gpu gpus host memory node nodes numa scatter socket "
+        "sockets spread strict thread threads"
+    ),
+}
+_NUMBERS_OR_MARKERS = re.compile(r"[\d.,:;_eE+-]+|<.*>|\[.*\]|'<.*>'")
 # Or nothing that could be one: `key=[]`, `token=%s`.
 _SWITCH = re.compile(r"[\W_]*|%[a-z]|true|false|yes|no|on|off|none|null|auto|default", re.IGNORECASE)
 _AUTH_METHODS = _words("basic digest kerberos gssapi ldap munge oauth oauth2 oidc saml ssh ssl tls x509 token jwt key")
@@ -118,7 +128,9 @@ def is_secret(name: str, value: str = "secret") -> bool:
     if certainty == Certainty.SURE:
         return True
     if certainty == Certainty.POSSIBLE:
-        return is_pin(name, value) or looks_secret(value, _POSSIBLE[word])
+        if is_pin(name, value) or looks_secret(value, _POSSIBLE[word]):
+            return True
+        return name.startswith("-") and word in _HARMLESS_VALUES and not _is_harmless(word, value)
     is_parameter = word in ("key", "token") and _PARAMETER.fullmatch(value)
     is_method = word == "auth" and value.lower() in _AUTH_METHODS
     return not (_SMALL_NUMBER.fullmatch(value) or is_parameter or is_method)
@@ -127,6 +139,11 @@ def is_secret(name: str, value: str = "secret") -> bool:
 def is_pin(name: str, value: str) -> bool:
     """Return whether a value is that of a PIN, of digits only."""
     return len(value) >= _MIN_PIN and value[:_MAX_VALUE].isdecimal() and telling_word(name)[0] == "pin"
+
+
+def _is_harmless(word: str, value: str) -> bool:
+    is_known = value.lower() in _HARMLESS_VALUES[word]
+    return bool(is_known or _NUMBERS_OR_MARKERS.fullmatch(value) or _PATH_OR_QUANTITY.fullmatch(value))
 
 
 def telling_word(name: str) -> tuple[str, Certainty]:
@@ -150,7 +167,7 @@ def _telling_word(name: str) -> tuple[str, Certainty]:
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or words[-1] in _ABOUT:
         return "", Certainty.NONE
-    sure = [word for word in words if word in _SECRETS or (word.endswith(_SECRET_ENDS) and word not in _NO_SECRETS)]
+    sure = [word for word in words if word in _SECRETS or (_ends_as_secret(word) and word not in _NO_SECRETS)]
     sure += [" ".join(pair) for pair in pairwise(words) if (pair[0], pair[1].removesuffix("s")) in _PAIRS]
     if sure:
         return sure[0], Certainty.SURE
@@ -160,3 +177,7 @@ def _telling_word(name: str) -> tuple[str, Certainty]:
     if last not in _HARMLESS_BEFORE or before in _HARMLESS_BEFORE[last] or (not before and last in _NEVER_ALONE):
         return "", Certainty.NONE
     return last, Certainty.POSSIBLE if last in _POSSIBLE else Certainty.LIKELY
+
+
+def _ends_as_secret(word: str) -> bool:
+    return word.endswith(_SECRET_ENDS) or (word.endswith("pw") and len(word) > len("bpw"))  # bits per weight

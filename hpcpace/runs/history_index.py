@@ -37,6 +37,8 @@ from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 SCHEMA = "hpcpace-history-index/5"
 # Two kilobytes for each of 65,536 runs on 16 hosts.
 _MAX_BYTES = 1 << 27
+# Of what is said of a run: an error in its own lines of 480 letters, and a few kinds of reasons of 300.
+_MAX_PROBLEM_LETTERS = 1 << 14
 _MODE = 0o644
 _RUNS = b'"runs":'
 _NO_DATE = "when it began is not known"
@@ -209,7 +211,8 @@ def _begin(rest: bytes) -> bytes:
 
 def _from_json(name: str, content: Any) -> _Entry:
     row, stamp, problem = content["row"], content["stamp"], content["problem"]
-    if not isinstance(stamp, str) or not isinstance(problem, str) or (row is not None and row["run"] != name):
+    is_of_run = isinstance(stamp, str) and isinstance(problem, str) and (row is None or row["run"] == name)
+    if not is_of_run or len(problem) > _MAX_PROBLEM_LETTERS:
         raise TypeError("it is no entry of this run")
     return _Entry(stamp, None if row is None else row_from_json(row), problem)
 

@@ -337,3 +337,21 @@ def test_quotation_marks_that_never_close_are_sought_only_a_few_times() -> None:
 
 def test_a_long_value_is_taken_out_as_a_whole() -> None:
     assert Redaction().text(f"token={'a1' * 5000} --lr 3") == f"token={MARK} --lr 3"
+
+
+@pytest.mark.parametrize(
+    "option", ["--db-pw", "--dbpw", "--pin", "--user-pin", "--tk", "--hub-tk", "--tokens", "--hub-tokens"]
+)
+@pytest.mark.parametrize("value", ["X", "hunter", "s3cr3t", "abc,def"])
+def test_a_short_value_of_an_option_for_secrets_is_one(option: str, value: str) -> None:
+    redaction = Redaction()
+    assert redaction.command([option, value]) == [option, MARK]
+    assert redaction.command([f"{option}={value}"]) == [f"{option}={MARK}"]
+    assert redaction.text(f"t.py {option} {value} --lr 1") == f"t.py {option} {MARK} --lr 1"
+
+
+@pytest.mark.parametrize(
+    "words", ["--pin numa", "--pin 0-7", "--tokens 10B", "--tokens all", "--tokens data/a.bin", "--tk 8"]
+)
+def test_a_place_or_a_quantity_of_such_an_option_is_none(words: str) -> None:
+    assert Redaction().command(words.split()) == words.split()

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcpace.hostlist import short_list
-from hpcpace.quoting import printable
+from hpcpace.quoting import shortened
 from hpcpace.report.terminal.layout import line, note, notes, table, title
 from hpcpace.report.words.history import counts_sentence, date, event_sentence, headline
 from hpcpace.runs.history import Event, History, Series
@@ -22,6 +22,8 @@ from hpcpace.wording import plural
 _BLOCKS, _PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 _WIDTH = 30
 _MOST_EVENTS, _MOST_SERIES = 20, 20
+# Of a job, a run or its hosts: a run on hosts of many names must not fill the screen.
+_MAX_NAME = 120
 _MARKS = {"lasting": "changed", "recent": "recent", "one-off": "one-off", "chronic": "chronic", "drift": "drift"}
 
 
@@ -55,7 +57,7 @@ def _print_series(console: Console, history: History) -> None:
     for series in history.series[:_MOST_SERIES]:
         times = [row.p50_ns for row in series.rows]
         made.add_row(
-            Text(printable(series.name)),
+            Text(shortened(series.name, max_letters=_MAX_NAME)),
             str(len(times)),
             _day(series.rows[0]),
             _day(series.rows[-1]),
@@ -93,10 +95,10 @@ def _print_runs(console: Console, history: History, num_runs: int) -> None:
     for row, series in rows:
         made.add_row(
             date(row.begun_unix_ns)[4:] if row.begun_unix_ns else "-",
-            Text(printable(row.run)),
+            Text(shortened(row.run, max_letters=_MAX_NAME)),
             format_duration(row.p50_ns),
             f"{format_count(row.samples_per_s)}/s" if row.samples_per_s else "-",
-            Text(printable(short_list(row.hosts)) if row.hosts else str(row.num_nodes or "-")),
+            Text(shortened(short_list(row.hosts), max_letters=_MAX_NAME) if row.hosts else str(row.num_nodes or "-")),
             _mark(row, series),
         )
     console.print(made)
