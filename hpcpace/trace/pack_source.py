@@ -25,6 +25,9 @@ from hpcpace.trace.stream import TraceStream
 FileState = tuple[int, int, int] | None
 """Inode, size and time of change of a file, None if it is not there."""
 _GROUP_ATTRIBUTES = {"steps": 1, "network": 1}
+# The columns of collectives take some ten times the bytes of their file. Deflate packs zeros to a thousandth: a few
+# megabytes of them would be copied for hours.
+_MAX_EXPANSION = 256
 _HEADER_ATTRIBUTES = frozenset(TraceHeader.__dataclass_fields__)
 
 
@@ -108,6 +111,7 @@ def read_original(rank_file: str, *, rank: int, folder: Folder, most_bytes: floa
         stream = read_rank(rank_file, folder, most_rows=-1, most_bytes=most_bytes)
         trace = stream.trace
         reason = trace.problems[0] if trace.problems else _reason(folder, rank_file, trace.header, rank)
+        reason = reason or _expansion(path, stream, states)
         if reason:
             return f"{reason}; it is not packed"
         digest, first, last = digest_of(stream)
@@ -140,6 +144,15 @@ def digest_of(stream: TraceStream) -> tuple[bytes, int, int]:
         digest.add("collectives", rows)
         steps += [int(rows["step"].min()), int(rows["step"].max())] if len(rows) else []
     return digest.hex(), min(steps, default=NO_STEP), max(steps, default=NO_STEP)
+
+
+def _expansion(path: Path, stream: TraceStream, states: tuple[FileState, FileState]) -> str:
+    """Return that a file inflates to more than any trace does; empty if it does not."""
+    file_bytes = states[0][1] if states[0] else 0
+    chunks = stream.chunks
+    if not isinstance(chunks, TableChunks) or chunks.size_bytes <= _MAX_EXPANSION * file_bytes:
+        return ""
+    return f"{path} has {chunks.num_rows} collectives, {chunks.size_bytes // max(file_bytes, 1)} times its own size"
 
 
 def _states(folder: Folder, rank_file: str) -> tuple[FileState, FileState]:

@@ -277,3 +277,17 @@ def test_ranks_beyond_the_memory_are_named(attempt):
 
 def test_sound_packs_are_what_the_tests_begin_with(packed, original):
     assert_same_attempt(packed, original)
+
+
+def test_a_trace_that_inflates_to_hundreds_of_times_its_size_is_not_packed(tmp_path: Path) -> None:
+    attempt = write_attempt(tmp_path)
+    with h5py.File(attempt.trace_file(CLOSED), "r+") as file:
+        table = file["collectives"]
+        for name in list(table):
+            dtype = table[name].dtype
+            del table[name]
+            table.create_dataset(name, (8_192_000,), dtype, chunks=(819_200,), maxshape=(None,), compression=9)
+            table[name][...] = 0
+    outcome = pack_attempt(attempt, PackPlan(has_ended=True), begin_stage=lambda name: lambda done, total: None)
+    (problem,) = [problem for problem in outcome.kept if "times its own size" in problem]
+    assert "has 8192000 collectives" in problem and attempt.trace_file(CLOSED).is_file()
