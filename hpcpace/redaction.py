@@ -8,7 +8,6 @@ takes time in proportion to the length of a text. docs/recorded-data.md has the 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -17,7 +16,6 @@ from typing import Any
 from hpcpace.secret_formats import without_formats
 from hpcpace.secret_names import Certainty, is_pin, is_secret, looks_secret, telling_word
 from hpcpace.secret_options import secret_spans, secret_words
-from hpcpace.world.environment import process_environ
 
 __all__ = ["MARK", "Redaction", "is_secret"]
 
@@ -86,11 +84,6 @@ class Redaction:
         # Short secrets would match inside other words, and a path leads to a secret but is not one.
         kept = [value for value in found if len(value) >= _MIN_KNOWN and value not in MARK and value[0] != "/"]
         return cls(tuple(sorted(kept, key=lambda value: (-len(value), value))))
-
-    @classmethod
-    def of_process(cls) -> Redaction:
-        """Return a redaction that knows the secrets of this process's environment and command line."""
-        return cls.of(process_environ(), sys.argv)
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcpace.errors import TraceError
 from hpcpace.files import Folder, write_file
-from hpcpace.redaction import Redaction
+from hpcpace.world.environment import process_redaction
 
 _MAX_ATTEMPT = 999_999_999
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})$")
@@ -317,7 +317,7 @@ def default_run_path(
     A requeued job keeps its path and so gets another attempt. A second run without Slurm within the same second gets a
     number after its name, unless the time is given: that of a launcher, whose restarts share a path.
     """
-    name = Redaction.of_process().text(name)
+    name = process_redaction().text(name)
     job_id = environ.get("SLURM_JOB_ID", "")
     if _JOB_ID.fullmatch(job_id):
         step_id = environ.get("SLURM_STEP_ID", "")
@@ -334,7 +334,7 @@ def default_run_path(
 
 def json_text(content: Mapping[str, Any]) -> str:
     """Return content formatted like every JSON file of a run, without secrets; see `hpcpace.redaction`."""
-    return json.dumps(Redaction.of_process().content(content), indent=2, sort_keys=True) + "\n"
+    return json.dumps(process_redaction().content(content), indent=2, sort_keys=True) + "\n"
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

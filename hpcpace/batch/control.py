@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from hpcpace.quoting import printable
-from hpcpace.redaction import Redaction
+from hpcpace.world.environment import process_redaction
 
 TIMED_OUT = 124
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
@@ -57,7 +57,7 @@ class JobControl:
 
     def say(self, text: str) -> None:
         """Print one line about the job to stderr."""
-        text = Redaction.of_process().text(text)
+        text = process_redaction().text(text)
         # A signal may interrupt any write, and its handler must not write to the same buffer.
         with suppress(OSError):
             os.write(2, f"{printable(self.name)}: {printable(text)}\n".encode(errors="backslashreplace"))

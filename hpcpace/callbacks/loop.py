@@ -14,8 +14,8 @@ from functools import wraps
 from typing import Any
 
 from hpcpace.observe.session import Session
-from hpcpace.redaction import Redaction
 from hpcpace.trace.schema import StepFlag
+from hpcpace.world.environment import process_redaction
 
 _MARKS = {"eval": StepFlag.EVAL, "checkpoint": StepFlag.CHECKPOINT}
 _DEEPEST_BATCH = 4
@@ -127,7 +127,7 @@ class TracedLoop:
         except Exception as error:  # the boundary to somebody else's training loop
             if not self._has_warned:
                 self._has_warned = True
-                what = Redaction.of_process().text(str(error) or type(error).__name__)
+                what = process_redaction().text(str(error) or type(error).__name__)
                 print(f"hpcpace: warning: the callback failed: {what}", file=sys.stderr, flush=True)
 
     def _close(self, kind: type[BaseException] | None) -> None:

@@ -14,8 +14,7 @@ from hpcpace.cli.commands import Group
 from hpcpace.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, UsageError, WorldError
 from hpcpace.folding import folded_message
 from hpcpace.known_variables import unknown_sentence, unknown_variables
-from hpcpace.redaction import Redaction
-from hpcpace.world.environment import process_environ, rank_info
+from hpcpace.world.environment import process_environ, process_redaction, rank_info
 
 COMMANDS = {
     "train": "Train a reference workload and trace it.",
@@ -74,7 +73,7 @@ class LazyGroup(Group):
         if name not in COMMANDS and not name.startswith("-"):
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             advice = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(Redaction.of_process().text(f"No such command {name!r}.{advice}"))
+            ctx.fail(process_redaction().text(f"No such command {name!r}.{advice}"))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -131,7 +130,7 @@ def main() -> None:
             memory_limit.go_on_in_child()
         cli.main(prog_name="hpcpace")
     except HpcpaceError as error:
-        message = Redaction.of_process().text(str(error))
+        message = process_redaction().text(str(error))
         rest = "" if error.is_verbose is None else "--verbose"
         print(f"hpcpace: {folded_message(message, rest=rest, is_verbose=bool(error.is_verbose))}", file=sys.stderr)
         if is_limited and isinstance(error, NotEnoughMemory):

@@ -50,9 +50,8 @@ from hpcpace.errors import (
     check_all,
 )
 from hpcpace.quoting import printable
-from hpcpace.redaction import Redaction
 from hpcpace.targets import check_target
-from hpcpace.world.environment import RankInfo, process_environ, rank_info
+from hpcpace.world.environment import RankInfo, process_environ, process_redaction, rank_info
 
 MOST_TASKS = 4096
 """Ranks of one node for which a binding is printed: more than any node has threads."""
@@ -87,7 +86,7 @@ class AuditGroup(Group):
             raise
         except Exception as error:  # the boundary that keeps a prolog from draining nodes
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            line = " ".join(printable(Redaction.of_process().text(text).replace("\n", " ")).split())
+            line = " ".join(printable(process_redaction().text(text).replace("\n", " ")).split())
             click.echo(f"hpcpace audit: not done ({type(error).__name__}: {line[:200]})", err=True)
             raise click.exceptions.Exit(EXIT_OK) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hpcpace.errors import HpcpaceError
-from hpcpace.redaction import Redaction
+from hpcpace.world.environment import process_redaction
 
 _OTHER = "Other"
 
@@ -104,4 +104,4 @@ class Group(Command, click.Group):
 
 
 def _without_secrets(message: str) -> str:
-    return Redaction.of_process().text(message)
+    return process_redaction().text(message)

@@ -16,8 +16,7 @@ from hpcpace.config_sources import DEFAULT, Resolved, resolve
 from hpcpace.config_values import sections
 from hpcpace.errors import UsageError
 from hpcpace.quoting import printable
-from hpcpace.redaction import Redaction
-from hpcpace.world.environment import process_environ
+from hpcpace.world.environment import process_environ, process_redaction
 
 _WIDTH = 80
 _VALUE_COLUMN, _ORIGIN_COLUMN = 24, 44
@@ -60,7 +59,7 @@ def command(
     if site_file is not None and not site_file.is_file():
         raise UsageError(f"no site file at {site_file}: name a TOML file")
     resolved = resolve(file=config_file, environ=process_environ(), site_file=site_file)
-    content = Redaction.of_process().content(_content(resolved, chosen, changed))
+    content = process_redaction().content(_content(resolved, chosen, changed))
     if as_json:
         click.echo(json.dumps(content, indent=2))
     else:

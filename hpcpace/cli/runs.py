@@ -16,10 +16,10 @@ from hpcpace.cli.options import PATH, option, verbose
 from hpcpace.diagnosis.run_list import RunRow, run_rows
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
-from hpcpace.redaction import Redaction
 from hpcpace.report.terminal.run_list import print_runs
 from hpcpace.run_search import find_runs
 from hpcpace.rundir import RUNS
+from hpcpace.world.environment import process_redaction
 
 _LEAST_WIDTH, _MOST_WIDTH = 80, 140
 
@@ -36,7 +36,7 @@ def command(folder: Path, as_json: bool, is_verbose: bool) -> None:
     """
     rows = rows_in(folder)
     if as_json:
-        content = Redaction.of_process().content([row.to_json() for row in rows])
+        content = process_redaction().content([row.to_json() for row in rows])
         click.echo(json.dumps(content, indent=2))
     else:
         show_runs(rows, folder, is_verbose=is_verbose)

@@ -21,13 +21,13 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Real, Whole, headed, option
 from hpcpace.config import DiagnosisConfig
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, TraceError, UsageError
-from hpcpace.redaction import Redaction
 from hpcpace.run_search import open_named_run
 from hpcpace.targets import check_target
 from hpcpace.watch.keys import Keyboard, after_key, keyboard
 from hpcpace.watch.state import Doing, JobState
 from hpcpace.watch.view import Choice, page
 from hpcpace.watch.watcher import Watcher
+from hpcpace.world.environment import process_redaction
 
 if TYPE_CHECKING:
     from hpcpace.watch.export import Exporter
@@ -188,7 +188,7 @@ def _show(state: JobState, *, as_json: bool, exporter: Exporter | None) -> None:
     if exporter is not None:
         exporter.export(state)
     elif as_json:
-        content = Redaction.of_process().content(state.to_json())
+        content = process_redaction().content(state.to_json())
         click.echo(json.dumps(content))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH

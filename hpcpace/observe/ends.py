@@ -10,8 +10,8 @@ import re
 import signal
 import sys
 
-from hpcpace.redaction import Redaction
 from hpcpace.trace.schema import TABLES, ErrorCode, EventKind
+from hpcpace.world.environment import process_redaction
 
 EndEvent = tuple[EventKind, int, bytes]
 """Kind, code and text of a row of the table `events`."""
@@ -37,7 +37,7 @@ def end_by(error: BaseException) -> EndEvent | None:
         return None
     if isinstance(error, SystemExit):
         return EventKind.EXIT, _exit_code(error.code), b""
-    name = Redaction.of_process().text(type(error).__qualname__)
+    name = process_redaction().text(type(error).__qualname__)
     return EventKind.EXCEPTION, _error_code(error), name.encode(errors="replace")[:_MOST_BYTES]
 
 

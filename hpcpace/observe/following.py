@@ -23,9 +23,15 @@ from hpcpace.observe.own_frames import leave_out_own_frame
 from hpcpace.observe.process_end import ProcessEnd
 from hpcpace.observe.run_place import run_place
 from hpcpace.observe.warner import Warner
-from hpcpace.redaction import Redaction
 from hpcpace.world.deadline import in_time
-from hpcpace.world.environment import RankInfo, change_environ, process_environ, rank_info, rank_info_of_group
+from hpcpace.world.environment import (
+    RankInfo,
+    change_environ,
+    process_environ,
+    process_redaction,
+    rank_info,
+    rank_info_of_group,
+)
 
 if TYPE_CHECKING:
     from hpcpace.config import HangConfig
@@ -222,7 +228,7 @@ class Follower:
             return True  # the session says what is wrong, once for all ranks
 
     def _run_dir(self) -> str:
-        command = Redaction.of_process().command(sys.argv)
+        command = process_redaction().command(sys.argv)
         # A file system that hangs must not keep the job from training.
         return in_time(lambda: run_place(self._launch, command), _PLACE_TIMEOUT_S, "its file system")
 

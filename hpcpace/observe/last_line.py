@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.quoting import printable, shell_word
-from hpcpace.redaction import Redaction
 from hpcpace.wording import listed, plural
+from hpcpace.world.environment import process_redaction
 
 _TIMEOUT_S = 2.0
 _POLL_S = 0.2
@@ -150,7 +150,7 @@ def last_line(notes: list[dict[str, Any]], problem: str, folder: str) -> str:
         failures = [note["why"] for note in notes if note["kind"] == "failed"]
         why = failures[-1] if failures else "no process group was made and no optimizer stepped"
         unclear = f"; {problem}" if problem else ""
-        text = Redaction.of_process().text(f"{why}{unclear}")
+        text = process_redaction().text(f"{why}{unclear}")
         return f"hpcpace: {'warning: ' if problem else ''}nothing was recorded: {printable(text)}"
     stopped = [note["verdict"] for note in notes if note["kind"] == "stopped"]
     if stopped:

@@ -8,9 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcpace.pace.arrivals import Arrival
-from hpcpace.redaction import Redaction
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
+from hpcpace.world.environment import process_redaction
 
 MESSAGES = (Op.SEND, Op.RECV)
 """Operations between two ranks, which have sequence numbers of their own."""
@@ -26,7 +26,7 @@ def record_group(recorder: Recorder, group_id: int, process_group: Any) -> list[
     except (KeyError, ValueError):  # made without torch's registry; its members have no other names
         ranks = list(range(process_group.size()))
     backend = dist.get_backend(process_group) if process_group in dist.distributed_c10d._world.pg_map else "unknown"
-    name = Redaction.of_process().text(process_group.group_name)
+    name = process_redaction().text(process_group.group_name)
     for rank in ranks:
         recorder.add_group(group_id, rank, name.encode()[:64], str(backend).encode()[:16])
     return ranks

@@ -10,11 +10,10 @@ from hpcpace.observe.job_comment import add_to_comment
 from hpcpace.observe.metrics_file import MetricsFile, Reading, StepTally, metrics_path
 from hpcpace.observe.recording import Recording
 from hpcpace.quoting import shell_word
-from hpcpace.redaction import Redaction
 from hpcpace.rundir import Attempt
 from hpcpace.units import format_duration
 from hpcpace.wording import plural
-from hpcpace.world.environment import RankInfo
+from hpcpace.world.environment import RankInfo, process_redaction
 
 
 class Telling:
@@ -46,7 +45,7 @@ class Telling:
         self._file: MetricsFile | None = None
         tells = world.rank == 0 if config.ranks == "first" else world.local_rank <= 0
         if config.prometheus is not None and tells:
-            redaction = Redaction.of_process()
+            redaction = process_redaction()
             run, name = redaction.text(str(self._run)), redaction.text(self._run.name)
             labels = {"jobid": world.job_id or name, "step": world.step_id, "node": host}
             self._file = MetricsFile(
@@ -84,7 +83,7 @@ class Telling:
         mean = f" of {format_duration(tally.total_ns / tally.num_steps)}" if tally.num_steps else ""
         lost = f", {plural(dropped, 'row')} dropped" if dropped else ""
         # Others see comments of jobs.
-        run = shell_word(Redaction.of_process().text(str(self._run)))
+        run = shell_word(process_redaction().text(str(self._run)))
         return f"hpcpace: {plural(tally.num_steps, 'step')}{mean}{lost}, see hpcpace report {run}"
 
     def _reading(self) -> Reading:

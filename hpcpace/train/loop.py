@@ -16,7 +16,6 @@ import torch.distributed as dist
 from hpcpace.config import Config
 from hpcpace.errors import TrainingFailed
 from hpcpace.observe.session import Session, session
-from hpcpace.redaction import Redaction
 from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints
 from hpcpace.train.checkpoint_history import History
@@ -34,7 +33,7 @@ from hpcpace.train.result import TrainResult, out_of_memory, write_result
 from hpcpace.train.resume import StartPoint, agree_on_start
 from hpcpace.train.stopping import EarlySignal, StopVote, side_group
 from hpcpace.units import NS_PER_S
-from hpcpace.world.environment import RankInfo
+from hpcpace.world.environment import RankInfo, process_redaction
 from hpcpace.world.process_group import init_process_group
 from hpcpace.world.rendezvous import Rendezvous
 
@@ -264,7 +263,7 @@ class _Training:
                 if stops:
                     raise
                 if self._job.info.rank == 0:
-                    reason = Redaction.of_process().text(str(error))
+                    reason = process_redaction().text(str(error))
                     print(f"hpcpace: warning: {reason}; training goes on", file=sys.stderr, flush=True)
             else:
                 view.note(f"after {num_steps} steps  checkpoint {path}")

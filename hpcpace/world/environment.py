@@ -11,12 +11,14 @@ import hashlib
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcpace.errors import WorldError
+from hpcpace.redaction import Redaction
 
 UNKNOWN = -1
 
@@ -74,6 +76,11 @@ class HostIdentity:
 def process_environ() -> Mapping[str, str]:
     """Return the environment of this process, a live view."""
     return os.environ
+
+
+def process_redaction() -> Redaction:
+    """Return a redaction that knows the secrets of this process's environment and command line."""
+    return Redaction.of(process_environ(), sys.argv)
 
 
 def set_environ_default(name: str, value: str) -> None:

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 from hpcpace.errors import EXIT_FAILED, HpcpaceError, ImpossibleWorld, TrainingFailed, UsageError, WorldError
-from hpcpace.redaction import Redaction
-from hpcpace.world.environment import HostIdentity, RankInfo, locate, mark_rank, process_environ
+from hpcpace.world.environment import HostIdentity, RankInfo, locate, mark_rank, process_environ, process_redaction
 from hpcpace.world.mpi_start import LoadedMpi, ended_after, load_mpi, start_mpi
 
 _AGREE_TIMEOUT_S = 1.0
@@ -202,7 +201,7 @@ class _Ending:
 
     def _print(self, message: str, label: str = "") -> None:
         if message:
-            message = Redaction.of_process().text(message)
+            message = process_redaction().text(message)
             text = "".join(f"{label}{line}\n" for line in message.splitlines())
             self._stream.write(text)
             self._stream.flush()

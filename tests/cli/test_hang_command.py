@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from hpcpace.cli import cli
 from hpcpace.errors import HpcpaceError
+from hpcpace.folding import folded_message
 from hpcpace.trace.schema import Op
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "runs"))
@@ -142,7 +143,7 @@ def _pairs_that_wait(num_pairs: int) -> dict[str, object]:
 )
 def test_whatever_is_in_a_folder_takes_a_screen(tmp_path: Path, contents: dict[str, object]) -> None:
     result = run("hang", write(tmp_path, contents))
-    told = str(result.exception) if isinstance(result.exception, HpcpaceError) else ""
+    told = folded_message(str(result.exception)) if isinstance(result.exception, HpcpaceError) else ""
     assert result.exit_code in (1, 2, 3)
     assert _lines(told) <= 20
     assert _lines(result.output) <= 60

@@ -106,7 +106,7 @@ def test_a_thousand_files_with_a_fault_are_a_few_lines_of_warnings(hpcpace: Call
     _profiles(folder, 1_000)
     code, out, err = hpcpace("import", "kineto", folder, "--run-dir", tmp_path / "run")
     assert code == 1 and "\x1b" not in out + err
-    assert "before its first event); it is left out" in err and "991 more warnings" in err
+    assert "before its first event); it is left out" in err and "999 times (" in err and "all 999: --verbose" in err
     assert sum(-(-len(line) // 120) for line in err.splitlines()) <= 20
 
 
@@ -119,7 +119,7 @@ def test_an_error_about_many_files_is_short(hpcpace: Call, tmp_path: Path) -> No
     assert sum(-(-len(line) // 120) for line in err.splitlines()) <= 20
 
 
-def test_notes_on_many_ranks_are_short_and_whole_in_the_run(hpcpace: Call, tmp_path: Path) -> None:
+def test_a_note_on_many_ranks_is_short(hpcpace: Call, tmp_path: Path) -> None:
     (folder := tmp_path / "profiles").mkdir()
     step = {"ph": "X", "name": "ProfilerStep#1", "cat": "user_annotation", "ts": 1, "dur": 2}
     for rank in range(0, 300, 2):
@@ -127,6 +127,4 @@ def test_notes_on_many_ranks_are_short_and_whole_in_the_run(hpcpace: Call, tmp_p
     code, out, _ = hpcpace("import", "kineto", folder, "--run-dir", tmp_path / "run")
     assert code == 0 and sum(-(-len(line) // 120) for line in out.splitlines()) <= 60
     (note,) = [one for one in out.splitlines() if one.startswith("note: ranks 0, 2, 4")]
-    assert "296, 298: the rank is that of the file's name" in note and " ... " in note
-    notes = json.loads((tmp_path / "run" / "attempt-0" / "run.json").read_text())["imported"]["notes"]
-    assert any(", 140, 142, 144, " in one for one in notes)
+    assert "30, ... and 134 more: the rank is that of the file's name" in note

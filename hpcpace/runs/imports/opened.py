@@ -26,8 +26,6 @@ _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 _FIRST_FED_BYTES = 1 << 10
 _DAMAGED: Any = zlib_ng.error
-# Opening a FIFO would wait for its writer.
-_OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,9 @@ class InputFile:
         try:
             if self.folder is not None:
                 return os.fdopen(self.folder.open_file(self.path.name), "rb")
-            file = os.fdopen(os.open(self.path, _OPENED), "rb")
+            # Opening a FIFO would wait for its writer.
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            file = os.fdopen(descriptor, "rb")
         except (OSError, ValueError) as error:
             raise TraceError(f"cannot read {self.path}: {getattr(error, 'strerror', None) or error}") from error
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
