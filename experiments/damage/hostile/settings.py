@@ -105,7 +105,7 @@ def _kind(name: str, text: Callable[[Random], str]) -> Hostile:
         format=_FORMAT,
         make=_made(text),
         most_cpu_s=1.0,
-        most_memory_bytes=256 << 20,
+        most_memory_bytes=384 << 20,
     )
 
 
