@@ -1,6 +1,7 @@
 """Runs damaged runs and hostile files by the thousand, each in a process, races, and bombs with their memory measured.
 
-`--write` writes the document of all four. `--races N`, `--hostile N` and `--memory` alone do only that.
+`--write` writes the document of all four. `--races N`, `--hostile N` and `--memory` alone do only that; of these,
+`--hostile N --write` writes its section of the document.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from experiments.damage.campaign import Input, Outcome, run_inputs, spread
 from experiments.damage.child import preload
-from experiments.damage.document import write_document
+from experiments.damage.document import write_document, write_hostile
 from experiments.damage.hostile.campaign import Outcome as HostileOutcome
 from experiments.damage.hostile.campaign import line_of, run_hostile
 from experiments.damage.hostile.kinds import KINDS as HOSTILE_KINDS
@@ -39,17 +40,25 @@ def main() -> None:
         "--races", type=int, metavar="ROUNDS", help="run this many rounds of each race; 200 with --write"
     )
     parser.add_argument(
-        "--hostile", type=int, metavar="INPUTS", help="make this many hostile files of each kind; 20 with --write"
+        "--hostile",
+        type=int,
+        metavar="INPUTS",
+        help="only make this many hostile files of each kind, and with --write their section",
     )
     parser.add_argument("--memory", action="store_true", help="measure the memory that bombs take")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     args = parser.parse_args()
     begin_s = time.monotonic()
-    is_alone = (args.races is not None or args.hostile is not None or args.memory) and not args.write
+    is_hostile_alone = args.hostile is not None and args.races is None and not args.memory
+    is_alone = is_hostile_alone or ((args.races is not None or args.memory) and not args.write)
     has_hostile = args.hostile is not None or args.write
     hostile = _hostile(args.hostile or _HOSTILE_INPUTS, args.at_once, args.keep) if has_hostile else []
-    races = _races(args.races or _ROUNDS) if args.races is not None or args.write else []
-    measured = _measured() if args.memory or args.write else []
+    if is_hostile_alone and args.write:
+        write_hostile(DOCUMENT, hostile)
+        print(f"written: {DOCUMENT}")
+    writes_all = args.write and not is_hostile_alone
+    races = _races(args.races or _ROUNDS) if args.races is not None or writes_all else []
+    measured = _measured() if args.memory or writes_all else []
     if is_alone:
         failed_races = [race for race in races if race.problems and not race.is_naive]
         failed_hostile = [outcome for outcome in hostile if outcome.problems]

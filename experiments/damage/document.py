@@ -41,9 +41,28 @@ def write_document(
         duration_s: what all of it took.
     """
     parts = [_prose("head"), _measured(outcomes, num_fresh, duration_s), _table(outcomes), *_failed(outcomes)]
-    parts += [_prose("hostile"), _hostile(hostile), *_failed_hostile(hostile)]
+    parts += _hostile_section(hostile)
     parts += [_prose("races"), _races(races), *_lost(races), _prose("memory"), _memory(measured), _prose("limits")]
     path.write_text("\n\n".join(part.strip() for part in parts) + "\n")
+
+
+def write_hostile(path: Path, hostile: Sequence[HostileOutcome]) -> None:
+    """Write the section on hostile files anew, and leave the others as they are."""
+    section = "\n\n".join(part.strip() for part in _hostile_section(hostile))
+    begin = section.splitlines()[0]
+    before, _, rest = path.read_text().partition(f"\n{begin}\n")
+    _, heading, after = rest.partition("\n## ")
+    path.write_text(f"{before}\n{section}\n{heading}{after}")
+
+
+def _hostile_section(hostile: Sequence[HostileOutcome]) -> list[str]:
+    num_passed = sum(not outcome.problems for outcome in hostile)
+    written = (
+        f"Written by `python -m experiments.damage --hostile "
+        f"{max((outcome.number for outcome in hostile), default=0) + 1} --write` on {time.strftime('%Y-%m-%d')}: "
+        f"{num_passed:,} of {len(hostile):,} files of {len({outcome.kind.name for outcome in hostile})} kinds passed."
+    )
+    return [_prose("hostile"), written, _hostile(hostile), *_failed_hostile(hostile)]
 
 
 def _measured(outcomes: Sequence[Outcome], num_fresh: int, duration_s: float) -> str:
