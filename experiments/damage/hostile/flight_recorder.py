@@ -282,6 +282,6 @@ _MAKERS: dict[str, Callable[[Path, Random], Call]] = {
 # A dump of some kilobytes may be of the last of 131,072 ranks, and all of them are looked at.
 _CPU_S_PER_MB = {"far-rank": 3.0}
 KINDS = tuple(
-    Hostile(name=f"dumps-{name}", format=_FORMAT, make=make, most_cpu_s_per_mb=_CPU_S_PER_MB.get(name, 1.0))
+    Hostile(name=f"dumps-{name}", format=_FORMAT, make=make, most_cpu_s_per_mb=_CPU_S_PER_MB.get(name, 2.0))
     for name, make in _MAKERS.items()
 )

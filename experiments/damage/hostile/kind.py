@@ -64,7 +64,7 @@ class Hostile:
     format: str
     make: Callable[[Path, Random], Call]
     most_cpu_s: float = 4.0
-    most_cpu_s_per_mb: float = 1.0
+    most_cpu_s_per_mb: float = 2.0
     most_memory_bytes: int = 1 << 30
     most_lines: int = 60
 
