@@ -81,23 +81,30 @@ def _words_of(line: str) -> list[str]:
         return line.split()
 
 
-@pytest.mark.parametrize("line", _lines("secret.txt"))
-def test_no_secret_of_the_list_stays(line: str) -> None:
-    draw = random.Random(line)
-    for _ in range(NUM_DRAWS):
-        made, values = _put_together(line, draw)
-        shown = Redaction().text(made)
-        assert [value for value in values if value in shown] == []
-        words = Redaction().command(_words_of(made))
-        assert len(words) == len(_words_of(made))
-        assert [value for value in values if value in " ".join(words)] == []
-        assert Redaction().text(shown) == shown and Redaction().command(words) == words
+def test_no_secret_of_the_list_stays() -> None:
+    offenders = []
+    for line in _lines("secret.txt"):
+        draw = random.Random(line)
+        for _ in range(NUM_DRAWS):
+            made, values = _put_together(line, draw)
+            shown, words = Redaction().text(made), Redaction().command(_words_of(made))
+            is_right = (
+                not any(value in shown or value in " ".join(words) for value in values)
+                and len(words) == len(_words_of(made))
+                and Redaction().text(shown) == shown
+                and Redaction().command(words) == words
+            )
+            offenders += [] if is_right else [(line, made, shown, words)]
+    assert offenders == []
 
 
-@pytest.mark.parametrize("line", _lines("harmless.txt"))
-def test_nothing_harmless_of_the_list_changes(line: str) -> None:
-    assert Redaction().text(line) == line
-    assert Redaction().command(_words_of(line)) == _words_of(line)
+def test_nothing_harmless_of_the_list_changes() -> None:
+    offenders = [
+        line
+        for line in _lines("harmless.txt")
+        if Redaction().text(line) != line or Redaction().command(_words_of(line)) != _words_of(line)
+    ]
+    assert offenders == []
 
 
 def test_the_lists_are_long_and_hold_no_line_twice() -> None:

@@ -58,20 +58,24 @@ FIELDS = sorted(set(numbers(WHOLE.to_json())))
 
 
 @pytest.mark.parametrize("value", EXTREMES)
-@pytest.mark.parametrize("field", [*FIELDS, "all"])
-def test_any_number_of_a_record_is_refused_or_compared(field: str, value: float) -> None:
-    places = FIELDS if field == "all" else [field]
+def test_any_number_of_a_record_is_refused_or_compared(value: float) -> None:
+    for places in ([name] for name in FIELDS):
+        _check_extreme(places, value)
+    _check_extreme(FIELDS, value)
+
+
+def _check_extreme(places: list[str], value: float) -> None:
     try:
         record = probe_from(json.dumps(with_all(WHOLE.to_json(), value, places)))
     except ProbeError as error:
-        assert len(str(error)) < 300
+        assert len(str(error)) < 300, places
         return
     for before, after in ((record, WHOLE), (WHOLE, record)):
-        assert all(len(line) < 200 for line in compared(before, after))
+        assert all(len(line) < 200 for line in compared(before, after)), places
     calls = [("all_reduce", 1e6, 1.0), ("all_reduce", 0.0, 1.0)]
     for num_nodes in {law.num_nodes for law in record.laws}:
         term = transfer_term(record.laws, calls, num_nodes=num_nodes, transfer_ns=1e6)
-        assert term is None or term.latency_ns >= 0
+        assert term is None or term.latency_ns >= 0, places
 
 
 def test_rounds_without_time_are_refused() -> None:
