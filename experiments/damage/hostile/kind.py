@@ -74,8 +74,10 @@ class Hostile:
 
 
 def cpu_s_per_mb(call: Call, result: Result, start_s: float) -> float:
-    """Return processor seconds for each megabyte, without the start; of inputs below `LEAST_BYTES`, 0."""
-    return max(result.cpu_s - start_s, 0.0) / (call.num_bytes / 1e6) if call.num_bytes >= LEAST_BYTES else 0.0
+    """Return processor seconds for each megabyte, of a smaller input in all, without the start; 0 for tiny ones."""
+    if call.num_bytes < LEAST_BYTES:
+        return 0.0
+    return max(result.cpu_s - start_s, 0.0) / max(call.num_bytes / 1e6, 1.0)
 
 
 def problems_of(kind: Hostile, call: Call, result: Result, start_s: float = 0.0) -> list[str]:
