@@ -54,6 +54,10 @@ def memory_limit_bytes(memory: str) -> int:
     return _BASE_BYTES + _MEMORY_FACTOR * parse_size(memory) if memory else MEMORY_LIMIT_BYTES
 
 
+_PRELOADED_BYTES = 200 << 20
+"""Of the imports, which a command has in a process of its own as well. What this process has beyond, such as what other
+tests have left in it, is in the resident set of a child, too, and not the command's."""
+
 Command = Sequence[str] | Callable[[], int]
 
 
@@ -84,6 +88,7 @@ class Child:
     def __init__(self, command: Command, place: Path, *, without_rights: bool = False, fresh: bool = False) -> None:
         self._stdout, self._stderr = place.with_suffix(".stdout"), place.with_suffix(".stderr")
         self._begin_s = time.monotonic()
+        self._inherited_bytes = max(_resident_bytes() - _PRELOADED_BYTES, 0)
         sys.stdout.flush()
         self._pid = os.fork()
         if not self._pid:
@@ -115,10 +120,14 @@ class Child:
             is_late=not is_ended or wall_s > TIME_LIMIT_S,
             wall_s=wall_s,
             cpu_s=cpu_s,
-            memory_bytes=usage.ru_maxrss * 1024,
+            memory_bytes=usage.ru_maxrss * 1024 - self._inherited_bytes,
             stdout=self._stdout.read_bytes(),
             stderr=self._stderr.read_bytes(),
         )
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def wait_for_one(children: Sequence[Child]) -> tuple[int, Result]:
