@@ -10,8 +10,6 @@ from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.units import format_count, format_duration
 from hpcpace.wording import percent, plural
 
-_MOST_LEFT_OUT = 10
-
 
 def print_scaling(console: Console, scaling: Scaling, *, is_verbose: bool = False) -> None:
     """Print all that is known of a series."""
