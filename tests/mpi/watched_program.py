@@ -22,6 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 
 VICTIM, FAULTY_STEP = 1, 8
 FOREVER_S = 1000
+# gloo's threads record the completion of an operation after the main thread has gone on. A signal that stops all threads
+# before they did leaves an operation open that the rank has finished.
+SETTLE_S = 0.5
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -50,6 +53,8 @@ def spin_with_the_gil() -> None:
 
 
 def go_wrong(fault: str) -> None:
+    if fault in ("stop", "pause"):
+        time.sleep(SETTLE_S)
     if fault == "compute":
         compute_for_ever()
     elif fault == "stop":
